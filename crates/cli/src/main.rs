@@ -1,0 +1,2 @@
+//! The `pinfold` program. (Skeleton.)
+fn main() {}

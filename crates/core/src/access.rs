@@ -1,0 +1,47 @@
+//! What a device may do with memory, as a value and as a type.
+
+bitflags::bitflags! {
+    /// What a device may do with memory.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Access: u8 {
+        /// The device may read.
+        const READ = 1;
+        /// The device may write.
+        const WRITE = 2;
+    }
+}
+
+/// Which way the data goes, as a type.
+pub trait Direction: sealed::Sealed + Copy + Send + 'static {
+    /// What the device may do.
+    const ACCESS: Access;
+}
+/// A direction in which the device reads.
+pub trait DeviceReads: Direction {}
+/// A direction in which the device writes.
+pub trait DeviceWrites: Direction {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! direction {
+    ($(#[$doc:meta] $name:ident $access:expr, [$($marker:ident),*];)*) => {$(
+        #[$doc]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+        impl sealed::Sealed for $name {}
+        impl Direction for $name {
+            const ACCESS: Access = $access;
+        }
+        $(impl $marker for $name {})*
+    )*};
+}
+direction! {
+    /// The device reads.
+    ToDevice Access::READ, [DeviceReads];
+    /// The device writes.
+    FromDevice Access::WRITE, [DeviceWrites];
+    /// The device reads and writes.
+    Both Access::READ.union(Access::WRITE), [DeviceReads, DeviceWrites];
+}

@@ -1,0 +1,343 @@
+//! Addresses, page sizes and ranges: a type for each kind, so that one can not be taken for another.
+//!
+//! Every sum is checked. A range is checked once, where it is made, and needs no check from there on.
+
+use core::fmt;
+use core::num::NonZeroU64;
+
+/// An address of some kind: a newtype over `u64`.
+///
+/// Implemented by [`Iova`] and [`PhysAddr`]; it exists so that [`AddrRange`] is written once.
+pub trait Address: Copy + Ord + fmt::Debug + fmt::Display {
+    /// What the kind is called in an error message.
+    const KIND: &'static str;
+    /// The address with this value.
+    fn new(raw: u64) -> Self;
+    /// The value of the address, in bytes.
+    fn raw(self) -> u64;
+}
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The address with this value.
+            pub const fn new(raw: u64) -> Self {
+                Self(raw)
+            }
+
+            /// The value of the address.
+            pub const fn raw(self) -> u64 {
+                self.0
+            }
+
+            /// The address `bytes` further on, or `None` where that is more than 64 bits.
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) {
+                    Some(raw) => Some(Self(raw)),
+                    None => None,
+                }
+            }
+
+            /// How many bytes `self` lies after `base`, or `None` where it lies before it.
+            pub const fn checked_offset_from(self, base: Self) -> Option<u64> {
+                self.0.checked_sub(base.0)
+            }
+
+            /// Whether the address is a multiple of `align`, a power of two.
+            pub const fn is_aligned(self, align: u64) -> bool {
+                self.0 & (align - 1) == 0
+            }
+        }
+
+        impl Address for $name {
+            const KIND: &'static str = $prefix;
+            fn new(raw: u64) -> Self {
+                Self(raw)
+            }
+            fn raw(self) -> u64 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, ":{:#x}"), self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+address! {
+    /// An I/O virtual address: what a device puts on its bus.
+    Iova, "iova"
+}
+address! {
+    /// A physical address: where the memory really is.
+    ///
+    /// Behind the software IOMMU it is the address of the memory in this process.
+    PhysAddr, "phys"
+}
+
+/// The sizes of a page that processors and IOMMUs have in common.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum PageSize {
+    /// 4 KiB.
+    Size4K,
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl PageSize {
+    /// All of them, smallest first.
+    pub const ALL: [Self; 3] = [Self::Size4K, Self::Size2M, Self::Size1G];
+
+    /// log2 of the size in bytes: 12, 21 or 30.
+    pub const fn shift(self) -> u32 {
+        match self {
+            Self::Size4K => 12,
+            Self::Size2M => 21,
+            Self::Size1G => 30,
+        }
+    }
+
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.shift()
+    }
+
+    /// The bits of an address that lie within a page of this size.
+    pub const fn mask(self) -> u64 {
+        self.bytes() - 1
+    }
+
+    /// The page size of `bytes` bytes, if it is one.
+    pub const fn from_bytes(bytes: u64) -> Option<Self> {
+        match bytes {
+            0x1000 => Some(Self::Size4K),
+            0x20_0000 => Some(Self::Size2M),
+            0x4000_0000 => Some(Self::Size1G),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Size4K => "4 KiB",
+            Self::Size2M => "2 MiB",
+            Self::Size1G => "1 GiB",
+        })
+    }
+}
+
+/// Why a range was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RangeError {
+    /// A range must have at least one byte.
+    #[error("an empty range at {kind}:{start:#x}: a range has at least 1 byte")]
+    Empty {
+        /// What kind of address.
+        kind: &'static str,
+        /// Where it was to start.
+        start: u64,
+    },
+    /// The end of a range must fit in 64 bits.
+    #[error("a range of {len:#x} bytes at {kind}:{start:#x} wraps around the end of 64 bits")]
+    Wraps {
+        /// What kind of address.
+        kind: &'static str,
+        /// Where it was to start.
+        start: u64,
+        /// How many bytes it was to have.
+        len: u64,
+    },
+}
+
+/// A half-open range of addresses, `start..end`: never empty, never wrapping.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AddrRange<A> {
+    start: A,
+    len: NonZeroU64,
+}
+
+/// A range of I/O virtual addresses.
+pub type IovaRange = AddrRange<Iova>;
+/// A range of physical addresses.
+pub type PhysRange = AddrRange<PhysAddr>;
+
+impl<A: Address> AddrRange<A> {
+    /// The range of `len` bytes from `start`.
+    ///
+    /// # Errors
+    /// [`RangeError::Empty`] where `len` is 0, [`RangeError::Wraps`] where `start + len` is more than 64 bits.
+    pub fn new(start: A, len: u64) -> Result<Self, RangeError> {
+        let raw = start.raw();
+        let len = NonZeroU64::new(len).ok_or(RangeError::Empty { kind: A::KIND, start: raw })?;
+        match raw.checked_add(len.get()) {
+            Some(_) => Ok(Self { start, len }),
+            None => Err(RangeError::Wraps { kind: A::KIND, start: raw, len: len.get() }),
+        }
+    }
+
+    /// The first address.
+    pub fn start(&self) -> A {
+        self.start
+    }
+
+    /// The first address after the range.
+    pub fn end(&self) -> A {
+        // No wrap: `new` is the only way in, and it checked this sum.
+        A::new(self.start.raw() + self.len.get())
+    }
+
+    /// The last address of the range.
+    pub fn last(&self) -> A {
+        A::new(self.start.raw() + (self.len.get() - 1))
+    }
+
+    /// How many bytes, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    /// Whether `address` lies in the range.
+    pub fn contains(&self, address: A) -> bool {
+        self.start <= address && address < self.end()
+    }
+
+    /// Whether all of `other` lies in the range.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.start <= other.start && other.end() <= self.end()
+    }
+
+    /// Whether the two have an address in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+
+    /// What the two have in common.
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
+        let start = self.start.max(other.start);
+        let end = self.end().min(other.end());
+        let len = end.raw().checked_sub(start.raw()).and_then(NonZeroU64::new)?;
+        Some(Self { start, len })
+    }
+
+    /// The two as one, where one begins at the other's end.
+    pub fn merged(&self, other: &Self) -> Option<Self> {
+        let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
+        (low.end() == high.start)
+            .then(|| low.len.checked_add(high.len.get()).map(|len| Self { start: low.start, len }))
+            .flatten()
+    }
+
+    /// The part of `len` bytes that begins `offset` bytes into the range, or `None` where that is not inside.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        let len = NonZeroU64::new(len)?;
+        if offset.checked_add(len.get())? > self.len.get() {
+            return None;
+        }
+        Some(Self { start: A::new(self.start.raw() + offset), len })
+    }
+
+    /// Whether start and length are both multiples of `align`, a power of two.
+    pub fn is_aligned(&self, align: u64) -> bool {
+        (self.start.raw() | self.len.get()) & (align - 1) == 0
+    }
+}
+
+impl<A: Address> fmt::Display for AddrRange<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{:#x}", self.start, self.end().raw())
+    }
+}
+
+impl<A: Address> fmt::Debug for AddrRange<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A run that a device may address in one piece.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Segment {
+    /// Where it starts on the device's bus.
+    pub iova: Iova,
+    /// How many bytes.
+    pub len: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn range(start: u64, len: u64) -> IovaRange {
+        IovaRange::new(Iova::new(start), len).unwrap()
+    }
+
+    #[test]
+    fn a_range_is_neither_empty_nor_wrapping() {
+        assert_eq!(IovaRange::new(Iova::new(7), 0), Err(RangeError::Empty { kind: "iova", start: 7 }));
+        assert_eq!(
+            PhysRange::new(PhysAddr::new(u64::MAX), 1),
+            Err(RangeError::Wraps { kind: "phys", start: u64::MAX, len: 1 })
+        );
+        assert_eq!(range(u64::MAX - 1, 1).end(), Iova::new(u64::MAX));
+    }
+
+    #[test]
+    fn each_kind_prints_with_its_own_prefix() {
+        assert_eq!(Iova::new(0x1000).to_string(), "iova:0x1000");
+        assert_eq!(PhysAddr::new(0x1000).to_string(), "phys:0x1000");
+        assert_eq!(range(0x1000, 0x1000).to_string(), "iova:0x1000..0x2000");
+    }
+
+    #[test]
+    fn page_sizes_agree_with_their_shifts() {
+        for size in PageSize::ALL {
+            assert_eq!(PageSize::from_bytes(size.bytes()), Some(size));
+            assert_eq!(size.bytes().trailing_zeros(), size.shift());
+        }
+        assert_eq!(PageSize::from_bytes(8192), None);
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_agree_with_sets_of_numbers(a in 0u64..64, al in 1u64..32, b in 0u64..64, bl in 1u64..32) {
+            let (x, y) = (range(a, al), range(b, bl));
+            let both: Vec<u64> = (a..a + al).filter(|i| (b..b + bl).contains(i)).collect();
+            prop_assert_eq!(x.overlaps(&y), !both.is_empty());
+            prop_assert_eq!(x.intersection(&y).map_or(0, |r| r.len()), both.len() as u64);
+            prop_assert_eq!(x.covers(&y), both.len() as u64 == bl);
+            prop_assert_eq!(x.merged(&y).is_some(), a + al == b || b + bl == a);
+            if let Some(m) = x.merged(&y) {
+                prop_assert_eq!((m.start().raw(), m.len()), (a.min(b), al + bl));
+            }
+        }
+
+        #[test]
+        fn a_part_lies_inside(start in any::<u32>(), len in 1u64..1000, offset in 0u64..2000, want in 0u64..2000) {
+            let whole = range(start.into(), len);
+            match whole.part(offset, want) {
+                Some(part) => prop_assert!(whole.covers(&part) && part.len() == want),
+                None => prop_assert!(want == 0 || offset + want > len),
+            }
+        }
+    }
+}

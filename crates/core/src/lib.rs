@@ -1,0 +1,38 @@
+//! DMA memory without an operating system.
+//!
+//! `pinfold-core` keeps the accounts of memory that devices reach: which page frames are free
+//! ([`frame`]), which blocks of them are handed out ([`dma_pool`]), how a registered buffer is cut into what a
+//! device takes ([`registered`], [`gather`]), which I/O virtual addresses are in use ([`iova`]), what the I/O page
+//! tables say ([`table`]), when a device can no longer reach something ([`invalidate`]), and the life of a mapping
+//! from first to last ([`domain`]).
+//!
+//! It makes no system call, starts no thread and reads no clock. What it needs from outside comes in by small
+//! traits. It allocates in constructors and where something grows, never where something is freed, unmapped or
+//! revoked.
+//!
+//! # Floors
+//!
+//! A module knows only the floors below its own.
+//!
+//! | floor | modules |
+//! | --- | --- |
+//! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`] |
+//! | 1 | [`frame`], [`iova`], [`table`], [`invalidate`], [`magazine`] |
+//! | 0 | [`access`], [`addr`], [`mem`], [`sync`] |
+#![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
+
+extern crate alloc;
+
+pub mod access;
+pub mod addr;
+pub mod dma_pool;
+pub mod domain;
+pub mod frame;
+pub mod gather;
+pub mod invalidate;
+pub mod iova;
+pub mod magazine;
+pub mod mem;
+pub mod registered;
+pub mod sync;
+pub mod table;

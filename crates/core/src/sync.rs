@@ -1,0 +1,107 @@
+//! The one shim over atomics, locks and cells.
+//!
+//! Concurrent structures of this crate take their atomics from here and from nowhere else. Then `--cfg loom`
+//! replaces them by those of a model checker that tries every interleaving, and the feature `count-rmw` by ones
+//! that count read-modify-writes: on two cores scaling cannot be timed, but it can be counted.
+//!
+//! Memory that a *device* shares does not come through here: that is [`mem`](crate::mem).
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, fence},
+};
+
+#[cfg(not(loom))]
+pub(crate) use core::{hint::spin_loop, sync::atomic::fence};
+
+#[cfg(all(not(loom), not(feature = "count-rmw")))]
+pub(crate) use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+
+#[cfg(all(not(loom), feature = "count-rmw"))]
+pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+
+pub(crate) use core::sync::atomic::Ordering;
+
+#[cfg(all(not(loom), feature = "count-rmw"))]
+pub use counting::{rmw_count, rmw_reset};
+
+#[cfg(all(not(loom), feature = "count-rmw"))]
+mod counting;
+
+/// A lock for what is not on a hot path.
+///
+/// `std::sync::Mutex` with the feature `std`, a spinning one without, loom's under loom. A panic while it is held
+/// does not poison it: what it guards is written so that every step leaves it whole.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(
+    #[cfg(loom)] loom::sync::Mutex<T>,
+    #[cfg(all(not(loom), feature = "std"))] std::sync::Mutex<T>,
+    #[cfg(all(not(loom), not(feature = "std")))] spin::Mutex<T>,
+);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        #[cfg(loom)]
+        return Self(loom::sync::Mutex::new(value));
+        #[cfg(all(not(loom), feature = "std"))]
+        return Self(std::sync::Mutex::new(value));
+        #[cfg(all(not(loom), not(feature = "std")))]
+        return Self(spin::Mutex::new(value));
+    }
+
+    pub(crate) fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
+        #[cfg(any(loom, feature = "std"))]
+        return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        #[cfg(all(not(loom), not(feature = "std")))]
+        return self.0.lock();
+    }
+}
+
+/// A cell whose owner is decided by a protocol of atomics; loom checks the protocol.
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(
+    #[cfg(loom)] loom::cell::UnsafeCell<T>,
+    #[cfg(not(loom))] core::cell::UnsafeCell<T>,
+);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        #[cfg(loom)]
+        return Self(loom::cell::UnsafeCell::new(value));
+        #[cfg(not(loom))]
+        return Self(core::cell::UnsafeCell::new(value));
+    }
+
+    /// A pointer to read through. The caller's protocol must keep writers out while `f` runs.
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        #[cfg(loom)]
+        return self.0.with(f);
+        #[cfg(not(loom))]
+        return f(self.0.get());
+    }
+
+    /// A pointer to write through. The caller's protocol must keep everybody else out while `f` runs.
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        #[cfg(loom)]
+        return self.0.with_mut(f);
+        #[cfg(not(loom))]
+        return f(self.0.get());
+    }
+}
+
+/// Keeps its content on cache lines of its own, so that two owners do not pull one line to and fro.
+///
+/// 128 bytes: processors fetch lines of 64 in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct CachePadded<T>(pub(crate) T);
+
+impl<T> core::ops::Deref for CachePadded<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

@@ -1,0 +1,1 @@
+//! The DMA memory stack for user space. (Skeleton.)
