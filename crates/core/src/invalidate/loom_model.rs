@@ -49,7 +49,7 @@ fn owner(inv: &Invalidator<Picture>, page: usize) {
 #[test]
 fn loom_a_ticket_is_not_done_before_its_flush() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = None;
     model.check(|| {
         let inv = Arc::new(Invalidator::new(Picture {
             cleared: [AtomicU64::new(0), AtomicU64::new(0)],
