@@ -375,6 +375,13 @@ impl Runs {
             let start = run.segment.iova.raw().wrapping_sub(skipped);
             folios.extend((0..bytes.div_ceil(mask + 1)).map(|i| start.wrapping_add(i << shift)));
         }
-        Ok(Registered { addr: self.addr, len: self.len, shift, mask, head, folios: folios.into_boxed_slice() })
+        Ok(Registered {
+            addr: self.addr,
+            len: self.len,
+            shift,
+            mask,
+            head,
+            folios: folios.into_boxed_slice(),
+        })
     }
 }
