@@ -2,5 +2,6 @@
 
 pub mod domain;
 pub mod soft;
+pub mod uring;
 
 pub use domain::Domain;
