@@ -110,6 +110,10 @@ pub fn leaked_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)
 }
 
+fn note_leaked(bytes: u64) {
+    LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+}
+
 impl Arena {
     /// The way to make one.
     pub fn builder() -> ArenaBuilder {
@@ -272,6 +276,7 @@ impl Inner {
     /// Keeps a run out for ever, because a device may still reach it.
     fn quarantine(&self, run: Run) {
         self.quarantined.fetch_add(u64::from(run.frames), Ordering::Relaxed);
+        self.space.note_quarantined(run.bytes());
     }
 
     fn refusal(&self, asked: u64, error: FrameError) -> AllocError {
@@ -306,19 +311,6 @@ impl Inner {
             Exposure::PerUse => None,
         }
     }
-
-    /// Takes the memory from the devices. Returns whether none reaches it any more.
-    fn withdraw(&self) -> bool {
-        if self.in_use.load(Ordering::Acquire) != 0 {
-            return false;
-        }
-        if self.exposure == Exposure::Whole && self.space.unmap_at(self.iova).is_err() {
-            return false;
-        }
-        self.space.expel(self.region.memory());
-        self.space.release(self.iova);
-        true
-    }
 }
 
 /// Nothing of `memory`: any access to it is an error.
@@ -328,21 +320,18 @@ fn empty(memory: DmaMemory) -> DmaMemory {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.withdraw() {
-            let frames = self.in_use.load(Ordering::Relaxed);
-            LEAKED_BYTES.fetch_add(self.account.bytes, Ordering::Relaxed);
-            tracing::warn!(
-                bytes = self.account.bytes,
-                frames,
-                "an arena is kept for ever: a device may reach it"
-            );
+        let in_use = self.in_use.load(Ordering::Acquire);
+        let free = in_use == 0 && space::detach(&*self.space, self.region.memory(), self.iova, self.exposure);
+        if !free {
+            tracing::warn!(bytes = self.account.bytes, frames = in_use, "an arena is kept for ever");
+            note_leaked(self.account.bytes);
             return;
         }
         if !self.region.is_owned() {
             obtain::hand_back(&self.region, Some(&self.account.residency), self.account.numa_node);
         }
         // SAFETY: this is the only place that drops the region, in the drop of what holds it. Every frame is back and
-        // no device reaches the memory (`withdraw`), so nothing is left that could.
+        // no device reaches the memory (`detach`), so nothing is left that could.
         unsafe { ManuallyDrop::drop(&mut self.region) };
     }
 }

@@ -2,16 +2,12 @@
 
 use super::obtain::{self, Obtained, Plan};
 use super::source::{Account, NotLocked, Residency, Source};
-use super::space::Space;
+use super::space::{self, NotAttached, Space};
 use super::{Arena, BuildError, Exposure, Inner};
 use crate::domain::Domain;
 use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;
-use pinfold_core::access::Access;
-use pinfold_core::addr::{IovaRange, PageSize};
-use pinfold_core::domain::BackendError;
 use pinfold_core::frame::{Frame, Zone};
-use pinfold_core::mem::DmaMemory;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -128,7 +124,11 @@ impl ArenaBuilder {
         let frames = u32::try_from(bytes / Frame::BYTES)
             .map_err(|_| BuildError::TooLarge { asked: plan.bytes, limit: Self::MAX_BYTES })?;
         let zone = Zone::new(frames)?;
-        let iova = attach(&*space, &region, self.exposure)?;
+        let region = ManuallyDrop::new(region);
+        let iova = match space::attach(&*space, region.memory(), self.exposure) {
+            Ok(iova) => iova,
+            Err(failed) => return Err(detached(region, failed)),
+        };
         let account = Account {
             asked_bytes: plan.bytes,
             bytes,
@@ -139,7 +139,7 @@ impl ArenaBuilder {
             refused,
         };
         Ok(Arena(Arc::new(Inner {
-            region: ManuallyDrop::new(region),
+            region,
             memfd,
             zone,
             space,
@@ -191,33 +191,12 @@ impl ArenaBuilder {
     }
 }
 
-/// Brings the memory into the domain: all of that, or nothing.
-fn attach(space: &dyn Space, region: &Region, exposure: Exposure) -> Result<IovaRange, BackendError> {
-    let memory = region.memory();
-    // SAFETY: the arena unmaps its region only after `expel` has returned (`Inner::drop`), and here it is expelled on
-    // every way out that drops the region.
-    unsafe { space.admit(memory) }?;
-    reserve_and_map(space, memory, exposure).inspect_err(|_| space.expel(memory))
-}
-
-fn reserve_and_map(
-    space: &dyn Space,
-    memory: DmaMemory,
-    exposure: Exposure,
-) -> Result<IovaRange, BackendError> {
-    let len = memory.len() as u64;
-    let iova = space.reserve(len, alignment(memory))?;
-    if exposure == Exposure::Whole {
-        let both = Access::READ.union(Access::WRITE);
-        space.map_at(iova, memory, both).inspect_err(|_| space.release(iova))?;
+/// The memory goes back to the system, unless a device may reach it for ever.
+fn detached(region: ManuallyDrop<Region>, failed: NotAttached) -> BuildError {
+    if failed.stuck {
+        super::note_leaked(region.len() as u64);
+    } else {
+        drop(ManuallyDrop::into_inner(region));
     }
-    Ok(iova)
-}
-
-/// What to align the IOVA to so that the memory maps by as large leaves as it can.
-fn alignment(memory: DmaMemory) -> u64 {
-    let fits = |page: &PageSize| {
-        memory.len() as u64 >= page.bytes() && (memory.addr() as u64).is_multiple_of(page.bytes())
-    };
-    PageSize::ALL.into_iter().rev().find(fits).unwrap_or(PageSize::Size4K).bytes()
+    BuildError::Domain(failed.error)
 }

@@ -1,10 +1,10 @@
 //! An arena as the place where a DMA pool's chunks come from.
 
 use super::{Arena, Exposure, Inner, Run};
-use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
-use pinfold_core::frame::{Frame, FrameError, Order};
+use pinfold_core::domain::BackendError;
+use pinfold_core::frame::{Frame, Order};
 use pinfold_core::mem::DmaMemory;
 
 impl Inner {
@@ -15,30 +15,28 @@ impl Inner {
         match self.expose(run) {
             Ok(()) => Ok(first),
             Err(error) => {
-                self.give_back(run);
-                Err(error)
+                if error.stays_reachable() {
+                    self.quarantine(run);
+                } else {
+                    self.give_back(run);
+                }
+                Err(SourceError::Map(error.to_string()))
             }
         }
     }
 
-    fn expose(&self, run: Run) -> Result<(), SourceError> {
-        if self.exposure == Exposure::Whole {
-            return Ok(());
-        }
-        // The zone has no more frames than the range of IOVAs, so this is always a part of it.
-        let exhausted = FrameError::Exhausted { order: Order::PAGE, frames: run.frames };
-        let iova = self.iova_of(run).ok_or(exhausted)?;
-        let both = Access::READ.union(Access::WRITE);
-        self.space
-            .map_at(iova, self.memory_of(run), both)
-            .map_err(|error| SourceError::Map(error.to_string()))
+    fn expose(&self, run: Run) -> Result<(), BackendError> {
+        // The range of IOVAs is as long as the region, so a run always has its part of it.
+        let (Exposure::PerUse, Some(iova)) = (self.exposure, self.iova_of(run)) else { return Ok(()) };
+        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
+        // (`Inner::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
+        unsafe { self.space.map_at(iova, self.memory_of(run)) }
     }
 
     fn release(&self, run: Run) {
         let hidden = match (self.exposure, self.iova_of(run)) {
-            (Exposure::Whole, _) => Ok(()),
             (Exposure::PerUse, Some(iova)) => self.space.unmap_at(iova),
-            (Exposure::PerUse, None) => Ok(()),
+            _ => Ok(()),
         };
         match hidden {
             Ok(()) => self.give_back(run),
