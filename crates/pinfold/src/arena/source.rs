@@ -207,7 +207,7 @@ pub enum NotLocked {
     /// `RLIMIT_MEMLOCK` is too small.
     #[error(
         "RLIMIT_MEMLOCK: {asked} bytes asked, {used} locked already, {allowed} allowed; {}",
-        raise_memlock(*.asked, *.used, .limit)
+        .limit.raise_command(*.asked)
     )]
     Limit {
         /// How many bytes were to be locked.
@@ -228,19 +228,9 @@ impl NotLocked {
     /// The command that mends it, where one does.
     pub fn remedy(&self) -> Option<String> {
         match self {
-            Self::Limit { asked, used, limit, .. } => Some(raise_memlock(*asked, *used, limit)),
+            Self::Limit { asked, limit, .. } => Some(limit.raise_command(*asked)),
             Self::Kernel(_) => None,
         }
-    }
-}
-
-/// The command that raises the limit of the shell far enough for `asked` more bytes.
-fn raise_memlock(asked: u64, used: u64, limit: &MemlockLimit) -> String {
-    let needed = asked.saturating_add(used);
-    if limit.hard.is_none_or(|hard| needed <= hard) {
-        format!("ulimit -l {}", needed.div_ceil(1024))
-    } else {
-        format!("sudo prlimit --pid $$ --memlock={needed}:{needed}")
     }
 }
 

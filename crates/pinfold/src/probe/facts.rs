@@ -55,6 +55,8 @@ pub struct Facts {
     pub nodes: Vec<NumaNode>,
     /// The kinds of IOMMU that the kernel drives: `dmar0` (Intel), `ivhd0` (AMD), `smmu3` ... by name.
     pub iommus: Vec<String>,
+    /// The firmware's table that describes an IOMMU: `DMAR` (Intel), `IVRS` (AMD) or `IORT` (Arm).
+    pub firmware_iommu: Option<String>,
     /// The IOMMU groups with their devices.
     pub groups: Vec<IommuGroup>,
     /// VFIO.
@@ -85,6 +87,7 @@ impl Facts {
             memlock,
             nodes: hugepages::nodes(&roots.sys).into_iter().map(|node| numa_node(&roots.sys, node)).collect(),
             iommus: text::names(&roots.sys.join("class/iommu")),
+            firmware_iommu: firmware_iommu(&roots.sys),
             groups: devices::groups(&roots.sys),
             vfio: devices::vfio(roots),
             iommufd: Node::look(&roots.dev.join("iommu")),
@@ -99,4 +102,9 @@ fn numa_node(sys: &Path, node: u32) -> NumaNode {
     let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo"))).unwrap_or_default();
     let field = |key: &str| text::field_kib(&file, &format!("Node {node} {key}"));
     NumaNode { node, total_bytes: field("MemTotal"), free_bytes: field("MemFree") }
+}
+
+fn firmware_iommu(sys: &Path) -> Option<String> {
+    let tables = text::names(&sys.join("firmware/acpi/tables"));
+    tables.into_iter().find(|name| ["DMAR", "IVRS", "IORT"].contains(&name.as_str()))
 }

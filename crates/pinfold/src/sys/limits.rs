@@ -30,6 +30,17 @@ impl MemlockLimit {
         }
         self.soft.map(|soft| soft.saturating_sub(self.used.unwrap_or(0)))
     }
+
+    /// The command that makes room for `more` bytes, in the shell that the program is started from: by itself as far
+    /// as the hard limit goes, else as root.
+    pub fn raise_command(&self, more: u64) -> String {
+        let needed = more.saturating_add(self.used.unwrap_or(0));
+        if self.hard.is_none_or(|hard| needed <= hard) {
+            format!("ulimit -l {}", needed.div_ceil(1024))
+        } else {
+            format!("sudo prlimit --pid $$ --memlock={needed}:{needed}")
+        }
+    }
 }
 
 /// Whether the thread has `CAP_IPC_LOCK` in effect.
