@@ -12,7 +12,9 @@ use crate::table::TableError;
 #[non_exhaustive]
 pub enum BackendError {
     /// Mappings are made of whole pages.
-    #[error("memory of {len:#x} bytes at {addr:#x} can not be mapped: start and length must be multiples of 4096, and there must be at least one page")]
+    #[error(
+        "memory of {len:#x} bytes at {addr:#x} can not be mapped: start and length must be multiples of 4096, and there must be at least one page"
+    )]
     NotPages {
         /// Where the memory starts in this process.
         addr: usize,
@@ -28,7 +30,9 @@ pub enum BackendError {
         memory_bytes: usize,
     },
     /// The memory was never admitted to the domain, or it was expelled.
-    #[error("memory of {len:#x} bytes at {addr:#x} was not admitted to this domain: admit it (or allocate it from an arena of this domain) first")]
+    #[error(
+        "memory of {len:#x} bytes at {addr:#x} was not admitted to this domain: admit it (or allocate it from an arena of this domain) first"
+    )]
     NotAdmitted {
         /// Where the memory starts in this process.
         addr: usize,

@@ -35,7 +35,10 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
     pub(super) fn new(domain: &'d Domain, payload: P, iova: IovaRange, fixed: bool) -> Self {
         let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
         let memory = payload.memory();
-        Self(Revoked { domain, payload: Some(payload), memory, iova, ticket, fixed, counted: false }, PhantomData)
+        Self(
+            Revoked { domain, payload: Some(payload), memory, iova, ticket, fixed, counted: false },
+            PhantomData,
+        )
     }
 
     /// Where the device finds it: one contiguous range.
@@ -105,7 +108,10 @@ impl<P: Pinned, D: Direction> Drop for Mapped<'_, P, D> {
 
 impl<P: Pinned, D: Direction> fmt::Debug for Mapped<'_, P, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped").field("iova", &self.0.iova).field("fixed", &self.0.fixed).finish_non_exhaustive()
+        f.debug_struct("Mapped")
+            .field("iova", &self.0.iova)
+            .field("fixed", &self.0.fixed)
+            .finish_non_exhaustive()
     }
 }
 
@@ -215,6 +221,9 @@ impl<P: Pinned> Drop for Revoked<'_, P> {
 
 impl<P: Pinned> fmt::Debug for Revoked<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Revoked").field("iova", &self.iova).field("ticket", &self.ticket).finish_non_exhaustive()
+        f.debug_struct("Revoked")
+            .field("iova", &self.iova)
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
     }
 }
