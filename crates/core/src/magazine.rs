@@ -28,6 +28,7 @@ impl<T: Copy + Default, const H: usize> Magazine<T, H> {
 
     /// An empty magazine.
     pub fn new() -> Self {
+        const { assert!(H > 0, "a magazine of no size would exchange nothing for ever") };
         Self { items: [[T::default(); H]; 2], len: 0 }
     }
 
@@ -95,7 +96,7 @@ impl<T: Copy + Default, const H: usize> Default for Magazine<T, H> {
 
 #[derive(Debug)]
 struct Shelf<T, const H: usize> {
-    /// The link below this shelf in the stack that it stands in, as [`Link`] bits.
+    /// The shelf below this one in the stack that it stands in: its number plus one, 0 at the bottom.
     below: AtomicU32,
     items: UnsafeCell<[T; H]>,
 }
@@ -130,8 +131,6 @@ pub struct Depot<T, const H: usize> {
 // SAFETY: the items of a shelf are reached only by the thread that popped it off a stack (see `pop`), and are copied
 // values of `T: Send`; everything else is atomic or immutable.
 unsafe impl<T: Send, const H: usize> Sync for Depot<T, H> {}
-// SAFETY: a `Depot` owns its items; it has no tie to a thread.
-unsafe impl<T: Send, const H: usize> Send for Depot<T, H> {}
 
 impl<T: Copy + Default, const H: usize> Depot<T, H> {
     /// A depot that holds at most `shelves * H` things. With 0 shelves it never takes any.
@@ -182,12 +181,14 @@ impl<T: Copy + Default, const H: usize> Depot<T, H> {
         true
     }
 
+    /// Acquire: every change of a head is a read-modify-write, so all pops and pushes continue the release sequence
+    /// of the push that stood the shelf there, and the shelf's content is seen however many came between.
     fn pop(&self, stack: &AtomicU64) -> Option<u32> {
         let mut head = Head(stack.load(Ordering::Acquire));
         loop {
             let index = head.top()?;
-            // The shelf may be taken by another meanwhile and `below` be old or new: then the generation in
-            // `head` is out of date and the exchange fails.
+            // Another may take the shelf meanwhile and write `below` as it pushes it again. It can do so only
+            // after a pop that moved the generation on, so whoever reads the new `below` fails to exchange.
             let below = self.shelves[index as usize].below.load(Ordering::Relaxed);
             let next = head.with_top(below).0;
             match stack.compare_exchange_weak(head.0, next, Ordering::Acquire, Ordering::Acquire) {
@@ -211,3 +212,6 @@ impl<T: Copy + Default, const H: usize> Depot<T, H> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

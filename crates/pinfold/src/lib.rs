@@ -1,1 +1,6 @@
 //! The DMA memory stack for user space. (Skeleton.)
+
+pub mod domain;
+pub mod soft;
+
+pub use domain::Domain;

@@ -1,0 +1,38 @@
+# Pinfold. `make run` and `make test` do all the set-up on a fresh Debian or Ubuntu with Rust.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+FILE ?=
+PROTECT ?= revoke
+WORK ?= target/run
+
+.PHONY: help
+help: ## This list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make run FILE=/path/to/file    your own file instead of the 256 MiB sample"
+	@echo "  make run PROTECT=strict        static, revoke (what is used if nothing is said) or strict"
+
+.PHONY: setup
+setup:
+	@scripts/setup
+
+.PHONY: build
+build: setup ## The program, target/release/pinfold
+	cargo build --release --locked -p pinfold-cli
+
+.PHONY: run
+run: build ## The main job: a file crosses the whole stack and comes back the same
+	@scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
+
+.PHONY: test
+test: setup ## Everything that must hold: format, lints, docs, tests, loom models, sanitizer, smoke run
+	scripts/test
+
+.PHONY: bench
+bench: build ## Head to head with what Pinfold replaces
+	target/release/pinfold bench
+
+.PHONY: clean
+clean: ## Removes what was built
+	cargo clean

@@ -1,0 +1,78 @@
+//! `linear`: the DMA pool of Linux up to 6.2, from its description.
+//!
+//! A list of pages, newest first. A page keeps the offset of its first free block, each free block the offset of the
+//! next, inside the block. An alloc scans the list for a page with a free block, a free scans it for the page that
+//! holds the address: both grow with the number of pages, which is what seed 000 measured (350 ms and 8,901 ms for
+//! 373,959 blocks of 128 bytes).
+
+use super::pages::{PAGE, Pages, read, write};
+use super::{BaselineError, Blocks, Offset};
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    start: Offset,
+    /// Offset in the page of its first free block; `PAGE` or more: none.
+    first_free: u64,
+    in_use: u32,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct Linear {
+    source: Pages,
+    /// In order of age: the newest is the last. Scans go from the end, where a kernel's list has its head.
+    pages: Vec<Page>,
+    size: u64,
+}
+
+impl Linear {
+    /// A pool of blocks of `size` bytes, at least 16 and at most a page.
+    pub fn new(source: Pages, size: u64) -> Self {
+        Self { source, pages: Vec::new(), size: size.clamp(16, PAGE) }
+    }
+
+    fn grow(&mut self) -> Result<(), BaselineError> {
+        let start = self.source.alloc()?;
+        let memory = self.source.memory();
+        let mut at = 0;
+        while at + self.size <= PAGE {
+            let next = at + self.size;
+            write(&memory, start + at, if next + self.size <= PAGE { next } else { PAGE })?;
+            at = next;
+        }
+        self.pages.push(Page { start, first_free: 0, in_use: 0 });
+        Ok(())
+    }
+}
+
+impl Blocks for Linear {
+    fn alloc(&mut self) -> Result<Offset, BaselineError> {
+        if !self.pages.iter().rev().any(|page| page.first_free < PAGE) {
+            self.grow()?;
+        }
+        let memory = self.source.memory();
+        let total = self.pages.len();
+        let page =
+            self.pages.iter_mut().rev().find(|page| page.first_free < PAGE).ok_or(BaselineError::NoPages(total))?;
+        let block = page.start + page.first_free;
+        page.first_free = read(&memory, block)?;
+        page.in_use += 1;
+        Ok(block)
+    }
+
+    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
+        let memory = self.source.memory();
+        let holds = |page: &&mut Page| page.start <= block && block < page.start + PAGE;
+        let page = self.pages.iter_mut().rev().find(holds).ok_or(BaselineError::Foreign(block))?;
+        write(&memory, block, page.first_free)?;
+        page.first_free = block - page.start;
+        page.in_use = page.in_use.saturating_sub(1);
+        Ok(())
+    }
+
+    fn destroy(mut self) {
+        for page in self.pages.drain(..) {
+            self.source.free(page.start);
+        }
+    }
+}

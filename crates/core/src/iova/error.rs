@@ -1,0 +1,106 @@
+//! Why an address space refused.
+
+use crate::addr::{Iova, IovaRange};
+
+/// Why an address space refused. Nothing has changed when one is returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IovaError {
+    /// An address space has 13 to 57 bits.
+    #[error("an I/O address space of {bits} bits: it has 13 to 57")]
+    Width {
+        /// What was asked for.
+        bits: u32,
+    },
+    /// A length of 0, or one that is more than the space.
+    #[error(
+        "{len:#x} bytes of an I/O address space of {bits} bits: ask for 1 byte at least, and for less than all"
+    )]
+    Length {
+        /// What was asked for.
+        len: u64,
+        /// How wide the space is.
+        bits: u32,
+    },
+    /// An alignment is a power of two from 1 to 1 GiB.
+    #[error("an alignment of {align:#x}: it is a power of two, at most 1 GiB")]
+    Alignment {
+        /// What was asked for.
+        align: u64,
+    },
+    /// No free range is large enough.
+    #[error(
+        "no free range of {len:#x} bytes aligned to {align:#x} up to {limit}: {in_use:#x} bytes are in use, and the \
+         largest free range has {largest_free:#x}"
+    )]
+    Exhausted {
+        /// What was asked for, in bytes.
+        len: u64,
+        /// At a multiple of this.
+        align: u64,
+        /// The last address that would have done.
+        limit: Iova,
+        /// How many bytes are in use.
+        in_use: u64,
+        /// How many bytes the largest free range of the whole space has.
+        largest_free: u64,
+    },
+    /// A range whose start or length is no multiple of 4 KiB.
+    #[error("{range}: start and length must be multiples of 4096")]
+    Misaligned {
+        /// The range.
+        range: IovaRange,
+    },
+    /// A range that is not inside the space.
+    #[error("{range} is outside of an I/O address space of {bits} bits")]
+    Outside {
+        /// The range.
+        range: IovaRange,
+        /// How wide the space is.
+        bits: u32,
+    },
+    /// A range that was to be taken is in use, all of it or a part.
+    #[error("{range} is not free: {used} is in use")]
+    InUse {
+        /// What was to be taken.
+        range: IovaRange,
+        /// The first part of it that is in use.
+        used: IovaRange,
+    },
+    /// A range that is reserved, all of it or a part.
+    #[error("{range} touches {reserved}, which is reserved")]
+    Reserved {
+        /// The range.
+        range: IovaRange,
+        /// What is reserved.
+        reserved: IovaRange,
+    },
+    /// A range that was to be freed is free already: freed twice, or never allocated.
+    #[error("{range} is free already: it was freed twice, or never allocated")]
+    AlreadyFree {
+        /// The range.
+        range: IovaRange,
+    },
+    /// A part of a range that was to be freed is free already.
+    #[error("{range} can not be freed: its part {free} is free already")]
+    PartlyFree {
+        /// The range.
+        range: IovaRange,
+        /// The first part of it that is free.
+        free: IovaRange,
+    },
+    /// More pieces were freed than were allocated, and there is no room to keep another one apart.
+    #[error(
+        "{range} can not be freed: ranges were cut in more pieces than were allocated; free whole ranges"
+    )]
+    Pieces {
+        /// The range.
+        range: IovaRange,
+    },
+    /// The account itself needs memory to grow, and there is none.
+    #[error("no memory for the account of {extents} free extents")]
+    NoMemory {
+        /// How many extents it was to hold.
+        extents: usize,
+    },
+}

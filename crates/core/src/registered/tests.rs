@@ -1,0 +1,207 @@
+use super::*;
+use proptest::prelude::*;
+
+const HUGE: u64 = 2 << 20;
+
+fn iovas(raw: &[u64]) -> Vec<Iova> {
+    raw.iter().copied().map(Iova::new).collect()
+}
+
+fn seg(iova: u64, len: u64) -> Segment {
+    Segment { iova: Iova::new(iova), len }
+}
+
+#[test]
+fn eight_mebibytes_on_hugepages_are_four_folios() {
+    let apart = iovas(&[0x8000_0000, 0x4000_0000, 0xc000_0000, 0x1_0000_0000]);
+    let buffer = Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size2M, apart).unwrap();
+    assert_eq!((buffer.folios(), buffer.folio_shift(), buffer.segment_count()), (4, 21, 4));
+    assert_eq!(buffer.folio_mask(), HUGE - 1);
+    assert_eq!(buffer.table_bytes(), 32);
+    assert_eq!(buffer.locate(HUGE + 5), Ok(seg(0x4000_0005, HUGE - 5)));
+}
+
+#[test]
+fn neighbours_collapse_into_one() {
+    let pages: Vec<_> = (0..4).map(|i| Iova::new(0x8000_0000 + i * HUGE)).collect();
+    let buffer = Registered::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
+    assert_eq!((buffer.folios(), buffer.segment_count(), buffer.table_bytes()), (1, 1, 8));
+    assert_eq!(buffer.locate(0), Ok(seg(0x8000_0123, 6 << 20)));
+    // 2,048 pages of 4 KiB of which each 512 are neighbours are no worse than hugepages.
+    let pages = (0..2048).map(|i| Iova::new(0x1000_0000 + (i / 512) * 2 * HUGE + (i % 512) * 4096));
+    let buffer = Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
+    assert_eq!((buffer.folios(), buffer.folio_shift()), (4, 21));
+}
+
+#[test]
+fn a_buffer_in_the_upper_half_and_an_iova_of_zero_are_ordinary() {
+    let addr = usize::MAX - 0xffff;
+    let buffer = Registered::from_segments(addr, [seg(0, 0x8000)]).unwrap();
+    assert_eq!(buffer.locate(0x7fff), Ok(seg(0x7fff, 1)));
+    // The first folio would begin below IOVA 0.
+    let buffer = Registered::from_segments(0x1f_f000, [seg(0, 0x1000), seg(0x10_0000, HUGE)]).unwrap();
+    assert_eq!((buffer.folio_shift(), buffer.folios()), (21, 2));
+    assert_eq!(buffer.locate(0), Ok(seg(0, 0x1000)));
+    assert_eq!(buffer.locate(0x1000), Ok(seg(0x10_0000, HUGE)));
+}
+
+#[test]
+fn bad_buffers_are_refused() {
+    let pages = |n: u64| (0..n).map(|i| Iova::new(i * 8192));
+    let page = PageSize::Size4K;
+    let from = |addr, len, n| Registered::from_pages(addr, len, page, pages(n));
+    assert_eq!(from(0x1000, 0, 0), Err(BufferError::Empty { addr: 0x1000 }));
+    assert_eq!(from(usize::MAX, 2, 1), Err(BufferError::Wraps { addr: usize::MAX, len: 2 }));
+    assert_eq!(from(0, u64::MAX, 1), Err(BufferError::TooLong { len: u64::MAX }));
+    assert_eq!(from(0x1fff, 2, 1), Err(BufferError::PageCount { pages: 2, page, given: 1 }));
+    assert_eq!(from(0x1fff, 2, 9), Err(BufferError::PageCount { pages: 2, page, given: 3 }));
+    assert_eq!(
+        Registered::from_pages(0, 1, page, iovas(&[0x1001])),
+        Err(BufferError::PageAddress { index: 0, iova: Iova::new(0x1001) })
+    );
+    let wraps = RangeError::Wraps { kind: "iova", start: u64::MAX - 4095, len: 4096 };
+    assert_eq!(Registered::from_pages(0, 1, page, iovas(&[u64::MAX - 4095])), Err(wraps.into()));
+    assert_eq!(Registered::from_segments(64, []), Err(BufferError::Empty { addr: 64 }));
+    let ragged = Registered::from_segments(0x1000, [seg(0, 0x800), seg(0x2000, 0x800)]);
+    assert_eq!(ragged, Err(BufferError::Ragged { addr: 0x1800 }));
+    let long = Registered::from_segments(0, [seg(0, u64::MAX), seg(0, u64::MAX)]);
+    assert_eq!(long, Err(BufferError::TooLong { len: u64::MAX }));
+}
+
+#[test]
+fn ranges_outside_are_refused() {
+    let buffer = Registered::from_segments(0x1000, [seg(0x5000, 0x1000)]).unwrap();
+    let outside = |offset, len| OutsideBuffer { offset, len, size: 0x1000 };
+    assert_eq!(buffer.locate(0x1000), Err(outside(0x1000, 1)));
+    assert_eq!(buffer.segments(1, 0x1000).unwrap_err(), outside(1, 0x1000));
+    assert_eq!(buffer.segments(u64::MAX, 2).unwrap_err(), outside(u64::MAX, 2));
+    assert_eq!(buffer.segments(0, 0).unwrap_err(), outside(0, 0));
+}
+
+/// A buffer of pages that lie anywhere, some of them side by side, where each of its 4 KiB is, and its page size.
+fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
+    let sizes = prop_oneof![Just(PageSize::Size4K), Just(PageSize::Size2M)];
+    (sizes, 0u64..8, prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40), any::<[u16; 2]>())
+        .prop_map(|(page, base, places, [cut, short])| {
+            let mut pages = Vec::new();
+            for (beside, place) in places {
+                let elsewhere = place * page.bytes();
+                let next = pages.last().map_or(elsewhere, |last| last + page.bytes());
+                pages.push(if beside { next } else { elsewhere });
+            }
+            let head = u64::from(cut) * page.bytes() / 65536;
+            let room = pages.len() as u64 * page.bytes() - head;
+            // Ends anywhere in the last page, but at least one byte in.
+            let spare = (page.bytes() - 1).min(room - 1);
+            let len = room - u64::from(short) * spare / 65536;
+            let addr = usize::try_from((1 << 30) + base * page.bytes() + head).unwrap();
+            let buffer =
+                Registered::from_pages(addr, len, page, pages.iter().copied().map(Iova::new)).unwrap();
+            // The model: the device address of each 4 KiB of the pages.
+            let fine =
+                pages.iter().flat_map(|p| (0..page.bytes() / 4096).map(move |i| p + i * 4096)).collect();
+            (buffer, fine, page.bytes())
+        })
+}
+
+fn model(buffer: &Registered, fine: &[u64], page: u64, offset: u64) -> u64 {
+    let at = (buffer.addr() as u64 & (page - 1)) + offset;
+    fine[(at / 4096) as usize] + at % 4096
+}
+
+proptest! {
+    #[test]
+    fn locate_agrees_with_a_list_of_pages((buffer, fine, page) in buffers(), picks in prop::collection::vec(any::<u64>(), 40)) {
+        for pick in picks {
+            let offset = pick % buffer.len();
+            let found = buffer.locate(offset).unwrap();
+            prop_assert_eq!(found.iova.raw(), model(&buffer, &fine, page, offset));
+            prop_assert!(found.len >= 1 && offset + found.len <= buffer.len());
+            // The whole of it is contiguous: check its last byte and each page between.
+            for step in (0..found.len).step_by(4096).chain([found.len - 1]) {
+                prop_assert_eq!(found.iova.raw() + step, model(&buffer, &fine, page, offset + step));
+            }
+        }
+        prop_assert!(buffer.table_bytes() <= 8 * fine.len());
+    }
+
+    #[test]
+    fn segments_agree_with_a_list_of_pages((buffer, fine, page) in buffers(), a in any::<u64>(), b in any::<u64>()) {
+        let offset = a % buffer.len();
+        let len = 1 + b % (buffer.len() - offset);
+        let mut at = offset;
+        let mut last_end = None;
+        for segment in buffer.segments(offset, len).unwrap() {
+            prop_assert_ne!(last_end, Some(segment.iova.raw()), "neighbours are merged");
+            for step in (0..segment.len).step_by(4096).chain([segment.len - 1]) {
+                prop_assert_eq!(segment.iova.raw() + step, model(&buffer, &fine, page, at + step));
+            }
+            at += segment.len;
+            last_end = Some(segment.iova.raw() + segment.len);
+        }
+        prop_assert_eq!(at, offset + len);
+    }
+}
+
+fn plain(addr: usize, len: u64) -> Registered {
+    Registered::from_segments(addr, [seg(addr as u64, len)]).unwrap()
+}
+
+#[test]
+fn the_table_refuses_what_is_wrong_and_stays_as_it_was() {
+    assert_eq!(Registry::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
+    assert_eq!(Registry::new(16_385).unwrap_err(), RegisterError::Capacity { asked: 16_385 });
+    let mut table = Registry::new(2).unwrap();
+    let first = table.register(plain(0x1000, 0x1000)).unwrap();
+    let overlap = RegisterError::Overlaps { addr: 0x1fff, len: 1, with: first };
+    assert_eq!(table.register(plain(0x1fff, 1)), Err(overlap));
+    assert_eq!(table.register_at(first, plain(0x9000, 1)), Err(RegisterError::Taken { index: first }));
+    let beyond = IndexError::Beyond { index: BufferIndex::new(2), capacity: 2 };
+    assert_eq!(table.register_at(BufferIndex::new(2), plain(0x9000, 1)), Err(beyond.into()));
+    let second = table.register(plain(0x2000, 0x1000)).unwrap();
+    assert_eq!(table.register(plain(0x9000, 1)), Err(RegisterError::Full { capacity: 2 }));
+    assert_eq!(table.find(0x2fff), Some((second, 0xfff)));
+    assert_eq!(table.find(0x3000), None);
+    assert_eq!(table.unregister(first).unwrap(), plain(0x1000, 0x1000));
+    assert_eq!(table.unregister(first), Err(IndexError::Vacant { index: first }));
+    assert_eq!(table.unregister(BufferIndex::new(7)).unwrap_err().to_string(), {
+        "buffer:7 does not exist: the buffer table has 2 places"
+    });
+    assert_eq!(table.locate(second, 1), Ok(seg(0x2001, 0xfff)));
+    assert!(matches!(table.segments(second, 0, 0x1001), Err(IndexError::Outside(_))));
+    assert_eq!((table.len(), table.is_empty()), (1, false));
+}
+
+proptest! {
+    #[test]
+    fn the_table_agrees_with_a_map_of_bytes(
+        steps in prop::collection::vec((any::<bool>(), 0usize..96, 1u64..24, 0u16..10), 1..200)
+    ) {
+        let mut table = Registry::new(8).unwrap();
+        let mut model: [Option<u16>; 128] = [None; 128];
+        for (add, addr, len, index) in steps {
+            let span = addr..addr + usize::try_from(len).unwrap();
+            let index = BufferIndex::new(index);
+            if add {
+                let free = model[span.clone()].iter().all(Option::is_none);
+                match table.register(plain(addr, len)) {
+                    Ok(index) => {
+                        prop_assert!(free);
+                        model[span].fill(Some(index.get()));
+                    }
+                    Err(RegisterError::Overlaps { with, .. }) => {
+                        prop_assert!(model[span].contains(&Some(with.get())));
+                    }
+                    Err(error) => prop_assert_eq!((error, table.len()), (RegisterError::Full { capacity: 8 }, 8)),
+                }
+            } else {
+                let there = model.contains(&Some(index.get()));
+                prop_assert_eq!(table.unregister(index).is_ok(), there);
+                model.iter_mut().filter(|byte| **byte == Some(index.get())).for_each(|byte| *byte = None);
+            }
+            for (addr, byte) in model.iter().enumerate() {
+                prop_assert_eq!(table.find(addr).map(|(index, _)| index.get()), *byte);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Why a table refused.
+
+use crate::addr::{Iova, IovaRange, PhysAddr};
+
+/// Why a table refused. Nothing has changed when one is returned, and no device has seen an entry of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The format has no table of so many levels.
+    #[error("a {format} table of {levels} levels: it has {min} to {max}")]
+    Levels {
+        /// The format's name.
+        format: &'static str,
+        /// What was asked for.
+        levels: u8,
+        /// The fewest.
+        min: u8,
+        /// The most.
+        max: u8,
+    },
+    /// The memory for table pages is empty, crooked, or out of the format's reach.
+    #[error(
+        "{len:#x} bytes at {phys} can not be table pages: give at least one page of 4096 bytes, aligned to 4096 \
+         in memory and in physical address, below 2^52"
+    )]
+    BadPages {
+        /// Where they are.
+        phys: PhysAddr,
+        /// How many bytes.
+        len: usize,
+    },
+    /// A start or a length is no multiple of 4 KiB.
+    #[error("{iova} to {phys}: both addresses and the length must be multiples of 4096")]
+    Misaligned {
+        /// What was to be mapped.
+        iova: IovaRange,
+        /// What to (the range's start again where it was to be cleared).
+        phys: PhysAddr,
+    },
+    /// The range reaches beyond what the table's levels can tell apart.
+    #[error("{range} reaches beyond the {bits} bits of a table of its levels")]
+    Outside {
+        /// The range.
+        range: IovaRange,
+        /// How wide the table's addresses are.
+        bits: u32,
+    },
+    /// The memory reaches beyond what an entry can hold.
+    #[error("{len:#x} bytes at {phys} reach beyond the {bits} bits of an entry")]
+    PhysOutside {
+        /// Where the memory starts.
+        phys: PhysAddr,
+        /// How many bytes.
+        len: u64,
+        /// How wide an entry's addresses are.
+        bits: u32,
+    },
+    /// A mapping without any access is none.
+    #[error("{range}: a mapping must give access to read, to write, or both")]
+    NoAccess {
+        /// What was to be mapped.
+        range: IovaRange,
+    },
+    /// Something is mapped there. It is left as it is.
+    #[error("{at} is mapped already: clear it first")]
+    AlreadyMapped {
+        /// The first address in the range that is mapped.
+        at: Iova,
+    },
+    /// Nothing is mapped there.
+    #[error("{at} is not mapped")]
+    NotMapped {
+        /// The first address in the range that is not.
+        at: Iova,
+    },
+    /// A leaf reaches out of the range. It is left as it is; to clear it, name all of it.
+    #[error("{range} is part of the larger leaf {leaf}: clear all of it or nothing")]
+    PartOfLeaf {
+        /// What was to be cleared.
+        range: IovaRange,
+        /// The leaf that reaches out of it.
+        leaf: IovaRange,
+    },
+    /// No table page is left.
+    #[error(
+        "all {capacity} table pages are in use or wait for a flush: donate more, or reclaim what is retired"
+    )]
+    NoPages {
+        /// How many there are.
+        capacity: u32,
+    },
+    /// The retired pages are those of another table.
+    #[error("the retired pages belong to the table at {owner}, not to the one at {this}")]
+    OtherTable {
+        /// The table that they belong to.
+        owner: PhysAddr,
+        /// The table that was asked.
+        this: PhysAddr,
+    },
+    /// An entry points to a page that is not one of the table's: somebody else wrote it.
+    #[error(
+        "the table entry {entry:#x} on the way to {at} is none that the table wrote: its pages are damaged"
+    )]
+    Damaged {
+        /// Where the walk was going.
+        at: Iova,
+        /// What the entry says.
+        entry: u64,
+    },
+}

@@ -1,0 +1,36 @@
+//! The table pages that a caller donates.
+
+use super::TableError;
+use crate::addr::PhysAddr;
+use crate::mem::DmaMemory;
+
+/// Memory for table pages, donated to one table.
+#[derive(Debug)]
+pub struct TablePages {
+    pub(super) memory: DmaMemory,
+    pub(super) phys: PhysAddr,
+    pub(super) count: u32,
+}
+
+impl TablePages {
+    /// How many bytes a table page has.
+    pub const PAGE_BYTES: usize = 4096;
+
+    /// The table pages in `memory`, which the hardware finds at `phys`. They need not be zero.
+    ///
+    /// The memory is a table's from here on: nobody else may write it, and it must not be mapped for any device.
+    ///
+    /// # Errors
+    /// [`TableError::BadPages`] where there is not one page, or where either address or the length is no multiple of
+    /// 4096, or the end is beyond 2^52.
+    pub fn new(memory: DmaMemory, phys: PhysAddr) -> Result<Self, TableError> {
+        let bad = TableError::BadPages { phys, len: memory.len() };
+        let count = u32::try_from(memory.len() / Self::PAGE_BYTES).map_err(|_| bad)?;
+        let crooked = (memory.addr() | memory.len()) % Self::PAGE_BYTES != 0 || !phys.is_aligned(4096);
+        let end = phys.checked_add(u64::from(count) * 4096).ok_or(bad)?;
+        if count == 0 || count >= u32::MAX || crooked || end.raw() > 1 << 52 {
+            return Err(bad);
+        }
+        Ok(Self { memory, phys, count })
+    }
+}
