@@ -1,0 +1,5 @@
+//! `copy`
+mod digest;
+mod error;
+mod pump;
+mod staged;
