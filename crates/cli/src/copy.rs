@@ -1,5 +1,5 @@
 //! `copy`
-mod digest;
-mod error;
-mod pump;
+pub(crate) mod digest;
+pub(crate) mod error;
+pub(crate) mod pump;
 mod staged;

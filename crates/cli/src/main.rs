@@ -9,8 +9,10 @@
 //! | [`signal`], [`progress`], [`failure`] | stopping, showing, and saying what went wrong |
 #![forbid(unsafe_code)]
 
+mod account;
 mod args;
 mod copy;
+mod io;
 mod lane;
 mod latency;
 mod progress;
