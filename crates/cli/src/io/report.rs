@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(lines[0], "    clat (usec): min=100, max=199, avg=149.50, stdev=28.87");
         assert_eq!(lines[1], "    clat percentiles (usec):");
         assert_eq!(lines.len(), 2 + 5);
-        assert!(lines[2].starts_with("     |  1.00th=[ 101],  5.00th=[ 10"), "{}", lines[2]);
+        assert!(lines[2].starts_with("     |  1.00th=[ 100],  5.00th=[ 104]"), "{}", lines[2]);
         assert!(lines[6].starts_with("     | 99.99th=[ 199]"), "{}", lines[6]);
     }
 }
