@@ -46,8 +46,9 @@ pub struct Options<'a> {
     /// Of which number of bytes, a power of two, all offsets will be multiples. O_DIRECT is used only if this is a
     /// multiple of what the file asks for.
     pub block: u32,
-    /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones. The queue
-    /// looks at these addresses until it is dropped, so the arenas must stay as long.
+    /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones, save those
+    /// that lie across a multiple of 1 GiB from an arena's start. The queue uses these addresses until it is dropped,
+    /// so the arenas must stay as long.
     pub fixed: &'a [DmaMemory],
     /// With io_uring; `false` makes the transfers one after the other, as where there is none.
     pub ring: bool,
@@ -136,6 +137,8 @@ pub struct FileQueue<B: Pinned> {
     /// Slots to be handed to the kernel, in order.
     queued: Vec<u32>,
     notes: Vec<Note>,
+    /// How long a drop waits.
+    last_wait: Duration,
 }
 
 impl<B: Pinned> fmt::Debug for FileQueue<B> {
@@ -186,7 +189,8 @@ impl<B: Pinned> FileQueue<B> {
         };
         let slots = std::iter::repeat_with(|| None).take(depth as usize).collect();
         let queued = Vec::with_capacity(depth as usize);
-        Ok(Self { target, ring, slots, vacant: (0..depth).rev().collect(), queued, notes })
+        let vacant = (0..depth).rev().collect();
+        Ok(Self { target, ring, slots, vacant, queued, notes, last_wait: LAST_WAIT })
     }
 
     /// What it does without, and why.
@@ -440,7 +444,7 @@ impl<B: Pinned> Drop for FileQueue<B> {
                 *slot = None;
             }
         }
-        let end = Instant::now() + LAST_WAIT;
+        let end = Instant::now() + self.last_wait;
         loop {
             while let Some(Outcome { index, .. }) = self.ring.next() {
                 if let Some(slot) = self.slots.get_mut(index as usize) {
