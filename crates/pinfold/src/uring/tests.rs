@@ -1,7 +1,9 @@
 //! On the real kernel, with real files.
 
+use super::slot::RETRIES;
 use super::*;
 use pinfold_core::addr::Iova;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -416,20 +418,20 @@ fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
         since: Instant::now(),
     };
     let mut read = slot(Op::Read, 1000, 1024);
-    assert_eq!(verdict(&target, &mut read, Ok(512)), None);
-    assert_eq!(verdict(&target, &mut read, Err(Errno::INTR)), None);
-    assert_eq!(verdict(&target, &mut read, Ok(488)), Some(Ok(())));
+    assert_eq!(read.verdict(&target, Ok(512)), None);
+    assert_eq!(read.verdict(&target, Err(Errno::INTR)), None);
+    assert_eq!(read.verdict(&target, Ok(488)), Some(Ok(())));
     let mut short = slot(Op::Read, 1000, 1024);
-    assert!(matches!(verdict(&target, &mut short, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
+    assert!(matches!(short.verdict(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
     // A padded write is over when the padding is written.
     let mut write = slot(Op::Write, 600, 1024);
-    assert_eq!(verdict(&target, &mut write, Ok(512)), None);
-    assert!(matches!(verdict(&target, &mut write, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
+    assert_eq!(write.verdict(&target, Ok(512)), None);
+    assert!(matches!(write.verdict(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
     let mut busy = slot(Op::Write, 512, 512);
     for _ in 0..RETRIES {
-        assert_eq!(verdict(&target, &mut busy, Err(Errno::AGAIN)), None);
+        assert_eq!(busy.verdict(&target, Err(Errno::AGAIN)), None);
     }
-    let gone = verdict(&target, &mut busy, Err(Errno::AGAIN));
+    let gone = busy.verdict(&target, Err(Errno::AGAIN));
     assert!(matches!(gone, Some(Err(FileError::Transfer { errno: Errno::AGAIN, .. }))));
 }
 
