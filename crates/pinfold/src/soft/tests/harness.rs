@@ -81,7 +81,7 @@ unsafe impl Pinned for Page {
     }
 }
 
-/// xorshift64.
+/// xorshift64*.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -89,7 +89,8 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % end
+        // The high bits of a product: the low ones of the state itself go in step.
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % end
     }
 }
 

@@ -1,7 +1,7 @@
 //! After `Quiesced`, no access lands: of the real stack, and not of any of the known-bad ones.
 
 use super::harness::{Arena, Gap, PAGE, Verdict, at_once, take_turns};
-use super::variants::{HandMade, Mistake, NoFlush, domain, iommu, paged};
+use super::variants::{HandMade, Mistake, NoFlush, domain, iommu, paged, small_iommu};
 use crate::Domain;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig, SoftIommu};
 use pinfold_core::access::{Access, Both};
@@ -92,25 +92,28 @@ fn at(start: u64, pages: u64) -> IovaRange {
     IovaRange::new(Iova::new(start), pages * PAGE as u64).unwrap()
 }
 
-/// Two windows of 2 MiB, so that each has a table page of its own. The device walks into the first, and keeps its table
-/// page; the first is revoked, and before the flush is over the second is mapped. What does the device find in the
-/// first now, where it has not looked before?
+/// Windows of 2 MiB each have a table page of their own, and there are just enough for two of them. The device walks
+/// into the first and keeps its table page; the first is revoked, and the second is mapped, which needs that page. What
+/// does the device find in the first now, where it has not looked before?
 fn walk_through_a_retired_table_page(backend: &dyn Backend, iommu: &SoftIommu) -> Result<u32, FaultKind> {
-    let arena = Arena::new(4);
-    let (first, second) = (at(0x4000_0000, 2), at(0x8000_0000, 2));
-    for page in 0..4 {
+    let arena = Arena::new(5);
+    let (first, second, other) = (at(0x4000_0000, 2), at(0x4020_0000, 2), at(0x4040_0000, 1));
+    for page in 0..5 {
         arena.memory().write_u32(page * PAGE, 100 + page as u32).unwrap();
     }
+    let part = |first, pages| arena.memory().part(first * PAGE, pages * PAGE).unwrap();
     // SAFETY: the arena lives until it is expelled below.
     unsafe { backend.admit(arena.memory()) }.unwrap();
-    backend.map(first, arena.memory().part(0, 2 * PAGE).unwrap(), Access::READ).unwrap();
+    backend.map(other, part(4, 1), Access::READ).unwrap();
+    backend.map(first, part(0, 2), Access::READ).unwrap();
     let port = iommu.port();
     assert_eq!(word(&port, first.start()), Ok(100));
     let ticket = backend.revoke(&mut std::iter::once(first)).unwrap();
-    backend.map(second, arena.memory().part(2 * PAGE, 2 * PAGE).unwrap(), Access::READ).unwrap();
+    backend.map(second, part(2, 2), Access::READ).unwrap();
     let found = word(&port, first.start().checked_add(PAGE as u64).unwrap());
     backend.wait(ticket).unwrap();
     assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
+    assert_eq!(word(&port, second.start()), Ok(102));
     backend.expel(arena.memory());
     found
 }
@@ -118,10 +121,10 @@ fn walk_through_a_retired_table_page(backend: &dyn Backend, iommu: &SoftIommu) -
 #[test]
 fn a_table_page_freed_early_is_caught() {
     let slow = Duration::from_millis(20);
-    let right = iommu(Effect::AtLast, slow);
+    let right = small_iommu(5, slow);
     let found = walk_through_a_retired_table_page(&paged(&right, right.clone()), &right);
     assert_eq!(found, Err(FaultKind::NotMapped));
-    let wrong = iommu(Effect::AtLast, slow);
+    let wrong = small_iommu(5, slow);
     let bad = HandMade::new(&wrong, Mistake::TablePageFreedEarly, &Gap::default());
     let found = walk_through_a_retired_table_page(&bad, &wrong);
     assert_eq!(found, Ok(103), "the device reads what was never mapped there");

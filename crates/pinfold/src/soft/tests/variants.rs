@@ -17,6 +17,12 @@ pub(super) fn iommu(effect: Effect, flush_cost: Duration) -> SoftIommu {
     SoftIommu::new(SoftConfig { effect, flush_cost, ..SoftConfig::default() }).unwrap()
 }
 
+/// One with room for so many table pages.
+pub(super) fn small_iommu(pages: usize, flush_cost: Duration) -> SoftIommu {
+    let config = SoftConfig { effect: Effect::AtLast, flush_cost, ..SoftConfig::default() };
+    SoftIommu::new(SoftConfig { table_bytes: pages * 4096, ..config }).unwrap()
+}
+
 fn pages(iommu: &SoftIommu) -> TablePages {
     TablePages::new(iommu.table_memory(), iommu.table_phys()).unwrap()
 }
