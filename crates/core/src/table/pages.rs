@@ -3,6 +3,7 @@
 use super::TableError;
 use crate::addr::PhysAddr;
 use crate::mem::DmaMemory;
+use core::sync::atomic::AtomicU64;
 
 /// Memory for table pages, donated to one table.
 #[derive(Debug)]
@@ -32,5 +33,14 @@ impl TablePages {
             return Err(bad);
         }
         Ok(Self { memory, phys, count })
+    }
+
+    /// All entries of all pages, 512 a page.
+    pub(super) fn entries(&self) -> &[AtomicU64] {
+        let first = self.memory.as_ptr().cast::<AtomicU64>();
+        // SAFETY: `new` checked that the memory is aligned to 4096 and holds `count` pages of 512 words; the contract of
+        // `DmaMemory::from_raw` keeps it valid and reached only by atomics for as long as it is used, and the
+        // slice lives no longer than the borrow of `self`.
+        unsafe { core::slice::from_raw_parts(first.as_ptr(), self.count as usize * 512) }
     }
 }
