@@ -66,7 +66,12 @@ fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
 fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
     let domain = soft();
     let port = domain.port().unwrap();
-    let arena = Arena::builder().size(2 << 20).exposure(Exposure::Whole).build(&domain).unwrap();
+    let arena = Arena::builder()
+        .size(2 << 20)
+        .source(Source::Plain)
+        .exposure(Exposure::Whole)
+        .build(&domain)
+        .unwrap();
     let mut buffer = arena.alloc_zeroed(4096).unwrap();
     assert_eq!(buffer.as_slice(), Err(Shared));
     assert_eq!(buffer.as_mut_slice(), Err(Shared));
@@ -91,7 +96,7 @@ fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
 fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
     let domain = soft();
     let port = domain.port().unwrap();
-    let arena = Arena::builder().size(4 << 20).build(&domain).unwrap();
+    let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
     let buffer = arena.alloc(8192).unwrap();
     assert_eq!(buffer.fixed_iova(), None);
     assert!(port.write(arena.iova(), b"stray").is_err());
@@ -108,7 +113,8 @@ fn a_chunk_is_reached_from_acquire_to_release() {
     for exposure in [Exposure::PerUse, Exposure::Whole] {
         let domain = soft();
         let port = domain.port().unwrap();
-        let arena = Arena::builder().size(4 << 20).exposure(exposure).build(&domain).unwrap();
+        let arena =
+            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
         let order = Order::new(2).unwrap();
         let chunk = arena.acquire(order).unwrap();
         let offset = chunk.offset();
@@ -130,7 +136,8 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let leaked = leaked_bytes();
     let domain = soft();
     for exposure in [Exposure::PerUse, Exposure::Whole] {
-        let arena = Arena::builder().size(4 << 20).exposure(exposure).build(&domain).unwrap();
+        let arena =
+            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
         let addr = addr_of(&arena);
         let buffer = arena.alloc(4096).unwrap();
         drop(arena);
