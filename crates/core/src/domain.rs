@@ -1,16 +1,38 @@
 //! A domain: one I/O address space, and the life of a mapping in it.
-//! (Skeleton: the face is fixed, the inside is being written.)
 //!
 //! ```text
 //! map(buffer, direction) -> Mapped --revoke()--> Revoked(ticket) --wait()/poll()--> the buffer again
 //! ```
-#![allow(unused_variables, dead_code, clippy::todo, missing_debug_implementations)]
+//!
+//! - **strict**: [`Mapped::unmap`] revokes and waits. After it returns no device can reach the buffer.
+//! - **revoke**: [`Mapped::revoke`] returns at once. The buffer, its pages and its I/O virtual addresses are held by
+//!   the [`Revoked`] and can neither be reused nor read until the ticket is done.
+//! - [`Domain::revoke_all`] takes many mappings back with one flush.
+//!
+//! A flush that is not seen to end is not over: its buffer goes into *quarantine*, that is, it is leaked with its
+//! addresses, and counted ([`DomainStats::quarantined`]). "Timed out" is not "completed".
+//!
+//! Memory that is mapped for as long as it lives (an arena that is exposed whole, the chunks of a pool) is mapped with
+//! [`Domain::map_static`] or [`Domain::map_at`] by whoever owns it.
 
 use crate::access::{Access, Direction};
-use crate::addr::{Iova, IovaRange, Segment};
-use crate::invalidate::Ticket;
+use crate::addr::{Iova, IovaRange, PageSize};
+use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
-use core::marker::PhantomData;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+
+mod backend;
+mod mapping;
+mod paged;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use backend::{Backend, BackendError, BackendStats};
+pub use mapping::{Mapped, Refused, Revoked};
+pub use paged::{Paged, Physical};
 
 /// Memory that can be mapped: pinned, and owned by the value.
 ///
@@ -21,112 +43,301 @@ use core::marker::PhantomData;
 pub unsafe trait Pinned: Send + 'static {
     /// The memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory;
-    /// Where the memory is mapped already for as long as it lives (an arena that is exposed whole), if it is.
+
+    /// Where the memory is mapped already for as long as it lives (an arena that is exposed whole), if it is. A domain
+    /// believes it only where it knows of such a mapping itself; in any other domain the memory is mapped afresh.
     fn fixed_iova(&self) -> Option<Iova>;
 }
 
-/// Why a backend refused.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+/// What a domain has done so far, and what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum BackendError {}
+pub struct DomainStats {
+    /// Buffers mapped.
+    pub maps: u64,
+    /// Of these, ones that needed no table work, because they are mapped for as long as they live.
+    pub maps_fixed: u64,
+    /// Mappings taken back.
+    pub revokes: u64,
+    /// Buffers given back after their ticket was done.
+    pub unmaps: u64,
+    /// Mappings that a device may use now: neither given back nor in quarantine.
+    pub live: u64,
+    /// Buffers that were leaked, because a device may reach them for ever.
+    pub quarantined: u64,
+    /// Bytes of these.
+    pub quarantined_bytes: u64,
+    /// Pieces of memory that are mapped for as long as they live.
+    pub statics: u64,
+    /// Free extents that the account of I/O virtual addresses holds.
+    pub iova_extents: u64,
+    /// The backend's account.
+    pub backend: BackendStats,
+}
 
-/// What keeps a domain's table: a short list of operations, a file each.
-pub trait Backend: Send + Sync {
-    /// `soft`, `vfio`, `none` ...
-    fn name(&self) -> &'static str;
-    /// The memory will be mapped from until [`expel`](Self::expel).
-    ///
-    /// # Safety
-    /// The caller keeps it valid until `expel` has returned.
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError>;
-    /// The memory goes away: when this returns, no device reaches it through this backend, whatever is mapped.
-    fn expel(&self, memory: DmaMemory);
-    /// Gives the device `access` to `memory` at `iova`; on failure nothing has changed.
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError>;
-    /// Takes access back and asks for one flush of it all. The device can reach it until the ticket is done.
-    fn revoke(&self, ranges: &[IovaRange]) -> Result<Ticket, BackendError>;
-    /// Whether the flush is over.
-    fn is_done(&self, ticket: Ticket) -> bool;
-    /// Waits until it is, or until the backend gives the device up.
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError>;
+#[derive(Default)]
+struct Counts {
+    maps: AtomicU64,
+    maps_fixed: AtomicU64,
+    revokes: AtomicU64,
+    unmaps: AtomicU64,
+    quarantined: AtomicU64,
+    quarantined_bytes: AtomicU64,
+}
+
+/// Memory that is mapped for as long as it lives.
+struct Static {
+    iova: IovaRange,
+    addr: usize,
+    access: Access,
 }
 
 /// One I/O address space.
-pub struct Domain(());
+pub struct Domain {
+    backend: Box<dyn Backend>,
+    iovas: IovaSpace,
+    statics: Mutex<Vec<Static>>,
+    counts: Counts,
+}
 
 impl Domain {
+    /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
+    pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
+        Self { backend, iovas, statics: Mutex::new(Vec::new()), counts: Counts::default() }
+    }
+
+    /// What the backend is called.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Makes the memory known: only memory that was admitted can be mapped.
+    ///
+    /// # Errors
+    /// [`BackendError::AdmittedAlready`], [`BackendError::NotPages`].
+    ///
+    /// # Safety
+    /// The caller keeps the memory valid until [`expel`](Self::expel) has returned.
+    pub unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        check_pages(memory)?;
+        // SAFETY: the caller's promise is the one that `admit` asks for.
+        unsafe { self.backend.admit(memory) }
+    }
+
+    /// The memory goes away: when this returns, no device of this domain reaches it, whatever is still mapped.
+    pub fn expel(&self, memory: DmaMemory) {
+        self.backend.expel(memory);
+    }
+
     /// Gives the device access to `payload`, which moves into the mapping.
+    ///
+    /// # Errors
+    /// [`Refused`], with the payload, wherever no device can reach it.
     pub fn map<P: Pinned, D: Direction>(
         &self,
         payload: P,
         direction: D,
     ) -> Result<Mapped<'_, P, D>, Refused<P>> {
-        todo!()
+        let _ = direction; // its type says everything
+        let memory = payload.memory();
+        if let Some(iova) = payload.fixed_iova().and_then(|at| self.fixed(at, memory, D::ACCESS)) {
+            self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
+            self.counts.maps.fetch_add(1, Ordering::Relaxed);
+            return Ok(Mapped::new(self, payload, iova, true));
+        }
+        match self.map_fresh(memory, D::ACCESS) {
+            Ok(iova) => {
+                self.counts.maps.fetch_add(1, Ordering::Relaxed);
+                Ok(Mapped::new(self, payload, iova, false))
+            }
+            Err(error) if error.stays_reachable() => {
+                self.quarantine(payload, memory.len());
+                Err(Refused { payload: None, error })
+            }
+            Err(error) => Err(Refused { payload: Some(payload), error }),
+        }
     }
-    /// Takes many mappings back with one flush.
+
+    /// Takes many mappings back with one flush, and appends them to `revoked`.
+    ///
+    /// Allocates nothing where `revoked` has room for them.
     pub fn revoke_all<'d, P: Pinned, D: Direction>(
         &'d self,
         mappings: impl IntoIterator<Item = Mapped<'d, P, D>>,
-        revoked: &mut alloc::vec::Vec<Revoked<'d, P>>,
+        revoked: &mut Vec<Revoked<'d, P>>,
     ) {
-        todo!()
+        let first = revoked.len();
+        for mapping in mappings {
+            if mapping.belongs_to(self) {
+                revoked.push(mapping.into_revoked());
+            } else {
+                revoked.push(mapping.revoke());
+            }
+        }
+        let mine = |r: &&Revoked<'d, P>| r.belongs_to(self);
+        let new = revoked.get(first..).unwrap_or_default();
+        let mut ranges = new.iter().filter(mine).filter_map(Revoked::to_revoke);
+        let ticket = self.backend.revoke(&mut ranges).unwrap_or(crate::invalidate::Ticket::NEVER);
+        for held in revoked.iter_mut().skip(first).filter(|r| r.belongs_to(self)) {
+            held.set_ticket(ticket);
+        }
+    }
+
+    /// Maps memory for as long as it lives, at addresses of the domain's choice.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    ///
+    /// # Safety
+    /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been
+    /// [expelled](Self::expel), the caller keeps it valid and takes no reference into it.
+    pub unsafe fn map_static(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
+        let iova = self.map_fresh(memory, access)?;
+        self.statics.lock().push(Static { iova, addr: memory.addr(), access });
+        Ok(iova)
+    }
+
+    /// Takes back what [`map_static`](Self::map_static) gave, and waits.
+    ///
+    /// # Errors
+    /// As for [`unmap_at`](Self::unmap_at); then the addresses are not used again.
+    pub fn unmap_static(&self, iova: IovaRange) -> Result<(), BackendError> {
+        self.statics.lock().retain(|s| s.iova != iova);
+        self.unmap_at(iova)?;
+        self.release_iova(iova)
+    }
+
+    /// Sets `len` bytes of the address space aside, aligned to `align` bytes, for [`map_at`](Self::map_at).
+    ///
+    /// # Errors
+    /// [`BackendError::Iova`] where there is no such range.
+    pub fn reserve_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+        Ok(self.iovas.alloc(len, align, None)?)
+    }
+
+    /// Gives a reserved range back. Nothing may be mapped in it.
+    ///
+    /// # Errors
+    /// [`BackendError::Iova`] where it was not reserved.
+    pub fn release_iova(&self, iova: IovaRange) -> Result<(), BackendError> {
+        Ok(self.iovas.free(iova)?)
+    }
+
+    /// Maps memory at a place of a reserved range.
+    ///
+    /// # Errors
+    /// [`BackendError`]; among others where something is mapped there.
+    ///
+    /// # Safety
+    /// Until [`unmap_at`](Self::unmap_at) has returned `Ok`, or the memory has been [expelled](Self::expel), the
+    /// caller keeps it valid and takes no reference into it.
+    pub unsafe fn map_at(
+        &self,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        check_pages(memory)?;
+        self.backend.map(iova, memory, access)
+    }
+
+    /// Takes back what [`map_at`](Self::map_at) gave, and waits.
+    ///
+    /// # Errors
+    /// A device may reach the memory for ever: the caller must never use it again (count it with
+    /// [`note_quarantined`](Self::note_quarantined)).
+    pub fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError> {
+        let ticket = self.backend.revoke(&mut core::iter::once(iova))?;
+        self.backend.wait(ticket)
+    }
+
+    /// Counts memory that its owner leaked, because a device may reach it for ever.
+    pub fn note_quarantined(&self, bytes: u64) {
+        self.counts.quarantined.fetch_add(1, Ordering::Relaxed);
+        self.counts.quarantined_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What the domain has done so far, and what it holds.
+    pub fn stats(&self) -> DomainStats {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        // `revokes` before `maps`: a mapping that comes and goes meanwhile must not make `live` negative.
+        let revokes = get(&self.counts.revokes);
+        let maps = get(&self.counts.maps);
+        DomainStats {
+            maps,
+            maps_fixed: get(&self.counts.maps_fixed),
+            revokes,
+            unmaps: get(&self.counts.unmaps),
+            live: maps.saturating_sub(revokes),
+            quarantined: get(&self.counts.quarantined),
+            quarantined_bytes: get(&self.counts.quarantined_bytes),
+            statics: self.statics.lock().len() as u64,
+            iova_extents: self.iovas.extents().free as u64,
+            backend: self.backend.stats(),
+        }
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Where `memory` is mapped for as long as it lives, if this domain knows that it is, at `start`.
+    fn fixed(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
+        let iova = IovaRange::new(start, memory.len() as u64).ok()?;
+        let here = |s: &Static| {
+            s.access.contains(access)
+                && s.iova.covers(&iova)
+                && iova.start().checked_offset_from(s.iova.start())
+                    == memory.addr().checked_sub(s.addr).map(|offset| offset as u64)
+        };
+        self.statics.lock().iter().any(here).then_some(iova)
+    }
+
+    fn map_fresh(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
+        check_pages(memory)?;
+        let iova = self.reserve_iova(memory.len() as u64, alignment(memory))?;
+        let Err(error) = self.backend.map(iova, memory, access) else { return Ok(iova) };
+        if !error.stays_reachable() {
+            self.release_iova(iova)?;
+        }
+        Err(error)
+    }
+
+    fn quarantine<P>(&self, payload: P, bytes: usize) {
+        core::mem::forget(payload);
+        self.note_quarantined(bytes as u64);
+    }
+
+    fn count_revoked(&self) {
+        self.counts.revokes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A mapping is over: its addresses may be used again.
+    fn forget_mapping(&self, iova: IovaRange, fixed: bool) {
+        if !fixed && self.release_iova(iova).is_err() {
+            // Not given out by this allocator: it can not happen, and if it did, not reusing them is the safe side.
+            self.note_quarantined(0);
+        }
+        self.counts.unmaps.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A refusal gives the payload back.
-pub struct Refused<P> {
-    /// What was to be mapped.
-    pub payload: P,
-    /// Why it was not.
-    pub error: BackendError,
-}
-
-/// A buffer in a domain: the device may reach it; nobody else does.
-pub struct Mapped<'d, P: Pinned, D: Direction> {
-    domain: &'d Domain,
-    payload: P,
-    iova: IovaRange,
-    direction: PhantomData<D>,
-}
-
-impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
-    /// Where the device finds it: one contiguous range.
-    pub fn iova(&self) -> IovaRange {
-        self.iova
-    }
-    /// The same as a segment.
-    pub fn segment(&self) -> Segment {
-        todo!()
-    }
-    /// Takes access back at once; the buffer is held until the ticket is done.
-    pub fn revoke(self) -> Revoked<'d, P> {
-        todo!()
-    }
-    /// Takes access back and waits: when this returns, no device reaches the buffer.
-    pub fn unmap(self) -> Result<P, BackendError> {
-        todo!()
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").field("backend", &self.backend.name()).finish_non_exhaustive()
     }
 }
 
-/// A buffer whose access has been taken back, but which a device may still reach until the ticket is done.
-pub struct Revoked<'d, P: Pinned> {
-    domain: &'d Domain,
-    payload: P,
-    iova: IovaRange,
-    ticket: Ticket,
+fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
+    let (addr, len) = (memory.addr(), memory.len());
+    let pages = len > 0 && (addr | len).is_multiple_of(PageSize::Size4K.bytes() as usize);
+    if pages { Ok(()) } else { Err(BackendError::NotPages { addr, len }) }
 }
 
-impl<P: Pinned> Revoked<'_, P> {
-    /// The point in the sequence at which it is quiesced.
-    pub fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-    /// The buffer, if the ticket is done; else itself.
-    pub fn poll(self) -> Result<P, Self> {
-        todo!()
-    }
-    /// Waits, and gives the buffer.
-    pub fn wait(self) -> Result<P, BackendError> {
-        todo!()
-    }
+/// The alignment that lets the table use its largest leaves.
+fn alignment(memory: DmaMemory) -> u64 {
+    let usable = |size: &PageSize| {
+        memory.len() as u64 >= size.bytes() && (memory.addr() as u64).is_multiple_of(size.bytes())
+    };
+    PageSize::ALL.iter().rev().find(|size| usable(size)).map_or(PageSize::Size4K.bytes(), |size| size.bytes())
 }

@@ -194,8 +194,8 @@ impl<S: Sink> Invalidator<S> {
         &self.sink
     }
 
-    /// Asks for a flush of `flushes`, whose entries have been cleared **before** this call, and says when it will be
-    /// over. Nothing is sent before [`submit`](Self::submit), [`is_done`](Self::is_done) or [`wait`](Self::wait).
+    /// Asks for a flush of `flushes`, and says when it will be over. The entries of each have been cleared **before**
+    /// it comes out of the iterator (which may clear them itself: the open batch can not be sent meanwhile). Nothing is sent before [`submit`](Self::submit), [`is_done`](Self::is_done) or [`wait`](Self::wait).
     ///
     /// No flushes at all need no ticket: [`Ticket::DONE`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {

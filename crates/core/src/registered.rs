@@ -69,7 +69,7 @@ pub enum BufferError {
     #[error("a piece of the buffer ends at {addr:#x}, where no 4 KiB page ends, and the next is elsewhere")]
     Ragged {
         /// Where the next piece begins in the process.
-        addr: usize,
+        addr: u64,
     },
     /// A piece is no range of device addresses.
     #[error("a piece of the buffer: {0}")]
@@ -349,7 +349,7 @@ impl Runs {
             }
             self.shift = self.shift.min(addr.trailing_zeros());
             if self.shift < PageSize::Size4K.shift() {
-                return Err(BufferError::Ragged { addr: self.addr + (addr - self.addr as u64) as usize });
+                return Err(BufferError::Ragged { addr });
             }
         }
         let no_memory = BufferError::NoMemory { folios: self.list.len() as u64 + 1, bytes: size_of::<Run>() };
@@ -375,6 +375,13 @@ impl Runs {
             let start = run.segment.iova.raw().wrapping_sub(skipped);
             folios.extend((0..bytes.div_ceil(mask + 1)).map(|i| start.wrapping_add(i << shift)));
         }
-        Ok(Registered { addr: self.addr, len: self.len, shift, mask, head, folios: folios.into_boxed_slice() })
+        Ok(Registered {
+            addr: self.addr,
+            len: self.len,
+            shift,
+            mask,
+            head,
+            folios: folios.into_boxed_slice(),
+        })
     }
 }

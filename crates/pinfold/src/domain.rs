@@ -1,41 +1,94 @@
-//! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends. (Skeleton.)
-#![allow(unused_variables, clippy::todo, missing_debug_implementations)]
+//! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 
-use crate::soft::{Port, SoftConfig};
-use pinfold_core::domain::BackendError;
+use crate::soft::{Port, SoftConfig, SoftIommu};
+use pinfold_core::domain::{BackendError, Paged};
+use pinfold_core::iova::IovaSpace;
+use pinfold_core::table::{TablePages, VtdSecondStage};
+use std::fmt;
 use std::sync::Arc;
 
-/// One I/O address space, with the backend that keeps it. A handle: cloning it makes another one to the same space.
+/// One I/O address space, with the backend that keeps it. A handle: a clone is the same domain.
 ///
-/// Everything that the core's domain offers (`map`, `revoke_all`, `reserve_iova`, `admit`, `stats` ...) is reached
-/// through `Deref`.
+/// What a domain offers whatever its backend (`map`, `revoke_all`, `admit`, `map_static`, `stats` ...) is reached
+/// through `Deref`: see [`pinfold_core::domain::Domain`].
+///
+/// The first kernel that has what the backends need: `soft` needs none.
 #[derive(Clone)]
-pub struct Domain(Arc<pinfold_core::domain::Domain>);
+pub struct Domain(Arc<Inner>);
+
+struct Inner {
+    core: pinfold_core::domain::Domain,
+    device: Device,
+}
+
+/// What stands behind the backend on the device's side.
+enum Device {
+    /// Models, that reach memory through ports.
+    Soft(SoftIommu),
+}
 
 impl Domain {
+    /// A domain behind the software IOMMU, as it is by [default](SoftConfig::default).
+    ///
+    /// # Errors
+    /// [`BackendError::NoMemory`] where memory for its table could not be had.
+    pub fn soft() -> Result<Self, BackendError> {
+        Self::soft_with(SoftConfig::default())
+    }
+
     /// A domain behind the software IOMMU.
     ///
     /// # Errors
-    /// [`BackendError`] where memory for its table could not be had.
-    pub fn soft() -> Result<Self, BackendError> {
-        todo!()
-    }
-    /// The same with a configuration.
-    ///
-    /// # Errors
-    /// As [`soft`](Self::soft).
+    /// [`BackendError::NoMemory`] as for [`soft`](Self::soft); [`BackendError::Table`] where the configuration asks
+    /// for levels that there are not.
     pub fn soft_with(config: SoftConfig) -> Result<Self, BackendError> {
-        todo!()
+        let levels = config.levels;
+        let iommu = SoftIommu::new(config)?;
+        let memory = iommu.table_memory();
+        let pages = TablePages::new(memory, iommu.table_phys())?;
+        let paged = Paged::<VtdSecondStage, _>::new("soft", iommu.clone(), pages, levels)?;
+        iommu.attach(paged.root(), levels);
+        let iovas = IovaSpace::new(paged.bits())?;
+        let core = pinfold_core::domain::Domain::new(Box::new(paged), iovas);
+        Ok(Self(Arc::new(Inner { core, device: Device::Soft(iommu) })))
     }
-    /// A device's way into the domain, where the devices of this domain are models; `None` for real ones.
+
+    /// What the backend is called: `soft`.
+    pub fn name(&self) -> &'static str {
+        self.0.core.backend_name()
+    }
+
+    /// A new device's way into the domain, where the devices of this domain are models; `None` where they are real.
     pub fn port(&self) -> Option<Port> {
-        todo!()
+        self.soft_iommu().map(SoftIommu::port)
+    }
+
+    /// The software IOMMU, if the domain is behind one: its account and its faults.
+    pub fn soft_iommu(&self) -> Option<&SoftIommu> {
+        match &self.0.device {
+            Device::Soft(iommu) => Some(iommu),
+        }
     }
 }
 
-impl core::ops::Deref for Domain {
+impl Drop for Inner {
+    fn drop(&mut self) {
+        match &self.device {
+            // Ports may outlive the domain: from here on they find nothing, not even what was leaked.
+            Device::Soft(iommu) => iommu.detach(),
+        }
+    }
+}
+
+impl std::ops::Deref for Domain {
     type Target = pinfold_core::domain::Domain;
     fn deref(&self) -> &Self::Target {
-        &self.0
+        &self.0.core
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Domain").field(&self.0.core).finish()
     }
 }

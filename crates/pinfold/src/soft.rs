@@ -1,82 +1,140 @@
-//! The software IOMMU: an adversary. (Skeleton: the face is fixed, the inside is being written.)
-#![allow(unused_variables, clippy::todo, missing_debug_implementations)]
+//! The software IOMMU: an adversary.
+//!
+//! Devices that are models reach memory through a [`Port`], which translates every access as an IOMMU does. It is as
+//! unpleasant as the specification lets it be:
+//!
+//! - its IOTLB keeps every entry until it is told to drop it, or until the room is needed;
+//! - its walk caches hold table pages, and a flush of leaves alone leaves them there;
+//! - a flush takes effect at once or at the last moment, and is over late and out of order if it is so
+//!   [configured](SoftConfig);
+//! - with caching mode it also remembers that nothing was mapped;
+//! - it decodes table entries by itself, not by the core's code that wrote them.
+//!
+//! It does no harm that a real IOMMU could not do either: it only touches memory that was admitted to it, so that
+//! a wrong entry is a [`Fault`] and not a wild access. "Physical" addresses are addresses in this process.
+//!
+//! Its cost model is a time line and not a thread: a flush that is submitted at t is over at max(t, previous) + cost.
+//! So a waiter really waits, also on two cores.
 
-use pinfold_core::addr::Iova;
-use std::time::Duration;
+use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::domain::{BackendError, Physical};
+use pinfold_core::invalidate::{Batch, Sink, SinkError, Ticket, WaitLimit};
+use pinfold_core::mem::DmaMemory;
+use std::sync::Arc;
 
-/// How a software IOMMU behaves.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct SoftConfig {
-    /// How many 4 KiB translations each port keeps.
-    pub iotlb_entries: usize,
-    /// What a flush costs: one that is submitted at t is over at max(t, previous) + cost.
-    pub flush_cost: Duration,
-    /// A flush is over up to this much later, at random, and out of order.
-    pub late_by: Duration,
-    /// What the randomness starts from.
-    pub seed: u64,
-    /// Entries that are not present are cached too (VT-d: caching mode).
-    pub caching_mode: bool,
-    /// How long a waiter waits for a flush.
-    pub timeout: Duration,
-    /// Memory for I/O page tables, in bytes.
-    pub table_bytes: usize,
+mod config;
+mod fault;
+mod line;
+mod memory;
+mod port;
+#[cfg(test)]
+mod tests;
+mod tlb;
+mod unit;
+mod walk;
+
+pub use config::{Effect, SoftConfig};
+pub use fault::{Fault, FaultKind};
+pub use port::{Port, PortStats};
+
+use unit::Unit;
+
+/// A software IOMMU with one address space. A handle: a clone is the same one.
+///
+/// [`Domain::soft`](crate::Domain::soft) is the short way to one with a domain in front.
+#[derive(Clone, Debug)]
+pub struct SoftIommu(Arc<Unit>);
+
+impl SoftIommu {
+    /// A software IOMMU without a table: every access is a fault.
+    ///
+    /// # Errors
+    /// [`BackendError::NoMemory`] where memory for the table could not be had.
+    pub fn new(config: SoftConfig) -> Result<Self, BackendError> {
+        Ok(Self(Arc::new(Unit::new(config)?)))
+    }
+
+    /// The memory for the table's pages. It is zero at first, and lives as long as the IOMMU or a port of it.
+    ///
+    /// The walker follows links inside this memory only.
+    pub fn table_memory(&self) -> DmaMemory {
+        self.0.tables.memory()
+    }
+
+    /// Where the walker finds the table memory.
+    pub fn table_phys(&self) -> PhysAddr {
+        PhysAddr::new(self.table_memory().addr() as u64)
+    }
+
+    /// Lets the walker begin at `root`, a page of the [table memory](Self::table_memory), with `levels` levels.
+    pub fn attach(&self, root: PhysAddr, levels: u8) {
+        self.0.attach(root, levels);
+    }
+
+    /// Takes the table away and drops all that is cached: from here on every access is a fault.
+    pub fn detach(&self) {
+        self.0.detach();
+    }
+
+    /// A new device's way to memory, with caches of its own.
+    pub fn port(&self) -> Port {
+        Port::new(&self.0)
+    }
+
+    /// What all ports have done so far.
+    pub fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+
+    /// The last faults, oldest first; at most 64.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.0.faults()
+    }
 }
 
-/// Why an access of a device did not land.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum FaultKind {
-    /// Nothing is mapped there.
-    NotMapped,
-    /// The device may not read there.
-    NoRead,
-    /// The device may not write there.
-    NoWrite,
+impl Sink for SoftIommu {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+        self.0.submit(batch, ticket);
+        Ok(())
+    }
+
+    fn completed(&self) -> Ticket {
+        self.0.completed()
+    }
+
+    fn relax(&self, polls: u64) {
+        if polls < 64 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    fn now_ns(&self) -> Option<u64> {
+        Some(self.0.now_ns())
+    }
+
+    fn limit(&self) -> WaitLimit {
+        let time_ns = u64::try_from(self.0.config.timeout.as_nanos()).unwrap_or(u64::MAX);
+        WaitLimit { time_ns, polls: u64::MAX }
+    }
+
+    fn caches_absent(&self) -> bool {
+        self.0.config.caching_mode
+    }
 }
 
-/// An access of a device that did not land.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the device may not reach {iova}: {kind:?}")]
-pub struct Fault {
-    /// The first address that was not reached.
-    pub iova: Iova,
-    /// Why.
-    pub kind: FaultKind,
-}
+impl Physical for SoftIommu {
+    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise is the one that the registry asks for.
+        unsafe { self.0.admit(memory) }
+    }
 
-/// One device's way to memory. A clone is another device (it caches for itself).
-#[derive(Clone)]
-pub struct Port(());
+    fn expel(&self, memory: DmaMemory) {
+        self.0.expel(memory);
+    }
 
-impl Port {
-    /// Reads from `iova`, across pages; after a fault part of `to` may have been filled.
-    ///
-    /// # Errors
-    /// [`Fault`] at the first address that may not be read.
-    pub fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), Fault> {
-        todo!()
-    }
-    /// Writes to `iova`, across pages; after a fault part of `from` may have been written, as real devices do.
-    ///
-    /// # Errors
-    /// [`Fault`] at the first address that may not be written.
-    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
-        todo!()
-    }
-    /// Reads a `u32` so that what its writer wrote before it is seen after it. `iova` is a multiple of 4.
-    ///
-    /// # Errors
-    /// [`Fault`].
-    pub fn read_u32_acquire(&self, iova: Iova) -> Result<u32, Fault> {
-        todo!()
-    }
-    /// Writes a `u32` after everything that this thread wrote before. `iova` is a multiple of 4.
-    ///
-    /// # Errors
-    /// [`Fault`].
-    pub fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), Fault> {
-        todo!()
+    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+        self.0.run(memory)
     }
 }

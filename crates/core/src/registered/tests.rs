@@ -81,8 +81,8 @@ fn ranges_outside_are_refused() {
 /// A buffer of pages that lie anywhere, some of them side by side, where each of its 4 KiB is, and its page size.
 fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
     let sizes = prop_oneof![Just(PageSize::Size4K), Just(PageSize::Size2M)];
-    (sizes, 0u64..8, prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40), any::<[u16; 2]>()).prop_map(
-        |(page, base, places, [cut, short])| {
+    (sizes, 0u64..8, prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40), any::<[u16; 2]>())
+        .prop_map(|(page, base, places, [cut, short])| {
             let mut pages = Vec::new();
             for (beside, place) in places {
                 let elsewhere = place * page.bytes();
@@ -98,10 +98,10 @@ fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
             let buffer =
                 Registered::from_pages(addr, len, page, pages.iter().copied().map(Iova::new)).unwrap();
             // The model: the device address of each 4 KiB of the pages.
-            let fine = pages.iter().flat_map(|p| (0..page.bytes() / 4096).map(move |i| p + i * 4096)).collect();
+            let fine =
+                pages.iter().flat_map(|p| (0..page.bytes() / 4096).map(move |i| p + i * 4096)).collect();
             (buffer, fine, page.bytes())
-        },
-    )
+        })
 }
 
 fn model(buffer: &Registered, fine: &[u64], page: u64, offset: u64) -> u64 {

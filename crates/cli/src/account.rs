@@ -1,0 +1,231 @@
+//! What a run did, as the stack itself counted it. One set of structures, printed as text ([`text`]) or as JSON.
+
+mod text;
+
+use crate::args::Protect;
+use crate::copy::digest::Hash;
+use crate::copy::pump::Phase;
+use crate::lane::Figures;
+use crate::latency::Latency;
+use serde::Serialize;
+
+/// What a copy did.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CopyAccount {
+    /// `copy`.
+    pub(crate) command: &'static str,
+    /// As the user named it.
+    pub(crate) source: String,
+    /// As the user named it.
+    pub(crate) destination: String,
+    /// As the user named it.
+    pub(crate) via: Option<String>,
+    /// How many bytes the source had, and the destination has.
+    pub(crate) bytes: u64,
+    /// Bytes of one request.
+    pub(crate) block_bytes: u64,
+    /// The most requests in flight.
+    pub(crate) iodepth: u64,
+    /// Source to destination, or to the third target and from there.
+    pub(crate) phases: Vec<PhaseAccount>,
+    /// The SHA-256 of both, where it was asked for.
+    pub(crate) sha256: Option<Hashes>,
+    /// What the memory stack did.
+    pub(crate) stack: StackAccount,
+    /// What fell back to something slower, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What was read again from both ends.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Hashes {
+    /// Of the source.
+    pub(crate) source: Hash,
+    /// Of the destination, before it got its name.
+    pub(crate) destination: Hash,
+}
+
+/// All bytes from one target to another.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PhaseAccount {
+    /// Where they were.
+    pub(crate) from: String,
+    /// Where they went.
+    pub(crate) to: String,
+    /// How many.
+    pub(crate) bytes: u64,
+    /// From the first request to the end of the flush.
+    pub(crate) seconds: f64,
+    /// Of that, the flush.
+    pub(crate) flush_seconds: f64,
+    /// `bytes` by `seconds`.
+    pub(crate) bytes_per_second: f64,
+    /// The reads from the one.
+    pub(crate) reads: RequestAccount,
+    /// The writes to the other.
+    pub(crate) writes: RequestAccount,
+}
+
+impl PhaseAccount {
+    /// The account of `phase`.
+    pub(crate) fn new(from: String, to: String, phase: &Phase) -> Self {
+        Self {
+            from,
+            to,
+            bytes: phase.bytes,
+            seconds: phase.elapsed.as_secs_f64(),
+            flush_seconds: phase.flush.as_secs_f64(),
+            bytes_per_second: crate::units::per_second(phase.bytes, phase.elapsed),
+            reads: RequestAccount::new(&phase.reads),
+            writes: RequestAccount::new(&phase.writes),
+        }
+    }
+}
+
+/// Requests of one way at one target.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct RequestAccount {
+    /// How many.
+    pub(crate) requests: u64,
+    /// Bytes that they moved.
+    pub(crate) bytes: u64,
+    /// From the call to its return.
+    pub(crate) submission: Latency,
+    /// From there to the moment at which the program had the buffer again.
+    pub(crate) completion: Latency,
+    /// Both together.
+    pub(crate) total: Latency,
+}
+
+impl RequestAccount {
+    /// The account of `figures`.
+    pub(crate) fn new(figures: &Figures) -> Self {
+        Self {
+            requests: figures.requests,
+            bytes: figures.bytes,
+            submission: figures.submission.summary(),
+            completion: figures.completion.summary(),
+            total: figures.total.summary(),
+        }
+    }
+}
+
+/// What the memory stack did.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct StackAccount {
+    /// When a controller could reach the data buffers.
+    pub(crate) protect: Protect,
+    /// The arenas.
+    pub(crate) memory: Vec<MemoryAccount>,
+    /// The controllers.
+    pub(crate) devices: Vec<DeviceAccount>,
+    /// The DMA pools of all controllers.
+    pub(crate) pools: Vec<PoolAccount>,
+    /// The I/O address space.
+    pub(crate) domain: DomainAccount,
+}
+
+/// An arena.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct MemoryAccount {
+    /// `data` or `control`.
+    pub(crate) name: &'static str,
+    /// Where it comes from.
+    pub(crate) source: &'static str,
+    /// How large it is.
+    pub(crate) bytes: u64,
+    /// The size of its pages.
+    pub(crate) page_bytes: u64,
+    /// Whether devices reach all of it, always.
+    pub(crate) always_exposed: bool,
+    /// What keeps its pages in memory; where nothing does, why.
+    pub(crate) residency: String,
+    /// How many 4 KiB frames it has.
+    pub(crate) frames: u64,
+    /// How many of them were in use when the account was taken.
+    pub(crate) frames_in_use: u64,
+    /// The most that were in use.
+    pub(crate) frames_at_most: u64,
+    /// How many are kept out of use, because a device may reach them for ever.
+    pub(crate) frames_quarantined: u64,
+    /// What was tried before, and why it gave nothing.
+    pub(crate) refused: Vec<RefusedAccount>,
+}
+
+/// A source of memory that gave nothing.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RefusedAccount {
+    /// Which.
+    pub(crate) source: &'static str,
+    /// Why.
+    pub(crate) why: String,
+    /// The command that mends it (as root).
+    pub(crate) fix: Option<String>,
+}
+
+/// A controller.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DeviceAccount {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// Commands that it carried out.
+    pub(crate) commands: u64,
+    /// Requests that were cut into more than one command.
+    pub(crate) split_requests: u64,
+    /// Segments of all requests' data.
+    pub(crate) segments: u64,
+    /// Requests that the segments belong to.
+    pub(crate) requests: u64,
+    /// Pages of PRP lists that were handed out.
+    pub(crate) prp_pages: u64,
+    /// The most at a time.
+    pub(crate) prp_pages_at_most: u64,
+}
+
+/// A DMA pool.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PoolAccount {
+    /// Its name.
+    pub(crate) name: String,
+    /// Blocks in use when the account was taken.
+    pub(crate) in_use: u64,
+    /// Blocks in all.
+    pub(crate) blocks: u64,
+    /// Bytes of a block.
+    pub(crate) block_bytes: u64,
+    /// Chunks that they were cut from.
+    pub(crate) chunks: u64,
+    /// The most blocks in use at a time.
+    pub(crate) at_most: u64,
+}
+
+/// An I/O address space.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct DomainAccount {
+    /// What keeps its table.
+    pub(crate) backend: &'static str,
+    /// Buffers mapped.
+    pub(crate) maps: u64,
+    /// Of these, ones that needed no table work.
+    pub(crate) maps_fixed: u64,
+    /// Buffers that a device may reach for ever.
+    pub(crate) quarantined: u64,
+    /// Free extents of I/O virtual addresses.
+    pub(crate) iova_extents: u64,
+    /// Table pages in use.
+    pub(crate) table_pages: u64,
+    /// Ranges that were asked to be flushed.
+    pub(crate) invalidations_asked: u64,
+    /// Ranges that a neighbour's flush covered.
+    pub(crate) invalidations_merged: u64,
+    /// Flushes sent.
+    pub(crate) invalidations_sent: u64,
+    /// Of these, flushes of everything.
+    pub(crate) invalidations_whole: u64,
+    /// Waits sent behind them.
+    pub(crate) waits_sent: u64,
+    /// Calls that had to wait.
+    pub(crate) waited: u64,
+    /// How long they did.
+    pub(crate) waited_ns: u64,
+}

@@ -1,0 +1,299 @@
+//! The account as text: a line a fact, the figures of a kind under each other.
+
+use super::{
+    CopyAccount, DeviceAccount, DomainAccount, MemoryAccount, PoolAccount, RequestAccount, StackAccount,
+};
+use crate::args::Protect;
+use crate::units::{ByteSize, counted, grouped, rate, time};
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+/// Where the second column starts.
+const LABEL: usize = 14;
+
+fn line(out: &mut String, label: &str, value: fmt::Arguments<'_>) {
+    // Writing to a `String` does not fail.
+    let _ = writeln!(out, "  {label:<LABEL$}{value}");
+}
+
+impl CopyAccount {
+    /// The account as text.
+    pub(crate) fn to_text(&self) -> String {
+        let mut out = String::new();
+        let via = self.via.as_ref().map(|via| format!(", by way of {via}")).unwrap_or_default();
+        let _ = writeln!(out, "{} -> {}{via}", self.source, self.destination);
+        let what = format_args!(
+            "{} ({} bytes), {} at a time, {} in flight",
+            ByteSize(self.bytes),
+            grouped(self.bytes),
+            ByteSize(self.block_bytes),
+            self.iodepth
+        );
+        line(&mut out, "copied", what);
+        if let Some(hashes) = &self.sha256 {
+            line(&mut out, "sha256", format_args!("{} read from the source", hashes.source));
+            line(&mut out, "", format_args!("{} read back from the destination", hashes.destination));
+        }
+        self.phases_to_text(&mut out);
+        self.stack.to_text(&mut out);
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out
+    }
+
+    fn phases_to_text(&self, out: &mut String) {
+        for phase in &self.phases {
+            let elapsed = Duration::try_from_secs_f64(phase.seconds).unwrap_or_default();
+            let _ = writeln!(out, "\n{} -> {}", phase.from, phase.to);
+            let flush = time(nanoseconds(phase.flush_seconds));
+            let took = format_args!(
+                "{} in {} (of which {flush} to flush): {}",
+                ByteSize(phase.bytes),
+                time(nanoseconds(phase.seconds)),
+                rate(phase.bytes, elapsed)
+            );
+            line(out, "moved", took);
+            request_line(out, "reads", &phase.reads);
+            request_line(out, "writes", &phase.writes);
+        }
+    }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
+    if account.requests == 0 {
+        return;
+    }
+    let (submission, completion) = (&account.submission, &account.completion);
+    let figures = format_args!(
+        "{:>9} I/Os · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
+        grouped(account.requests),
+        time(submission.median_ns),
+        time(submission.p99_ns),
+        time(completion.median_ns),
+        time(completion.p99_ns)
+    );
+    line(out, label, figures);
+}
+
+impl StackAccount {
+    /// The stack's part, section by section.
+    pub(crate) fn to_text(&self, out: &mut String) {
+        let _ = writeln!(out, "\nmemory");
+        for memory in &self.memory {
+            memory.to_text(out);
+        }
+        for device in &self.devices {
+            device.to_text(out);
+        }
+        if !self.devices.is_empty() {
+            self.domain.to_text(out, self.protect);
+        }
+        if !self.pools.is_empty() {
+            let _ = writeln!(out, "\npools         in use  at most   blocks    bytes   chunks");
+            for pool in &self.pools {
+                pool.to_text(out);
+            }
+        }
+    }
+
+    /// The pools in the kernel's format: name, blocks in use, blocks in all, block size, chunks.
+    pub(crate) fn pools_to_kernel_text(&self) -> String {
+        let mut out = String::from("poolinfo - 0.1\n");
+        for pool in &self.pools {
+            let PoolAccount { name, in_use, blocks, block_bytes, chunks, .. } = pool;
+            let _ = writeln!(out, "{name:<16} {in_use:>4} {blocks:>4} {block_bytes:>4} {chunks:>2}");
+        }
+        out
+    }
+}
+
+impl MemoryAccount {
+    fn to_text(&self, out: &mut String) {
+        let exposed = if self.always_exposed { "always exposed" } else { "exposed while in use" };
+        let what = format_args!(
+            "{} from {}, pages of {}, {}, {exposed}",
+            ByteSize(self.bytes),
+            self.source,
+            ByteSize(self.page_bytes),
+            self.residency
+        );
+        line(out, self.name, what);
+        let mut quarantined = String::new();
+        if self.frames_quarantined > 0 {
+            quarantined = format!(", {} quarantined", grouped(self.frames_quarantined));
+        }
+        let frames = format_args!(
+            "{} of {} in use, at most {}{quarantined}",
+            grouped(self.frames_in_use),
+            counted(self.frames, "frame"),
+            grouped(self.frames_at_most)
+        );
+        line(out, "", frames);
+        for refused in &self.refused {
+            let fix = refused.fix.as_ref().map(|fix| format!("; as root: {fix}")).unwrap_or_default();
+            line(out, "", format_args!("refused: {}: {}{fix}", refused.source, refused.why));
+        }
+    }
+}
+
+impl DeviceAccount {
+    fn to_text(&self, out: &mut String) {
+        let _ = writeln!(out, "\ncontroller {}", self.name);
+        let cut = match self.split_requests {
+            0 => String::new(),
+            cut => format!(" ({} in more than one)", grouped(cut)),
+        };
+        line(
+            out,
+            "commands",
+            format_args!("{} for {}{cut}", grouped(self.commands), counted(self.requests, "I/O")),
+        );
+        let an_io = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
+        line(out, "segments", format_args!("{an_io:.2} an I/O"));
+        let pages = format_args!(
+            "{}, at most {} at a time",
+            grouped(self.prp_pages),
+            grouped(self.prp_pages_at_most)
+        );
+        line(out, "PRP pages", pages);
+    }
+}
+
+impl DomainAccount {
+    fn to_text(&self, out: &mut String, protect: Protect) {
+        let protect = match protect {
+            Protect::Static => "static",
+            Protect::Revoke => "revoke",
+            Protect::Strict => "strict",
+        };
+        let _ = writeln!(out, "\ndomain {}, protect {protect}", self.backend);
+        let fixed = match self.maps_fixed {
+            0 => String::new(),
+            fixed => format!(", {} of them for as long as they live", grouped(fixed)),
+        };
+        line(out, "mappings", format_args!("{}{fixed}", grouped(self.maps)));
+        if self.quarantined > 0 {
+            line(out, "quarantined", format_args!("{}", counted(self.quarantined, "buffer")));
+        }
+        let iova = format_args!(
+            "{} free, {} in use",
+            counted(self.iova_extents, "extent"),
+            counted(self.table_pages, "table page")
+        );
+        line(out, "IOVA", iova);
+        let whole = match self.invalidations_whole {
+            0 => String::new(),
+            whole => format!(", {} of them of everything", grouped(whole)),
+        };
+        let invalidations = format_args!(
+            "{} asked, {} merged, {} sent{whole}",
+            grouped(self.invalidations_asked),
+            grouped(self.invalidations_merged),
+            grouped(self.invalidations_sent)
+        );
+        line(out, "invalidations", invalidations);
+        let waits = format_args!(
+            "{} sent, {} had to wait, {} in all",
+            grouped(self.waits_sent),
+            counted(self.waited, "call"),
+            time(self.waited_ns)
+        );
+        line(out, "waits", waits);
+    }
+}
+
+impl PoolAccount {
+    fn to_text(&self, out: &mut String) {
+        let _ = writeln!(
+            out,
+            "  {:<10} {:>7} {:>8} {:>8} {:>8} {:>8}",
+            self.name,
+            grouped(self.in_use),
+            grouped(self.at_most),
+            grouped(self.blocks),
+            grouped(self.block_bytes),
+            grouped(self.chunks)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack() -> StackAccount {
+        let pool = PoolAccount {
+            name: "chain pool".into(),
+            in_use: 373_959,
+            blocks: 386_048,
+            block_bytes: 128,
+            chunks: 12_064,
+            at_most: 373_960,
+        };
+        let memory = MemoryAccount {
+            name: "data",
+            source: "plain",
+            bytes: 16 << 20,
+            page_bytes: 4096,
+            always_exposed: false,
+            residency: "locked".into(),
+            frames: 4096,
+            frames_in_use: 0,
+            frames_at_most: 4000,
+            frames_quarantined: 1,
+            refused: vec![RefusedAccount {
+                source: "hugetlb-2m",
+                why: "8 free pages are needed".into(),
+                fix: Some("echo 8 > nr_hugepages".into()),
+            }],
+        };
+        StackAccount {
+            protect: Protect::Revoke,
+            memory: vec![memory],
+            devices: vec![DeviceAccount {
+                name: "soft:64M".into(),
+                commands: 12,
+                split_requests: 2,
+                segments: 15,
+                requests: 10,
+                prp_pages: 10,
+                prp_pages_at_most: 4,
+            }],
+            pools: vec![pool],
+            domain: DomainAccount {
+                backend: "soft",
+                maps: 20,
+                invalidations_asked: 20,
+                ..Default::default()
+            },
+        }
+    }
+    use super::super::RefusedAccount;
+
+    #[test]
+    fn the_pools_report_is_the_kernels() {
+        let expected = "poolinfo - 0.1\nchain pool       373959 386048  128 12064\n";
+        assert_eq!(stack().pools_to_kernel_text(), expected);
+    }
+
+    #[test]
+    fn the_account_names_what_was_refused_and_what_mends_it() {
+        let mut text = String::new();
+        stack().to_text(&mut text);
+        for part in [
+            "refused: hugetlb-2m: 8 free pages are needed; as root: echo 8 > nr_hugepages",
+            "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
+            "12 for 10 I/Os (2 in more than one)",
+            "1.50 an I/O",
+            "20 asked, 0 merged, 0 sent\n",
+            "domain soft, protect revoke",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What `--help` says behind the options.
+
+macro_rules! targets {
+    () => {
+        "\
+Targets:
+  file:PATH   a file, by io_uring, past the page cache where the file system allows it; a bare PATH is the same
+  soft:SIZE   a model NVMe controller on SIZE bytes of memory: zeroes at first, gone at the end
+  soft:IMAGE  the same on an image file (a name that reads as a size: soft:./512M)
+"
+    };
+}
+
+macro_rules! exits {
+    () => {
+        "
+Exit codes:
+  0    all went well
+  1    the run failed; one line on standard error says what happened and what to do
+  2    the command line asks for something that is unknown or impossible
+  130  stopped by SIGINT or SIGTERM, after everything unfinished was taken back
+"
+    };
+}
+
+pub(super) const SHORT: &str = "Examples: --help";
+
+pub(super) const TOP_SHORT: &str = "Targets, exit codes, examples: --help";
+
+pub(super) const TOP: &str = concat!(
+    targets!(),
+    exits!(),
+    "
+Sizes are whole numbers with a letter or none: 512, 4k, 8M, 1G (1k is 1024 bytes).
+
+Examples:
+  pinfold doctor
+  pinfold copy big.iso copy.iso --via soft:8G --verify
+  pinfold io soft:1G --rw randread --bs 4k --iodepth 32"
+);
+
+pub(super) const COPY: &str = concat!(
+    targets!(),
+    "
+The destination is either whole or absent: it is written under a temporary name beside its own, flushed, and renamed
+when all of it is on the disk. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
+a whole block; with --force it replaces an image, it does not write into it. An image given with --via is written in
+place; if it holds anything, only with --force.
+",
+    exits!(),
+    "
+Examples:
+  pinfold copy big.iso copy.iso
+  pinfold copy big.iso copy.iso --via soft:8G --protect strict --verify
+  pinfold copy big.iso soft:disk.img --bs 128k --iodepth 64
+  pinfold copy soft:disk.img back.iso --force --json"
+);
+
+pub(super) const IO: &str = concat!(
+    targets!(),
+    "
+The words are fio's. It ends when --size bytes have been moved or --runtime is over, whichever comes first; with
+--time-based only the time counts. What an existing file or image holds is written over only with --force. A file
+that does not exist is made with --size bytes, written once before it is read, and removed at the end.
+",
+    exits!(),
+    "
+Examples:
+  pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
+  pinfold io scratch.bin --rw randrw --rwmixread 70 --size 256M --iodepth 16
+  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json"
+);
+
+pub(super) const DOCTOR: &str = "\
+It changes nothing. What is missing is no failure: the exit code is 0 as long as the machine could be looked at.
+
+Examples:
+  pinfold doctor
+  pinfold doctor --json | jq '.findings[] | select(.fix)'";
+
+pub(super) const POOLS: &str = "\
+Writes 64 MiB to a model controller on memory, reads them back, and prints the DMA pools that the driver used: first
+in the kernel's format (poolinfo - 0.1: name, blocks in use, blocks in all, block size, chunks), taken while the
+requests were in flight, then with high-water marks. `pinfold copy --pools` prints the same of any copy.
+
+Examples:
+  pinfold pools
+  pinfold pools --protect static --json";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  pinfold completions bash > ~/.local/share/bash-completion/completions/pinfold
+  pinfold completions zsh > ~/.zfunc/_pinfold";
+
+pub(super) const MAN: &str = "\
+Examples:
+  pinfold man | man -l -
+  pinfold man > ~/.local/share/man/man1/pinfold.1";

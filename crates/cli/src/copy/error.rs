@@ -1,0 +1,30 @@
+//! What can go wrong while bytes are moved.
+
+use crate::target::TargetError;
+
+/// Why the bytes were not all moved.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PumpError {
+    /// A target failed.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The source gave fewer bytes than it had at the start.
+    #[error(
+        "{name} ended at byte {at} although it had {expected} bytes at the start; it was cut short while it was read: \
+         copy it again when nobody writes it"
+    )]
+    SourceEnded {
+        /// The source's name.
+        name: String,
+        /// The first byte that was missing.
+        at: u64,
+        /// How many bytes there were.
+        expected: u64,
+    },
+    /// All buffers are quarantined.
+    #[error("no buffer is left to go on with: the device kept them all")]
+    NoBuffers,
+    /// The user asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}

@@ -1,0 +1,3 @@
+//! `io`
+pub(crate) mod engine;
+pub(crate) mod report;

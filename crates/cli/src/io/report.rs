@@ -1,0 +1,224 @@
+//! What a workload did, laid out as fio does it, or as JSON.
+
+use super::engine::{Outcome, Workload};
+use crate::account::{RequestAccount, StackAccount};
+use crate::args::Rw;
+use crate::latency::Latency;
+use crate::units::per_second;
+use serde::Serialize;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// What a workload did.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct IoAccount {
+    /// `io`.
+    pub(crate) command: &'static str,
+    /// As the user named it.
+    pub(crate) target: String,
+    /// What was done.
+    pub(crate) rw: Rw,
+    /// Bytes of one request.
+    pub(crate) block_bytes: u64,
+    /// The most requests in flight.
+    pub(crate) iodepth: u64,
+    /// How many bytes of the target were used.
+    pub(crate) size_bytes: u64,
+    /// How long it took.
+    pub(crate) seconds: f64,
+    /// The reads, if there were any.
+    pub(crate) read: Option<WayAccount>,
+    /// The writes, if there were any.
+    pub(crate) write: Option<WayAccount>,
+    /// What the memory stack did.
+    pub(crate) stack: StackAccount,
+    /// What fell back to something slower, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Requests of one way.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WayAccount {
+    /// Requests a second.
+    pub(crate) iops: f64,
+    /// Bytes a second.
+    pub(crate) bytes_per_second: f64,
+    /// How many, and how long each took.
+    #[serde(flatten)]
+    pub(crate) requests: RequestAccount,
+}
+
+impl WayAccount {
+    fn new(requests: RequestAccount, elapsed: Duration) -> Option<Self> {
+        (requests.requests > 0).then(|| Self {
+            iops: per_second(requests.requests, elapsed),
+            bytes_per_second: per_second(requests.bytes, elapsed),
+            requests,
+        })
+    }
+}
+
+impl IoAccount {
+    /// The account of `outcome`.
+    pub(crate) fn new(
+        target: String,
+        iodepth: u64,
+        (workload, outcome): (&Workload, &Outcome),
+        stack: StackAccount,
+        notes: Vec<String>,
+    ) -> Self {
+        Self {
+            command: "io",
+            target,
+            rw: workload.rw,
+            block_bytes: workload.block as u64,
+            iodepth,
+            size_bytes: workload.blocks.saturating_mul(workload.block as u64),
+            seconds: outcome.elapsed.as_secs_f64(),
+            read: WayAccount::new(RequestAccount::new(&outcome.reads), outcome.elapsed),
+            write: WayAccount::new(RequestAccount::new(&outcome.writes), outcome.elapsed),
+            stack,
+            notes,
+        }
+    }
+
+    /// The account as text.
+    pub(crate) fn to_text(&self) -> String {
+        let mut out = String::new();
+        let (rw, bs) = (format!("{:?}", self.rw).to_lowercase(), self.block_bytes);
+        // Writing to a `String` does not fail, here and below.
+        let _ = writeln!(
+            out,
+            "{}: rw={rw}, bs={bs}B, iodepth={}, size={}B",
+            self.target, self.iodepth, self.size_bytes
+        );
+        for (name, way) in [("read", &self.read), ("write", &self.write)] {
+            if let Some(way) = way {
+                way.to_text(&mut out, name, self.seconds);
+            }
+        }
+        let _ = writeln!(out, "\nRun status:");
+        for (name, way) in [("READ", &self.read), ("WRITE", &self.write)] {
+            if let Some(way) = way {
+                let run = format_args!("{:>8}: {}", name, bandwidth(way.bytes_per_second));
+                let io = binary(way.requests.bytes as f64);
+                let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
+            }
+        }
+        self.stack.to_text(&mut out);
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out
+    }
+}
+
+impl WayAccount {
+    fn to_text(&self, out: &mut String, name: &str, seconds: f64) {
+        let requests = &self.requests;
+        let _ = writeln!(
+            out,
+            "{name:>7}: IOPS={}, {} ({}B/{:.0}msec)",
+            decimal(self.iops),
+            bandwidth(self.bytes_per_second).replacen("bw", "BW", 1),
+            binary(requests.bytes as f64),
+            seconds * 1e3
+        );
+        latency_line(out, "slat", &requests.submission);
+        latency_line(out, "clat", &requests.completion);
+        latency_line(out, "lat", &requests.total);
+        percentiles(out, "slat", &requests.submission);
+        percentiles(out, "clat", &requests.completion);
+    }
+}
+
+/// `bw=411MiB/s (431MB/s)`.
+fn bandwidth(bytes_per_second: f64) -> String {
+    format!("bw={}B/s ({}B/s)", binary(bytes_per_second), decimal(bytes_per_second))
+}
+
+fn scaled(value: f64, step: f64, units: [&str; 5]) -> String {
+    let mut value = value;
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}{}", units.get(unit).unwrap_or(&""))
+}
+
+fn binary(value: f64) -> String {
+    scaled(value, 1024.0, ["", "Ki", "Mi", "Gi", "Ti"])
+}
+
+fn decimal(value: f64) -> String {
+    scaled(value, 1000.0, ["", "k", "M", "G", "T"])
+}
+
+/// fio's rule: the largest unit in which the least still has four digits or so.
+fn unit(latency: &Latency) -> (&'static str, f64) {
+    match (latency.min_ns, latency.max_ns) {
+        (min, max) if min > 2_000_000 && max > 99_999_999 => ("msec", 1e6),
+        (min, max) if min > 2_000 && max > 99_999 => ("usec", 1e3),
+        _ => ("nsec", 1.0),
+    }
+}
+
+fn latency_line(out: &mut String, name: &str, latency: &Latency) {
+    let (unit, scale) = unit(latency);
+    let (min, max) = (latency.min_ns as f64 / scale, latency.max_ns as f64 / scale);
+    let (avg, stdev) = (latency.mean_ns / scale, latency.deviation_ns / scale);
+    let _ =
+        writeln!(out, "    {name:>4} ({unit}): min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}");
+}
+
+fn percentiles(out: &mut String, name: &str, latency: &Latency) {
+    let (unit, scale) = unit(latency);
+    let _ = writeln!(out, "    {name} percentiles ({unit}):");
+    let width = format!("{:.0}", latency.max_ns as f64 / scale).len().max(4);
+    let rows = latency.percentiles_ns.chunks(4);
+    let last = rows.len().saturating_sub(1);
+    for (i, row) in rows.enumerate() {
+        let cells: Vec<_> = row
+            .iter()
+            .map(|&(percent, ns)| format!("{percent:>5.2}th=[{:>width$.0}]", ns as f64 / scale))
+            .collect();
+        let _ = writeln!(out, "     | {}{}", cells.join(", "), if i < last { "," } else { "" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Histogram;
+
+    #[test]
+    fn figures_are_scaled_as_fio_does() {
+        assert_eq!([0.0, 999.0, 105_000.0, 1_250_000.0].map(decimal), ["0", "999", "105k", "1.25M"]);
+        assert_eq!([512.0, 4096.0, 430_964_736.0].map(binary), ["512", "4.00Ki", "411Mi"]);
+        assert_eq!(bandwidth(430_964_736.0), "bw=411MiB/s (431MB/s)");
+    }
+
+    #[test]
+    fn latencies_are_laid_out_as_fio_does() {
+        let mut histogram = Histogram::default();
+        for us in 100..200 {
+            histogram.record(Duration::from_micros(us));
+        }
+        let mut out = String::new();
+        latency_line(&mut out, "clat", &histogram.summary());
+        percentiles(&mut out, "clat", &histogram.summary());
+        let lines: Vec<_> = out.lines().collect();
+        assert_eq!(lines[0], "    clat (usec): min=100, max=199, avg=149.50, stdev=28.87");
+        assert_eq!(lines[1], "    clat percentiles (usec):");
+        assert_eq!(lines.len(), 2 + 5);
+        assert!(lines[2].starts_with("     |  1.00th=[ 100],  5.00th=[ 104]"), "{}", lines[2]);
+        assert!(lines[6].starts_with("     | 99.99th=[ 199]"), "{}", lines[6]);
+    }
+}

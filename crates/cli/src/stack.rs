@@ -1,0 +1,179 @@
+//! The memory stack of one run: a domain, an arena for what the drivers need, and an arena for the data.
+
+use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
+use crate::args::{Memory, Protect, StackArgs};
+use pinfold::arena::{AllocError, BuildError, Residency};
+use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold_core::domain::BackendError;
+
+/// Why there is no memory stack.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StackError {
+    /// No address space.
+    #[error("no I/O address space: {0}")]
+    Domain(#[from] BackendError),
+    /// No memory.
+    #[error("no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory")]
+    Arena {
+        /// `the data`, `the controllers' queues`.
+        purpose: &'static str,
+        /// Why not.
+        error: BuildError,
+    },
+    /// No room in it.
+    #[error("the data's memory has no room for its buffers: {0}")]
+    Buffer(#[from] AllocError),
+    /// More than can be counted.
+    #[error("{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth")]
+    TooMuch {
+        /// How many buffers.
+        slots: usize,
+        /// Of how many bytes.
+        bytes: usize,
+    },
+}
+
+/// The memory stack of one run.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    /// The I/O address space that all controllers of the run are in.
+    pub(crate) domain: Domain,
+    /// Always exposed: queues and PRP lists.
+    pub(crate) control: Option<Arena>,
+    /// The data buffers; exposed as `--protect` says.
+    pub(crate) data: Arena,
+    /// What `--protect` said.
+    pub(crate) protect: Protect,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+const HUGE: usize = 2 << 20;
+
+/// What a buffer of `bytes` bytes takes of an arena so that all of them fit: a power of two of frames below 2 MiB,
+/// whole hugepages above.
+fn slot_bytes(bytes: usize) -> Option<usize> {
+    if bytes > HUGE {
+        bytes.checked_next_multiple_of(HUGE)
+    } else {
+        Some(bytes.max(4096).next_power_of_two())
+    }
+}
+
+/// What a controller's queues, identify buffers and PRP lists take of an arena, generously.
+fn control_bytes(slots: usize, bytes: usize) -> u64 {
+    let list_pages = (bytes as u64 / 4096).div_ceil(511) + 1;
+    (4 << 20) + slots as u64 * list_pages * 4096
+}
+
+impl Stack {
+    /// A stack with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
+    pub(crate) fn build(args: StackArgs, (slots, bytes): (usize, usize), controllers: u64) -> Result<Self, StackError> {
+        let too_much = || StackError::TooMuch { slots, bytes };
+        let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
+        let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;
+        let domain = Domain::soft()?;
+        let exposure = if args.protect == Protect::Static { Exposure::Whole } else { Exposure::PerUse };
+        let mut builder = Arena::builder().size(data_bytes as u64).exposure(exposure);
+        if let Some(source) = source(args.memory) {
+            builder = builder.source(source);
+        }
+        let purpose = "the data";
+        let data = builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?;
+        let control = if controllers > 0 {
+            let size = controllers.saturating_mul(control_bytes(slots, bytes));
+            let builder = Arena::builder().size(size).exposure(Exposure::Whole);
+            let purpose = "the controllers' queues";
+            Some(builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?)
+        } else {
+            None
+        };
+        Ok(Self { domain, control, data, protect: args.protect, slots, slot_bytes })
+    }
+
+    /// The data buffers.
+    pub(crate) fn buffers(&self) -> Result<Vec<Buffer>, StackError> {
+        (0..self.slots).map(|_| Ok(self.data.alloc(self.slot_bytes)?)).collect()
+    }
+
+    /// What the arenas got.
+    pub(crate) fn memory_account(&self) -> Vec<MemoryAccount> {
+        let data = memory_account("data", &self.data);
+        let control = self.control.iter().map(|control| memory_account("control", control));
+        std::iter::once(data).chain(control).collect()
+    }
+
+    /// What the domain did.
+    pub(crate) fn domain_account(&self) -> DomainAccount {
+        let stats = self.domain.stats();
+        let invalidations = stats.backend.invalidations;
+        DomainAccount {
+            backend: self.domain.name(),
+            maps: stats.maps,
+            maps_fixed: stats.maps_fixed,
+            quarantined: stats.quarantined,
+            iova_extents: stats.iova_extents,
+            table_pages: stats.backend.table_pages,
+            invalidations_asked: invalidations.asked,
+            invalidations_merged: invalidations.merged,
+            invalidations_sent: invalidations.sent,
+            invalidations_whole: invalidations.whole,
+            waits_sent: invalidations.waits,
+            waited: invalidations.waited,
+            waited_ns: invalidations.wait_ns,
+        }
+    }
+}
+
+fn source(memory: Memory) -> Option<Source> {
+    match memory {
+        Memory::Auto => None,
+        Memory::Hugetlb1g => Some(Source::Hugetlb1G),
+        Memory::Hugetlb2m => Some(Source::Hugetlb2M),
+        Memory::Thp => Some(Source::Transparent),
+        Memory::Plain => Some(Source::Plain),
+        Memory::Memfd => Some(Source::Memfd),
+    }
+}
+
+fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
+    let (account, stats) = (arena.account(), arena.stats());
+    let residency = match &account.residency {
+        Residency::Hugetlb => "always resident".to_owned(),
+        Residency::Locked => "locked".to_owned(),
+        Residency::NotLocked(why) => format!("not locked ({why})"),
+        _ => "of unknown residency".to_owned(),
+    };
+    let refused = |refused: &pinfold::arena::Refused| RefusedAccount {
+        source: refused.source.name(),
+        why: refused.why.to_string(),
+        fix: refused.remedy.clone(),
+    };
+    MemoryAccount {
+        name,
+        source: account.source.name(),
+        bytes: account.bytes,
+        page_bytes: account.page_size.bytes(),
+        always_exposed: arena.exposure() == Exposure::Whole,
+        residency,
+        frames: stats.frames,
+        frames_in_use: stats.frames_in_use,
+        frames_at_most: stats.frames_peak,
+        frames_quarantined: stats.frames_quarantined,
+        refused: account.refused.iter().map(refused).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_fill_an_arena_without_gaps() {
+        for (bytes, slot) in [(1, 4096), (512, 4096), (4097, 8192), (1 << 20, 1 << 20), (3 << 19, 2 << 20)] {
+            assert_eq!(slot_bytes(bytes), Some(slot));
+        }
+        assert_eq!(slot_bytes((2 << 20) + 1), Some(4 << 20));
+        assert_eq!(slot_bytes(usize::MAX), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! A file, by io_uring.
+
+use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
+use pinfold::Buffer;
+use pinfold::uring::{self, FileError, FileQueue, Op, Options};
+use pinfold_core::domain::Pinned;
+use pinfold_core::mem::DmaMemory;
+use std::fs::File;
+use std::path::Path;
+
+/// The largest request.
+pub(crate) const MAX_TRANSFER: usize = 64 << 20;
+/// The most requests in flight.
+pub(crate) const MAX_DEPTH: usize = 4096;
+/// Requests are multiples of this.
+pub(crate) const BLOCK: usize = 512;
+
+impl Bytes for Buffer {
+    fn capacity(&self) -> usize {
+        self.len()
+    }
+    fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
+        Ok(self.memory().copy_to_slice(at, to)?)
+    }
+    fn write_at(&mut self, at: usize, from: &[u8]) -> Result<(), TargetError> {
+        Ok(self.memory().copy_from_slice(at, from)?)
+    }
+    fn zero(&mut self, at: usize, len: usize) -> Result<(), TargetError> {
+        Ok(self.memory().fill(at, len, 0)?)
+    }
+}
+
+/// A file as a target. It grows with what is written.
+#[derive(Debug)]
+pub(crate) struct FileTarget<B: Pinned> {
+    info: Info,
+    queue: FileQueue<B>,
+    over: Vec<uring::Done<B>>,
+}
+
+impl<B: Pinned> FileTarget<B> {
+    /// The file as a target for requests of multiples of `block` bytes from buffers in `memory`, up to `depth` at a time.
+    pub(crate) fn new(
+        file: File,
+        path: &Path,
+        (block, depth): (usize, usize),
+        memory: DmaMemory,
+    ) -> Result<Self, FileError> {
+        let block = u32::try_from(1usize << block.trailing_zeros().min(12)).unwrap_or(4096);
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        let fixed = [memory];
+        let options = Options { depth, direct: true, block, fixed: &fixed, ring: true };
+        let queue = FileQueue::new(file, path, &options)?;
+        let info = Info { name: path.display().to_string(), capacity: None, block: 1, max_depth: MAX_DEPTH, max_transfer: MAX_TRANSFER };
+        Ok(Self { info, queue, over: Vec::new() })
+    }
+
+    /// What fell back to something slower, and why.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+        self.queue.notes().iter().map(|note| format!("{}: {note}", self.info.name))
+    }
+
+    /// How long the file is now.
+    pub(crate) fn bytes(&self) -> Result<u64, FileError> {
+        self.queue.len()
+    }
+
+    fn hand_over(&mut self, done: &mut Vec<Done<B>>) {
+        done.extend(self.over.drain(..).map(|over| {
+            let result = match over.result {
+                Ok(()) => Ok(over.len),
+                // How a file that has been cut short looks: whoever reads knows what that means.
+                Err(FileError::Short { op: Op::Read, done, .. }) => Ok(done),
+                Err(error) => Err(error.into()),
+            };
+            let slot = usize::try_from(over.tag).unwrap_or(usize::MAX);
+            Done { slot, buffer: Some(over.buffer), result }
+        }));
+    }
+}
+
+impl<B: Pinned> Target<B> for FileTarget<B> {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+        let Request { way, offset, len, slot, buffer } = request;
+        let queued = match way {
+            Way::Read => self.queue.read(buffer, offset, len, slot as u64),
+            Way::Write => self.queue.write(buffer, offset, len, slot as u64),
+        };
+        queued.map_err(|rejected| Refused { buffer: Some(rejected.buffer), error: rejected.error.into() })?;
+        // What the kernel does not take now stays queued, and the next call tries again or says why not.
+        if let Err(error) = self.queue.submit() {
+            tracing::debug!(%error, "not submitted yet");
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        let polled = self.queue.poll(&mut self.over);
+        self.hand_over(done);
+        Ok(polled.map(|_| ())?)
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        let waited = self.queue.wait(1, &mut self.over);
+        self.hand_over(done);
+        Ok(waited.map(|_| ())?)
+    }
+
+    fn sync(&mut self) -> Result<(), TargetError> {
+        Ok(self.queue.sync(true)?)
+    }
+}

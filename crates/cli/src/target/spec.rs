@@ -1,0 +1,130 @@
+//! What a user writes for a target.
+
+use crate::units::ByteSize;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The words that a target may start with, for messages and for `--help`.
+pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE";
+
+/// A target as the user named it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum TargetSpec {
+    /// A file, by io_uring.
+    File(PathBuf),
+    /// The model controller on this much memory, which starts as zeroes and is gone at the end.
+    SoftMemory(ByteSize),
+    /// The model controller on an image file.
+    SoftImage(PathBuf),
+}
+
+/// Why a word is no target.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum SpecError {
+    /// The word before the colon is unknown.
+    #[error("{word:?} is no kind of target; known are {KNOWN}. (A file whose name has a colon: file:{rest})")]
+    UnknownKind {
+        /// The word before the colon.
+        word: String,
+        /// The whole, to show how a file is written.
+        rest: String,
+    },
+    /// Nothing follows the colon.
+    #[error("{0:?} names nothing; write one of {KNOWN}")]
+    Empty(String),
+    /// `soft:0`.
+    #[error("soft:0 has no blocks; the smallest controller is soft:4k")]
+    NoBlocks,
+}
+
+impl TargetSpec {
+    /// Reads a target. A word of letters, digits, `-` and `_` before the first colon is its kind.
+    pub(crate) fn parse(text: &OsStr) -> Result<Self, SpecError> {
+        let bytes = text.as_bytes();
+        let empty = || SpecError::Empty(text.to_string_lossy().into_owned());
+        let kind = bytes.iter().position(|&byte| byte == b':').map(|colon| bytes.split_at(colon));
+        let (word, rest) = match kind {
+            Some((word, rest)) if is_word(word) => (word, rest.get(1..).unwrap_or_default()),
+            _ if bytes.is_empty() => return Err(empty()),
+            _ => return Ok(Self::File(PathBuf::from(text))),
+        };
+        let rest = OsStr::from_bytes(rest);
+        match (word, rest.is_empty()) {
+            (b"file" | b"soft", true) => Err(empty()),
+            (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
+            (b"soft", false) => match rest.to_str().map(ByteSize::from_str) {
+                Some(Ok(ByteSize(0))) => Err(SpecError::NoBlocks),
+                Some(Ok(size)) => Ok(Self::SoftMemory(size)),
+                _ => Ok(Self::SoftImage(PathBuf::from(rest))),
+            },
+            _ => Err(SpecError::UnknownKind {
+                word: String::from_utf8_lossy(word).into_owned(),
+                rest: text.to_string_lossy().into_owned(),
+            }),
+        }
+    }
+
+    /// For clap.
+    #[expect(clippy::needless_pass_by_value, reason = "the shape of clap's `try_map`")]
+    pub(crate) fn from_os_string(text: OsString) -> Result<Self, SpecError> {
+        Self::parse(&text)
+    }
+}
+
+fn is_word(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+}
+
+impl fmt::Display for TargetSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::SoftMemory(size) => write!(f, "soft:{}", size.to_string().replace(' ', "")),
+            Self::SoftImage(path) => write!(f, "soft:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<TargetSpec, SpecError> {
+        TargetSpec::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn a_bare_path_is_a_file() {
+        let file = |path: &str| Ok(TargetSpec::File(PathBuf::from(path)));
+        assert_eq!(parse("a.bin"), file("a.bin"));
+        assert_eq!(parse("file:a.bin"), file("a.bin"));
+        assert_eq!(parse("file:soft:1M"), file("soft:1M"));
+        assert_eq!(parse("./a:b"), file("./a:b"));
+        assert_eq!(parse("a b:c"), file("a b:c"));
+        assert_eq!(parse(":"), file(":"));
+        let raw = OsStr::from_bytes(b"file:\xff");
+        assert_eq!(TargetSpec::parse(raw), Ok(TargetSpec::File(PathBuf::from(OsStr::from_bytes(b"\xff")))));
+    }
+
+    #[test]
+    fn a_model_controller_is_on_memory_or_on_an_image() {
+        assert_eq!(parse("soft:512M"), Ok(TargetSpec::SoftMemory(ByteSize(512 << 20))));
+        assert_eq!(parse("soft:disk.img"), Ok(TargetSpec::SoftImage(PathBuf::from("disk.img"))));
+        assert_eq!(parse("soft:./512M"), Ok(TargetSpec::SoftImage(PathBuf::from("./512M"))));
+        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks));
+    }
+
+    #[test]
+    fn what_is_unknown_is_named_with_what_is_known() {
+        for text in ["vfio:0000:01:00.0", "http://x", "SOFT:1M"] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains("soft:SIZE") && message.contains(text), "{message}");
+        }
+        for text in ["", "file:", "soft:"] {
+            assert_eq!(parse(text), Err(SpecError::Empty(text.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Sizes and times as people write and read them. Letters are binary: `k` is 1024.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A number of bytes: `4096`, `4k`, `8M`, `1G`, `2T`, with or without `iB` or `B` behind the letter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+/// Why a word is not a size.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum SizeError {
+    /// It does not start with digits, or the letter is unknown.
+    #[error(
+        "{0:?} is not a size: write a whole number and, if you like, one of k, M, G, T (1k is 1024 bytes)"
+    )]
+    Word(String),
+    /// It does not fit.
+    #[error("{0:?} is more bytes than 64 bits count: the limit is 16777215T")]
+    TooLarge(String),
+}
+
+impl FromStr for ByteSize {
+    type Err = SizeError;
+
+    fn from_str(word: &str) -> Result<Self, SizeError> {
+        let digits = word.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, letter) = word.split_at(digits);
+        if number.is_empty() {
+            return Err(SizeError::Word(word.to_owned()));
+        }
+        let shift = match letter.to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            "t" | "tb" | "tib" => 40,
+            _ => return Err(SizeError::Word(word.to_owned())),
+        };
+        let too_large = || SizeError::TooLarge(word.to_owned());
+        let number: u64 = number.parse().map_err(|_| too_large())?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(too_large)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    /// Exactly where a letter allows it (`8 MiB`), with one decimal where not (`1.5 MiB`), bytes below 1024.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut unit, mut shift) = ("B", 0);
+        for (name, at) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)] {
+            if self.0 >> at > 0 {
+                (unit, shift) = (name, at);
+            }
+        }
+        let text = if self.0 & ((1 << shift) - 1) == 0 {
+            format!("{} {unit}", self.0 >> shift)
+        } else {
+            format!("{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64)
+        };
+        f.pad(&text)
+    }
+}
+
+/// A whole number with commas between its thousands: `1,048,576`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `singular` for one, else with an `s`: `1 segment`, `2 segments`.
+pub(crate) fn counted(number: u64, singular: &str) -> String {
+    format!("{} {singular}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// Nanoseconds in the unit that leaves up to three digits before the point: `950 ns`, `12.5 µs`, `3.20 ms`.
+pub(crate) fn time(ns: u64) -> String {
+    let ns = ns as f64;
+    match ns {
+        n if n < 1e3 => format!("{n} ns"),
+        n if n < 1e6 => three_digits(n / 1e3, "µs"),
+        n if n < 1e9 => three_digits(n / 1e6, "ms"),
+        n => three_digits(n / 1e9, "s"),
+    }
+}
+
+fn three_digits(value: f64, unit: &str) -> String {
+    let decimals = match value {
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// How many a second: `count` in `elapsed`, 0 where no time has passed.
+pub(crate) fn per_second(count: u64, elapsed: Duration) -> f64 {
+    let seconds = elapsed.as_secs_f64();
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+/// Bytes a second as text: `1.2 GiB/s`.
+pub(crate) fn rate(bytes: u64, elapsed: Duration) -> String {
+    // Whole bytes are exact enough to print; the cast saturates.
+    #[expect(clippy::cast_possible_truncation, reason = "a rate rounded to whole bytes; `as` saturates")]
+    let whole = per_second(bytes, elapsed) as u64;
+    format!("{}/s", ByteSize(whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_binary_and_whole() {
+        for (word, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("512B", 512),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4KiB", 4096),
+            ("8M", 8 << 20),
+            ("1g", 1 << 30),
+            ("2T", 2 << 40),
+            ("16777215T", 16_777_215 << 40),
+        ] {
+            assert_eq!(word.parse(), Ok(ByteSize(bytes)), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_named() {
+        for word in ["", "k", "-1", "+1", "1.5M", "4 k", "4q", "0x10", "1kk"] {
+            assert_eq!(word.parse::<ByteSize>(), Err(SizeError::Word(word.to_owned())), "{word}");
+        }
+        for word in ["16777216T", "18446744073709551616", "99999999999999999999G"] {
+            assert_eq!(word.parse::<ByteSize>(), Err(SizeError::TooLarge(word.to_owned())), "{word}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_exactly_where_they_can() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (256 << 20, "256 MiB"),
+            ((1 << 30) + 1, "1.0 GiB"),
+        ] {
+            assert_eq!(ByteSize(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn numbers_times_and_rates_read_well() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([1, 2].map(|n| counted(n, "wait")), ["1 wait", "2 waits"]);
+        assert_eq!(
+            [999, 1_000, 12_500, 950_400, 3_200_000, 2_000_000_000].map(time),
+            ["999 ns", "1.00 µs", "12.5 µs", "950 µs", "3.20 ms", "2.00 s"]
+        );
+        assert_eq!(rate(1 << 20, Duration::from_millis(500)), "2 MiB/s");
+        assert_eq!(rate(1 << 20, Duration::ZERO), "0 B/s");
+    }
+}

@@ -1,0 +1,342 @@
+use super::*;
+use crate::access::{Both, FromDevice, ToDevice};
+use crate::invalidate::{Ticket, WaitError};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const PAGE: usize = 4096;
+
+/// A backend that is a map from pages to memory, and whose flushes a test completes.
+#[derive(Default)]
+struct Mock {
+    pages: std::sync::Mutex<BTreeMap<u64, (usize, Access)>>,
+    last: AtomicU64,
+    done: AtomicU64,
+    flushes: AtomicU64,
+    refuse_revoke: AtomicBool,
+    stick: AtomicBool,
+    /// Waiting completes what it waits for; else it times out.
+    obliging: AtomicBool,
+}
+
+fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
+    iova.start().raw() / 4096..=iova.last().raw() / 4096
+}
+
+impl Backend for Arc<Mock> {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+    unsafe fn admit(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn expel(&self, _: DmaMemory) {}
+    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        if self.stick.load(Ordering::SeqCst) {
+            let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
+            return Err(BackendError::Stuck { iova, flush });
+        }
+        if memory.len() > 8 * PAGE {
+            return Err(BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() });
+        }
+        let mut pages = self.pages.lock().unwrap();
+        for (i, page) in numbers(iova).enumerate() {
+            assert!(pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(), "mapped twice");
+        }
+        Ok(())
+    }
+    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        if self.refuse_revoke.load(Ordering::SeqCst) {
+            return Err(BackendError::NotRevoked);
+        }
+        let mut any = false;
+        for page in ranges.flat_map(numbers) {
+            any = true;
+            assert!(self.pages.lock().unwrap().remove(&page).is_some(), "not mapped");
+        }
+        self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
+        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::DONE })
+    }
+    fn is_done(&self, ticket: Ticket) -> bool {
+        self.done.load(Ordering::SeqCst) >= ticket.0
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+        if self.obliging.load(Ordering::SeqCst) {
+            self.done.fetch_max(ticket.0, Ordering::SeqCst);
+        }
+        let flush = WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 };
+        if self.is_done(ticket) { Ok(()) } else { Err(flush.into()) }
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+/// Pinned memory that counts its drops.
+#[derive(Debug)]
+struct Buf {
+    base: NonNull<u8>,
+    layout: core::alloc::Layout,
+    fixed: Option<Iova>,
+    drops: Arc<AtomicUsize>,
+}
+
+// SAFETY: only `memory()` reaches the bytes.
+unsafe impl Send for Buf {}
+// SAFETY: the memory is allocated in `new`, owned, and freed on drop; no reference into it is made.
+unsafe impl Pinned for Buf {
+    fn memory(&self) -> DmaMemory {
+        // SAFETY: see above.
+        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    }
+    fn fixed_iova(&self) -> Option<Iova> {
+        self.fixed
+    }
+}
+
+impl Buf {
+    fn new(pages: usize, drops: &Arc<AtomicUsize>) -> Self {
+        let layout = core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap();
+        // SAFETY: the tests ask for at least one page.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+        Self { base, layout, fixed: None, drops: Arc::clone(drops) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: from `alloc_zeroed` with this layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+fn domain() -> (Arc<Mock>, Domain, Arc<AtomicUsize>) {
+    let mock = Arc::new(Mock::default());
+    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(39).unwrap());
+    (mock, domain, Arc::default())
+}
+
+fn set(flag: &AtomicBool) {
+    flag.store(true, Ordering::SeqCst);
+}
+
+#[test]
+fn a_buffer_comes_back_when_its_ticket_is_done_and_not_before() {
+    let (mock, domain, drops) = domain();
+    let mapped = domain.map(Buf::new(2, &drops), FromDevice).unwrap();
+    let (iova, addr) = (mapped.iova(), mapped.memory().addr());
+    assert_eq!(mock.pages.lock().unwrap()[&(iova.start().raw() / 4096)], (addr, Access::WRITE));
+    let revoked = mapped.revoke();
+    assert!(mock.pages.lock().unwrap().is_empty());
+    let revoked = revoked.poll().expect_err("its ticket is not done");
+    let other = domain.map(Buf::new(2, &drops), ToDevice).unwrap();
+    assert!(!other.iova().overlaps(&iova), "its addresses are held");
+    mock.done.store(revoked.ticket().0, Ordering::SeqCst);
+    let back = revoked.poll().unwrap();
+    assert_eq!((back.memory().addr(), drops.load(Ordering::SeqCst)), (addr, 0));
+    set(&mock.obliging);
+    drop(other.unmap().unwrap());
+    let stats = domain.stats();
+    assert_eq!((stats.maps, stats.revokes, stats.unmaps, stats.live, stats.quarantined), (2, 2, 2, 0, 0));
+}
+
+#[test]
+fn dropping_a_mapping_waits_and_frees() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap().revoke());
+    assert_eq!(drops.load(Ordering::SeqCst), 2);
+    assert_eq!(domain.stats().unmaps, 2);
+}
+
+#[test]
+fn what_times_out_is_quarantined_with_its_addresses() {
+    let (mock, domain, drops) = domain();
+    let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
+    let first = mapped.iova();
+    assert!(matches!(mapped.unmap(), Err(BackendError::Flush(WaitError::TimedOut { .. }))));
+    let mapped = domain.map(Buf::new(2, &drops), Both).unwrap();
+    let second = mapped.iova();
+    drop(mapped);
+    set(&mock.obliging);
+    for _ in 0..100 {
+        let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
+        assert!(!mapped.iova().overlaps(&first) && !mapped.iova().overlaps(&second));
+    }
+    let stats = domain.stats();
+    assert_eq!((stats.quarantined, stats.quarantined_bytes), (2, 3 * 4096));
+    assert_eq!((drops.load(Ordering::SeqCst), stats.live), (100, 0));
+}
+
+#[test]
+fn what_can_not_be_revoked_is_never_given_back() {
+    let (mock, domain, drops) = domain();
+    let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
+    set(&mock.refuse_revoke);
+    set(&mock.obliging);
+    let revoked = mapped.revoke();
+    assert_eq!(revoked.ticket(), Ticket::NEVER);
+    let revoked = revoked.poll().expect_err("never");
+    assert!(matches!(revoked.wait(), Err(BackendError::NotRevoked)));
+    assert_eq!((drops.load(Ordering::SeqCst), domain.stats().quarantined), (0, 1));
+}
+
+#[test]
+fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
+    let (mock, domain, drops) = domain();
+    let before = domain.iovas.extents();
+    let refused = domain.map(Buf::new(9, &drops), Both).unwrap_err();
+    assert!(refused.payload.is_some());
+    assert!(matches!(refused.error, BackendError::NotAdmitted { .. }));
+    assert_eq!(domain.iovas.extents(), before);
+    set(&mock.stick);
+    let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
+    assert!(stuck.payload.is_none(), "a device may reach it for ever");
+    assert_eq!((domain.stats().quarantined, drops.load(Ordering::SeqCst)), (1, 0));
+    assert_eq!(domain.iovas.extents().bytes_in_use, before.bytes_in_use + 4096);
+}
+
+#[test]
+fn many_are_revoked_with_one_flush() {
+    let (mock, domain, drops) = domain();
+    let mapped: Vec<_> = (0..100).map(|_| domain.map(Buf::new(1, &drops), Both).unwrap()).collect();
+    let mut revoked = Vec::with_capacity(100);
+    domain.revoke_all(mapped, &mut revoked);
+    assert_eq!(mock.flushes.load(Ordering::SeqCst), 1);
+    assert!(revoked.iter().all(|r| r.ticket() == Ticket(1) && !r.is_quiesced()));
+    mock.done.store(1, Ordering::SeqCst);
+    assert!(revoked.into_iter().all(|r| r.poll().is_ok()));
+    assert_eq!(domain.stats().revokes, 100);
+}
+
+#[test]
+fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    let arena = Buf::new(8, &drops);
+    // SAFETY: `arena` outlives the mapping, and no reference into it is made.
+    let at = unsafe { domain.map_static(arena.memory(), Access::READ | Access::WRITE) }.unwrap();
+    let inside = |pages, offset: u64, claim| Buf {
+        base: arena.memory().part(offset as usize, PAGE).unwrap().as_ptr(),
+        layout: core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap(),
+        fixed: at.start().checked_add(claim),
+        drops: Arc::clone(&drops),
+    };
+    let mapped = domain.map(inside(2, 4096, 4096), FromDevice).unwrap();
+    assert!(mapped.is_fixed());
+    assert_eq!(mapped.iova(), at.part(4096, 8192).unwrap());
+    let revoked = mapped.revoke();
+    assert!(revoked.is_quiesced());
+    core::mem::forget(revoked.wait().unwrap());
+    assert_eq!(mock.flushes.load(Ordering::SeqCst), 0);
+    // A claim that this domain knows nothing of is not believed: the memory is mapped afresh.
+    let mapped = domain.map(inside(1, 4096, 8192), FromDevice).unwrap();
+    assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
+    core::mem::forget(mapped.unmap().unwrap());
+    assert_eq!(domain.stats().statics, 1);
+    domain.unmap_static(at).unwrap();
+    assert!(mock.pages.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_reserved_range_is_filled_piece_by_piece() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    let arena = Buf::new(4, &drops);
+    let range = domain.reserve_iova(4 * 4096, 4096).unwrap();
+    let piece = range.part(8192, 4096).unwrap();
+    let memory = arena.memory().part(8192, PAGE).unwrap();
+    // SAFETY: `arena` outlives the mapping, and no reference into it is made.
+    unsafe { domain.map_at(piece, memory, Access::READ) }.unwrap();
+    assert_eq!(mock.pages.lock().unwrap().len(), 1);
+    assert!(!domain.map(Buf::new(4, &drops), Both).unwrap().iova().overlaps(&range));
+    domain.unmap_at(piece).unwrap();
+    domain.release_iova(range).unwrap();
+    assert!(domain.release_iova(range).is_err(), "given back twice");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Map(usize),
+    Revoke(usize),
+    RevokeAll,
+    Unmap(usize),
+    Poll(usize),
+    DropMapped(usize),
+    Complete,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1usize..10).prop_map(Step::Map),
+        2 => any::<usize>().prop_map(Step::Revoke),
+        1 => Just(Step::RevokeAll),
+        1 => any::<usize>().prop_map(Step::Unmap),
+        3 => any::<usize>().prop_map(Step::Poll),
+        1 => any::<usize>().prop_map(Step::DropMapped),
+        2 => Just(Step::Complete),
+    ];
+    proptest::collection::vec(step, 1..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn a_domain_agrees_with_lists_of_what_is_mapped_and_held(steps in steps()) {
+        let (mock, domain, drops) = domain();
+        set(&mock.obliging);
+        let empty = domain.iovas.extents();
+        let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
+        let mut made = 0usize;
+        for step in steps {
+            match step {
+                Step::Map(pages) => match domain.map(Buf::new(pages, &drops), Both) {
+                    Ok(one) => { made += 1; prop_assert!(pages <= 8); mapped.push(one); }
+                    Err(refused) => { made += 1; prop_assert!(pages > 8 && refused.payload.is_some()); }
+                },
+                Step::Revoke(i) if !mapped.is_empty() => {
+                    revoked.push(mapped.swap_remove(i % mapped.len()).revoke());
+                }
+                Step::RevokeAll => domain.revoke_all(mapped.drain(..), &mut revoked),
+                Step::Unmap(i) if !mapped.is_empty() => {
+                    prop_assert!(mapped.swap_remove(i % mapped.len()).unmap().is_ok());
+                }
+                Step::Poll(i) if !revoked.is_empty() => {
+                    let one = revoked.swap_remove(i % revoked.len());
+                    let done = mock.done.load(Ordering::SeqCst) >= one.ticket().0;
+                    match one.poll() {
+                        Ok(_) => prop_assert!(done),
+                        Err(held) => { prop_assert!(!done); revoked.push(held); }
+                    }
+                }
+                Step::DropMapped(i) if !mapped.is_empty() => drop(mapped.swap_remove(i % mapped.len())),
+                Step::Complete => { mock.done.store(mock.last.load(Ordering::SeqCst), Ordering::SeqCst); }
+                _ => {}
+            }
+            // What the table says is what is mapped, no more and no less ...
+            let table: Vec<u64> = mock.pages.lock().unwrap().keys().copied().collect();
+            let mut model: Vec<u64> = mapped.iter().flat_map(|m| numbers(m.iova())).collect();
+            model.sort_unstable();
+            prop_assert_eq!(table, model);
+            // ... no address is given out twice while it is mapped or held ...
+            let ranges = mapped.iter().map(Mapped::iova).chain(revoked.iter().map(Revoked::iova));
+            let mut pages: Vec<u64> = ranges.flat_map(numbers).collect();
+            let held = pages.len();
+            pages.sort_unstable();
+            pages.dedup();
+            prop_assert_eq!(pages.len(), held);
+            prop_assert_eq!(domain.iovas.extents().bytes_in_use, held as u64 * 4096);
+            // ... and no buffer is lost.
+            prop_assert_eq!(drops.load(Ordering::SeqCst), made - mapped.len() - revoked.len());
+            prop_assert_eq!(domain.stats().live, mapped.len() as u64);
+        }
+        drop((mapped, revoked));
+        prop_assert_eq!(drops.load(Ordering::SeqCst), made);
+        prop_assert_eq!(domain.iovas.extents(), empty);
+    }
+}

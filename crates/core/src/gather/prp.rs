@@ -1,0 +1,317 @@
+//! Physical region pages: how an NVMe command names its memory.
+//!
+//! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
+//! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, where there are more
+//! than two, the address of a list of all but the first. A list fills a page; where that is not enough, the last entry
+//! of the page is the address of the next one. A list that fits its page exactly does not chain.
+//!
+//! List pages are blocks of a [`DmaPool`]. Which ones a command holds is remembered here, outside memory that the
+//! controller can write, and they go back when the command is over ([`Prps::release`]).
+
+use super::Merged;
+use crate::addr::{Iova, IovaRange, RangeError, Segment};
+use crate::dma_pool::{AllocError, ChunkSource, DmaPool, FreeError, RawBlock};
+use crate::mem::{AccessError, DmaMemory};
+
+/// The controller's page size (`CC.MPS`): 4 KiB to 128 MiB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ControllerPage(u32);
+
+impl ControllerPage {
+    /// 4 KiB, which nearly every controller is set to.
+    pub const SIZE_4K: Self = Self(12);
+
+    /// The page size that the field `CC.MPS` stands for: 2^(12 + mps) bytes. `None` where it does not fit the field's
+    /// four bits (section 3.1.3.5).
+    pub const fn from_mps(mps: u8) -> Option<Self> {
+        if mps < 16 { Some(Self(12 + mps as u32)) } else { None }
+    }
+
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.0
+    }
+
+    /// How many entries a list page has.
+    const fn entries(self) -> usize {
+        1 << (self.0 - 3)
+    }
+}
+
+/// A page for a list, as its owner hands it out.
+#[derive(Clone, Copy, Debug)]
+pub struct ListPage<P> {
+    /// What it goes back by.
+    pub page: P,
+    /// Where the controller finds it: a multiple of the controller's page.
+    pub iova: Iova,
+    /// Its memory, at least a controller's page.
+    pub memory: DmaMemory,
+}
+
+/// Where list pages come from: a [`DmaPool`] of blocks of a controller's page, aligned to it.
+pub trait ListPages {
+    /// What a page goes back by.
+    type Page: Copy;
+    /// Why there was no page.
+    type TakeError;
+    /// Why a page was not taken back.
+    type GiveError;
+
+    /// A page that nobody else has.
+    ///
+    /// # Errors
+    /// Where there is none.
+    fn take(&self) -> Result<ListPage<Self::Page>, Self::TakeError>;
+
+    /// Takes a page back.
+    ///
+    /// # Errors
+    /// Where it was not handed out.
+    fn give(&self, page: Self::Page) -> Result<(), Self::GiveError>;
+}
+
+/// Why a pool had no list page.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolTakeError {
+    /// No block.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// A block, but the pool does not know it.
+    #[error(transparent)]
+    Block(#[from] FreeError),
+}
+
+impl<S: ChunkSource> ListPages for DmaPool<S> {
+    type Page = RawBlock;
+    type TakeError = PoolTakeError;
+    type GiveError = FreeError;
+
+    fn take(&self) -> Result<ListPage<RawBlock>, PoolTakeError> {
+        let page = self.alloc_raw()?;
+        Ok(ListPage { page, iova: page.iova(), memory: self.memory(page)? })
+    }
+
+    fn give(&self, page: RawBlock) -> Result<(), FreeError> {
+        self.free_raw(page)
+    }
+}
+
+/// Why a transfer can not be laid out. No list page is held when one is returned.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrpError<E> {
+    /// There is nothing to transfer.
+    #[error("a transfer of 0 bytes has no PRP entries")]
+    Empty,
+    /// A segment is no range of addresses.
+    #[error("a segment to lay out: {0}")]
+    Range(#[from] RangeError),
+    /// PRP1 begins at a multiple of 4 bytes.
+    #[error("a transfer at {iova}: its first byte must be at a multiple of 4")]
+    Offset {
+        /// Where it begins.
+        iova: Iova,
+    },
+    /// All pages but the first begin at their start, all but the last end at their end.
+    #[error(
+        "the transfer jumps to or from {iova}, which is no multiple of the controller's page of {page} bytes"
+    )]
+    Ragged {
+        /// Where one segment ends or the next begins, within a page.
+        iova: Iova,
+        /// The controller's page.
+        page: u64,
+    },
+    /// The caller's room for list pages is too small.
+    #[error("more than {limit} PRP list pages: split the transfer")]
+    TooLong {
+        /// For how many there is room.
+        limit: usize,
+    },
+    /// What the pool hands out is no list page.
+    #[error(
+        "a list page of {bytes} bytes at {iova}: its pool must have blocks of {page} bytes, aligned to that"
+    )]
+    ListPage {
+        /// Where it is.
+        iova: Iova,
+        /// How many bytes it has.
+        bytes: usize,
+        /// The controller's page.
+        page: u64,
+    },
+    /// There was no list page.
+    #[error("no PRP list page: {0}")]
+    Take(E),
+    /// A list page can not be written.
+    #[error("a PRP list page: {0}")]
+    Memory(AccessError),
+}
+
+/// The two PRP fields of a command, and the list pages behind them.
+///
+/// `LISTS` is the room for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release) leaves
+/// the pages out, for ever: that is what a command wants that may still be under way.
+#[derive(Clone, Debug)]
+#[must_use = "list pages go back to their pool by `release`"]
+pub struct Prps<P, const LISTS: usize = 8> {
+    prp1: Iova,
+    /// PRP2 as an entry, before and unless there is a list.
+    prp2: Option<Iova>,
+    entries: u64,
+    pages: [Option<P>; LISTS],
+    lists: usize,
+}
+
+impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
+    /// Lays out the segments, in order, for a controller with this page size.
+    ///
+    /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than needed.
+    ///
+    /// # Errors
+    /// [`PrpError`]; the list pages taken until then have been given back.
+    pub fn new<L: ListPages<Page = P>>(
+        page: ControllerPage,
+        segments: impl IntoIterator<Item = Segment>,
+        pages: &L,
+    ) -> Result<Self, PrpError<L::TakeError>> {
+        let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, pages: [None; LISTS], lists: 0 };
+        let mut layout = Layout { page, pages, prps, list: None, end: None };
+        match layout.all(segments) {
+            Ok(()) => Ok(layout.prps),
+            Err(error) => {
+                // What `take` just gave out, `give` takes back; and if it does not, the first error says more.
+                let _ = layout.prps.release(pages);
+                Err(error)
+            }
+        }
+    }
+
+    /// The field PRP1 of the command (section 3.3.3.1, bytes 24 to 31).
+    pub fn prp1(&self) -> u64 {
+        self.prp1.raw()
+    }
+
+    /// The field PRP2 of the command (bytes 32 to 39); 0 where there is but one page.
+    pub fn prp2(&self) -> u64 {
+        self.prp2.map_or(0, Iova::raw)
+    }
+
+    /// How many pages the transfer touches.
+    pub fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// How many list pages it holds.
+    pub fn list_pages(&self) -> usize {
+        self.lists
+    }
+
+    /// Gives the list pages back. The command must be over: a controller reads them until then.
+    ///
+    /// # Errors
+    /// The first page's that was not taken back; the others are given back nevertheless.
+    pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
+        let mut outcome = Ok(());
+        for page in self.pages.into_iter().flatten() {
+            outcome = outcome.and(pages.give(page));
+        }
+        outcome
+    }
+}
+
+/// The list page that is being written.
+struct List {
+    memory: DmaMemory,
+    used: usize,
+    /// A copy of the last entry: what the controller can write is not read back.
+    last: Iova,
+}
+
+struct Layout<'l, L: ListPages, const LISTS: usize> {
+    page: ControllerPage,
+    pages: &'l L,
+    prps: Prps<L::Page, LISTS>,
+    list: Option<List>,
+    /// Where the last segment ended.
+    end: Option<Iova>,
+}
+
+impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
+    fn all(&mut self, segments: impl IntoIterator<Item = Segment>) -> Result<(), PrpError<L::TakeError>> {
+        for run in Merged::new(segments) {
+            self.run(run?)?;
+        }
+        if self.end.is_none() { Err(PrpError::Empty) } else { Ok(()) }
+    }
+
+    fn run(&mut self, run: IovaRange) -> Result<(), PrpError<L::TakeError>> {
+        let (start, bytes) = (run.start(), self.page.bytes());
+        match self.end {
+            None if !start.is_aligned(4) => return Err(PrpError::Offset { iova: start }),
+            None => {}
+            Some(end) => {
+                if let Some(&iova) = [end, start].iter().find(|iova| !iova.is_aligned(bytes)) {
+                    return Err(PrpError::Ragged { iova, page: bytes });
+                }
+            }
+        }
+        self.end = Some(run.end());
+        self.entry(start)?;
+        let within = start.raw() & (bytes - 1);
+        let pages = (within + (run.len() - 1)) / bytes;
+        // No wrap: each is the start of a page that holds a byte of the run.
+        (1..=pages).try_for_each(|i| self.entry(Iova::new(start.raw() - within + i * bytes)))
+    }
+
+    fn entry(&mut self, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+        match (self.prps.entries, self.prps.prp2) {
+            (0, _) => self.prps.prp1 = entry,
+            (2, Some(second)) => {
+                self.prps.prp2 = Some(self.start_list(second)?);
+                self.append(entry)?;
+            }
+            (1, _) => self.prps.prp2 = Some(entry),
+            _ => self.append(entry)?,
+        }
+        self.prps.entries += 1;
+        Ok(())
+    }
+
+    fn append(&mut self, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+        let room = self.page.entries();
+        let Some(list) = &self.list else { return Ok(()) };
+        if list.used == room {
+            // Only now is it known that the page does not suffice: its last entry moves to the next page.
+            let (memory, last) = (list.memory, list.last);
+            let next = self.start_list(last)?;
+            self.write(memory, room - 1, next)?;
+        }
+        let Some(list) = &mut self.list else { return Ok(()) };
+        let (memory, at) = (list.memory, list.used);
+        (list.used, list.last) = (at + 1, entry);
+        self.write(memory, at, entry)
+    }
+
+    /// A new list page with this first entry, and where it is.
+    fn start_list(&mut self, first: Iova) -> Result<Iova, PrpError<L::TakeError>> {
+        let place = self.prps.pages.get_mut(self.prps.lists).ok_or(PrpError::TooLong { limit: LISTS })?;
+        let taken = self.pages.take().map_err(PrpError::Take)?;
+        *place = Some(taken.page);
+        self.prps.lists += 1;
+        let (bytes, page) = (taken.memory.len(), self.page.bytes());
+        if !taken.iova.is_aligned(page) || (bytes as u64) < page {
+            return Err(PrpError::ListPage { iova: taken.iova, bytes, page });
+        }
+        self.list = Some(List { memory: taken.memory, used: 1, last: first });
+        self.write(taken.memory, 0, first)?;
+        Ok(taken.iova)
+    }
+
+    fn write(&self, memory: DmaMemory, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+        // Entries are little-endian.
+        memory.write_u64(at * 8, entry.raw().to_le()).map_err(PrpError::Memory)
+    }
+}

@@ -1,0 +1,324 @@
+use super::tree::Extent;
+use super::*;
+use proptest::prelude::*;
+
+const G: u64 = IovaSpace::GRANULE;
+const HIGH: u64 = 1 << 20;
+
+fn range(start: u64, granules: u64) -> IovaRange {
+    IovaRange::new(Iova::new(start * G), granules * G).unwrap()
+}
+
+/// A place in a list of `len` things.
+fn below(any: u64, len: usize) -> usize {
+    usize::try_from(any % len as u64).unwrap()
+}
+
+fn visits(space: &IovaSpace) -> u64 {
+    space.space.lock().visits()
+}
+
+#[test]
+fn a_width_a_length_or_an_alignment_that_can_not_be_is_refused() {
+    assert_eq!(IovaSpace::new(12).unwrap_err(), IovaError::Width { bits: 12 });
+    assert_eq!(IovaSpace::new(58).unwrap_err(), IovaError::Width { bits: 58 });
+    let space = IovaSpace::new(39).unwrap();
+    assert_eq!(space.alloc(0, 1, None), Err(IovaError::Length { len: 0, bits: 39 }));
+    assert_eq!(space.alloc(u64::MAX, 1, None), Err(IovaError::Length { len: u64::MAX, bits: 39 }));
+    for align in [0, 3, 1 << 31] {
+        assert_eq!(space.alloc(1, align, None), Err(IovaError::Alignment { align }));
+    }
+    let crooked = IovaRange::new(Iova::new(1), G).unwrap();
+    assert_eq!(space.alloc_at(crooked), Err(IovaError::Misaligned { range: crooked }));
+    let outside = range((1 << 27) - 1, 2);
+    assert_eq!(space.alloc_at(outside), Err(IovaError::Outside { range: outside, bits: 39 }));
+    assert_eq!(space.free(outside), Err(IovaError::Outside { range: outside, bits: 39 }));
+    assert_eq!(space.extents().bytes_in_use, 0);
+}
+
+#[test]
+fn the_null_page_and_what_is_reserved_is_never_handed_out() {
+    let space = IovaSpace::new(32).unwrap();
+    assert!(matches!(space.alloc_at(range(0, 1)), Err(IovaError::Reserved { .. })));
+    assert!(matches!(space.free(range(0, 1)), Err(IovaError::Reserved { .. })));
+    let msi = range(0xfee00, 0x100);
+    space.reserve(msi).unwrap();
+    space.reserve(msi).unwrap();
+    space.reserve(range(1 << 21, 7)).unwrap(); // beyond the width: nothing to keep
+    assert_eq!(
+        space.alloc_at(range(0xfedff, 2)),
+        Err(IovaError::Reserved { range: range(0xfedff, 2), reserved: msi })
+    );
+    let mut taken = 0;
+    while let Ok(got) = space.alloc(1 << 20, 1, None) {
+        assert!(!got.overlaps(&msi) && got.start().raw() != 0);
+        taken += 1;
+    }
+    assert_eq!(taken, 4096 - 2);
+    let used = range(1, 1);
+    assert_eq!(
+        space.reserve(range(0, 2)),
+        Err(IovaError::InUse { range: range(0, 2), used }),
+        "an allocation can not be reserved afterwards"
+    );
+}
+
+#[test]
+fn fifty_thousand_mappings_that_abut_are_a_handful_of_extents() {
+    let space = IovaSpace::new(48).unwrap();
+    let mut held: Vec<IovaRange> =
+        (0..50_000u64).map(|i| space.alloc((1 + i % 7) * G, 1, None).unwrap()).collect();
+    let full = space.extents();
+    assert_eq!((full.free, full.allocated), (2, 1));
+    assert_eq!(full.bytes_in_use, held.iter().map(IovaRange::len).sum::<u64>());
+    // Freed in an order that makes as many extents as there can be, and then none.
+    let (mut odd, mut even) = (Vec::new(), Vec::new());
+    for (i, r) in held.drain(..).enumerate() {
+        if i % 2 == 1 { odd.push(r) } else { even.push(r) }
+    }
+    for r in odd {
+        space.free(r).unwrap();
+    }
+    assert!(space.extents().free > 25_000 - 2);
+    for r in even {
+        space.free(r).unwrap();
+    }
+    assert_eq!(space.extents(), IovaSpace::new(48).unwrap().extents());
+}
+
+/// The case that locked kernels up: low addresses full of small holes, none of which fits.
+#[test]
+fn a_search_under_a_32_bit_limit_visits_a_logarithm_of_the_extents() {
+    let space = IovaSpace::new(48).unwrap();
+    let below_4g = Some(Iova::new(u64::from(u32::MAX)));
+    let held: Vec<_> = (0..1 << 17).map(|_| space.alloc(G, 1, below_4g).unwrap()).collect();
+    for r in held.iter().step_by(2) {
+        space.free(*r).unwrap();
+    }
+    space.alloc_at(range((1 << 17) + 1, HIGH - (1 << 17) - 1)).unwrap();
+    let extents = space.extents().free;
+    assert!(extents > 1 << 16);
+    // An AVL tree is at most 1.44 log2(n + 2) high, and an exact alignment searches twice at most.
+    let most = 2 * (u64::from(extents.ilog2() + 1) * 145 / 100 + 2);
+    for (len, align) in [(2, 1), (1, 1 << 9), (1, 4), (3, 16), (1 << 12, 1), (1, 2)] {
+        for limit in [below_4g, Some(Iova::new(0x3fff_ffff)), Some(Iova::new(0x1fff)), None] {
+            let before = visits(&space);
+            let got = space.alloc(len * G, align * G, limit);
+            let steps = visits(&space) - before;
+            assert!(steps <= 2 * most, "{steps} visits for {len} at {align} of {extents}");
+            if let Ok(r) = got {
+                space.free(r).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn limits_hold_and_high_addresses_are_taken_first() {
+    let space = IovaSpace::new(39).unwrap();
+    assert!(space.alloc(G, 1, None).unwrap().start().raw() >= 1 << 32);
+    let low = space.alloc(G, 1, Some(Iova::new(u64::from(u32::MAX)))).unwrap();
+    assert!(low.last().raw() <= u64::from(u32::MAX));
+    // A limit is the last address: 0x2fff lets the granule at 0x2000 end in time, 0x2ffe does not.
+    assert_eq!(low, range(1, 1));
+    assert!(space.alloc(G, 1, Some(Iova::new(0x2ffe))).is_err());
+    assert_eq!(space.alloc(G, 1, Some(Iova::new(0x2fff))), Ok(range(2, 1)));
+    // Across 4 GiB, and back.
+    space.alloc_at(range(HIGH - 3, 3 + 1 + 3).part(0, 3 * G).unwrap()).unwrap();
+    assert!(matches!(space.alloc_at(range(HIGH - 4, 8)), Err(IovaError::InUse { .. })));
+    space.free(range(HIGH - 3, 4)).unwrap();
+    assert_eq!(space.extents().allocated, 1);
+}
+
+#[test]
+fn frees_of_whole_allocations_never_want_a_node() {
+    let space = IovaSpace::new(48).unwrap();
+    let held: Vec<_> = (0..1000).map(|_| space.alloc(2 * G, 1, None).unwrap()).collect();
+    // Cutting one large allocation in pieces may run out of them, says so, and changes nothing.
+    let large = space.alloc(20_000 * G, 1, None).unwrap();
+    let mut pieces = 0;
+    let refused = (0..10_000u64).find_map(|i| {
+        let part = large.part(2 * i * G, G).unwrap();
+        let before = space.extents();
+        match space.free(part) {
+            Ok(()) => {
+                pieces += 1;
+                None
+            }
+            Err(e) => {
+                assert_eq!(e, IovaError::Pieces { range: part });
+                assert_eq!(space.extents(), before);
+                Some(())
+            }
+        }
+    });
+    assert!(refused.is_some() && pieces >= 1000);
+    // What fills a hole between two pieces needs none.
+    space.free(large.part(G, G).unwrap()).unwrap();
+    space.free(held[10]).unwrap();
+}
+
+/// A granule each: what the account should say, by the simplest means.
+struct Model {
+    /// Granule to state (f free, a allocated); what is not in it is reserved.
+    granules: std::collections::BTreeMap<u64, char>,
+}
+
+/// The stretches that are left free, around the border at 4 GiB and a few 2 MiB lines.
+const WINDOWS: [(u64, u64); 5] =
+    [(1, 70), (500, 530), (1000, 2100), (HIGH - 40, HIGH + 40), (HIGH + 512 * 3 - 9, HIGH + 512 * 4 + 5)];
+const END: u64 = 1 << 21;
+
+impl Model {
+    fn new() -> (IovaSpace, Self) {
+        let space = IovaSpace::new(33).unwrap();
+        let mut at = 0;
+        for (start, end) in WINDOWS {
+            space.reserve(range(at, start - at)).unwrap();
+            at = end;
+        }
+        space.reserve(range(at, END - at)).unwrap();
+        let granules = WINDOWS.iter().flat_map(|&(s, e)| (s..e).map(|g| (g, 'f'))).collect();
+        (space, Self { granules })
+    }
+
+    fn is(&self, start: u64, len: u64, state: char) -> bool {
+        (start..start + len).all(|g| self.granules.get(&g) == Some(&state))
+    }
+
+    fn set(&mut self, start: u64, len: u64, state: char) {
+        (start..start + len).for_each(|g| {
+            self.granules.insert(g, state);
+        });
+    }
+
+    /// The runs of a state; a free one ends at 4 GiB.
+    fn runs(&self, state: char) -> Vec<Extent> {
+        let mut runs: Vec<Extent> = Vec::new();
+        for (&g, _) in self.granules.iter().filter(|(_, s)| **s == state) {
+            match runs.last_mut() {
+                Some(run) if run.end == g && (state == 'a' || g != HIGH) => run.end += 1,
+                _ => runs.push(Extent { start: g, end: g + 1 }),
+            }
+        }
+        runs
+    }
+
+    fn first_fit(&self, len: u64, align: u64, end: u64) -> Option<u64> {
+        let fits = |low: bool| {
+            self.runs('f').into_iter().filter(|r| (r.start < HIGH) == low).find_map(|r| {
+                let start = r.start.next_multiple_of(align);
+                (start + len <= r.end && start + len <= end).then_some(start)
+            })
+        };
+        if end > HIGH { fits(false).or_else(|| fits(true)) } else { fits(true) }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn agrees_with_a_map_of_granules(ops in proptest::collection::vec((0u8..10, any::<u64>(), any::<u64>(), any::<u64>()), 300)) {
+        let (space, mut model) = Model::new();
+        let mut held: Vec<(u64, u64)> = Vec::new();
+        let anywhere = |a: u64, b: u64| {
+            let (s, e) = WINDOWS[(a % 5) as usize];
+            (s - 1 + (a / 5) % (e - s + 1), 1 + b % 12)
+        };
+        for (kind, a, b, c) in ops {
+            match kind {
+                0..4 => {
+                    let len = 1 + if b % 8 == 0 { b / 8 % 600 } else { b / 8 % 9 };
+                    let align = [1, 1, 1, 1, 2, 8, 64, 512][(a % 8) as usize];
+                    let end = [END, END, HIGH, HIGH, 1500, HIGH + 20, 40, HIGH - 5][(c % 8) as usize];
+                    let limit = (end < END).then(|| Iova::new(end * G - 1));
+                    let got = space.alloc(len * G - b % 2, align * G, limit);
+                    let want = model.first_fit(len, align, end);
+                    match got {
+                        Ok(r) => {
+                            let start = r.start().raw() / G;
+                            prop_assert_eq!(r.len(), len * G);
+                            prop_assert!(model.is(start, len, 'f') && start.is_multiple_of(align) && start + len <= end);
+                            if align == 1 || align == 512 {
+                                prop_assert_eq!(Some(start), want);
+                            }
+                            model.set(start, len, 'a');
+                            held.push((start, len));
+                        }
+                        Err(e) => {
+                            let exhausted = matches!(e, IovaError::Exhausted { .. });
+                            prop_assert!(exhausted, "{}", e);
+                            let slack = if align == 1 || align == 512 { 0 } else { align - 1 };
+                            prop_assert_eq!(model.first_fit(len + slack, if slack == 0 { align } else { 1 }, end), None);
+                        }
+                    }
+                }
+                4 => {
+                    let (start, len) = anywhere(a, b);
+                    let got = space.alloc_at(range(start, len));
+                    prop_assert_eq!(got.is_ok(), model.is(start, len, 'f'), "{:?}", got);
+                    if got.is_ok() {
+                        model.set(start, len, 'a');
+                        held.push((start, len));
+                    }
+                }
+                5 => {
+                    // Whatever it hits: a part, a hole, several.
+                    let (start, len) = anywhere(a, b);
+                    let got = space.free(range(start, len));
+                    let (all, none) = (model.is(start, len, 'a'), model.is(start, len, 'f'));
+                    let reserved = (start..start + len).any(|g| !model.granules.contains_key(&g));
+                    match got {
+                        Ok(()) => {
+                            prop_assert!(all);
+                            model.set(start, len, 'f');
+                            held.retain(|&(s, l)| model.is(s, l, 'a'));
+                        }
+                        Err(IovaError::Reserved { .. }) => prop_assert!(reserved),
+                        Err(IovaError::AlreadyFree { .. }) => prop_assert!(none),
+                        Err(IovaError::PartlyFree { free, .. }) => {
+                            prop_assert!(!all && !none && !reserved);
+                            prop_assert!(model.is(free.start().raw() / G, free.len() / G, 'f'));
+                        }
+                        Err(e) => prop_assert_eq!((e, all), (IovaError::Pieces { range: range(start, len) }, true)),
+                    }
+                }
+                _ if !held.is_empty() => {
+                    let (start, len) = held.swap_remove(below(a, held.len()));
+                    // Only after parts were freed may a whole one be refused.
+                    if space.free(range(start, len)).is_ok() {
+                        model.set(start, len, 'f');
+                        let again = space.free(range(start, len));
+                        prop_assert_eq!(again, Err(IovaError::AlreadyFree { range: range(start, len) }));
+                    } else {
+                        held.push((start, len));
+                    }
+                }
+                _ => {}
+            }
+            prop_assert_eq!(space.space.lock().check(), model.runs('f'));
+            let extents = space.extents();
+            prop_assert_eq!(extents.allocated, model.runs('a').len());
+            prop_assert_eq!(extents.bytes_in_use, model.granules.values().filter(|s| **s == 'a').count() as u64 * G);
+        }
+    }
+
+    /// Whole allocations only: then a free is never refused, whatever came before.
+    #[test]
+    fn a_rightful_free_never_fails(ops in proptest::collection::vec((any::<bool>(), 1u64..5, 0u32..10, any::<u64>()), 400)) {
+        let space = IovaSpace::new(40).unwrap();
+        let mut held: Vec<IovaRange> = Vec::new();
+        for (take, len, order, pick) in ops {
+            if take || held.is_empty() {
+                held.push(space.alloc(len * G, G << order, None).unwrap());
+            } else {
+                let r = held.swap_remove(below(pick, held.len()));
+                prop_assert_eq!(space.free(r), Ok(()));
+            }
+        }
+        for r in held {
+            prop_assert_eq!(space.free(r), Ok(()));
+        }
+        prop_assert_eq!(space.extents().free, 2);
+    }
+}

@@ -1,0 +1,243 @@
+//! Faults that can be injected into the model controller.
+
+use super::bus::{Bus, BusAccess, BusFault};
+use crate::spec::Status;
+use pinfold_core::addr::Iova;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A command as the model sees it before it executes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// The submission queue; 0 is the admin queue.
+    pub queue: u16,
+    /// The opcode.
+    pub opcode: u8,
+    /// The namespace.
+    pub nsid: u32,
+    /// The first block, of a read or write.
+    pub slba: u64,
+    /// How many blocks, of a read or write.
+    pub blocks: u32,
+    /// How many I/O commands came before it since the model was spawned.
+    pub index: u64,
+}
+
+/// Which commands a fault hits.
+pub enum When {
+    /// The nth I/O command from now, once; 1 is the next.
+    Nth(u64),
+    /// Every nth I/O command from now.
+    Every(u64),
+    /// Every command, of the admin queue too, for which the predicate holds.
+    Matches(Box<dyn FnMut(&Seen) -> bool + Send>),
+}
+
+impl fmt::Debug for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nth(n) => write!(f, "Nth({n})"),
+            Self::Every(n) => write!(f, "Every({n})"),
+            Self::Matches(_) => f.write_str("Matches(..)"),
+        }
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The command is not executed and completes with this status.
+    Fail(Status),
+    /// The command is executed, but never completes.
+    Lose,
+    /// The command is neither executed nor completed until [`Faults::release`], or for ever.
+    Late,
+    /// The command is executed after this many later ones, or when nothing else is left to do.
+    Reorder(u32),
+    /// The controller fails: CSTS.CFS, and nothing more until it is reset.
+    Fatal,
+    /// The command is executed, and its first page remembered for [`Faults::strike`].
+    Remember,
+    /// The command is executed, and after this many later ones the model writes to its first page once more.
+    Rogue(u32),
+}
+
+/// What became of an access to an address that was remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strike {
+    /// Where.
+    pub iova: Iova,
+    /// How many bytes.
+    pub len: usize,
+    /// Which access.
+    pub access: BusAccess,
+    /// Whether it landed.
+    pub outcome: StrikeOutcome,
+}
+
+/// Whether an access landed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StrikeOutcome {
+    /// The bus took it: the device still reaches the memory.
+    Landed,
+    /// The bus refused it.
+    Fault(BusFault),
+}
+
+/// What a rogue write leaves where it lands.
+pub const ROGUE_BYTE: u8 = 0xbd;
+
+#[derive(Debug)]
+struct Rule {
+    when: When,
+    fault: Fault,
+    counted: u64,
+}
+
+struct State {
+    rules: Vec<Rule>,
+    remembered: Vec<(Iova, usize)>,
+    strikes: Vec<Strike>,
+}
+
+struct Inner {
+    armed: AtomicBool,
+    release: AtomicBool,
+    stuck: AtomicBool,
+    state: Mutex<State>,
+    bus: Arc<dyn Bus>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The handle by which faults are injected; clones work on the same controller. Without rules it costs the
+/// controller one load a command.
+#[derive(Clone)]
+pub struct Faults(Arc<Inner>);
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("rules", &self.state().rules).finish_non_exhaustive()
+    }
+}
+
+impl Faults {
+    pub(super) fn new(bus: Arc<dyn Bus>, wake: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self(Arc::new(Inner {
+            armed: AtomicBool::new(false),
+            release: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            state: Mutex::new(State { rules: Vec::new(), remembered: Vec::new(), strikes: Vec::new() }),
+            bus,
+            wake,
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is one push, clear or add: a panic leaves it whole.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on `fault` hits the commands that `when` names. The first rule that fits wins.
+    pub fn inject(&self, when: When, fault: Fault) {
+        self.state().rules.push(Rule { when, fault, counted: 0 });
+        self.0.armed.store(true, Ordering::Release);
+    }
+
+    /// Takes all rules back. What is held stays held; what is remembered stays remembered.
+    pub fn clear(&self) {
+        self.state().rules.clear();
+        self.0.armed.store(false, Ordering::Release);
+    }
+
+    /// Has the controller execute and complete now what [`Fault::Late`] holds.
+    pub fn release(&self) {
+        self.0.release.store(true, Ordering::Release);
+        (self.0.wake)();
+    }
+
+    /// While `stuck`, a change of CC.EN has no effect: CSTS.RDY stays what it is.
+    pub fn set_stuck(&self, stuck: bool) {
+        self.0.stuck.store(stuck, Ordering::Release);
+        (self.0.wake)();
+    }
+
+    /// Accesses every remembered page now, as a device gone astray would, and says what became of it. A write
+    /// leaves [`ROGUE_BYTE`]s. The pages stay remembered.
+    pub fn strike(&self, access: BusAccess) -> Vec<Strike> {
+        let remembered = self.state().remembered.clone();
+        let strikes: Vec<_> = remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
+        self.state().strikes.extend_from_slice(&strikes);
+        strikes
+    }
+
+    /// Every strike so far, of [`Fault::Rogue`] too.
+    pub fn strikes(&self) -> Vec<Strike> {
+        self.state().strikes.clone()
+    }
+
+    fn access(&self, iova: Iova, len: usize, access: BusAccess) -> Strike {
+        let mut bytes = vec![ROGUE_BYTE; len];
+        let done = match access {
+            BusAccess::Read => self.0.bus.read(iova, &mut bytes),
+            BusAccess::Write => self.0.bus.write(iova, &bytes),
+        };
+        let outcome = match done {
+            Ok(()) => StrikeOutcome::Landed,
+            Err(fault) => StrikeOutcome::Fault(fault),
+        };
+        Strike { iova, len, access, outcome }
+    }
+
+    pub(super) fn rogue_write(&self, iova: Iova, len: usize) {
+        let strike = self.access(iova, len, BusAccess::Write);
+        self.state().strikes.push(strike);
+    }
+
+    pub(super) fn remember(&self, iova: Iova, len: usize) {
+        self.state().remembered.push((iova, len));
+    }
+
+    pub(super) fn is_stuck(&self) -> bool {
+        self.0.stuck.load(Ordering::Acquire)
+    }
+
+    /// Whether a release was asked for since the last call.
+    pub(super) fn take_release(&self) -> bool {
+        self.0.release.load(Ordering::Acquire) && self.0.release.swap(false, Ordering::AcqRel)
+    }
+
+    /// The fault that hits this command, if one does.
+    #[inline]
+    pub(super) fn pick(&self, seen: impl FnOnce() -> Seen) -> Option<Fault> {
+        if !self.0.armed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.pick_armed(&seen())
+    }
+
+    #[cold]
+    fn pick_armed(&self, seen: &Seen) -> Option<Fault> {
+        let mut state = self.state();
+        let mut hit = None;
+        let mut spent = None;
+        for (i, rule) in state.rules.iter_mut().enumerate() {
+            let counts = seen.queue != 0 && !matches!(rule.when, When::Matches(_));
+            rule.counted += u64::from(counts);
+            let fits = match &mut rule.when {
+                When::Nth(n) => counts && rule.counted == *n,
+                When::Every(n) => counts && *n != 0 && rule.counted % *n == 0,
+                When::Matches(predicate) => predicate(seen),
+            };
+            if fits && hit.is_none() {
+                hit = Some(rule.fault);
+                spent = matches!(rule.when, When::Nth(_)).then_some(i);
+            }
+        }
+        if let Some(i) = spent {
+            state.rules.remove(i);
+            self.0.armed.store(!state.rules.is_empty(), Ordering::Release);
+        }
+        hit
+    }
+}

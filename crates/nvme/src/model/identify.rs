@@ -1,0 +1,64 @@
+//! What the model says of itself.
+
+use super::Namespace;
+use crate::spec::{ControllerData, LbaFormat, NamespaceData, NamespaceList};
+use zerocopy::FromZeros;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// The largest number of ranges that a dataset management command has.
+pub(super) const DSM_RANGES: usize = 256;
+
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = from;
+    }
+    field
+}
+
+/// Identify controller.
+pub(super) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<ControllerData> {
+    let mut data = ControllerData::zeroed();
+    data.serial = padded("PINFOLD-MODEL-0001");
+    data.model = padded("Pinfold model controller");
+    data.firmware = padded(env!("CARGO_PKG_VERSION"));
+    data.mdts = mdts;
+    data.controller_id = U16::new(1);
+    data.version = U32::new(2 << 16);
+    data.acl = 3;
+    data.aerl = 0;
+    data.sqes = 0x66;
+    data.cqes = 0x44;
+    data.max_commands = U16::new(max_commands);
+    data.namespaces = U32::new(namespaces);
+    data.oncs = U16::new(ControllerData::ONCS_DATASET_MANAGEMENT);
+    data.vwc = 1;
+    for (to, from) in data.subnqn.iter_mut().zip(b"nqn.2026-01.io.pinfold:model") {
+        *to = *from;
+    }
+    data
+}
+
+/// Identify namespace.
+pub(super) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
+    let mut data = NamespaceData::zeroed();
+    data.size = U64::new(namespace.blocks());
+    data.capacity = data.size;
+    data.used = data.size;
+    data.formats = 1;
+    data.format = u8::from(namespace.block_shift() == 12);
+    data.deallocate = NamespaceData::DEALLOCATE_ZEROES;
+    for (format, shift) in data.lba_formats.iter_mut().zip([9, 12]) {
+        *format = LbaFormat { metadata: U16::new(0), data_shift: shift, performance: 0 };
+    }
+    data
+}
+
+/// The identifiers above `after`, of namespaces 1 to `count`.
+pub(super) fn active(after: u32, count: u32) -> Box<NamespaceList> {
+    let mut list = Box::new(NamespaceList::new_zeroed());
+    for (to, nsid) in list.nsids.iter_mut().zip(after.saturating_add(1)..=count) {
+        *to = U32::new(nsid);
+    }
+    list
+}

@@ -1,0 +1,130 @@
+//! Blocks in a file.
+
+use super::{Media, MediaError, Sink, Source, check};
+use rustix::fs::FallocateFlags;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+const BOUNCE: usize = 256 << 10;
+
+/// A file image. Holes read as zeroes; discarding makes holes where the file system can.
+#[derive(Debug)]
+pub struct FileMedia {
+    file: File,
+    bytes: u64,
+    bounce: Mutex<Box<[u8]>>,
+}
+
+impl FileMedia {
+    /// The image at `path`: made where there is none, grown (with a hole) to `bytes` where it is shorter, never
+    /// shortened. With `None` its size is what it has.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
+        let create = bytes.is_some();
+        let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
+        let has = file.metadata()?.len();
+        let bytes = match bytes {
+            Some(want) if want > has => {
+                file.set_len(want)?;
+                want
+            }
+            _ => has,
+        };
+        Ok(Self { file, bytes, bounce: Mutex::new(vec![0; BOUNCE].into_boxed_slice()) })
+    }
+
+    fn each(
+        &self,
+        at: u64,
+        len: usize,
+        mut f: impl FnMut(u64, &mut [u8]) -> Result<(), MediaError>,
+    ) -> Result<(), MediaError> {
+        check(at, len as u64, self.bytes)?;
+        // What is in the buffer has no meaning between calls, so a panic elsewhere does not spoil it.
+        let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let piece = left.min(BOUNCE);
+            if let Some(bytes) = bounce.get_mut(..piece) {
+                f(at, bytes)?;
+            }
+            at += piece as u64;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+impl Media for FileMedia {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
+        self.each(at, len, |at, bytes| {
+            self.file.read_exact_at(bytes, at)?;
+            Ok(sink(bytes)?)
+        })
+    }
+
+    fn write(&self, at: u64, len: usize, source: &mut Source<'_>) -> Result<(), MediaError> {
+        self.each(at, len, |at, bytes| {
+            source(bytes)?;
+            Ok(self.file.write_all_at(bytes, at)?)
+        })
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), MediaError> {
+        check(at, len, self.bytes)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if len == 0 || rustix::fs::fallocate(&self.file, flags, at, len).is_ok() {
+            return Ok(());
+        }
+        // Not every file system makes holes (Linux 2.6.38 for the call): zeroes do the same, slowly.
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(BOUNCE).min(BOUNCE);
+            self.write(at, piece, &mut |bytes| {
+                bytes.fill(0);
+                Ok(())
+            })?;
+            at += piece as u64;
+            left -= piece as u64;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        Ok(self.file.sync_data()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_made_grown_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        assert!(FileMedia::open(&path, None).is_err());
+        let media = FileMedia::open(&path, Some(1 << 20)).unwrap();
+        media.write(4096, 600_000, &mut |to| Ok(to.fill(9))).unwrap();
+        media.discard(8192, 4096).unwrap();
+        media.flush().unwrap();
+        drop(media);
+        let media = FileMedia::open(&path, Some(4096)).unwrap();
+        assert_eq!(media.bytes(), 1 << 20);
+        let mut seen = Vec::new();
+        media.read(0, 1 << 20, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        let nines = |range: std::ops::Range<usize>| seen[range].iter().all(|b| *b == 9);
+        assert!(nines(4096..8192) && nines(12288..604_096));
+        assert!(seen[..4096].iter().chain(&seen[8192..12288]).all(|b| *b == 0));
+        assert!(media.read(1 << 20, 1, &mut |_| Ok(())).is_err());
+    }
+}

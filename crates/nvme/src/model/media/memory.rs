@@ -1,0 +1,145 @@
+//! Blocks in memory, which is taken as it is first written.
+
+use super::{Media, MediaError, Sink, Source, check};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const CHUNK: u64 = 2 << 20;
+const CHUNK_BYTES: usize = 2 << 20;
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+type Chunk = Mutex<Option<Box<[u8]>>>;
+
+/// Memory in chunks of 2 MiB, each taken when it is first written. What was never written reads as zeroes.
+pub struct MemoryMedia {
+    chunks: Box<[Chunk]>,
+    bytes: u64,
+}
+
+impl fmt::Debug for MemoryMedia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryMedia").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl MemoryMedia {
+    /// A medium of `bytes` bytes, none of which is taken yet: the cost is 40 bytes for each 2 MiB.
+    pub fn new(bytes: u64) -> Self {
+        let chunks = (0..bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
+        Self { chunks, bytes }
+    }
+
+    /// How many bytes have been taken.
+    pub fn taken_bytes(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| lock(chunk).is_some()).count() as u64 * CHUNK
+    }
+
+    /// Calls `f` with each chunk of `at..at + len`, and where in it.
+    fn each<E>(
+        &self,
+        at: u64,
+        len: u64,
+        mut f: impl FnMut(&Chunk, usize, usize) -> Result<(), E>,
+    ) -> Result<(), E>
+    where
+        E: From<MediaError>,
+    {
+        check(at, len, self.bytes)?;
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let from = at % CHUNK;
+            let piece = left.min(CHUNK - from);
+            // Inside by `check`; both numbers are at most 2 MiB.
+            if let (Some(chunk), Ok(from), Ok(piece)) = (
+                usize::try_from(at / CHUNK).ok().and_then(|i| self.chunks.get(i)),
+                usize::try_from(from),
+                usize::try_from(piece),
+            ) {
+                f(chunk, from, piece)?;
+            }
+            at += piece;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+/// A panic elsewhere leaves bytes half copied at worst, as a torn write does: the lock is not poisoned by it.
+fn lock(chunk: &Chunk) -> MutexGuard<'_, Option<Box<[u8]>>> {
+    chunk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Media for MemoryMedia {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
+        self.each(at, len as u64, |chunk, from, piece| {
+            match lock(chunk).as_deref().and_then(|bytes| bytes.get(from..from + piece)) {
+                Some(bytes) => Ok(sink(bytes)?),
+                None => {
+                    let mut left = piece;
+                    while left > 0 {
+                        let zeroes = ZEROES.get(..left).unwrap_or(&ZEROES);
+                        sink(zeroes)?;
+                        left -= zeroes.len();
+                    }
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn write(&self, at: u64, len: usize, source: &mut Source<'_>) -> Result<(), MediaError> {
+        self.each(at, len as u64, |chunk, from, piece| {
+            let mut chunk = lock(chunk);
+            let bytes = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
+            match bytes.get_mut(from..from + piece) {
+                Some(bytes) => Ok(source(bytes)?),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), MediaError> {
+        self.each(at, len, |chunk, from, piece| {
+            let mut chunk = lock(chunk);
+            if piece == CHUNK_BYTES {
+                *chunk = None;
+            } else if let Some(bytes) = chunk.as_mut().and_then(|bytes| bytes.get_mut(from..from + piece)) {
+                bytes.fill(0);
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_what_is_written_and_reads_zeroes_elsewhere() {
+        let media = MemoryMedia::new(5 << 20);
+        assert_eq!(media.taken_bytes(), 0);
+        let at = CHUNK - 3;
+        media.write(at, 6, &mut |to| Ok(to.fill(7))).unwrap();
+        assert_eq!(media.taken_bytes(), 2 * CHUNK);
+        let mut seen = Vec::new();
+        media.read(at - 1, 8, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        assert_eq!(seen, [0, 7, 7, 7, 7, 7, 7, 0]);
+        media.discard(0, CHUNK).unwrap();
+        assert_eq!(media.taken_bytes(), CHUNK);
+        media.discard(CHUNK, 1).unwrap();
+        seen.clear();
+        media.read(at, 6, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        assert_eq!(seen, [0, 0, 0, 0, 7, 7]);
+        assert!(media.read(5 << 20, 1, &mut |_| Ok(())).is_err());
+        assert!(media.discard(u64::MAX, 2).is_err());
+    }
+}

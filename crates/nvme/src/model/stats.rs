@@ -1,0 +1,35 @@
+//! What the model counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) commands: AtomicU64,
+    pub(super) errors: AtomicU64,
+    pub(super) bytes_read: AtomicU64,
+    pub(super) bytes_written: AtomicU64,
+}
+
+impl Counters {
+    /// One thread writes, so a load and a store do.
+    pub(super) fn add(counter: &AtomicU64, by: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+}
+
+/// What the model controller did since it was spawned.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ModelStats {
+    /// Commands completed, admin and I/O.
+    pub commands: u64,
+    /// Of these, with an error status.
+    pub errors: u64,
+    /// Bytes read from the media.
+    pub bytes_read: u64,
+    /// Bytes written to the media.
+    pub bytes_written: u64,
+    /// Doorbell writes that were taken.
+    pub doorbells: u64,
+    /// Doorbell writes to queues that are not there, or with values that are not allowed.
+    pub bad_doorbells: u64,
+}

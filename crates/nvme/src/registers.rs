@@ -1,0 +1,35 @@
+//! The way to a controller's registers.
+
+/// A controller's register file (PCI BAR0), reached at byte offsets.
+///
+/// Implemented by whatever maps a real controller's BAR, and by
+/// [`ModelRegisters`](crate::model::ModelRegisters). Accesses are ordered as the calls are: a doorbell written by
+/// [`write32`](Self::write32) must not overtake what the caller stored to memory before it.
+///
+/// A device that has vanished reads as all ones; the driver takes `CSTS == !0` for that. An offset outside the
+/// register file reads as all ones too and swallows writes: there is no error to return on a bus.
+pub trait Registers: Send + Sync {
+    /// Reads the 32 bits at `offset` bytes.
+    fn read32(&self, offset: u32) -> u32;
+    /// Reads the 64 bits at `offset` bytes.
+    fn read64(&self, offset: u32) -> u64;
+    /// Writes the 32 bits at `offset` bytes.
+    fn write32(&self, offset: u32, value: u32);
+    /// Writes the 64 bits at `offset` bytes.
+    fn write64(&self, offset: u32, value: u64);
+}
+
+impl<R: Registers + ?Sized> Registers for std::sync::Arc<R> {
+    fn read32(&self, offset: u32) -> u32 {
+        (**self).read32(offset)
+    }
+    fn read64(&self, offset: u32) -> u64 {
+        (**self).read64(offset)
+    }
+    fn write32(&self, offset: u32, value: u32) {
+        (**self).write32(offset, value);
+    }
+    fn write64(&self, offset: u32, value: u64) {
+        (**self).write64(offset, value);
+    }
+}

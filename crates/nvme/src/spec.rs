@@ -1,0 +1,21 @@
+//! What the NVM Express specifications lay down: registers, commands, completions, identify data.
+//!
+//! "Base" is the NVM Express Base Specification 2.0, "NVM" the NVM Command Set Specification 1.0. Layouts are
+//! little-endian by type and asserted when compiled; nothing here reads or writes memory.
+
+mod command;
+mod completion;
+mod identify;
+mod register;
+
+pub use command::{Command, DsmRange, admin, feature, nvm};
+pub use completion::{Cqe, Status};
+pub use identify::{ControllerData, LbaFormat, NamespaceData, NamespaceList, PowerState, cns};
+pub use register::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
+
+/// The memory page that this driver and the model work with (CC.MPS = 0): 4096 bytes.
+pub const PAGE_BYTES: usize = 4096;
+/// A page's size as an address.
+pub const PAGE: u64 = 4096;
+/// How many PRP entries a list page holds.
+pub const PRPS_PER_PAGE: usize = PAGE_BYTES / 8;

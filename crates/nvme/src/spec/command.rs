@@ -1,0 +1,134 @@
+//! Submission queue entries (Base 3.3.3.1, figure "Common Command Format"), opcodes and features.
+
+use core::mem::offset_of;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A submission queue entry: 64 bytes.
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Command {
+    /// CDW0 bits 7:0: what to do; see [`admin`] and [`nvm`].
+    pub opcode: u8,
+    /// CDW0 bits 15:8: FUSE (1:0) and PSDT (7:6); 0 is "not fused, PRPs".
+    pub flags: u8,
+    /// CDW0 bits 31:16: the command identifier.
+    pub cid: U16,
+    /// NSID: which namespace.
+    pub nsid: U32,
+    /// CDW2.
+    pub cdw2: U32,
+    /// CDW3.
+    pub cdw3: U32,
+    /// MPTR: metadata pointer; not used.
+    pub metadata: U64,
+    /// DPTR, PRP entry 1: the first page of the data, with an offset that is a multiple of 4.
+    pub prp1: U64,
+    /// DPTR, PRP entry 2: the second page, or a list of all further ones.
+    pub prp2: U64,
+    /// CDW10.
+    pub cdw10: U32,
+    /// CDW11.
+    pub cdw11: U32,
+    /// CDW12.
+    pub cdw12: U32,
+    /// CDW13.
+    pub cdw13: U32,
+    /// CDW14.
+    pub cdw14: U32,
+    /// CDW15.
+    pub cdw15: U32,
+}
+
+const _: () = {
+    assert!(size_of::<Command>() == Command::BYTES);
+    assert!(offset_of!(Command, cid) == 2);
+    assert!(offset_of!(Command, nsid) == 4);
+    assert!(offset_of!(Command, metadata) == 16);
+    assert!(offset_of!(Command, prp1) == 24);
+    assert!(offset_of!(Command, prp2) == 32);
+    assert!(offset_of!(Command, cdw10) == 40);
+    assert!(offset_of!(Command, cdw15) == 60);
+};
+
+impl Command {
+    /// How many bytes an entry has.
+    pub const BYTES: usize = 64;
+
+    /// SLBA of a read or write: CDW10 and CDW11 (NVM 3.2.4, 3.2.6).
+    pub fn slba(&self) -> u64 {
+        u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
+    }
+
+    /// NLB of a read or write: CDW12 bits 15:0, which count from 0 (NVM 3.2.4, 3.2.6).
+    pub fn blocks(&self) -> u32 {
+        (self.cdw12.get() & 0xffff) + 1
+    }
+
+    /// Sets SLBA.
+    pub fn set_slba(&mut self, slba: u64) {
+        let [a, b, c, d, e, f, g, h] = slba.to_le_bytes();
+        self.cdw10 = U32::from_bytes([a, b, c, d]);
+        self.cdw11 = U32::from_bytes([e, f, g, h]);
+    }
+}
+
+/// Opcodes of the admin queue (Base 5, figure "Opcodes for Admin Commands").
+pub mod admin {
+    /// Delete I/O submission queue.
+    pub const DELETE_SQ: u8 = 0x00;
+    /// Create I/O submission queue.
+    pub const CREATE_SQ: u8 = 0x01;
+    /// Delete I/O completion queue.
+    pub const DELETE_CQ: u8 = 0x04;
+    /// Create I/O completion queue.
+    pub const CREATE_CQ: u8 = 0x05;
+    /// Identify.
+    pub const IDENTIFY: u8 = 0x06;
+    /// Abort.
+    pub const ABORT: u8 = 0x08;
+    /// Set features.
+    pub const SET_FEATURES: u8 = 0x09;
+    /// Get features.
+    pub const GET_FEATURES: u8 = 0x0a;
+    /// Asynchronous event request.
+    pub const ASYNC_EVENT: u8 = 0x0c;
+}
+
+/// Opcodes of I/O queues (NVM 3, figure "Opcodes for NVM Commands").
+pub mod nvm {
+    /// Flush.
+    pub const FLUSH: u8 = 0x00;
+    /// Write.
+    pub const WRITE: u8 = 0x01;
+    /// Read.
+    pub const READ: u8 = 0x02;
+    /// Dataset management.
+    pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Dataset management CDW11 bit 2: AD, deallocate (NVM 3.2.3).
+    pub const DEALLOCATE: u32 = 1 << 2;
+}
+
+/// Feature identifiers (Base 5.27.1).
+pub mod feature {
+    /// Number of queues.
+    pub const NUMBER_OF_QUEUES: u8 = 0x07;
+}
+
+/// A range of dataset management (NVM 3.2.3, figure "Range Definition").
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DsmRange {
+    /// Context attributes; a hint.
+    pub attributes: U32,
+    /// How many blocks.
+    pub blocks: U32,
+    /// The first block.
+    pub slba: U64,
+}
+
+const _: () = {
+    assert!(size_of::<DsmRange>() == 16);
+    assert!(offset_of!(DsmRange, blocks) == 4);
+    assert!(offset_of!(DsmRange, slba) == 8);
+};

@@ -1,0 +1,188 @@
+//! Completion queue entries and status codes (Base 3.3.3.2, figures "Completion Queue Entry" and "Status Code").
+
+use core::fmt;
+use core::mem::offset_of;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A completion queue entry: 16 bytes.
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Cqe {
+    /// DW0: what the command says besides its status.
+    pub result: U32,
+    /// DW1.
+    pub result_high: U32,
+    /// SQHD: how far the controller has read the submission queue.
+    pub sq_head: U16,
+    /// SQID: whose command it was.
+    pub sq_id: U16,
+    /// CID: which command it was.
+    pub cid: U16,
+    /// Bit 0: the phase tag. Bits 15:1: the status.
+    pub status_phase: U16,
+}
+
+const _: () = {
+    assert!(size_of::<Cqe>() == Cqe::BYTES);
+    assert!(offset_of!(Cqe, sq_head) == 8);
+    assert!(offset_of!(Cqe, sq_id) == 10);
+    assert!(offset_of!(Cqe, cid) == 12);
+    assert!(offset_of!(Cqe, status_phase) == 14);
+};
+
+impl Cqe {
+    /// How many bytes an entry has.
+    pub const BYTES: usize = 16;
+
+    /// The phase tag.
+    pub fn phase(&self) -> bool {
+        self.status_phase.get() & 1 != 0
+    }
+
+    /// The status.
+    pub fn status(&self) -> Status {
+        Status(self.status_phase.get() >> 1)
+    }
+}
+
+/// A command's status: SC in bits 7:0, SCT in bits 10:8, CRD in 12:11, M in 13, DNR in 14.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status(u16);
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $sct:literal, $sc:literal, $text:literal;)*) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Self = Self($sct << 8 | $sc);)*
+
+            /// What the specification calls the code, or `None` for one that is not in this list.
+            pub fn name(self) -> Option<&'static str> {
+                match self.code() {
+                    $(Self::$name => Some($text),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// Done.
+    SUCCESS = 0, 0x00, "successful completion";
+    /// The opcode is not known.
+    INVALID_OPCODE = 0, 0x01, "invalid command opcode";
+    /// A field has a value that is not allowed.
+    INVALID_FIELD = 0, 0x02, "invalid field in command";
+    /// The identifier is in use.
+    CID_CONFLICT = 0, 0x03, "command ID conflict";
+    /// The data or a PRP list could not be moved.
+    DATA_TRANSFER_ERROR = 0, 0x04, "data transfer error";
+    /// The controller failed inside.
+    INTERNAL_ERROR = 0, 0x06, "internal error";
+    /// It was asked to abort it.
+    ABORT_REQUESTED = 0, 0x07, "command abort requested";
+    /// Its submission queue was deleted.
+    ABORTED_SQ_DELETION = 0, 0x08, "command aborted due to SQ deletion";
+    /// There is no such namespace.
+    INVALID_NAMESPACE = 0, 0x0b, "invalid namespace or format";
+    /// The command came out of order.
+    SEQUENCE_ERROR = 0, 0x0c, "command sequence error";
+    /// A PRP's offset is not allowed.
+    PRP_OFFSET_INVALID = 0, 0x13, "PRP offset invalid";
+    /// Past the end of the namespace.
+    LBA_OUT_OF_RANGE = 0, 0x80, "LBA out of range";
+    /// The namespace's capacity would be exceeded.
+    CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
+    /// The namespace can not be reached now.
+    NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
+    /// There is no such completion queue.
+    COMPLETION_QUEUE_INVALID = 1, 0x00, "completion queue invalid";
+    /// The queue identifier is not allowed or in use.
+    INVALID_QUEUE_ID = 1, 0x01, "invalid queue identifier";
+    /// The queue size is 0 or more than CAP.MQES.
+    INVALID_QUEUE_SIZE = 1, 0x02, "invalid queue size";
+    /// Too many asynchronous event requests.
+    ASYNC_EVENT_LIMIT = 1, 0x05, "asynchronous event request limit exceeded";
+    /// The interrupt vector is not allowed.
+    INVALID_INTERRUPT_VECTOR = 1, 0x08, "invalid interrupt vector";
+    /// The completion queue still has submission queues.
+    INVALID_QUEUE_DELETION = 1, 0x0c, "invalid queue deletion";
+    /// The medium did not take it.
+    WRITE_FAULT = 2, 0x80, "write fault";
+    /// The medium did not give it.
+    UNRECOVERED_READ_ERROR = 2, 0x81, "unrecovered read error";
+}
+
+impl Status {
+    /// DNR: the same command will fail again.
+    const DO_NOT_RETRY: u16 = 1 << 14;
+
+    /// The status with these 15 bits; the top one is dropped.
+    pub const fn from_bits(bits: u16) -> Self {
+        Self(bits & 0x7fff)
+    }
+
+    /// The 15 bits.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// Code and type alone, without "more", "retry delay" and "do not retry".
+    pub const fn code(self) -> Self {
+        Self(self.0 & 0x7ff)
+    }
+
+    /// The same with DNR set.
+    pub const fn do_not_retry(self) -> Self {
+        Self(self.0 | Self::DO_NOT_RETRY)
+    }
+
+    /// Whether it says that all went well.
+    pub const fn is_success(self) -> bool {
+        self.code().0 == 0
+    }
+
+    /// Whether the same command may succeed if it is sent again.
+    pub const fn may_retry(self) -> bool {
+        !self.is_success() && self.0 & Self::DO_NOT_RETRY == 0
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sct, sc) = (self.0 >> 8 & 7, self.0 & 0xff);
+        match self.name() {
+            Some(name) => write!(f, "{name} (type {sct:x}h, code {sc:02x}h)")?,
+            None => write!(f, "status type {sct:x}h, code {sc:02x}h")?,
+        }
+        if self.0 & Self::DO_NOT_RETRY != 0 { f.write_str(", do not retry") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_keeps_its_parts_apart() {
+        let status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        assert_eq!(status.code(), Status::LBA_OUT_OF_RANGE);
+        assert!(!status.may_retry() && Status::DATA_TRANSFER_ERROR.may_retry());
+        assert!(!Status::SUCCESS.may_retry());
+        assert_eq!(status.to_string(), "LBA out of range (type 0h, code 80h), do not retry");
+        assert_eq!(Status::from_bits(0x7ff).to_string(), "status type 7h, code ffh");
+    }
+
+    #[test]
+    fn an_entry_splits_status_and_phase() {
+        let cqe = Cqe { status_phase: U16::new(0x80 << 1 | 1), ..Cqe::default() };
+        assert!(cqe.phase());
+        assert_eq!(cqe.status(), Status::LBA_OUT_OF_RANGE);
+    }
+}

@@ -1,0 +1,203 @@
+//! Identify data structures (Base 5.17.2.1, NVM 4.1.5): 4096 bytes each.
+
+use core::mem::offset_of;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Values of CNS (Base, figure "Identify - CNS Values").
+pub mod cns {
+    /// One namespace.
+    pub const NAMESPACE: u8 = 0x00;
+    /// The controller.
+    pub const CONTROLLER: u8 = 0x01;
+    /// Which namespaces are active.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
+}
+
+/// A power state (Base, figure "Power State Descriptor Data Structure"): only its size is of interest here.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PowerState {
+    /// Maximum power, in units of 0.01 W.
+    pub max_power: U16,
+    /// The rest.
+    pub rest: [u8; 30],
+}
+
+/// Identify controller (Base, figure "Identify - Identify Controller Data Structure").
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ControllerData {
+    /// VID: PCI vendor.
+    pub vid: U16,
+    /// SSVID: PCI subsystem vendor.
+    pub ssvid: U16,
+    /// SN: serial number, ASCII, padded with spaces.
+    pub serial: [u8; 20],
+    /// MN: model number, ASCII, padded with spaces.
+    pub model: [u8; 40],
+    /// FR: firmware revision, ASCII, padded with spaces.
+    pub firmware: [u8; 8],
+    /// RAB: recommended arbitration burst.
+    pub rab: u8,
+    /// IEEE OUI.
+    pub ieee: [u8; 3],
+    /// CMIC.
+    pub cmic: u8,
+    /// MDTS: largest transfer, as a power of two of the smallest page (CAP.MPSMIN); 0 is "no limit".
+    pub mdts: u8,
+    /// CNTLID.
+    pub controller_id: U16,
+    /// VER.
+    pub version: U32,
+    /// RTD3R to the end of the first 256 bytes.
+    pub reserved_84: [u8; 172],
+    /// OACS: optional admin commands.
+    pub oacs: U16,
+    /// ACL: abort command limit, counted from 0.
+    pub acl: u8,
+    /// AERL: asynchronous event request limit, counted from 0.
+    pub aerl: u8,
+    /// FRMW to the end of the admin part.
+    pub reserved_260: [u8; 252],
+    /// SQES: smallest (3:0) and largest (7:4) submission entry, as powers of two.
+    pub sqes: u8,
+    /// CQES: the same for completion entries.
+    pub cqes: u8,
+    /// MAXCMD: most outstanding commands.
+    pub max_commands: U16,
+    /// NN: the highest namespace identifier.
+    pub namespaces: U32,
+    /// ONCS: optional NVM commands; bit 2 is dataset management.
+    pub oncs: U16,
+    /// FUSES.
+    pub fuses: U16,
+    /// FNA.
+    pub fna: u8,
+    /// VWC: bit 0, a volatile write cache is present.
+    pub vwc: u8,
+    /// AWUN to SUBNQN.
+    pub reserved_526: [u8; 242],
+    /// SUBNQN: the subsystem's qualified name, UTF-8, ended by a 0.
+    pub subnqn: [u8; 256],
+    /// To the power states.
+    pub reserved_1024: [u8; 1024],
+    /// PSD0..31.
+    pub power_states: [PowerState; 32],
+    /// The vendor's.
+    pub vendor: [u8; 1024],
+}
+
+const _: () = {
+    assert!(size_of::<PowerState>() == 32);
+    assert!(size_of::<ControllerData>() == 4096);
+    assert!(offset_of!(ControllerData, serial) == 4);
+    assert!(offset_of!(ControllerData, model) == 24);
+    assert!(offset_of!(ControllerData, firmware) == 64);
+    assert!(offset_of!(ControllerData, mdts) == 77);
+    assert!(offset_of!(ControllerData, version) == 80);
+    assert!(offset_of!(ControllerData, oacs) == 256);
+    assert!(offset_of!(ControllerData, sqes) == 512);
+    assert!(offset_of!(ControllerData, namespaces) == 516);
+    assert!(offset_of!(ControllerData, oncs) == 520);
+    assert!(offset_of!(ControllerData, vwc) == 525);
+    assert!(offset_of!(ControllerData, subnqn) == 768);
+    assert!(offset_of!(ControllerData, power_states) == 2048);
+};
+
+impl ControllerData {
+    /// ONCS bit 2: dataset management.
+    pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
+
+    /// All bytes 0.
+    pub fn zeroed() -> Box<Self> {
+        // 4096 bytes; the fallible form would only differ where memory is out.
+        Box::new(Self::new_zeroed())
+    }
+}
+
+/// An LBA format (NVM, figure "LBA Format Data Structure").
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LbaFormat {
+    /// MS: bytes of metadata a block.
+    pub metadata: U16,
+    /// LBADS: log2 of the bytes of a block; 0 is "not available".
+    pub data_shift: u8,
+    /// RP: relative performance.
+    pub performance: u8,
+}
+
+/// Identify namespace (NVM, figure "Identify Namespace Data Structure").
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NamespaceData {
+    /// NSZE: size in blocks.
+    pub size: U64,
+    /// NCAP: capacity in blocks.
+    pub capacity: U64,
+    /// NUSE: blocks in use.
+    pub used: U64,
+    /// NSFEAT.
+    pub features: u8,
+    /// NLBAF: number of LBA formats, counted from 0.
+    pub formats: u8,
+    /// FLBAS: which of them is in use: bits 3:0, and bits 6:5 above those.
+    pub format: u8,
+    /// MC.
+    pub mc: u8,
+    /// DPC.
+    pub dpc: u8,
+    /// DPS.
+    pub dps: u8,
+    /// NMIC.
+    pub nmic: u8,
+    /// RESCAP.
+    pub rescap: u8,
+    /// FPI.
+    pub fpi: u8,
+    /// DLFEAT bits 2:0: what a deallocated block reads as; 001b is zeroes.
+    pub deallocate: u8,
+    /// NAWUN to the formats.
+    pub reserved_34: [u8; 94],
+    /// LBAF0..63.
+    pub lba_formats: [LbaFormat; 64],
+    /// The vendor's.
+    pub vendor: [u8; 3712],
+}
+
+const _: () = {
+    assert!(size_of::<LbaFormat>() == 4);
+    assert!(size_of::<NamespaceData>() == 4096);
+    assert!(offset_of!(NamespaceData, formats) == 25);
+    assert!(offset_of!(NamespaceData, format) == 26);
+    assert!(offset_of!(NamespaceData, deallocate) == 33);
+    assert!(offset_of!(NamespaceData, lba_formats) == 128);
+    assert!(offset_of!(NamespaceData, vendor) == 384);
+};
+
+impl NamespaceData {
+    /// DLFEAT 001b: deallocated blocks read as zeroes.
+    pub const DEALLOCATE_ZEROES: u8 = 1;
+
+    /// All bytes 0.
+    pub fn zeroed() -> Box<Self> {
+        Box::new(Self::new_zeroed())
+    }
+
+    /// The format in use, or `None` where FLBAS names one that is not there.
+    pub fn current_format(&self) -> Option<LbaFormat> {
+        let index = usize::from(self.format & 0xf) | usize::from(self.format >> 5 & 3) << 4;
+        (index <= usize::from(self.formats)).then(|| self.lba_formats.get(index).copied()).flatten()
+    }
+}
+
+/// Active namespace identifiers, ascending, ended by a 0 (Base 5.17.2.3).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NamespaceList {
+    /// The identifiers.
+    pub nsids: [U32; 1024],
+}
+
+const _: () = assert!(size_of::<NamespaceList>() == 4096);

@@ -1,0 +1,163 @@
+//! The controller's registers (Base 3.1.3, figure "Property Definition").
+
+/// Byte offsets of the registers.
+pub mod offset {
+    /// CAP, controller capabilities (64 bits).
+    pub const CAP: u32 = 0x00;
+    /// VS, version (32 bits).
+    pub const VS: u32 = 0x08;
+    /// INTMS, interrupt mask set.
+    pub const INTMS: u32 = 0x0c;
+    /// INTMC, interrupt mask clear.
+    pub const INTMC: u32 = 0x10;
+    /// CC, controller configuration (32 bits).
+    pub const CC: u32 = 0x14;
+    /// CSTS, controller status (32 bits).
+    pub const CSTS: u32 = 0x1c;
+    /// AQA, admin queue attributes (32 bits).
+    pub const AQA: u32 = 0x24;
+    /// ASQ, admin submission queue base address (64 bits).
+    pub const ASQ: u32 = 0x28;
+    /// ACQ, admin completion queue base address (64 bits).
+    pub const ACQ: u32 = 0x30;
+    /// The first doorbell.
+    pub const DOORBELLS: u32 = 0x1000;
+}
+
+/// Which of a queue pair's two doorbells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doorbell {
+    /// SQyTDBL: the submission queue's tail.
+    SubmissionTail,
+    /// CQyHDBL: the completion queue's head.
+    CompletionHead,
+}
+
+/// Where a doorbell is: `0x1000 + (2 * queue + is_cq) * (4 << CAP.DSTRD)`. It can not overflow: `queue` has 16
+/// bits and `stride_shift` (DSTRD) is taken as its 4 bits.
+pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> u32 {
+    let index = 2 * queue as u32 + matches!(which, Doorbell::CompletionHead) as u32;
+    // (2^17) * (4 << 15) would be 2^34; a controller with such a stride has no more than a BAR's doorbells.
+    offset::DOORBELLS.wrapping_add(index.wrapping_mul(4 << (stride_shift & 0xf)))
+}
+
+/// CAP (Base, figure "Offset 0h: CAP").
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cap(pub u64);
+
+impl Cap {
+    /// MQES, bits 15:0: most entries of an I/O queue, less one.
+    pub const fn mqes(self) -> u16 {
+        (self.0 & 0xffff) as u16
+    }
+    /// TO, bits 31:24: how long enabling or disabling may take, in units of 500 ms.
+    pub const fn timeout_ns(self) -> u64 {
+        ((self.0 >> 24) & 0xff) * 500_000_000
+    }
+    /// DSTRD, bits 35:32: doorbells are `4 << DSTRD` bytes apart.
+    pub const fn doorbell_stride_shift(self) -> u8 {
+        ((self.0 >> 32) & 0xf) as u8
+    }
+    /// CSS, bits 44:37; bit 37 is the NVM command set.
+    pub const fn has_nvm_command_set(self) -> bool {
+        self.0 & (1 << 37) != 0
+    }
+    /// MPSMIN, bits 51:48: the smallest page is `2^(12 + MPSMIN)` bytes.
+    pub const fn min_page_bytes(self) -> u64 {
+        1 << (12 + ((self.0 >> 48) & 0xf))
+    }
+    /// MPSMAX, bits 55:52.
+    pub const fn max_page_bytes(self) -> u64 {
+        1 << (12 + ((self.0 >> 52) & 0xf))
+    }
+    /// The register of a controller with these limits, contiguous queues required (CQR) and NVM command set.
+    pub const fn new(mqes: u16, timeout_500ms: u8, stride_shift: u8) -> Self {
+        Self(
+            mqes as u64
+                | 1 << 16
+                | (timeout_500ms as u64) << 24
+                | ((stride_shift & 0xf) as u64) << 32
+                | 1 << 37,
+        )
+    }
+}
+
+/// CC (Base, figure "Offset 14h: CC").
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cc(pub u32);
+
+impl Cc {
+    /// EN set, NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes (IOCQES 4).
+    pub const ENABLED: Self = Self(1 | 6 << 16 | 4 << 20);
+    /// Everything 0: disabled.
+    pub const DISABLED: Self = Self(0);
+
+    /// EN, bit 0.
+    pub const fn enabled(self) -> bool {
+        self.0 & 1 != 0
+    }
+    /// CSS, bits 6:4: 0 is the NVM command set.
+    pub const fn command_set(self) -> u8 {
+        ((self.0 >> 4) & 7) as u8
+    }
+    /// MPS, bits 10:7.
+    pub const fn page_shift(self) -> u32 {
+        12 + ((self.0 >> 7) & 0xf)
+    }
+    /// SHN, bits 15:14: a shutdown was asked for.
+    pub const fn shutdown(self) -> bool {
+        (self.0 >> 14) & 3 != 0
+    }
+    /// IOSQES, bits 19:16, as bytes.
+    pub const fn submission_entry_bytes(self) -> u32 {
+        1 << ((self.0 >> 16) & 0xf)
+    }
+    /// IOCQES, bits 23:20, as bytes.
+    pub const fn completion_entry_bytes(self) -> u32 {
+        1 << ((self.0 >> 20) & 0xf)
+    }
+}
+
+bitflags::bitflags! {
+    /// CSTS (Base, figure "Offset 1Ch: CSTS").
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Csts: u32 {
+        /// RDY: enabled, and takes commands.
+        const READY = 1;
+        /// CFS: it failed, and only a reset can mend it.
+        const FATAL = 1 << 1;
+        /// SHST = 10b: shutdown is complete.
+        const SHUTDOWN_COMPLETE = 2 << 2;
+    }
+}
+
+impl Csts {
+    /// What a device that is no longer there reads as.
+    pub const GONE: u32 = u32::MAX;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doorbells_follow_the_stride() {
+        assert_eq!(doorbell_offset(0, Doorbell::SubmissionTail, 0), 0x1000);
+        assert_eq!(doorbell_offset(0, Doorbell::CompletionHead, 0), 0x1004);
+        assert_eq!(doorbell_offset(3, Doorbell::SubmissionTail, 0), 0x1018);
+        assert_eq!(doorbell_offset(3, Doorbell::CompletionHead, 2), 0x1000 + 7 * 16);
+    }
+
+    #[test]
+    fn capabilities_round_trip() {
+        let cap = Cap::new(1023, 3, 2);
+        assert_eq!(cap.mqes(), 1023);
+        assert_eq!(cap.timeout_ns(), 1_500_000_000);
+        assert_eq!(cap.doorbell_stride_shift(), 2);
+        assert!(cap.has_nvm_command_set());
+        assert_eq!((cap.min_page_bytes(), cap.max_page_bytes()), (4096, 4096));
+        assert_eq!(Cc::ENABLED.submission_entry_bytes(), 64);
+        assert_eq!(Cc::ENABLED.completion_entry_bytes(), 16);
+        assert_eq!(Cc::ENABLED.page_shift(), 12);
+    }
+}

@@ -1,0 +1,83 @@
+//! An arena as the place where a DMA pool's chunks come from.
+
+use super::{Arena, Exposure, Inner, Run};
+use pinfold_core::addr::Iova;
+use pinfold_core::dma_pool::{ChunkSource, SourceError};
+use pinfold_core::domain::BackendError;
+use pinfold_core::frame::{Frame, Order};
+use pinfold_core::mem::DmaMemory;
+
+impl Inner {
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        let first = self.zone.alloc(order)?;
+        self.note_peak();
+        let run = Run { first, frames: order.frames() };
+        match self.expose(run) {
+            Ok(()) => Ok(first),
+            Err(error) => {
+                if error.stays_reachable() {
+                    self.quarantine(run);
+                } else {
+                    self.give_back(run);
+                }
+                Err(SourceError::Map(error.to_string()))
+            }
+        }
+    }
+
+    fn expose(&self, run: Run) -> Result<(), BackendError> {
+        // The range of IOVAs is as long as the region, so a run always has its part of it.
+        let (Exposure::PerUse, Some(iova)) = (self.exposure, self.iova_of(run)) else { return Ok(()) };
+        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
+        // (`Inner::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
+        unsafe { self.space.map_at(iova, self.memory_of(run)) }
+    }
+
+    fn release(&self, run: Run) {
+        let hidden = match (self.exposure, self.iova_of(run)) {
+            (Exposure::PerUse, Some(iova)) => self.space.unmap_at(iova),
+            _ => Ok(()),
+        };
+        match hidden {
+            Ok(()) => self.give_back(run),
+            Err(error) => {
+                tracing::error!(first = %run.first, frames = run.frames, %error, "a chunk is kept for ever");
+                self.quarantine(run);
+            }
+        }
+    }
+}
+
+// SAFETY: the region and its range of IOVAs are fixed when the arena is built and stay while a handle is held. A run
+// comes from the zone, which gives it to nobody else before `release` frees it; it lies in the region, because the zone
+// has as many frames. References into an arena are lent by a `Buffer` only, into the run that it owns.
+unsafe impl ChunkSource for Arena {
+    fn memory(&self) -> DmaMemory {
+        self.inner().region.memory()
+    }
+    fn iova(&self) -> Iova {
+        self.inner().iova.start()
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.inner().acquire(order)
+    }
+    fn release(&self, frame: Frame, order: Order) {
+        self.inner().release(Run { first: frame, frames: order.frames() });
+    }
+}
+
+// SAFETY: as for `Arena`; the borrow keeps a handle alive as long as the pool lives.
+unsafe impl ChunkSource for &Arena {
+    fn memory(&self) -> DmaMemory {
+        ChunkSource::memory(*self)
+    }
+    fn iova(&self) -> Iova {
+        ChunkSource::iova(*self)
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        ChunkSource::acquire(*self, order)
+    }
+    fn release(&self, frame: Frame, order: Order) {
+        ChunkSource::release(*self, frame, order);
+    }
+}

@@ -1,0 +1,117 @@
+//! IOMMU groups, and the device nodes of VFIO and iommufd.
+
+use super::facts::Roots;
+use super::text;
+use rustix::fs::Access as Mode;
+use std::path::Path;
+
+/// Whether a device node can be used by this process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Access {
+    /// It can be read and written.
+    Allowed,
+    /// It is there, but this user may not open it.
+    Denied,
+    /// It is not there.
+    Absent,
+}
+
+/// A device node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// Where it is.
+    pub path: String,
+    /// Whether it can be used.
+    pub access: Access,
+}
+
+impl Node {
+    pub(super) fn look(path: &Path) -> Self {
+        let access = match rustix::fs::access(path, Mode::READ_OK | Mode::WRITE_OK) {
+            Ok(()) => Access::Allowed,
+            Err(_) if path.symlink_metadata().is_ok() => Access::Denied,
+            Err(_) => Access::Absent,
+        };
+        Self { path: path.display().to_string(), access }
+    }
+}
+
+/// Devices that an IOMMU can not tell apart: they go to a program together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IommuGroup {
+    /// Its number, as VFIO's `/dev/vfio/NUMBER` has it.
+    pub number: u32,
+    /// What kind of domain the kernel's own driver has it in: `DMA`, `DMA-FQ`, `identity` ...
+    pub kind: Option<String>,
+    /// Its devices.
+    pub devices: Vec<Device>,
+}
+
+/// A device of an IOMMU group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// Its address: `0000:01:00.0`.
+    pub address: String,
+    /// The driver that has it, if one does: `vfio-pci` is a program's.
+    pub driver: Option<String>,
+}
+
+/// What there is of VFIO.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Vfio {
+    /// `/dev/vfio/vfio`, the container.
+    pub container: Node,
+    /// `/dev/vfio/NUMBER`: groups that are bound to VFIO; `noiommu-NUMBER` without an IOMMU.
+    pub groups: Vec<Node>,
+    /// `/dev/vfio/devices/vfioN`: the same as character devices, for iommufd (Linux 6.6).
+    pub devices: Vec<Node>,
+    /// Which of its modules are loaded or built in: `vfio`, `vfio_pci`, `vfio_iommu_type1`.
+    pub modules: Vec<String>,
+    /// Whether VFIO is allowed to work without an IOMMU.
+    pub noiommu: bool,
+}
+
+const MODULES: [&str; 4] = ["vfio", "vfio_pci", "vfio_iommu_type1", "iommufd"];
+
+pub(super) fn vfio(roots: &Roots) -> Vfio {
+    let folder = roots.dev.join("vfio");
+    let is_group = |name: &String| name.trim_start_matches("noiommu-").parse::<u32>().is_ok();
+    let module = |name: &&str| roots.sys.join("module").join(name).is_dir();
+    let noiommu = roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
+    Vfio {
+        container: Node::look(&folder.join("vfio")),
+        groups: nodes(&folder, is_group),
+        devices: nodes(&folder.join("devices"), |_| true),
+        modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
+        noiommu: text::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
+    }
+}
+
+fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {
+    text::names(folder)
+        .iter()
+        .filter(|name| wanted(name))
+        .map(|name| Node::look(&folder.join(name)))
+        .collect()
+}
+
+pub(super) fn groups(sys: &Path) -> Vec<IommuGroup> {
+    let folder = sys.join("kernel/iommu_groups");
+    let group = |name: &String| {
+        let group = folder.join(name);
+        Some(IommuGroup {
+            number: name.parse().ok()?,
+            kind: text::word(&group.join("type")),
+            devices: text::names(&group.join("devices"))
+                .into_iter()
+                .map(|address| Device { driver: driver(&group.join("devices").join(&address)), address })
+                .collect(),
+        })
+    };
+    text::names(&folder).iter().filter_map(group).collect()
+}
+
+fn driver(device: &Path) -> Option<String> {
+    let link = std::fs::read_link(device.join("driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}

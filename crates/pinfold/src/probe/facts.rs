@@ -1,0 +1,110 @@
+//! Everything that was found out about a machine.
+
+use super::devices::{self, IommuGroup, Node, Vfio};
+use super::hugepages::{self, HugetlbPool, Thp};
+use super::live::Live;
+use super::text;
+use crate::sys::limits::MemlockLimit;
+use std::path::{Path, PathBuf};
+
+/// Where `/proc`, `/sys` and `/dev` are. Other places than the usual ones are for tests, and for looking at the files of
+/// another machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Roots {
+    /// Usually `/proc`.
+    pub proc: PathBuf,
+    /// Usually `/sys`.
+    pub sys: PathBuf,
+    /// Usually `/dev`.
+    pub dev: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into() }
+    }
+}
+
+/// The memory of one NUMA node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NumaNode {
+    /// Its number.
+    pub node: u32,
+    /// Bytes of memory; `None` where the kernel does not say.
+    pub total_bytes: Option<u64>,
+    /// Bytes of that which nobody uses.
+    pub free_bytes: Option<u64>,
+}
+
+/// Everything that was found out about a machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// The kernel's release: `6.12.0-1-amd64`.
+    pub kernel: Option<String>,
+    /// Bytes of memory in all.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of memory that could be had now.
+    pub available_bytes: Option<u64>,
+    /// The hugetlb pools: of the machine, then of each node.
+    pub hugetlb: Vec<HugetlbPool>,
+    /// Transparent hugepages.
+    pub thp: Option<Thp>,
+    /// What may be locked.
+    pub memlock: MemlockLimit,
+    /// The NUMA nodes.
+    pub nodes: Vec<NumaNode>,
+    /// The kinds of IOMMU that the kernel drives: `dmar0` (Intel), `ivhd0` (AMD), `smmu3` ... by name.
+    pub iommus: Vec<String>,
+    /// The firmware's table that describes an IOMMU: `DMAR` (Intel), `IVRS` (AMD) or `IORT` (Arm).
+    pub firmware_iommu: Option<String>,
+    /// The IOMMU groups with their devices.
+    pub groups: Vec<IommuGroup>,
+    /// VFIO.
+    pub vfio: Vfio,
+    /// `/dev/iommu`.
+    pub iommufd: Node,
+    /// `kernel.io_uring_disabled`: 0 for everybody, 1 for the privileged or a group, 2 for nobody.
+    pub io_uring_disabled: Option<u64>,
+    /// What the kernel answered when asked.
+    pub live: Live,
+}
+
+impl Facts {
+    /// Those of this machine and this process. A few milliseconds; it opens and closes what it tries.
+    pub fn here() -> Self {
+        Self::gather(&Roots::default(), MemlockLimit::here(), Live::ask())
+    }
+
+    /// Those that the files below `roots` tell, with what was found out otherwise.
+    pub fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
+        let meminfo = std::fs::read(roots.proc.join("meminfo")).unwrap_or_default();
+        Self {
+            kernel: text::word(&roots.proc.join("sys/kernel/osrelease")),
+            memory_bytes: text::field_kib(&meminfo, "MemTotal"),
+            available_bytes: text::field_kib(&meminfo, "MemAvailable"),
+            hugetlb: hugepages::pools(&roots.sys),
+            thp: hugepages::thp(&roots.sys),
+            memlock,
+            nodes: hugepages::nodes(&roots.sys).into_iter().map(|node| numa_node(&roots.sys, node)).collect(),
+            iommus: text::names(&roots.sys.join("class/iommu")),
+            firmware_iommu: firmware_iommu(&roots.sys),
+            groups: devices::groups(&roots.sys),
+            vfio: devices::vfio(roots),
+            iommufd: Node::look(&roots.dev.join("iommu")),
+            io_uring_disabled: text::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
+            live,
+        }
+    }
+}
+
+/// `Node 0 MemTotal:  24684092 kB`, and the like.
+fn numa_node(sys: &Path, node: u32) -> NumaNode {
+    let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo"))).unwrap_or_default();
+    let field = |key: &str| text::field_kib(&file, &format!("Node {node} {key}"));
+    NumaNode { node, total_bytes: field("MemTotal"), free_bytes: field("MemFree") }
+}
+
+fn firmware_iommu(sys: &Path) -> Option<String> {
+    let tables = text::names(&sys.join("firmware/acpi/tables"));
+    tables.into_iter().find(|name| ["DMAR", "IVRS", "IORT"].contains(&name.as_str()))
+}

@@ -1,0 +1,211 @@
+//! The probe on machines that are made of files, and on this one.
+
+use super::*;
+use crate::sys::Errno;
+use crate::sys::limits::MemlockLimit;
+use proptest::prelude::*;
+use std::path::Path;
+
+const LOCKED_DOWN: Live = Live {
+    io_uring: Err(Errno::new(libc::EPERM)),
+    af_xdp: Answer::No(Errno::new(libc::EAFNOSUPPORT)),
+    userfaultfd: Answer::No(Errno::new(libc::ENOSYS)),
+    pagemap: false,
+};
+
+const OPEN: Live = Live {
+    io_uring: Ok(IoUring {
+        fixed: true,
+        fsync: true,
+        sparse_buffers: Answer::Yes,
+        clone_buffers: Answer::No(Errno::new(libc::EINVAL)),
+    }),
+    af_xdp: Answer::Yes,
+    userfaultfd: Answer::Yes,
+    pagemap: true,
+};
+
+const SMALL: MemlockLimit =
+    MemlockLimit { soft: Some(8 << 20), hard: Some(8 << 20), used: Some(0), lifted: false };
+const NO_LIMIT: MemlockLimit = MemlockLimit { soft: None, hard: None, used: Some(0), lifted: true };
+
+/// Files of a machine that has everything: (root, path, content).
+const EVERYTHING: &[(&str, &str, &[u8])] = &[
+    ("proc", "sys/kernel/osrelease", b"6.12.0-1-amd64\n"),
+    ("proc", "sys/kernel/io_uring_disabled", b"0\n"),
+    ("proc", "meminfo", b"MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"),
+    ("sys", "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", b"512\n"),
+    ("sys", "kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"500\n"),
+    ("sys", "kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", b"100\n"),
+    ("sys", "kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", b"2\n"),
+    ("sys", "kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", b"0\n"),
+    ("sys", "kernel/mm/transparent_hugepage/enabled", b"always [madvise] never\n"),
+    ("sys", "devices/system/node/online", b"0-1\n"),
+    ("sys", "devices/system/node/node0/meminfo", b"Node 0 MemTotal: 8388608 kB\nNode 0 MemFree: 1024 kB\n"),
+    ("sys", "devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", b"512\n"),
+    ("sys", "devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", b"500\n"),
+    ("sys", "devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", b"0\n"),
+    ("sys", "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", b"0\n"),
+    ("sys", "class/iommu/dmar0/intel-iommu/version", b"1:0\n"),
+    ("sys", "kernel/iommu_groups/7/type", b"DMA-FQ\n"),
+    ("sys", "kernel/iommu_groups/7/devices/0000:01:00.0/vendor", b"0x1b36\n"),
+    ("sys", "kernel/iommu_groups/11/devices/0000:02:00.0/vendor", b"0x1b36\n"),
+    ("sys", "module/vfio/parameters/enable_unsafe_noiommu_mode", b"N\n"),
+    ("sys", "module/vfio_pci/version", b"0.2\n"),
+    ("dev", "vfio/vfio", b""),
+    ("dev", "vfio/7", b""),
+    ("dev", "vfio/devices/vfio0", b""),
+    ("dev", "iommu", b""),
+];
+
+fn machine(files: &[(&str, &str, &[u8])]) -> (tempfile::TempDir, Roots) {
+    let top = tempfile::tempdir().unwrap();
+    let roots =
+        Roots { proc: top.path().join("proc"), sys: top.path().join("sys"), dev: top.path().join("dev") };
+    for (root, path, content) in files {
+        let path = top.path().join(root).join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    (top, roots)
+}
+
+fn find<'f>(findings: &'f [Finding], what: &str) -> &'f Finding {
+    findings.iter().find(|finding| finding.what == what).unwrap_or_else(|| panic!("nothing about {what}"))
+}
+
+#[test]
+fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
+    let (_top, roots) = machine(&[]);
+    let findings = Facts::gather(&roots, SMALL, LOCKED_DOWN).findings();
+    for what in
+        ["hugepages 2 MiB", "transparent hugepages", "IOMMU groups", "VFIO", "iommufd", "io_uring", "AF_XDP"]
+    {
+        assert_eq!(find(&findings, what).state, State::Missing, "{what}");
+    }
+    assert_eq!(find(&findings, "VFIO").remedy.as_deref(), Some("sudo modprobe vfio-pci"));
+    assert_eq!(find(&findings, "iommufd").remedy.as_deref(), Some("sudo modprobe iommufd"));
+    let memlock = find(&findings, "MEMLOCK");
+    assert_eq!(
+        (memlock.state, memlock.detail.as_str()),
+        (State::Limited, "soft 8 MiB, hard 8 MiB, 0 B used")
+    );
+    assert!(memlock.remedy.as_ref().unwrap().starts_with("sudo prlimit"));
+}
+
+#[test]
+fn a_machine_with_everything_is_good() {
+    let (_top, roots) = machine(EVERYTHING);
+    let link = roots.sys.join("kernel/iommu_groups/7/devices/0000:01:00.0/driver");
+    std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", link).unwrap();
+    let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
+    assert_eq!(facts.groups.iter().map(|group| group.number).collect::<Vec<_>>(), [7, 11]);
+    assert_eq!(facts.groups[0].kind.as_deref(), Some("DMA-FQ"));
+    assert_eq!(facts.groups[0].devices[0].driver.as_deref(), Some("vfio-pci"));
+    assert_eq!(facts.groups[1].devices[0].driver, None);
+    assert_eq!(facts.vfio.modules, ["vfio", "vfio_pci"]);
+    assert_eq!(facts.nodes[0].free_bytes, Some(1 << 20));
+    let findings = facts.findings();
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.state != State::Good).collect();
+    assert_eq!(bad.len(), 1, "the 1 GiB pages are all in use, and nothing else is amiss: {bad:?}");
+    assert_eq!(bad[0].what, "hugepages 1 GiB");
+    assert_eq!(
+        find(&findings, "hugepages 2 MiB").detail,
+        "400 free of 512 reserved (node 0: 500 of 512, node 1: 0 of 0)"
+    );
+    assert_eq!(find(&findings, "IOMMU groups").detail, "2 groups with 2 devices, dmar0");
+}
+
+#[test]
+fn each_thing_that_is_switched_off_names_its_switch() {
+    let (_top, roots) = machine(&[
+        ("proc", "sys/kernel/osrelease", b"5.10.0\n"),
+        ("proc", "sys/kernel/io_uring_disabled", b"2\n"),
+        ("sys", "kernel/mm/transparent_hugepage/enabled", b"always madvise [never]\n"),
+        ("sys", "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", b"0\n"),
+        ("sys", "kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"0\n"),
+        ("sys", "firmware/acpi/tables/DMAR", b"DMAR"),
+        ("sys", "module/vfio/parameters/enable_unsafe_noiommu_mode", b"Y\n"),
+        ("dev", "vfio/vfio", b""),
+        ("dev", "vfio/noiommu-0", b""),
+    ]);
+    let denied = Live { af_xdp: Answer::No(Errno::new(libc::EPERM)), ..LOCKED_DOWN };
+    let findings = Facts::gather(&roots, SMALL, denied).findings();
+    let remedy = |what: &str| find(&findings, what).remedy.clone().unwrap_or_default();
+    assert_eq!(remedy("io_uring"), "sudo sysctl kernel.io_uring_disabled=0");
+    assert_eq!(remedy("hugepages 2 MiB"), "sudo sh -c 'sysctl vm.nr_hugepages=512'");
+    assert!(remedy("transparent hugepages").contains("echo madvise"));
+    assert!(remedy("IOMMU groups").contains("intel_iommu=on"));
+    assert!(remedy("AF_XDP").contains("cap_net_raw"));
+    assert_eq!(remedy("iommufd"), "", "no command mends a kernel that is too old");
+    assert_eq!(find(&findings, "kernel").state, State::Limited);
+    assert!(find(&findings, "VFIO").detail.contains("unprotected"));
+}
+
+#[test]
+fn what_may_not_be_opened_is_limited_and_not_missing() {
+    if rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: root may open everything");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let (_top, roots) = machine(EVERYTHING);
+    std::fs::set_permissions(roots.dev.join("iommu"), PermissionsExt::from_mode(0o000)).unwrap();
+    let findings = Facts::gather(&roots, NO_LIMIT, OPEN).findings();
+    assert_eq!(find(&findings, "iommufd").state, State::Limited);
+    assert!(find(&findings, "iommufd").remedy.as_ref().unwrap().starts_with("sudo chown $USER "));
+}
+
+#[test]
+fn this_machine_is_looked_at_and_every_thing_has_its_line() {
+    let facts = Facts::here();
+    let findings = facts.findings();
+    for what in [
+        "kernel",
+        "memory",
+        "hugepages 2 MiB",
+        "hugepages 1 GiB",
+        "transparent hugepages",
+        "MEMLOCK",
+        "NUMA",
+        "IOMMU groups",
+        "VFIO",
+        "iommufd",
+        "io_uring",
+        "AF_XDP",
+        "pagemap",
+        "userfaultfd",
+    ] {
+        let finding = find(&findings, what);
+        assert!(!finding.detail.is_empty() && !finding.detail.contains('\n'), "{finding:?}");
+        eprintln!("{:8} {what}: {} {:?}", finding.state.name(), finding.detail, finding.remedy);
+    }
+    assert_eq!(findings.len(), 14, "one line a thing");
+    assert!(facts.memory_bytes > Some(0));
+}
+
+/// A file is not there, or a folder is there in its place, or it is cut short or full of anything.
+fn spoil(path: &Path, content: &[u8], how: u8, garbage: &[u8]) {
+    std::fs::remove_file(path).unwrap();
+    match how % 4 {
+        0 => {}
+        1 => std::fs::create_dir(path).unwrap(),
+        2 => std::fs::write(path, &content[..content.len() / 2]).unwrap(),
+        _ => std::fs::write(path, garbage).unwrap(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn spoilt_files_give_findings_all_the_same(
+        hows in proptest::collection::vec(any::<u8>(), EVERYTHING.len()),
+        garbage in proptest::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let (top, roots) = machine(EVERYTHING);
+        for ((root, path, content), how) in EVERYTHING.iter().zip(hows) {
+            spoil(&top.path().join(root).join(path), content, how, &garbage);
+        }
+        prop_assert_eq!(Facts::gather(&roots, SMALL, OPEN).findings().len(), 14);
+    }
+}

@@ -1,0 +1,94 @@
+//! Reading the small text files of `/proc` and `/sys`: whatever is in them, an answer or none, and no panic.
+
+use std::path::Path;
+
+/// The lines of a file that may hold anything: what is no UTF-8 is replaced.
+pub(crate) fn lines(bytes: &[u8]) -> impl Iterator<Item = String> + '_ {
+    bytes.split(|byte| *byte == b'\n').map(|line| String::from_utf8_lossy(line).into_owned())
+}
+
+/// `  64 kB` in bytes; a sum beyond 64 bits is none.
+pub(crate) fn kib(value: &str) -> Option<u64> {
+    let number = value.trim().strip_suffix("kB").unwrap_or(value).trim();
+    number.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The value of the line `key:   64 kB`, in bytes.
+pub(crate) fn field_kib(file: &[u8], key: &str) -> Option<u64> {
+    lines(file).find_map(|line| {
+        let (have, value) = line.split_once(':')?;
+        (have.trim() == key).then(|| kib(value)).flatten()
+    })
+}
+
+/// The first word of a file, as a number.
+pub(crate) fn number(path: &Path) -> Option<u64> {
+    word(path)?.parse().ok()
+}
+
+/// The first line of a file without the space around it, if there is one.
+pub(crate) fn word(path: &Path) -> Option<String> {
+    let bytes = std::fs::read(path).ok()?;
+    let line = lines(&bytes).next()?.trim().to_owned();
+    (!line.is_empty()).then_some(line)
+}
+
+/// The word in brackets: `always [madvise] never` is `madvise`.
+pub(crate) fn chosen(line: &str) -> Option<&str> {
+    let (_, after) = line.split_once('[')?;
+    Some(after.split_once(']')?.0.trim())
+}
+
+/// The names in a folder, sorted as numbers where they end in some; none where it can not be read.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort_by_cached_key(|name| {
+        let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        (digits.parse::<u64>().unwrap_or(u64::MAX), name.clone())
+    });
+    names
+}
+
+/// The numbers of a list like `0-2,5`; what makes no sense in it is skipped, and a range ends at 4096 numbers.
+pub(crate) fn list(text: &str) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) {
+            numbers.extend((first..=last).take(4096));
+        }
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        assert_eq!(field_kib(b"VmPin:\t 0 kB\nVmLck:\t      64 kB\n", "VmLck"), Some(65536));
+        assert_eq!(field_kib(b"VmLck:\t 64", "VmLck"), Some(65536));
+        assert_eq!(field_kib(b"VmLck: 99999999999999999 kB", "VmLck"), None, "more than 64 bits");
+        assert_eq!(chosen("always [madvise] never"), Some("madvise"));
+        assert_eq!(chosen("always [madvise"), None);
+        assert_eq!(list("0-2,5\n"), [0, 1, 2, 5]);
+        assert_eq!(list("0-4294967295").len(), 4096);
+        assert_eq!(list("x,3-1,"), []);
+    }
+
+    proptest! {
+        #[test]
+        fn tolerates_anything(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            field_kib(&bytes, "VmLck");
+            for line in lines(&bytes) {
+                chosen(&line);
+                list(&line);
+                kib(&line);
+            }
+        }
+    }
+}

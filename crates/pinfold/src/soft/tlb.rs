@@ -1,0 +1,162 @@
+//! What a port caches: translations, and the table pages on the way to them.
+
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, IovaRange, PageSize};
+use pinfold_core::mem::DmaMemory;
+
+/// A cached translation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaf {
+    /// All the memory of the leaf; `None` where it is cached that nothing is there.
+    pub(super) memory: Option<DmaMemory>,
+    pub(super) access: Access,
+    pub(super) size: PageSize,
+}
+
+/// A direct-mapped cache: the number of a page or of a table's reach, to what is known about it.
+#[derive(Debug)]
+struct Cache<T> {
+    shift: u32,
+    slots: Box<[Option<(u64, T)>]>,
+}
+
+impl<T: Copy> Cache<T> {
+    fn new(shift: u32, slots: usize) -> Self {
+        Self { shift, slots: vec![None; slots.next_power_of_two()].into_boxed_slice() }
+    }
+
+    fn slot(&self, tag: u64) -> usize {
+        // The number of slots is a power of two, so the mask keeps the index inside.
+        tag as usize & (self.slots.len() - 1)
+    }
+
+    #[inline]
+    fn get(&self, iova: Iova) -> Option<T> {
+        let tag = iova.raw() >> self.shift;
+        match self.slots.get(self.slot(tag)) {
+            Some(Some((found, value))) if *found == tag => Some(*value),
+            _ => None,
+        }
+    }
+
+    fn put(&mut self, iova: Iova, value: T) {
+        let tag = iova.raw() >> self.shift;
+        let slot = self.slot(tag);
+        if let Some(slot) = self.slots.get_mut(slot) {
+            *slot = Some((tag, value));
+        }
+    }
+
+    fn drop_range(&mut self, range: &IovaRange) {
+        let (first, last) = (range.start().raw() >> self.shift, range.last().raw() >> self.shift);
+        let hit = |entry: &Option<(u64, T)>| entry.is_some_and(|(tag, _)| (first..=last).contains(&tag));
+        if last - first < self.slots.len() as u64 {
+            for tag in first..=last {
+                let slot = self.slot(tag);
+                if let Some(entry) = self.slots.get_mut(slot).filter(|entry| hit(entry)) {
+                    *entry = None;
+                }
+            }
+        } else {
+            self.drop_if(|tag, _| (first..=last).contains(&tag));
+        }
+    }
+
+    fn drop_if(&mut self, mut doomed: impl FnMut(u64, &T) -> bool) {
+        for entry in &mut self.slots {
+            if entry.as_ref().is_some_and(|(tag, value)| doomed(*tag, value)) {
+                *entry = None;
+            }
+        }
+    }
+}
+
+/// A port's IOTLB: a cache for each size of leaf.
+#[derive(Debug)]
+pub(super) struct Iotlb {
+    small: Cache<Leaf>,
+    large: Cache<Leaf>,
+    huge: Cache<Leaf>,
+}
+
+impl Iotlb {
+    pub(super) fn new(entries: usize) -> Self {
+        let entries = entries.clamp(1, 1 << 20);
+        Self {
+            small: Cache::new(PageSize::Size4K.shift(), entries),
+            large: Cache::new(PageSize::Size2M.shift(), entries.div_ceil(4)),
+            huge: Cache::new(PageSize::Size1G.shift(), 16),
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, iova: Iova) -> Option<Leaf> {
+        self.large.get(iova).or_else(|| self.small.get(iova)).or_else(|| self.huge.get(iova))
+    }
+
+    pub(super) fn put(&mut self, iova: Iova, leaf: Leaf) {
+        match leaf.size {
+            PageSize::Size4K => self.small.put(iova, leaf),
+            PageSize::Size2M => self.large.put(iova, leaf),
+            PageSize::Size1G => self.huge.put(iova, leaf),
+        }
+    }
+
+    pub(super) fn drop_range(&mut self, range: &IovaRange) {
+        self.small.drop_range(range);
+        self.large.drop_range(range);
+        self.huge.drop_range(range);
+    }
+
+    pub(super) fn drop_all(&mut self) {
+        self.drop_memory(|_| true);
+    }
+
+    /// Drops what leads to memory of which `doomed` holds (and what leads nowhere).
+    pub(super) fn drop_memory(&mut self, doomed: impl Fn(&DmaMemory) -> bool) {
+        let doomed = |_, leaf: &Leaf| leaf.memory.as_ref().is_none_or(&doomed);
+        self.small.drop_if(doomed);
+        self.large.drop_if(doomed);
+        self.huge.drop_if(doomed);
+    }
+}
+
+/// A table page that the walker holds, at the offset in the table's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) page: usize,
+    /// What the links on the way allow.
+    pub(super) access: Access,
+}
+
+/// The table pages that a walker holds, so as not to begin at the root.
+#[derive(Debug)]
+pub(super) struct WalkCache {
+    /// Pages of level 1, 2 and 3, whose reach is 2 MiB, 1 GiB and 512 GiB.
+    levels: [Cache<Held>; 3],
+}
+
+impl WalkCache {
+    pub(super) fn new() -> Self {
+        Self { levels: [Cache::new(21, 64), Cache::new(30, 16), Cache::new(39, 4)] }
+    }
+
+    /// The lowest page on the way to `iova` that is held, and its level.
+    pub(super) fn lowest(&self, iova: Iova) -> Option<(u8, Held)> {
+        (1..).zip(&self.levels).find_map(|(level, cache)| Some((level, cache.get(iova)?)))
+    }
+
+    pub(super) fn put(&mut self, level: u8, iova: Iova, held: Held) {
+        if let Some(cache) = usize::from(level).checked_sub(1).and_then(|i| self.levels.get_mut(i)) {
+            cache.put(iova, held);
+        }
+    }
+
+    pub(super) fn drop_range(&mut self, range: &IovaRange) {
+        self.levels.iter_mut().for_each(|cache| cache.drop_range(range));
+    }
+
+    pub(super) fn drop_all(&mut self) {
+        self.levels.iter_mut().for_each(|cache| cache.drop_if(|_, _| true));
+    }
+}

@@ -1,0 +1,177 @@
+//! The IOMMU behind all its ports.
+
+use super::config::SoftConfig;
+use super::fault::{Fault, FaultLog};
+use super::line::{Model, Pending, TimeLine};
+use super::memory::{Registry, TableMemory, inside};
+use super::port::{Device, PortStats};
+use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::domain::BackendError;
+use pinfold_core::invalidate::{Batch, Ticket};
+use pinfold_core::mem::DmaMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Order of the locks: `line`, `devices`, a device's state, `registry`, `faults`.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub(super) config: SoftConfig,
+    pub(super) tables: TableMemory,
+    start: Instant,
+    /// The offset of the root in the table memory, with the number of levels below bit 12; 0 is no table.
+    root: AtomicU64,
+    registry: RwLock<Registry>,
+    /// Goes up when memory is expelled.
+    pub(super) generation: AtomicU64,
+    devices: Mutex<Vec<Weak<Device>>>,
+    line: Mutex<TimeLine>,
+    model: Model,
+    /// When the next batch is over; `u64::MAX` for never.
+    next_ns: AtomicU64,
+    completed: AtomicU64,
+    faults: Mutex<FaultLog>,
+    /// What devices that are gone have done.
+    gone: Mutex<PortStats>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Unit {
+    pub(super) fn new(config: SoftConfig) -> Result<Self, BackendError> {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Self {
+            tables: TableMemory::new(config.table_bytes)?,
+            start: Instant::now(),
+            root: AtomicU64::new(0),
+            registry: RwLock::default(),
+            generation: AtomicU64::new(0),
+            devices: Mutex::default(),
+            line: Mutex::new(TimeLine::new(config.seed)),
+            model: Model {
+                effect: config.effect,
+                cost_ns: ns(config.flush_cost),
+                late_ns: ns(config.late_by),
+                hang_from: config.hang_from,
+            },
+            next_ns: AtomicU64::new(u64::MAX),
+            completed: AtomicU64::new(0),
+            faults: Mutex::default(),
+            gone: Mutex::default(),
+            config,
+        })
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn attach(&self, root: PhysAddr, levels: u8) {
+        let base = PhysAddr::new(self.tables.memory().addr() as u64);
+        let offset = root.checked_offset_from(base).filter(|offset| offset % 4096 == 0);
+        let value = offset.map_or(0, |offset| offset | u64::from(levels.clamp(1, 5)));
+        self.root.store(value, Ordering::Release);
+        self.drop_everywhere();
+    }
+
+    pub(super) fn detach(&self) {
+        self.root.store(0, Ordering::Release);
+        self.drop_everywhere();
+    }
+
+    /// The number of levels, and the root's offset in the table memory.
+    pub(super) fn root(&self) -> Option<(u8, usize)> {
+        let root = self.root.load(Ordering::Acquire);
+        (root != 0).then_some(((root & 0xfff) as u8, (root & !0xfff) as usize))
+    }
+
+    /// # Safety
+    /// The caller keeps the memory valid until `expel` has returned.
+    pub(super) unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
+    }
+
+    pub(super) fn expel(&self, memory: DmaMemory) {
+        if !self.registry.write().unwrap_or_else(PoisonError::into_inner).remove(memory) {
+            return;
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        // A device that found the memory before it left the registry did so under its own lock: after this, what it
+        // found is dropped and its access is over.
+        let gone = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
+        self.each_device(|device| device.state().tlb.drop_memory(gone));
+    }
+
+    pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)
+    }
+
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory> {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)
+    }
+
+    pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
+        let mut line = lock(&self.line);
+        line.add(batch, ticket, self.now_ns(), &self.model, |batch| self.flush(batch));
+        self.next_ns.store(line.next_ns(), Ordering::Release);
+    }
+
+    /// Lets what is due take effect. Whoever comes while another one is at it goes on with what was known before.
+    pub(super) fn completed(&self) -> Ticket {
+        let now = self.now_ns();
+        if self.next_ns.load(Ordering::Acquire) <= now
+            && let Ok(mut line) = self.line.try_lock()
+        {
+            let completed = line.advance(now, |batch| self.flush(batch));
+            if let Some(ticket) = completed {
+                self.completed.store(ticket.0, Ordering::Release);
+            }
+            self.next_ns.store(line.next_ns(), Ordering::Release);
+        }
+        Ticket(self.completed.load(Ordering::Acquire))
+    }
+
+    pub(super) fn add_device(&self, device: &Arc<Device>) {
+        let mut devices = lock(&self.devices);
+        devices.retain(|device| device.strong_count() > 0);
+        devices.push(Arc::downgrade(device));
+    }
+
+    pub(super) fn note_fault(&self, fault: Fault) {
+        lock(&self.faults).note(fault);
+    }
+
+    pub(super) fn faults(&self) -> Vec<Fault> {
+        lock(&self.faults).all()
+    }
+
+    pub(super) fn note_gone(&self, stats: PortStats) {
+        lock(&self.gone).add(stats);
+    }
+
+    pub(super) fn stats(&self) -> PortStats {
+        let mut sum = *lock(&self.gone);
+        self.each_device(|device| sum.add(device.state().stats));
+        sum
+    }
+
+    fn flush(&self, batch: &Pending) {
+        self.each_device(|device| device.flush(batch));
+    }
+
+    fn drop_everywhere(&self) {
+        self.each_device(|device| {
+            let mut state = device.state();
+            state.tlb.drop_all();
+            state.walks.drop_all();
+        });
+    }
+
+    fn each_device(&self, mut act: impl FnMut(&Device)) {
+        for device in lock(&self.devices).iter().filter_map(Weak::upgrade) {
+            act(&device);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The walker: reads a table as VT-d's second stage is specified, without the core's code that writes it.
+//!
+//! VT-d specification, "Second-Stage Paging Entries": bit 0 lets the device read, bit 1 write; neither means that the
+//! entry is not present, whatever the rest says; bit 7 makes an entry of level 2 or 3 a leaf; bits 12..=51 are the
+//! address; in a large leaf the address bits below its size are reserved, as are bits 8..=10 and 52 and up here.
+
+use super::fault::FaultKind;
+use super::memory::inside;
+use super::port::State;
+use super::tlb::{Held, Leaf};
+use super::unit::Unit;
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, PageSize};
+use std::sync::atomic::Ordering;
+
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const LEAF: u64 = 1 << 7;
+const PAGE: usize = 4096;
+
+/// Finds the leaf for `iova`, from the lowest table page that the port holds.
+pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
+    let (levels, root) = unit.root().ok_or(FaultKind::NotMapped)?;
+    if iova.raw() >> (12 + 9 * u32::from(levels)) != 0 {
+        return Err(FaultKind::TooWide);
+    }
+    let both = Access::READ | Access::WRITE;
+    let (mut level, mut at) = state.walks.lowest(iova).unwrap_or((levels, Held { page: root, access: both }));
+    loop {
+        let shift = 12 + 9 * (u32::from(level) - 1);
+        let index = (iova.raw() >> shift) as usize & 511;
+        let entry = unit
+            .tables
+            .memory()
+            .atomic_u64(at.page + index * 8)
+            .map_err(|_| FaultKind::BadTable)?
+            .load(Ordering::Acquire);
+        state.stats.walk_reads += 1;
+        let access = at.access & Access::from_bits_truncate((entry & 3) as u8);
+        if entry & 3 == 0 {
+            return Err(FaultKind::NotMapped);
+        }
+        if level == 1 || entry & LEAF != 0 {
+            let leaf = leaf(unit, state, entry, level, access)?;
+            return Ok(leaf);
+        }
+        let page = (entry & ADDRESS) as usize;
+        let tables = unit.tables.memory();
+        inside(tables, page, PAGE).ok_or(FaultKind::BadTable)?;
+        level -= 1;
+        at = Held { page: page - tables.addr(), access };
+        state.walks.put(level, iova, at);
+    }
+}
+
+fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -> Result<Leaf, FaultKind> {
+    let size = match level {
+        1 => PageSize::Size4K,
+        2 => PageSize::Size2M,
+        3 => PageSize::Size1G,
+        _ => return Err(FaultKind::BadTable),
+    };
+    let addr = entry & ADDRESS;
+    if addr & size.mask() != 0 || entry >> 52 != 0 || entry & (7 << 8) != 0 {
+        return Err(FaultKind::BadTable);
+    }
+    let (addr, len) = (addr as usize, size.bytes() as usize);
+    let memory = state.admitted(unit, addr, len).ok_or(FaultKind::NotAdmitted)?;
+    Ok(Leaf { memory: inside(memory, addr, len), access, size })
+}

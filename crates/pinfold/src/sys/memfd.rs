@@ -1,0 +1,41 @@
+//! Memory with a file descriptor, to be shared with another process.
+
+use super::Errno;
+use pinfold_core::addr::PageSize;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::OwnedFd;
+
+/// A memory file of `len` bytes (a multiple of `page`) whose length can no longer change.
+///
+/// The seals matter: could the other process shorten the file, then our next access would be a `SIGBUS`.
+///
+/// `memfd_create` since Linux 3.17, hugepages in it since 4.14, sealing those since 4.16.
+pub(crate) fn create(len: u64, page: PageSize) -> Result<OwnedFd, Errno> {
+    let size = match page {
+        PageSize::Size4K => MemfdFlags::empty(),
+        PageSize::Size2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        PageSize::Size1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | size;
+    let fd = rustix::fs::memfd_create("pinfold", flags)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::region::Region;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn its_length_is_sealed_and_two_mappings_see_the_same() {
+        let fd = create(8192, PageSize::Size4K).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 4096).is_err());
+        let (one, two) =
+            (Region::shared(fd.as_fd(), 8192).unwrap(), Region::shared(fd.as_fd(), 8192).unwrap());
+        one.memory().write_u64(4096, 0x1234).unwrap();
+        assert_eq!(two.memory().read_u64(4096).unwrap(), 0x1234);
+    }
+}

@@ -1,0 +1,245 @@
+//! A range of this process's address space that one owner keeps and gives back.
+
+use super::Errno;
+use pinfold_core::addr::PageSize;
+use pinfold_core::mem::DmaMemory;
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+/// The page below and above anonymous memory that nobody may touch.
+///
+/// It catches a run past the end, and it keeps the kernel from merging the range with a neighbour, so that what
+/// `/proc/self/smaps` says of it is about it alone.
+const GUARD: usize = 4096;
+
+/// Memory that is mapped until the value is dropped, readable and writable.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    outer: Option<Outer>,
+}
+
+/// What is unmapped in the end: the memory and its guards.
+#[derive(Clone, Copy, Debug)]
+struct Outer {
+    base: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: a `Region` is a range of the address space, which all threads share; it is reached only through raw
+// pointers, whose users answer for their accesses.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`; its methods are system calls, which the kernel serializes.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// `len` bytes of private memory on a multiple of `align`; pages come, zeroed, when they are first touched.
+    ///
+    /// Not charged against the system's commit limit (`MAP_NORESERVE`; it is where `vm.overcommit_memory` is 2):
+    /// an arena may be larger than memory and be used in parts.
+    ///
+    /// `mmap`, `mprotect`: since the first Linux.
+    pub(crate) fn anonymous(len: usize, align: usize) -> Result<Self, Errno> {
+        let too_much = Errno::from(rustix::io::Errno::NOMEM);
+        let outer_len = len.checked_add(align).and_then(|n| n.checked_add(2 * GUARD)).ok_or(too_much)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), outer_len, ProtFlags::empty(), flags) }?;
+        let outer = Outer { base: NonNull::new(base).ok_or(too_much)?, len: outer_len };
+        let lead = (base.addr() + GUARD).next_multiple_of(align) - base.addr();
+        // SAFETY: `lead <= GUARD + align`, so it lies inside the `outer_len` bytes just mapped.
+        let inner = unsafe { base.cast::<u8>().add(lead) };
+        let region = Self { base: NonNull::new(inner).ok_or(too_much)?, len, outer: Some(outer) };
+        // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone: `lead + len +
+        // GUARD <= outer_len`. Nobody has a pointer into it yet.
+        unsafe { rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
+        Ok(region)
+    }
+
+    /// `len` bytes (a multiple of `page`) of pages from the hugetlb pool, reserved now, zeroed when touched.
+    ///
+    /// `MAP_HUGETLB` since Linux 2.6.32, the choice of a page size since 3.8.
+    pub(crate) fn hugetlb(len: usize, page: PageSize) -> Result<Self, Errno> {
+        let size = match page {
+            PageSize::Size4K => return Err(rustix::io::Errno::INVAL.into()),
+            PageSize::Size2M => MapFlags::HUGE_2MB,
+            PageSize::Size1G => MapFlags::HUGE_1GB,
+        };
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | size;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags) }?;
+        Self::whole(base, len)
+    }
+
+    /// `len` bytes of the file behind `fd`, shared with whoever maps it too.
+    ///
+    /// `mmap`: since the first Linux.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses. That the file keeps
+        // its length, so that the pages stay there, is sealed by `memfd::create`.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        Self::whole(base, len)
+    }
+
+    fn whole(base: *mut c_void, len: usize) -> Result<Self, Errno> {
+        let base = NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { base: base.cast(), len, outer: Some(Outer { base, len }) })
+    }
+
+    /// Memory that somebody else mapped, and unmaps after this value is dropped.
+    ///
+    /// # Safety
+    /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are multiples of 4096.
+    pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len, outer: None }
+    }
+
+    /// The memory, to be reached beside devices.
+    pub(crate) fn memory(&self) -> DmaMemory {
+        // SAFETY: the range is mapped, readable and writable while `self` lives (every constructor's result or
+        // contract) and is one mapping of less than isize::MAX bytes, for the kernel has no larger ones. That no
+        // copy outlives it and that no reference is alive meanwhile is the arena's promise: it drops its region last,
+        // and lends references only into runs that no device can reach.
+        unsafe { DmaMemory::from_raw(self.base, self.len) }
+    }
+
+    /// Children get no copy: `fork` would share the pages, and the first write on either side would move the parent
+    /// to another page than the one that the device knows. `MADV_DONTFORK`: since Linux 2.6.16.
+    pub(crate) fn keep_from_children(&self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxDontFork)
+    }
+
+    /// Children get a copy again. `MADV_DOFORK`: since Linux 2.6.16.
+    pub(crate) fn give_to_children(&self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxDoFork)
+    }
+
+    /// Asks for transparent hugepages. `MADV_HUGEPAGE`: since Linux 2.6.38.
+    pub(crate) fn ask_for_hugepages(&self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxHugepage)
+    }
+
+    /// Asks for plain pages. `MADV_NOHUGEPAGE`: since Linux 2.6.38.
+    pub(crate) fn ask_for_plain_pages(&self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxNoHugepage)
+    }
+
+    fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: the range is mapped while `self` lives, and none of the advice used here changes what it holds.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }?)
+    }
+
+    /// Faults in the first `len` bytes for writing; where there is no page it is an error and not a signal.
+    /// `MADV_POPULATE_WRITE`: since Linux 5.14.
+    pub(crate) fn populate(&self, len: usize) -> Result<(), Errno> {
+        let len = len.min(self.len);
+        // SAFETY: the range is mapped while `self` lives; populating does not change what it holds.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }?)
+    }
+
+    /// Keeps pages resident from when they are first touched. `mlock2` with `MLOCK_ONFAULT`: since Linux 4.4.
+    pub(crate) fn lock(&self) -> Result<(), Errno> {
+        // SAFETY: the range is mapped while `self` lives; locking does not change what it holds.
+        Ok(unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }?)
+    }
+
+    /// Takes [`lock`](Self::lock) back. `munlock`: since the first Linux.
+    pub(crate) fn unlock(&self) -> Result<(), Errno> {
+        // SAFETY: the range is mapped while `self` lives; unlocking does not change what it holds.
+        Ok(unsafe { rustix::mm::munlock(self.base.as_ptr().cast(), self.len) }?)
+    }
+
+    /// Where it starts in this process.
+    pub(crate) fn addr(&self) -> usize {
+        self.base.as_ptr().addr()
+    }
+
+    /// How many bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Its first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Whether it is unmapped when dropped.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.outer.is_some()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(outer) = self.outer else { return };
+        // SAFETY: the range was mapped by this value's constructor for it alone, and is unmapped only here. The arena
+        // drops its region when nothing reaches into it any more.
+        let done = unsafe { rustix::mm::munmap(outer.base.as_ptr(), outer.len) };
+        if let Err(errno) = done {
+            tracing::error!(base = ?outer.base, len = outer.len, %errno, "memory could not be unmapped; it is lost");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::smaps;
+
+    #[test]
+    fn anonymous_memory_is_aligned_zero_and_between_guards() {
+        for (len, align) in [(4096, 4096), (5 << 12, 2 << 20), (4 << 20, 2 << 20)] {
+            let region = Region::anonymous(len, align).unwrap();
+            assert_eq!(region.addr() % align, 0);
+            let memory = region.memory();
+            assert_eq!(memory.read_u8(0).unwrap(), 0);
+            memory.write_u8(len - 1, 7).unwrap();
+            assert_eq!(memory.read_u8(len - 1).unwrap(), 7);
+            let vma = smaps::of_range(region.addr(), len).unwrap();
+            assert_eq!(
+                (vma.start, vma.end),
+                (region.addr(), region.addr() + len),
+                "not merged with a neighbour"
+            );
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let ends_here = format!("-{:x} ---p", region.addr());
+            assert!(maps.contains(&ends_here), "a guard below");
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_is_unmapped_and_what_is_lent_is_not() {
+        let region = Region::anonymous(8192, 4096).unwrap();
+        let addr = region.addr();
+        // SAFETY: `region` outlives `lent`.
+        let lent = unsafe { Region::lent(region.base(), 8192) };
+        drop(lent);
+        assert!(smaps::of_range(addr, 8192).is_some());
+        drop(region);
+        assert!(smaps::of_range(addr, 8192).is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_the_address_space_is_an_error() {
+        assert_eq!(Region::anonymous(1 << 60, 4096).unwrap_err().raw(), libc::ENOMEM);
+        assert_eq!(Region::anonymous(usize::MAX - 4095, 4096).unwrap_err().raw(), libc::ENOMEM);
+    }
+
+    #[test]
+    fn children_get_no_copy_until_they_may() {
+        let region = Region::anonymous(4096, 4096).unwrap();
+        let flagged = || smaps::of_range(region.addr(), 4096).unwrap().has_flag("dc");
+        assert!(!flagged());
+        region.keep_from_children().unwrap();
+        assert!(flagged());
+        region.give_to_children().unwrap();
+        assert!(!flagged());
+    }
+}

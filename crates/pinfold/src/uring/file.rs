@@ -1,0 +1,130 @@
+//! The file behind a queue: how it is opened, and what O_DIRECT asks of it.
+
+use super::error::{FileError, Op};
+use super::note::{BufferedWhy, Note};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+
+/// `STATX_DIOALIGN`: Linux 6.1. rustix has the fields but no name for the flag.
+const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+/// What O_DIRECT is assumed to ask for where the kernel does not say (before Linux 6.1): a page, which suffices
+/// for every file system.
+const UNKNOWN_BLOCK: u32 = 4096;
+
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) file: File,
+    pub(super) path: Arc<Path>,
+    pub(super) direct: bool,
+    /// Of what offset and length must be multiples: 1 where not `direct`.
+    pub(super) block: u32,
+    is_device: bool,
+    /// How long the file is, or will be when what is queued is written.
+    end: u64,
+}
+
+impl Target {
+    /// Turns O_DIRECT on where it is wanted and can be had, else off.
+    pub(super) fn new(
+        file: File,
+        path: &Path,
+        direct: bool,
+        block: u32,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FileError> {
+        let path: Arc<Path> = path.into();
+        let failed = |call| {
+            let path = path.clone();
+            move |errno| FileError::System { call, path, errno }
+        };
+        let stat = rustix::fs::fstat(&file).map_err(failed("fstat"))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory {
+            return Err(failed("open")(Errno::ISDIR));
+        }
+        let is_device = kind == FileType::BlockDevice;
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(failed("fcntl"))?;
+        let needed = if direct { direct_block(&file, is_device, block) } else { Err(None) };
+        let (flags, direct, unit) = match needed {
+            Ok(needed) => (flags | OFlags::DIRECT, true, needed),
+            Err(why) => {
+                notes.extend(why.map(Note::Buffered));
+                (flags - OFlags::DIRECT, false, 1)
+            }
+        };
+        // F_SETFL changes O_DIRECT on an open file; one that refuses it says EINVAL.
+        let (direct, block) = match rustix::fs::fcntl_setfl(&file, flags) {
+            Ok(()) => (direct, unit),
+            Err(errno) if direct => {
+                notes.push(Note::Buffered(BufferedWhy::Refused(errno)));
+                (false, 1)
+            }
+            Err(errno) => return Err(failed("fcntl")(errno)),
+        };
+        let mut target = Self { file, path, direct, block, is_device, end: 0 };
+        target.end = target.len()?;
+        Ok(target)
+    }
+
+    pub(super) fn failed(&self, call: &'static str, errno: Errno) -> FileError {
+        FileError::System { call, path: self.path.clone(), errno }
+    }
+
+    pub(super) fn len(&self) -> Result<u64, FileError> {
+        let seek = |mut file: &File| file.seek(SeekFrom::End(0));
+        seek(&self.file).map_err(|error| self.failed("lseek", errno_of(&error)))
+    }
+
+    pub(super) fn set_len(&mut self, len: u64) -> Result<(), FileError> {
+        rustix::fs::ftruncate(&self.file, len).map_err(|errno| self.failed("ftruncate", errno))?;
+        self.end = len;
+        Ok(())
+    }
+
+    /// How many bytes go in one transfer for `len`: whole blocks where O_DIRECT asks for them.
+    pub(super) fn padded(&self, op: Op, offset: u64, len: usize) -> Result<usize, FileError> {
+        let end = offset.checked_add(len as u64).filter(|end| i64::try_from(*end).is_ok());
+        let end = end.ok_or(FileError::Beyond { offset, len })?;
+        let crooked = || {
+            let (path, block) = (self.path.clone(), self.block);
+            FileError::Misaligned { op, path, offset, len, block }
+        };
+        if !offset.is_multiple_of(u64::from(self.block)) {
+            return Err(crooked());
+        }
+        let padded = len.checked_next_multiple_of(self.block as usize).ok_or_else(crooked)?;
+        // Padding that is written must fall where nothing is: behind the end, of a file that can be cut again.
+        if op == Op::Write && padded != len && (self.is_device || end < self.end) {
+            return Err(crooked());
+        }
+        Ok(padded)
+    }
+
+    pub(super) fn written_to(&mut self, end: u64) {
+        self.end = self.end.max(end);
+    }
+}
+
+/// What O_DIRECT asks offsets and lengths to be multiples of, if that divides the caller's blocks.
+fn direct_block(file: &File, is_device: bool, asked: u32) -> Result<u32, Option<BufferedWhy>> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, DIOALIGN).ok();
+    let said = stat.filter(|stat| stat.stx_mask & DIOALIGN.bits() != 0);
+    let needed = match said {
+        Some(stat) if stat.stx_dio_offset_align == 0 => {
+            return Err(Some(BufferedWhy::Refused(Errno::INVAL)));
+        }
+        Some(stat) => stat.stx_dio_offset_align.max(stat.stx_dio_mem_align),
+        None if is_device => rustix::fs::ioctl_blksszget(file).unwrap_or(UNKNOWN_BLOCK),
+        None => UNKNOWN_BLOCK,
+    };
+    if asked.is_multiple_of(needed) { Ok(needed) } else { Err(Some(BufferedWhy::Block { asked, needed })) }
+}
+
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
