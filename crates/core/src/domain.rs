@@ -328,9 +328,11 @@ impl fmt::Debug for Domain {
     }
 }
 
+const PAGE_BYTES: usize = 4096;
+
 fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
     let (addr, len) = (memory.addr(), memory.len());
-    let pages = len > 0 && (addr | len).is_multiple_of(PageSize::Size4K.bytes() as usize);
+    let pages = len > 0 && (addr | len).is_multiple_of(PAGE_BYTES);
     if pages { Ok(()) } else { Err(BackendError::NotPages { addr, len }) }
 }
 
