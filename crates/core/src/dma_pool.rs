@@ -1,82 +1,136 @@
 //! DMA pools: blocks of one size, cut from chunks that a device can reach.
-//! (Skeleton: the face is fixed, the inside is being written.)
-#![allow(unused_variables, clippy::todo, missing_debug_implementations)]
+//!
+//! A pool asks its [`ChunkSource`] for chunks of frames, small ones first (the smallest that wastes at most an eighth),
+//! then as much again as it has, up to 2 MiB at a time; so a small pool stays small and a large one has large pages.
+//! The rules of sizes, alignment and boundary, and the [report](PoolStats), are those of Linux's `dma_pool`.
+//!
+//! All state is out of band: nothing is read from a block or written to one but by
+//! [`alloc_zeroed`](DmaPool::alloc_zeroed). A device that goes on writing into a freed block
+//! spoils that block's next content and nothing else.
+//!
+//! # How it works
+//!
+//! The blocks of a chunk are accounted for in *rows* of 64, 128 bytes each: a bit for each free block, a byte for each
+//! block's state, and who keeps the row. An owner ([`Local`]; the pool itself has one, under a lock, for calls without a
+//! `Local`) keeps rows and draws blocks from them into a magazine, half a magazine at a time. Alloc and free through a
+//! `Local` touch its magazine and the block's state by plain loads and stores. A free finds its row from the
+//! address: a range check, a table that the pool owns, a multiplication and a shift; never a header.
+//!
+//! A row whose blocks are all out is nobody's, and whoever frees one of them keeps it next; a block of a row that another
+//! owner keeps is *posted* to that owner. Rows that are wholly free go to and from the depot, many at a time.
+//!
+//! Every operation takes constant time whatever the number of blocks. No free allocates.
+//!
+//! # What is checked
+//!
+//! Each raw free is, also in release builds: whether the address lies in a chunk of this pool, whether a block starts
+//! there, whether the device's address belongs to it, whether it is in use. A refused free changes nothing. Only a second free
+//! in the very instant of the first, one through the `Local` that keeps the block's row and one elsewhere, is not told
+//! to its caller; it is found when the row is next used, frees nothing, and is counted in
+//! [`PoolStats::late_double_frees`]. (What a copy of a [`RawBlock`] cannot tell is whether it is freed a
+//! second time after the block was handed out anew; [`Block`] cannot be freed twice.)
+
+mod depot;
+mod directory;
+mod error;
+mod geometry;
+mod local;
+mod owner;
+mod report;
+mod row;
+mod shared;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use error::{AllocError, BulkFreeError, Busy, CreateError, FreeError, SourceError};
+pub use local::Local;
+pub use report::{PoolStats, REPORT_HEADER};
 
 use crate::addr::Iova;
-use crate::frame::{Frame, FrameError, Order};
+use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
+use alloc::boxed::Box;
+use core::fmt;
 use core::ptr::NonNull;
-
-/// Why a chunk could not be had.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SourceError {
-    /// No frames.
-    #[error(transparent)]
-    Frames(#[from] FrameError),
-    /// The frames were there, but the device could not be given access to them.
-    #[error("the device could not be given access to a chunk: {0}")]
-    Map(alloc::string::String),
-}
+use shared::Shared;
 
 /// Where a pool's chunks come from: a span of memory of which a piece can be had, device-reachable, at
 /// `iova() + offset`.
 ///
 /// # Safety
-/// Implementers owe: `memory()` and `iova()` never change; a run that `acquire` returned lies inside `memory()`, is
-/// valid memory that nobody else is given and to which no reference exists, until `release` gets it back.
-/// Callers owe nothing beyond the types.
+/// Implementers owe: `memory()` and `iova()` never change; a run that `acquire` returned lies inside `memory()`, at a
+/// multiple of its size, is valid memory that nobody else is given and to which no reference exists, until `release` gets
+/// it back. Callers owe nothing beyond the types.
 pub unsafe trait ChunkSource: Send + Sync {
     /// The whole span that chunks can lie in.
     fn memory(&self) -> DmaMemory;
     /// What a device calls the first byte of the span; the rest follows linearly.
     fn iova(&self) -> Iova;
     /// A run of 2^order frames, reachable by the device for reading and writing.
+    ///
+    /// # Errors
+    /// [`SourceError`]; then nothing has changed.
     fn acquire(&self, order: Order) -> Result<Frame, SourceError>;
     /// Takes a run back: the device can no longer reach it when this returns.
     fn release(&self, frame: Frame, order: Order);
 }
 
 /// A block, raw: where it is for the processor and for the device. `Copy`, so the pool checks what is freed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawBlock {
     ptr: NonNull<u8>,
     iova: Iova,
 }
 
+// SAFETY: it is two addresses. Reaching the memory through them is `unsafe`, or goes through `DmaMemory`.
+unsafe impl Send for RawBlock {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawBlock {}
+
 impl RawBlock {
+    /// The block with these two addresses, for callers that keep them elsewhere. Checked where it is used.
+    pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
+        Self { ptr, iova }
+    }
+
     /// Where the block is in this process.
-    pub fn as_ptr(&self) -> NonNull<u8> {
+    pub const fn as_ptr(&self) -> NonNull<u8> {
         self.ptr
     }
+
     /// What the device is told.
-    pub fn iova(&self) -> Iova {
+    pub const fn iova(&self) -> Iova {
         self.iova
     }
 }
 
-/// Why a pool was not made.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CreateError {}
-/// Why no block was handed out.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AllocError {
-    /// No chunk could be had.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-}
-/// Why a block was not taken back.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreeError {}
+/// A pool of blocks of one size. See the [module](self).
+///
+/// The calls on the pool itself take a lock; those on a [`Local`] do not.
+///
+/// Dropping a pool gives the chunks back whose blocks are all free, and keeps for ever those with raw blocks out, since a
+/// device may still write there; [`destroy`](Self::destroy) tells of them instead.
+pub struct DmaPool<S: ChunkSource>(Box<Shared<S>>);
 
-/// A pool of blocks of one size.
-pub struct DmaPool<S>(S);
+impl<S: ChunkSource> fmt::Debug for DmaPool<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaPool")
+            .field("name", &self.name())
+            .field("block_bytes", &self.block_size())
+            .finish_non_exhaustive()
+    }
+}
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// A pool of blocks of `size` bytes, aligned to `align`, that never cross a multiple of `boundary` (0: no such rule).
+    /// A pool of blocks of `size` bytes (raised to 16 and rounded up to `align`), aligned to `align` (a power of two;
+    /// 0: 1), that never cross a multiple of `boundary` (a power of two of at least the rounded size; 0: no such rule).
+    ///
+    /// Both rules hold for the device's addresses and for the processor's. No chunk is acquired yet.
+    ///
+    /// # Errors
+    /// [`CreateError`], which names the argument and its limit.
     pub fn new(
         source: S,
         name: &str,
@@ -84,45 +138,136 @@ impl<S: ChunkSource> DmaPool<S> {
         align: usize,
         boundary: usize,
     ) -> Result<Self, CreateError> {
-        todo!()
+        Ok(Self(Box::new(Shared::new(source, name, size, align, boundary)?)))
     }
+
+    /// What the pool is called.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Where the pool's chunks come from.
+    pub fn source(&self) -> &S {
+        self.0.source()
+    }
+
     /// How many bytes of a block may be used.
     pub fn block_size(&self) -> usize {
-        todo!()
+        self.0.block_size()
     }
-    /// A block, raw.
-    pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
-        todo!()
-    }
-    /// Takes a block back.
-    pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
-        todo!()
-    }
-    /// The block's memory (all of it).
-    pub fn memory(&self, block: RawBlock) -> Result<DmaMemory, FreeError> {
-        todo!()
-    }
-    /// A block that frees itself.
-    pub fn alloc(&self) -> Result<Block<'_, S>, AllocError> {
-        todo!()
-    }
-    /// The same, all bytes 0.
-    pub fn alloc_zeroed(&self) -> Result<Block<'_, S>, AllocError> {
-        todo!()
-    }
-    /// An owner's handle.
+
+    /// An owner's handle, whose calls take no lock. One per thread of control.
+    ///
+    /// Allocates where there were never as many owners.
     pub fn local(&self) -> Local<'_, S> {
-        todo!()
+        Local::new(&self.0)
+    }
+
+    /// A block that frees itself.
+    ///
+    /// # Errors
+    /// [`AllocError`] where the pool has no free block and can have no chunk.
+    pub fn alloc(&self) -> Result<Block<'_, S>, AllocError> {
+        self.alloc_raw().map(|raw| Block { pool: &self.0, raw })
+    }
+
+    /// The same, all bytes 0.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self) -> Result<Block<'_, S>, AllocError> {
+        self.alloc_raw_zeroed().map(|raw| Block { pool: &self.0, raw })
+    }
+
+    /// A block, raw: it is out until [`free_raw`](Self::free_raw).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
+        self.0.alloc(&mut self.0.house())
+    }
+
+    /// The same, all bytes 0.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_raw_zeroed(&self) -> Result<RawBlock, AllocError> {
+        self.alloc_raw().inspect(|&block| self.0.zero(block))
+    }
+
+    /// Takes a block back, from whichever owner's hand it came.
+    ///
+    /// # Errors
+    /// [`FreeError`] where it is not a block of this pool in use; then nothing has changed.
+    pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
+        self.0.free(&mut self.0.house(), block)
+    }
+
+    /// Fills the empty slots with raw blocks; returns how many slots are full afterwards. Fewer than all where the
+    /// pool has no more.
+    pub fn fill(&self, slots: &mut [Option<RawBlock>]) -> usize {
+        self.0.fill(&mut self.0.house(), slots)
+    }
+
+    /// The same, all bytes of the new blocks 0.
+    pub fn fill_zeroed(&self, slots: &mut [Option<RawBlock>]) -> usize {
+        self.0.fill_zeroed(&mut self.0.house(), slots)
+    }
+
+    /// Takes many blocks back.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
+    pub fn free_bulk(&self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
+        self.0.free_bulk(&mut self.0.house(), blocks)
+    }
+
+    /// The memory of a block that is in use (all of it).
+    ///
+    /// # Errors
+    /// [`FreeError`] where it is not a block of this pool in use.
+    pub fn memory(&self, block: RawBlock) -> Result<DmaMemory, FreeError> {
+        self.0.memory(block)
+    }
+
+    /// Gives chunks back to the source of which every block is in the depot, and returns how many bytes that was.
+    /// What owners hold stays; drop a [`Local`] to put what it has into the depot.
+    ///
+    /// Time proportional to the number of rows. Waits for the source.
+    pub fn shrink(&self) -> u64 {
+        self.0.shrink()
+    }
+
+    /// The pool's account; as [`Display`](fmt::Display) it is the kernel's report. Time proportional to the number
+    /// of blocks.
+    pub fn report(&self) -> PoolStats {
+        self.0.stats()
+    }
+
+    /// Gives all chunks back.
+    ///
+    /// # Errors
+    /// [`Busy`] where raw blocks are still out: it has the pool, whole, and says how many and where one is.
+    pub fn destroy(self) -> Result<(), Busy<S>> {
+        match self.0.live() {
+            (_, None) => Ok(()),
+            (blocks, Some(first)) => Err(Busy { pool: self, blocks, first }),
+        }
     }
 }
 
-/// One owner's way to a pool.
-pub struct Local<'p, S>(&'p DmaPool<S>);
-
-/// A block that frees itself on drop.
+/// A block that frees itself on drop, from any thread.
+///
+/// Dropped, it goes through the pool's own owner, which takes a lock. [`Local::free`] takes it back without.
 pub struct Block<'p, S: ChunkSource> {
-    pool: &'p DmaPool<S>,
+    pool: &'p Shared<S>,
     raw: RawBlock,
+}
+
+impl<S: ChunkSource> fmt::Debug for Block<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Block").field(&self.raw).finish()
+    }
 }
 
 impl<S: ChunkSource> Block<'_, S> {
@@ -130,8 +275,29 @@ impl<S: ChunkSource> Block<'_, S> {
     pub fn iova(&self) -> Iova {
         self.raw.iova
     }
+
+    /// Where it is, raw. The block stays this one's to free.
+    pub fn as_raw(&self) -> RawBlock {
+        self.raw
+    }
+
     /// The block's memory, to be read and written beside the device.
     pub fn memory(&self) -> DmaMemory {
-        todo!()
+        self.pool.memory_of(self.raw)
+    }
+
+    /// The block, raw: from here it is out until it is freed by hand.
+    #[must_use = "the block is out until it is freed"]
+    pub fn into_raw(self) -> RawBlock {
+        let raw = self.raw;
+        core::mem::forget(self);
+        raw
+    }
+}
+
+impl<S: ChunkSource> Drop for Block<'_, S> {
+    fn drop(&mut self) {
+        // Refused only where a copy of the raw block was freed already; then it is not ours any more.
+        let _ = self.pool.free(&mut self.pool.house(), self.raw);
     }
 }

@@ -12,6 +12,12 @@ pub(crate) use loom::{
     sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, fence},
 };
 
+/// Pointers are published by stores and loads alone: there is nothing to count.
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::AtomicPtr;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::AtomicPtr;
+
 #[cfg(not(loom))]
 pub(crate) use core::{hint::spin_loop, sync::atomic::fence};
 

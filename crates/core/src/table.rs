@@ -38,7 +38,8 @@ mod format;
 mod pages;
 mod retired;
 mod store;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use error::TableError;
@@ -276,7 +277,9 @@ impl<F: Format> Table<F> {
     fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
         let this = self.root();
         match retired.owner {
-            Some(owner) if owner != this && !retired.is_empty() => Err(TableError::OtherTable { owner, this }),
+            Some(owner) if owner != this && !retired.is_empty() => {
+                Err(TableError::OtherTable { owner, this })
+            }
             _ => {
                 retired.owner = Some(this);
                 Ok(())
@@ -286,7 +289,9 @@ impl<F: Format> Table<F> {
 
     /// The level of the largest leaf for what is left of a mapping.
     fn target(&self, iova: u64, phys: u64, left: u64) -> u8 {
-        let fits = |size: PageSize| size <= self.max_leaf && (iova | phys) & size.mask() == 0 && size.bytes() <= left;
+        let fits = |size: PageSize| {
+            size <= self.max_leaf && (iova | phys) & size.mask() == 0 && size.bytes() <= left
+        };
         if fits(PageSize::Size1G) {
             3
         } else if fits(PageSize::Size2M) {

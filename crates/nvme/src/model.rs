@@ -13,6 +13,7 @@ mod media;
 mod prp;
 mod queues;
 mod shared;
+mod soft;
 mod stats;
 
 pub use bus::{Bus, BusAccess, BusFault};

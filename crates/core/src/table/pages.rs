@@ -27,9 +27,10 @@ impl TablePages {
     pub fn new(memory: DmaMemory, phys: PhysAddr) -> Result<Self, TableError> {
         let bad = TableError::BadPages { phys, len: memory.len() };
         let count = u32::try_from(memory.len() / Self::PAGE_BYTES).map_err(|_| bad)?;
-        let crooked = (memory.addr() | memory.len()) % Self::PAGE_BYTES != 0 || !phys.is_aligned(4096);
+        let aligned =
+            (memory.addr() | memory.len()).is_multiple_of(Self::PAGE_BYTES) && phys.is_aligned(4096);
         let end = phys.checked_add(u64::from(count) * 4096).ok_or(bad)?;
-        if count == 0 || count >= u32::MAX || crooked || end.raw() > 1 << 52 {
+        if count == 0 || count == u32::MAX || !aligned || end.raw() > 1 << 52 {
             return Err(bad);
         }
         Ok(Self { memory, phys, count })

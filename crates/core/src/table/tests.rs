@@ -38,7 +38,8 @@ impl Bench {
         for level in (1..=u32::from(self.table.levels())).rev() {
             let shift = 3 + 9 * level;
             let index = (iova >> shift) & 511;
-            let entry = self.memory.read_u64((page - TABLES.raw() + index * 8) as usize).unwrap();
+            let entry =
+                self.memory.read_u64(usize::try_from(page - TABLES.raw() + index * 8).unwrap()).unwrap();
             if entry & 3 == 0 {
                 return None;
             }
@@ -80,6 +81,11 @@ impl Bench {
         assert_eq!((stats.in_use, stats.retired), (1, 0));
         assert!((0..512).all(|i| self.memory.read_u64(i * 8) == Ok(0)), "the root is not empty");
     }
+}
+
+/// A place in a list of `len` things.
+fn below(any: u64, len: usize) -> usize {
+    usize::try_from(any % len as u64).unwrap()
 }
 
 fn range(iova: u64, len: u64) -> IovaRange {
@@ -247,7 +253,7 @@ fn running_out_of_table_pages_rolls_back_exactly() {
             Err(e) => {
                 assert_eq!(e, TableError::NoPages { capacity: u32::try_from(capacity).unwrap() });
                 failures += 1;
-                for at in (start..start + len).step_by(K4 as usize) {
+                for at in (start..start + len).step_by(4096) {
                     assert_eq!(b.at(at), None);
                 }
                 b.is_pristine();
@@ -298,7 +304,7 @@ fn expected_clear(model: &Model, asked: IovaRange) -> Result<(), TableError> {
 }
 
 fn largest(at: u64, phys: u64, left: u64) -> u64 {
-    [G1, M2].into_iter().find(|s| (at | phys) % s == 0 && *s <= left).unwrap_or(K4)
+    [G1, M2].into_iter().find(|s| (at | phys).is_multiple_of(*s) && *s <= left).unwrap_or(K4)
 }
 
 proptest! {
@@ -340,7 +346,7 @@ proptest! {
                                 let p = phys + (at - start);
                                 let (found, size, bits) = b.at(at).unwrap();
                                 prop_assert_eq!((found, bits), (p, u64::from(access.bits())));
-                                prop_assert!((at | p) % size == 0 && at + size <= start + len);
+                                prop_assert!((at | p).is_multiple_of(size) && at + size <= start + len);
                                 // Only a page that waits to be reclaimed may stand in the way of a larger leaf.
                                 if stats.retired == 0 && flushing.is_empty() {
                                     prop_assert_eq!(size, largest(at, p, start + len - at));
@@ -358,7 +364,7 @@ proptest! {
                 }
                 4..8 => {
                     let r = if kind > 4 && !ranges.is_empty() {
-                        ranges.swap_remove((a % ranges.len() as u64) as usize)
+                        ranges.swap_remove(below(a, ranges.len()))
                     } else {
                         anywhere(a, c)
                     };
@@ -373,7 +379,7 @@ proptest! {
                 }
                 _ => {
                     // Flushes are over in any order.
-                    let at = if flushing.is_empty() { 0 } else { (a % flushing.len() as u64) as usize };
+                    let at = if flushing.is_empty() { 0 } else { below(a, flushing.len()) };
                     if let Some(retired) = flushing.remove(at) {
                         b.table.reclaim(retired).unwrap();
                     }

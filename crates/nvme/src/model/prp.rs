@@ -162,10 +162,11 @@ mod tests {
         set(list + 8, 0x4000);
         set(list + 16, 0xa000);
         set(0xa000, 0x5000);
-        assert_eq!(runs(&bus, 0x1000, list, 4 * 4096), Ok(vec![(0x1000, 8192), (0x4000, 8192)]));
+        set(0xa008, 0x6000);
+        assert_eq!(runs(&bus, 0x1000, list, 5 * 4096), Ok(vec![(0x1000, 8192), (0x4000, 12288)]));
         set(0xa000, 0x5008);
-        assert_eq!(runs(&bus, 0x1000, list, 4 * 4096), Err(Status::PRP_OFFSET_INVALID));
-        assert_eq!(runs(&bus, 0x1000, list + 4, 4 * 4096), Err(Status::PRP_OFFSET_INVALID));
+        assert_eq!(runs(&bus, 0x1000, list, 5 * 4096), Err(Status::PRP_OFFSET_INVALID));
+        assert_eq!(runs(&bus, 0x1000, list + 4, 5 * 4096), Err(Status::PRP_OFFSET_INVALID));
         // A list pointer in the last slot of a page holds only a link.
         set(0x8ff8, 0xb000);
         set(0xb000, 0x2000);

@@ -1,0 +1,227 @@
+//! From an address to its chunk: a table that the pool owns, never a header in the memory.
+//!
+//! Three levels, each filled in where a chunk is first entered: a pointer for each GiB of the span, below it one for each
+//! 2 MiB, and where a 2 MiB piece has smaller chunks, one for each 4 KiB. A span of 1 TiB costs 8 KiB plus 8 KiB for
+//! each GiB in which the pool has chunks. Lookups are lock-free; entries are made under the pool's growth lock.
+
+use super::geometry::bytes_of;
+use super::row::{ROW_BLOCKS, Row, RowRef};
+use crate::frame::{Frame, Order};
+use crate::sync::{AtomicBool, AtomicPtr, Ordering};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use core::ptr::{NonNull, null_mut};
+
+/// A run of frames and the account of its blocks. Once made it stays until the pool goes, although the run may be given
+/// back: a late and mistaken free then finds an account in which nothing is in use.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) frame: Frame,
+    pub(super) order: Order,
+    pub(super) blocks: u32,
+    /// Whether the pool has the run now. Written under the growth lock.
+    present: AtomicBool,
+    rows: Box<[Row]>,
+}
+
+impl Chunk {
+    pub(super) fn new(frame: Frame, order: Order, blocks: u32) -> Self {
+        let row =
+            |number: u32| Row::new(frame.offset(), number, (blocks - number * ROW_BLOCKS).min(ROW_BLOCKS));
+        let rows = (0..blocks.div_ceil(ROW_BLOCKS)).map(row).collect();
+        Self { frame, order, blocks, present: AtomicBool::new(false), rows }
+    }
+
+    /// Where it starts, in bytes from the start of the span.
+    #[inline(always)]
+    pub(super) fn offset(&self) -> u64 {
+        self.frame.offset()
+    }
+
+    pub(super) fn is_present(&self) -> bool {
+        self.present.load(Ordering::Relaxed)
+    }
+
+    /// Its rows, in ascending order.
+    pub(super) fn rows(&self) -> impl Iterator<Item = RowRef> + Clone + '_ {
+        // SAFETY: rows live as long as their chunk, and chunks as long as the pool (`Directory::drop`), which
+        // outlives its owners and its depot, where these go.
+        self.rows.iter().map(|row| unsafe { RowRef::new(row) })
+    }
+
+    /// One of its rows.
+    #[inline(always)]
+    pub(super) fn row(&self, number: usize) -> Option<RowRef> {
+        // SAFETY: as for `rows`.
+        self.rows.get(number).map(|row| unsafe { RowRef::new(row) })
+    }
+}
+
+const FAN: usize = 512;
+const HUGE_SHIFT: u32 = 21;
+const ROOT_SHIFT: u32 = 30;
+
+/// The chunks of one 2 MiB piece, by 4 KiB.
+struct Pieces([AtomicPtr<Chunk>; FAN]);
+
+/// The chunks of one GiB, by 2 MiB.
+struct Leaf {
+    huge: [AtomicPtr<Chunk>; FAN],
+    pieces: [AtomicPtr<Pieces>; FAN],
+}
+
+fn nulls<T>() -> [AtomicPtr<T>; FAN] {
+    core::array::from_fn(|_| AtomicPtr::new(null_mut()))
+}
+
+/// See the module.
+pub(super) struct Directory {
+    root: Box<[AtomicPtr<Leaf>]>,
+}
+
+/// The bits of an offset that say which entry of a level.
+#[inline(always)]
+fn entry(offset: u64, shift: u32) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "nine bits")]
+    ((offset >> shift) as usize & (FAN - 1))
+}
+
+/// What a pointer of the directory leads to.
+#[inline(always)]
+fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
+    // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes the
+    // borrow; after it is published the content is reached only by shared references. Acquire pairs with the release
+    // of the publication.
+    unsafe { at.load(Ordering::Acquire).as_ref() }
+}
+
+/// The same, made where there is none. Under the growth lock, so nobody else makes it.
+fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
+    if follow(at).is_none() {
+        at.store(Box::into_raw(Box::new(make())), Ordering::Release);
+    }
+    // SAFETY: as for `follow`; it is not null now.
+    unsafe { &*at.load(Ordering::Relaxed) }
+}
+
+impl Directory {
+    /// For offsets below `span` bytes.
+    pub(super) fn new(span: u64) -> Self {
+        let root = (0..span.div_ceil(1 << ROOT_SHIFT)).map(|_| AtomicPtr::new(null_mut())).collect();
+        Self { root }
+    }
+
+    /// The chunk in which the byte at `offset` lies. Lock-free.
+    #[inline(always)]
+    pub(super) fn find(&self, offset: u64) -> Option<&Chunk> {
+        let leaf = follow(self.root.get(usize::try_from(offset >> ROOT_SHIFT).ok()?)?)?;
+        let at = entry(offset, HUGE_SHIFT);
+        if let Some(chunk) = follow(&leaf.huge[at]) {
+            return Some(chunk);
+        }
+        let pieces = follow(&leaf.pieces[at])?;
+        follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
+    }
+
+    /// Enters a chunk (`Some`) or takes it out (`None`): every entry that its bytes lead to. Under the growth lock.
+    fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
+        let huge = order >= Order::HUGE;
+        let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
+        for piece in 0..bytes_of(order) / step {
+            let at = offset + piece * step;
+            let Some(root) = usize::try_from(at >> ROOT_SHIFT).ok().and_then(|gib| self.root.get(gib)) else {
+                return;
+            };
+            let leaf = follow_or_make(root, || Leaf { huge: nulls(), pieces: nulls() });
+            let region = entry(at, HUGE_SHIFT);
+            let slot = if huge {
+                &leaf.huge[region]
+            } else {
+                let pieces = follow_or_make(&leaf.pieces[region], || Pieces(nulls()));
+                &pieces.0[entry(at, Frame::BYTES.trailing_zeros())]
+            };
+            slot.store(chunk, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for root in &self.root {
+            let Some(leaf) = NonNull::new(root.load(Ordering::Relaxed)) else { continue };
+            // SAFETY: made by `Box::into_raw` in `follow_or_make`, and nobody borrows it: we have `&mut self`.
+            let leaf = unsafe { Box::from_raw(leaf.as_ptr()) };
+            for pieces in &leaf.pieces {
+                let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
+                // SAFETY: as above.
+                drop(unsafe { Box::from_raw(pieces.as_ptr()) });
+            }
+        }
+    }
+}
+
+/// All the chunks that a pool ever had, by frame and order. Changed under the growth lock.
+#[derive(Default)]
+pub(super) struct Chunks {
+    all: BTreeMap<(u32, u8), NonNull<Chunk>>,
+    bytes: u64,
+}
+
+// SAFETY: it owns the chunks, which are `Send` and `Sync`.
+unsafe impl Send for Chunks {}
+
+impl Chunks {
+    /// Each chunk that the pool has now.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Chunk> {
+        // SAFETY: made by `Box::leak` in `enter`, freed only by `drop`.
+        self.all.values().map(|chunk| unsafe { chunk.as_ref() }).filter(|chunk| chunk.is_present())
+    }
+
+    /// How many bytes of chunks the pool has now.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Enters a run of frames into the directory. A run that the pool had before gets its old account again, so that
+    /// an account never stands for two places and their number is bounded.
+    pub(super) fn enter(&mut self, directory: &Directory, frame: Frame, order: Order, blocks: u32) -> &Chunk {
+        let chunk = *self
+            .all
+            .entry((frame.index(), order.get()))
+            .or_insert_with(|| NonNull::from(Box::leak(Box::new(Chunk::new(frame, order, blocks)))));
+        directory.set(frame.offset(), order, chunk.as_ptr());
+        self.bytes += bytes_of(order);
+        // SAFETY: as in `iter`.
+        let chunk = unsafe { chunk.as_ref() };
+        chunk.present.store(true, Ordering::Relaxed);
+        chunk
+    }
+
+    /// Takes every chunk for which `may_leave` says yes out of the directory and hands its run to `release`. The
+    /// accounts stay.
+    pub(super) fn leave(
+        &mut self,
+        directory: &Directory,
+        may_leave: impl Fn(&Chunk) -> bool,
+        mut release: impl FnMut(Frame, Order),
+    ) -> u64 {
+        let mut bytes = 0;
+        for chunk in self.iter().filter(|chunk| may_leave(chunk)) {
+            directory.set(chunk.offset(), chunk.order, null_mut());
+            chunk.present.store(false, Ordering::Relaxed);
+            release(chunk.frame, chunk.order);
+            bytes += bytes_of(chunk.order);
+        }
+        self.bytes -= bytes;
+        bytes
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        for chunk in self.all.values() {
+            // SAFETY: made by `Box::leak` in `enter`; the pool drops this last of all that refers to rows.
+            drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Where blocks lie in a chunk: sizes, alignment, boundary, and the way from an offset to a block's number.
+
+use super::error::CreateError;
+use crate::addr::Iova;
+use crate::frame::{Frame, Order};
+
+/// Division by a number that is only known at run time, as one multiplication and one shift.
+///
+/// Exact for every dividend below 2^31: with `l = ceil(log2 d)` and `magic = ceil(2^(31 + l) / d)`, the error of
+/// `x * magic / 2^(31 + l)` is less than `1 / d` for all `x < 2^31` (Granlund and Montgomery, "Division by
+/// Invariant Integers using Multiplication", PLDI 1994, theorem 4.2).
+#[derive(Clone, Copy, Debug)]
+struct Divider {
+    magic: u64,
+    shift: u32,
+}
+
+impl Divider {
+    /// For a divisor of 1 to 2^31.
+    fn new(divisor: u64) -> Self {
+        let shift = 31 + divisor.next_power_of_two().trailing_zeros();
+        Self { magic: (1u64 << shift).div_ceil(divisor), shift }
+    }
+
+    #[inline(always)]
+    fn quotient(self, dividend: u64) -> u64 {
+        dividend.wrapping_mul(self.magic) >> self.shift
+    }
+}
+
+/// The layout of blocks in a chunk, the same for every chunk of a pool whatever its size.
+///
+/// Blocks are numbered from the start of the chunk without holes. Where blocks would cross the boundary, they lie
+/// in *groups* of one boundary each, with the bytes that are left over at the end of each group unused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    /// From one block to the next; also how many bytes of a block may be used.
+    size: u64,
+    by_size: Divider,
+    /// log2 of a group's bytes; 31, more than any chunk, where there are no groups.
+    group_shift: u32,
+    /// How many blocks a group has.
+    group_blocks: u64,
+    by_group: Divider,
+    /// The first chunk's order, and the smallest and the largest that will do.
+    first: Order,
+    least: Order,
+    most: Order,
+}
+
+/// The largest chunk there is.
+const LARGEST: u64 = 1 << 30;
+const NO_GROUPS: u32 = 31;
+
+impl Geometry {
+    /// The rules of `dma_pool_create`: at least 16 bytes, rounded up to `align`; `align` 0 means 1, `boundary` 0 none.
+    pub(super) fn new(
+        size: usize,
+        align: usize,
+        boundary: usize,
+        addr: usize,
+        iova: Iova,
+    ) -> Result<Self, CreateError> {
+        if size == 0 || i32::try_from(size).is_err() {
+            return Err(CreateError::Size { size });
+        }
+        let align_bytes = align.max(1) as u64;
+        if !align_bytes.is_power_of_two() {
+            return Err(CreateError::Align { align });
+        }
+        let rounded = (size.max(16) as u64).checked_next_multiple_of(align_bytes).unwrap_or(u64::MAX);
+        let too_large = CreateError::TooLarge { size: rounded, limit: LARGEST };
+        let least = Order::for_bytes(rounded).ok_or(too_large)?;
+        let limit = boundary as u64;
+        if boundary != 0 && !(limit.is_power_of_two() && limit >= rounded) {
+            return Err(CreateError::Boundary { boundary, size: rounded });
+        }
+        let grouped = boundary != 0 && !limit.is_multiple_of(rounded) && limit < LARGEST;
+        let group_shift = if grouped { limit.trailing_zeros() } else { NO_GROUPS };
+        let group_blocks = if grouped { limit / rounded } else { 1 << NO_GROUPS };
+        let mut geometry = Self {
+            size: rounded,
+            by_size: Divider::new(rounded),
+            group_shift,
+            group_blocks,
+            by_group: Divider::new(group_blocks),
+            first: least,
+            least,
+            most: least,
+        };
+        geometry.choose_orders(align_bytes, limit, addr, iova)?;
+        Ok(geometry)
+    }
+
+    /// The first chunk is the smallest that wastes at most an eighth of itself, the largest 2 MiB, unless blocks
+    /// are larger, or the start of the span is aligned to less and blocks must not cross a boundary beyond that.
+    fn choose_orders(
+        &mut self,
+        align: u64,
+        boundary: u64,
+        addr: usize,
+        iova: Iova,
+    ) -> Result<(), CreateError> {
+        let start = addr as u64 | iova.raw();
+        let have = 1 << start.trailing_zeros().min(63);
+        let least_bytes = bytes_of(self.least);
+        let needed = align.max(if boundary == 0 { 1 } else { boundary.min(least_bytes) });
+        if needed > have {
+            return Err(CreateError::Base { needed, have, addr, iova });
+        }
+        if self.least > Order::HUGE {
+            return Ok(());
+        }
+        let keeps = |order: &Order| boundary.min(bytes_of(*order)) <= have;
+        let orders = || (self.least.get()..=Order::HUGE.get()).filter_map(Order::new).filter(keeps);
+        let waste = |order: Order| bytes_of(order) - u64::from(self.blocks_in(order)) * self.size;
+        let frugal = orders().find(|&order| waste(order) * 8 <= bytes_of(order));
+        let largest = orders().next_back().unwrap_or(self.least);
+        self.first = frugal.unwrap_or(self.least);
+        self.most = largest;
+        Ok(())
+    }
+
+    /// How many bytes of a block may be used.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// How many blocks a chunk of this order has.
+    pub(super) fn blocks_in(&self, order: Order) -> u32 {
+        let bytes = bytes_of(order);
+        let groups = bytes >> self.group_shift;
+        let blocks = if groups == 0 { bytes / self.size } else { groups * self.group_blocks };
+        u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+
+    /// Which order the next chunk should have when the pool has `bytes` already: so that it doubles, up to 2 MiB.
+    pub(super) fn next_order(&self, bytes: u64) -> Order {
+        let doubling = Order::for_bytes(bytes.min(bytes_of(Order::HUGE)).max(1)).unwrap_or(self.most);
+        doubling.clamp(self.first, self.most)
+    }
+
+    /// The next smaller order to try where `order` could not be had.
+    pub(super) fn smaller(&self, order: Order) -> Option<Order> {
+        order.get().checked_sub(1).and_then(Order::new).filter(|&order| order >= self.least)
+    }
+
+    /// The number of the block that starts `within` bytes (below 2^31) after the chunk's start.
+    #[inline(always)]
+    pub(super) fn index_of(&self, within: u64) -> Option<u64> {
+        let group = within >> self.group_shift;
+        let rest = within & ((1 << self.group_shift) - 1);
+        let block = self.by_size.quotient(rest);
+        let starts = block * self.size == rest && block < self.group_blocks;
+        starts.then_some(group * self.group_blocks + block)
+    }
+
+    /// Where block `index` (below 2^31) starts, in bytes from the chunk's start.
+    #[inline(always)]
+    pub(super) fn offset_of(&self, index: u64) -> u64 {
+        if self.group_shift == NO_GROUPS {
+            return index * self.size;
+        }
+        let group = self.by_group.quotient(index);
+        (group << self.group_shift) + (index - group * self.group_blocks) * self.size
+    }
+}
+
+/// How many bytes a run of the order has.
+pub(super) fn bytes_of(order: Order) -> u64 {
+    u64::from(order.frames()) * Frame::BYTES
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn geometry(size: usize, align: usize, boundary: usize) -> Result<Geometry, CreateError> {
+        Geometry::new(size, align, boundary, 1 << 30, Iova::new(1 << 32))
+    }
+
+    #[test]
+    fn what_cannot_be_laid_out_is_refused() {
+        assert_eq!(geometry(0, 1, 0).unwrap_err(), CreateError::Size { size: 0 });
+        assert!(matches!(geometry(1 << 31, 1, 0), Err(CreateError::Size { .. })));
+        assert!(matches!(
+            geometry(i32::MAX as usize, 1, 0),
+            Err(CreateError::TooLarge { limit: LARGEST, .. })
+        ));
+        assert!(matches!(geometry(64, 1 << 63, 0), Err(CreateError::TooLarge { .. })));
+        assert!(matches!(geometry(64, 3, 0), Err(CreateError::Align { align: 3 })));
+        assert!(matches!(geometry(64, 1, 48), Err(CreateError::Boundary { .. })));
+        assert!(matches!(geometry(64, 1, 32), Err(CreateError::Boundary { .. })));
+        let crooked = Geometry::new(64, 64, 0, 4096 + 16, Iova::new(0));
+        assert!(matches!(crooked, Err(CreateError::Base { needed: 64, have: 16, .. })));
+        let boundary = Geometry::new(5000, 1, 8192, 4096, Iova::new(0));
+        assert!(matches!(boundary, Err(CreateError::Base { needed: 8192, have: 4096, .. })));
+    }
+
+    #[test]
+    fn a_span_aligned_to_less_than_the_boundary_gets_chunks_that_cannot_cross_it() {
+        let geometry = Geometry::new(64, 0, 1 << 20, 4096, Iova::new(0)).unwrap();
+        assert_eq!(geometry.next_order(1 << 30), Order::PAGE);
+    }
+
+    #[test]
+    fn sizes_are_rounded_as_the_kernel_does() {
+        for (size, align, rounded) in [(1, 0, 16), (17, 0, 17), (17, 8, 24), (128, 128, 128), (3, 64, 64)] {
+            assert_eq!(geometry(size, align, 0).unwrap().size(), rounded);
+        }
+    }
+
+    #[test]
+    fn chunks_double_up_to_two_mebibytes() {
+        let small = geometry(128, 128, 0).unwrap();
+        let orders = [0, 4096, 8192, 12288, 1 << 20, 2 << 20, 1 << 40].map(|b| small.next_order(b).get());
+        assert_eq!(orders, [0, 0, 1, 2, 8, 9, 9]);
+        assert_eq!(geometry(2100, 0, 0).unwrap().next_order(0).get(), 2);
+        assert_eq!(geometry(2 << 20, 0, 0).unwrap().next_order(0).get(), 9);
+        assert_eq!(geometry((2 << 20) + 1, 0, 0).unwrap().next_order(0).get(), 18);
+        assert_eq!(geometry(1 << 30, 0, 0).unwrap().next_order(1 << 30).get(), 18);
+    }
+
+    proptest! {
+        #[test]
+        fn division_is_exact(divisor in 1u64..=1 << 31, dividend in 0u64..1 << 31) {
+            let by = Divider::new(divisor);
+            for x in [dividend, dividend / divisor * divisor, (dividend / divisor * divisor).saturating_sub(1)] {
+                prop_assert_eq!(by.quotient(x), x / divisor);
+            }
+        }
+
+        #[test]
+        fn blocks_lie_apart_aligned_and_within_the_boundary(
+            size in 1usize..9000, align in 0u32..8, boundary in 4u32..24, order in 0u8..=9,
+        ) {
+            let align = if align == 0 { 0 } else { 1usize << align };
+            let Ok(geometry) = geometry(size, align, 1 << boundary) else { return Ok(()) };
+            let order = Order::new(order).unwrap();
+            let blocks = u64::from(geometry.blocks_in(order));
+            let mut end = 0;
+            for index in 0..blocks {
+                let at = geometry.offset_of(index);
+                let last = at + geometry.size() - 1;
+                prop_assert!(at >= end && last < bytes_of(order));
+                prop_assert!(at.is_multiple_of(align.max(1) as u64));
+                prop_assert_eq!(at >> boundary, last >> boundary);
+                prop_assert_eq!(geometry.index_of(at), Some(index));
+                prop_assert!(geometry.index_of(at + 1).is_none());
+                prop_assert!(geometry.index_of(last).is_none());
+                end = last + 1;
+            }
+        }
+    }
+}

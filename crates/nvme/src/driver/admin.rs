@@ -1,0 +1,164 @@
+//! The admin queue: one command at a time, waited for.
+
+use super::clock::Backoff;
+use super::config::{Config, nanoseconds};
+use super::error::Error;
+use super::rings::{CompletionRing, SubmissionRing};
+use super::span::Span;
+use crate::registers::Registers;
+use crate::spec::{Cap, Command, Cqe, Csts, Doorbell, PAGE_BYTES, admin, doorbell_offset, offset};
+use pinfold_core::dma_pool::ChunkSource;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Entries of both admin rings.
+pub(super) const ENTRIES: u16 = 32;
+
+#[derive(Debug)]
+pub(super) struct Admin {
+    sq: SubmissionRing,
+    cq: CompletionRing,
+    sq_span: Span,
+    cq_span: Span,
+    buffer: Span,
+    cid: u16,
+    /// Whether the controller is enabled and every command so far was answered.
+    usable: bool,
+    /// Answers to commands that had been given up.
+    pub(super) late: u64,
+}
+
+impl Admin {
+    pub(super) fn new(source: &impl ChunkSource) -> Result<Self, Error> {
+        let entries = usize::from(ENTRIES);
+        let sq_span = Span::take(source, entries * Command::BYTES, "the admin submission queue")?;
+        let cq_span = match Span::take(source, entries * Cqe::BYTES, "the admin completion queue") {
+            Ok(span) => span,
+            Err(error) => {
+                sq_span.release(source);
+                return Err(error);
+            }
+        };
+        let buffer = match Span::take(source, PAGE_BYTES, "identify data") {
+            Ok(span) => span,
+            Err(error) => {
+                sq_span.release(source);
+                cq_span.release(source);
+                return Err(error);
+            }
+        };
+        let (sq, cq) = (
+            SubmissionRing::new(sq_span.memory, ENTRIES.into()),
+            CompletionRing::new(cq_span.memory, ENTRIES.into()),
+        );
+        Ok(Self { sq, cq, sq_span, cq_span, buffer, cid: 0, usable: false, late: 0 })
+    }
+
+    /// Gives the memory back. The controller is disabled.
+    pub(super) fn release(self, source: &impl ChunkSource) {
+        for span in [self.sq_span, self.cq_span, self.buffer] {
+            span.release(source);
+        }
+    }
+
+    /// Tells a disabled controller where the rings are, which begin anew.
+    pub(super) fn attach(&mut self, registers: &impl Registers) {
+        self.sq_span.clear();
+        self.cq_span.clear();
+        self.sq = SubmissionRing::new(self.sq_span.memory, ENTRIES.into());
+        self.cq = CompletionRing::new(self.cq_span.memory, ENTRIES.into());
+        let last = u32::from(ENTRIES - 1);
+        registers.write32(offset::AQA, last | last << 16);
+        registers.write64(offset::ASQ, self.sq_span.iova.raw());
+        registers.write64(offset::ACQ, self.cq_span.iova.raw());
+    }
+
+    pub(super) fn set_usable(&mut self, usable: bool) {
+        self.usable = usable;
+    }
+
+    /// Sends a command and waits for its answer: DW0 of the completion.
+    pub(super) fn execute(
+        &mut self,
+        registers: &impl Registers,
+        cap: Cap,
+        config: &Config,
+        what: &'static str,
+        mut command: Command,
+    ) -> Result<u32, Error> {
+        if !self.usable {
+            return Err(Error::NeedsReset);
+        }
+        self.cid = self.cid.wrapping_add(1);
+        command.cid = U16::new(self.cid);
+        self.sq.push(&command);
+        let stride = cap.doorbell_stride_shift();
+        if let Some(tail) = self.sq.take_unrung() {
+            registers.write32(doorbell_offset(0, Doorbell::SubmissionTail, stride), tail);
+        }
+        let start = config.clock.now_ns();
+        let limit = nanoseconds(config.admin_timeout);
+        let mut backoff = Backoff::default();
+        loop {
+            let cqe = self.cq.next();
+            if let Some(head) = self.cq.take_unrung() {
+                registers.write32(doorbell_offset(0, Doorbell::CompletionHead, stride), head);
+            }
+            match cqe {
+                Some(cqe) if cqe.cid.get() == self.cid && cqe.sq_id.get() == 0 => {
+                    let status = cqe.status();
+                    return if status.is_success() {
+                        Ok(cqe.result.get())
+                    } else {
+                        Err(Error::Admin { what, status })
+                    };
+                }
+                Some(_) => {
+                    self.late += 1;
+                    continue;
+                }
+                None => backoff.pause(),
+            }
+            if config.clock.now_ns().saturating_sub(start) >= limit {
+                // The buffer may be written at any time from now on: nothing is sent until the next reset.
+                self.usable = false;
+                check_status(registers)?;
+                return Err(Error::AdminTimeout { what, limit_ms: limit / 1_000_000 });
+            }
+        }
+    }
+
+    /// Sends a command that fills a page, and reads it: a copy, which the controller can not change any more.
+    pub(super) fn fetch<T: FromBytes>(
+        &mut self,
+        registers: &impl Registers,
+        cap: Cap,
+        config: &Config,
+        what: &'static str,
+        (nsid, cns): (u32, u8),
+    ) -> Result<Box<T>, Error> {
+        self.buffer.clear();
+        let command = Command {
+            opcode: admin::IDENTIFY,
+            nsid: U32::new(nsid),
+            prp1: U64::new(self.buffer.iova.raw()),
+            cdw10: U32::new(cns.into()),
+            ..Command::default()
+        };
+        self.execute(registers, cap, config, what, command)?;
+        let mut bytes = [0; PAGE_BYTES];
+        let bad = |_| Error::BadSource { what: "identify data" };
+        self.buffer.memory.copy_to_slice(0, &mut bytes).map_err(bad)?;
+        T::read_from_bytes(&bytes).map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })
+    }
+}
+
+/// Whether the controller is there and has not failed.
+pub(super) fn check_status(registers: &impl Registers) -> Result<Csts, Error> {
+    let csts = registers.read32(offset::CSTS);
+    if csts == Csts::GONE {
+        return Err(Error::Gone);
+    }
+    let csts = Csts::from_bits_retain(csts);
+    if csts.contains(Csts::FATAL) { Err(Error::Fatal) } else { Ok(csts) }
+}

@@ -1,0 +1,207 @@
+//! What a controller and its queues have in common.
+
+use super::{Identity, Namespace};
+use crate::driver::admin::Admin;
+use crate::driver::config::Config;
+use crate::driver::error::Error;
+use crate::driver::life::Life;
+use crate::driver::lists::{Lists, Page};
+use crate::driver::queue::MAX_DEPTH;
+use crate::driver::request::PRPS_LISTS;
+use crate::driver::span::Span;
+use crate::registers::Registers;
+use crate::spec::{Cap, Command, Doorbell, doorbell_offset, offset};
+use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::gather::prp::{ListPages, Prps};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What was found out when the controller was enabled.
+#[derive(Clone, Debug)]
+pub(in crate::driver) struct Facts {
+    pub(in crate::driver) identity: Identity,
+    pub(in crate::driver) namespaces: Arc<[Namespace]>,
+}
+
+/// What a queue left behind that the controller may still reach. It is released when the controller is disabled.
+#[derive(Debug, Default)]
+pub(in crate::driver) struct Grave {
+    pub(in crate::driver) spans: Vec<Span>,
+    pub(in crate::driver) prps: Vec<Prps<Page, PRPS_LISTS>>,
+    pub(in crate::driver) pages: Vec<Page>,
+    /// The queue identifier that is free again then.
+    pub(in crate::driver) id: Option<u16>,
+}
+
+/// The part that is reached by one thread at a time.
+#[derive(Debug)]
+pub(in crate::driver) struct Control {
+    /// `None` only while the core is dropped.
+    pub(in crate::driver) admin: Option<Admin>,
+    pub(in crate::driver) facts: Facts,
+    graves: Vec<Grave>,
+    /// Which queue identifiers a [`Queue`](crate::driver::Queue) has: number 1 is first. An identifier stays taken
+    /// until its queue is dropped, so that a doorbell of an old queue never reaches a new one.
+    ids: Vec<bool>,
+}
+
+#[derive(Debug)]
+pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
+    pub(in crate::driver) registers: R,
+    pub(in crate::driver) source: S,
+    pub(in crate::driver) lists: Lists<S>,
+    pub(in crate::driver) config: Config,
+    pub(in crate::driver) cap: Cap,
+    pub(in crate::driver) life: Arc<Life>,
+    control: Mutex<Control>,
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
+    pub(super) fn new(registers: R, source: S, config: Config) -> Result<Self, Error> {
+        let cap = Cap(registers.read64(offset::CAP));
+        if cap.0 == u64::MAX {
+            return Err(Error::Gone);
+        }
+        if !cap.has_nvm_command_set() {
+            return Err(Error::NoNvmCommandSet);
+        }
+        if cap.min_page_bytes() > 4096 {
+            return Err(Error::PageSize { min_bytes: cap.min_page_bytes() });
+        }
+        let lists = Lists::new(source.clone())?;
+        let admin = Admin::new(&source)?;
+        let identity = Identity {
+            model: String::new(),
+            serial: String::new(),
+            firmware: String::new(),
+            version: (0, 0, 0),
+            max_transfer_bytes: 0,
+            max_queue_entries: u32::from(cap.mqes()) + 1,
+            queues: 0,
+            can_discard: false,
+            volatile_cache: false,
+        };
+        let facts = Facts { identity, namespaces: Arc::from([]) };
+        let control = Control { admin: Some(admin), facts, graves: Vec::new(), ids: Vec::new() };
+        let life = Arc::new(Life::default());
+        Ok(Self { registers, source, lists, config, cap, life, control: Mutex::new(control) })
+    }
+
+    pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control> {
+        // Every step under the lock leaves `Control` whole, or `Admin` marked as not usable.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::driver) fn facts(&self) -> Facts {
+        self.control().facts.clone()
+    }
+
+    pub(in crate::driver) fn max_depth(&self) -> usize {
+        // A ring holds one command less than it has entries.
+        usize::from(self.cap.mqes()).min(MAX_DEPTH)
+    }
+
+    pub(in crate::driver) fn ring(&self, queue: u16, which: Doorbell, value: u32) {
+        self.registers.write32(doorbell_offset(queue, which, self.cap.doorbell_stride_shift()), value);
+    }
+
+    /// Sends an admin command and waits.
+    pub(in crate::driver) fn execute(&self, what: &'static str, command: Command) -> Result<u32, Error> {
+        let mut control = self.control();
+        let admin = control.admin.as_mut().ok_or(Error::NeedsReset)?;
+        admin.execute(&self.registers, self.cap, &self.config, what, command)
+    }
+
+    /// A queue identifier that nobody has.
+    pub(in crate::driver) fn take_id(&self) -> Result<u16, Error> {
+        let mut control = self.control();
+        let limit = control.facts.identity.queues;
+        for id in 1..=limit {
+            let index = usize::from(id) - 1;
+            if control.ids.len() <= index {
+                control.ids.resize(index + 1, false);
+            }
+            if let Some(taken) = control.ids.get_mut(index).filter(|taken| !**taken) {
+                *taken = true;
+                return Ok(id);
+            }
+        }
+        Err(Error::NoQueueLeft { limit })
+    }
+
+    pub(in crate::driver) fn give_id(&self, id: u16) {
+        if let Some(taken) = self.control().ids.get_mut(usize::from(id).wrapping_sub(1)) {
+            *taken = false;
+        }
+    }
+
+    /// Keeps what the controller may still reach until it is disabled.
+    pub(in crate::driver) fn bury(&self, grave: Grave) {
+        self.control().graves.push(grave);
+    }
+
+    /// Keeps what a dropped queue of `epoch` could not take from the controller. Its identifier stays taken at the
+    /// controller until that is disabled.
+    pub(in crate::driver) fn bury_queue(&self, mut grave: Grave, id: u16, epoch: u64) {
+        let mut control = self.control();
+        if self.life.epoch() != epoch {
+            // Disabled between the caller's look and the lock.
+            drop(control);
+            self.release(grave);
+            self.give_id(id);
+        } else {
+            grave.id = Some(id);
+            control.graves.push(grave);
+        }
+    }
+
+    /// Gives back what nobody reaches any more.
+    pub(in crate::driver) fn release(&self, grave: Grave) {
+        for span in grave.spans {
+            span.release(&self.source);
+        }
+        for prps in grave.prps {
+            if let Err(error) = prps.release(&self.lists) {
+                tracing::error!(%error, "a PRP list page was not taken back");
+            }
+        }
+        for page in grave.pages {
+            self.give_page(page);
+        }
+    }
+
+    pub(in crate::driver) fn give_page(&self, page: Page) {
+        if let Err(error) = self.lists.give(page) {
+            tracing::error!(%error, "a list page was not taken back");
+        }
+    }
+
+    /// The controller has been seen disabled.
+    pub(super) fn on_disabled(&self, control: &mut Control) {
+        self.life.next_epoch();
+        for grave in std::mem::take(&mut control.graves) {
+            if let Some(taken) = grave.id.and_then(|id| control.ids.get_mut(usize::from(id).wrapping_sub(1)))
+            {
+                *taken = false;
+            }
+            self.release(grave);
+        }
+    }
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Drop for Core<R, S> {
+    fn drop(&mut self) {
+        let disabled = self.disable();
+        let mut control = self.control();
+        let Some(admin) = control.admin.take() else { return };
+        match disabled {
+            Ok(()) => {
+                self.on_disabled(&mut control);
+                admin.release(&self.source);
+            }
+            // Rings, lists and buffers that a controller may still write to are nobody's any more.
+            Err(error) => {
+                tracing::warn!(%error, "the controller could not be disabled: its memory is leaked")
+            }
+        }
+    }
+}

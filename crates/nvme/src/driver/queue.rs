@@ -1,0 +1,247 @@
+//! An I/O queue pair: one thread submits to it and polls it.
+
+mod poll;
+mod submit;
+
+use super::clock::Backoff;
+use super::controller::{Core, Grave, Namespace};
+use super::error::{Error, PollError};
+use super::request::{CommandSlot, CommandState, Completion, RequestSlot};
+use super::rings::{CompletionRing, SubmissionRing};
+use super::span::Span;
+use super::stats::QueueStats;
+use crate::registers::Registers;
+use crate::spec::{Command, Cqe, Doorbell, admin};
+use pinfold_core::dma_pool::ChunkSource;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use zerocopy::little_endian::{U32, U64};
+
+/// The deepest queue: identifiers keep 6 bits for a generation.
+pub(super) const MAX_DEPTH: usize = 1023;
+/// Even a shallow queue has room for this many commands, if the controller has: a large request is many.
+const COMMANDS: usize = 63;
+
+/// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.
+pub struct Queue<R: Registers, S: ChunkSource + Clone> {
+    core: Arc<Core<R, S>>,
+    id: u16,
+    /// Tells this queue's requests from those of any other.
+    serial: u32,
+    /// Under which number of resets it was created.
+    epoch: u64,
+    namespaces: Arc<[Namespace]>,
+    max_transfer: u32,
+    can_discard: bool,
+    timeout_ns: u64,
+    sq: SubmissionRing,
+    cq: CompletionRing,
+    /// The rings' memory; taken when the queue is dropped.
+    spans: Vec<Span>,
+    commands: Box<[CommandSlot]>,
+    free_commands: Vec<u16>,
+    /// How many bits of an identifier are the place.
+    slot_bits: u32,
+    quarantined: usize,
+    requests: Box<[RequestSlot]>,
+    free_requests: Vec<u16>,
+    /// Requests with commands that are not yet sent, in order.
+    unsent: VecDeque<u16>,
+    /// Completions to be handed out.
+    ready: VecDeque<Completion>,
+    /// When the first request may be overdue, at the earliest.
+    next_deadline_ns: u64,
+    /// The time, as it was last looked up.
+    now_ns: u64,
+    last_status_ns: u64,
+    failed: Option<PollError>,
+    stats: QueueStats,
+}
+
+impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Queue<R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("id", &self.id)
+            .field("depth", &self.depth())
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
+    pub(super) fn create(core: Arc<Core<R, S>>, depth: usize) -> Result<Self, Error> {
+        let limit = core.max_depth();
+        if depth == 0 || depth > limit {
+            return Err(Error::Depth { depth, limit });
+        }
+        let facts = core.facts();
+        let slots = depth.max(COMMANDS).min(limit);
+        let entries = slots + 1;
+        let id = core.take_id()?;
+        let epoch = core.life.epoch();
+        let (sq, cq) = match attach(&core, id, entries) {
+            Ok(spans) => spans,
+            Err(error) => {
+                core.give_id(id);
+                return Err(error);
+            }
+        };
+        let now_ns = core.config.clock.now_ns();
+        // At most 1024, so the casts of places and entries hold.
+        let ring = u32::try_from(entries).unwrap_or(u32::MAX);
+        Ok(Self {
+            id,
+            serial: core.life.queue_serial(),
+            epoch,
+            namespaces: facts.namespaces,
+            max_transfer: facts.identity.max_transfer_bytes,
+            can_discard: facts.identity.can_discard,
+            timeout_ns: super::config::nanoseconds(core.config.timeout),
+            sq: SubmissionRing::new(sq.memory, ring),
+            cq: CompletionRing::new(cq.memory, ring),
+            spans: vec![sq, cq],
+            commands: (0..slots).map(|_| CommandSlot::default()).collect(),
+            free_commands: places(slots),
+            slot_bits: usize::BITS - (slots - 1).leading_zeros(),
+            quarantined: 0,
+            requests: (0..depth).map(|_| RequestSlot::default()).collect(),
+            free_requests: places(depth),
+            unsent: VecDeque::with_capacity(depth),
+            ready: VecDeque::with_capacity(depth),
+            next_deadline_ns: u64::MAX,
+            now_ns,
+            last_status_ns: now_ns,
+            failed: None,
+            stats: QueueStats::default(),
+            core,
+        })
+    }
+
+    /// The queue's identifier at the controller.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// How many requests may be under way.
+    pub fn depth(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// How many are: those whose completion has not been handed out.
+    pub fn in_flight(&self) -> usize {
+        self.requests.len() - self.free_requests.len()
+    }
+
+    /// What the queue did so far.
+    pub fn stats(&self) -> QueueStats {
+        self.stats
+    }
+
+    /// Tells the controller of everything that was submitted since the last call: one doorbell for all of it.
+    /// [`poll`](Self::poll) does it too, so that a forgotten call costs time and nothing else.
+    pub fn ring(&mut self) {
+        if let Some(tail) = self.sq.take_unrung() {
+            self.core.ring(self.id, Doorbell::SubmissionTail, tail);
+            self.stats.doorbells += 1;
+        }
+    }
+
+    /// Waits for a completion: spins, yields, then sleeps for 50 µs at a time. It returns at the latest when a
+    /// request times out. `None` where nothing is under way.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn wait(&mut self) -> Result<Option<Completion>, PollError> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.poll()? {
+                Some(completion) => return Ok(Some(completion)),
+                None if self.in_flight() == 0 => return Ok(None),
+                None => backoff.pause(),
+            }
+        }
+    }
+
+    /// Whether the controller has been reset since the queue was created.
+    fn is_stale(&self) -> bool {
+        self.core.life.epoch() != self.epoch
+    }
+}
+
+/// The numbers below `count`, so that 0 is taken first.
+fn places(count: usize) -> Vec<u16> {
+    (0..count).rev().filter_map(|place| u16::try_from(place).ok()).collect()
+}
+
+/// Creates both queues at the controller (Base 5.3, 5.4): completion first.
+fn attach<R: Registers, S: ChunkSource + Clone>(
+    core: &Core<R, S>,
+    id: u16,
+    entries: usize,
+) -> Result<(Span, Span), Error> {
+    let source = &core.source;
+    let sq = Span::take(source, entries * Command::BYTES, "a submission queue")?;
+    let cq = match Span::take(source, entries * Cqe::BYTES, "a completion queue") {
+        Ok(cq) => cq,
+        Err(error) => {
+            sq.release(source);
+            return Err(error);
+        }
+    };
+    let last = u32::try_from(entries - 1).unwrap_or(0);
+    let create = |opcode, at: &Span, cdw11| Command {
+        opcode,
+        prp1: U64::new(at.iova.raw()),
+        cdw10: U32::new(u32::from(id) | last << 16),
+        cdw11: U32::new(cdw11),
+        ..Command::default()
+    };
+    // PC: in one piece. No interrupts: it is polled.
+    let made = core.execute("create completion queue", create(admin::CREATE_CQ, &cq, 1)).and_then(|_| {
+        let made =
+            core.execute("create submission queue", create(admin::CREATE_SQ, &sq, 1 | u32::from(id) << 16));
+        if made.is_err() {
+            // Where this fails too, the memory is buried below.
+            let _ = core.execute("delete completion queue", delete(admin::DELETE_CQ, id));
+        }
+        made
+    });
+    match made {
+        Ok(_) => Ok((sq, cq)),
+        Err(error) => {
+            core.bury(Grave { spans: vec![sq, cq], ..Grave::default() });
+            Err(error)
+        }
+    }
+}
+
+fn delete(opcode: u8, id: u16) -> Command {
+    Command { opcode, cdw10: U32::new(id.into()), ..Command::default() }
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
+    fn drop(&mut self) {
+        // After both deletions, or a reset, the controller reaches neither rings nor lists of this queue.
+        let over = self.is_stale()
+            || self
+                .core
+                .execute("delete submission queue", delete(admin::DELETE_SQ, self.id))
+                .and_then(|_| self.core.execute("delete completion queue", delete(admin::DELETE_CQ, self.id)))
+                .is_ok()
+            || self.is_stale();
+        let mut grave = Grave { spans: std::mem::take(&mut self.spans), ..Grave::default() };
+        for slot in &mut self.commands {
+            if slot.state != CommandState::Free {
+                grave.prps.extend(slot.prps.take());
+                grave.pages.extend(slot.page.take());
+            }
+        }
+        if over {
+            self.core.release(grave);
+            self.core.give_id(self.id);
+        } else {
+            self.core.bury_queue(grave, self.id, self.epoch);
+        }
+    }
+}

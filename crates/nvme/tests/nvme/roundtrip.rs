@@ -1,0 +1,194 @@
+//! What is written is what is read back.
+
+use crate::common::*;
+use pinfold_nvme::driver::{Config, Error, Finished, InFlight, Reject};
+use pinfold_nvme::model::{FileMedia, ModelConfig, Namespace};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[test]
+fn the_controller_says_what_it_is() {
+    let mut model = ModelConfig::new(namespaces(8 << 20));
+    (model.mdts, model.mqes, model.queues) = (5, 63, 3);
+    let bench = bench(256, model, Config::default());
+    let identity = bench.controller.identify();
+    assert_eq!(identity.model, "Pinfold model controller");
+    assert_eq!(identity.version, (2, 0, 0));
+    assert_eq!(
+        (identity.max_transfer_bytes, identity.max_queue_entries, identity.queues),
+        (128 << 10, 64, 3)
+    );
+    assert!(identity.can_discard && identity.volatile_cache);
+    let namespaces = bench.controller.namespaces();
+    let seen: Vec<_> =
+        namespaces.iter().map(|n| (n.nsid, n.blocks, n.block_bytes, n.discard_zeroes)).collect();
+    assert_eq!(seen, [(1, 16384, 512, true), (2, 2048, 4096, true)]);
+    assert_eq!(bench.controller.create_queue(64).unwrap_err(), Error::Depth { depth: 64, limit: 63 });
+    assert_eq!(bench.controller.create_queue(0).unwrap_err(), Error::Depth { depth: 0, limit: 63 });
+    let queues: Vec<_> = (0..3).map(|_| bench.controller.create_queue(63).unwrap()).collect();
+    assert_eq!(bench.controller.create_queue(1).unwrap_err(), Error::NoQueueLeft { limit: 3 });
+    drop(queues);
+    assert_eq!(bench.controller.create_queue(1).unwrap().id(), 1);
+}
+
+#[test]
+fn all_sizes_come_back_through_any_transfer_limit() {
+    for (mdts, skip) in [(1, 0), (1, 1028), (8, 0), (0, 2052)] {
+        let mut model = ModelConfig::new(namespaces(32 << 20));
+        model.mdts = mdts;
+        let bench = bench(6000, model, Config { max_transfer_bytes: 8 << 20, ..Config::default() });
+        let mut queue = bench.controller.create_queue(4).unwrap();
+        for (nsid, block) in [(1, 512usize), (2, 4096)] {
+            for blocks in [1, 2, 3, 7, 8, 9, 64, 511, 512, 513, 2048].into_iter().chain([(8 << 20) / block]) {
+                let bytes = pattern((blocks * block) as u64, blocks * block);
+                let mut source = Buffer::new(&bench.arena, bytes.len() + skip);
+                source.skip = skip;
+                source.memory().copy_from_slice(0, &bytes).unwrap();
+                let write = queue.write(nsid, 5, blocks as u32, source).unwrap();
+                let (source, result) = one(&mut queue, write);
+                result.unwrap();
+                drop(source);
+                let mut target = Buffer::new(&bench.arena, bytes.len() + skip);
+                target.skip = skip;
+                let read = queue.read(nsid, 5, blocks as u32, target).unwrap();
+                let (target, result) = one(&mut queue, read);
+                result.unwrap();
+                assert!(target.bytes(bytes.len()) == bytes, "{blocks} blocks of {block}, mdts {mdts}");
+            }
+        }
+        let stats = queue.stats();
+        assert_eq!((stats.errors, stats.spurious_completions, stats.bad_heads), (0, 0, 0));
+        assert_eq!(bench.controller.stats().list_pages_used, 0);
+        assert!(bench.controller.stats().list_pages_max > 0 || mdts == 1);
+    }
+}
+
+#[test]
+fn several_segments_are_one_payload() {
+    let bench = bench(
+        2000,
+        ModelConfig::new(namespaces(8 << 20)),
+        Config { max_transfer_bytes: 64 << 10, ..Config::default() },
+    );
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let bytes = pattern(1, 300_032);
+    let mut source = Buffer::new(&bench.arena, bytes.len() + 512);
+    (source.skip, source.cut) = (512, 3);
+    source.memory().copy_from_slice(0, &bytes).unwrap();
+    let write = queue.write(1, 0, 586, source).unwrap();
+    one(&mut queue, write).1.unwrap();
+    assert_eq!(queue.stats().segments, 25);
+    let read = queue.read(1, 0, 586, Buffer::new(&bench.arena, bytes.len())).unwrap();
+    let (target, result) = one(&mut queue, read);
+    result.unwrap();
+    assert_eq!(target.bytes(bytes.len()), bytes);
+}
+
+#[test]
+fn every_depth_wraps_and_says_when_it_is_full() {
+    let model = ModelConfig::new(namespaces(8 << 20));
+    let bench = bench(2000, model, Config::default());
+    for depth in [1, 2, 3, 31, 32, 63, 64, 65, 128, 255, 256] {
+        let mut queue = bench.controller.create_queue(depth).unwrap();
+        let mut flying: HashMap<usize, (u64, InFlight<Buffer>)> = HashMap::new();
+        let (mut next, mut done) = (0u64, 0u64);
+        // Often enough for the rings to wrap twice.
+        let total = 2 * depth.max(64) as u64 + 3;
+        while done < total {
+            while next < total {
+                let payload = Buffer::filled(&bench.arena, &pattern(next, 512));
+                match queue.write(1, next, 1, payload) {
+                    Ok(in_flight) => {
+                        assert!(in_flight.tag() < depth);
+                        assert!(flying.insert(in_flight.tag(), (next, in_flight)).is_none());
+                        next += 1;
+                    }
+                    Err(rejected) => {
+                        assert_eq!(rejected.reason, Reject::QueueFull { depth });
+                        assert_eq!(rejected.payload.bytes(512), pattern(next, 512));
+                        break;
+                    }
+                }
+            }
+            queue.ring();
+            let completion = queue.wait().unwrap().unwrap();
+            let (number, in_flight) = flying.remove(&completion.tag()).unwrap();
+            let Finished::Done { payload, result } = in_flight.finish(completion) else { panic!() };
+            result.unwrap();
+            assert_eq!(payload.bytes(512), pattern(number, 512));
+            done += 1;
+        }
+        assert!(queue.wait().unwrap().is_none());
+        let read = queue.read(1, 0, total as u32, Buffer::new(&bench.arena, total as usize * 512)).unwrap();
+        let (back, result) = one(&mut queue, read);
+        result.unwrap();
+        for (number, block) in (0..).zip(back.bytes(total as usize * 512).chunks(512)) {
+            assert!(block == pattern(number, 512), "block {number} at depth {depth}");
+        }
+    }
+    assert_eq!(bench.model.stats().bad_doorbells, 0);
+}
+
+#[test]
+fn impossible_requests_are_named_and_come_back() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    let buffer = || Buffer::new(&bench.arena, 8192);
+    let reason =
+        |result: Result<InFlight<Buffer>, pinfold_nvme::driver::Rejected<Buffer>>| result.unwrap_err().reason;
+    assert_eq!(reason(queue.read(3, 0, 1, buffer())), Reject::NoSuchNamespace { nsid: 3 });
+    assert_eq!(reason(queue.read(0, 0, 1, buffer())), Reject::NoSuchNamespace { nsid: 0 });
+    let outside = |slba, blocks| Reject::OutOfRange { nsid: 1, slba, blocks, size: 2048 };
+    assert_eq!(reason(queue.write(1, 2048, 1, buffer())), outside(2048, 1));
+    assert_eq!(reason(queue.write(1, u64::MAX, 2, buffer())), outside(u64::MAX, 2));
+    assert_eq!(reason(queue.write(1, 0, 0, buffer())), outside(0, 0));
+    assert_eq!(reason(queue.write(1, 0, 17, buffer())), Reject::PayloadTooShort { needed: 8704, has: 8192 });
+    let mut crooked = buffer();
+    crooked.skip = 2;
+    assert!(matches!(reason(queue.write(1, 0, 1, crooked)), Reject::Layout(_)));
+    assert_eq!(queue.discard(1, 2000, 49).unwrap_err().reason, outside(2000, 49));
+    assert_eq!((queue.in_flight(), queue.stats().commands), (0, 0));
+    assert_eq!(bench.arena.0.used(), bench.arena.0.used());
+}
+
+#[test]
+fn what_is_discarded_reads_as_zeroes_and_flush_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let media = Arc::new(FileMedia::open(&dir.path().join("image"), Some(4 << 20)).unwrap());
+    let model = ModelConfig::new(vec![Namespace::new(media, 4096).unwrap()]);
+    let bench = bench(2000, model, Config::default());
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    let bytes = pattern(5, 1 << 20);
+    let write = queue.write(1, 3, 256, Buffer::filled(&bench.arena, &bytes)).unwrap();
+    one(&mut queue, write).1.unwrap();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+    let discard = queue.discard(1, 10, 20).unwrap();
+    one(&mut queue, discard).1.unwrap();
+    let read = queue.read(1, 3, 256, Buffer::new(&bench.arena, 1 << 20)).unwrap();
+    let (back, result) = one(&mut queue, read);
+    result.unwrap();
+    let mut expected = bytes;
+    expected[7 * 4096..27 * 4096].fill(0);
+    assert!(back.bytes(1 << 20) == expected);
+    assert_eq!(bench.controller.stats().list_pages_used, 0);
+}
+
+#[test]
+fn everything_is_given_back() {
+    let arena = Arena(Memory::new(512));
+    let model =
+        pinfold_nvme::model::ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20)))
+            .unwrap();
+    for _ in 0..3 {
+        let controller =
+            pinfold_nvme::driver::Controller::start(model.registers(), arena.clone(), Config::default())
+                .unwrap();
+        let mut queue = controller.create_queue(8).unwrap();
+        let write = queue.write(1, 0, 64, Buffer::new(&arena, 32768)).unwrap();
+        one(&mut queue, write).1.unwrap();
+        drop(controller);
+        drop(queue);
+        assert_eq!(arena.0.used(), 0);
+    }
+}
