@@ -27,7 +27,8 @@ use core::fmt;
 mod backend;
 mod mapping;
 mod paged;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use backend::{Backend, BackendError, BackendStats};
