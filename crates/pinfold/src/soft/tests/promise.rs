@@ -98,8 +98,8 @@ fn at(start: u64, pages: u64) -> IovaRange {
 fn walk_through_a_retired_table_page(backend: &dyn Backend, iommu: &SoftIommu) -> Result<u32, FaultKind> {
     let arena = Arena::new(5);
     let (first, second, other) = (at(0x4000_0000, 2), at(0x4020_0000, 2), at(0x4040_0000, 1));
-    for page in 0..5 {
-        arena.memory().write_u32(page * PAGE, 100 + page as u32).unwrap();
+    for (page, word) in (100..105).enumerate() {
+        arena.memory().write_u32(page * PAGE, word).unwrap();
     }
     let part = |first, pages| arena.memory().part(first * PAGE, pages * PAGE).unwrap();
     // SAFETY: the arena lives until it is expelled below.
