@@ -39,6 +39,12 @@ pub use port::{Port, PortStats};
 
 use unit::Unit;
 
+/// An address or an offset as a number of this machine. What does not fit (on 32 bits) is where nothing is.
+#[inline]
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
 /// A software IOMMU with one address space. A handle: a clone is the same one.
 ///
 /// [`Domain::soft`](crate::Domain::soft) is the short way to one with a domain in front.

@@ -4,6 +4,7 @@ use super::fault::{Fault, FaultKind};
 use super::line::Pending;
 use super::memory::inside;
 use super::tlb::{Iotlb, Leaf, WalkCache};
+use super::to_usize;
 use super::unit::{Unit, lock};
 use super::walk::walk;
 use pinfold_core::access::Access;
@@ -106,8 +107,9 @@ impl State {
         if !leaf.access.contains(need) {
             return Err(if need == Access::READ { FaultKind::NoRead } else { FaultKind::NoWrite });
         }
-        let offset = (iova.raw() & leaf.size.mask()) as usize;
-        memory.part(offset, memory.len() - offset).map_err(|_| FaultKind::BadTable)
+        let offset = to_usize(iova.raw() & leaf.size.mask());
+        let rest = memory.len().checked_sub(offset).ok_or(FaultKind::BadTable)?;
+        memory.part(offset, rest).map_err(|_| FaultKind::BadTable)
     }
 }
 

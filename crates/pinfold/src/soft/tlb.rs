@@ -1,5 +1,6 @@
 //! What a port caches: translations, and the table pages on the way to them.
 
+use super::to_usize;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PageSize};
 use pinfold_core::mem::DmaMemory;
@@ -27,7 +28,7 @@ impl<T: Copy> Cache<T> {
 
     fn slot(&self, tag: u64) -> usize {
         // The number of slots is a power of two, so the mask keeps the index inside.
-        tag as usize & (self.slots.len() - 1)
+        to_usize(tag & (self.slots.len() as u64 - 1))
     }
 
     #[inline]

@@ -5,6 +5,7 @@ use super::fault::{Fault, FaultLog};
 use super::line::{Model, Pending, TimeLine};
 use super::memory::{Registry, TableMemory, inside};
 use super::port::{Device, PortStats};
+use super::to_usize;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::BackendError;
 use pinfold_core::invalidate::{Batch, Ticket};
@@ -84,7 +85,7 @@ impl Unit {
     /// The number of levels, and the root's offset in the table memory.
     pub(super) fn root(&self) -> Option<(u8, usize)> {
         let root = self.root.load(Ordering::Acquire);
-        (root != 0).then_some(((root & 0xfff) as u8, (root & !0xfff) as usize))
+        (root != 0).then_some(((root & 7) as u8, to_usize(root & !0xfff)))
     }
 
     /// # Safety

@@ -8,6 +8,7 @@ use super::fault::FaultKind;
 use super::memory::inside;
 use super::port::State;
 use super::tlb::{Held, Leaf};
+use super::to_usize;
 use super::unit::Unit;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};
@@ -27,7 +28,7 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
     let (mut level, mut at) = state.walks.lowest(iova).unwrap_or((levels, Held { page: root, access: both }));
     loop {
         let shift = 12 + 9 * (u32::from(level) - 1);
-        let index = (iova.raw() >> shift) as usize & 511;
+        let index = to_usize(iova.raw() >> shift & 511);
         let entry = unit
             .tables
             .memory()
@@ -40,10 +41,9 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
             return Err(FaultKind::NotMapped);
         }
         if level == 1 || entry & LEAF != 0 {
-            let leaf = leaf(unit, state, entry, level, access)?;
-            return Ok(leaf);
+            return leaf(unit, state, entry, level, access);
         }
-        let page = (entry & ADDRESS) as usize;
+        let page = to_usize(entry & ADDRESS);
         let tables = unit.tables.memory();
         inside(tables, page, PAGE).ok_or(FaultKind::BadTable)?;
         level -= 1;
@@ -63,7 +63,7 @@ fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -
     if addr & size.mask() != 0 || entry >> 52 != 0 || entry & (7 << 8) != 0 {
         return Err(FaultKind::BadTable);
     }
-    let (addr, len) = (addr as usize, size.bytes() as usize);
+    let (addr, len) = (to_usize(addr), to_usize(size.bytes()));
     let memory = state.admitted(unit, addr, len).ok_or(FaultKind::NotAdmitted)?;
     Ok(Leaf { memory: inside(memory, addr, len), access, size })
 }

@@ -13,6 +13,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 pub(super) const PAGE: usize = 4096;
 const SECRET: u64 = 0x5ec3_0000_0000_0000;
@@ -85,6 +86,11 @@ unsafe impl Pinned for Page {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
+    /// A number from 0 to `end`, which it is not.
+    pub(super) fn index(&mut self, end: usize) -> usize {
+        crate::soft::to_usize(self.below(end as u64))
+    }
+
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -108,7 +114,7 @@ pub(super) struct Rogue {
 
 impl Rogue {
     fn step(&mut self) {
-        let at = self.seen[self.random.below(32) as usize].load(Ordering::Relaxed);
+        let at = self.seen[self.random.index(32)].load(Ordering::Relaxed);
         let iova = Iova::new(at + self.random.below(512) * 8);
         if self.random.below(2) == 0 {
             self.landed += u64::from(self.port.write(iova, &ROGUE.to_ne_bytes()).is_ok());
@@ -208,7 +214,7 @@ impl<'d> Game<'d> {
         if self.free.is_empty() {
             return;
         }
-        let page = self.free.swap_remove(self.random.below(self.free.len() as u64) as usize);
+        let page = self.free.swap_remove(self.random.index(self.free.len()));
         let (number, memory) = (page.first as u64, page.memory());
         // It was the owner's since it was quiesced: nobody else may have touched it.
         self.damaged += u64::from(!says(memory, SECRET | number));
@@ -230,8 +236,8 @@ impl<'d> Game<'d> {
     }
 
     fn take(&mut self) -> Option<Held<'d>> {
-        let n = self.mapped.len() as u64;
-        (n > 0).then(|| self.mapped.swap_remove(self.random.below(n) as usize))
+        let n = self.mapped.len();
+        (n > 0).then(|| self.mapped.swap_remove(self.random.index(n)))
     }
 
     fn unmap(&mut self, held: Held<'d>) {
@@ -315,28 +321,39 @@ pub(super) fn take_turns(domain: &Domain, iommu: &SoftIommu, gap: &Gap, turns: u
     Verdict { landed: rogue.landed, leaks: rogue.leaks, damaged }
 }
 
-/// Owner and rogues run at the same time, for a number of the owner's turns.
+/// Owner and rogues run at the same time, for a number of the owner's turns at least, and until each rogue has landed
+/// a few hundred times (on a busy machine it may come late; the verdict says if it never came).
 pub(super) fn at_once(domain: &Domain, iommu: &SoftIommu, rogues: u64, turns: usize) -> Verdict {
     let arena = Arena::new(PAGES);
     // SAFETY: the arena lives until it is expelled below.
     unsafe { domain.admit(arena.memory()) }.unwrap();
     let mut game = Game::new(domain, &arena, 0x9e37_79b9_7f4a_7c15);
-    let stop = AtomicBool::new(false);
+    let (stop, busy) = (AtomicBool::new(false), AtomicU64::new(0));
     let verdict = std::thread::scope(|scope| {
         let threads: Vec<_> = (1..=rogues)
             .map(|seed| {
                 let (port, seen) = (iommu.port(), Arc::clone(&game.seen));
                 let mut rogue = Rogue { port, seen, random: Random(seed * 77), landed: 0, leaks: 0 };
-                let stop = &stop;
+                let (stop, busy) = (&stop, &busy);
                 scope.spawn(move || {
+                    let mut idle = true;
                     while !stop.load(Ordering::Relaxed) {
                         rogue.steps(64);
+                        if idle && rogue.landed > 300 {
+                            idle = false;
+                            busy.fetch_add(1, Ordering::Relaxed);
+                        }
                     }
                     (rogue.landed, rogue.leaks)
                 })
             })
             .collect();
-        for turn in 0..turns {
+        let start = Instant::now();
+        let waiting = || busy.load(Ordering::Relaxed) < rogues && start.elapsed() < Duration::from_secs(20);
+        for turn in 0.. {
+            if turn >= turns && !waiting() {
+                break;
+            }
             game.play();
             if turn % 64 == 0 {
                 game.check_free();

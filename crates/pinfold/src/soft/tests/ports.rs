@@ -4,7 +4,7 @@ use super::harness::{Arena, PAGE};
 use crate::Domain;
 use crate::soft::{Fault, FaultKind, SoftConfig};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
-use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::addr::Iova;
 use pinfold_core::domain::BackendError;
 use proptest::prelude::*;
 
@@ -101,7 +101,7 @@ fn a_port_outlives_its_domain_and_finds_nothing() {
 #[test]
 fn hugepages_take_one_walk_and_one_entry() {
     let domain = Domain::soft().unwrap();
-    let arena = Arena::aligned(1024, PageSize::Size2M.bytes() as usize);
+    let arena = Arena::aligned(1024, 512 * PAGE);
     // SAFETY: expelled below.
     unsafe { domain.admit(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
