@@ -27,7 +27,8 @@ use core::fmt;
 mod backend;
 mod mapping;
 mod paged;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use backend::{Backend, BackendError, BackendStats};
@@ -328,9 +329,11 @@ impl fmt::Debug for Domain {
     }
 }
 
+const PAGE_BYTES: usize = 4096;
+
 fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
     let (addr, len) = (memory.addr(), memory.len());
-    let pages = len > 0 && (addr | len).is_multiple_of(PageSize::Size4K.bytes() as usize);
+    let pages = len > 0 && (addr | len).is_multiple_of(PAGE_BYTES);
     if pages { Ok(()) } else { Err(BackendError::NotPages { addr, len }) }
 }
 

@@ -21,9 +21,11 @@ use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
 use core::fmt;
 
 mod batch;
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod loom_model;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use batch::{Batch, Flush};

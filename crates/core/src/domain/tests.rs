@@ -221,8 +221,8 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     let arena = Buf::new(8, &drops);
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let at = unsafe { domain.map_static(arena.memory(), Access::READ | Access::WRITE) }.unwrap();
-    let inside = |pages, offset: u64, claim| Buf {
-        base: arena.memory().part(offset as usize, PAGE).unwrap().as_ptr(),
+    let inside = |pages, offset, claim| Buf {
+        base: arena.memory().part(offset, PAGE).unwrap().as_ptr(),
         layout: core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap(),
         fixed: at.start().checked_add(claim),
         drops: Arc::clone(&drops),

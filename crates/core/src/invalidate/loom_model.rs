@@ -17,9 +17,10 @@ struct Picture {
 impl Sink for Picture {
     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
         for flush in batch.flushes() {
-            for page in flush.range.start().raw() >> 12..=flush.range.last().raw() >> 12 {
-                let cleared = self.cleared[page as usize].load(Ordering::Relaxed);
-                self.flushed[page as usize].store(cleared, Ordering::Relaxed);
+            for (page, cleared) in (0..).zip(&self.cleared) {
+                if flush.range.contains(Iova::new((page as u64) << 12)) {
+                    self.flushed[page].store(cleared.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
             }
         }
         self.submitted.store(ticket.0, Ordering::Release);

@@ -132,9 +132,10 @@ struct Picture {
 impl Sink for Picture {
     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
         for flush in batch.flushes() {
-            for page in flush.range.start().raw() >> 12..=flush.range.last().raw() >> 12 {
-                let round = self.cleared[page as usize].load(Ordering::Relaxed);
-                self.flushed[page as usize].store(round, Ordering::Relaxed);
+            for (page, cleared) in (0..).zip(&self.cleared) {
+                if flush.range.contains(Iova::new((page as u64) << 12)) {
+                    self.flushed[page].store(cleared.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
             }
         }
         self.submitted.store(ticket.0, Ordering::Release);
@@ -155,15 +156,15 @@ impl Sink for Picture {
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Picture::default()));
     std::thread::scope(|scope| {
-        for page in 0..4u64 {
+        for page in 0..4 {
             let inv = Arc::clone(&inv);
             scope.spawn(move || {
                 for round in 1..=5_000 {
                     let sink = inv.sink();
-                    sink.cleared[page as usize].store(round, Ordering::Relaxed);
-                    let ticket = inv.request([flush(page, 1)]);
+                    sink.cleared[page].store(round, Ordering::Relaxed);
+                    let ticket = inv.request([flush(page as u64, 1)]);
                     inv.wait(ticket).unwrap();
-                    assert!(sink.flushed[page as usize].load(Ordering::Relaxed) >= round);
+                    assert!(sink.flushed[page].load(Ordering::Relaxed) >= round);
                 }
             });
         }

@@ -37,7 +37,7 @@ fn good(verdict: &Verdict, domain: &Domain) {
 fn after_quiesced_no_access_lands() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
-        let verdict = take_turns(&domain, domain.soft_iommu().unwrap(), &Gap::default(), 2_000);
+        let verdict = take_turns(&domain, domain.soft_iommu().unwrap(), &Gap::default(), 500);
         good(&verdict, &domain);
     }
 }
@@ -46,14 +46,14 @@ fn after_quiesced_no_access_lands() {
 fn stress_after_quiesced_no_access_lands() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
-        let verdict = at_once(&domain, domain.soft_iommu().unwrap(), 2, 3_000);
+        let verdict = at_once(&domain, domain.soft_iommu().unwrap(), 2, 500);
         good(&verdict, &domain);
     }
 }
 
 fn hand_made(mistake: Mistake, effect: Effect) -> Verdict {
     let (iommu, gap) = (iommu(effect, 200 * US), Gap::default());
-    take_turns(&domain(HandMade::new(&iommu, mistake, &gap)), &iommu, &gap, 2_000)
+    take_turns(&domain(HandMade::new(&iommu, mistake, &gap)), &iommu, &gap, 500)
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn the_hand_made_control_is_clean() {
 fn a_flush_left_out_is_caught() {
     let iommu = iommu(Effect::AtLast, US);
     let domain = domain(paged(&iommu, NoFlush(iommu.clone(), 0.into())));
-    let verdict = take_turns(&domain, &iommu, &Gap::default(), 2_000);
+    let verdict = take_turns(&domain, &iommu, &Gap::default(), 500);
     assert!(verdict.leaks > 0 && verdict.damaged > 0, "{verdict:?}");
 }
 
