@@ -49,7 +49,8 @@ impl ArenaBuilder {
         }
     }
 
-    /// How many bytes. Rounded up to 4096, and with a hugetlb source to its page size.
+    /// How many bytes. Rounded up to 4096, below 2 MiB to a power of two, and with a hugetlb source to its page size;
+    /// [`Account::bytes`] says what it came to.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
         self.size = bytes;

@@ -33,6 +33,26 @@ fn a_large_buffer_starts_at_a_large_page() {
 }
 
 #[test]
+fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
+    let arena = plain(64 << 10, Exposure::PerUse);
+    let _first = arena.alloc(4096).unwrap();
+    let pool = pinfold_core::dma_pool::DmaPool::new(&arena, "small", 3000, 8, 8192).unwrap();
+    for _ in 0..12 {
+        let block = pool.alloc_raw().unwrap();
+        assert!(block.iova().raw() % 8192 + 3000 <= 8192, "{block:?}");
+    }
+}
+
+#[test]
+fn all_of_an_arena_can_be_one_buffer() {
+    for pages in [1, 2, 3, 5, 31, 100, 511, 512, 513, 700, 768, 1000, 1025, 1500] {
+        let arena = plain(pages * 4096, Exposure::PerUse);
+        let got = arena.alloc(usize::try_from(pages).unwrap() * 4096);
+        assert!(got.is_ok(), "{pages} pages: {got:?} of {:?}", arena.account());
+    }
+}
+
+#[test]
 fn what_can_not_be_is_named_and_changes_nothing() {
     let arena = plain(4 << 20, Exposure::PerUse);
     assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
