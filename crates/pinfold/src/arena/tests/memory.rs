@@ -151,6 +151,45 @@ fn a_chunk_is_reached_from_acquire_to_release() {
 }
 
 #[test]
+fn what_was_never_acquired_is_not_released() {
+    let arena = plain(2 << 20, Exposure::PerUse);
+    let buffer = arena.alloc(2 << 20).unwrap();
+    arena.release(Frame::new(0).unwrap(), Order::HUGE);
+    assert!(arena.alloc(4096).is_err(), "the buffer's frames are the buffer's");
+    drop(buffer);
+    let chunk = arena.acquire(Order::PAGE).unwrap();
+    arena.release(chunk, Order::HUGE);
+    assert_eq!(arena.stats().frames_in_use, 1, "nor by another order");
+    arena.release(chunk, Order::PAGE);
+    arena.release(chunk, Order::PAGE);
+    assert_eq!(arena.stats().frames_in_use, 0);
+}
+
+#[test]
+fn stress_owners_of_buffers_and_chunks_do_not_meet() {
+    let domain = soft();
+    let arena = Arena::builder().size(8 << 20).source(Source::Plain).build(&domain).unwrap();
+    std::thread::scope(|scope| {
+        for owner in 1..=4u8 {
+            let arena = arena.clone();
+            scope.spawn(move || {
+                for turn in 0..300usize {
+                    if let Ok(mut buffer) = arena.alloc(1 + turn * 997 % 300_000) {
+                        buffer.as_mut_slice().unwrap().fill(owner);
+                        assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == owner));
+                    }
+                    let order = Order::new(owner % 4).unwrap();
+                    if let Ok(chunk) = arena.acquire(order) {
+                        arena.release(chunk, order);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(arena.stats().frames_in_use, 0);
+}
+
+#[test]
 fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let _alone = alone();
     let leaked = leaked_bytes();
