@@ -6,3 +6,4 @@ mod faults;
 mod hostile;
 mod roundtrip;
 mod sequences;
+mod soft;
