@@ -20,7 +20,8 @@ use space::{Space, extent_of, range_of};
 
 mod error;
 mod space;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 mod tree;
 

@@ -1,49 +1,51 @@
 //! I/O page tables: radix trees that an IOMMU walks, over pages that the caller donates.
-//! (The face is fixed; the inside is being written.)
-#![allow(clippy::todo, dead_code, unused_variables)]
-
-use core::marker::PhantomData;
+//!
+//! # Who may do what at the same time
+//! Whoever owns a range of I/O virtual addresses has exclusive rights to its entries; any number of owners may map and
+//! clear *their* ranges at once. Leaves are plain release stores. Linking, retiring and reclaiming table pages is
+//! done under one lock a table; an owner whose table pages exist and stay in use never takes it. Two
+//! threads that map or clear the *same* addresses at once break the contract: they can lose each other's entries, and
+//! nothing worse.
+//!
+//! # The life of a table page
+//! All state is out of band. A page counts what it holds; when that is nothing, the page is *retired*: its link
+//! becomes an entry that is not present (and remembers the page), and the page waits in a [`Retired`] for the flush
+//! after which no walker can hold it. Only then does [`Table::reclaim`] make it free. A map that comes in between
+//! brings it back *at the same place*, where a stale walk cache and the table agree again. A parent whose last
+//! child was reclaimed is retired in its turn and handed to the next `clear`: so one level a flush.
+//!
+//! # A map is all or nothing, and was never seen
+//! All table pages are made and all entries counted before the first leaf is written. A map that fails has given the
+//! device nothing, not for a moment, so no flush is owed for it.
+//!
+//! # What a walker reads
+//! A page has 512 entries of 64 bits in native order (little-endian where there are IOMMUs). The entry for
+//! `iova` at level *l* is number `(iova >> (3 + 9 l)) & 511`; the root is at the highest level, leaves of 4 KiB are at
+//! level 1, of 2 MiB at level 2, of 1 GiB at level 3. What the bits mean is the [`Format`]'s; for [`VtdSecondStage`]
+//! an entry with R = W = 0 is not present **whatever the other bits say**: do not compare with 0.
 
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use account::{Account, List};
+use change::Locked;
+use store::{ENTRIES, Place, Run, Store, slot, span};
 
+mod account;
+mod change;
 mod error;
 mod format;
 mod pages;
+mod retired;
+mod store;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 
 pub use error::TableError;
 pub use format::{Entry, Format, VtdSecondStage};
 pub use pages::TablePages;
-
-/// Table pages that have been taken out of a table and that a walker may still hold.
-///
-/// Flush first, then [`Table::reclaim`]. Dropping it loses the pages for good (they stay counted as retired): that is
-/// the right end where a flush never finishes.
-#[derive(Debug, Default)]
-#[must_use = "flush, then give the pages back with `Table::reclaim`"]
-pub struct Retired {
-    len: u32,
-}
-
-impl Retired {
-    /// None yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-    /// Whether there is nothing to give back: then a flush of the cleared leaves alone will do.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-    /// How many pages.
-    pub fn len(&self) -> u32 {
-        self.len
-    }
-    /// What the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation
-    /// hint 0): the addresses that went through the retired pages. `None` where there are none.
-    pub fn range(&self) -> Option<IovaRange> {
-        todo!()
-    }
-}
+pub use retired::Retired;
 
 /// Where an address leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,57 +72,355 @@ pub struct TableStats {
 }
 
 /// One I/O page table.
+#[derive(Debug)]
 pub struct Table<F: Format> {
-    format: PhantomData<F>,
+    store: Store<F>,
+    account: Mutex<Account>,
+    /// Whether pages wait for the next `clear` to take them along.
+    pending: AtomicBool,
+    /// The highest level at which leaves may be.
+    max_leaf: PageSize,
 }
 
 impl<F: Format> Table<F> {
-    /// An empty table of `levels` levels.
+    /// An empty table of `levels` levels (VT-d: 3 for 39 bits, 4 for 48, 5 for 57). One page becomes its root.
     ///
     /// # Errors
-    /// [`TableError::Levels`] where the format has none such.
+    /// [`TableError::Levels`] where the format has none such; [`TableError::NoMemory`] where the account of the pages
+    /// (40 bytes each) can not be had.
     pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
-        todo!()
+        let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
+        if !(min..=max).contains(&levels) {
+            return Err(TableError::Levels { format, levels, min, max });
+        }
+        let no_memory = TableError::NoMemory { pages: pages.count };
+        let mut account = Account::new(pages.count).ok_or(no_memory)?;
+        let store = Store::<F>::new(pages, levels).ok_or(no_memory)?;
+        // The first page taken is page 0, the root; it counts one more than it holds and is never empty.
+        let root = store.root();
+        account.take(root.page, 0, levels, 0);
+        store.zero(root.page);
+        store.renew(root.page);
+        store.count(root.page, 1);
+        let (account, pending) = (Mutex::new(account), AtomicBool::new(false));
+        Ok(Self { store, account, pending, max_leaf: PageSize::Size1G })
     }
+
+    /// The same table with no leaf larger than `size`, for hardware that has no larger ones (VT-d: capability
+    /// register, "Second Stage Large Page Support").
+    #[must_use]
+    pub fn with_max_leaf(mut self, size: PageSize) -> Self {
+        self.max_leaf = size;
+        self
+    }
+
     /// Where the root is.
     pub fn root(&self) -> PhysAddr {
-        todo!()
+        self.store.phys(self.store.root().page)
     }
+
     /// How many levels.
     pub fn levels(&self) -> u8 {
-        todo!()
+        self.store.levels()
     }
+
     /// How many bits of address the table translates.
     pub fn bits(&self) -> u32 {
-        todo!()
+        12 + 9 * u32::from(self.levels())
     }
-    /// Maps `iova` to the memory from `phys`, with the largest leaves that fit.
+
+    /// Maps `iova` to the memory from `phys`, with the largest leaves that fit. O(leaves + table pages touched).
+    ///
+    /// A leaf of 2 MiB or 1 GiB is used where both addresses are multiples of it; only where a table page that holds
+    /// no mapping still waits to be reclaimed, smaller ones take its place.
+    ///
+    /// The caller owns `iova` and flushes nothing (unless the hardware caches entries that are not present: VT-d
+    /// caching mode).
     ///
     /// # Errors
-    /// See [`TableError`]; nothing has changed.
+    /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::PhysOutside`], [`TableError::NoAccess`],
+    /// [`TableError::AlreadyMapped`], [`TableError::NoPages`]. No mapping has changed then, and the device has seen
+    /// nothing; table pages that were made on the way are retired ([`collect`](Self::collect)).
     pub fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
-        todo!()
+        self.check(iova, phys)?;
+        if access.is_empty() {
+            return Err(TableError::NoAccess { range: iova });
+        }
+        let end = phys.checked_add(iova.len()).map_or(u64::MAX, PhysAddr::raw);
+        if end > 1 << F::PHYS_BITS {
+            return Err(TableError::PhysOutside { phys, len: iova.len(), bits: F::PHYS_BITS });
+        }
+        let mut done = 0;
+        while done < iova.len() {
+            match self.reserve(iova, phys, done) {
+                // The usual case, all in one table page: no second look.
+                Ok(run) if run.bytes() == iova.len() => {
+                    self.write(run, phys, access);
+                    return Ok(());
+                }
+                Ok(run) => done += run.bytes(),
+                Err(error) => {
+                    self.unreserve(iova, done);
+                    return Err(error);
+                }
+            }
+        }
+        let mut done = 0;
+        while done < iova.len() {
+            let run = self.reserved_run(iova, done)?;
+            self.write(run, PhysAddr::new(phys.raw() + done), access);
+            done += run.bytes();
+        }
+        Ok(())
     }
-    /// Clears `iova`, all of which must be mapped, in whole leaves. Pages that became empty are added to `retired`.
+
+    /// Clears `iova`, all of which must be mapped, in whole leaves. O(leaves + table pages touched); allocates nothing.
+    ///
+    /// Pages that became empty are added to `retired`. The device can reach the memory until the flush that the caller
+    /// asks for next is over: of the leaves of `iova` alone if `retired` is empty, else of leaves and links of
+    /// `iova` and of [`Retired::range`].
     ///
     /// # Errors
-    /// See [`TableError`]; nothing has changed.
+    /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] where some of it is not mapped;
+    /// [`TableError::PartOfLeaf`] where it holds only a part of a larger leaf; [`TableError::OtherTable`] where
+    /// `retired` holds another table's pages. Nothing has changed then.
     pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
-        todo!()
+        self.check(iova, PhysAddr::new(0))?;
+        self.adopt(retired)?;
+        let mut done = 0;
+        while done < iova.len() {
+            done += self.mapped_run(iova, done)?.bytes();
+        }
+        // All of it is mapped, and the caller owns it: from here on nothing can go wrong.
+        let mut done = 0;
+        while done < iova.len() {
+            let run = self.leaf_run(self.store.descend(iova.start().raw() + done, 1)?, iova, done)?;
+            for i in 0..run.len {
+                self.store.set(run.place.page, run.slot + i, 0);
+            }
+            self.release(run, iova.start().raw() + done, Some(&mut *retired));
+            done += run.bytes();
+        }
+        self.collect_pending(retired);
+        Ok(())
     }
+
+    /// Adds to `retired` what failed maps and reclaims have retired, without clearing anything.
+    ///
+    /// For an owner of a table that ran out of pages, and for one that wants the last of them back at the end.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] where `retired` holds another table's pages.
+    pub fn collect(&self, retired: &mut Retired) -> Result<(), TableError> {
+        self.adopt(retired)?;
+        self.collect_pending(retired);
+        Ok(())
+    }
+
     /// Takes retired pages back, once the flush that followed their `clear` is over. Returns how many became free.
+    /// O(pages); allocates nothing.
+    ///
+    /// Pages that a map has brought back meanwhile stay in the table.
     ///
     /// # Errors
     /// The pages again, where they belong to another table.
     pub fn reclaim(&self, retired: Retired) -> Result<u32, Retired> {
-        todo!()
+        if !retired.is_empty() && retired.owner != Some(self.root()) {
+            return Err(retired);
+        }
+        if retired.is_empty() {
+            return Ok(0);
+        }
+        let mut account = self.account.lock();
+        let freed = Locked { store: &self.store, account: &mut account }.reclaim(retired.list);
+        self.note_pending(&account);
+        Ok(freed)
     }
-    /// Where `iova` leads, by a walk in software.
+
+    /// Where `iova` leads, by a walk in software. For tests and diagnostics.
     pub fn translate(&self, iova: Iova) -> Option<Translation> {
-        todo!()
+        if iova.raw() >> self.bits() != 0 {
+            return None;
+        }
+        // The lock keeps the shape as it is, so that no page changes its meaning under the walk.
+        let _shape = self.account.lock();
+        let place = self.store.descend(iova.raw(), 1).ok()?;
+        let Entry::Leaf { phys, access } = self.store.load(place, slot(iova.raw(), place.level)) else {
+            return None;
+        };
+        let size = PageSize::from_bytes(span(place.level))?;
+        Some(Translation { phys: phys.checked_add(iova.raw() & size.mask())?, size, access })
     }
+
     /// What the table holds.
     pub fn stats(&self) -> TableStats {
-        todo!()
+        let account = self.account.lock();
+        TableStats {
+            capacity: self.store.capacity(),
+            in_use: account.in_use(),
+            high_water: account.high_water,
+            retired: account.retired,
+        }
+    }
+
+    /// The door: after it a range is whole pages of this table.
+    fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), TableError> {
+        if !range.is_aligned(4096) || !phys.is_aligned(4096) {
+            return Err(TableError::Misaligned { iova: range, phys });
+        }
+        if range.end().raw() > 1 << self.bits() {
+            return Err(TableError::Outside { range, bits: self.bits() });
+        }
+        Ok(())
+    }
+
+    fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
+        let this = self.root();
+        match retired.owner {
+            Some(owner) if owner != this && !retired.is_empty() => {
+                Err(TableError::OtherTable { owner, this })
+            }
+            _ => {
+                retired.owner = Some(this);
+                Ok(())
+            }
+        }
+    }
+
+    /// The level of the largest leaf for what is left of a mapping.
+    fn target(&self, iova: u64, phys: u64, left: u64) -> u8 {
+        let fits = |size: PageSize| {
+            size <= self.max_leaf && (iova | phys) & size.mask() == 0 && size.bytes() <= left
+        };
+        if fits(PageSize::Size1G) {
+            3
+        } else if fits(PageSize::Size2M) {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// Counts the next run of a mapping as taken, without the lock where its page is there already.
+    fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let target = self.target(iova, phys.raw() + done, left);
+        if let Some((place, word)) = self.store.descend_unlocked(iova, target)
+            && place.level == target
+            && let Some(run) = self.all_empty(place, iova, left)
+            && self.store.count_if(place.page, word, run.len)
+        {
+            return Ok(run);
+        }
+        let mut account = self.account.lock();
+        Locked { store: &self.store, account: &mut account }.reserve(iova, target, left)
+    }
+
+    /// The whole run up to the end of the page or of the range, if all of it is empty.
+    fn all_empty(&self, place: Place, iova: u64, left: u64) -> Option<Run> {
+        let run = self.longest(place, iova, left);
+        let empty = (0..run.len).all(|i| self.store.raw(place.page, run.slot + i) == 0);
+        empty.then_some(run)
+    }
+
+    fn longest(&self, place: Place, iova: u64, left: u64) -> Run {
+        let slot = slot(iova, place.level);
+        let whole = u16::try_from(left / span(place.level)).unwrap_or(ENTRIES);
+        Run { place, slot, len: whole.min(ENTRIES - slot) }
+    }
+
+    /// The run that `reserve` found, found again: its way is counted, so it has not changed.
+    fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let mut run = self.longest(self.store.descend(iova, 1)?, iova, left);
+        let empty = (0..run.len).take_while(|i| self.store.raw(run.place.page, run.slot + i) == 0).count();
+        run.len = u16::try_from(empty).unwrap_or(run.len);
+        // Only somebody who writes entries that are not theirs can have filled one meanwhile.
+        if run.len == 0 { Err(TableError::AlreadyMapped { at: Iova::new(iova) }) } else { Ok(run) }
+    }
+
+    fn unreserve(&self, range: IovaRange, reserved: u64) {
+        let mut done = 0;
+        while done < reserved {
+            let Ok(run) = self.reserved_run(range, done) else { break };
+            self.release(run, range.start().raw() + done, None);
+            done += run.bytes();
+        }
+        // And what the run that failed made before it failed.
+        if let Some(iova) = range.start().raw().checked_add(reserved) {
+            let mut account = self.account.lock();
+            self.trim(&mut account, iova, None);
+        }
+    }
+
+    fn write(&self, run: Run, phys: PhysAddr, access: Access) {
+        let mut at = phys.raw();
+        for i in 0..run.len {
+            self.store.set(run.place.page, run.slot + i, F::leaf(PhysAddr::new(at), access, run.place.level));
+            at += span(run.place.level);
+        }
+    }
+
+    /// Counts a run's entries out; if its page is empty then, retires it.
+    fn release(&self, run: Run, iova: u64, into: Option<&mut Retired>) {
+        if self.store.uncount(run.place.page, run.len) {
+            let mut account = self.account.lock();
+            self.trim(&mut account, iova, into);
+        }
+    }
+
+    fn trim(&self, account: &mut Account, iova: u64, into: Option<&mut Retired>) {
+        match into {
+            Some(retired) => Locked { store: &self.store, account }.trim(iova, &mut retired.list),
+            None => {
+                let mut pending: List = core::mem::take(&mut account.pending);
+                Locked { store: &self.store, account }.trim(iova, &mut pending);
+                account.pending = pending;
+                self.note_pending(account);
+            }
+        }
+    }
+
+    fn note_pending(&self, account: &Account) {
+        self.pending.store(account.pending.len > 0, Ordering::Release);
+    }
+
+    fn collect_pending(&self, retired: &mut Retired) {
+        if self.pending.load(Ordering::Acquire) {
+            let mut account = self.account.lock();
+            account.move_pending(&mut retired.list);
+            self.note_pending(&account);
+        }
+    }
+
+    /// The next run of mapped leaves of a range, confirmed.
+    fn mapped_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let iova = range.start().raw() + done;
+        if let Some((place, word)) = self.store.descend_unlocked(iova, 1)
+            && let Ok(run) = self.leaf_run(place, range, done)
+            && self.store.word(place.page).generation() == word.generation()
+        {
+            return Ok(run);
+        }
+        let _shape = self.account.lock();
+        self.leaf_run(self.store.descend(iova, 1)?, range, done)
+    }
+
+    /// The leaves at `place` from `done` bytes into a range: as many as lie in the range.
+    fn leaf_run(&self, place: Place, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let is_leaf = |i| matches!(self.store.load(place, i), Entry::Leaf { .. });
+        let mut run = self.longest(place, iova, left);
+        if !is_leaf(run.slot) {
+            return Err(TableError::NotMapped { at: Iova::new(iova) });
+        }
+        let inside = iova & (span(place.level) - 1);
+        if run.len == 0 || inside != 0 {
+            let leaf = IovaRange::new(Iova::new(iova - inside), span(place.level));
+            return Err(TableError::PartOfLeaf { range, leaf: leaf.unwrap_or(range) });
+        }
+        let leaves = (0..run.len).take_while(|i| is_leaf(run.slot + i)).count();
+        run.len = u16::try_from(leaves).unwrap_or(run.len);
+        Ok(run)
     }
 }

@@ -69,8 +69,9 @@ pub(crate) struct Inner {
     iova: IovaRange,
     exposure: Exposure,
     account: Account,
-    /// Frames that are handed out: buffers, chunks, and what never came back.
-    in_use: AtomicU64,
+    /// Frames of the zone that are none of the region: a zone has at least 2 MiB.
+    fenced: u64,
+    /// The zone's own high-water mark counts what is fenced off, so it is of no use to a small arena.
     peak: AtomicU64,
     quarantined: AtomicU64,
 }
@@ -184,7 +185,7 @@ impl Arena {
         ArenaStats {
             bytes,
             frames: bytes / Frame::BYTES,
-            frames_in_use: inner.in_use.load(Ordering::Relaxed),
+            frames_in_use: inner.in_use(),
             frames_peak: inner.peak.load(Ordering::Relaxed),
             frames_quarantined: inner.quarantined.load(Ordering::Relaxed),
             pinned_bytes: if pinned { bytes } else { 0 },
@@ -247,13 +248,20 @@ impl Inner {
             None if frames < huge => self.zone.alloc_run(frames, 1)?,
             None => self.zone.alloc_run(frames, huge).or_else(|_| self.zone.alloc_run(frames, 1))?,
         };
-        self.count(frames);
+        self.note_peak();
         Ok(Run { first, frames })
     }
 
-    fn count(&self, frames: u32) {
-        let now = self.in_use.fetch_add(u64::from(frames), Ordering::Relaxed) + u64::from(frames);
-        self.peak.fetch_max(now, Ordering::Relaxed);
+    fn note_peak(&self) {
+        let in_use = self.in_use();
+        if in_use > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(in_use, Ordering::Relaxed);
+        }
+    }
+
+    /// Frames that are handed out: buffers, chunks, and what never came back.
+    fn in_use(&self) -> u64 {
+        self.zone.stats().in_use.saturating_sub(self.fenced)
     }
 
     /// Takes back a run that `take` gave, and that no device can reach.
@@ -262,14 +270,9 @@ impl Inner {
             Some(order) => self.zone.free(run.first, order),
             None => self.zone.free_run(run.first, run.frames),
         };
-        match freed {
-            Ok(()) => {
-                self.in_use.fetch_sub(u64::from(run.frames), Ordering::Relaxed);
-            }
+        if let Err(error) = freed {
             // Only a caller that broke its contract gets here: what it frees stays out, and so the arena stays.
-            Err(error) => {
-                tracing::error!(first = %run.first, frames = run.frames, %error, "frames not taken back")
-            }
+            tracing::error!(first = %run.first, frames = run.frames, %error, "frames not taken back");
         }
     }
 
@@ -281,9 +284,9 @@ impl Inner {
 
     fn refusal(&self, asked: u64, error: FrameError) -> AllocError {
         match error {
-            FrameError::Exhausted { .. } => AllocError::Exhausted {
+            FrameError::Exhausted { .. } | FrameError::NoRun { .. } => AllocError::Exhausted {
                 asked,
-                in_use: self.in_use.load(Ordering::Relaxed) * Frame::BYTES,
+                in_use: self.in_use() * Frame::BYTES,
                 arena: self.account.bytes,
             },
             other => AllocError::Frames(other),
@@ -320,7 +323,7 @@ fn empty(memory: DmaMemory) -> DmaMemory {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let in_use = self.in_use.load(Ordering::Acquire);
+        let in_use = self.in_use();
         let free = in_use == 0 && space::detach(&*self.space, self.region.memory(), self.iova, self.exposure);
         if !free {
             tracing::warn!(bytes = self.account.bytes, frames = in_use, "an arena is kept for ever");

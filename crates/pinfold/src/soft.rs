@@ -5,7 +5,7 @@
 //!
 //! - its IOTLB keeps every entry until it is told to drop it, or until the room is needed;
 //! - its walk caches hold table pages, and a flush of leaves alone leaves them there;
-//! - a flush takes effect at the last moment, later than it must, and out of order if it is so
+//! - a flush takes effect at once or at the last moment, and is over late and out of order if it is so
 //!   [configured](SoftConfig);
 //! - with caching mode it also remembers that nothing was mapped;
 //! - it decodes table entries by itself, not by the core's code that wrote them.
@@ -27,11 +27,13 @@ mod fault;
 mod line;
 mod memory;
 mod port;
+#[cfg(test)]
+mod tests;
 mod tlb;
 mod unit;
 mod walk;
 
-pub use config::SoftConfig;
+pub use config::{Effect, SoftConfig};
 pub use fault::{Fault, FaultKind};
 pub use port::{Port, PortStats};
 

@@ -19,99 +19,25 @@ mod error;
 mod file;
 mod note;
 mod ring;
+mod slot;
 #[cfg(test)]
 mod tests;
 
 pub use error::{FileError, Op};
 pub use note::{BufferedWhy, Note};
+pub use slot::{Done, Options, Rejected, Submitted};
 
 use file::{Target, errno_of};
 use pinfold_core::domain::Pinned;
 use pinfold_core::mem::DmaMemory;
 use ring::{Outcome, Ring, Transfer};
-use rustix::io::Errno;
+use slot::Slot;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a queue is made.
-#[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
-    /// How many transfers at once: 1 to [`FileQueue::MAX_DEPTH`].
-    pub depth: u32,
-    /// Past the page cache, where the file system allows it.
-    pub direct: bool,
-    /// Of which number of bytes, a power of two, all offsets will be multiples. O_DIRECT is used only if this is a
-    /// multiple of what the file asks for.
-    pub block: u32,
-    /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones. The queue
-    /// looks at these addresses until it is dropped, so the arenas must stay as long.
-    pub fixed: &'a [DmaMemory],
-    /// With io_uring; `false` makes the transfers one after the other, as where there is none.
-    pub ring: bool,
-}
-
-impl Default for Options<'_> {
-    fn default() -> Self {
-        Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true }
-    }
-}
-
-/// A transfer that is over, and its buffer.
-#[derive(Debug)]
-pub struct Done<B> {
-    /// What the caller called it.
-    pub tag: u64,
-    /// Which way.
-    pub op: Op,
-    /// Where in the file.
-    pub offset: u64,
-    /// How many bytes.
-    pub len: usize,
-    /// The buffer, its own again.
-    pub buffer: B,
-    /// From its submission until it was seen to be over.
-    pub latency: Duration,
-    /// All `len` bytes went, or why not.
-    pub result: Result<(), FileError>,
-}
-
-/// A transfer that was not begun, and its buffer.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct Rejected<B> {
-    /// The buffer, untouched.
-    pub buffer: B,
-    /// Why.
-    pub error: FileError,
-}
-
-/// What one submission was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Submitted {
-    /// How many transfers.
-    pub transfers: u32,
-    /// How long it took, in all. Without a ring that is as long as the transfers took.
-    pub elapsed: Duration,
-}
-
-struct Slot<B> {
-    buffer: B,
-    tag: u64,
-    op: Op,
-    offset: u64,
-    len: usize,
-    /// In whole blocks.
-    padded: usize,
-    done: usize,
-    retries: u32,
-    since: Instant,
-}
-
-/// How often a transfer that the kernel has no room for is tried again.
-const RETRIES: u32 = 1000;
 /// How long a drop waits for transfers that are under way.
 const LAST_WAIT: Duration = Duration::from_secs(30);
 
@@ -136,6 +62,8 @@ pub struct FileQueue<B: Pinned> {
     /// Slots to be handed to the kernel, in order.
     queued: Vec<u32>,
     notes: Vec<Note>,
+    /// How long a drop waits.
+    last_wait: Duration,
 }
 
 impl<B: Pinned> fmt::Debug for FileQueue<B> {
@@ -186,7 +114,8 @@ impl<B: Pinned> FileQueue<B> {
         };
         let slots = std::iter::repeat_with(|| None).take(depth as usize).collect();
         let queued = Vec::with_capacity(depth as usize);
-        Ok(Self { target, ring, slots, vacant: (0..depth).rev().collect(), queued, notes })
+        let vacant = (0..depth).rev().collect();
+        Ok(Self { target, ring, slots, vacant, queued, notes, last_wait: LAST_WAIT })
     }
 
     /// What it does without, and why.
@@ -383,7 +312,7 @@ impl<B: Pinned> FileQueue<B> {
         while let Some(Outcome { index, result }) = self.ring.next() {
             let Some(place) = self.slots.get_mut(index as usize) else { continue };
             let Some(mut slot) = place.take() else { continue };
-            match verdict(&self.target, &mut slot, result) {
+            match slot.verdict(&self.target, result) {
                 None => {
                     *place = Some(slot);
                     self.queued.push(index);
@@ -400,38 +329,6 @@ impl<B: Pinned> FileQueue<B> {
     }
 }
 
-/// What a completion means for its transfer; `None` where it has to go on.
-fn verdict<B>(
-    target: &Target,
-    slot: &mut Slot<B>,
-    result: Result<usize, Errno>,
-) -> Option<Result<(), FileError>> {
-    let (op, offset, len, path) = (slot.op, slot.offset, slot.len, || target.path.clone());
-    let moved = match result {
-        Ok(moved) => moved,
-        Err(Errno::INTR | Errno::AGAIN) if slot.retries < RETRIES => {
-            slot.retries += 1;
-            return None;
-        }
-        Err(errno) => {
-            return Some(Err(FileError::Transfer { op, path: path(), offset, len, done: slot.done, errno }));
-        }
-    };
-    slot.done = (slot.done + moved).min(slot.padded);
-    let enough = match op {
-        Op::Read => slot.len,
-        Op::Write => slot.padded,
-    };
-    if slot.done >= enough {
-        return Some(Ok(()));
-    }
-    // With O_DIRECT a part that is no whole block ends where the file ends.
-    if moved == 0 || !slot.done.is_multiple_of(target.block as usize) {
-        return Some(Err(FileError::Short { op, path: path(), offset, len, done: slot.done }));
-    }
-    None
-}
-
 impl<B: Pinned> Drop for FileQueue<B> {
     fn drop(&mut self) {
         // What the kernel never saw is nobody's but ours.
@@ -440,7 +337,7 @@ impl<B: Pinned> Drop for FileQueue<B> {
                 *slot = None;
             }
         }
-        let end = Instant::now() + LAST_WAIT;
+        let end = Instant::now() + self.last_wait;
         loop {
             while let Some(Outcome { index, .. }) = self.ring.next() {
                 if let Some(slot) = self.slots.get_mut(index as usize) {

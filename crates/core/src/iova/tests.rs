@@ -9,6 +9,11 @@ fn range(start: u64, granules: u64) -> IovaRange {
     IovaRange::new(Iova::new(start * G), granules * G).unwrap()
 }
 
+/// A place in a list of `len` things.
+fn below(any: u64, len: usize) -> usize {
+    usize::try_from(any % len as u64).unwrap()
+}
+
 fn visits(space: &IovaSpace) -> u64 {
     space.space.lock().visits()
 }
@@ -94,7 +99,7 @@ fn a_search_under_a_32_bit_limit_visits_a_logarithm_of_the_extents() {
     let extents = space.extents().free;
     assert!(extents > 1 << 16);
     // An AVL tree is at most 1.44 log2(n + 2) high, and an exact alignment searches twice at most.
-    let most = 2 * (1.45 * f64::from(u32::try_from(extents).unwrap()).log2()).ceil() as u64 + 4;
+    let most = 2 * (u64::from(extents.ilog2() + 1) * 145 / 100 + 2);
     for (len, align) in [(2, 1), (1, 1 << 9), (1, 4), (3, 16), (1 << 12, 1), (1, 2)] {
         for limit in [below_4g, Some(Iova::new(0x3fff_ffff)), Some(Iova::new(0x1fff)), None] {
             let before = visits(&space);
@@ -233,7 +238,7 @@ proptest! {
                         Ok(r) => {
                             let start = r.start().raw() / G;
                             prop_assert_eq!(r.len(), len * G);
-                            prop_assert!(model.is(start, len, 'f') && start % align == 0 && start + len <= end);
+                            prop_assert!(model.is(start, len, 'f') && start.is_multiple_of(align) && start + len <= end);
                             if align == 1 || align == 512 {
                                 prop_assert_eq!(Some(start), want);
                             }
@@ -279,7 +284,7 @@ proptest! {
                     }
                 }
                 _ if !held.is_empty() => {
-                    let (start, len) = held.swap_remove((a % held.len() as u64) as usize);
+                    let (start, len) = held.swap_remove(below(a, held.len()));
                     // Only after parts were freed may a whole one be refused.
                     if space.free(range(start, len)).is_ok() {
                         model.set(start, len, 'f');
@@ -307,7 +312,7 @@ proptest! {
             if take || held.is_empty() {
                 held.push(space.alloc(len * G, G << order, None).unwrap());
             } else {
-                let r = held.swap_remove((pick % held.len() as u64) as usize);
+                let r = held.swap_remove(below(pick, held.len()));
                 prop_assert_eq!(space.free(r), Ok(()));
             }
         }

@@ -89,6 +89,12 @@ pub enum TableError {
         /// How many there are.
         capacity: u32,
     },
+    /// There is no memory for the account of the pages.
+    #[error("no memory for the account of {pages} table pages")]
+    NoMemory {
+        /// How many pages.
+        pages: u32,
+    },
     /// The retired pages are those of another table.
     #[error("the retired pages belong to the table at {owner}, not to the one at {this}")]
     OtherTable {

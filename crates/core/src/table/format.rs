@@ -25,7 +25,7 @@ pub enum Entry {
 ///
 /// Level 1 has leaves of 4 KiB, level 2 of 2 MiB, level 3 of 1 GiB; the root is the highest level.
 /// `parse(link(p), l) == Link(p)`, and so on for each kind; all zero is [`Entry::Empty`]; what `retired` gives must
-/// be no present entry to the hardware and not zero. A property test holds every format to it.
+/// be no present entry to the hardware and not zero. At level 1 there is neither link nor retired page.
 pub trait Format: Send + Sync + 'static {
     /// What the format is called.
     const NAME: &'static str;
@@ -91,7 +91,7 @@ impl Format for VtdSecondStage {
     fn parse(entry: u64, level: u8) -> Entry {
         let phys = PhysAddr::new(entry & ADDRESS);
         if entry & (READ | WRITE) == 0 {
-            return if entry & WAS_LINK == 0 { Entry::Empty } else { Entry::Retired(phys) };
+            return if level == 1 || entry & WAS_LINK == 0 { Entry::Empty } else { Entry::Retired(phys) };
         }
         if level > 1 && entry & LARGE == 0 {
             return Entry::Link(phys);

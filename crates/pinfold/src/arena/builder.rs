@@ -7,7 +7,7 @@ use super::{Arena, BuildError, Exposure, Inner};
 use crate::domain::Domain;
 use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;
-use pinfold_core::frame::{Frame, Zone};
+use pinfold_core::frame::{Frame, FrameError, Zone};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ impl ArenaBuilder {
         let bytes = region.len() as u64;
         let frames = u32::try_from(bytes / Frame::BYTES)
             .map_err(|_| BuildError::TooLarge { asked: plan.bytes, limit: Self::MAX_BYTES })?;
-        let zone = Zone::new(frames)?;
+        let (zone, fenced) = zone(frames)?;
         let region = ManuallyDrop::new(region);
         let iova = match space::attach(&*space, region.memory(), self.exposure) {
             Ok(iova) => iova,
@@ -146,7 +146,7 @@ impl ArenaBuilder {
             iova,
             exposure: self.exposure,
             account,
-            in_use: AtomicU64::new(0),
+            fenced,
             peak: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
         })))
@@ -189,6 +189,18 @@ impl ArenaBuilder {
             Pinning::Required => Err(BuildError::NotLocked(why)),
         }
     }
+}
+
+/// A zone of `frames` frames. It has at least 2 MiB, so what a smaller arena does not have of it is taken out for
+/// ever; how many frames those are comes beside it.
+fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
+    let all = frames.max(Zone::MIN_FRAMES);
+    let zone = Zone::new(all)?;
+    if all > frames {
+        let first = zone.alloc_run(all, 1)?;
+        zone.free_run(first, frames)?;
+    }
+    Ok((zone, u64::from(all - frames)))
 }
 
 /// The memory goes back to the system, unless a device may reach it for ever.

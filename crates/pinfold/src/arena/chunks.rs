@@ -10,7 +10,7 @@ use pinfold_core::mem::DmaMemory;
 impl Inner {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let first = self.zone.alloc(order)?;
-        self.count(order.frames());
+        self.note_peak();
         let run = Run { first, frames: order.frames() };
         match self.expose(run) {
             Ok(()) => Ok(first),

@@ -74,6 +74,7 @@ pub(super) fn detach(space: &dyn Space, memory: DmaMemory, iova: IovaRange, expo
         Exposure::Whole => {
             if let Err(error) = space.unmap_static(iova) {
                 tracing::error!(%iova, %error, "an arena could not be taken from its devices");
+                space.note_quarantined(memory.len() as u64);
                 return false;
             }
         }

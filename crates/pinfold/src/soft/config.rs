@@ -2,6 +2,17 @@
 
 use std::time::Duration;
 
+/// When, between its submission and its end, a flush takes effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// When it is submitted: this finds flushes that are submitted before entries are cleared.
+    AtOnce,
+    /// When it is over: this finds what does not wait for it.
+    AtLast,
+    /// One or the other.
+    AtRandom,
+}
+
 /// How a software IOMMU behaves. Start from [`SoftConfig::default`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -12,6 +23,8 @@ pub struct SoftConfig {
     pub flush_cost: Duration,
     /// A flush is over up to this much later, at random, and so out of order.
     pub late_by: Duration,
+    /// When, until then, it takes effect.
+    pub effect: Effect,
     /// What the randomness starts from.
     pub seed: u64,
     /// Entries that are not present are cached too (VT-d: caching mode), so that a map needs a flush.
@@ -33,6 +46,7 @@ impl Default for SoftConfig {
             iotlb_entries: 1024,
             flush_cost: Duration::from_micros(1),
             late_by: Duration::ZERO,
+            effect: Effect::AtRandom,
             seed: 1,
             caching_mode: false,
             hang_from: None,

@@ -1,5 +1,6 @@
 //! The time line: when which flush takes effect.
 
+use super::config::Effect;
 use pinfold_core::invalidate::{Batch, Flush, Ticket};
 use std::collections::VecDeque;
 
@@ -9,7 +10,8 @@ pub(super) struct Pending {
     ticket: Ticket,
     /// When it is over; `u64::MAX` for never.
     at_ns: u64,
-    over: bool,
+    /// Whether it has taken effect.
+    effected: bool,
     pub(super) whole: bool,
     pub(super) flushes: Vec<Flush>,
 }
@@ -29,8 +31,15 @@ impl TimeLine {
         Self { pending: VecDeque::new(), last_ns: 0, random: seed | 1, submitted: 0, spare: Vec::new() }
     }
 
-    /// Adds a batch at the time `now_ns`, and says when the next one is over.
-    pub(super) fn add(&mut self, batch: &Batch, ticket: Ticket, now_ns: u64, model: &Model) -> u64 {
+    /// Adds a batch at the time `now_ns`. `effect` happens now or when the batch is over.
+    pub(super) fn add(
+        &mut self,
+        batch: &Batch,
+        ticket: Ticket,
+        now_ns: u64,
+        model: &Model,
+        effect: impl FnOnce(&Pending),
+    ) {
         self.submitted += 1;
         self.last_ns = self.last_ns.max(now_ns).saturating_add(model.cost_ns);
         let late = if model.late_ns == 0 { 0 } else { self.next_random() % model.late_ns };
@@ -39,27 +48,37 @@ impl TimeLine {
         let mut flushes = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(Batch::CAPACITY));
         flushes.clear();
         flushes.extend_from_slice(batch.flushes());
-        self.pending.push_back(Pending { ticket, at_ns, over: false, whole: batch.is_whole(), flushes });
-        self.next_ns()
+        let effected = match model.effect {
+            Effect::AtOnce => true,
+            Effect::AtLast => false,
+            Effect::AtRandom => self.next_random().is_multiple_of(2),
+        };
+        let pending = Pending { ticket, at_ns, effected, whole: batch.is_whole(), flushes };
+        if effected && !hangs {
+            effect(&pending);
+        }
+        self.pending.push_back(pending);
     }
 
     /// Lets `effect` happen for every batch that is over at `now_ns`; then says up to which ticket all are.
     pub(super) fn advance(&mut self, now_ns: u64, mut effect: impl FnMut(&Pending)) -> Option<Ticket> {
-        for batch in self.pending.iter_mut().filter(|batch| !batch.over && batch.at_ns <= now_ns) {
+        for batch in self.pending.iter_mut().filter(|batch| !batch.effected && batch.at_ns <= now_ns) {
             effect(batch);
-            batch.over = true;
+            batch.effected = true;
         }
         let mut completed = None;
-        while let Some(batch) = self.pending.pop_front_if(|batch| batch.over) {
+        while let Some(batch) = self.pending.pop_front_if(|batch| batch.at_ns <= now_ns) {
             completed = Some(batch.ticket);
             self.spare.push(batch.flushes);
         }
         completed
     }
 
-    /// When the next batch is over.
+    /// When there is something to do next.
     pub(super) fn next_ns(&self) -> u64 {
-        self.pending.iter().filter(|batch| !batch.over).map(|batch| batch.at_ns).min().unwrap_or(u64::MAX)
+        let front = self.pending.front().map(|batch| batch.at_ns);
+        let late = self.pending.iter().filter(|batch| !batch.effected).map(|batch| batch.at_ns);
+        late.chain(front).min().unwrap_or(u64::MAX)
     }
 
     fn next_random(&mut self) -> u64 {
@@ -74,6 +93,7 @@ impl TimeLine {
 /// The costs.
 #[derive(Debug)]
 pub(super) struct Model {
+    pub(super) effect: Effect,
     pub(super) cost_ns: u64,
     pub(super) late_ns: u64,
     pub(super) hang_from: Option<u64>,

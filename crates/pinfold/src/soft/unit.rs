@@ -2,7 +2,7 @@
 
 use super::config::SoftConfig;
 use super::fault::{Fault, FaultLog};
-use super::line::{Model, TimeLine};
+use super::line::{Model, Pending, TimeLine};
 use super::memory::{Registry, TableMemory, inside};
 use super::port::{Device, PortStats};
 use pinfold_core::addr::{PhysAddr, PhysRange};
@@ -51,6 +51,7 @@ impl Unit {
             devices: Mutex::default(),
             line: Mutex::new(TimeLine::new(config.seed)),
             model: Model {
+                effect: config.effect,
                 cost_ns: ns(config.flush_cost),
                 late_ns: ns(config.late_by),
                 hang_from: config.hang_from,
@@ -113,8 +114,8 @@ impl Unit {
 
     pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
         let mut line = lock(&self.line);
-        let next = line.add(batch, ticket, self.now_ns(), &self.model);
-        self.next_ns.store(next, Ordering::Release);
+        line.add(batch, ticket, self.now_ns(), &self.model, |batch| self.flush(batch));
+        self.next_ns.store(line.next_ns(), Ordering::Release);
     }
 
     /// Lets what is due take effect. Whoever comes while another one is at it goes on with what was known before.
@@ -123,9 +124,7 @@ impl Unit {
         if self.next_ns.load(Ordering::Acquire) <= now
             && let Ok(mut line) = self.line.try_lock()
         {
-            let completed = line.advance(now, |batch| {
-                self.each_device(|device| device.flush(batch));
-            });
+            let completed = line.advance(now, |batch| self.flush(batch));
             if let Some(ticket) = completed {
                 self.completed.store(ticket.0, Ordering::Release);
             }
@@ -156,6 +155,10 @@ impl Unit {
         let mut sum = *lock(&self.gone);
         self.each_device(|device| sum.add(device.state().stats));
         sum
+    }
+
+    fn flush(&self, batch: &Pending) {
+        self.each_device(|device| device.flush(batch));
     }
 
     fn drop_everywhere(&self) {

@@ -177,6 +177,9 @@ impl Uring {
     }
 
     fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<(), Errno> {
+        if want == 0 && self.ring.submission().is_empty() {
+            return Ok(());
+        }
         let timed = limit.filter(|_| self.ring.params().is_feature_ext_arg());
         let mut retries = 0;
         loop {

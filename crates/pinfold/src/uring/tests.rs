@@ -1,9 +1,15 @@
 //! On the real kernel, with real files.
 
+use super::slot::RETRIES;
 use super::*;
 use pinfold_core::addr::Iova;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// Pages of memory that nobody else has.
 #[derive(Debug)]
@@ -129,6 +135,8 @@ fn round_trip(path: &Path, content: &[u8], block: usize, options: &Options<'_>) 
 #[test]
 fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
     let folder = tempfile::tempdir().unwrap();
+    // One arena for all, larger than any of them needs.
+    let memory = [arena(16 << 20)];
     let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 100_000, 1_234_567];
     for (i, len) in sizes.into_iter().enumerate() {
         for (block, depth) in [(4096, 1), (16 << 10, 7), (64 << 10, 256)] {
@@ -136,7 +144,6 @@ fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
                 [(true, true, true), (true, true, false), (false, true, true), (true, false, false)]
             {
                 let path = folder.path().join(format!("{i}-{block}-{direct}-{ring}-{fix}"));
-                let memory = [arena(block * depth as usize)];
                 let fixed: &[DmaMemory] = if fix { &memory } else { &[] };
                 let options = Options { depth, direct, ring, fixed, ..Options::default() };
                 let notes = round_trip(&path, &pattern(len, i as u64), block, &options);
@@ -157,7 +164,7 @@ fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_no
     // A block that no O_DIRECT takes is taken, with a note.
     let options = Options { block: 1, ..Options::default() };
     let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, &options);
-    assert!(matches!(notes[..], [Note::Buffered(BufferedWhy::Block { asked: 1, .. })]), "{notes:?}");
+    assert!(matches!(notes[..], [Note::Buffered(BufferedWhy::Block { asked: 1, .. }), ..]), "{notes:?}");
 }
 
 #[test]
@@ -252,23 +259,82 @@ fn a_full_disk_is_named() {
     assert!(error.to_string().contains("the disk is full"), "{error}");
 }
 
+/// Pages that count how many of them have been freed.
+#[derive(Debug)]
+struct Counted(Pages, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: as for the pages inside.
+unsafe impl Pinned for Counted {
+    fn memory(&self) -> DmaMemory {
+        self.0.memory()
+    }
+    fn fixed_iova(&self) -> Option<Iova> {
+        None
+    }
+}
+
 #[test]
-fn dropping_a_queue_waits_and_gives_memory_up_only_then() {
+fn dropping_a_queue_frees_every_buffer_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dropped");
     std::fs::write(&path, pattern(8 << 20, 0)).unwrap();
-    let options = Options { depth: 64, ..Options::default() };
     for submit in [true, false] {
-        let mut queue = FileQueue::open(&path, &create(), &options).unwrap();
+        let freed = Arc::new(AtomicUsize::new(0));
+        let mut queue =
+            FileQueue::open(&path, &create(), &Options { depth: 64, ..Options::default() }).unwrap();
         for i in 0..64u64 {
-            queue.read(Pages::new(128 << 10), i * (128 << 10), 128 << 10, i).unwrap();
+            let buffer = Counted(Pages::new(128 << 10), freed.clone());
+            queue.read(buffer, i * (128 << 10), 128 << 10, i).unwrap();
         }
         if submit {
             assert_eq!(queue.submit().unwrap().transfers, 64);
         }
         drop(queue);
+        assert_eq!(freed.load(Ordering::SeqCst), 64);
     }
-    assert_eq!(abandoned_buffers(), 0);
+}
+
+/// A file whose reads wait until something is written to it.
+fn waiting() -> File {
+    // SAFETY: a system call without pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    // SAFETY: a new descriptor, which nobody else has.
+    File::from(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[test]
+fn a_drop_waits_for_the_kernel_and_leaks_what_it_never_gives_back() {
+    let options = Options { direct: false, ..Options::default() };
+    for answered in [true, false] {
+        let file = waiting();
+        let mut other = file.try_clone().unwrap();
+        let freed = Arc::new(AtomicUsize::new(0));
+        let mut queue = FileQueue::new(file, Path::new("eventfd"), &options).unwrap();
+        if queue.notes().iter().any(|note| matches!(note, Note::NoRing { .. })) {
+            return;
+        }
+        queue.last_wait = if answered { LAST_WAIT } else { Duration::from_millis(50) };
+        queue.read(Counted(Pages::new(4096), freed.clone()), 0, 8, 0).unwrap();
+        queue.submit().unwrap();
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(queue));
+            std::thread::sleep(Duration::from_millis(30));
+            assert_eq!(freed.load(Ordering::SeqCst), 0, "the kernel may still write to it");
+            if answered {
+                other.write_all(&1u64.to_ne_bytes()).unwrap();
+            }
+        });
+        assert!(start.elapsed() < Duration::from_secs(10));
+        assert_eq!(freed.load(Ordering::SeqCst), usize::from(answered));
+        assert_eq!(abandoned_buffers(), u64::from(!answered));
+    }
 }
 
 #[test]
@@ -294,4 +360,86 @@ fn buffers_in_registered_memory_are_fixed_across_pieces() {
     let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
     let refused = queue.notes().iter().any(|note| matches!(note, Note::NotFixed { .. }));
     assert_eq!(queue.fixed_bytes(), if refused { 0 } else { (1 << 20) + (64 << 10) });
+}
+
+/// `CAP_IPC_LOCK` is the calling thread's, and without it the kernel counts what is pinned.
+fn without_ipc_lock<R: Send>(body: impl FnOnce() -> R + Send) -> R {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let run = || {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective -= CapabilitySet::IPC_LOCK;
+        set_capabilities(None, sets).unwrap();
+        body()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+#[test]
+fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    // Pinning has to touch the pages, so a large limit is not worth its test.
+    let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memlock");
+    let asked = limit.next_multiple_of(4096) + (1 << 20);
+    let memory = [arena(usize::try_from(asked).unwrap())];
+    let notes = without_ipc_lock(|| {
+        round_trip(&path, &pattern(50_000, 4), 4096, &Options { fixed: &memory, ..Options::default() })
+    });
+    let [.., Note::NotFixed { asked: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
+        // No ring at all, or none that counts.
+        assert!(notes.iter().any(|note| matches!(note, Note::NoRing { .. })), "{notes:?}");
+        return;
+    };
+    assert_eq!((said, of), (asked, limit));
+    let text = notes.last().unwrap().to_string();
+    assert!(
+        text.contains(&format!("{asked} bytes asked for")) && text.contains("prlimit --memlock="),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("parts");
+    let file = create().open(&path).unwrap();
+    let mut target = Target::new(file, &path, false, 512, &mut Vec::new()).unwrap();
+    target.block = 512;
+    let slot = |op, len, padded| Slot {
+        buffer: (),
+        tag: 0,
+        op,
+        offset: 0,
+        len,
+        padded,
+        done: 0,
+        retries: 0,
+        since: Instant::now(),
+    };
+    let mut read = slot(Op::Read, 1000, 1024);
+    assert_eq!(read.verdict(&target, Ok(512)), None);
+    assert_eq!(read.verdict(&target, Err(Errno::INTR)), None);
+    assert_eq!(read.verdict(&target, Ok(488)), Some(Ok(())));
+    let mut short = slot(Op::Read, 1000, 1024);
+    assert!(matches!(short.verdict(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
+    // A padded write is over when the padding is written.
+    let mut write = slot(Op::Write, 600, 1024);
+    assert_eq!(write.verdict(&target, Ok(512)), None);
+    assert!(matches!(write.verdict(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
+    let mut busy = slot(Op::Write, 512, 512);
+    for _ in 0..RETRIES {
+        assert_eq!(busy.verdict(&target, Err(Errno::AGAIN)), None);
+    }
+    let gone = busy.verdict(&target, Err(Errno::AGAIN));
+    assert!(matches!(gone, Some(Err(FileError::Transfer { errno: Errno::AGAIN, .. }))));
+}
+
+#[test]
+fn notes_name_the_command_that_mends_them() {
+    let text = |note: Note| note.to_string();
+    assert!(text(Note::NoRing { errno: Errno::PERM }).contains("sysctl kernel.io_uring_disabled=0"));
+    assert!(text(Note::NoRing { errno: Errno::NOSYS }).contains("Linux 5.6"));
+    let why = BufferedWhy::Block { asked: 512, needed: 4096 };
+    assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
 }

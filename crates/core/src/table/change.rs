@@ -1,0 +1,181 @@
+//! What changes the shape of a table: pages linked, retired, brought back, reclaimed. All of it under the lock.
+
+use super::TableError;
+use super::account::{Account, List};
+use super::format::{Entry, Format};
+use super::store::{ENTRIES, Place, Run, Store, slot, span};
+use crate::addr::Iova;
+
+/// The table's pages and the account of them, with the lock held.
+pub(super) struct Locked<'a, F> {
+    pub(super) store: &'a Store<F>,
+    pub(super) account: &'a mut Account,
+}
+
+impl<F: Format> Locked<'_, F> {
+    /// Makes way to `iova` down to level `target` at best, and counts the run of empty entries there, `most` bytes at
+    /// most, as taken. Nothing is written in them.
+    ///
+    /// Where a table page that holds no mapping is in the way of a larger leaf (it waits to be reclaimed), the
+    /// run is one of the leaves that the page can hold.
+    pub(super) fn reserve(&mut self, iova: u64, mut target: u8, most: u64) -> Result<Run, TableError> {
+        let mut at = self.store.root();
+        loop {
+            let here = slot(iova, at.level);
+            match self.store.load(at, here) {
+                Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
+                Entry::Empty if at.level == target => break,
+                Entry::Empty => {
+                    if u32::from(at.level - target) > self.account.available {
+                        return Err(TableError::NoPages { capacity: self.store.capacity() });
+                    }
+                    at = self.extend(at, iova)?;
+                }
+                Entry::Link(_) | Entry::Retired(_) => {
+                    let child = self.child(at, iova)?;
+                    if at.level == target {
+                        if let Some(mapped) = self.first_leaf(child, iova & !(span(at.level) - 1))? {
+                            return Err(TableError::AlreadyMapped { at: Iova::new(mapped) });
+                        }
+                        target -= 1;
+                    }
+                    self.bring_back(child.page);
+                    at = child;
+                }
+            }
+        }
+        let run = self.empty_run(at, iova, most)?;
+        self.store.count(at.page, run.len);
+        Ok(run)
+    }
+
+    /// The empty entries from `iova` on; a link ends them, a leaf is an error.
+    fn empty_run(&self, place: Place, iova: u64, most: u64) -> Result<Run, TableError> {
+        let first = slot(iova, place.level);
+        let mut len = 0;
+        while first + len < ENTRIES && (u64::from(len) + 1) * span(place.level) <= most {
+            match self.store.load(place, first + len) {
+                Entry::Empty => len += 1,
+                Entry::Leaf { .. } => {
+                    let at = Iova::new(iova + u64::from(len) * span(place.level));
+                    return Err(TableError::AlreadyMapped { at });
+                }
+                Entry::Link(_) | Entry::Retired(_) => break,
+            }
+        }
+        Ok(Run { place, slot: first, len })
+    }
+
+    /// The page that an entry points to, or pointed to until it was retired.
+    fn child(&self, place: Place, iova: u64) -> Result<Place, TableError> {
+        let raw = self.store.raw(place.page, slot(iova, place.level));
+        let page = match F::parse(raw, place.level) {
+            Entry::Link(phys) | Entry::Retired(phys) => self.store.page_at(phys),
+            Entry::Empty | Entry::Leaf { .. } => None,
+        };
+        let page = page.ok_or(TableError::Damaged { at: Iova::new(iova), entry: raw })?;
+        Ok(Place { page, level: place.level - 1 })
+    }
+
+    /// The first address that is mapped through `place`, whose first address is `base`.
+    fn first_leaf(&self, place: Place, base: u64) -> Result<Option<u64>, TableError> {
+        if self.store.word(place.page).count() == 0 {
+            return Ok(None);
+        }
+        for index in 0..ENTRIES {
+            let iova = base + u64::from(index) * span(place.level);
+            match self.store.load(place, index) {
+                Entry::Leaf { .. } => return Ok(Some(iova)),
+                Entry::Link(_) => {
+                    let found = self.first_leaf(self.child(place, iova)?, iova)?;
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                }
+                Entry::Empty | Entry::Retired(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Links a fresh page below `at` on the way to `iova`.
+    fn extend(&mut self, at: Place, iova: u64) -> Result<Place, TableError> {
+        let here = slot(iova, at.level);
+        let child = Place { page: 0, level: at.level - 1 };
+        let taken = self
+            .account
+            .take(at.page, here, child.level, iova & !(span(at.level) - 1))
+            .ok_or(TableError::NoPages { capacity: self.store.capacity() })?;
+        if taken.dirty {
+            self.store.zero(taken.page);
+        }
+        self.store.renew(taken.page);
+        // Leaves are written without the lock: whoever maps the same addresses at the same time against the
+        // contract finds them in use instead of tearing the table.
+        if !self.store.install(at.page, here, taken.page) {
+            self.account.give(taken.page);
+            return Err(TableError::AlreadyMapped { at: Iova::new(iova) });
+        }
+        self.store.count(at.page, 1);
+        Ok(Place { page: taken.page, ..child })
+    }
+
+    /// Links a retired page again, at its home: a walker that still holds the old link is right again.
+    fn bring_back(&mut self, page: u32) {
+        let meta = self.account.of(page);
+        if meta.retired {
+            meta.retired = false;
+            let (parent, slot) = (meta.parent, meta.slot);
+            self.account.retired -= 1;
+            self.store.set(parent, slot, F::link(self.store.phys(page)));
+        }
+    }
+
+    /// Retires the last page on the way to `iova` if it holds nothing.
+    pub(super) fn trim(&mut self, iova: u64, into: &mut List) {
+        if let Ok(place) = self.store.descend(iova, 1) {
+            self.retire_if_empty(place.page, into);
+        }
+    }
+
+    /// The entry that was the link stays counted in the parent until the page is reclaimed.
+    fn retire_if_empty(&mut self, page: u32, into: &mut List) {
+        let meta = self.account.of(page);
+        // A page that was brought back may still be on a list; whoever reclaims the list looks at it again.
+        let kept = meta.retired || meta.listed || page == self.store.root().page;
+        if kept || self.store.word(page).count() > 0 {
+            return;
+        }
+        meta.retired = true;
+        meta.listed = true;
+        let (parent, slot) = (meta.parent, meta.slot);
+        self.store.set(parent, slot, F::retired(self.store.phys(page)));
+        self.account.retired += 1;
+        self.account.push(into, page);
+    }
+
+    /// Takes back the pages of a list whose flush is over; how many became free.
+    pub(super) fn reclaim(&mut self, mut list: List) -> u32 {
+        let mut pending = core::mem::take(&mut self.account.pending);
+        let mut freed = 0;
+        while let Some(page) = self.account.pop(&mut list) {
+            let meta = self.account.of(page);
+            meta.listed = false;
+            if !meta.retired {
+                // Brought back since. If it is empty again, it needs a flush of its own.
+                self.retire_if_empty(page, &mut pending);
+                continue;
+            }
+            let (parent, slot) = (meta.parent, meta.slot);
+            self.store.set(parent, slot, 0);
+            self.account.retired -= 1;
+            self.account.give(page);
+            freed += 1;
+            if self.store.uncount(parent, 1) {
+                self.retire_if_empty(parent, &mut pending);
+            }
+        }
+        self.account.pending = pending;
+        freed
+    }
+}

@@ -1,0 +1,471 @@
+use super::*;
+use crate::mem::DmaMemory;
+use core::ptr::NonNull;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+
+const K4: u64 = 1 << 12;
+const M2: u64 = 1 << 21;
+const G1: u64 = 1 << 30;
+/// Where the hardware finds the table pages: not where the process does.
+const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
+const RW: Access = Access::all();
+
+#[repr(C, align(4096))]
+#[derive(Clone)]
+struct Page([u64; 512]);
+
+/// A table, its memory (full of rubbish at first), and a walker of its own that knows VT-d and not this module.
+struct Bench {
+    table: Table<VtdSecondStage>,
+    memory: DmaMemory,
+    _pages: Box<[Page]>,
+}
+
+fn bench(pages: usize, levels: u8) -> Bench {
+    let mut owned = vec![Page([u64::MAX; 512]); pages].into_boxed_slice();
+    let base = NonNull::new(owned.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: the pages live as long as the table and are reached through this value only.
+    let memory = unsafe { DmaMemory::from_raw(base, pages * 4096) };
+    let table = Table::new(TablePages::new(memory, TABLES).unwrap(), levels).unwrap();
+    Bench { table, memory, _pages: owned }
+}
+
+impl Bench {
+    fn walk(&self, iova: u64) -> Option<(u64, u64, u64)> {
+        let mut page = self.table.root().raw();
+        for level in (1..=u32::from(self.table.levels())).rev() {
+            let shift = 3 + 9 * level;
+            let index = (iova >> shift) & 511;
+            let entry =
+                self.memory.read_u64(usize::try_from(page - TABLES.raw() + index * 8).unwrap()).unwrap();
+            if entry & 3 == 0 {
+                return None;
+            }
+            let address = entry & 0x000f_ffff_ffff_f000;
+            if level == 1 || entry & 0x80 != 0 {
+                return Some((address + (iova & ((1 << shift) - 1)), 1 << shift, entry & 3));
+            }
+            page = address;
+        }
+        None
+    }
+
+    /// Both walkers, which must agree.
+    fn at(&self, iova: u64) -> Option<(u64, u64, u64)> {
+        let ours = self.table.translate(Iova::new(iova));
+        let ours = ours.map(|t| (t.phys.raw(), t.size.bytes(), u64::from(t.access.bits())));
+        assert_eq!(self.walk(iova), ours);
+        ours
+    }
+
+    fn map(&self, iova: u64, phys: u64, len: u64) -> Result<(), TableError> {
+        self.table.map(range(iova, len), PhysAddr::new(phys), RW)
+    }
+
+    /// As if a flush had followed, until nothing is left to take back.
+    fn settle(&self) {
+        loop {
+            let mut retired = Retired::new();
+            self.table.collect(&mut retired).unwrap();
+            if self.table.reclaim(retired).unwrap() == 0 {
+                break;
+            }
+        }
+    }
+
+    fn is_pristine(&self) {
+        self.settle();
+        let stats = self.table.stats();
+        assert_eq!((stats.in_use, stats.retired), (1, 0));
+        assert!((0..512).all(|i| self.memory.read_u64(i * 8) == Ok(0)), "the root is not empty");
+    }
+}
+
+/// A place in a list of `len` things.
+fn below(any: u64, len: usize) -> usize {
+    usize::try_from(any % len as u64).unwrap()
+}
+
+fn range(iova: u64, len: u64) -> IovaRange {
+    IovaRange::new(Iova::new(iova), len).unwrap()
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    let b = bench(8, 3);
+    let r = range(K4, K4);
+    let phys = PhysAddr::new(K4);
+    assert!(matches!(b.map(K4 + 1, K4, K4), Err(TableError::Misaligned { .. })));
+    assert!(matches!(b.map(K4, K4 + 8, K4), Err(TableError::Misaligned { .. })));
+    assert!(matches!(b.map(K4, K4, K4 + 1), Err(TableError::Misaligned { .. })));
+    assert!(matches!(b.map((1 << 39) - K4, K4, 2 * K4), Err(TableError::Outside { bits: 39, .. })));
+    assert!(matches!(b.map(K4, (1 << 52) - K4, 2 * K4), Err(TableError::PhysOutside { bits: 52, .. })));
+    assert!(matches!(b.map(K4, !0xfff, 2 * K4), Err(TableError::PhysOutside { .. })));
+    assert_eq!(b.table.map(r, phys, Access::empty()), Err(TableError::NoAccess { range: r }));
+    let pages = TablePages::new(b.memory, TABLES).unwrap();
+    assert!(matches!(
+        Table::<VtdSecondStage>::new(pages, 2),
+        Err(TableError::Levels { levels: 2, min: 3, .. })
+    ));
+    assert!(TablePages::new(b.memory, PhysAddr::new(8)).is_err());
+    assert!(TablePages::new(b.memory.part(0, 4000).unwrap(), TABLES).is_err());
+    assert!(TablePages::new(b.memory.part(0, 0).unwrap(), TABLES).is_err());
+    assert!(TablePages::new(b.memory, PhysAddr::new(1 << 52)).is_err());
+    b.is_pristine();
+}
+
+#[test]
+fn one_range_becomes_the_largest_leaves_that_fit() {
+    let b = bench(64, 4);
+    // 4 KiB up to the first 2 MiB line, 2 MiB up to the first 1 GiB line, and down again.
+    let (start, end) = (G1 - M2 - K4, 2 * G1 + M2 + K4);
+    b.map(start, 8 * G1 + start, end - start).unwrap();
+    let sizes = |at| b.at(at).unwrap().1;
+    assert_eq!(sizes(start), K4);
+    assert_eq!(sizes(G1 - M2), M2);
+    assert_eq!(sizes(G1), G1);
+    assert_eq!(sizes(2 * G1), M2);
+    assert_eq!(sizes(2 * G1 + M2), K4);
+    assert_eq!(b.at(G1 + 12345), Some((9 * G1 + 12345, G1, 3)));
+    assert_eq!(b.at(start - 1), None);
+    assert_eq!(b.at(end), None);
+    let mut retired = Retired::new();
+    b.table.clear(range(start, end - start), &mut retired).unwrap();
+    assert_eq!(retired.len(), 2);
+    assert!(retired.range().unwrap().covers(&range(G1 - 2 * M2, M2)));
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+    // The same with hardware that has no 1 GiB leaves.
+    let Bench { table, memory, _pages } = b;
+    let b = Bench { table: table.with_max_leaf(PageSize::Size2M), memory, _pages };
+    b.map(G1, G1, G1).unwrap();
+    assert_eq!(b.at(G1).unwrap().1, M2);
+}
+
+#[test]
+fn a_part_of_a_superpage_is_not_cleared_and_the_rest_neither() {
+    let b = bench(8, 3);
+    b.map(M2 - K4, 4 * M2 - K4, K4 + 2 * M2).unwrap();
+    let mut retired = Retired::new();
+    let cut = range(M2 - K4, K4 + M2 + K4);
+    let leaf = range(2 * M2, M2);
+    assert_eq!(b.table.clear(cut, &mut retired), Err(TableError::PartOfLeaf { range: cut, leaf }));
+    let inner = range(M2 + K4, K4);
+    assert_eq!(
+        b.table.clear(inner, &mut retired),
+        Err(TableError::PartOfLeaf { range: inner, leaf: range(M2, M2) })
+    );
+    let beyond = range(2 * M2, 2 * M2);
+    assert_eq!(b.table.clear(beyond, &mut retired), Err(TableError::NotMapped { at: Iova::new(3 * M2) }));
+    assert!(retired.is_empty());
+    for at in [M2 - K4, M2, 2 * M2] {
+        assert_eq!(b.at(at).unwrap().0, at + 3 * M2);
+    }
+}
+
+#[test]
+fn what_is_mapped_is_not_overwritten() {
+    let b = bench(16, 3);
+    b.map(M2 + 5 * K4, K4, K4).unwrap();
+    let at = Iova::new(M2 + 5 * K4);
+    for (iova, len) in [(M2, M2), (0, G1), (M2, 6 * K4), (M2 + 5 * K4, K4), (0, 4 * M2)] {
+        assert_eq!(b.map(iova, 0, len), Err(TableError::AlreadyMapped { at }), "{iova:#x} {len:#x}");
+    }
+    assert_eq!(b.at(M2 + 5 * K4), Some((K4, K4, 3)));
+    assert_eq!(b.at(M2 + 4 * K4), None);
+    assert_eq!(b.at(0), None);
+    b.table.clear(range(at.raw(), K4), &mut Retired::new()).unwrap();
+}
+
+#[test]
+fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
+    let b = bench(4, 3); // the root and three: one way down and one more page
+    b.map(0, 0, K4).unwrap();
+    let mut retired = Retired::new();
+    b.table.clear(range(0, K4), &mut retired).unwrap();
+    assert_eq!((retired.len(), retired.range()), (1, Some(range(0, M2))));
+    // Elsewhere: the one free page serves, and then there is none although one is retired.
+    b.map(M2, 0, K4).unwrap();
+    assert_eq!(b.map(2 * M2, 0, K4), Err(TableError::NoPages { capacity: 4 }));
+    // At home: brought back, in the very page that a stale walk cache still holds.
+    let entry = |i: usize| b.memory.read_u64(4096 + i * 8).unwrap();
+    let gone = entry(0);
+    assert_eq!(gone & 3, 0);
+    b.map(3 * K4, K4, K4).unwrap();
+    assert_eq!(entry(0) & !0xfff, gone & !0xfff & !(1 << 52));
+    assert_eq!(b.table.reclaim(retired).unwrap(), 0);
+    assert_eq!(b.at(3 * K4), Some((K4, K4, 3)));
+    // Emptied and retired afresh, with a flush of its own.
+    let mut retired = Retired::new();
+    b.table.clear(range(3 * K4, K4), &mut retired).unwrap();
+    b.table.clear(range(M2, K4), &mut retired).unwrap();
+    assert_eq!(b.table.reclaim(retired).unwrap(), 2);
+    b.is_pristine();
+}
+
+#[test]
+fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
+    let b = bench(4, 3);
+    b.map(0, 0, K4).unwrap();
+    let mut first = Retired::new();
+    b.table.clear(range(0, K4), &mut first).unwrap();
+    b.map(0, 0, K4).unwrap();
+    let mut second = Retired::new();
+    b.table.clear(range(0, K4), &mut second).unwrap();
+    assert!(second.is_empty(), "it is still on the first list");
+    // The first flush may have been over before the second life began: not free yet.
+    assert_eq!(b.table.reclaim(first).unwrap(), 0);
+    assert_eq!(b.table.stats().retired, 1);
+    b.is_pristine();
+}
+
+#[test]
+fn pages_of_another_table_are_given_back() {
+    let (a, b) = (bench(8, 3), bench(8, 3));
+    // Both benches claim the same physical address; give one another.
+    let pages = TablePages::new(b.memory, PhysAddr::new(0x1000_0000)).unwrap();
+    let other = Table::<VtdSecondStage>::new(pages, 3).unwrap();
+    a.map(0, 0, K4).unwrap();
+    let mut retired = Retired::new();
+    a.table.clear(range(0, K4), &mut retired).unwrap();
+    other.map(range(0, K4), PhysAddr::new(0), RW).unwrap();
+    assert!(matches!(other.clear(range(0, K4), &mut retired), Err(TableError::OtherTable { .. })));
+    let retired = other.reclaim(retired).unwrap_err();
+    assert_eq!(a.table.reclaim(retired).unwrap(), 1);
+}
+
+/// Runs out of table pages at every step there is: nothing of the range is mapped, and every page comes back.
+#[test]
+fn running_out_of_table_pages_rolls_back_exactly() {
+    let (start, len) = (G1 - 2 * M2 - K4, 5 * M2 + 2 * K4);
+    let mut failures = 0;
+    for capacity in 1..20 {
+        let b = bench(capacity, 4);
+        match b.map(start, K4, len) {
+            Ok(()) => {
+                assert_eq!(b.at(start + len - 1), Some((K4 + len - 1, K4, 3)));
+                b.table.clear(range(start, len), &mut Retired::new()).unwrap();
+                assert!(failures > 5);
+                return;
+            }
+            Err(e) => {
+                assert_eq!(e, TableError::NoPages { capacity: u32::try_from(capacity).unwrap() });
+                failures += 1;
+                for at in (start..start + len).step_by(4096) {
+                    assert_eq!(b.at(at), None);
+                }
+                b.is_pristine();
+            }
+        }
+    }
+    panic!("20 pages did not suffice");
+}
+
+#[test]
+fn a_million_mappings_leave_nothing_but_the_root() {
+    let b = bench(2100, 4);
+    let at = |i: u64| (7 * G1 + i * K4, (i ^ 0x55) * K4);
+    for i in 0..1_000_000 {
+        b.map(at(i).0, at(i).1, K4).unwrap();
+    }
+    assert_eq!(b.at(at(654_321).0), Some((at(654_321).1, K4, 3)));
+    assert_eq!(b.table.stats().in_use, 1 + 1 + 4 + 1_000_000u32.div_ceil(512));
+    for i in 0..1_000_000 {
+        let mut retired = Retired::new();
+        b.table.clear(range(at(i).0, K4), &mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+    }
+    // What one flush a level has not reached yet: at most one way down.
+    assert!(b.table.stats().in_use <= 3);
+    b.is_pristine();
+}
+
+/// Leaves by their first address: (bytes, physical address, access).
+type Model = BTreeMap<u64, (u64, u64, u8)>;
+
+fn first_in(model: &Model, start: u64, len: u64) -> Option<u64> {
+    let before = model.range(..=start).next_back().filter(|(s, l)| **s + l.0 > start).map(|_| start);
+    before.or_else(|| model.range(start..start + len).next().map(|(s, _)| *s))
+}
+
+fn expected_clear(model: &Model, asked: IovaRange) -> Result<(), TableError> {
+    let (mut at, end) = (asked.start().raw(), asked.end().raw());
+    while at < end {
+        let leaf = model.range(..=at).next_back().filter(|(s, l)| **s + l.0 > at);
+        let Some((&s, &(len, ..))) = leaf else { return Err(TableError::NotMapped { at: Iova::new(at) }) };
+        if s < at || s + len > end {
+            return Err(TableError::PartOfLeaf { range: asked, leaf: range(s, len) });
+        }
+        at = s + len;
+    }
+    Ok(())
+}
+
+fn largest(at: u64, phys: u64, left: u64) -> u64 {
+    [G1, M2].into_iter().find(|s| (at | phys).is_multiple_of(*s) && *s <= left).unwrap_or(K4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn agrees_with_a_map_of_leaves(
+        capacity in 6usize..30,
+        levels in 3u8..=5,
+        ops in proptest::collection::vec((0u8..10, any::<u64>(), any::<u64>(), any::<u64>()), 200),
+    ) {
+        let b = bench(capacity, levels);
+        let mut model = Model::new();
+        let mut ranges: Vec<IovaRange> = Vec::new();
+        let mut flushing: VecDeque<Retired> = VecDeque::new();
+        let anywhere = |a: u64, c: u64| {
+            let base = [0, M2, G1 - M2, G1, 3 * G1, 5 * G1 - 3 * M2][(a % 6) as usize];
+            let (start, len) = match c % 7 {
+                0 => (base, M2),
+                1 => (base, 3 * M2),
+                2 => (base & !(G1 - 1), G1),
+                3 => (base + (a / 6 % 600) * K4, M2 + (c / 7 % 9) * K4),
+                _ => (base + (a / 6 % 600) * K4, (1 + c / 7 % 20) * K4),
+            };
+            range(start, len)
+        };
+        for (kind, a, c, d) in ops {
+            match kind {
+                0..4 => {
+                    let r = anywhere(a, c);
+                    let (start, len) = (r.start().raw(), r.len());
+                    let phys = if d % 3 != 0 || len > 4 * M2 { start + 16 * G1 } else { start + 5 * K4 };
+                    let access = [Access::READ, Access::WRITE, RW][(d % 3) as usize];
+                    let stats = b.table.stats();
+                    match b.table.map(r, PhysAddr::new(phys), access) {
+                        Ok(()) => {
+                            prop_assert_eq!(first_in(&model, start, len), None);
+                            let mut at = start;
+                            while at < start + len {
+                                let p = phys + (at - start);
+                                let (found, size, bits) = b.at(at).unwrap();
+                                prop_assert_eq!((found, bits), (p, u64::from(access.bits())));
+                                prop_assert!((at | p).is_multiple_of(size) && at + size <= start + len);
+                                // Only a page that waits to be reclaimed may stand in the way of a larger leaf.
+                                if stats.retired == 0 && flushing.is_empty() {
+                                    prop_assert_eq!(size, largest(at, p, start + len - at));
+                                }
+                                model.insert(at, (size, p, access.bits()));
+                                at += size;
+                            }
+                            ranges.push(r);
+                        }
+                        Err(TableError::AlreadyMapped { at }) => {
+                            prop_assert_eq!(Some(at.raw()), first_in(&model, start, len));
+                        }
+                        Err(e) => prop_assert_eq!(e, TableError::NoPages { capacity: u32::try_from(capacity).unwrap() }),
+                    }
+                }
+                4..8 => {
+                    let r = if kind > 4 && !ranges.is_empty() {
+                        ranges.swap_remove(below(a, ranges.len()))
+                    } else {
+                        anywhere(a, c)
+                    };
+                    let expected = expected_clear(&model, r);
+                    let mut retired = Retired::new();
+                    prop_assert_eq!(b.table.clear(r, &mut retired), expected);
+                    if expected.is_ok() {
+                        model.retain(|s, _| !r.contains(Iova::new(*s)));
+                        ranges.retain(|o| !o.overlaps(&r));
+                    }
+                    flushing.push_back(retired);
+                }
+                _ => {
+                    // Flushes are over in any order.
+                    let at = if flushing.is_empty() { 0 } else { below(a, flushing.len()) };
+                    if let Some(retired) = flushing.remove(at) {
+                        b.table.reclaim(retired).unwrap();
+                    }
+                }
+            }
+            for (&s, &(len, phys, access)) in &model {
+                prop_assert_eq!(b.at(s), Some((phys, len, u64::from(access))));
+                prop_assert_eq!(b.at(s + len).is_some(), model.contains_key(&(s + len)));
+            }
+            let stats = b.table.stats();
+            prop_assert!(stats.in_use + stats.retired <= stats.high_water && stats.high_water <= stats.capacity);
+        }
+        let mut retired = Retired::new();
+        for (&s, &(len, ..)) in &model {
+            b.table.clear(range(s, len), &mut retired).unwrap();
+        }
+        b.table.reclaim(retired).unwrap();
+        for retired in flushing {
+            b.table.reclaim(retired).unwrap();
+        }
+        b.is_pristine();
+    }
+}
+
+/// Owners whose pages lie between each other's in the same table pages: each table page becomes empty while another
+/// owner installs into it, all the time.
+#[test]
+fn stress_owners_share_table_pages() {
+    const OWNERS: u64 = 4;
+    let b = bench(40, 3);
+    std::thread::scope(|scope| {
+        for owner in 0..OWNERS {
+            let b = &b;
+            scope.spawn(move || {
+                let mut seed = owner + 1;
+                let mut random = |n: u64| {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    seed % n
+                };
+                let mut held: Vec<(u64, u64)> = Vec::new();
+                let mut flushing: VecDeque<Retired> = VecDeque::new();
+                for step in 0..20_000u64 {
+                    // Few at a time, so that the shared pages are empty often.
+                    if held.len() < 2 && random(2) == 0 {
+                        let region = random(3) * M2;
+                        // Now and then a run over the end of a table page, owned alone.
+                        let (iova, len) = if random(8) == 0 {
+                            (G1 + 4 * owner * M2 + M2 - 2 * K4, 4 * K4)
+                        } else {
+                            (region + (random(128) * OWNERS + owner) * K4, K4)
+                        };
+                        if held.iter().any(|&(i, l)| i < iova + len && iova < i + l) {
+                            continue;
+                        }
+                        let phys = ((step << 8) | owner) * K4;
+                        match b.map(iova, phys, len) {
+                            Ok(()) => {
+                                held.push((iova, len));
+                                assert_eq!(b.walk(iova + len - 1).map(|w| w.0), Some(phys + len - 1));
+                            }
+                            Err(e) => assert!(matches!(e, TableError::NoPages { .. }), "{e}"),
+                        }
+                    } else if let Some((iova, len)) = held.pop() {
+                        let mut retired = Retired::new();
+                        b.table.clear(range(iova, len), &mut retired).unwrap();
+                        assert_eq!(b.table.translate(Iova::new(iova)), None);
+                        let twice = b.table.clear(range(iova, len), &mut retired);
+                        assert_eq!(twice, Err(TableError::NotMapped { at: Iova::new(iova) }));
+                        flushing.push_back(retired);
+                    }
+                    if flushing.len() as u64 > random(6) {
+                        b.table.reclaim(flushing.pop_front().unwrap()).unwrap();
+                    }
+                }
+                let mut retired = Retired::new();
+                for (iova, len) in held {
+                    b.table.clear(range(iova, len), &mut retired).unwrap();
+                }
+                flushing.push_back(retired);
+                for retired in flushing {
+                    b.table.reclaim(retired).unwrap();
+                }
+            });
+        }
+    });
+    b.is_pristine();
+}

@@ -1,0 +1,209 @@
+//! What is promised about the memory of an arena and of its buffers.
+
+use super::*;
+use pinfold_core::access::Both;
+use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::domain::Pinned;
+use proptest::prelude::*;
+
+fn plain(bytes: u64, exposure: Exposure) -> Arena {
+    Arena::builder().size(bytes).source(Source::Plain).exposure(exposure).build(&soft()).unwrap()
+}
+
+#[test]
+fn a_buffer_is_whole_frames_and_goes_back() {
+    let arena = plain(8 << 20, Exposure::PerUse);
+    assert_eq!(arena.stats().frames, 2048);
+    for (asked, len) in [(1, 4096), (4096, 4096), (4097, 8192), (5 << 12, 5 << 12), (3 << 20, 3 << 20)] {
+        let buffer = arena.alloc(asked).unwrap();
+        assert_eq!(buffer.len(), len);
+        assert_eq!(Pinned::memory(&buffer).len(), len);
+        assert_eq!(arena.stats().frames_in_use, len as u64 / 4096);
+    }
+    let stats = arena.stats();
+    assert_eq!((stats.frames_in_use, stats.frames_peak), (0, 768));
+}
+
+#[test]
+fn a_large_buffer_starts_at_a_large_page() {
+    let arena = plain(16 << 20, Exposure::PerUse);
+    let _small = arena.alloc(4096).unwrap();
+    let large = arena.alloc(5 << 20).unwrap();
+    assert_eq!(large.memory().addr() % (2 << 20), 0);
+}
+
+#[test]
+fn what_can_not_be_is_named_and_changes_nothing() {
+    let arena = plain(4 << 20, Exposure::PerUse);
+    assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
+    let too_large = AllocError::TooLarge { asked: (4 << 20) + 1, arena: 4 << 20 };
+    assert_eq!(arena.alloc((4 << 20) + 1).unwrap_err(), too_large);
+    assert!(matches!(arena.alloc(usize::MAX).unwrap_err(), AllocError::TooLarge { .. }));
+    let _held = arena.alloc(3 << 20).unwrap();
+    let exhausted = AllocError::Exhausted { asked: 2 << 20, in_use: 3 << 20, arena: 4 << 20 };
+    assert_eq!(arena.alloc(2 << 20).unwrap_err(), exhausted);
+    assert_eq!(arena.stats().frames_in_use, 768);
+    assert_eq!(arena.alloc(1 << 20).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
+    let arena = plain(4096, Exposure::PerUse);
+    assert_eq!(arena.len(), 4096, "a small arena is small");
+    let mut buffer = arena.alloc(4096).unwrap();
+    assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));
+    buffer.as_mut_slice().unwrap().fill(0xa5);
+    drop(buffer);
+    let buffer = arena.alloc(1).unwrap();
+    assert_eq!(buffer.memory().read_u8(4095).unwrap(), 0xa5);
+    assert!(matches!(arena.alloc(1), Err(AllocError::Exhausted { .. })), "the one frame is out");
+    drop(buffer);
+    let buffer = arena.alloc_zeroed(1).unwrap();
+    assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
+    let domain = soft();
+    let port = domain.port().unwrap();
+    let arena = Arena::builder()
+        .size(2 << 20)
+        .source(Source::Plain)
+        .exposure(Exposure::Whole)
+        .build(&domain)
+        .unwrap();
+    let mut buffer = arena.alloc_zeroed(4096).unwrap();
+    assert_eq!(buffer.as_slice(), Err(Shared));
+    assert_eq!(buffer.as_mut_slice(), Err(Shared));
+    let iova = buffer.fixed_iova().unwrap();
+    assert_eq!(
+        iova.raw() - arena.iova().raw(),
+        (buffer.memory().addr() - addr_of(&arena)) as u64,
+        "an addition tells the IOVA"
+    );
+    port.write(iova, b"stray").unwrap();
+    let mut back = [0; 5];
+    buffer.memory().copy_to_slice(0, &mut back).unwrap();
+    assert_eq!(&back, b"stray");
+    let mapped = domain.map(buffer, Both).unwrap();
+    assert!(mapped.is_fixed(), "no table work");
+    let buffer = mapped.unmap().unwrap();
+    drop((buffer, arena));
+    assert!(port.write(iova, b"stray").is_err(), "gone with the arena");
+}
+
+#[test]
+fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
+    let domain = soft();
+    let port = domain.port().unwrap();
+    let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
+    let buffer = arena.alloc(8192).unwrap();
+    assert_eq!(buffer.fixed_iova(), None);
+    assert!(port.write(arena.iova(), b"stray").is_err());
+    let mapped = domain.map(buffer, Both).unwrap();
+    let iova = mapped.iova().start();
+    port.write(iova, b"stray").unwrap();
+    let buffer = mapped.unmap().unwrap();
+    assert_eq!(&buffer.as_slice().unwrap()[..5], b"stray");
+    assert!(port.write(iova, b"stray").is_err());
+}
+
+#[test]
+fn a_chunk_is_reached_from_acquire_to_release() {
+    for exposure in [Exposure::PerUse, Exposure::Whole] {
+        let domain = soft();
+        let port = domain.port().unwrap();
+        let arena =
+            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
+        let order = Order::new(2).unwrap();
+        let chunk = arena.acquire(order).unwrap();
+        let offset = chunk.offset();
+        let iova = ChunkSource::iova(&arena).checked_add(offset).unwrap();
+        port.write(iova, b"stray").unwrap();
+        let mut back = [0; 5];
+        ChunkSource::memory(&arena).copy_to_slice(usize::try_from(offset).unwrap(), &mut back).unwrap();
+        assert_eq!(&back, b"stray");
+        assert_eq!(arena.stats().frames_in_use, 4);
+        arena.release(chunk, order);
+        assert_eq!(arena.stats().frames_in_use, 0);
+        assert_eq!(port.write(iova, b"stray").is_ok(), exposure == Exposure::Whole);
+    }
+}
+
+#[test]
+fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
+    let _alone = alone();
+    let leaked = leaked_bytes();
+    let domain = soft();
+    for exposure in [Exposure::PerUse, Exposure::Whole] {
+        let arena =
+            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
+        let addr = addr_of(&arena);
+        let buffer = arena.alloc(4096).unwrap();
+        drop(arena);
+        assert!(is_mapped(addr), "a buffer keeps its arena");
+        buffer.memory().write_u8(0, 1).unwrap();
+        drop(buffer);
+        assert!(!is_mapped(addr));
+    }
+    assert_eq!(leaked_bytes(), leaked);
+    assert_eq!(domain.stats().statics, 0);
+}
+
+#[test]
+fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
+    let _alone = alone();
+    let leaked = leaked_bytes();
+    let arena = plain(2 << 20, Exposure::PerUse);
+    let addr = addr_of(&arena);
+    arena.acquire(Order::PAGE).unwrap();
+    drop(arena);
+    assert!(is_mapped(addr), "a device may reach it");
+    assert_eq!(leaked_bytes() - leaked, 2 << 20);
+}
+
+#[test]
+fn children_get_no_copy() {
+    let arena = plain(2 << 20, Exposure::PerUse);
+    let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
+    assert!(vma.has_flag("dc"), "{vma:?}");
+}
+
+#[test]
+fn an_arena_larger_than_memory_costs_what_is_touched() {
+    let arena = plain(64 << 30, Exposure::PerUse);
+    assert_eq!(arena.stats().frames, 16 << 20);
+    let buffer = arena.alloc(1 << 30).unwrap();
+    buffer.memory().write_u8(0, 1).unwrap();
+    buffer.memory().write_u8(buffer.len() - 1, 1).unwrap();
+    let backing = arena.backing().unwrap();
+    assert!(backing.resident_bytes >= 8192 && backing.resident_bytes <= 4 << 20, "{backing:?}");
+    let all = arena.alloc(63 << 30).unwrap();
+    assert_eq!(all.len(), 63 << 30);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    /// Each buffer is filled with its own byte; whatever comes and goes, every live one keeps its bytes.
+    #[test]
+    fn live_buffers_never_overlap(steps in proptest::collection::vec((any::<bool>(), 1usize..200_000), 1..300)) {
+        let arena = plain(4 << 20, Exposure::PerUse);
+        let mut live: Vec<(u8, Buffer)> = Vec::new();
+        for (number, (free, size)) in steps.into_iter().enumerate() {
+            if free && !live.is_empty() {
+                let (byte, buffer) = live.swap_remove(size % live.len());
+                prop_assert!(buffer.as_slice().unwrap().iter().all(|have| *have == byte));
+            } else if let Ok(mut buffer) = arena.alloc(size) {
+                prop_assert!(buffer.len() >= size && buffer.len() - size < 4096);
+                let byte = u8::try_from(number % 256).unwrap();
+                buffer.as_mut_slice().unwrap().fill(byte);
+                live.push((byte, buffer));
+            }
+            let held: usize = live.iter().map(|(_, buffer)| buffer.len()).sum();
+            prop_assert_eq!(arena.stats().frames_in_use, held as u64 / 4096);
+        }
+        for (byte, buffer) in live {
+            prop_assert!(buffer.as_slice().unwrap().iter().all(|have| *have == byte));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Each source on this machine: what it gives, and what is said when it gives nothing.
+
+use super::*;
+use crate::probe::hugepages;
+use crate::sys::limits::MemlockLimit;
+use pinfold_core::addr::PageSize;
+use std::path::Path;
+use std::ptr::NonNull;
+
+fn build(bytes: u64, source: Source) -> Result<Arena, BuildError> {
+    Arena::builder().size(bytes).source(source).build(&soft())
+}
+
+#[test]
+fn without_hugepages_every_refusal_is_listed() {
+    if hugepages::pool(Path::new("/sys"), PageSize::Size2M).is_some_and(|pool| pool.available() > 0) {
+        return skipped("hugepages are reserved on this machine");
+    }
+    let error = build(2 << 20, Source::Hugetlb2M).unwrap_err();
+    let BuildError::NoMemory { refused, .. } = &error else { panic!("{error}") };
+    assert_eq!(refused.len(), 1);
+    assert!(error.to_string().contains("2 MiB are needed, 0 are free"), "{error}");
+    let arena = Arena::builder()
+        .size(2 << 20)
+        .sources([Source::Memfd1G, Source::Hugetlb1G, Source::Memfd2M, Source::Plain])
+        .build(&soft())
+        .unwrap();
+    let refused: Vec<Source> = arena.account().refused.iter().map(|refused| refused.source).collect();
+    assert_eq!(
+        refused,
+        [Source::Memfd1G, Source::Hugetlb1G, Source::Memfd2M],
+        "in the order in which they were tried"
+    );
+}
+
+#[test]
+fn transparent_hugepages_are_checked_and_not_believed() {
+    let arena =
+        Arena::builder().size(8 << 20).sources([Source::Transparent, Source::Plain]).build(&soft()).unwrap();
+    match hugepages::thp(Path::new("/sys")) {
+        Some(hugepages::Thp::Always | hugepages::Thp::Madvise) => {}
+        _ => {
+            assert_eq!(arena.account().source, Source::Plain);
+            assert_eq!(arena.account().refused[0].source, Source::Transparent);
+            return skipped("no transparent hugepages on this machine");
+        }
+    }
+    if arena.account().source == Source::Plain {
+        assert_eq!(arena.account().refused[0].why, Why::PlainInstead);
+        return skipped("the kernel has no 2 MiB in one piece");
+    }
+    assert_eq!(addr_of(&arena) % (2 << 20), 0);
+    let before = arena.backing().unwrap();
+    assert_eq!(before.transparent_bytes, 2 << 20, "one page was touched to see");
+    let all = arena.alloc_zeroed(8 << 20).unwrap();
+    assert!(arena.backing().unwrap().transparent_bytes >= 4 << 20);
+    drop(all);
+    let short = build(4096, Source::Transparent).unwrap_err();
+    assert!(matches!(short, BuildError::NoMemory { .. }), "{short}");
+}
+
+#[test]
+fn plain_pages_are_plain() {
+    let arena = build(4 << 20, Source::Plain).unwrap();
+    let _all = arena.alloc_zeroed(4 << 20).unwrap();
+    let backing = arena.backing().unwrap();
+    assert_eq!((backing.resident_bytes, backing.transparent_bytes), (4 << 20, 0));
+    assert_eq!(arena.account().page_size, PageSize::Size4K);
+}
+
+#[test]
+fn a_memfd_is_seen_by_whoever_has_the_descriptor() {
+    let arena = build(10_000, Source::Memfd).unwrap();
+    assert_eq!(arena.len(), 12_288);
+    let buffer = arena.alloc(12_288).unwrap();
+    let other = Region::shared(arena.memfd().unwrap(), arena.len()).unwrap();
+    other.memory().write_u64(8192, 42).unwrap();
+    assert_eq!(buffer.memory().read_u64(8192).unwrap(), 42);
+    assert!(build(4096, Source::Plain).unwrap().memfd().is_none());
+}
+
+#[test]
+fn the_callers_memory_is_used_where_it_is_and_goes_back_as_it_came() {
+    let own = Region::anonymous(1 << 20, 4096).unwrap();
+    own.memory().write_u8(0, 9).unwrap();
+    let flag = |flag| smaps::of_range(own.addr(), own.len()).unwrap().has_flag(flag);
+    // SAFETY: `own` lives until the end of the test, longer than the arena, and is not touched meanwhile.
+    let builder = unsafe { Arena::builder().caller(own.base(), own.len()) };
+    let arena = builder.build(&soft()).unwrap();
+    assert_eq!((arena.account().source, arena.len()), (Source::Caller, 1 << 20));
+    assert!(flag("dc"));
+    let buffer = arena.alloc(1 << 20).unwrap();
+    assert_eq!((buffer.memory().addr(), buffer.memory().read_u8(0).unwrap()), (own.addr(), 9));
+    assert!(arena.alloc(1).is_err());
+    drop((arena, buffer));
+    assert!(!flag("dc") && !flag("lo"));
+    assert_eq!(own.memory().read_u8(0).unwrap(), 9);
+}
+
+#[test]
+fn crooked_memory_of_the_caller_is_refused() {
+    let crooked = [(4096, 4097), (4095, 4096)];
+    for (base, len) in crooked {
+        let at = NonNull::new(std::ptr::without_provenance_mut(base)).unwrap();
+        // SAFETY: it is refused before anything is touched.
+        let error = unsafe { Arena::builder().caller(at, len) }.build(&soft()).unwrap_err();
+        assert_eq!(error, BuildError::CallerAlignment { base, len });
+    }
+    // SAFETY: as above.
+    let none = unsafe { Arena::builder().caller(NonNull::dangling(), 0) };
+    assert_eq!(none.build(&soft()).unwrap_err(), BuildError::NoSize);
+}
+
+#[test]
+fn a_node_is_honoured_or_refused() {
+    let missing = Arena::builder().size(4096).numa_node(1000).build(&soft()).unwrap_err();
+    assert!(matches!(missing, BuildError::Node { node: 1000, .. }), "{missing}");
+    let online = hugepages::online_nodes(Path::new("/sys"));
+    assert!(missing.to_string().contains(&format!("online: {online}")), "{missing}");
+    let Ok(arena) = Arena::builder().size(4096).source(Source::Plain).numa_node(0).build(&soft()) else {
+        return skipped("this kernel has no NUMA, or no node 0");
+    };
+    assert_eq!(arena.account().numa_node, Some(0));
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+    let line = maps.lines().find(|line| line.starts_with(&format!("{:x} ", addr_of(&arena))));
+    assert!(maps.is_empty() || line.unwrap().contains("bind"), "{line:?}");
+}
+
+#[test]
+fn sizes_that_can_not_be_are_refused() {
+    let build = |bytes| Arena::builder().size(bytes).build(&soft()).unwrap_err();
+    assert_eq!(build(0), BuildError::NoSize);
+    assert_eq!(build(1 << 60), BuildError::TooLarge { asked: 1 << 60, limit: 1 << 40 });
+    assert_eq!(build(u64::MAX), BuildError::TooLarge { asked: u64::MAX, limit: 1 << 40 });
+    let none = Arena::builder().size(4096).sources([]).build(&soft()).unwrap_err();
+    assert_eq!(none, BuildError::NoSourceNamed);
+    let unsafely = Arena::builder().size(4096).source(Source::Caller).build(&soft()).unwrap_err();
+    assert_eq!(unsafely, BuildError::NoSourceNamed);
+}
+
+#[test]
+fn what_may_not_be_locked_is_noted_or_refused_as_asked() {
+    let limit = MemlockLimit::here();
+    let arena = build(64 << 20, Source::Plain).unwrap();
+    if limit.left().is_none_or(|left| left >= 64 << 20) {
+        assert_eq!(arena.account().residency, Residency::Locked);
+        assert_eq!(arena.stats().pinned_bytes, 64 << 20);
+        let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
+        assert!(vma.has_flag("lo") && vma.resident < 1 << 20, "locked, and only as it is touched: {vma:?}");
+        return skipped("this user may lock 64 MiB");
+    }
+    let Residency::NotLocked(why @ NotLocked::Limit { asked, .. }) = arena.account().residency else {
+        panic!("{:?}", arena.account())
+    };
+    assert_eq!((asked, arena.stats().pinned_bytes), (64 << 20, 0));
+    assert!(why.to_string().contains("67108864 bytes asked"), "{why}");
+    let required =
+        Arena::builder().size(64 << 20).source(Source::Plain).pinning(Pinning::Required).build(&soft());
+    assert!(matches!(required, Err(BuildError::NotLocked(NotLocked::Limit { .. }))));
+}

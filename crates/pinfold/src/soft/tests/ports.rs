@@ -1,0 +1,169 @@
+//! A port by itself: what lands, what faults, what is counted.
+
+use super::harness::{Arena, PAGE};
+use crate::Domain;
+use crate::soft::{Fault, FaultKind, SoftConfig};
+use pinfold_core::access::{Both, FromDevice, ToDevice};
+use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::domain::BackendError;
+use proptest::prelude::*;
+
+fn after(iova: Iova, bytes: u64) -> Iova {
+    iova.checked_add(bytes).unwrap()
+}
+
+fn kind<T>(result: Result<T, Fault>) -> Option<FaultKind> {
+    result.err().map(|fault| fault.kind)
+}
+
+fn with_arena(pages: usize) -> (Domain, std::sync::Arc<Arena>) {
+    let (domain, arena) = (Domain::soft().unwrap(), Arena::new(pages));
+    // SAFETY: the tests expel the arena, or drop the domain's ports, before the arena.
+    unsafe { domain.admit(arena.memory()) }.unwrap();
+    (domain, arena)
+}
+
+#[test]
+fn directions_are_checked_and_faults_are_told() {
+    let (domain, arena) = with_arena(3);
+    let port = domain.port().unwrap();
+    let read = domain.map(arena.page(0), ToDevice).unwrap();
+    let write = domain.map(arena.page(1), FromDevice).unwrap();
+    let (r, w) = (read.iova().start(), write.iova().start());
+    assert_eq!(port.read(r, &mut [0; 16]), Ok(()));
+    assert_eq!(port.write(r, &[1; 16]), Err(Fault { iova: r, kind: FaultKind::NoWrite }));
+    assert_eq!(port.write_u32_release(w, 7), Ok(()));
+    assert_eq!(arena.memory().read_u32(PAGE), Ok(7));
+    assert_eq!(kind(port.read_u32_acquire(w)), Some(FaultKind::NoRead));
+    assert_eq!(kind(port.read_u32_acquire(after(w, 2))), Some(FaultKind::Misaligned));
+    assert_eq!(kind(port.read(Iova::new(0), &mut [0])), Some(FaultKind::NotMapped));
+    assert_eq!(kind(port.read(Iova::new(1 << 60), &mut [0])), Some(FaultKind::TooWide));
+    assert_eq!(kind(port.read(Iova::new(u64::MAX), &mut [0; 2])), Some(FaultKind::TooWide));
+    let faults = domain.soft_iommu().unwrap().faults();
+    assert_eq!((faults.len(), faults[0].kind), (6, FaultKind::NoWrite));
+    drop((read, write));
+    assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
+    drop(port);
+    assert_eq!(domain.soft_iommu().unwrap().stats().faults, 7);
+    domain.expel(arena.memory());
+}
+
+#[test]
+fn an_access_lands_up_to_the_page_that_faults() {
+    let (domain, arena) = with_arena(2);
+    let port = domain.port().unwrap();
+    let mapped = domain.map(arena.pages(0, 2), Both).unwrap();
+    let end = mapped.iova().end();
+    let from = Iova::new(end.raw() - 100);
+    let fault = port.write(from, &[9; 200]).unwrap_err();
+    assert_eq!(fault, Fault { iova: end, kind: FaultKind::NotMapped });
+    assert_eq!(arena.memory().read_u8(2 * PAGE - 100), Ok(9));
+    drop(mapped);
+    domain.expel(arena.memory());
+}
+
+#[test]
+fn memory_must_be_admitted_once_and_whole() {
+    let (domain, arena) = with_arena(2);
+    let part = arena.memory().part(PAGE, PAGE).unwrap();
+    // SAFETY: it is refused.
+    assert!(matches!(unsafe { domain.admit(part) }, Err(BackendError::AdmittedAlready { .. })));
+    let stranger = Arena::new(1);
+    let refused = domain.map(stranger.page(0), Both).unwrap_err();
+    assert!(matches!(refused.error, BackendError::NotAdmitted { .. }) && refused.payload.is_some());
+    domain.expel(arena.memory());
+    assert!(domain.map(arena.page(0), Both).is_err());
+}
+
+#[test]
+fn expelled_memory_is_out_of_reach_while_it_is_mapped_and_cached() {
+    let (domain, arena) = with_arena(1);
+    let port = domain.port().unwrap();
+    let mapped = domain.map(arena.page(0), Both).unwrap();
+    assert_eq!(port.read(mapped.iova().start(), &mut [0; 8]), Ok(()));
+    domain.expel(arena.memory());
+    assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotAdmitted));
+    drop(mapped.unmap().unwrap());
+}
+
+#[test]
+fn a_port_outlives_its_domain_and_finds_nothing() {
+    let (domain, arena) = with_arena(1);
+    let port = domain.port().unwrap();
+    let mapped = domain.map(arena.page(0), Both).unwrap();
+    let iova = mapped.iova().start();
+    assert_eq!(port.read(iova, &mut [0; 8]), Ok(()));
+    std::mem::forget(mapped);
+    drop(domain);
+    assert_eq!(kind(port.read(iova, &mut [0; 8])), Some(FaultKind::NotMapped));
+}
+
+#[test]
+fn hugepages_take_one_walk_and_one_entry() {
+    let domain = Domain::soft().unwrap();
+    let arena = Arena::aligned(1024, PageSize::Size2M.bytes() as usize);
+    // SAFETY: expelled below.
+    unsafe { domain.admit(arena.memory()) }.unwrap();
+    let port = domain.port().unwrap();
+    let mapped = domain.map(arena.pages(0, 1024), Both).unwrap();
+    let mut all = vec![0; 1024 * PAGE];
+    port.read(mapped.iova().start(), &mut all).unwrap();
+    let stats = port.stats();
+    assert_eq!(
+        (stats.misses, stats.walk_reads),
+        (2, 3 + 1),
+        "the second leaf is in a table page that is held"
+    );
+    assert_eq!(stats.bytes_read, 4 << 20);
+    drop(mapped);
+    domain.expel(arena.memory());
+}
+
+#[test]
+fn a_caching_iommu_remembers_that_nothing_was_there_until_the_map_flushes() {
+    let config = SoftConfig { caching_mode: true, ..SoftConfig::default() };
+    let domain = Domain::soft_with(config).unwrap();
+    let arena = Arena::new(1);
+    // SAFETY: expelled below.
+    unsafe { domain.admit(arena.memory()) }.unwrap();
+    let port = domain.port().unwrap();
+    let range = domain.reserve_iova(4096, 4096).unwrap();
+    for _ in 0..2 {
+        assert_eq!(kind(port.read(range.start(), &mut [0; 8])), Some(FaultKind::NotMapped));
+    }
+    assert_eq!(port.stats().hits, 1, "the second time from the cache");
+    // SAFETY: as above.
+    unsafe { domain.map_at(range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
+    assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
+    assert_eq!(domain.stats().backend.invalidations.waits, 1);
+    domain.unmap_at(range).unwrap();
+    domain.expel(arena.memory());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn reads_and_writes_agree_with_a_slice(
+        steps in proptest::collection::vec((any::<bool>(), 0usize..5 * PAGE, 1usize..3 * PAGE, any::<u8>()), 1..40),
+    ) {
+        let (domain, arena) = with_arena(6);
+        let port = domain.port().unwrap();
+        let mapped = domain.map(arena.pages(0, 6), Both).unwrap();
+        let mut model = vec![0u8; 6 * PAGE];
+        for (write, offset, len, byte) in steps {
+            let iova = after(mapped.iova().start(), offset as u64);
+            let fits = (offset + len).min(model.len());
+            if write {
+                let landed = port.write(iova, &vec![byte; len]);
+                model[offset..fits].fill(byte);
+                prop_assert_eq!(landed.is_ok(), offset + len <= model.len());
+            } else {
+                let mut found = vec![0; fits - offset];
+                port.read(iova, &mut found).unwrap();
+                prop_assert_eq!(&found[..], &model[offset..fits]);
+            }
+        }
+        drop(mapped);
+        domain.expel(arena.memory());
+    }
+}

@@ -1,0 +1,96 @@
+//! Arenas on hugepages. A test binary of its own: it changes the machine's pool and counts it, so nothing else in the
+//! process may take pages from it meanwhile. Needs root; else it is skipped, and says so.
+#![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
+
+use pinfold::arena::{Arena, BuildError, Residency, Source, Why};
+use pinfold::domain::Domain;
+use pinfold::probe::hugepages;
+use pinfold_core::addr::PageSize;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+fn pool() -> hugepages::HugetlbPool {
+    hugepages::pool(Path::new("/sys"), PageSize::Size2M).unwrap()
+}
+
+/// Sets the pool of 2 MiB pages, and sets it back when dropped. One at a time.
+struct Reserve(u64, #[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
+
+impl Reserve {
+    fn pages(pages: u64) -> Option<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = hugepages::pool(Path::new("/sys"), PageSize::Size2M)?.total;
+        std::fs::write(NR_HUGEPAGES, pages.to_string()).ok()?;
+        let reserve = Self(before, alone);
+        (pool().total == pages).then_some(reserve)
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        std::fs::write(NR_HUGEPAGES, self.0.to_string()).unwrap();
+    }
+}
+
+fn soft() -> Domain {
+    Domain::soft().unwrap()
+}
+
+fn skipped(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+fn build(bytes: u64, source: Source) -> Result<Arena, BuildError> {
+    Arena::builder().size(bytes).source(source).build(&soft())
+}
+
+#[test]
+fn hugepages_are_had_rounded_up_never_swapped_and_given_back() {
+    let Some(_reserve) = Reserve::pages(8) else { return skipped("may not reserve hugepages") };
+    for source in [Source::Hugetlb2M, Source::Memfd2M] {
+        let arena = build((3 << 20) + 1, source).unwrap();
+        let account = arena.account();
+        assert_eq!((account.asked_bytes, account.bytes), ((3 << 20) + 1, 4 << 20), "rounding is stated");
+        assert_eq!((account.source, account.page_size), (source, PageSize::Size2M));
+        assert_eq!(account.residency, Residency::Hugetlb);
+        assert_eq!(pool().available(), 6, "two pages are promised to it, and none is taken yet");
+        assert_eq!(pool().free, 8);
+        let buffer = arena.alloc(1).unwrap();
+        buffer.memory().write_u8(0, 7).unwrap();
+        assert_eq!(pool().free, 7, "lazily");
+        assert_eq!(arena.backing().unwrap().hugetlb_bytes, 2 << 20);
+        drop((arena, buffer));
+        assert_eq!(pool().available(), 8);
+    }
+    let first = Arena::builder().size(4 << 20).build(&soft()).unwrap();
+    assert_eq!(first.account().source, Source::Hugetlb2M, "best first");
+}
+
+#[test]
+fn too_few_hugepages_are_refused_with_the_command_and_the_next_source_is_taken() {
+    let Some(_reserve) = Reserve::pages(2) else { return skipped("may not reserve hugepages") };
+    let _has_one = build(2 << 20, Source::Hugetlb2M).unwrap();
+    let arena = Arena::builder().size(8 << 20).build(&soft()).unwrap();
+    let refused = &arena.account().refused[0];
+    assert_eq!(refused.source, Source::Hugetlb2M);
+    assert_eq!(refused.why, Why::FewHugepages { page: PageSize::Size2M, needed: 4, free: 1, total: 2 });
+    let command = refused.remedy.as_deref().unwrap();
+    assert_eq!(command, "sysctl vm.nr_hugepages=5");
+    assert!(arena.account().source != Source::Hugetlb2M);
+    let more = command.rsplit_once('=').unwrap().1;
+    std::fs::write(NR_HUGEPAGES, more).unwrap();
+    build(8 << 20, Source::Hugetlb2M).expect("the command mends it");
+}
+
+#[test]
+fn hugepages_of_a_node_are_taken_at_once() {
+    let Some(_reserve) = Reserve::pages(2) else { return skipped("may not reserve hugepages") };
+    let bound = Arena::builder().size(4 << 20).source(Source::Hugetlb2M).numa_node(0);
+    match bound.build(&soft()) {
+        Ok(_arena) => assert_eq!(pool().free, 0),
+        Err(error) => skipped(&format!("node 0 gives no hugepages: {error}")),
+    }
+}
