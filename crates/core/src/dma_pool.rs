@@ -30,6 +30,7 @@
 //! [`PoolStats::late_double_frees`]. (What a copy of a [`RawBlock`] cannot tell is whether it is freed a
 //! second time after the block was handed out anew; [`Block`] cannot be freed twice.)
 
+mod coherent;
 mod depot;
 mod directory;
 mod error;
@@ -48,6 +49,7 @@ mod tests;
 #[cfg(loom)]
 mod loom_models;
 
+pub use coherent::Coherent;
 pub use error::{AllocError, BulkFreeError, Busy, CreateError, FreeError, SourceError};
 pub use local::Local;
 pub use report::{PoolStats, REPORT_HEADER};
@@ -64,12 +66,12 @@ use shared::Shared;
 /// `iova() + offset`.
 ///
 /// # Safety
-/// Implementers owe: `memory()` and `iova()` never change; a run that `acquire` returned lies inside `memory()`, at a
+/// Implementers owe: `span()` and `iova()` never change; a run that `acquire` returned lies inside `memory()`, at a
 /// multiple of its size, is valid memory that nobody else is given and to which no reference exists, until `release` gets
-/// it back. Callers owe nothing beyond the types.
+/// it back; the span ends at or below the end of 64 bits for the device. What callers owe stands at `release`.
 pub unsafe trait ChunkSource: Send + Sync {
-    /// The whole span that chunks can lie in.
-    fn memory(&self) -> DmaMemory;
+    /// The whole span that chunks can lie in. Of it a caller may reach what it has acquired, and nothing else.
+    fn span(&self) -> NonNull<[u8]>;
     /// What a device calls the first byte of the span; the rest follows linearly.
     fn iova(&self) -> Iova;
     /// A run of 2^order frames, reachable by the device for reading and writing.
@@ -78,7 +80,11 @@ pub unsafe trait ChunkSource: Send + Sync {
     /// [`SourceError`]; then nothing has changed.
     fn acquire(&self, order: Order) -> Result<Frame, SourceError>;
     /// Takes a run back: the device can no longer reach it when this returns.
-    fn release(&self, frame: Frame, order: Order);
+    ///
+    /// # Safety
+    /// It is a run that [`acquire`](Self::acquire) returned for this order and that was not released since, and the
+    /// caller reaches it no more.
+    unsafe fn release(&self, frame: Frame, order: Order);
 }
 
 /// A block, raw: where it is for the processor and for the device. `Copy`, so the pool checks what is freed.
@@ -230,15 +236,16 @@ impl<S: ChunkSource> DmaPool<S> {
     ///
     /// # Errors
     /// [`FreeError`] where it is not a block of this pool in use.
-    pub fn memory(&self, block: RawBlock) -> Result<DmaMemory, FreeError> {
+    pub fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
         self.0.memory(block)
     }
 
     /// Gives chunks back to the source of which every block is in the depot, and returns how many bytes that was.
     /// What owners hold stays; drop a [`Local`] to put what it has into the depot.
     ///
-    /// Time proportional to the number of rows. Waits for the source.
-    pub fn shrink(&self) -> u64 {
+    /// Time proportional to the number of rows. Waits for the source. It takes the pool for itself, so that nobody
+    /// still has the [memory](Self::memory) of a block that is gone.
+    pub fn shrink(&mut self) -> u64 {
         self.0.shrink()
     }
 
@@ -286,7 +293,7 @@ impl<S: ChunkSource> Block<'_, S> {
     }
 
     /// The block's memory, to be read and written beside the device.
-    pub fn memory(&self) -> DmaMemory {
+    pub fn memory(&self) -> DmaMemory<'_> {
         self.pool.memory_of(self.raw)
     }
 

@@ -43,7 +43,7 @@ pub use paged::{Paged, Physical};
 /// reference into the memory exists.
 pub unsafe trait Pinned: Send + 'static {
     /// The memory. Start and length are multiples of 4096.
-    fn memory(&self) -> DmaMemory;
+    fn memory(&self) -> DmaMemory<'_>;
 
     /// Where the memory is mapped already for as long as it lives (an arena that is exposed whole), if it is. A domain
     /// believes it only where it knows of such a mapping itself; in any other domain the memory is mapped afresh.
@@ -152,7 +152,8 @@ impl Domain {
                 Ok(Mapped::new(self, payload, iova, false))
             }
             Err(error) if error.stays_reachable() => {
-                self.quarantine(payload, memory.len());
+                let bytes = memory.len();
+                self.quarantine(payload, bytes);
                 Err(Refused { payload: None, error })
             }
             Err(error) => Err(Refused { payload: Some(payload), error }),

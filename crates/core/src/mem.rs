@@ -6,6 +6,7 @@
 //! and never undefined behaviour. What orders a descriptor before its doorbell is [`DmaMemory::store_release_u32`]
 //! and [`DmaMemory::load_acquire_u32`].
 
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -27,18 +28,21 @@ pub struct AccessError {
 
 /// A piece of pinned memory that is shared with a device.
 ///
-/// It owns nothing: it is a checked way to reach memory that somebody else keeps alive.
+/// It owns nothing: it is a checked way to reach memory that somebody else keeps alive for `'m`, as `&[AtomicU8]`
+/// would be. Whoever owns the memory lends it out by a borrow of itself, and takes a reference into the
+/// memory only by a *mutable* borrow: then no `DmaMemory` is there at the same time.
 #[derive(Clone, Copy, Debug)]
-pub struct DmaMemory {
+pub struct DmaMemory<'m> {
     base: NonNull<u8>,
     len: usize,
+    lent: PhantomData<&'m AtomicU8>,
 }
 
 // SAFETY: every access is an atomic operation on memory that outlives the value (contract of `from_raw`), so it may
 // be made from any thread.
-unsafe impl Send for DmaMemory {}
+unsafe impl Send for DmaMemory<'_> {}
 // SAFETY: as for `Send`; a shared `DmaMemory` has no other state than its two immutable fields.
-unsafe impl Sync for DmaMemory {}
+unsafe impl Sync for DmaMemory<'_> {}
 
 macro_rules! scalar {
     ($read:ident, $write:ident, $ty:ty, $atomic:ty) => {
@@ -68,16 +72,27 @@ macro_rules! scalar {
     };
 }
 
-impl DmaMemory {
+impl<'m> DmaMemory<'m> {
     /// The memory of `len` bytes from `base`.
     ///
     /// # Safety
-    /// As long as any copy of the value (or of a [`part`](Self::part) of it) is used, `base..base + len` must be
-    /// mapped, readable and writable, must lie in one allocation of less than `isize::MAX` bytes, and must be
-    /// reached only by atomics or by devices: no Rust reference into it may be alive during an access.
+    /// For `'m`, `base..base + len` must be mapped, readable and writable, must lie in one allocation of less than
+    /// `isize::MAX` bytes, and must be reached only by atomics or by devices: no Rust reference into it may be alive
+    /// during an access.
     pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        Self { base, len }
+        Self { base, len, lent: PhantomData }
     }
+
+    /// The same memory, lent for as long as the caller vouches for.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](Self::from_raw), as long as the value that is returned, or a copy of it, is *used*.
+    pub const unsafe fn extend<'long>(self) -> DmaMemory<'long> {
+        DmaMemory { base: self.base, len: self.len, lent: PhantomData }
+    }
+
+    /// No memory at all: every access but an empty one is refused.
+    pub const EMPTY: Self = Self { base: NonNull::dangling(), len: 0, lent: PhantomData };
 
     /// Where it starts in this process.
     pub fn as_ptr(&self) -> NonNull<u8> {
@@ -105,7 +120,7 @@ impl DmaMemory {
     /// [`AccessError`] where they are not all inside.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Result<Self, AccessError> {
-        Ok(Self { base: self.check(offset, len, 1)?, len })
+        Ok(Self { base: self.check(offset, len, 1)?, len, lent: PhantomData })
     }
 
     #[inline(always)]
@@ -150,10 +165,10 @@ impl DmaMemory {
     /// # Errors
     /// [`AccessError`] where it is not inside or not aligned to 8.
     #[inline]
-    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, AccessError> {
+    pub fn atomic_u64(&self, offset: usize) -> Result<&'m AtomicU64, AccessError> {
         let at = self.check(offset, 8, 8)?.cast::<AtomicU64>();
         // SAFETY: inside and aligned by `check`; reached only by atomics, and alive as long as `self` is used, by
-        // the contract of `from_raw`. The reference's lifetime is that of the borrow of `self`.
+        // the contract of `from_raw` for `'m`.
         Ok(unsafe { at.as_ref() })
     }
 
@@ -234,7 +249,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn over(bytes: &mut [u64]) -> DmaMemory {
+    fn over(bytes: &mut [u64]) -> DmaMemory<'_> {
         let base = NonNull::new(bytes.as_mut_ptr().cast::<u8>()).unwrap();
         // SAFETY: the tests reach `bytes` through the value only while it is alive, and by no reference meanwhile.
         unsafe { DmaMemory::from_raw(base, bytes.len() * 8) }

@@ -296,7 +296,7 @@ impl Inner {
     }
 
     /// The memory of a run that `take` gave.
-    pub(crate) fn memory_of(&self, run: Run) -> DmaMemory {
+    pub(crate) fn memory_of(&self, run: Run) -> DmaMemory<'_> {
         let memory = self.region.memory();
         let offset = usize::try_from(run.first.offset()).unwrap_or(usize::MAX);
         let len = usize::try_from(run.bytes()).unwrap_or(usize::MAX);

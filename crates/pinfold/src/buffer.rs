@@ -36,7 +36,7 @@ impl Buffer {
     /// The bytes, to be read and written beside a device: by copies, which always work.
     ///
     /// Valid as long as the buffer is; and not to be used while a slice from [`as_mut_slice`](Self::as_mut_slice) is.
-    pub fn memory(&self) -> DmaMemory {
+    pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
 
@@ -93,7 +93,7 @@ impl Buffer {
 // region that the arena, which the value holds, keeps mapped, and does not move. `fixed_iova` is the run's place in a
 // range that stays mapped while the arena lives. References into it are lent only by borrows of the value.
 unsafe impl Pinned for Buffer {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
     fn fixed_iova(&self) -> Option<Iova> {

@@ -63,7 +63,7 @@ impl SoftIommu {
     /// The memory for the table's pages. It is zero at first, and lives as long as the IOMMU or a port of it.
     ///
     /// The walker follows links inside this memory only.
-    pub fn table_memory(&self) -> DmaMemory {
+    pub fn table_memory(&self) -> DmaMemory<'_> {
         self.0.tables.memory()
     }
 

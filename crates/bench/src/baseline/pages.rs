@@ -24,7 +24,7 @@ impl Pages {
     }
 
     /// The memory itself.
-    pub fn memory(&self) -> DmaMemory {
+    pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
 

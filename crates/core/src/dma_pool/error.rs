@@ -2,6 +2,7 @@
 
 use crate::addr::Iova;
 use crate::frame::{Frame, FrameError, Order};
+use crate::mem::AccessError;
 
 /// Why a chunk could not be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -13,6 +14,17 @@ pub enum SourceError {
     /// The frames were there, but the device could not be given access to them.
     #[error("the device could not be given access to a chunk: {0}")]
     Map(alloc::string::String),
+    /// No run is as large.
+    #[error("{bytes} bytes in one run: the largest has {limit}")]
+    TooLarge {
+        /// What was asked for.
+        bytes: u64,
+        /// The most that there can be.
+        limit: u64,
+    },
+    /// The source broke its promise: the run lies outside its span. It was given back.
+    #[error("the source gave a run outside its span: {0}")]
+    Outside(AccessError),
 }
 
 /// Why a pool was not made.

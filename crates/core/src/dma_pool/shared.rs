@@ -14,7 +14,8 @@ use core::ops::DerefMut;
 
 /// The inside of a pool. The locks are taken in the order house, chunks, depot.
 pub(super) struct Shared<S: ChunkSource> {
-    memory: DmaMemory,
+    /// The source's whole span, of which only blocks of acquired chunks are reached.
+    memory: DmaMemory<'static>,
     iova: Iova,
     geometry: Geometry,
     directory: Directory,
@@ -43,7 +44,10 @@ impl<S: ChunkSource> Shared<S> {
         align: usize,
         boundary: usize,
     ) -> Result<Self, CreateError> {
-        let (memory, iova) = (source.memory(), source.iova());
+        let (base, iova) = (source.span(), source.iova());
+        // SAFETY: the source, which `self` owns, keeps its runs valid and gives them to nobody else (contract of
+        // `ChunkSource`); of the span only blocks of acquired chunks are ever reached, lent out for borrows of `self`.
+        let memory = unsafe { DmaMemory::<'static>::from_raw(base.cast(), base.len()) };
         let span = memory.len() as u64;
         if span == 0 || span > LARGEST_SPAN || iova.checked_add(span).is_none() {
             return Err(CreateError::Span { len: memory.len(), iova, limit: LARGEST_SPAN });
@@ -151,7 +155,8 @@ impl<S: ChunkSource> Shared<S> {
         let inside =
             frame.offset().checked_add(bytes_of(order)).is_some_and(|end| end <= self.memory.len() as u64);
         if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {
-            self.source.release(frame, order);
+            // SAFETY: just acquired with this order, and not used.
+            unsafe { self.source.release(frame, order) };
             return Err(AllocError::Misplaced { frame, order });
         }
         Ok(chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order)))
@@ -264,12 +269,12 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     /// The memory of a block that is known to be one.
-    pub(super) fn memory_of(&self, block: RawBlock) -> DmaMemory {
+    pub(super) fn memory_of(&self, block: RawBlock) -> DmaMemory<'_> {
         let offset = block.ptr.as_ptr().addr() - self.memory.addr();
         self.memory.part(offset, self.block_size()).unwrap_or(self.memory)
     }
 
-    pub(super) fn memory(&self, block: RawBlock) -> Result<DmaMemory, FreeError> {
+    pub(super) fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
         let Found { chunk, row, bit, .. } = self.find(block)?;
         if row.is_live(bit) { Ok(self.memory_of(block)) } else { Err(self.not_live(chunk, block)) }
     }
@@ -280,11 +285,14 @@ impl<S: ChunkSource> Shared<S> {
         let _ = memory.fill(0, memory.len(), 0);
     }
 
+    /// Right beside every other operation; it is the pool's face that takes the pool for itself (see there).
     pub(super) fn shrink(&self) -> u64 {
         self.depot.take_all(&mut self.house());
         let mut chunks = self.chunks.lock();
         let whole = |chunk: &Chunk| self.depot.remove_if_whole(chunk.rows());
-        chunks.leave(&self.directory, whole, |frame, order| self.source.release(frame, order))
+        // SAFETY: the chunk was acquired with this order, and has left the directory: nobody draws from it any more,
+        // and the public `shrink` excludes borrows of blocks' memory.
+        chunks.leave(&self.directory, whole, |frame, order| unsafe { self.source.release(frame, order) })
     }
 
     /// How many blocks are handed out, and one of them.
@@ -354,6 +362,7 @@ impl<S: ChunkSource> Drop for Shared<S> {
         // A device may still write where blocks are out: such chunks are kept for ever.
         let mut chunks = self.chunks.lock();
         let idle = |chunk: &Chunk| chunk.rows().all(|row| row.census().live == 0);
-        chunks.leave(&self.directory, idle, |frame, order| self.source.release(frame, order));
+        // SAFETY: as in `shrink`; the pool itself goes.
+        chunks.leave(&self.directory, idle, |frame, order| unsafe { self.source.release(frame, order) });
     }
 }

@@ -34,6 +34,11 @@ impl Heap {
         Self { base, layout, taken, left: AtomicUsize::new(usize::MAX), acquired: zero(), released: zero() }
     }
 
+    fn memory(&self) -> DmaMemory<'_> {
+        // SAFETY: owned, and the tests reach it only through `DmaMemory`.
+        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    }
+
     fn fail_after(self, acquisitions: usize) -> Self {
         self.left.store(acquisitions, Ordering::Relaxed);
         self
@@ -49,9 +54,8 @@ impl Drop for Heap {
 
 // SAFETY: as the trait asks: first fit of whole, aligned runs, each given once until it is released.
 unsafe impl ChunkSource for &Heap {
-    fn memory(&self) -> DmaMemory {
-        // SAFETY: owned, and the tests reach it only through `DmaMemory`.
-        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    fn span(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.base, self.layout.size())
     }
     fn iova(&self) -> Iova {
         Iova::new(IOVA)
@@ -68,7 +72,7 @@ unsafe impl ChunkSource for &Heap {
         taken[first..first + frames].fill(true);
         Ok(Frame::new(u32::try_from(first).unwrap()).unwrap())
     }
-    fn release(&self, frame: Frame, order: Order) {
+    unsafe fn release(&self, frame: Frame, order: Order) {
         let first = frame.index() as usize;
         let mut taken = self.taken.lock().unwrap();
         let run = &mut taken[first..first + order.frames() as usize];
@@ -182,14 +186,14 @@ fn wrong_frees_are_told_apart_and_change_nothing() {
     assert_eq!(pool.free_raw(block), Err(FreeError::DoubleFree { addr }));
     // Through another owner, and while it sits in the first one's magazine, or in the depot.
     assert_eq!(pool.local().free_raw(block), Err(FreeError::DoubleFree { addr }));
-    assert_eq!(pool.shrink(), 4096);
+    assert_eq!(pool.0.shrink(), 4096);
     assert!(foreign(block));
 }
 
 #[test]
 fn a_fresh_chunk_is_handed_out_in_ascending_order_and_is_not_touched() {
     let heap = Heap::new(8 << 20);
-    let memory = (&&heap).memory();
+    let memory = heap.memory();
     memory.fill(0, memory.len(), 0x5a).unwrap();
     let pool = DmaPool::new(&heap, "test", 192, 64, 4096).unwrap();
     let mut local = pool.local();
@@ -216,7 +220,7 @@ fn late_device_writes_into_freed_blocks_hurt_nothing() {
     let heap = Heap::new(8 << 20);
     let pool = pool(&heap, 64);
     let mut local = pool.local();
-    let memory = (&&heap).memory();
+    let memory = heap.memory();
     for round in 0..4u8 {
         let blocks: Vec<_> = (0..30_000).map(|_| local.alloc_raw().unwrap()).collect();
         let distinct: HashSet<_> = blocks.iter().collect();
@@ -303,12 +307,12 @@ fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
         let (kept, rest) = blocks.split_first().unwrap();
         pool.free_bulk(rest).unwrap();
         let before = pool.report();
-        let bytes = pool.shrink();
+        let bytes = pool.0.shrink();
         let stats = pool.report();
         assert_eq!(stats.chunks, 1);
         assert_eq!(stats.bytes + bytes, before.bytes);
         pool.free_raw(*kept).unwrap();
-        assert_eq!(pool.shrink(), stats.bytes);
+        assert_eq!(pool.0.shrink(), stats.bytes);
     }
     assert_eq!(heap.acquired.load(Ordering::Relaxed), heap.released.load(Ordering::Relaxed));
 }
@@ -411,7 +415,7 @@ prop_assert!(told, "{}", error);
                 Step::Replace(who) => {
                     if let Some(local) = locals.get_mut(who) { *local = pool.local(); }
                 }
-                Step::Shrink => { pool.shrink(); }
+                Step::Shrink => { pool.0.shrink(); }
             }
         }
         let stats = pool.report();
@@ -422,7 +426,7 @@ prop_assert!(told, "{}", error);
         for block in live.values() {
             pool.free_raw(*block).unwrap();
         }
-        prop_assert_eq!(pool.shrink(), stats.bytes);
+        prop_assert_eq!(pool.0.shrink(), stats.bytes);
         pool.destroy().unwrap();
     }
 }
@@ -457,7 +461,7 @@ fn stress_blocks_wander_between_eight_threads() {
                     }
                     if round % 1000 == 999 {
                         local = pool.local();
-                        pool.shrink();
+                        pool.0.shrink();
                     }
                 }
             });

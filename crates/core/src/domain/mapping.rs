@@ -34,9 +34,9 @@ pub struct Mapped<'d, P: Pinned, D: Direction>(Revoked<'d, P>, PhantomData<D>);
 impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
     pub(super) fn new(domain: &'d Domain, payload: P, iova: IovaRange, fixed: bool) -> Self {
         let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
-        let memory = payload.memory();
+        let bytes = payload.memory().len();
         Self(
-            Revoked { domain, payload: Some(payload), memory, iova, ticket, fixed, counted: false },
+            Revoked { domain, payload: Some(payload), bytes, iova, ticket, fixed, counted: false },
             PhantomData,
         )
     }
@@ -52,8 +52,8 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
     }
 
     /// The memory, to be read and written beside the device.
-    pub fn memory(&self) -> DmaMemory {
-        self.0.memory
+    pub fn memory(&self) -> DmaMemory<'_> {
+        self.0.payload.as_ref().map_or(DmaMemory::EMPTY, Pinned::memory)
     }
 
     /// Whether the memory is mapped for as long as it lives: then taking the mapping back takes no access away.
@@ -92,9 +92,9 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
 
     /// The same held by the type that waits for its ticket.
     pub(super) fn into_revoked(mut self) -> Revoked<'d, P> {
-        let Revoked { domain, memory, iova, ticket, fixed, counted, .. } = self.0;
+        let Revoked { domain, bytes, iova, ticket, fixed, counted, .. } = self.0;
         // `self` keeps no payload, so its drop does nothing.
-        Revoked { domain, payload: self.0.payload.take(), memory, iova, ticket, fixed, counted }
+        Revoked { domain, payload: self.0.payload.take(), bytes, iova, ticket, fixed, counted }
     }
 }
 
@@ -123,7 +123,7 @@ pub struct Revoked<'d, P: Pinned> {
     domain: &'d Domain,
     /// `None` once it has been given back or leaked.
     payload: Option<P>,
-    memory: DmaMemory,
+    bytes: usize,
     iova: IovaRange,
     ticket: Ticket,
     fixed: bool,
@@ -198,7 +198,7 @@ impl<P: Pinned> Revoked<'_, P> {
         if result.is_err()
             && let Some(payload) = self.payload.take()
         {
-            self.domain.quarantine(payload, self.memory.len());
+            self.domain.quarantine(payload, self.bytes);
         }
         result
     }

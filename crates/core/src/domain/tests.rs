@@ -88,7 +88,7 @@ struct Buf {
 unsafe impl Send for Buf {}
 // SAFETY: the memory is allocated in `new`, owned, and freed on drop; no reference into it is made.
 unsafe impl Pinned for Buf {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: see above.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }

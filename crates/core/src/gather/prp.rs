@@ -40,13 +40,13 @@ impl ControllerPage {
 
 /// A page for a list, as its owner hands it out.
 #[derive(Clone, Copy, Debug)]
-pub struct ListPage<P> {
+pub struct ListPage<'l, P> {
     /// What it goes back by.
     pub page: P,
     /// Where the controller finds it: a multiple of the controller's page.
     pub iova: Iova,
     /// Its memory, at least a controller's page.
-    pub memory: DmaMemory,
+    pub memory: DmaMemory<'l>,
 }
 
 /// Where list pages come from: a [`DmaPool`] of blocks of a controller's page, aligned to it.
@@ -62,7 +62,7 @@ pub trait ListPages {
     ///
     /// # Errors
     /// Where there is none.
-    fn take(&self) -> Result<ListPage<Self::Page>, Self::TakeError>;
+    fn take(&self) -> Result<ListPage<'_, Self::Page>, Self::TakeError>;
 
     /// Takes a page back.
     ///
@@ -88,7 +88,7 @@ impl<S: ChunkSource> ListPages for DmaPool<S> {
     type TakeError = PoolTakeError;
     type GiveError = FreeError;
 
-    fn take(&self) -> Result<ListPage<RawBlock>, PoolTakeError> {
+    fn take(&self) -> Result<ListPage<'_, RawBlock>, PoolTakeError> {
         let page = self.alloc_raw()?;
         Ok(ListPage { page, iova: page.iova(), memory: self.memory(page)? })
     }
@@ -223,8 +223,8 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
 }
 
 /// The list page that is being written.
-struct List {
-    memory: DmaMemory,
+struct List<'l> {
+    memory: DmaMemory<'l>,
     used: usize,
     /// A copy of the last entry: what the controller can write is not read back.
     last: Iova,
@@ -234,7 +234,7 @@ struct Layout<'l, L: ListPages, const LISTS: usize> {
     page: ControllerPage,
     pages: &'l L,
     prps: Prps<L::Page, LISTS>,
-    list: Option<List>,
+    list: Option<List<'l>>,
     /// Where the last segment ended.
     end: Option<Iova>,
 }
@@ -310,7 +310,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         Ok(taken.iova)
     }
 
-    fn write(&self, memory: DmaMemory, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+    fn write(&self, memory: DmaMemory<'_>, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
         // Entries are little-endian.
         memory.write_u64(at * 8, entry.raw().to_le()).map_err(PrpError::Memory)
     }

@@ -137,7 +137,7 @@ impl Pages {
         Self { bytes, memory, free: RefCell::new((0..count).rev().collect()) }
     }
 
-    fn part(&self, offset: usize, len: usize) -> DmaMemory {
+    fn part(&self, offset: usize, len: usize) -> DmaMemory<'_> {
         let base = NonNull::from(self.memory.as_slice()).cast::<u8>();
         // SAFETY: the vector is alive as long as `self`, never resized, and reached by nothing but this.
         let whole = unsafe { DmaMemory::from_raw(base, self.memory.len() * 8) };
@@ -158,7 +158,7 @@ impl ListPages for Pages {
     type Page = usize;
     type TakeError = &'static str;
     type GiveError = &'static str;
-    fn take(&self) -> Result<ListPage<usize>, &'static str> {
+    fn take(&self) -> Result<ListPage<'_, usize>, &'static str> {
         let page = self.free.borrow_mut().pop().ok_or("none left")?;
         let offset = page * self.bytes;
         Ok(ListPage { page, iova: Iova::new(LISTS + offset as u64), memory: self.part(offset, self.bytes) })

@@ -8,7 +8,7 @@ use core::sync::atomic::AtomicU64;
 /// Memory for table pages, donated to one table.
 #[derive(Debug)]
 pub struct TablePages {
-    pub(super) memory: DmaMemory,
+    pub(super) memory: DmaMemory<'static>,
     pub(super) phys: PhysAddr,
     pub(super) count: u32,
 }
@@ -24,7 +24,7 @@ impl TablePages {
     /// # Errors
     /// [`TableError::BadPages`] where there is not one page, or where either address or the length is no multiple of
     /// 4096, or the end is beyond 2^52.
-    pub fn new(memory: DmaMemory, phys: PhysAddr) -> Result<Self, TableError> {
+    pub fn new(memory: DmaMemory<'static>, phys: PhysAddr) -> Result<Self, TableError> {
         let bad = TableError::BadPages { phys, len: memory.len() };
         let count = u32::try_from(memory.len() / Self::PAGE_BYTES).map_err(|_| bad)?;
         let aligned =

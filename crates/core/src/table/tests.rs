@@ -19,7 +19,7 @@ struct Page([u64; 512]);
 /// A table, its memory (full of rubbish at first), and a walker of its own that knows VT-d and not this module.
 struct Bench {
     table: Table<VtdSecondStage>,
-    memory: DmaMemory,
+    memory: DmaMemory<'static>,
     _pages: Box<[Page]>,
 }
 

@@ -72,7 +72,7 @@ impl Inner {
 // comes from the zone, which gives it to nobody else before `release` frees it; it lies in the region, because the zone
 // has as many frames. References into an arena are lent by a `Buffer` only, into the run that it owns.
 unsafe impl ChunkSource for Arena {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.inner().region.memory()
     }
     fn iova(&self) -> Iova {
@@ -88,7 +88,7 @@ unsafe impl ChunkSource for Arena {
 
 // SAFETY: as for `Arena`; the borrow keeps a handle alive as long as the pool lives.
 unsafe impl ChunkSource for &Arena {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         ChunkSource::memory(*self)
     }
     fn iova(&self) -> Iova {

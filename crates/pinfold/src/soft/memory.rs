@@ -32,7 +32,7 @@ impl Registry {
     }
 
     /// The admitted memory in which `addr..addr + len` lies.
-    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory> {
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
         let (_, memory) = self.0.range(..=addr).next_back()?;
         inside(*memory, addr, len).map(|_| *memory)
     }
@@ -75,7 +75,7 @@ impl TableMemory {
         Ok(Self { base: NonNull::new(base).ok_or(refused)?, layout })
     }
 
-    pub(super) fn memory(&self) -> DmaMemory {
+    pub(super) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: the allocation is one, is readable and writable, and lives until `drop`; no reference into it is
         // ever made. Copies outlive it only in the table, which the unit's owner drops first, and in ports, which
         // hold the unit.

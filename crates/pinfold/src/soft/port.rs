@@ -67,7 +67,7 @@ pub(super) struct State {
 
 impl State {
     /// The admitted memory around `addr..addr + len`.
-    pub(super) fn admitted(&mut self, unit: &Unit, addr: usize, len: usize) -> Option<DmaMemory> {
+    pub(super) fn admitted(&mut self, unit: &Unit, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
         let generation = unit.generation.load(Ordering::Acquire);
         if let Some((then, memory)) = self.last
             && then == generation
@@ -101,7 +101,7 @@ impl State {
 
     /// The memory behind `iova` up to the end of its leaf.
     #[inline]
-    fn reach(&mut self, unit: &Unit, iova: Iova, need: Access) -> Result<DmaMemory, FaultKind> {
+    fn reach(&mut self, unit: &Unit, iova: Iova, need: Access) -> Result<DmaMemory<'_>, FaultKind> {
         let leaf = self.translate(unit, iova)?;
         let memory = leaf.memory.ok_or(FaultKind::NotMapped)?;
         if !leaf.access.contains(need) {

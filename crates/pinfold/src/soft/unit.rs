@@ -109,7 +109,7 @@ impl Unit {
         self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)
     }
 
-    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory> {
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
         self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)
     }
 

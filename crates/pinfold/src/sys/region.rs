@@ -101,7 +101,7 @@ impl Region {
     }
 
     /// The memory, to be reached beside devices.
-    pub(crate) fn memory(&self) -> DmaMemory {
+    pub(crate) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: the range is mapped, readable and writable while `self` lives (every constructor's result or
         // contract) and is one mapping of less than isize::MAX bytes, for the kernel has no larger ones. That no
         // copy outlives it and that no reference is alive meanwhile is the arena's promise: it drops its region last,

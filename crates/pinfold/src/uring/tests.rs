@@ -41,7 +41,7 @@ impl Drop for Pages {
 
 // SAFETY: an anonymous mapping stays where it is until `drop`; `Pages` gives out no reference into it.
 unsafe impl Pinned for Pages {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
     fn fixed_iova(&self) -> Option<Iova> {
@@ -55,7 +55,7 @@ struct Piece(DmaMemory);
 
 // SAFETY: the pages are leaked, and the tests hand out each piece to one transfer at a time.
 unsafe impl Pinned for Piece {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
     fn fixed_iova(&self) -> Option<Iova> {
@@ -271,7 +271,7 @@ impl Drop for Counted {
 
 // SAFETY: as for the pages inside.
 unsafe impl Pinned for Counted {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.0.memory()
     }
     fn fixed_iova(&self) -> Option<Iova> {

@@ -44,7 +44,7 @@ impl Arena {
         Arc::new(Self { base, layout })
     }
 
-    pub(super) fn memory(&self) -> DmaMemory {
+    pub(super) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: allocated until drop; no reference into it is made.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }
@@ -74,7 +74,7 @@ pub(super) struct Page {
 
 // SAFETY: the arena lives as long as the page; the tests hand each page out once; no reference into it is made.
 unsafe impl Pinned for Page {
-    fn memory(&self) -> DmaMemory {
+    fn memory(&self) -> DmaMemory<'_> {
         self.arena.memory().part(self.first * PAGE, self.pages * PAGE).unwrap()
     }
     fn fixed_iova(&self) -> Option<Iova> {
