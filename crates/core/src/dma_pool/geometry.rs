@@ -9,8 +9,8 @@ use crate::frame::{Frame, Order};
 /// Exact for every dividend below 2^31: with `l = ceil(log2 d)` and `magic = ceil(2^(31 + l) / d)`, the error of
 /// `x * magic / 2^(31 + l)` is less than `1 / d` for all `x < 2^31` (Granlund and Montgomery, "Division by
 /// Invariant Integers using Multiplication", PLDI 1994, theorem 4.2).
-#[derive(Clone, Copy, Debug)]
-struct Divider {
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Divider {
     magic: u64,
     shift: u32,
 }
@@ -22,8 +22,9 @@ impl Divider {
         Self { magic: (1u64 << shift).div_ceil(divisor), shift }
     }
 
+    /// Of a dividend below 2^31 the quotient; of a larger one some number.
     #[inline(always)]
-    fn quotient(self, dividend: u64) -> u64 {
+    pub(super) fn quotient(self, dividend: u64) -> u64 {
         dividend.wrapping_mul(self.magic) >> self.shift
     }
 }
@@ -126,6 +127,16 @@ impl Geometry {
         self.size
     }
 
+    /// The same as a divisor.
+    pub(super) fn by_size(&self) -> Divider {
+        self.by_size
+    }
+
+    /// Whether blocks lie one after the other without gaps, so that those of a row do.
+    pub(super) fn is_even(&self) -> bool {
+        self.group_shift == NO_GROUPS
+    }
+
     /// How many blocks a chunk of this order has.
     pub(super) fn blocks_in(&self, order: Order) -> u32 {
         let bytes = bytes_of(order);
@@ -158,7 +169,7 @@ impl Geometry {
     /// Where block `index` (below 2^31) starts, in bytes from the chunk's start.
     #[inline(always)]
     pub(super) fn offset_of(&self, index: u64) -> u64 {
-        if self.group_shift == NO_GROUPS {
+        if self.is_even() {
             return index * self.size;
         }
         let group = self.by_group.quotient(index);

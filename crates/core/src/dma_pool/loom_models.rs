@@ -63,11 +63,7 @@ impl Pool {
         if owner.is_full() {
             owner.flush();
         }
-        if row.is_kept_by(owner.id) {
-            owner.push(row, bit, block)
-        } else {
-            owner.free_elsewhere(row, bit, block)
-        }
+        owner.push_recent(block) || owner.free(&self.geometry, row, bit, block)
     }
 
     /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.

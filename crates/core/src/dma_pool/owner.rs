@@ -4,8 +4,8 @@
 //! the owner's own rows; when those are none or too many, rows are exchanged with the depot, sixteen at a time.
 //! A block in the magazine always belongs to a row that this owner keeps.
 
-use super::geometry::Geometry;
-use super::row::{FIRST_OWNER, List, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef};
+use super::geometry::{Divider, Geometry};
+use super::row::{FIRST_OWNER, List, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef, Slot};
 use crate::magazine::Magazine;
 
 /// How many blocks are exchanged between the magazine and the rows at a time.
@@ -17,16 +17,30 @@ const LET_GO: usize = 2 * ROW;
 
 /// A free block in a magazine.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Held {
+struct Held {
+    slot: Slot,
+    /// How many bytes after the start of the span.
+    offset: u64,
+}
+
+/// The row of the block that was freed or drawn last: the next one to be freed is often of the same row, and is then
+/// found without the directory. This owner keeps it, or it has no blocks.
+#[derive(Clone, Copy, Default, Debug)]
+struct Recent {
+    /// Where its first block is, in bytes after the start of the span.
+    offset: u64,
+    /// How many blocks it has; 0 where there is none, or where they do not lie evenly.
+    blocks: u64,
+    size: u64,
+    by_size: Divider,
     row: RowRef,
-    /// The block's offset in the span, shifted by [`ROW_SHIFT`], and its bit in the row.
-    at: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) id: u32,
+    recent: Recent,
     magazine: Magazine<Held, HALF>,
     /// Rows with nothing to draw: their blocks are out, or in the magazine.
     spent: List,
@@ -61,6 +75,7 @@ impl Owner {
     pub(super) fn new(id: u32) -> Self {
         Self {
             id,
+            recent: Recent::default(),
             magazine: Magazine::new(),
             spent: List::default(),
             open: List::default(),
@@ -83,36 +98,79 @@ impl Owner {
     pub(super) fn pop(&mut self) -> Option<u64> {
         let held = self.magazine.pop()?;
         self.low = self.low.min(self.magazine.len());
-        #[expect(clippy::cast_possible_truncation, reason = "the bits of a row's number of blocks")]
-        held.row.hand_out(held.at as u32 & (ROW_BLOCKS - 1));
-        Some(held.at >> ROW_SHIFT)
+        held.slot.row().hand_out(held.slot.bit());
+        Some(held.offset)
     }
 
-    /// Takes back a block of a row that this owner keeps. `false` where it is not in use.
+    /// Takes back the block at `offset` if it is one of the recent row's, in use, and there is room for it.
     ///
-    /// The magazine must have room.
+    /// `false` says nothing about the block: it has to be looked up.
     #[inline(always)]
+    pub(super) fn push_recent(&mut self, offset: u64) -> bool {
+        let Recent { offset: start, blocks, size, by_size, row } = self.recent;
+        let within = offset.wrapping_sub(start);
+        let index = by_size.quotient(within);
+        // Whatever the quotient of something too large is: this proves it right.
+        if index >= blocks || index * size != within {
+            return false;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
+        let slot = Slot::new(row, index as u32);
+        if !row.is_live(slot.bit()) || self.magazine.push(Held { slot, offset }).is_err() {
+            return false;
+        }
+        // No second look: what was posted in between is found when it is collected (see `row`).
+        row.set_free(slot.bit());
+        true
+    }
+
+    /// Remembers a row that this owner keeps as the recent one.
+    fn remember(&mut self, geometry: &Geometry, row: RowRef) {
+        self.recent = Recent {
+            offset: row.chunk() + geometry.offset_of(row.first_index()),
+            blocks: if geometry.is_even() { row.blocks() } else { 0 },
+            size: geometry.size(),
+            by_size: geometry.by_size(),
+            row,
+        };
+    }
+
+    /// Forgets it, because rows are going to be let go.
+    pub(super) fn forget(&mut self) {
+        self.recent.blocks = 0;
+    }
+
+    /// Frees a block that was found: as the keeper of its row, or by a post to whoever is. `false` where it is not in
+    /// use. The magazine must have room.
     #[must_use]
-    pub(super) fn push(&mut self, row: RowRef, bit: u32, offset: u64) -> bool {
-        row.take_back(bit)
-            && self.magazine.push(Held { row, at: offset << ROW_SHIFT | u64::from(bit) }).is_ok()
+    pub(super) fn free(&mut self, geometry: &Geometry, row: RowRef, bit: u32, offset: u64) -> bool {
+        if !row.is_kept_by(self.id) {
+            if !(row.is_nobodys() && row.adopt(self.id)) {
+                return self.post(row, bit);
+            }
+            self.receive(row);
+        }
+        self.remember(geometry, row);
+        self.push(row, bit, offset)
+    }
+
+    /// Takes back a block of a row that this owner keeps.
+    fn push(&mut self, row: RowRef, bit: u32, offset: u64) -> bool {
+        let freed =
+            row.is_live(bit) && self.magazine.push(Held { slot: Slot::new(row, bit), offset }).is_ok();
+        if freed {
+            row.set_free(bit);
+        }
+        freed
     }
 
     /// Whether the magazine can not take another block until it is [flushed](Self::flush).
-    #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.magazine.room() == 0
     }
 
-    /// Frees a block of a row that this owner does not keep: as its new keeper, or by a post to the one it has.
-    /// `false` where it is not in use. The magazine must have room.
-    #[cold]
-    #[must_use]
-    pub(super) fn free_elsewhere(&mut self, row: RowRef, bit: u32, offset: u64) -> bool {
-        if row.is_nobodys() && row.adopt(self.id) {
-            self.receive(row);
-            return self.push(row, bit, offset);
-        }
+    /// Frees a block of a row that another keeps.
+    fn post(&mut self, row: RowRef, bit: u32) -> bool {
         let Some(posted) = row.post(bit) else { return false };
         if posted.late {
             self.late += 1;
@@ -169,14 +227,16 @@ impl Owner {
             let bit = avail.ilog2();
             avail &= !(1 << bit);
             let offset = row.chunk() + geometry.offset_of(row.first_index() + u64::from(bit));
-            let pushed = self.magazine.push(Held { row, at: offset << ROW_SHIFT | u64::from(bit) });
+            let pushed = self.magazine.push(Held { slot: Slot::new(row, bit), offset });
             debug_assert!(pushed.is_ok(), "a row fits in half a magazine");
         }
         self.drawn += i64::from(drawn);
+        self.remember(geometry, row);
     }
 
     /// Lets go of rows that have nothing left. The magazine is empty, so all their blocks are out.
     fn let_go(&mut self) {
+        self.forget();
         for _ in 0..LET_GO {
             let Some(row) = self.spent.pop_front() else { return };
             if !row.let_go(self.id) {
@@ -195,9 +255,9 @@ impl Owner {
     fn put_back(&mut self, blocks: usize) {
         let Self { magazine, spent, open, whole, drawn, .. } = self;
         for held in magazine.pop_slice(blocks) {
-            let row = held.row;
+            let row = held.slot.row();
             let before = row.avail();
-            row.set_avail(before | 1 << (held.at & (ROW as u64 - 1)));
+            row.set_avail(before | 1 << held.slot.bit());
             if row.is_whole() {
                 if before == 0 {
                     spent.remove(row)
@@ -222,6 +282,7 @@ impl Owner {
     /// Puts everything back into the rows and lets go of those that have nothing; what is left in `open` and
     /// `whole` is for the depot.
     pub(super) fn retire(&mut self) {
+        self.forget();
         self.note_peak();
         self.put_back(usize::MAX);
         self.low = 0;
@@ -257,7 +318,3 @@ pub(super) fn split(index: u64) -> (usize, u32) {
     #[expect(clippy::cast_possible_truncation, reason = "an index is below 2^31")]
     ((index >> ROW_SHIFT) as usize, index as u32 & (ROW_BLOCKS - 1))
 }
-
-/// The largest span: more than 32 bits can number frames of, and an offset in it fits in a [`Held`].
-pub(super) const LARGEST_SPAN: u64 = 1 << 48;
-const _: () = assert!(LARGEST_SPAN.leading_zeros() >= ROW_SHIFT);

@@ -46,7 +46,7 @@ const POSTED: u8 = 2;
 
 /// See the module.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 pub(super) struct Row {
     /// Bit set: the block can be drawn from the row. Written by the keeper.
     avail: AtomicU64,
@@ -101,6 +101,11 @@ impl Row {
         u64::from(self.number) << ROW_SHIFT
     }
 
+    /// How many blocks the row has.
+    pub(super) fn blocks(&self) -> u64 {
+        u64::from(self.full.count_ones())
+    }
+
     /// Whether this owner keeps the row.
     #[inline(always)]
     pub(super) fn is_kept_by(&self, owner: u32) -> bool {
@@ -143,15 +148,10 @@ impl Row {
         self.state(bit).store(LIVE, Ordering::Relaxed);
     }
 
-    /// Marks a block as free, on the keeper's side. `false` where it was not in use.
+    /// Marks a block of the keeper's as free, after [`is_live`](Self::is_live) has said that it is in use.
     #[inline(always)]
-    #[must_use]
-    pub(super) fn take_back(&self, bit: u32) -> bool {
-        let live = self.state(bit).load(Ordering::Relaxed) == LIVE;
-        if live {
-            self.state(bit).store(FREE, Ordering::Relaxed);
-        }
-        live
+    pub(super) fn set_free(&self, bit: u32) {
+        self.state(bit).store(FREE, Ordering::Relaxed);
     }
 
     /// Collects what others posted: `avail` has it afterwards. Returns how many posts were second frees.
@@ -202,6 +202,7 @@ impl Row {
     // What anybody does.
 
     /// Whether a block is handed out.
+    #[inline(always)]
     pub(super) fn is_live(&self, bit: u32) -> bool {
         self.state(bit).load(Ordering::Relaxed) == LIVE
     }
@@ -311,6 +312,38 @@ impl core::ops::Deref for RowRef {
         // SAFETY: the row is alive by the contract of `new`, the only way to a value that is ever looked at (a
         // magazine gives out only what was put in, never the default).
         unsafe { self.0.as_ref() }
+    }
+}
+
+/// A block of a row: a [`RowRef`] with the block's bit in the low bits, which a row's alignment leaves free.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot(RowRef);
+
+const _: () = assert!(ROW < align_of::<Row>());
+
+impl Slot {
+    #[inline(always)]
+    pub(super) fn new(row: RowRef, bit: u32) -> Self {
+        Self(RowRef(row.0.map_addr(|addr| addr | (bit as usize & (ROW - 1)))))
+    }
+
+    #[inline(always)]
+    pub(super) fn row(self) -> RowRef {
+        let row = self.0.0.as_ptr().map_addr(|addr| addr & !(ROW - 1));
+        // The bits above are those of a row's address, which is not null.
+        NonNull::new(row).map_or(self.0, RowRef)
+    }
+
+    #[inline(always)]
+    pub(super) fn bit(self) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "the low bits")]
+        (self.0.0.addr().get() as u32 & (ROW_BLOCKS - 1))
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new(RowRef::default(), 0)
     }
 }
 

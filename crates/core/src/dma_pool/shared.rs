@@ -3,7 +3,7 @@
 use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
 use super::geometry::{Geometry, bytes_of};
-use super::owner::{LARGEST_SPAN, Owner, split};
+use super::owner::{Owner, split};
 use super::row::RowRef;
 use super::{AllocError, BulkFreeError, ChunkSource, CreateError, FreeError, PoolStats, RawBlock};
 use crate::addr::Iova;
@@ -11,6 +11,9 @@ use crate::mem::DmaMemory;
 use crate::sync::{CachePadded, Mutex};
 use alloc::string::String;
 use core::ops::DerefMut;
+
+/// The largest span: more than 32 bits can number the frames of.
+const LARGEST_SPAN: u64 = 1 << 48;
 
 /// The inside of a pool. The locks are taken in the order house, chunks, depot.
 pub(super) struct Shared<S: ChunkSource> {
@@ -164,16 +167,19 @@ impl<S: ChunkSource> Shared<S> {
 
     #[inline(always)]
     pub(super) fn free(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
+        let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr()) as u64;
+        let agrees = block.iova.raw().wrapping_sub(self.iova.raw()) == offset;
+        if agrees && owner.push_recent(offset) { Ok(()) } else { self.free_found(owner, block) }
+    }
+
+    /// Frees a block that is not of the owner's recent row, or that cannot be freed.
+    #[inline(never)]
+    fn free_found(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
         let Found { chunk, row, bit, offset } = self.find(block)?;
         if owner.is_full() {
             self.make_room(owner);
         }
-        let freed = if row.is_kept_by(owner.id) {
-            owner.push(row, bit, offset)
-        } else {
-            owner.free_elsewhere(row, bit, offset)
-        };
-        if freed { Ok(()) } else { Err(self.not_live(chunk, block)) }
+        if owner.free(&self.geometry, row, bit, offset) { Ok(()) } else { Err(self.not_live(chunk, block)) }
     }
 
     #[cold]
