@@ -74,7 +74,6 @@ pub(crate) struct Inner {
     fenced: u64,
     /// The zone's own high-water mark counts what is fenced off, so it is of no use to a small arena.
     peak: AtomicU64,
-    chunks: Mutex<BTreeMap<Frame, Order>>,
     quarantined: AtomicU64,
 }
 
@@ -301,7 +300,7 @@ impl Inner {
         let offset = usize::try_from(run.first.offset()).unwrap_or(usize::MAX);
         let len = usize::try_from(run.bytes()).unwrap_or(usize::MAX);
         // The zone has as many frames as the region, so the part is always inside.
-        memory.part(offset, len).unwrap_or_else(|_| empty(memory))
+        memory.part(offset, len).unwrap_or(DmaMemory::EMPTY)
     }
 
     /// Where a run that `take` gave lies in the arena's own range of IOVAs.
@@ -316,11 +315,6 @@ impl Inner {
             Exposure::PerUse => None,
         }
     }
-}
-
-/// Nothing of `memory`: any access to it is an error.
-fn empty(memory: DmaMemory) -> DmaMemory {
-    memory.part(0, 0).unwrap_or(memory)
 }
 
 impl Drop for Inner {

@@ -13,13 +13,16 @@ use std::fmt;
 pub struct Buffer {
     arena: Arena,
     run: Run,
-    memory: DmaMemory,
+    /// All of the run. Lent out for borrows of the value only.
+    memory: DmaMemory<'static>,
 }
 
 impl Buffer {
     /// The buffer that owns `run`, which was just taken from `arena`.
     pub(crate) fn new(arena: Arena, run: Run) -> Self {
-        let memory = arena.inner().memory_of(run);
+        // SAFETY: the arena, which the value holds, keeps the run mapped and gives it to nobody else until the value's
+        // drop. It is lent out by shared borrows of the value, references by exclusive ones.
+        let memory = unsafe { arena.inner().memory_of(run).extend() };
         Self { arena, run, memory }
     }
 
@@ -35,7 +38,6 @@ impl Buffer {
 
     /// The bytes, to be read and written beside a device: by copies, which always work.
     ///
-    /// Valid as long as the buffer is; and not to be used while a slice from [`as_mut_slice`](Self::as_mut_slice) is.
     pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
@@ -50,15 +52,15 @@ impl Buffer {
         self.arena.inner().fixed_iova_of(self.run)
     }
 
-    /// The bytes.
+    /// The bytes. Takes the buffer for itself, because others may write through [`memory`](Self::memory).
     ///
     /// # Errors
     /// [`Shared`] where the arena is exposed whole: a device could write them meanwhile.
-    pub fn as_slice(&self) -> Result<&[u8], Shared> {
+    pub fn as_slice(&mut self) -> Result<&[u8], Shared> {
         self.private()?;
         // SAFETY: the run is mapped, initialized (the kernel zeroes fresh pages) and this value's alone until it is
         // dropped. The arena is exposed per use, so a device reaches it only while it is mapped, and then the mapping
-        // owns the buffer and nobody can borrow it.
+        // owns the buffer and nobody can borrow it; `&mut self` keeps out who would write through `memory`.
         Ok(unsafe { std::slice::from_raw_parts(self.memory.as_ptr().as_ptr(), self.memory.len()) })
     }
 

@@ -44,7 +44,8 @@ impl Domain {
     pub fn soft_with(config: SoftConfig) -> Result<Self, BackendError> {
         let levels = config.levels;
         let iommu = SoftIommu::new(config)?;
-        let memory = iommu.table_memory();
+        // SAFETY: the table that uses it holds the IOMMU, as its sink, and with it the memory.
+        let memory = unsafe { iommu.table_memory().extend() };
         let pages = TablePages::new(memory, iommu.table_phys())?;
         let paged = Paged::<VtdSecondStage, _>::new("soft", iommu.clone(), pages, levels)?;
         iommu.attach(paged.root(), levels);

@@ -149,7 +149,6 @@ impl ArenaBuilder {
             account,
             fenced,
             peak: AtomicU64::new(0),
-            chunks: Mutex::default(),
             quarantined: AtomicU64::new(0),
         })))
     }

@@ -5,9 +5,7 @@ use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::{Frame, Order};
-use pinfold_core::mem::DmaMemory;
-use std::collections::BTreeMap;
-use std::sync::{MutexGuard, PoisonError};
+use std::ptr::NonNull;
 
 impl Inner {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
@@ -15,10 +13,7 @@ impl Inner {
         self.note_peak();
         let run = Run { first, frames: order.frames() };
         match self.expose(run) {
-            Ok(()) => {
-                self.chunks().insert(first, order);
-                Ok(first)
-            }
+            Ok(()) => Ok(first),
             Err(error) => {
                 if error.stays_reachable() {
                     self.quarantine(run);
@@ -38,21 +33,7 @@ impl Inner {
         unsafe { self.space.map_at(iova, self.memory_of(run)) }
     }
 
-    /// The chunks that are out. Anybody may call `release`, so what is released is looked up here and not believed: else
-    /// a wrong frame would take a buffer's memory from under its owner. A panic while it is held leaves it whole.
-    fn chunks(&self) -> MutexGuard<'_, BTreeMap<Frame, Order>> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn release(&self, first: Frame, order: Order) {
-        let known = {
-            let mut chunks = self.chunks();
-            chunks.get(&first) == Some(&order) && chunks.remove(&first).is_some()
-        };
-        if !known {
-            tracing::error!(%first, order = order.get(), "released, and no chunk: nothing was done");
-            return;
-        }
         let run = Run { first, frames: order.frames() };
         let hidden = match (self.exposure, self.iova_of(run)) {
             (Exposure::PerUse, Some(iova)) => self.space.unmap_at(iova),
@@ -72,8 +53,9 @@ impl Inner {
 // comes from the zone, which gives it to nobody else before `release` frees it; it lies in the region, because the zone
 // has as many frames. References into an arena are lent by a `Buffer` only, into the run that it owns.
 unsafe impl ChunkSource for Arena {
-    fn memory(&self) -> DmaMemory<'_> {
-        self.inner().region.memory()
+    fn span(&self) -> NonNull<[u8]> {
+        let memory = self.inner().region.memory();
+        NonNull::slice_from_raw_parts(memory.as_ptr(), memory.len())
     }
     fn iova(&self) -> Iova {
         self.inner().iova.start()
@@ -81,15 +63,15 @@ unsafe impl ChunkSource for Arena {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         self.inner().acquire(order)
     }
-    fn release(&self, frame: Frame, order: Order) {
+    unsafe fn release(&self, frame: Frame, order: Order) {
         self.inner().release(frame, order);
     }
 }
 
 // SAFETY: as for `Arena`; the borrow keeps a handle alive as long as the pool lives.
 unsafe impl ChunkSource for &Arena {
-    fn memory(&self) -> DmaMemory<'_> {
-        ChunkSource::memory(*self)
+    fn span(&self) -> NonNull<[u8]> {
+        ChunkSource::span(*self)
     }
     fn iova(&self) -> Iova {
         ChunkSource::iova(*self)
@@ -97,7 +79,8 @@ unsafe impl ChunkSource for &Arena {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         ChunkSource::acquire(*self, order)
     }
-    fn release(&self, frame: Frame, order: Order) {
-        ChunkSource::release(*self, frame, order);
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { ChunkSource::release(*self, frame, order) };
     }
 }

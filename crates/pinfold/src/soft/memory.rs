@@ -11,10 +11,11 @@ const PAGE: usize = 4096;
 
 /// Memory that was admitted, by address.
 #[derive(Debug, Default)]
-pub(super) struct Registry(BTreeMap<usize, DmaMemory>);
+pub(super) struct Registry(BTreeMap<usize, DmaMemory<'static>>);
 
 impl Registry {
-    pub(super) fn add(&mut self, memory: DmaMemory) -> Result<(), BackendError> {
+    /// The memory stays in here, and in what a device has found, until it is removed and forgotten by all devices.
+    pub(super) fn add(&mut self, memory: DmaMemory<'static>) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         // Of the entries that begin before the end of `memory`, the last one reaches furthest.
         let before = self.0.range(..addr.saturating_add(len)).next_back();
@@ -32,7 +33,7 @@ impl Registry {
     }
 
     /// The admitted memory in which `addr..addr + len` lies.
-    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         let (_, memory) = self.0.range(..=addr).next_back()?;
         inside(*memory, addr, len).map(|_| *memory)
     }
@@ -48,7 +49,7 @@ impl Registry {
 }
 
 /// The part `addr..addr + len` of `memory`, if it is one.
-pub(super) fn inside(memory: DmaMemory, addr: usize, len: usize) -> Option<DmaMemory> {
+pub(super) fn inside(memory: DmaMemory<'_>, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
     memory.part(addr.checked_sub(memory.addr())?, len).ok()
 }
 
@@ -77,8 +78,7 @@ impl TableMemory {
 
     pub(super) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: the allocation is one, is readable and writable, and lives until `drop`; no reference into it is
-        // ever made. Copies outlive it only in the table, which the unit's owner drops first, and in ports, which
-        // hold the unit.
+        // ever made.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }
 }

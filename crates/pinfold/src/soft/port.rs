@@ -62,12 +62,12 @@ pub(super) struct State {
     pub(super) walks: WalkCache,
     pub(super) stats: PortStats,
     /// The admitted memory that was found last, and the generation of the registry at that time.
-    last: Option<(u64, DmaMemory)>,
+    last: Option<(u64, DmaMemory<'static>)>,
 }
 
 impl State {
     /// The admitted memory around `addr..addr + len`.
-    pub(super) fn admitted(&mut self, unit: &Unit, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
+    pub(super) fn admitted(&mut self, unit: &Unit, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         let generation = unit.generation.load(Ordering::Acquire);
         if let Some((then, memory)) = self.last
             && then == generation
@@ -101,7 +101,7 @@ impl State {
 
     /// The memory behind `iova` up to the end of its leaf.
     #[inline]
-    fn reach(&mut self, unit: &Unit, iova: Iova, need: Access) -> Result<DmaMemory<'_>, FaultKind> {
+    fn reach(&mut self, unit: &Unit, iova: Iova, need: Access) -> Result<DmaMemory<'static>, FaultKind> {
         let leaf = self.translate(unit, iova)?;
         let memory = leaf.memory.ok_or(FaultKind::NotMapped)?;
         if !leaf.access.contains(need) {
@@ -222,7 +222,7 @@ impl Port {
         iova: Iova,
         len: usize,
         need: Access,
-        mut act: impl FnMut(DmaMemory, usize, usize) -> bool,
+        mut act: impl FnMut(DmaMemory<'_>, usize, usize) -> bool,
     ) -> Result<(), Fault> {
         if iova.checked_add(len as u64).is_none() {
             return Err(self.fault(iova, FaultKind::TooWide));

@@ -9,7 +9,7 @@ use pinfold_core::mem::DmaMemory;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaf {
     /// All the memory of the leaf; `None` where it is cached that nothing is there.
-    pub(super) memory: Option<DmaMemory>,
+    pub(super) memory: Option<DmaMemory<'static>>,
     pub(super) access: Access,
     pub(super) size: PageSize,
 }
@@ -114,7 +114,7 @@ impl Iotlb {
     }
 
     /// Drops what leads to memory of which `doomed` holds (and what leads nowhere).
-    pub(super) fn drop_memory(&mut self, doomed: impl Fn(&DmaMemory) -> bool) {
+    pub(super) fn drop_memory(&mut self, doomed: impl Fn(&DmaMemory<'_>) -> bool) {
         let doomed = |_, leaf: &Leaf| leaf.memory.as_ref().is_none_or(&doomed);
         self.small.drop_if(doomed);
         self.large.drop_if(doomed);

@@ -91,6 +91,8 @@ impl Unit {
     /// # Safety
     /// The caller keeps the memory valid until `expel` has returned.
     pub(super) unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller keeps it valid until `expel` has returned, which forgets it here and in every device.
+        let memory = unsafe { memory.extend() };
         self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
 
@@ -109,7 +111,7 @@ impl Unit {
         self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)
     }
 
-    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'_>> {
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)
     }
 
