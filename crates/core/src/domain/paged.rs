@@ -9,6 +9,10 @@ use crate::sync::Mutex;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
 use core::fmt;
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
 /// What memory is where: the physical side of an IOMMU.
 pub trait Physical: Send + Sync {
     /// The memory may be given to devices from now on.
