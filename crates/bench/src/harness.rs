@@ -110,8 +110,10 @@ impl Harness {
                 cases.push((sample.case, sample.metric));
             }
         }
-        let mut records: Vec<Record> =
-            kept.into_iter().map(|(subject, sample, values)| record(self.suite, subject, sample, values)).collect();
+        let mut records: Vec<Record> = kept
+            .into_iter()
+            .map(|(subject, sample, values)| record(self.suite, subject, sample, values))
+            .collect();
         records.sort_by_key(|r| (cases.iter().position(|c| *c == (r.case, r.metric)), rank(r.subject)));
         records
     }
@@ -179,7 +181,10 @@ mod tests {
         };
         let harness = Harness::new("s", Options { runs: 4, quick: false });
         let records = harness
-            .interleave(vec![subject("a", &[99.0, 4.0, 1.0, 3.0, 2.0]), subject("b", &[99.0, 7.0, 7.0, 7.0, 8.0])])
+            .interleave(vec![
+                subject("a", &[99.0, 4.0, 1.0, 3.0, 2.0]),
+                subject("b", &[99.0, 7.0, 7.0, 7.0, 8.0]),
+            ])
             .unwrap();
         assert_eq!(order.borrow()[..4], ["a", "b", "a", "b"]);
         let figures: Vec<_> = records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();

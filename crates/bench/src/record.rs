@@ -66,7 +66,8 @@ impl fmt::Display for Table<'_> {
         )?;
         let mut first: Option<&Record> = None;
         for record in self.0 {
-            let same_case = first.is_some_and(|f| (f.suite, f.case, f.metric) == (record.suite, record.case, record.metric));
+            let same_case = first
+                .is_some_and(|f| (f.suite, f.case, f.metric) == (record.suite, record.case, record.metric));
             if !same_case {
                 first = Some(record);
             }

@@ -25,10 +25,13 @@ pub enum BenchError {
     Baseline(#[from] BaselineError),
     /// The memory for the subjects could not be had.
     #[error("the memory for the measurement could not be had: {0}")]
-    Arena(#[from] pinfold::ArenaError),
+    Arena(#[from] pinfold::arena::BuildError),
+    /// A piece of that memory could not be had.
+    #[error(transparent)]
+    Buffer(#[from] pinfold::arena::AllocError),
     /// The domain for the subjects could not be had.
     #[error("the domain for the measurement could not be had: {0}")]
-    Domain(#[from] pinfold::DomainError),
+    Domain(#[from] pinfold_core::domain::BackendError),
     /// A pool was not made.
     #[error(transparent)]
     Create(#[from] dma_pool::CreateError),

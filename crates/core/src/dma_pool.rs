@@ -44,6 +44,10 @@ mod shared;
 #[cfg(not(loom))]
 mod tests;
 
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_models;
+
 pub use error::{AllocError, BulkFreeError, Busy, CreateError, FreeError, SourceError};
 pub use local::Local;
 pub use report::{PoolStats, REPORT_HEADER};

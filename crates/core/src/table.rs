@@ -35,6 +35,8 @@ mod account;
 mod change;
 mod error;
 mod format;
+#[cfg(all(test, loom))]
+mod loom_model;
 mod pages;
 mod retired;
 mod store;

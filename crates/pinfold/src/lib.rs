@@ -2,6 +2,33 @@
 //!
 //! [`pinfold_core`] keeps the accounts; this crate gets the memory from Linux ([`arena`], [`buffer`]), keeps the
 //! address spaces of devices ([`domain`], [`soft`]), moves files through io_uring ([`uring`]) and says what the machine offers ([`probe`]).
+//!
+//! # What it feels like
+//!
+//! ```
+//! use pinfold::{Arena, Domain};
+//! use pinfold_core::access::FromDevice;
+//! use pinfold_core::dma_pool::DmaPool;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(64 << 20).build(&domain)?; // hugepages, if there are any
+//! let pool = DmaPool::new(&arena, "descriptors", 128, 128, 0)?; // size, align, boundary
+//! let mut local = pool.local(); // owned by this thread: no atomics on its path
+//! let block = local.alloc_zeroed()?; // block.iova() is what the device is told
+//! let buffer = arena.alloc(8 << 20)?; // or a buffer that the program already has
+//! let mapped = domain.map(buffer, FromDevice)?; // from here the device may write it ...
+//! # let device = domain.port().ok_or("no device")?;
+//! # device.write(mapped.iova().start(), b"from the device")?;
+//! # device.write(block.iova(), b"done")?;
+//! let buffer = mapped.unmap()?; // ... to here, and not a moment longer
+//! # assert_eq!(&buffer.as_slice()?[..15], b"from the device");
+//! # assert_eq!(block.memory().read_u8(0)?, b'd');
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What the arena did not get, and the command that mends it, is in its [account](Arena::account).
 
 pub mod arena;
 pub mod buffer;

@@ -52,8 +52,12 @@ impl Blocks for Linear {
         }
         let memory = self.source.memory();
         let total = self.pages.len();
-        let page =
-            self.pages.iter_mut().rev().find(|page| page.first_free < PAGE).ok_or(BaselineError::NoPages(total))?;
+        let page = self
+            .pages
+            .iter_mut()
+            .rev()
+            .find(|page| page.first_free < PAGE)
+            .ok_or(BaselineError::NoPages(total))?;
         let block = page.start + page.first_free;
         page.first_free = read(&memory, block)?;
         page.in_use += 1;

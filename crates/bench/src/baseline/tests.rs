@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 fn pages(count: usize) -> (pinfold::Buffer, Pages) {
     let domain = Domain::soft().unwrap();
-    let arena = Arena::builder().size(count * 4096).exposure(Exposure::Whole).build(&domain).unwrap();
+    let arena = Arena::builder().size(count as u64 * 4096).exposure(Exposure::Whole).build(&domain).unwrap();
     let buffer = arena.alloc(count * 4096).unwrap();
     let pages = Pages::new(buffer.memory());
     (buffer, pages)

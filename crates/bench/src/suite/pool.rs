@@ -29,7 +29,7 @@ type Samples<'a> = &'a mut Vec<Sample>;
 /// Where the memory cannot be had, or a subject fails.
 pub fn run(harness: &Harness) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(2 * MEMORY).exposure(Exposure::Whole).build(&domain)?;
+    let arena = Arena::builder().size(2 * MEMORY as u64).exposure(Exposure::Whole).build(&domain)?;
     let baseline = arena.alloc(MEMORY)?;
     touch(&arena, &baseline);
     let pages = Pages::new(baseline.memory());
@@ -63,7 +63,8 @@ fn seed_workload(harness: &Harness, arena: &Arena, pages: &Pages) -> Result<Vec<
     let mut records = harness.interleave(std::mem::take(&mut subjects))?;
     // Once is enough for what takes seconds: its spread is small beside its size.
     let once = Harness::new("pool", crate::Options { runs: 1, ..harness.options() });
-    let linear = Subject { name: "linear", run: seed_baseline(move || Linear::new(pages.clone(), size), blocks) };
+    let linear =
+        Subject { name: "linear", run: seed_baseline(move || Linear::new(pages.clone(), size), blocks) };
     records.extend(once.interleave(vec![linear])?);
     records.sort_by_key(|r| r.case != "mpt3sas-alloc");
     Ok(records)
@@ -178,14 +179,16 @@ fn pairs(harness: &Harness, arena: &Arena, pages: &Pages, size: usize) -> Result
         Subject {
             name: "pinfold",
             run: Box::new(move |out| {
-                let mut work = || local.alloc_raw().map_err(BenchError::from).and_then(|b| Ok(local.free_raw(b)?));
+                let mut work =
+                    || local.alloc_raw().map_err(BenchError::from).and_then(|b| Ok(local.free_raw(b)?));
                 pair_samples(case, times, out, &mut work)
             }),
         },
         Subject {
             name: "pinfold-shared",
             run: Box::new(move |out| {
-                let mut work = || shared.alloc_raw().map_err(BenchError::from).and_then(|b| Ok(shared.free_raw(b)?));
+                let mut work =
+                    || shared.alloc_raw().map_err(BenchError::from).and_then(|b| Ok(shared.free_raw(b)?));
                 pair_samples(case, times, out, &mut work)
             }),
         },

@@ -166,7 +166,10 @@ impl Row {
         while posted != 0 {
             let bit = posted.trailing_zeros();
             posted &= posted - 1;
-            if self.state(bit).load(Ordering::Relaxed) == POSTED {
+            // The store of a keeper's free that coincides with a post comes after it in the state's modification
+            // order (a compare-and-swap follows at once upon what it read), so `POSTED` here excludes it. `avail` is
+            // looked at for loom, which does not order a store against another thread's compare-and-swap.
+            if self.state(bit).load(Ordering::Relaxed) == POSTED && avail & (1 << bit) == 0 {
                 self.state(bit).store(FREE, Ordering::Relaxed);
                 avail |= 1 << bit;
             } else {
@@ -241,7 +244,8 @@ impl Row {
         let (avail, posted) = (self.avail(), self.posted.load(Ordering::Relaxed));
         for bit in 0..self.full.count_ones() {
             let state = self.state(bit).load(Ordering::Relaxed);
-            census.late += u64::from(posted & (1 << bit) != 0 && state != POSTED);
+            census.late +=
+                u64::from(posted & (1 << bit) != 0 && (state != POSTED || avail & (1 << bit) != 0));
             match state {
                 LIVE => {
                     census.live += 1;

@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 pub(super) struct Hints {
     /// A bit a region.
     bits: Box<[AtomicU64]>,
-    /// A bit for each word of `bits` that is not 0.
+    /// A bit for each word of `bits` that is not 0, and for some that are.
     above: Box<[AtomicU64]>,
 }
 
@@ -60,15 +60,17 @@ impl Hints {
         let (word, bit) = (region / 64, 1_u64 << (region % 64));
         let bits = &self.bits[word as usize];
         let old = bits.fetch_and(!bit, Ordering::SeqCst);
-        if old == bit {
-            self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
-            total_order();
-            if bits.load(Ordering::SeqCst) != 0 {
-                self.set_above(word);
-            }
-        }
         total_order();
         old & bit != 0
+    }
+
+    /// Clears the bit above a word that is 0. Left to who comes by: a set of one region would pay for it each time.
+    fn clear_above(&self, word: u32) {
+        self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
+        total_order();
+        if self.bits[word as usize].load(Ordering::SeqCst) != 0 {
+            self.set_above(word);
+        }
     }
 
     /// The first region of the set from `start` on. At most 128 words are read to skip 1 TiB.
@@ -89,6 +91,7 @@ impl Hints {
                 if bits != 0 {
                     return Some(word * 64 + bits.trailing_zeros());
                 }
+                self.clear_above(word);
                 above &= above - 1;
             }
         }

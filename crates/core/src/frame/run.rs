@@ -73,6 +73,7 @@ impl Zone {
 
     /// The first run that begins with a region: wholly free ones, and the front of one more.
     fn first_fit(&self, run: u32, align: u32) -> Option<Frame> {
+        self.settle_rover();
         let step = align / REGION;
         let (whole, rest) = (run / REGION, run % REGION);
         let mut region = 0_u32;

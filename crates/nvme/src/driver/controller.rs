@@ -11,7 +11,7 @@ use super::life::Life;
 use super::queue::Queue;
 use super::stats::ControllerStats;
 use crate::registers::Registers;
-use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,14 +118,19 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         Queue::create(self.core.clone(), depth)
     }
 
+    /// The account of the pool that PRP list pages come from. Linear in its blocks.
+    pub fn list_pool(&self) -> PoolStats {
+        self.core.lists.report()
+    }
+
     /// What there is to count besides the queues' own counts.
     pub fn stats(&self) -> ControllerStats {
-        let (list_pages_used, list_pages_max) = self.core.lists.used();
+        let lists = self.core.lists.report();
         let life: &Life = &self.core.life;
         ControllerStats {
             resets: life.epoch(),
-            list_pages_used,
-            list_pages_max,
+            list_pages_used: lists.in_use,
+            list_pages_max: lists.high_water,
             quarantined: life.quarantined.load(Ordering::Relaxed),
             leaked: life.leaked.load(Ordering::Relaxed),
         }

@@ -1,11 +1,9 @@
 //! What goes wrong, and what to do about it.
 
 use crate::spec::Status;
-use pinfold_core::dma_pool::SourceError;
-use pinfold_core::gather::prp::PrpError;
+use pinfold_core::dma_pool::{CreateError, SourceError};
+use pinfold_core::gather::prp::{PoolTakeError, PrpError};
 use std::fmt;
-
-use super::lists::ListsError;
 
 /// Why the controller could not be started, reset or asked.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -50,7 +48,7 @@ pub enum Error {
     },
     /// No PRP list pages.
     #[error("no pool of PRP list pages: {0}")]
-    Lists(#[from] ListsError),
+    Lists(#[from] CreateError),
     /// An admin command failed.
     #[error("{what}: the controller says {status}")]
     Admin {
@@ -134,7 +132,7 @@ pub enum Reject {
 }
 
 /// Why PRPs could not be laid out.
-pub type LayoutError = PrpError<ListsError>;
+pub type LayoutError = PrpError<PoolTakeError>;
 
 /// A request that was not accepted, and its payload.
 pub struct Rejected<P> {

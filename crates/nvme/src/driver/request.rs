@@ -2,13 +2,15 @@
 
 use super::error::CommandError;
 use super::life::Life;
-use super::lists::Page;
 use pinfold_core::addr::Segment;
+use pinfold_core::dma_pool::RawBlock;
 use pinfold_core::gather::prp::Prps;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// A page of the pool of PRP list pages.
+pub(super) type Page = RawBlock;
 /// Room for PRP list pages in a command: 4 chained and a full one reach 2,556 pages, more than 8 MiB.
 pub(super) const PRPS_LISTS: usize = 5;
 

@@ -59,9 +59,9 @@ pub struct ControllerStats {
     /// How often it was reset, the first time included.
     pub resets: u64,
     /// PRP list pages in use now.
-    pub list_pages_used: usize,
+    pub list_pages_used: u64,
     /// The most that were.
-    pub list_pages_max: usize,
+    pub list_pages_max: u64,
     /// Payloads that are quarantined now.
     pub quarantined: u64,
     /// Payloads that were dropped while the controller might still reach them, and therefore leaked.

@@ -231,3 +231,9 @@ pub(crate) fn one<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> (P, Resul
         Finished::Foreign(..) => panic!("another request's completion"),
     }
 }
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({})", self.iova())
+    }
+}

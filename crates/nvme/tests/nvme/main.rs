@@ -1,4 +1,9 @@
 //! The driver and the model controller against each other.
 
 mod common;
+mod conformance;
+mod faults;
+mod hostile;
 mod roundtrip;
+mod sequences;
+mod soft;

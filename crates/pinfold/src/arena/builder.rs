@@ -10,8 +10,8 @@ use crate::sys::region::Region;
 use pinfold_core::frame::{Frame, FrameError, Zone};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 /// What to do where memory can not be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -49,7 +49,8 @@ impl ArenaBuilder {
         }
     }
 
-    /// How many bytes. Rounded up to 4096, and with a hugetlb source to its page size.
+    /// How many bytes. Rounded up to 4096, below 2 MiB to a power of two, and with a hugetlb source to its page size;
+    /// [`Account::bytes`] says what it came to.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
         self.size = bytes;
@@ -148,6 +149,7 @@ impl ArenaBuilder {
             account,
             fenced,
             peak: AtomicU64::new(0),
+            chunks: Mutex::default(),
             quarantined: AtomicU64::new(0),
         })))
     }

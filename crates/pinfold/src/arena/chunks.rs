@@ -6,6 +6,8 @@ use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::{Frame, Order};
 use pinfold_core::mem::DmaMemory;
+use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
 
 impl Inner {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
@@ -13,7 +15,10 @@ impl Inner {
         self.note_peak();
         let run = Run { first, frames: order.frames() };
         match self.expose(run) {
-            Ok(()) => Ok(first),
+            Ok(()) => {
+                self.chunks().insert(first, order);
+                Ok(first)
+            }
             Err(error) => {
                 if error.stays_reachable() {
                     self.quarantine(run);
@@ -33,7 +38,22 @@ impl Inner {
         unsafe { self.space.map_at(iova, self.memory_of(run)) }
     }
 
-    fn release(&self, run: Run) {
+    /// The chunks that are out. Anybody may call `release`, so what is released is looked up here and not believed: else
+    /// a wrong frame would take a buffer's memory from under its owner. A panic while it is held leaves it whole.
+    fn chunks(&self) -> MutexGuard<'_, BTreeMap<Frame, Order>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn release(&self, first: Frame, order: Order) {
+        let known = {
+            let mut chunks = self.chunks();
+            chunks.get(&first) == Some(&order) && chunks.remove(&first).is_some()
+        };
+        if !known {
+            tracing::error!(%first, order = order.get(), "released, and no chunk: nothing was done");
+            return;
+        }
+        let run = Run { first, frames: order.frames() };
         let hidden = match (self.exposure, self.iova_of(run)) {
             (Exposure::PerUse, Some(iova)) => self.space.unmap_at(iova),
             _ => Ok(()),
@@ -62,7 +82,7 @@ unsafe impl ChunkSource for Arena {
         self.inner().acquire(order)
     }
     fn release(&self, frame: Frame, order: Order) {
-        self.inner().release(Run { first: frame, frames: order.frames() });
+        self.inner().release(frame, order);
     }
 }
 

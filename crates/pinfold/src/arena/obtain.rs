@@ -41,6 +41,8 @@ impl From<Why> for Stop {
     }
 }
 
+/// Arenas below this have a zone that is larger than they are.
+const SMALL: u64 = PageSize::Size2M.bytes();
 const SYS: &str = "/sys";
 
 pub(super) fn obtain(plan: &Plan) -> Result<Obtained, BuildError> {
@@ -97,8 +99,12 @@ pub(super) fn hand_back(region: &Region, residency: Option<&Residency>, node: Op
 
 fn attempt(plan: &Plan, source: Source) -> Result<(Region, Option<OwnedFd>), Stop> {
     let page = source.page_size();
-    let unit = if source.is_hugetlb() { page.bytes() } else { PageSize::Size4K.bytes() };
-    let rounded = plan.bytes.checked_next_multiple_of(unit);
+    let rounded = match (source.is_hugetlb(), plan.bytes) {
+        (true, bytes) => bytes.checked_next_multiple_of(page.bytes()),
+        // Runs of less than 2 MiB are found as powers of two: then all of a small arena can be one buffer.
+        (false, ..SMALL) => Some(plan.bytes.next_power_of_two().max(PageSize::Size4K.bytes())),
+        (false, bytes) => bytes.checked_next_multiple_of(PageSize::Size4K.bytes()),
+    };
     let no_room = Why::NoRoom { asked: rounded.unwrap_or(plan.bytes) };
     let Some(len) = rounded.and_then(|bytes| usize::try_from(bytes).ok()) else { return Err(no_room.into()) };
     let (region, fd) = match source {
@@ -135,11 +141,10 @@ fn settle(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
     })
 }
 
-/// 2 MiB-aligned memory, so that large leaves and transparent hugepages fit it.
+/// 2 MiB-aligned memory, so that large leaves and transparent hugepages fit it, and a pool's chunks of any order lie at
+/// multiples of their size. It costs addresses, and no memory.
 fn aligned(len: usize, no_room: Why) -> Result<Region, Why> {
-    let huge = 2 << 20;
-    let align = if len >= huge { huge } else { 4096 };
-    Region::anonymous(len, align).map_err(|errno| match errno.raw() {
+    Region::anonymous(len, 2 << 20).map_err(|errno| match errno.raw() {
         libc::ENOMEM => no_room,
         _ => Why::Kernel { call: "mmap", errno },
     })

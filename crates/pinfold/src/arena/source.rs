@@ -239,7 +239,7 @@ impl NotLocked {
 pub struct Account {
     /// How many bytes were asked for.
     pub asked_bytes: u64,
-    /// How many it has: rounded up to the page size of a hugetlb source, else to 4096.
+    /// How many it has: rounded up as [`ArenaBuilder::size`](super::ArenaBuilder::size) says.
     pub bytes: u64,
     /// Where its memory comes from.
     pub source: Source,

@@ -84,12 +84,12 @@ pub(super) fn detach(space: &dyn Space, memory: DmaMemory, iova: IovaRange, expo
     true
 }
 
-/// What to align the IOVA to so that the memory maps by as large leaves as it can.
+/// What to align the IOVA to: 2 MiB, so that a pool's chunks of any order lie at multiples of their size, or 1 GiB where
+/// that makes for larger leaves.
 fn alignment(memory: DmaMemory) -> u64 {
-    let fits = |page: &PageSize| {
-        memory.len() as u64 >= page.bytes() && (memory.addr() as u64).is_multiple_of(page.bytes())
-    };
-    PageSize::ALL.into_iter().rev().find(fits).unwrap_or(PageSize::Size4K).bytes()
+    let huge = PageSize::Size1G.bytes();
+    let fits = memory.len() as u64 >= huge && (memory.addr() as u64).is_multiple_of(huge);
+    if fits { huge } else { PageSize::Size2M.bytes() }
 }
 
 const BOTH: Access = Access::READ.union(Access::WRITE);

@@ -5,13 +5,12 @@ use crate::driver::admin::Admin;
 use crate::driver::config::Config;
 use crate::driver::error::Error;
 use crate::driver::life::Life;
-use crate::driver::lists::{Lists, Page};
 use crate::driver::queue::MAX_DEPTH;
-use crate::driver::request::PRPS_LISTS;
+use crate::driver::request::{PRPS_LISTS, Page};
 use crate::driver::span::Span;
 use crate::registers::Registers;
-use crate::spec::{Cap, Command, Doorbell, doorbell_offset, offset};
-use pinfold_core::dma_pool::ChunkSource;
+use crate::spec::{Cap, Command, Doorbell, PAGE_BYTES, doorbell_offset, offset};
+use pinfold_core::dma_pool::{ChunkSource, DmaPool};
 use pinfold_core::gather::prp::{ListPages, Prps};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,11 +43,10 @@ pub(in crate::driver) struct Control {
     ids: Vec<bool>,
 }
 
-#[derive(Debug)]
 pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
     pub(in crate::driver) registers: R,
     pub(in crate::driver) source: S,
-    pub(in crate::driver) lists: Lists<S>,
+    pub(in crate::driver) lists: DmaPool<S>,
     pub(in crate::driver) config: Config,
     pub(in crate::driver) cap: Cap,
     pub(in crate::driver) life: Arc<Life>,
@@ -67,7 +65,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         if cap.min_page_bytes() > 4096 {
             return Err(Error::PageSize { min_bytes: cap.min_page_bytes() });
         }
-        let lists = Lists::new(source.clone())?;
+        let lists = DmaPool::new(source.clone(), "nvme prp", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
         let admin = Admin::new(&source)?;
         let identity = Identity {
             model: String::new(),

@@ -2,9 +2,8 @@
 
 use super::Queue;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
-use crate::driver::lists::Page;
 use crate::driver::payload::Payload;
-use crate::driver::request::{CommandState, InFlight, Operation, PRPS_LISTS, RequestId};
+use crate::driver::request::{CommandState, InFlight, Operation, PRPS_LISTS, Page, RequestId};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
 use pinfold_core::access::{DeviceReads, DeviceWrites};

@@ -33,6 +33,26 @@ fn a_large_buffer_starts_at_a_large_page() {
 }
 
 #[test]
+fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
+    let arena = plain(64 << 10, Exposure::PerUse);
+    let _first = arena.alloc(4096).unwrap();
+    let pool = pinfold_core::dma_pool::DmaPool::new(&arena, "small", 3000, 8, 8192).unwrap();
+    for _ in 0..12 {
+        let block = pool.alloc_raw().unwrap();
+        assert!(block.iova().raw() % 8192 + 3000 <= 8192, "{block:?}");
+    }
+}
+
+#[test]
+fn all_of_an_arena_can_be_one_buffer() {
+    for pages in [1, 2, 3, 5, 31, 100, 511, 512, 513, 700, 768, 1000, 1025, 1500] {
+        let arena = plain(pages * 4096, Exposure::PerUse);
+        let got = arena.alloc(usize::try_from(pages).unwrap() * 4096);
+        assert!(got.is_ok(), "{pages} pages: {got:?} of {:?}", arena.account());
+    }
+}
+
+#[test]
 fn what_can_not_be_is_named_and_changes_nothing() {
     let arena = plain(4 << 20, Exposure::PerUse);
     assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
@@ -128,6 +148,45 @@ fn a_chunk_is_reached_from_acquire_to_release() {
         assert_eq!(arena.stats().frames_in_use, 0);
         assert_eq!(port.write(iova, b"stray").is_ok(), exposure == Exposure::Whole);
     }
+}
+
+#[test]
+fn what_was_never_acquired_is_not_released() {
+    let arena = plain(2 << 20, Exposure::PerUse);
+    let buffer = arena.alloc(2 << 20).unwrap();
+    arena.release(Frame::new(0).unwrap(), Order::HUGE);
+    assert!(arena.alloc(4096).is_err(), "the buffer's frames are the buffer's");
+    drop(buffer);
+    let chunk = arena.acquire(Order::PAGE).unwrap();
+    arena.release(chunk, Order::HUGE);
+    assert_eq!(arena.stats().frames_in_use, 1, "nor by another order");
+    arena.release(chunk, Order::PAGE);
+    arena.release(chunk, Order::PAGE);
+    assert_eq!(arena.stats().frames_in_use, 0);
+}
+
+#[test]
+fn stress_owners_of_buffers_and_chunks_do_not_meet() {
+    let domain = soft();
+    let arena = Arena::builder().size(8 << 20).source(Source::Plain).build(&domain).unwrap();
+    std::thread::scope(|scope| {
+        for owner in 1..=4u8 {
+            let arena = arena.clone();
+            scope.spawn(move || {
+                for turn in 0..300usize {
+                    if let Ok(mut buffer) = arena.alloc(1 + turn * 997 % 300_000) {
+                        buffer.as_mut_slice().unwrap().fill(owner);
+                        assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == owner));
+                    }
+                    let order = Order::new(owner % 4).unwrap();
+                    if let Ok(chunk) = arena.acquire(order) {
+                        arena.release(chunk, order);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(arena.stats().frames_in_use, 0);
 }
 
 #[test]

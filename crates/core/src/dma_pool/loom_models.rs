@@ -1,0 +1,248 @@
+//! Every interleaving (within a bound of preemptions) of owners that share two rows of two blocks each.
+//!
+//! A block's memory is played by a cell: the model checker objects when two threads have it at once, and when what one
+//! did with it does not come before the next one's use. That the pool goes while somebody still frees is ruled out by the
+//! type system: a free borrows the pool.
+
+use super::depot::Depot;
+use super::directory::Chunk;
+use super::geometry::Geometry;
+use super::owner::{Owner, split};
+use crate::addr::Iova;
+use crate::frame::{Frame, Order};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use std::collections::BTreeSet;
+
+const SIZE: u64 = 1024;
+
+struct Pool {
+    depot: Depot,
+    chunk: Chunk,
+    geometry: Geometry,
+    memory: [UnsafeCell<u32>; 4],
+}
+
+impl Pool {
+    fn new() -> Arc<Self> {
+        let geometry = Geometry::new(SIZE as usize, 0, 0, 4096, Iova::new(0)).unwrap();
+        let chunk = Chunk::new(Frame::new(0).unwrap(), Order::PAGE, 4);
+        let memory = core::array::from_fn(|_| UnsafeCell::new(0));
+        let pool = Arc::new(Self { depot: Depot::new(), chunk, geometry, memory });
+        pool.depot.add(pool.chunk.rows());
+        pool
+    }
+
+    fn alloc(&self, owner: &mut Owner) -> Option<u64> {
+        loop {
+            if let Some(block) = owner.pop() {
+                self.use_memory(block);
+                return Some(block);
+            }
+            if !owner.refill(&self.geometry) && !self.depot.lend(owner) {
+                return None;
+            }
+        }
+    }
+
+    fn use_memory(&self, block: u64) {
+        // SAFETY: the block is ours; loom objects where it is not.
+        self.memory[(block / SIZE) as usize].with_mut(|at| unsafe { *at += 1 });
+    }
+
+    /// Frees a block after having used it.
+    fn free(&self, owner: &mut Owner, block: u64) -> bool {
+        self.use_memory(block);
+        self.free_again(owner, block)
+    }
+
+    fn free_again(&self, owner: &mut Owner, block: u64) -> bool {
+        let (number, bit) = split(self.geometry.index_of(block).unwrap());
+        let row = self.chunk.row(number).unwrap();
+        if owner.is_full() {
+            owner.flush();
+        }
+        if row.is_kept_by(owner.id) {
+            owner.push(row, bit, block)
+        } else {
+            owner.free_elsewhere(row, bit, block)
+        }
+    }
+
+    /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.
+    fn is_whole(&self) -> u64 {
+        let mut owner = self.depot.enrol();
+        let all: BTreeSet<_> = core::iter::from_fn(|| self.alloc(&mut owner)).collect();
+        assert_eq!(all.len(), 4, "{all:?}");
+        for &block in &all {
+            assert!(self.free(&mut owner, block));
+        }
+        self.depot.dismiss(&mut owner);
+        assert!(self.chunk.rows().all(|row| row.is_whole_in_depot()));
+        self.depot.counts(0).1
+    }
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// The second owner frees a block of a row that the first one keeps and goes on to use.
+#[test]
+fn a_free_elsewhere_against_alloc_and_free() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut b = pool.depot.enrol();
+                assert!(pool.free(&mut b, x));
+                pool.depot.dismiss(&mut b);
+            })
+        };
+        assert!(pool.free(&mut a, y));
+        let z = pool.alloc(&mut a).unwrap();
+        let w = pool.alloc(&mut a).unwrap();
+        assert_ne!(z, w);
+        assert!(pool.free(&mut a, w));
+        assert!(pool.free(&mut a, z));
+        pool.depot.dismiss(&mut a);
+        other.join().unwrap();
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// The keeper lets go of a row while a block of it is freed elsewhere: somebody collects it.
+#[test]
+fn a_free_elsewhere_against_letting_go() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut b = pool.depot.enrol();
+                assert!(pool.free(&mut b, x));
+                assert!(pool.free(&mut b, y));
+                pool.depot.dismiss(&mut b);
+            })
+        };
+        // The magazine is empty: the row of `x` and `y` is let go.
+        let z = pool.alloc(&mut a).unwrap();
+        assert!(pool.free(&mut a, z));
+        pool.depot.dismiss(&mut a);
+        other.join().unwrap();
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// Two owners free the two blocks of a row that nobody keeps.
+#[test]
+fn two_adopt_one_row() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let z = pool.alloc(&mut a).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut b = pool.depot.enrol();
+                assert!(pool.free(&mut b, x));
+                let again = pool.alloc(&mut b);
+                if let Some(block) = again {
+                    assert!(pool.free(&mut b, block));
+                }
+                pool.depot.dismiss(&mut b);
+            })
+        };
+        assert!(pool.free(&mut a, y));
+        assert!(pool.free(&mut a, z));
+        pool.depot.dismiss(&mut a);
+        other.join().unwrap();
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A block is freed twice, by its keeper and elsewhere: one free counts, the other is refused or found late; and the
+/// block, handed out again meanwhile, is nobody else's.
+#[test]
+fn one_block_freed_twice() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut b = pool.depot.enrol();
+                let freed = pool.free_again(&mut b, x);
+                pool.depot.dismiss(&mut b);
+                freed
+            })
+        };
+        let here = pool.free_again(&mut a, x);
+        assert!(pool.free_again(&mut a, y));
+        pool.depot.dismiss(&mut a);
+        let there = other.join().unwrap();
+        assert!(here || there);
+        assert_eq!(pool.is_whole(), u64::from(here && there));
+    });
+}
+
+/// The same by two owners, neither of whom keeps the row: exactly one free is accepted.
+#[test]
+fn one_block_freed_twice_elsewhere() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let free = |pool: Arc<Pool>| {
+            move || {
+                let mut b = pool.depot.enrol();
+                let freed = pool.free_again(&mut b, x);
+                pool.depot.dismiss(&mut b);
+                freed
+            }
+        };
+        let others = [thread::spawn(free(pool.clone())), thread::spawn(free(pool.clone()))];
+        let freed = others.map(|other| other.join().unwrap());
+        assert_eq!(freed.iter().filter(|&&freed| freed).count(), 1);
+        assert!(pool.free_again(&mut a, y));
+        pool.depot.dismiss(&mut a);
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A block is freed while its row goes into the depot and out to a third owner.
+#[test]
+fn a_free_against_the_depot() {
+    check(|| {
+        let pool = Pool::new();
+        let mut a = pool.depot.enrol();
+        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        assert!(pool.free(&mut a, y));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut b = pool.depot.enrol();
+                assert!(pool.free(&mut b, x));
+                pool.depot.dismiss(&mut b);
+            })
+        };
+        pool.depot.dismiss(&mut a);
+        let mut c = pool.depot.enrol();
+        let z = pool.alloc(&mut c).unwrap();
+        assert!(pool.free(&mut c, z));
+        pool.depot.remove_if_whole(pool.chunk.rows()).then(|| pool.depot.add(pool.chunk.rows()));
+        pool.depot.dismiss(&mut c);
+        other.join().unwrap();
+        assert_eq!(pool.is_whole(), 0);
+    });
+}

@@ -1,0 +1,418 @@
+//! A controller that does wrong: a typed error or a retry, never a hang, never a wrong byte.
+
+use crate::common::*;
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{
+    CommandError, Config, Controller, Error, Finished, InFlight, PollError, Quarantined, Reject,
+};
+use pinfold_nvme::model::{BusAccess, Fault, ModelConfig, ModelController, ROGUE_BYTE, StrikeOutcome, When};
+use pinfold_nvme::spec::{Status, admin, nvm};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A bench whose time stands still until it is turned; requests have one second.
+fn by_hand() -> (Bench, Hand) {
+    let hand = Hand::default();
+    let config =
+        Config { timeout: Duration::from_secs(1), clock: Arc::new(hand.clone()), ..Config::default() };
+    (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), hand)
+}
+
+/// Polls until the model has done all it will do.
+fn settle(bench: &Bench) {
+    let mut before = None;
+    for _ in 0..5 {
+        while before != Some(bench.model.stats()) {
+            before = Some(bench.model.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Quarantined<P> {
+    let completion = queue.wait().unwrap().unwrap();
+    assert!(completion.timed_out());
+    match in_flight.finish(completion) {
+        Finished::TimedOut(quarantined) => quarantined,
+        other => panic!("{}", matches!(other, Finished::Done { .. })),
+    }
+}
+
+#[test]
+fn an_error_status_arrives_and_the_next_try_succeeds() {
+    let (bench, _) = by_hand();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(2), Fault::Fail(Status::INTERNAL_ERROR));
+    let bytes = pattern(1, 4096);
+    for expected in [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR)), Ok(())] {
+        let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &bytes)).unwrap();
+        let (payload, result) = one(&mut queue, write);
+        assert_eq!(result, expected);
+        assert_eq!(payload.bytes(4096), bytes);
+    }
+    assert_eq!((queue.stats().errors, queue.stats().completions), (1, 3));
+}
+
+#[test]
+fn one_failing_part_fails_the_request_once() {
+    let hand = Hand::default();
+    let config = Config { max_transfer_bytes: 8192, clock: Arc::new(hand), ..Config::default() };
+    let bench = bench(2048, ModelConfig::new(namespaces(4 << 20)), config);
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    bench.model.faults().inject(When::Every(7), Fault::Fail(Status::WRITE_FAULT));
+    let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
+    assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(Status::WRITE_FAULT)));
+    assert!(queue.wait().unwrap().is_none());
+    bench.model.faults().clear();
+    let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
+    assert_eq!(one(&mut queue, write).1, Ok(()));
+    assert_eq!(bench.controller.stats().list_pages_used, 0);
+}
+
+#[test]
+fn a_lost_completion_quarantines_until_reset() {
+    let (bench, hand) = by_hand();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    let lost = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
+    let fine = queue.write(1, 64, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
+    let completion = queue.wait().unwrap().unwrap();
+    assert_eq!(completion.tag(), fine.tag());
+    drop(fine.finish(completion));
+    assert!(queue.poll().unwrap().is_none());
+    hand.turn(2 * SECOND);
+    let payload = quarantined(&mut queue, lost);
+    let stats = bench.controller.stats();
+    assert_eq!((stats.quarantined, stats.list_pages_used, queue.stats().timeouts), (1, 1, 1));
+    let payload = payload.recover().unwrap_err();
+    bench.controller.reset().unwrap();
+    assert_eq!(payload.recover().unwrap().bytes(8), [0; 8]);
+    assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
+    assert!(queue.wait().unwrap().is_none());
+    drop(queue);
+    let stats = bench.controller.stats();
+    assert_eq!((stats.quarantined, stats.leaked, stats.list_pages_used, stats.resets), (0, 0, 0, 2));
+    drop(bench.controller);
+    assert_eq!(bench.arena.0.used(), 0, "rings, lists and payloads are given back");
+}
+
+#[test]
+fn a_late_completion_is_recognised_and_given_to_nobody() {
+    let (bench, hand) = by_hand();
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let faults = bench.model.faults();
+    faults.inject(When::Nth(1), Fault::Late);
+    let read = queue.read(1, 0, 64, Buffer::filled(&bench.arena, &pattern(3, 32 << 10))).unwrap();
+    queue.ring();
+    settle(&bench);
+    hand.turn(2 * SECOND);
+    let payload = quarantined(&mut queue, read);
+    // The queue goes on; the late one comes in between, and writes to memory that is nobody's.
+    let write = queue.write(1, 0, 64, Buffer::filled(&bench.arena, &pattern(4, 32 << 10))).unwrap();
+    one(&mut queue, write).1.unwrap();
+    faults.release();
+    settle(&bench);
+    for seed in 5..80 {
+        let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &pattern(seed, 4096))).unwrap();
+        assert_eq!(one(&mut queue, write).1, Ok(()));
+    }
+    let stats = queue.stats();
+    assert_eq!((stats.late_completions, stats.spurious_completions, stats.timeouts), (1, 0, 1));
+    let payload = payload.recover().unwrap_err();
+    bench.controller.reset().unwrap();
+    // It read what the second one wrote.
+    assert_eq!(payload.recover().unwrap().bytes(32 << 10), pattern(4, 32 << 10));
+}
+
+#[test]
+fn what_is_dropped_under_way_is_leaked_and_counted() {
+    let (bench, hand) = by_hand();
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    let used = bench.arena.0.used();
+    drop(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap());
+    let second = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
+    queue.ring();
+    hand.turn(2 * SECOND);
+    drop(queue.poll().unwrap());
+    drop(quarantined(&mut queue, second));
+    assert_eq!(bench.arena.0.used(), used + 2);
+    let stats = bench.controller.stats();
+    assert_eq!((stats.leaked, stats.quarantined), (2, 0));
+}
+
+#[test]
+fn too_many_lost_commands_ask_for_a_reset() {
+    let hand = Hand::default();
+    let config =
+        Config { timeout: Duration::from_secs(1), clock: Arc::new(hand.clone()), ..Config::default() };
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    model.mqes = 3;
+    let bench = bench(256, model, config);
+    let mut queue = bench.controller.create_queue(3).unwrap();
+    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    let lost: Vec<_> =
+        (0..3).map(|i| queue.write(1, i, 1, Buffer::new(&bench.arena, 512)).unwrap()).collect();
+    queue.ring();
+    hand.turn(2 * SECOND);
+    let kept: Vec<_> = lost.into_iter().map(|lost| quarantined(&mut queue, lost)).collect();
+    assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
+    bench.model.faults().clear();
+    bench.controller.reset().unwrap();
+    drop(kept);
+    assert_eq!(bench.controller.stats().leaked, 0);
+    let mut queue = bench.controller.create_queue(3).unwrap();
+    let write = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
+    one(&mut queue, write).1.unwrap();
+}
+
+#[test]
+fn a_request_that_waits_behind_lost_ones_was_never_sent() {
+    let hand = Hand::default();
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        clock: Arc::new(hand.clone()),
+        max_transfer_bytes: 4096,
+        ..Config::default()
+    };
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    model.mqes = 3;
+    let bench = bench(256, model, config);
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    let first = queue.write(2, 0, 3, Buffer::new(&bench.arena, 12288)).unwrap();
+    let second = queue.write(2, 3, 1, Buffer::new(&bench.arena, 4096)).unwrap();
+    queue.ring();
+    hand.turn(2 * SECOND);
+    let first = quarantined(&mut queue, first);
+    assert_eq!(one(&mut queue, second).1, Err(CommandError::NotSent));
+    bench.controller.reset().unwrap();
+    drop(first);
+    assert_eq!(bench.controller.stats().leaked, 0);
+}
+
+#[test]
+fn a_fatal_status_is_seen_and_a_reset_mends_it() {
+    let (bench, hand) = by_hand();
+    let mut queue = bench.controller.create_queue(8).unwrap();
+    bench.model.faults().inject(When::Nth(3), Fault::Fatal);
+    let flying: Vec<_> = (0..5u64)
+        .map(|i| queue.write(1, i, 1, Buffer::filled(&bench.arena, &pattern(i, 512))).unwrap())
+        .collect();
+    queue.ring();
+    settle(&bench);
+    hand.turn(2_000_000);
+    let mut done = Vec::new();
+    let error = loop {
+        match queue.poll() {
+            Ok(Some(completion)) => done.push(completion),
+            Ok(None) => hand.turn(1_000_000),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error, done.len()), (PollError::Fatal, 2));
+    assert_eq!(queue.poll().unwrap_err(), PollError::Fatal);
+    assert_eq!(queue.flush(1).unwrap_err().reason, Reject::NeedsReset);
+    bench.controller.reset().unwrap();
+    while let Some(completion) = queue.poll().unwrap() {
+        done.push(completion);
+    }
+    let mut results = Vec::new();
+    for in_flight in flying {
+        let at = done.iter().position(|completion| completion.tag() == in_flight.tag()).unwrap();
+        let Finished::Done { result, .. } = in_flight.finish(done.swap_remove(at)) else { panic!() };
+        results.push(result);
+    }
+    let reset = || Err(CommandError::Reset);
+    assert_eq!(results, [Ok(()), Ok(()), reset(), reset(), reset()]);
+    let mut queue = bench.controller.create_queue(8).unwrap();
+    let write = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
+    one(&mut queue, write).1.unwrap();
+}
+
+#[test]
+fn completions_out_of_order_find_their_requests() {
+    let (bench, _) = by_hand();
+    let mut queue = bench.controller.create_queue(32).unwrap();
+    let faults = bench.model.faults();
+    faults.inject(When::Every(3), Fault::Reorder(5));
+    faults.inject(When::Every(4), Fault::Reorder(2));
+    let mut flying: Vec<_> = (0..32u64)
+        .map(|i| queue.write(1, i * 8, 8, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap())
+        .collect();
+    queue.ring();
+    let mut order = Vec::new();
+    while let Some(completion) = queue.wait().unwrap() {
+        let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
+        order.push(completion.tag());
+        let Finished::Done { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
+        result.unwrap();
+    }
+    assert_eq!(order.len(), 32);
+    assert!(!order.is_sorted(), "nothing was out of order");
+    faults.clear();
+    let read = queue.read(1, 0, 256, Buffer::new(&bench.arena, 128 << 10)).unwrap();
+    let (back, result) = one(&mut queue, read);
+    result.unwrap();
+    for (i, block) in (0..).zip(back.bytes(128 << 10).chunks(4096)) {
+        assert!(block == pattern(i, 4096), "{i}");
+    }
+}
+
+#[test]
+fn a_foreign_completion_comes_back_with_the_request() {
+    let (bench, _) = by_hand();
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let first = queue.flush(1).unwrap();
+    let second = queue.flush(2).unwrap();
+    let completion = queue.wait().unwrap().unwrap();
+    let tag = completion.tag();
+    let (right, wrong) = if first.tag() == tag { (first, second) } else { (second, first) };
+    let Finished::Foreign(wrong, completion) = wrong.finish(completion) else { panic!() };
+    assert!(matches!(right.finish(completion), Finished::Done { result: Ok(()), .. }));
+    one(&mut queue, wrong).1.unwrap();
+}
+
+#[test]
+fn a_rogue_write_is_recorded_as_what_became_of_it() {
+    let (bench, _) = by_hand();
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let faults = bench.model.faults();
+    faults.inject(When::Nth(1), Fault::Remember);
+    faults.inject(When::Nth(2), Fault::Rogue(2));
+    let mut kept = Vec::new();
+    for i in 0..3u64 {
+        let write = queue.write(2, i, 1, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap();
+        let (payload, result) = one(&mut queue, write);
+        result.unwrap();
+        kept.push(payload);
+    }
+    let first = kept.remove(0);
+    let landed = faults.strike(BusAccess::Write);
+    assert_eq!((landed.len(), landed[0].outcome), (1, StrikeOutcome::Landed));
+    assert_eq!(first.bytes(4096), [ROGUE_BYTE; 4096]);
+    drop(first);
+    assert!(matches!(faults.strike(BusAccess::Read)[0].outcome, StrikeOutcome::Fault(_)));
+    drop(kept.remove(0));
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+    settle(&bench);
+    let strikes = faults.strikes();
+    assert_eq!(strikes.len(), 3);
+    assert!(matches!(strikes[2].outcome, StrikeOutcome::Fault(_)), "its memory was given back");
+}
+
+#[test]
+fn a_controller_that_does_not_change_its_state_is_given_up_in_time() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let ticks = Arc::new(AtomicU64::new(0));
+    // Each look at the clock costs a tenth of a second.
+    let clock = move || ticks.fetch_add(SECOND / 10, Ordering::SeqCst);
+    let config = Config { clock: Arc::new(clock), ..Config::default() };
+    model.faults().set_stuck(true);
+    let error = Controller::start(model.registers(), arena.clone(), config.clone()).unwrap_err();
+    assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
+    model.faults().set_stuck(false);
+    while model.registers().read32(0x1c) != 0 {
+        std::thread::yield_now();
+    }
+    let config = Config { admin_timeout: Duration::from_secs(100_000), ..Config::default() };
+    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    let kept = queue.flush(1).unwrap();
+    one(&mut queue, kept).1.unwrap();
+    drop((controller, queue));
+    assert_eq!(arena.0.used(), 0);
+}
+
+#[test]
+fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let ticks = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let ticks = ticks.clone();
+        move || ticks.fetch_add(1000, Ordering::SeqCst)
+    };
+    let config = Config { clock: Arc::new(clock), ..Config::default() };
+    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    model.faults().inject(When::Nth(1), Fault::Lose);
+    let lost = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
+    queue.ring();
+    ticks.fetch_add(31 * SECOND, Ordering::SeqCst);
+    let lost = quarantined(&mut queue, lost);
+    model.faults().set_stuck(true);
+    let waiting = std::thread::spawn({
+        let ticks = ticks.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(20));
+            ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
+        }
+    });
+    assert!(matches!(controller.reset(), Err(Error::NotReady { wanted: "disabled", .. })));
+    waiting.join().unwrap();
+    assert!(lost.recover().is_err());
+    assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
+    let used = arena.0.used();
+    let waiting = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
+    });
+    drop((controller, queue));
+    waiting.join().unwrap();
+    assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
+}
+
+#[test]
+fn admin_commands_that_fail_or_get_lost_are_named() {
+    let (bench, _) = by_hand();
+    let faults = bench.model.faults();
+    let create = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
+    faults.inject(When::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
+    let error = bench.controller.create_queue(1).unwrap_err();
+    assert_eq!(error, Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR });
+    faults.clear();
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let identify = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
+    model.faults().inject(When::Matches(Box::new(identify)), Fault::Lose);
+    let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
+    let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
+    assert_eq!(error, Error::AdminTimeout { what: "identify controller", limit_ms: 20 });
+    assert_eq!(arena.0.used(), 0, "it was disabled, so all is given back");
+}
+
+#[test]
+fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
+    let (bench, _) = by_hand();
+    let faults = bench.model.faults();
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let late = |seen: &pinfold_nvme::model::Seen| seen.opcode == nvm::READ;
+    faults.inject(When::Matches(Box::new(late)), Fault::Late);
+    let delete = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
+    faults.inject(When::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
+    let read = queue.read(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
+    queue.ring();
+    settle(&bench);
+    let used = bench.arena.0.used();
+    drop(queue);
+    assert_eq!(bench.arena.0.used(), used);
+    faults.clear();
+    faults.release();
+    settle(&bench);
+    assert_eq!(bench.controller.stats().list_pages_used, 1);
+    bench.controller.reset().unwrap();
+    assert_eq!(bench.controller.stats().list_pages_used, 0);
+    drop(read);
+    assert_eq!(bench.controller.stats().leaked, 0);
+    assert!(bench.arena.0.used() < used);
+}
