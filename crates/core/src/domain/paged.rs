@@ -9,6 +9,10 @@ use crate::sync::Mutex;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
 use core::fmt;
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
 /// What memory is where: the physical side of an IOMMU.
 pub trait Physical: Send + Sync {
     /// The memory may be given to devices from now on.
@@ -116,6 +120,7 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
     fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
         let mut limbo = self.limbo.lock();
         self.reclaim(&mut limbo);
+        let retired_before = limbo.open.0.len();
         let mut failed = None;
         let flushes = ranges.map_while(|range| match self.table.clear(range, &mut limbo.open.0) {
             Ok(()) => Some(Flush { range, leaf_only: true }),
@@ -125,7 +130,8 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
             }
         });
         let mut ticket = self.invalidator.request(flushes);
-        if let Some(range) = limbo.open.0.range() {
+        // What was gathered before has its ticket; only what is new needs a flush that reaches table pages.
+        if let Some(range) = limbo.open.0.range().filter(|_| limbo.open.0.len() > retired_before) {
             ticket = self.invalidator.request([Flush { range, leaf_only: false }]);
             limbo.open.1 = ticket;
         }

@@ -50,7 +50,7 @@ impl Default for SoftConfig {
             seed: 1,
             caching_mode: false,
             hang_from: None,
-            timeout: Duration::from_secs(1),
+            timeout: Duration::from_secs(5),
             table_bytes: 16 << 20,
             levels: 4,
         }
