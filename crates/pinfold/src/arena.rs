@@ -39,12 +39,11 @@ use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
 use space::Space;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// What of an arena its domain's devices can reach.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

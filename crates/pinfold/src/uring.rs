@@ -34,6 +34,7 @@ use ring::{Outcome, Ring, Transfer};
 use slot::Slot;
 use std::fmt;
 use std::fs::{File, OpenOptions};
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ pub fn abandoned_buffers() -> u64 {
 /// Dropping it waits until the kernel is done with all buffers, at most 30 s (kernels before 5.11: without limit);
 /// those that it still holds then are leaked and [counted](abandoned_buffers), never freed. What was queued and not
 /// yet submitted is not begun.
-pub struct FileQueue<B: Pinned> {
+pub struct FileQueue<'m, B: Pinned> {
     target: Target,
     ring: Ring,
     slots: Vec<Option<Slot<B>>>,
@@ -64,9 +65,11 @@ pub struct FileQueue<B: Pinned> {
     notes: Vec<Note>,
     /// How long a drop waits.
     last_wait: Duration,
+    /// What is registered is known by its addresses: it must not become other memory meanwhile.
+    fixed: PhantomData<DmaMemory<'m>>,
 }
 
-impl<B: Pinned> fmt::Debug for FileQueue<B> {
+impl<B: Pinned> fmt::Debug for FileQueue<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileQueue")
             .field("target", &self.target)
@@ -76,7 +79,7 @@ impl<B: Pinned> fmt::Debug for FileQueue<B> {
     }
 }
 
-impl<B: Pinned> FileQueue<B> {
+impl<'m, B: Pinned> FileQueue<'m, B> {
     /// The deepest queue, that of io_uring.
     pub const MAX_DEPTH: u32 = 32_768;
 
@@ -84,7 +87,7 @@ impl<B: Pinned> FileQueue<B> {
     ///
     /// # Errors
     /// [`FileError`], among them all that `open` says.
-    pub fn open(path: &Path, how: &OpenOptions, options: &Options<'_>) -> Result<Self, FileError> {
+    pub fn open(path: &Path, how: &OpenOptions, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let file = how.open(path).map_err(|error| FileError::System {
             call: "open",
             path: path.into(),
@@ -98,7 +101,7 @@ impl<B: Pinned> FileQueue<B> {
     ///
     /// # Errors
     /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] where it is a folder or can not be examined.
-    pub fn new(file: File, path: &Path, options: &Options<'_>) -> Result<Self, FileError> {
+    pub fn new(file: File, path: &Path, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let depth = options.depth;
         if depth == 0 || depth > Self::MAX_DEPTH {
             return Err(FileError::Depth { asked: depth, limit: Self::MAX_DEPTH });
@@ -115,7 +118,7 @@ impl<B: Pinned> FileQueue<B> {
         let slots = std::iter::repeat_with(|| None).take(depth as usize).collect();
         let queued = Vec::with_capacity(depth as usize);
         let vacant = (0..depth).rev().collect();
-        Ok(Self { target, ring, slots, vacant, queued, notes, last_wait: LAST_WAIT })
+        Ok(Self { target, ring, slots, vacant, queued, notes, last_wait: LAST_WAIT, fixed: PhantomData })
     }
 
     /// What it does without, and why.
@@ -329,7 +332,7 @@ impl<B: Pinned> FileQueue<B> {
     }
 }
 
-impl<B: Pinned> Drop for FileQueue<B> {
+impl<B: Pinned> Drop for FileQueue<'_, B> {
     fn drop(&mut self) {
         // What the kernel never saw is nobody's but ours.
         for index in self.queued.drain(..) {

@@ -10,8 +10,8 @@ use crate::sys::region::Region;
 use pinfold_core::frame::{Frame, FrameError, Zone};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 
 /// What to do where memory can not be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

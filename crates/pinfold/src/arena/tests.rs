@@ -6,7 +6,7 @@ mod steps;
 
 use super::*;
 use crate::domain::Domain;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The tests that count what the whole process or machine has (hugepages, leaked bytes) run one at a time.
 fn alone() -> MutexGuard<'static, ()> {

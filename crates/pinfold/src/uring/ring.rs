@@ -21,10 +21,10 @@ const MAX_TRANSFER: usize = 1 << 30;
 const RETRIES: u32 = 1000;
 
 /// What is handed to the kernel.
-pub(super) struct Transfer {
+pub(super) struct Transfer<'t> {
     pub(super) index: u32,
     pub(super) op: Op,
-    pub(super) memory: DmaMemory,
+    pub(super) memory: DmaMemory<'t>,
     pub(super) offset: u64,
 }
 
@@ -83,7 +83,7 @@ impl Ring {
     /// # Safety
     /// The memory must stay where it is, and be reached by nobody else, until [`next`](Self::next) gives the outcome
     /// or for ever.
-    pub(super) unsafe fn push(&mut self, file: &File, transfer: &Transfer) {
+    pub(super) unsafe fn push(&mut self, file: &File, transfer: &Transfer<'_>) {
         match self {
             Self::Uring(ring) => {
                 let entry = ring.entry(file, transfer);
@@ -158,7 +158,7 @@ impl Uring {
         inside.then(|| u16::try_from(before).ok()).flatten()
     }
 
-    fn entry(&self, file: &File, transfer: &Transfer) -> squeue::Entry {
+    fn entry(&self, file: &File, transfer: &Transfer<'_>) -> squeue::Entry {
         let memory = transfer.memory;
         let at = memory.as_ptr().as_ptr();
         let len = u32::try_from(memory.len().min(MAX_TRANSFER)).unwrap_or(0);
@@ -228,14 +228,14 @@ fn register(ring: &IoUring, fixed: &[DmaMemory]) -> Result<Vec<(usize, usize)>, 
     };
     let vectors: Vec<libc::iovec> = pieces.iter().map(vector).collect();
     // SAFETY: the kernel only pins the memory here; it reaches it in transfers, whose buffers `push`'s caller keeps.
-    // The ranges are mapped, by the contract of `DmaMemory::from_raw`, as long as the queue looks at them.
+    // The ranges are mapped, as long as the queue lives: it borrows them.
     let registered = unsafe { ring.submitter().register_buffers(&vectors) };
     registered.map(|()| pieces).map_err(|error| Note::not_fixed(asked, errno_of(&error)))
 }
 
 /// # Safety
 /// The memory is reached by nobody else during the call.
-unsafe fn transfer_now(file: &File, transfer: &Transfer) -> Result<usize, Errno> {
+unsafe fn transfer_now(file: &File, transfer: &Transfer<'_>) -> Result<usize, Errno> {
     let len = transfer.memory.len().min(MAX_TRANSFER);
     let (fd, at) = (file.as_raw_fd(), transfer.memory.as_ptr().as_ptr());
     let offset = libc::off_t::try_from(transfer.offset).map_err(|_| Errno::OVERFLOW)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// How a queue is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
+pub struct Options<'o, 'm> {
     /// How many transfers at once: 1 to [`FileQueue::MAX_DEPTH`](super::FileQueue::MAX_DEPTH).
     pub depth: u32,
     /// Past the page cache, where the file system allows it.
@@ -17,14 +17,14 @@ pub struct Options<'a> {
     /// multiple of what the file asks for.
     pub block: u32,
     /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones, save those
-    /// that lie across a multiple of 1 GiB from an arena's start. The queue uses these addresses until it is dropped,
-    /// so the arenas must stay as long.
-    pub fixed: &'a [DmaMemory],
+    /// that lie across a multiple of 1 GiB from an arena's start. The queue knows the memory by its addresses, so it
+    /// borrows it for as long as it lives.
+    pub fixed: &'o [DmaMemory<'m>],
     /// With io_uring; `false` makes the transfers one after the other, as where there is none.
     pub ring: bool,
 }
 
-impl Default for Options<'_> {
+impl Default for Options<'_, '_> {
     fn default() -> Self {
         Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true }
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicUsize;
 
 /// Pages of memory that nobody else has.
 #[derive(Debug)]
-struct Pages(DmaMemory);
+struct Pages(DmaMemory<'static>);
 
 impl Pages {
     fn new(len: usize) -> Self {
@@ -51,7 +51,7 @@ unsafe impl Pinned for Pages {
 
 /// A piece of pages that stay mapped for ever: what is registered once and used many times.
 #[derive(Debug)]
-struct Piece(DmaMemory);
+struct Piece(DmaMemory<'static>);
 
 // SAFETY: the pages are leaked, and the tests hand out each piece to one transfer at a time.
 unsafe impl Pinned for Piece {
@@ -63,7 +63,7 @@ unsafe impl Pinned for Piece {
     }
 }
 
-fn arena(len: usize) -> DmaMemory {
+fn arena(len: usize) -> DmaMemory<'static> {
     let pages = Pages::new(len);
     let memory = pages.0;
     std::mem::forget(pages);
@@ -82,7 +82,7 @@ fn create() -> OpenOptions {
 }
 
 /// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at `options.depth`.
-fn round_trip(path: &Path, content: &[u8], block: usize, options: &Options<'_>) -> Vec<Note> {
+fn round_trip(path: &Path, content: &[u8], block: usize, options: &Options<'_, 'static>) -> Vec<Note> {
     let mut queue: FileQueue<Piece> = FileQueue::open(path, &create(), options).unwrap();
     let room = block.next_multiple_of(4096);
     let memory = options.fixed.first().copied().unwrap_or_else(|| arena(room * options.depth as usize));
@@ -144,7 +144,7 @@ fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
                 [(true, true, true), (true, true, false), (false, true, true), (true, false, false)]
             {
                 let path = folder.path().join(format!("{i}-{block}-{direct}-{ring}-{fix}"));
-                let fixed: &[DmaMemory] = if fix { &memory } else { &[] };
+                let fixed: &[DmaMemory<'static>] = if fix { &memory } else { &[] };
                 let options = Options { depth, direct, ring, fixed, ..Options::default() };
                 let notes = round_trip(&path, &pattern(len, i as u64), block, &options);
                 assert!(direct || !notes.iter().any(|note| matches!(note, Note::Buffered(_))));

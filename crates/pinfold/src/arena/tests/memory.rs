@@ -3,6 +3,7 @@
 use super::*;
 use pinfold_core::access::Both;
 use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::dma_pool::Coherent;
 use pinfold_core::domain::Pinned;
 use proptest::prelude::*;
 
@@ -78,7 +79,7 @@ fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
     assert_eq!(buffer.memory().read_u8(4095).unwrap(), 0xa5);
     assert!(matches!(arena.alloc(1), Err(AllocError::Exhausted { .. })), "the one frame is out");
     drop(buffer);
-    let buffer = arena.alloc_zeroed(1).unwrap();
+    let mut buffer = arena.alloc_zeroed(1).unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));
 }
 
@@ -123,7 +124,7 @@ fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
     let mapped = domain.map(buffer, Both).unwrap();
     let iova = mapped.iova().start();
     port.write(iova, b"stray").unwrap();
-    let buffer = mapped.unmap().unwrap();
+    let mut buffer = mapped.unmap().unwrap();
     assert_eq!(&buffer.as_slice().unwrap()[..5], b"stray");
     assert!(port.write(iova, b"stray").is_err());
 }
@@ -232,7 +233,7 @@ proptest! {
         let mut live: Vec<(u8, Buffer)> = Vec::new();
         for (number, (free, size)) in steps.into_iter().enumerate() {
             if free && !live.is_empty() {
-                let (byte, buffer) = live.swap_remove(size % live.len());
+                let (byte, mut buffer) = live.swap_remove(size % live.len());
                 prop_assert!(buffer.as_slice().unwrap().iter().all(|have| *have == byte));
             } else if let Ok(mut buffer) = arena.alloc(size) {
                 prop_assert!(buffer.len() >= size && buffer.len() - size < 4096);
@@ -243,7 +244,7 @@ proptest! {
             let held: usize = live.iter().map(|(_, buffer)| buffer.len()).sum();
             prop_assert_eq!(arena.stats().frames_in_use, held as u64 / 4096);
         }
-        for (byte, buffer) in live {
+        for (byte, mut buffer) in live {
             prop_assert!(buffer.as_slice().unwrap().iter().all(|have| *have == byte));
         }
     }

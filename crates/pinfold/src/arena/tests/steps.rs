@@ -2,8 +2,9 @@
 
 use super::*;
 use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::dma_pool::Coherent;
 use pinfold_core::domain::BackendError;
-use std::sync::Arc as Shared;
+use std::sync::{Arc as Shared, Mutex};
 
 /// Does what is asked, but for one step; and writes down what was done.
 #[derive(Default)]

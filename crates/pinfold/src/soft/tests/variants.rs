@@ -24,7 +24,9 @@ pub(super) fn small_iommu(pages: usize, flush_cost: Duration) -> SoftIommu {
 }
 
 fn pages(iommu: &SoftIommu) -> TablePages {
-    TablePages::new(iommu.table_memory(), iommu.table_phys()).unwrap()
+    // SAFETY: whoever gets the pages holds the IOMMU in its sink.
+    let memory = unsafe { iommu.table_memory().extend() };
+    TablePages::new(memory, iommu.table_phys()).unwrap()
 }
 
 /// The real stack over any sink.
