@@ -512,3 +512,27 @@ fn stress_of_two_frees_of_one_block_one_counts() {
     pool.free_bulk(&all).unwrap();
     pool.destroy().unwrap();
 }
+
+/// Read-modify-writes an operation: none while blocks go to and fro, and rows change hands for 64 blocks at a time.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn hot_paths_share_nothing() {
+    use crate::sync::{rmw_count, rmw_reset};
+    const N: u32 = 200_000;
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 128);
+    let mut local = pool.local();
+    local.alloc_raw().and_then(|block| Ok(local.free_raw(block).unwrap())).unwrap();
+    rmw_reset();
+    for _ in 0..N {
+        let block = local.alloc_raw().unwrap();
+        local.free_raw(block).unwrap();
+    }
+    assert_eq!(rmw_count(), 0);
+    let blocks: Vec<_> = (0..N).map(|_| local.alloc_raw().unwrap()).collect();
+    for block in blocks {
+        local.free_raw(block).unwrap();
+    }
+    let an_operation = rmw_count() as f64 / f64::from(2 * N);
+    assert!(an_operation < 0.02, "{an_operation}");
+}
