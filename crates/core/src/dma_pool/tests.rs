@@ -295,6 +295,17 @@ fn blocks_free_themselves_and_go_home_from_anywhere() {
 }
 
 #[test]
+fn handles_and_blocks_may_move_between_threads() {
+    fn may_move<T: Send>(_: &T) {}
+    fn may_be_shared<T: Sync>(_: &T) {}
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    may_be_shared(&pool);
+    may_move(&pool.local());
+    may_move(&pool.alloc().unwrap());
+}
+
+#[test]
 fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
     let heap = Heap::new(8 << 20);
     let pool = pool(&heap, 64);
@@ -522,7 +533,8 @@ fn hot_paths_share_nothing() {
     let heap = Heap::new(64 << 20);
     let pool = pool(&heap, 128);
     let mut local = pool.local();
-    local.alloc_raw().and_then(|block| Ok(local.free_raw(block).unwrap())).unwrap();
+    let first = local.alloc_raw().unwrap();
+    local.free_raw(first).unwrap();
     rmw_reset();
     for _ in 0..N {
         let block = local.alloc_raw().unwrap();
