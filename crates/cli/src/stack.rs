@@ -3,8 +3,11 @@
 use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
 use crate::args::{Memory, Protect, StackArgs};
 use pinfold::arena::{AllocError, BuildError, Residency};
+use pinfold::soft::Port;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
 
 /// Why there is no memory stack.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +16,9 @@ pub(crate) enum StackError {
     #[error("no I/O address space: {0}")]
     Domain(#[from] BackendError),
     /// No memory.
-    #[error("no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory")]
+    #[error(
+        "no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory"
+    )]
     Arena {
         /// `the data`, `the controllers' queues`.
         purpose: &'static str,
@@ -24,7 +29,9 @@ pub(crate) enum StackError {
     #[error("the data's memory has no room for its buffers: {0}")]
     Buffer(#[from] AllocError),
     /// More than can be counted.
-    #[error("{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth")]
+    #[error(
+        "{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth"
+    )]
     TooMuch {
         /// How many buffers.
         slots: usize,
@@ -68,7 +75,11 @@ fn control_bytes(slots: usize, bytes: usize) -> u64 {
 
 impl Stack {
     /// A stack with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
-    pub(crate) fn build(args: StackArgs, (slots, bytes): (usize, usize), controllers: u64) -> Result<Self, StackError> {
+    pub(crate) fn build(
+        args: StackArgs,
+        (slots, bytes): (usize, usize),
+        controllers: u64,
+    ) -> Result<Self, StackError> {
         let too_much = || StackError::TooMuch { slots, bytes };
         let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;
@@ -91,9 +102,19 @@ impl Stack {
         Ok(Self { domain, control, data, protect: args.protect, slots, slot_bytes })
     }
 
+    /// All of the data's memory.
+    pub(crate) fn data_memory(&self) -> DmaMemory {
+        self.data.memory()
+    }
+
     /// The data buffers.
     pub(crate) fn buffers(&self) -> Result<Vec<Buffer>, StackError> {
         (0..self.slots).map(|_| Ok(self.data.alloc(self.slot_bytes)?)).collect()
+    }
+
+    /// A new controller's way to memory.
+    pub(crate) fn port(&self) -> Option<Port> {
+        self.domain.port()
     }
 
     /// What the arenas got.

@@ -2,12 +2,8 @@
 //! checks what is asked of it.
 
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
-use std::io;
 
 impl Bytes for Vec<u8> {
-    fn capacity(&self) -> usize {
-        self.len()
-    }
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         to.copy_from_slice(&self[at..at + to.len()]);
         Ok(())
@@ -80,16 +76,11 @@ impl Fake {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random % below as u64) as usize
-    }
-
-    fn error() -> TargetError {
-        let error = io::Error::from(io::ErrorKind::StorageFull);
-        TargetError::System { target: "fake".into(), action: "writing", error }
+        usize::try_from(self.random % below as u64).unwrap()
     }
 
     fn carry_out(&mut self, mut request: Request<Vec<u8>>) -> Done<Vec<u8>> {
-        let at = request.offset as usize;
+        let at = usize::try_from(request.offset).unwrap();
         let len = match request.way {
             Way::Read => {
                 let len = request.len.min(self.data.len().saturating_sub(at));
@@ -133,7 +124,7 @@ impl Target<Vec<u8>> for Fake {
             self.data.truncate(len);
         }
         if self.fault == Some((self.requests, Fault::Refuse)) {
-            return Err(Refused { buffer: Some(request.buffer), error: Self::error() });
+            return Err(Refused { buffer: Some(request.buffer), error: TargetError::Fake });
         }
         self.in_flight.push(request);
         self.at_most = self.at_most.max(self.in_flight.len());
@@ -148,11 +139,11 @@ impl Target<Vec<u8>> for Fake {
             done.push(match fault {
                 Some((_, Fault::Fail)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(TargetError::Fake) }
                 }
                 Some((_, Fault::Quarantine)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: None, result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: None, result: Err(TargetError::Fake) }
                 }
                 _ => self.carry_out(request),
             });

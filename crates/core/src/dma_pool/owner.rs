@@ -252,12 +252,14 @@ impl Owner {
         self.low = self.magazine.len();
     }
 
+    /// Puts blocks back, those of one row that lie side by side in the magazine at once.
     fn put_back(&mut self, blocks: usize) {
         let Self { magazine, spent, open, whole, drawn, .. } = self;
-        for held in magazine.pop_slice(blocks) {
-            let row = held.slot.row();
+        for run in magazine.pop_slice(blocks).chunk_by(|a, b| a.slot.row() == b.slot.row()) {
+            let [first, ..] = run else { continue };
+            let row = first.slot.row();
             let before = row.avail();
-            row.set_avail(before | 1 << held.slot.bit());
+            row.set_avail(run.iter().fold(before, |avail, held| avail | 1 << held.slot.bit()));
             if row.is_whole() {
                 if before == 0 {
                     spent.remove(row)
@@ -269,7 +271,7 @@ impl Owner {
                 spent.remove(row);
                 open.push_front(row);
             }
-            *drawn -= 1;
+            *drawn -= count(run.len());
         }
     }
 

@@ -299,6 +299,17 @@ fn blocks_free_themselves_and_go_home_from_anywhere() {
 }
 
 #[test]
+fn handles_and_blocks_may_move_between_threads() {
+    fn may_move<T: Send>(_: &T) {}
+    fn may_be_shared<T: Sync>(_: &T) {}
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    may_be_shared(&pool);
+    may_move(&pool.local());
+    may_move(&pool.alloc().unwrap());
+}
+
+#[test]
 fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
     let heap = Heap::new(8 << 20);
     let pool = pool(&heap, 64);
@@ -515,4 +526,29 @@ fn stress_of_two_frees_of_one_block_one_counts() {
     assert_eq!(stats.late_double_frees + rounds as u64 * 50, freed.load(Ordering::Relaxed) as u64);
     pool.free_bulk(&all).unwrap();
     pool.destroy().unwrap();
+}
+
+/// Read-modify-writes an operation: none while blocks go to and fro, and rows change hands for 64 blocks at a time.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn hot_paths_share_nothing() {
+    use crate::sync::{rmw_count, rmw_reset};
+    const N: u32 = 200_000;
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 128);
+    let mut local = pool.local();
+    let first = local.alloc_raw().unwrap();
+    local.free_raw(first).unwrap();
+    rmw_reset();
+    for _ in 0..N {
+        let block = local.alloc_raw().unwrap();
+        local.free_raw(block).unwrap();
+    }
+    assert_eq!(rmw_count(), 0);
+    let blocks: Vec<_> = (0..N).map(|_| local.alloc_raw().unwrap()).collect();
+    for block in blocks {
+        local.free_raw(block).unwrap();
+    }
+    let an_operation = rmw_count() as f64 / f64::from(2 * N);
+    assert!(an_operation < 0.02, "{an_operation}");
 }
