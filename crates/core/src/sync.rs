@@ -7,10 +7,7 @@
 //! Memory that a *device* shares does not come through here: that is [`mem`](crate::mem).
 
 #[cfg(loom)]
-pub(crate) use loom::{
-    hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, fence},
-};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 /// Pointers are published by stores and loads alone: there is nothing to count.
 #[cfg(not(loom))]
@@ -18,14 +15,11 @@ pub(crate) use core::sync::atomic::AtomicPtr;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicPtr;
 
-#[cfg(not(loom))]
-pub(crate) use core::{hint::spin_loop, sync::atomic::fence};
-
 #[cfg(all(not(loom), not(feature = "count-rmw")))]
-pub(crate) use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
-pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 pub(crate) use core::sync::atomic::Ordering;
 

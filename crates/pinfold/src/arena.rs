@@ -35,6 +35,7 @@ pub use source::{Account, NotLocked, Refused, Residency, Source, UnknownSource, 
 
 use crate::buffer::Buffer;
 use crate::sys::{region::Region, smaps};
+use crate::uring::Fixed;
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
@@ -150,6 +151,11 @@ impl Arena {
     /// reaches only what is mapped there.
     pub fn iova(&self) -> Iova {
         self.0.iova.start()
+    }
+
+    /// All of it, to be registered with a ring ([`Options::fixed`](crate::uring::Options::fixed)).
+    pub fn fixed(&self) -> Fixed<'_> {
+        self.0.region.memory().into()
     }
 
     /// How many bytes it has.

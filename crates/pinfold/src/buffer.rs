@@ -38,6 +38,17 @@ impl Buffer {
 
     /// The bytes, to be read and written beside a device: by copies, which always work.
     ///
+    ///
+    /// What is lent does not outlive the buffer, nor is it there beside a slice:
+    ///
+    /// ```compile_fail,E0502
+    /// # fn example(mut buffer: pinfold::Buffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = buffer.memory();
+    /// let slice = buffer.as_slice()?;
+    /// memory.write_u8(0, 1)?;
+    /// assert_eq!(slice[0], 0);
+    /// # Ok(()) }
+    /// ```
     pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }

@@ -25,7 +25,7 @@ mod tests;
 
 pub use error::{FileError, Op};
 pub use note::{BufferedWhy, Note};
-pub use slot::{Done, Options, Rejected, Submitted};
+pub use slot::{Done, Fixed, Options, Rejected, Submitted};
 
 use file::{Target, errno_of};
 use pinfold_core::domain::Pinned;

@@ -67,8 +67,6 @@ macro_rules! counting {
 counting! {
     AtomicBool bool { swap, fetch_or, fetch_and };
     AtomicU8 u8 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
-    AtomicU16 u16 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
     AtomicU32 u32 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
     AtomicU64 u64 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
-    AtomicUsize usize { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
 }

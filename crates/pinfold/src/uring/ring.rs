@@ -3,6 +3,7 @@
 use super::error::Op;
 use super::file::errno_of;
 use super::note::Note;
+use super::slot::Fixed;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pinfold_core::mem::DmaMemory;
 use rustix::io::Errno;
@@ -49,7 +50,7 @@ pub(super) struct Uring {
 
 impl Ring {
     /// A ring, or what does without it, with notes of what could not be had.
-    pub(super) fn new(file: &File, depth: u32, fixed: &[DmaMemory], notes: &mut Vec<Note>) -> Self {
+    pub(super) fn new(file: &File, depth: u32, fixed: &[Fixed<'_>], notes: &mut Vec<Note>) -> Self {
         match Uring::new(file, depth, fixed, notes) {
             Ok(ring) => Self::Uring(Box::new(ring)),
             Err(errno) => {
@@ -130,7 +131,7 @@ impl Ring {
 }
 
 impl Uring {
-    fn new(file: &File, depth: u32, fixed: &[DmaMemory], notes: &mut Vec<Note>) -> Result<Self, Errno> {
+    fn new(file: &File, depth: u32, fixed: &[Fixed<'_>], notes: &mut Vec<Note>) -> Result<Self, Errno> {
         let ring = IoUring::builder().dontfork().build(depth).map_err(|error| errno_of(&error))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error))?;
@@ -208,11 +209,11 @@ impl Uring {
 }
 
 /// Registers the memory in pieces that the kernel takes, all or nothing.
-fn register(ring: &IoUring, fixed: &[DmaMemory]) -> Result<Vec<(usize, usize)>, Note> {
+fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Vec<(usize, usize)>, Note> {
     let mut pieces: Vec<(usize, usize)> = Vec::new();
     for memory in fixed {
-        let starts = (0..memory.len()).step_by(PIECE);
-        pieces.extend(starts.map(|at| (memory.addr() + at, PIECE.min(memory.len() - at))));
+        let starts = (0..memory.len).step_by(PIECE);
+        pieces.extend(starts.map(|at| (memory.addr + at, PIECE.min(memory.len - at))));
     }
     if pieces.is_empty() {
         return Ok(pieces);

@@ -4,6 +4,7 @@ use super::error::{FileError, Op};
 use super::file::Target;
 use pinfold_core::mem::DmaMemory;
 use rustix::io::Errno;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 /// How a queue is made.
@@ -19,7 +20,7 @@ pub struct Options<'o, 'm> {
     /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones, save those
     /// that lie across a multiple of 1 GiB from an arena's start. The queue knows the memory by its addresses, so it
     /// borrows it for as long as it lives.
-    pub fixed: &'o [DmaMemory<'m>],
+    pub fixed: &'o [Fixed<'m>],
     /// With io_uring; `false` makes the transfers one after the other, as where there is none.
     pub ring: bool,
 }
@@ -27,6 +28,22 @@ pub struct Options<'o, 'm> {
 impl Default for Options<'_, '_> {
     fn default() -> Self {
         Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true }
+    }
+}
+
+/// Memory to be registered with a ring: where it is, without a way to it.
+///
+/// Of an arena it is [`Arena::fixed`](crate::Arena::fixed).
+#[derive(Clone, Copy, Debug)]
+pub struct Fixed<'m> {
+    pub(super) addr: usize,
+    pub(super) len: usize,
+    lent: PhantomData<&'m ()>,
+}
+
+impl<'m> From<DmaMemory<'m>> for Fixed<'m> {
+    fn from(memory: DmaMemory<'m>) -> Self {
+        Self { addr: memory.addr(), len: memory.len(), lent: PhantomData }
     }
 }
 

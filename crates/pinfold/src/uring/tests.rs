@@ -82,10 +82,15 @@ fn create() -> OpenOptions {
 }
 
 /// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at `options.depth`.
-fn round_trip(path: &Path, content: &[u8], block: usize, options: &Options<'_, 'static>) -> Vec<Note> {
+fn round_trip(
+    path: &Path,
+    content: &[u8],
+    block: usize,
+    memory: DmaMemory<'static>,
+    options: &Options<'_, 'static>,
+) -> Vec<Note> {
     let mut queue: FileQueue<Piece> = FileQueue::open(path, &create(), options).unwrap();
     let room = block.next_multiple_of(4096);
-    let memory = options.fixed.first().copied().unwrap_or_else(|| arena(room * options.depth as usize));
     let mut free: Vec<Piece> =
         (0..options.depth as usize).map(|i| Piece(memory.part(i * room, room).unwrap())).collect();
     for op in [Op::Write, Op::Read] {
@@ -136,7 +141,7 @@ fn round_trip(path: &Path, content: &[u8], block: usize, options: &Options<'_, '
 fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
     let folder = tempfile::tempdir().unwrap();
     // One arena for all, larger than any of them needs.
-    let memory = [arena(16 << 20)];
+    let memory = arena(16 << 20);
     let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 100_000, 1_234_567];
     for (i, len) in sizes.into_iter().enumerate() {
         for (block, depth) in [(4096, 1), (16 << 10, 7), (64 << 10, 256)] {
@@ -144,9 +149,10 @@ fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
                 [(true, true, true), (true, true, false), (false, true, true), (true, false, false)]
             {
                 let path = folder.path().join(format!("{i}-{block}-{direct}-{ring}-{fix}"));
-                let fixed: &[DmaMemory<'static>] = if fix { &memory } else { &[] };
+                let all = [memory.into()];
+                let fixed: &[Fixed<'static>] = if fix { &all } else { &[] };
                 let options = Options { depth, direct, ring, fixed, ..Options::default() };
-                let notes = round_trip(&path, &pattern(len, i as u64), block, &options);
+                let notes = round_trip(&path, &pattern(len, i as u64), block, memory, &options);
                 assert!(direct || !notes.iter().any(|note| matches!(note, Note::Buffered(_))));
             }
         }
@@ -157,20 +163,26 @@ fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
 fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_not() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options { block: 512, ..Options::default() };
-    let notes = round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, &options);
+    let notes = round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, arena(64 << 20), &options);
     let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("512"), &create(), &options).unwrap();
     assert_eq!(queue.is_direct(), !notes.iter().any(|note| matches!(note, Note::Buffered(_))));
     assert!(!queue.is_direct() || queue.logical_block() <= 512);
     // A block that no O_DIRECT takes is taken, with a note.
     let options = Options { block: 1, ..Options::default() };
-    let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, &options);
+    let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, arena(8 << 20), &options);
     assert!(matches!(notes[..], [Note::Buffered(BufferedWhy::Block { asked: 1, .. }), ..]), "{notes:?}");
 }
 
 #[test]
 fn memory_file_systems_work_direct_or_not() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
-    let notes = round_trip(&folder.path().join("shm"), &pattern(99_999, 3), 8192, &Options::default());
+    let notes = round_trip(
+        &folder.path().join("shm"),
+        &pattern(99_999, 3),
+        8192,
+        arena(8 << 20),
+        &Options::default(),
+    );
     assert!(notes.iter().all(|note| matches!(note, Note::Buffered(BufferedWhy::Refused(_)))), "{notes:?}");
 }
 
@@ -355,7 +367,7 @@ fn polling_finds_what_is_over_without_waiting() {
 #[test]
 fn buffers_in_registered_memory_are_fixed_across_pieces() {
     let folder = tempfile::tempdir().unwrap();
-    let memory = [arena(1 << 20), arena(64 << 10)];
+    let memory = [arena(1 << 20).into(), arena(64 << 10).into()];
     let options = Options { fixed: &memory, ..Options::default() };
     let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
     let refused = queue.notes().iter().any(|note| matches!(note, Note::NotFixed { .. }));
@@ -382,9 +394,10 @@ fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memlock");
     let asked = limit.next_multiple_of(4096) + (1 << 20);
-    let memory = [arena(usize::try_from(asked).unwrap())];
+    let memory = arena(usize::try_from(asked).unwrap());
+    let fixed = [memory.into()];
     let notes = without_ipc_lock(|| {
-        round_trip(&path, &pattern(50_000, 4), 4096, &Options { fixed: &memory, ..Options::default() })
+        round_trip(&path, &pattern(50_000, 4), 4096, memory, &Options { fixed: &fixed, ..Options::default() })
     });
     let [.., Note::NotFixed { asked: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
         // No ring at all, or none that counts.

@@ -52,7 +52,7 @@ impl Physical for Scattered {
 }
 
 /// Memory of which only the addresses are used.
-fn nowhere(pages: usize) -> DmaMemory {
+fn nowhere(pages: usize) -> DmaMemory<'static> {
     // SAFETY: nothing in these tests touches it.
     unsafe { DmaMemory::from_raw(NonNull::without_provenance(0x1000_0000.try_into().unwrap()), pages * 4096) }
 }
