@@ -1,9 +1,9 @@
 use super::*;
 use crate::frame::FrameError;
+use crate::sync::Mutex;
 use proptest::prelude::*;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const IOVA: u64 = 0x12_3400_0000 << 4;
@@ -61,7 +61,7 @@ unsafe impl ChunkSource for &Heap {
         Iova::new(IOVA)
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        let mut taken = self.taken.lock().unwrap();
+        let mut taken = self.taken.lock();
         let frames = order.frames() as usize;
         let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
         let left = self.left.load(Ordering::Relaxed);
@@ -74,7 +74,7 @@ unsafe impl ChunkSource for &Heap {
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
         let first = frame.index() as usize;
-        let mut taken = self.taken.lock().unwrap();
+        let mut taken = self.taken.lock();
         let run = &mut taken[first..first + order.frames() as usize];
         assert!(!run.contains(&false), "given back what was not taken");
         run.fill(false);
@@ -130,7 +130,7 @@ fn the_workload_that_began_it() {
         let stats = pool.report();
         assert_eq!((stats.in_use, stats.high_water, stats.in_depot), (0, N as u64, stats.blocks));
         pool.destroy().unwrap();
-        assert!(!heap.taken.lock().unwrap().contains(&true));
+        assert!(!heap.taken.lock().contains(&true));
     }
 }
 
@@ -257,7 +257,7 @@ fn running_out_of_memory_at_any_chunk_changes_nothing() {
         }
         pool.free_bulk(&blocks).unwrap();
         pool.destroy().unwrap();
-        assert!(!heap.taken.lock().unwrap().contains(&true));
+        assert!(!heap.taken.lock().contains(&true));
     }
 }
 
@@ -273,7 +273,7 @@ fn a_busy_pool_is_given_back_and_a_dropped_one_keeps_what_is_out() {
     let pool = busy.pool;
     assert_eq!(pool.free_raw(freed), Err(FreeError::DoubleFree { addr: freed.as_ptr().as_ptr().addr() }));
     drop(pool);
-    assert_eq!(heap.taken.lock().unwrap().iter().filter(|&&taken| taken).count(), 1);
+    assert_eq!(heap.taken.lock().iter().filter(|&&taken| taken).count(), 1);
 }
 
 #[test]
@@ -461,9 +461,9 @@ fn stress_blocks_wander_between_eight_threads() {
                         let block = if i == 7 { pool.alloc_raw() } else { local.alloc_raw() }.unwrap();
                         let memory = pool.memory(block).unwrap();
                         memory.write_u64(0, block.iova().raw()).unwrap();
-                        hands[to].lock().unwrap().push(block);
+                        hands[to].lock().push(block);
                     }
-                    let mine = std::mem::take(&mut *hands[me].lock().unwrap());
+                    let mine = std::mem::take(&mut *hands[me].lock());
                     for (i, block) in mine.into_iter().enumerate() {
                         let memory = pool.memory(block).unwrap();
                         assert_eq!(memory.read_u64(0), Ok(block.iova().raw()));
@@ -478,7 +478,7 @@ fn stress_blocks_wander_between_eight_threads() {
             });
         }
     });
-    let rest: Vec<_> = hands.iter().flat_map(|hand| std::mem::take(&mut *hand.lock().unwrap())).collect();
+    let rest: Vec<_> = hands.iter().flat_map(|hand| std::mem::take(&mut *hand.lock())).collect();
     let stats = pool.report();
     assert_eq!((stats.in_use, stats.late_double_frees), (rest.len() as u64, 0));
     pool.free_bulk(&rest).unwrap();
@@ -501,7 +501,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
                 while turn.load(Ordering::Acquire) < 2 * round + 1 {
                     std::hint::spin_loop();
                 }
-                let blocks = shared.lock().unwrap().clone();
+                let blocks = shared.lock().clone();
                 let ok = blocks.iter().rev().filter(|&&block| local.free_raw(block).is_ok()).count();
                 freed.fetch_add(ok, Ordering::Relaxed);
                 turn.store(2 * round + 2, Ordering::Release);
@@ -510,7 +510,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
         for round in 0..rounds {
             let blocks: Vec<_> = (0..50).map(|_| local.alloc_raw().unwrap()).collect();
             assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), 50);
-            *shared.lock().unwrap() = blocks.clone();
+            *shared.lock() = blocks.clone();
             turn.store(2 * round + 1, Ordering::Release);
             let ok = blocks.iter().filter(|&&block| local.free_raw(block).is_ok()).count();
             freed.fetch_add(ok, Ordering::Relaxed);
