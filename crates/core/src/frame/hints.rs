@@ -1,0 +1,119 @@
+//! Where to look: a set of regions in two levels.
+
+use crate::sync::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+
+/// A set of regions that are worth a look; which ones really are, the map says.
+///
+/// The promise between the two: *a region with a free frame is in one of the zone's sets, or reserved by an owner
+/// that says so*. Whoever frees changes the map and then reads the sets; whoever leaves a set changes the set and
+/// then reads the map. All four are sequentially consistent, so one of the two sees the other.
+#[derive(Debug)]
+pub(super) struct Hints {
+    /// A bit a region.
+    bits: Box<[AtomicU64]>,
+    /// A bit for each word of `bits` that is not 0, and for some that are.
+    above: Box<[AtomicU64]>,
+}
+
+impl Hints {
+    /// A set over `regions` regions that has the first `members` of them.
+    pub(super) fn new(regions: u32, members: u32) -> Self {
+        Self {
+            bits: first_set(regions, members),
+            above: first_set(regions.div_ceil(64), members.div_ceil(64)),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.bits) + size_of_val(&*self.above)
+    }
+
+    #[inline(always)]
+    pub(super) fn has(&self, region: u32) -> bool {
+        self.bits[(region / 64) as usize].load(Ordering::SeqCst) & (1 << (region % 64)) != 0
+    }
+
+    /// Puts a region in.
+    pub(super) fn set(&self, region: u32) {
+        if self.has(region) {
+            return;
+        }
+        let word = region / 64;
+        self.bits[word as usize].fetch_or(1 << (region % 64), Ordering::SeqCst);
+        self.set_above(word);
+    }
+
+    fn set_above(&self, word: u32) {
+        total_order();
+        let (above, bit) = (&self.above[(word / 64) as usize], 1 << (word % 64));
+        if above.load(Ordering::SeqCst) & bit == 0 {
+            above.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes a region out. Returns whether it was in, which of those who try at once only one is told.
+    pub(super) fn take(&self, region: u32) -> bool {
+        if !self.has(region) {
+            return false;
+        }
+        let (word, bit) = (region / 64, 1_u64 << (region % 64));
+        let bits = &self.bits[word as usize];
+        let old = bits.fetch_and(!bit, Ordering::SeqCst);
+        total_order();
+        old & bit != 0
+    }
+
+    /// Clears the bit above a word that is 0. Left to who comes by: a set of one region would pay for it each time.
+    fn clear_above(&self, word: u32) {
+        self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
+        total_order();
+        if self.bits[word as usize].load(Ordering::SeqCst) != 0 {
+            self.set_above(word);
+        }
+    }
+
+    /// The first region of the set from `start` on. At most 128 words are read to skip 1 TiB.
+    pub(super) fn next_from(&self, start: u32) -> Option<u32> {
+        let mut word = start / 64;
+        let here = self.bits.get(word as usize)?.load(Ordering::Acquire) & (!0 << (start % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros());
+        }
+        word += 1;
+        let mut mask = !0 << (word % 64);
+        for index in word / 64.. {
+            let mut above = self.above.get(index as usize)?.load(Ordering::Acquire) & mask;
+            mask = !0;
+            while above != 0 {
+                let word = index * 64 + above.trailing_zeros();
+                let bits = self.bits[word as usize].load(Ordering::Acquire);
+                if bits != 0 {
+                    return Some(word * 64 + bits.trailing_zeros());
+                }
+                self.clear_above(word);
+                above &= above - 1;
+            }
+        }
+        None
+    }
+}
+
+/// `len` bits of which the first `set` are 1.
+fn first_set(len: u32, set: u32) -> Box<[AtomicU64]> {
+    (0..len.div_ceil(64))
+        .map(|word| match set.saturating_sub(word * 64) {
+            0 => AtomicU64::new(0),
+            n => AtomicU64::new(!0 >> (64 - n.min(64))),
+        })
+        .collect()
+}
+
+/// The total order of the sequentially consistent operations is relied on here.
+///
+/// Loom takes them for acquire and release, and would report what cannot happen; a fence makes up for it.
+#[inline(always)]
+pub(super) fn total_order() {
+    #[cfg(loom)]
+    crate::sync::fence(Ordering::SeqCst);
+}

@@ -1,0 +1,96 @@
+//! Every interleaving of two owners, on a zone of one or two regions.
+
+use super::*;
+use loom::sync::Arc;
+use loom::thread;
+
+fn model(check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 20_000;
+    builder.check(check);
+}
+
+fn full(slots: u32) -> (Arc<Zone>, Frame) {
+    let zone = Zone::with_slots(512, slots).unwrap();
+    let first = zone.alloc(Order::HUGE).unwrap();
+    (Arc::new(zone), first)
+}
+
+/// A claim against a free of the only free frame: it is handed out once, and if the claim came too early the
+/// next one gets it. This fails where the hints are read before the map is changed.
+#[test]
+fn loom_a_claim_against_a_free() {
+    model(|| {
+        let (zone, frame) = full(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(frame, Order::PAGE).unwrap()
+        });
+        let early = zone.alloc(Order::PAGE).ok();
+        other.join().unwrap();
+        let late = zone.alloc(Order::PAGE).ok();
+        assert_eq!((early.is_some(), early.or(late)), (late.is_none(), Some(frame)));
+        assert_eq!(zone.taken(), 512);
+    });
+}
+
+/// A claim against the free that makes the region whole: wherever the claim comes, the hints end up true.
+#[test]
+fn loom_a_claim_against_a_region_that_becomes_whole() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let frame = zone.alloc(Order::PAGE).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(frame, Order::PAGE).unwrap()
+        });
+        let mine = zone.alloc(Order::PAGE).unwrap();
+        other.join().unwrap();
+        assert_eq!(zone.taken(), 1);
+        assert_eq!((zone.stats().allocs, zone.stats().frees), (2, 1));
+        let next = zone.alloc(Order::PAGE).unwrap();
+        assert_ne!(next, mine);
+        zone.free(next, Order::PAGE).unwrap();
+        zone.free(mine, Order::PAGE).unwrap();
+        assert!(zone.alloc(Order::HUGE).is_ok(), "the region is whole, and is found");
+    });
+}
+
+/// Two owners reserve regions, with one partly free and one whole: no frame twice, none out of sight afterwards.
+#[test]
+fn loom_reservations() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(1000, 2).unwrap());
+        let owner = |zone: Arc<Zone>| {
+            move || {
+                let mut local = zone.local();
+                let frame = local.alloc(Order::PAGE).unwrap();
+                assert!(local.held() > 0);
+                frame
+            }
+        };
+        let other = thread::spawn(owner(zone.clone()));
+        let mine = owner(zone.clone())();
+        let theirs = other.join().unwrap();
+        assert_ne!(mine, theirs);
+        assert_eq!(zone.taken(), 2);
+        let rest: usize = zone.take_list(2000).len();
+        assert_eq!(rest, 998);
+    });
+}
+
+/// The same frame freed by two at once: one of them is told.
+#[test]
+fn loom_a_double_free_is_told_once() {
+    model(|| {
+        let (zone, frame) = full(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(frame, Order::PAGE).is_ok()
+        });
+        let mine = zone.free(frame, Order::PAGE).is_ok();
+        assert!(mine ^ other.join().unwrap());
+        assert_eq!(zone.taken(), 511);
+    });
+}

@@ -1,0 +1,247 @@
+//! The map: a bit a frame, 1 where it is taken.
+
+use super::Frame;
+use crate::sync::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+
+/// How many frames a region has.
+pub(super) const REGION: u32 = 512;
+/// How many words the map of a region has.
+pub(super) const WORDS: u32 = REGION / 64;
+
+/// Some frames of one word of the map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    /// The word's number in the map.
+    pub(super) word: u32,
+    /// Which of its frames.
+    pub(super) mask: u64,
+}
+
+impl Part {
+    pub(super) const NONE: Self = Self { word: u32::MAX, mask: 0 };
+
+    /// The part that is this frame alone.
+    #[inline(always)]
+    pub(super) fn of(frame: Frame) -> Self {
+        Self { word: frame.index() / 64, mask: 1 << (frame.index() % 64) }
+    }
+
+    pub(super) fn len(self) -> u32 {
+        self.mask.count_ones()
+    }
+
+    pub(super) fn region(self) -> u32 {
+        self.word / WORDS
+    }
+
+    /// The lowest frame of the part.
+    #[inline(always)]
+    pub(super) fn first(self) -> Frame {
+        Frame::inside(self.word * 64 + self.mask.trailing_zeros())
+    }
+
+    /// Takes the lowest frame out of the part.
+    #[inline(always)]
+    pub(super) fn pop(&mut self) -> Option<Frame> {
+        if self.mask == 0 {
+            return None;
+        }
+        let frame = self.first();
+        self.mask &= self.mask - 1;
+        Some(frame)
+    }
+
+    /// Takes the lowest `n` frames out of the part.
+    pub(super) fn split(&mut self, n: u32) -> Self {
+        let low = Self { word: self.word, mask: lowest(self.mask, n) };
+        self.mask &= !low.mask;
+        low
+    }
+}
+
+/// The lowest `n` of the bits that are set.
+fn lowest(bits: u64, n: u32) -> u64 {
+    if n >= bits.count_ones() {
+        return bits;
+    }
+    let mut rest = bits;
+    for _ in 0..n {
+        rest &= rest - 1;
+    }
+    bits & !rest
+}
+
+/// The bits at which an aligned run of 2^order set bits starts, order 0..=6.
+fn run_starts(bits: u64, order: u8) -> u64 {
+    /// For each order, the bits at which an aligned run can start.
+    const STARTS: [u64; 7] = [
+        !0,
+        0x5555_5555_5555_5555,
+        0x1111_1111_1111_1111,
+        0x0101_0101_0101_0101,
+        0x0001_0001_0001_0001,
+        0x0000_0001_0000_0001,
+        1,
+    ];
+    let mut starts = bits;
+    for step in 0..order {
+        starts &= starts >> (1 << step);
+    }
+    starts & STARTS.get(usize::from(order)).copied().unwrap_or(0)
+}
+
+/// The parts, word by word, of the `frames` frames from `first`.
+pub(super) fn parts(first: u32, frames: u32) -> impl Iterator<Item = Part> + Clone {
+    let end = first + frames;
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let low = first.saturating_sub(word * 64);
+        let high = (end - word * 64).min(64);
+        Part { word, mask: (!0 >> (64 - (high - low))) << low }
+    })
+}
+
+/// What a claim got.
+pub(super) struct Claimed {
+    pub(super) mask: u64,
+    /// Whether all 64 frames of the word were free before.
+    pub(super) was_whole: bool,
+}
+
+/// The words of a zone.
+#[derive(Debug)]
+pub(super) struct Map {
+    words: Box<[AtomicU64]>,
+    /// Where the first region begins, so that each lies on one cache line.
+    start: usize,
+}
+
+impl Map {
+    /// The map of `regions` regions, all free.
+    pub(super) fn new(regions: u32) -> Self {
+        // One region more than needed, so that the first one can begin on a cache line.
+        let len = (regions as usize + 1) * WORDS as usize;
+        let words = zeroed(len);
+        let start = words.as_ptr().align_offset(64).min(WORDS as usize);
+        Self { words, start }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
+    #[inline(always)]
+    fn word(&self, word: u32) -> &AtomicU64 {
+        &self.words[self.start + word as usize]
+    }
+
+    fn region(&self, region: u32) -> &[AtomicU64] {
+        let start = self.start + (region * WORDS) as usize;
+        &self.words[start..start + WORDS as usize]
+    }
+
+    /// Which frames of `part` are free.
+    #[inline(always)]
+    pub(super) fn free_of(&self, part: Part) -> u64 {
+        part.mask & !self.word(part.word).load(Ordering::Relaxed)
+    }
+
+    /// Whether no frame of the region is taken. Sequentially consistent: see [`Hints`](super::hints::Hints).
+    pub(super) fn is_whole(&self, region: u32) -> bool {
+        self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
+    }
+
+    /// Whether some frame of the region is free. Sequentially consistent, likewise.
+    pub(super) fn has_free(&self, region: u32) -> bool {
+        self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
+    }
+
+    /// How many frames of the region are taken.
+    pub(super) fn taken_in(&self, region: u32) -> u32 {
+        self.region(region).iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
+    /// Claims what `choose` picks from the free frames of a word; it picks 0 to give up.
+    ///
+    /// What the last owner did to the frames comes before their being free. Sequentially consistent: the hints are
+    /// read next.
+    #[inline(always)]
+    fn claim_with(&self, word: u32, choose: impl Fn(u64) -> u64) -> Claimed {
+        let word = self.word(word);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let mask = choose(!old);
+            if mask == 0 {
+                return Claimed { mask: 0, was_whole: false };
+            }
+            match word.compare_exchange_weak(old, old | mask, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return Claimed { mask, was_whole: old == 0 },
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Claims at most `n` frames of a word, the lowest ones, by one compare-and-swap.
+    #[inline(always)]
+    pub(super) fn claim(&self, word: u32, n: u32) -> Claimed {
+        match n {
+            1 => self.claim_with(word, |free| free & free.wrapping_neg()),
+            64.. => self.claim_with(word, |free| free),
+            _ => self.claim_with(word, |free| lowest(free, n)),
+        }
+    }
+
+    /// Claims the lowest aligned run of 2^order frames of a word, order 0..=6.
+    pub(super) fn claim_order(&self, word: u32, order: u8) -> Claimed {
+        let frames = 1_u32 << order;
+        self.claim_with(word, |free| match run_starts(free, order) {
+            0 => 0,
+            starts => (!0 >> (64 - frames)) << starts.trailing_zeros(),
+        })
+    }
+
+    /// Claims exactly these frames, or none.
+    pub(super) fn claim_exactly(&self, part: Part) -> bool {
+        let all = |free| if free & part.mask == part.mask { part.mask } else { 0 };
+        self.claim_with(part.word, all).mask != 0
+    }
+
+    /// Gives frames back. Returns whether the word has no taken frame now.
+    ///
+    /// # Errors
+    /// The first frame of `part` that was free already. Then nothing has changed.
+    #[inline(always)]
+    pub(super) fn release(&self, part: Part) -> Result<bool, Frame> {
+        let word = self.word(part.word);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let already = part.mask & !old;
+            if already != 0 {
+                return Err(Part { word: part.word, mask: already }.first());
+            }
+            // Sequentially consistent: the hints are read next.
+            match word.compare_exchange_weak(old, old & !part.mask, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return Ok(old == part.mask),
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Marks frames that the zone does not have as taken for ever.
+    pub(super) fn exclude(&mut self, part: Part) {
+        _ = self.claim_exactly(part);
+    }
+}
+
+/// Words that are all 0, without touching them where the system hands out zeroed memory.
+#[cfg(not(loom))]
+fn zeroed(len: usize) -> Box<[AtomicU64]> {
+    let words = Box::<[AtomicU64]>::new_zeroed_slice(len);
+    // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic integer with the value 0.
+    unsafe { words.assume_init() }
+}
+
+#[cfg(loom)]
+fn zeroed(len: usize) -> Box<[AtomicU64]> {
+    (0..len).map(|_| AtomicU64::new(0)).collect()
+}

@@ -1,0 +1,426 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const ORDERS: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
+
+fn order(order: u8) -> Order {
+    Order::new(order).unwrap()
+}
+
+fn frame(index: u32) -> Frame {
+    Frame::new(index).unwrap()
+}
+
+fn covered(first: Frame, frames: u32) -> std::ops::Range<u32> {
+    first.index()..first.index() + frames
+}
+
+#[test]
+fn a_zone_has_a_size() {
+    for frames in [0, 1, 511, Zone::MAX_FRAMES + 1, u32::MAX] {
+        assert_eq!(Zone::new(frames).err(), Some(FrameError::ZoneSize { frames }));
+    }
+    assert_eq!(Zone::new(512).unwrap().frames(), 512);
+}
+
+#[test]
+fn every_frame_of_an_odd_zone_is_handed_out_once() {
+    for frames in [512, 513, 575, 1000, 1024, 33_333] {
+        let zone = Zone::new(frames).unwrap();
+        let mut seen: Vec<u32> = (0..frames).map(|_| zone.alloc(Order::PAGE).unwrap().index()).collect();
+        assert_eq!(zone.alloc(Order::PAGE), Err(FrameError::Exhausted { order: Order::PAGE, frames }));
+        assert_eq!(zone.taken(), frames.into());
+        seen.sort_unstable();
+        assert!(seen.iter().copied().eq(0..frames));
+        for index in seen {
+            zone.free(frame(index), Order::PAGE).unwrap();
+        }
+        assert_eq!((zone.taken(), zone.stats().in_use, zone.stats().high_water), (0, 0, frames.into()));
+        assert_eq!(zone.stats().exhausted, 1);
+        assert!(zone.alloc(Order::HUGE).is_ok());
+    }
+}
+
+#[test]
+fn wrong_frees_are_told_apart_and_change_nothing() {
+    let zone = Zone::new(1000).unwrap();
+    let run = zone.alloc(order(4)).unwrap();
+    let single = zone.alloc(Order::PAGE).unwrap();
+    let before = (zone.taken(), zone.stats());
+    let foreign = |frame, run_frames| Err(FrameError::Foreign { frame, run_frames, frames: 1000 });
+    assert_eq!(zone.free(frame(1000), Order::PAGE), foreign(frame(1000), 1));
+    assert_eq!(zone.free(frame(u32::MAX - 1), Order::GIANT), foreign(frame(u32::MAX - 1), 1 << 18));
+    assert_eq!(zone.free(frame(992), order(4)), foreign(frame(992), 16));
+    assert_eq!(zone.free_run(run, 1001), foreign(run, 1001));
+    let odd = frame(run.index() + 1);
+    assert_eq!(run.index(), 512, "the tail is partly free and goes first");
+    assert_eq!(zone.free(odd, order(1)), Err(FrameError::Misaligned { frame: odd, order: order(1) }));
+    assert_eq!(zone.free(frame(999), Order::PAGE), Err(FrameError::DoubleFree { frame: frame(999) }));
+    assert_eq!(zone.free(run, order(5)), Err(FrameError::DoubleFree { frame: frame(528) }));
+    assert_eq!(zone.free_run(run, 0), Err(FrameError::Empty { frame: Some(run) }));
+    assert_eq!(zone.alloc_run(0, 1), Err(FrameError::Empty { frame: None }));
+    assert_eq!(zone.alloc_run(1, 3), Err(FrameError::Alignment { align_frames: 3 }));
+    assert_eq!((zone.taken(), zone.stats()), before);
+    zone.free(run, order(4)).unwrap();
+    assert_eq!(zone.free(run, order(4)), Err(FrameError::DoubleFree { frame: run }));
+    zone.free(single, Order::PAGE).unwrap();
+    assert_eq!(zone.taken(), 0);
+}
+
+#[test]
+fn an_owner_catches_what_lies_in_its_own_magazine() {
+    let zone = Zone::new(4096).unwrap();
+    let mut local = zone.local();
+    let first = local.alloc(Order::PAGE).unwrap();
+    local.free(first, Order::PAGE).unwrap();
+    let twice = Err(FrameError::DoubleFree { frame: first });
+    assert_eq!(local.free(first, Order::PAGE), twice);
+    assert_eq!(local.free(first, order(2)), twice);
+    assert_eq!(local.free_bulk(&mut [Some(first)]).map(drop), twice);
+    assert_eq!(zone.taken(), u64::from(local.held()));
+    drop(local);
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+    let mut local = zone.local();
+    assert_eq!(local.free(first, Order::PAGE), twice, "free in the map");
+}
+
+#[test]
+fn fill_touches_the_holes_only() {
+    let zone = Zone::new(600).unwrap();
+    let kept = zone.alloc(Order::PAGE).unwrap();
+    let mut slots = [None; 130];
+    slots[7] = Some(kept);
+    assert_eq!(zone.fill(&mut slots), 130);
+    assert_eq!(slots[7], Some(kept));
+    assert_eq!(slots.iter().flatten().collect::<BTreeSet<_>>().len(), 130);
+    let stats = zone.stats();
+    assert_eq!((stats.bulk_asked, stats.bulk_filled, stats.bulk_partial), (129, 129, 0));
+    assert_eq!(zone.fill(&mut slots), 130, "nothing to fill");
+    let mut many = vec![None; 500];
+    assert_eq!(zone.fill(&mut many), 470);
+    assert_eq!(many.iter().flatten().count(), 470);
+    assert_eq!((zone.stats().bulk_partial, zone.taken()), (1, 600));
+    assert_eq!(zone.free_bulk(&mut many), Ok(470));
+    assert!(many.iter().all(Option::is_none));
+    assert_eq!(zone.free_bulk(&mut slots), Ok(130));
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+}
+
+#[test]
+fn all_or_nothing_rolls_back() {
+    let zone = Zone::new(600).unwrap();
+    let mut local = zone.local();
+    for owner in [false, true] {
+        let mut slots = vec![None; 601];
+        slots[3] = Some(frame(7));
+        let short = Err(FrameError::Short { asked: 600, missing: 1 });
+        let one = zone.alloc(Order::PAGE).unwrap();
+        assert_eq!(if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) }, short);
+        assert_eq!(slots.iter().flatten().count(), 1);
+        zone.free(one, Order::PAGE).unwrap();
+        let done = if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) };
+        assert_eq!((done, zone.taken()), (Ok(()), 600));
+        slots[3] = None;
+        assert_eq!(zone.free_bulk(&mut slots), Ok(600));
+    }
+    drop(local);
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+}
+
+#[test]
+fn bulk_frees_stop_at_the_wrong_one() {
+    let zone = Zone::new(512).unwrap();
+    let mut slots = [None; 6];
+    assert_eq!(zone.fill(&mut slots), 6);
+    let [a, b, ..] = slots.map(Option::unwrap);
+    slots[3] = Some(a);
+    assert_eq!(zone.free_bulk(&mut slots), Err(FrameError::DoubleFree { frame: a }));
+    assert_eq!(slots.map(|slot| slot.is_some()), [false, false, false, true, true, true]);
+    assert!(zone.free(b, Order::PAGE).is_err());
+    let mut foreign = [Some(frame(512))];
+    assert!(matches!(zone.free_bulk(&mut foreign), Err(FrameError::Foreign { .. })));
+    // The one that slot 3 lost is still taken, besides the two behind it.
+    assert_eq!((zone.taken(), zone.stats().in_use), (3, 3));
+}
+
+#[test]
+fn a_list_owns_what_is_not_taken_from_it() {
+    let zone = Zone::new(4096).unwrap();
+    let mut list = zone.take_list(300);
+    let taken: Vec<_> = list.by_ref().take(100).collect();
+    assert_eq!((list.len(), zone.taken()), (200, 300));
+    drop(list);
+    assert_eq!((zone.taken(), zone.stats().in_use), (100, 100));
+    for frame in taken {
+        zone.free(frame, Order::PAGE).unwrap();
+    }
+    assert_eq!(zone.take_list(5000).len(), 4096);
+    let mut local = zone.local();
+    let mut list = local.take_list(3);
+    assert!(list.by_ref().count() == 3 && list.next().is_none());
+}
+
+#[test]
+fn partly_free_regions_go_first() {
+    let zone = Zone::new(512 * 64).unwrap();
+    let huge: Vec<_> = (0..64).map(|_| zone.alloc(Order::HUGE).unwrap()).collect();
+    zone.free(huge[40], Order::HUGE).unwrap();
+    zone.free_run(huge[50], 100).unwrap();
+    for _ in 0..100 {
+        let frame = zone.alloc(Order::PAGE).unwrap();
+        assert_eq!(frame.index() / 512, huge[50].index() / 512);
+    }
+    assert_eq!(zone.alloc(Order::HUGE), Ok(huge[40]));
+}
+
+#[test]
+fn runs_are_contiguous_and_aligned() {
+    let zone = Zone::new(512 * 8 + 300).unwrap();
+    let all = zone.alloc_run(512 * 8 + 300, 1).unwrap();
+    assert_eq!((all.index(), zone.taken()), (0, 512 * 8 + 300));
+    assert!(zone.alloc_run(1, 1).is_err());
+    zone.free_run(all, 512 * 8 + 300).unwrap();
+    let small = zone.alloc_run(5, 2).unwrap();
+    let large = zone.alloc_run(1100, 1024).unwrap();
+    assert_eq!((small.index(), large.index(), zone.taken()), (0, 1024, 1105));
+    let tail = zone.alloc_run(400, 512).unwrap();
+    assert_eq!(tail.index() % 512, 0);
+    zone.free_run(large, 1100).unwrap();
+    zone.free_run(small, 5).unwrap();
+    zone.free_run(tail, 400).unwrap();
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+}
+
+#[test]
+fn a_tebibyte_is_quick_and_small() {
+    let begin = std::time::Instant::now();
+    let zone = Zone::new(Zone::MAX_FRAMES).unwrap();
+    let took = begin.elapsed();
+    assert!(took.as_millis() < 100, "construction took {took:?}");
+    assert!(zone.metadata_bytes() as f64 <= 0.16 * f64::from(Zone::MAX_FRAMES), "{}", zone.metadata_bytes());
+    let runs: Vec<_> =
+        ORDERS.into_iter().chain([18]).map(|o| (zone.alloc(order(o)).unwrap(), order(o))).collect();
+    let mut seen = BTreeSet::new();
+    for &(first, order) in &runs {
+        assert_eq!(first.index() % order.frames(), 0);
+        assert!(covered(first, order.frames()).all(|index| seen.insert(index)));
+    }
+    assert_eq!(zone.stats().in_use, seen.len() as u64);
+    for (first, order) in runs {
+        zone.free(first, order).unwrap();
+    }
+    assert_eq!(zone.taken(), 0);
+    let last = zone.alloc_run(Zone::MAX_FRAMES - 512, 1).unwrap();
+    let mut local = zone.local();
+    assert_eq!(local.alloc(Order::PAGE).unwrap().index() / 512, (Zone::MAX_FRAMES - 1) / 512);
+    assert_eq!(last.index(), 0);
+}
+
+#[test]
+fn small_zones_are_small_too() {
+    for regions in [1, 2, 100] {
+        let zone = Zone::new(512 * regions).unwrap();
+        assert!(zone.metadata_bytes() as f64 <= 0.16 * f64::from(512 * regions) + 2048.0);
+    }
+}
+
+/// A region that is all free again and again does not change sets with each frame.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn read_modify_writes_are_few() {
+    use crate::sync::{rmw_count, rmw_reset};
+    let zone = Zone::new(1 << 20).unwrap();
+    let pair = || zone.free(zone.alloc(Order::PAGE).unwrap(), Order::PAGE).unwrap();
+    pair();
+    rmw_reset();
+    (0..1000).for_each(|_| pair());
+    assert_eq!(rmw_count(), 4000);
+    let mut local = zone.local();
+    for _ in 0..2 {
+        rmw_reset();
+        let all: Vec<_> = (0..100_000).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
+        all.into_iter().for_each(|frame| local.free(frame, Order::PAGE).unwrap());
+    }
+    assert!(rmw_count() <= 4000, "{} for 200,000 operations", rmw_count());
+}
+
+/// The model: which frames are taken.
+#[derive(Default)]
+struct Model {
+    taken: BTreeSet<u32>,
+    runs: Vec<(Frame, u32)>,
+}
+
+impl Model {
+    fn take(&mut self, first: Frame, frames: u32) -> bool {
+        self.runs.push((first, frames));
+        covered(first, frames).all(|index| self.taken.insert(index))
+    }
+
+    fn has_run(&self, frames: u32, of: u32) -> bool {
+        (0..of / frames).any(|i| self.taken.range(i * frames..(i + 1) * frames).next().is_none())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Without magazines the zone is exact: it refuses only what the model cannot give either.
+    #[test]
+    fn a_zone_agrees_with_a_set(steps in prop::collection::vec((0..8u8, 0..10u8, any::<u16>()), 300)) {
+        let frames = 1800;
+        let (zone, mut model) = (Zone::new(frames).unwrap(), Model::default());
+        for (verb, o, pick) in steps {
+            match verb {
+                0..4 => match zone.alloc(order(o)) {
+                    Ok(first) => {
+                        prop_assert!(first.index() % (1 << o) == 0 && first.index() + (1 << o) <= frames);
+                        prop_assert!(model.take(first, 1 << o), "handed out twice: {first} order {o}");
+                    }
+                    Err(_) => prop_assert!(!model.has_run(1 << o, frames), "refused order {o}"),
+                },
+                4..7 if !model.runs.is_empty() => {
+                    let (first, run) = model.runs.swap_remove(usize::from(pick) % model.runs.len());
+                    prop_assert_eq!(zone.free_run(first, run), Ok(()));
+                    model.taken.retain(|index| !covered(first, run).contains(index));
+                    prop_assert!(zone.free_run(first, run).is_err());
+                }
+                _ => {
+                    let run = u32::from(pick) % 1000 + 1;
+                    if let Ok(first) = zone.alloc_run(run, 1 << o) {
+                        prop_assert!(first.index() % (1 << o) == 0 && first.index() + run <= frames);
+                        prop_assert!(model.take(first, run));
+                    }
+                }
+            }
+            prop_assert_eq!(zone.taken(), model.taken.len() as u64);
+            prop_assert_eq!(zone.stats().in_use, model.taken.len() as u64);
+        }
+        for (first, run) in model.runs {
+            prop_assert_eq!(zone.free_run(first, run), Ok(()));
+        }
+        for _ in 0..3 {
+            prop_assert!(zone.alloc(Order::HUGE).is_ok());
+        }
+    }
+
+    /// Two owners and a third party that owns nothing, freeing each other's frames.
+    #[test]
+    fn owners_agree_with_a_set(
+        reserving in any::<bool>(),
+        steps in prop::collection::vec((0..3usize, 0..6u8, 0..10u8, any::<u16>()), 300),
+    ) {
+        let frames = 512 * 6 + 77;
+        let zone = Zone::with_slots(frames, if reserving { 2 } else { 0 }).unwrap();
+        let mut locals = [zone.local(), zone.local()];
+        let mut model = Model::default();
+        for (who, verb, o, pick) in steps {
+            let local = locals.get_mut(who);
+            match verb {
+                0 => {
+                    if let Ok(first) = local.map_or_else(|| zone.alloc(order(o)), |l| l.alloc(order(o))) {
+                        prop_assert!(first.index() % (1 << o) == 0 && model.take(first, 1 << o));
+                    }
+                }
+                1 | 2 => {
+                    let mut slots = vec![None; usize::from(pick % 200)];
+                    let full = match local {
+                        Some(local) if verb == 1 => local.fill(&mut slots),
+                        Some(local) => local.fill_all(&mut slots).map_or(0, |()| slots.len()),
+                        None => zone.fill(&mut slots),
+                    };
+                    prop_assert_eq!(full, slots.iter().flatten().count());
+                    for first in slots.into_iter().flatten() {
+                        prop_assert!(model.take(first, 1), "{} twice", first);
+                    }
+                }
+                3 if !model.runs.is_empty() => {
+                    let keep = usize::from(pick) % model.runs.len();
+                    let singles = model.runs.split_off(keep);
+                    let (singles, runs): (Vec<_>, Vec<_>) = singles.into_iter().partition(|run| run.1 == 1);
+                    model.runs.extend(runs);
+                    let mut slots: Vec<_> = singles.iter().map(|run| Some(run.0)).collect();
+                    let freed = match local {
+                        Some(local) => local.free_bulk(&mut slots),
+                        None => zone.free_bulk(&mut slots),
+                    };
+                    prop_assert_eq!(freed, Ok(singles.len()));
+                    singles.iter().for_each(|run| _ = model.taken.remove(&run.0.index()));
+                }
+                _ if !model.runs.is_empty() => {
+                    let (first, run) = model.runs.swap_remove(usize::from(pick) % model.runs.len());
+                    let order = order(u8::try_from(run.trailing_zeros()).unwrap());
+                    covered(first, run).for_each(|index| _ = model.taken.remove(&index));
+                    match local {
+                        Some(local) => {
+                            prop_assert_eq!(local.free(first, order), Ok(()));
+                            prop_assert!(local.free(first, order).is_err());
+                        }
+                        None => prop_assert_eq!(zone.free(first, order), Ok(())),
+                    }
+                }
+                _ => {}
+            }
+            let held: u32 = locals.iter().map(Local::held).sum();
+            let taken = model.taken.len() as u64 + u64::from(held);
+            let exact: u64 = (0..zone.regions()).map(|r| u64::from(zone.map.taken_in(r))).sum();
+            prop_assert_eq!((zone.taken(), exact - 435), (taken, taken), "{:?}", (who, verb, o, pick));
+        }
+        drop(locals);
+        prop_assert_eq!(zone.taken(), model.taken.len() as u64);
+        prop_assert_eq!(zone.stats().in_use, model.taken.len() as u64);
+        prop_assert_eq!(zone.take_list(usize::from(u16::MAX)).len(), frames as usize - model.taken.len());
+    }
+}
+
+/// Each frame carries who owns it; an owner that finds another's mark has been given what was not free.
+#[test]
+fn stress_no_frame_has_two_owners() {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    let zone = Zone::new(512 * 24 + 100).unwrap();
+    let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
+    let mark = |first: Frame, order: Order, from: u8, to: u8| {
+        for index in covered(first, order.frames()) {
+            assert_eq!(owners[index as usize].swap(to, Relaxed), from);
+        }
+    };
+    std::thread::scope(|scope| {
+        for me in 1..=8_u8 {
+            let (zone, mark) = (&zone, &mark);
+            scope.spawn(move || {
+                let mut local = zone.local();
+                let mut mine: Vec<(Frame, Order)> = Vec::new();
+                let mut chance = u32::from(me).wrapping_mul(2_654_435_761);
+                for step in 0..20_000 {
+                    chance ^= chance << 13;
+                    chance ^= chance >> 17;
+                    chance ^= chance << 5;
+                    let order = order([0, 0, 0, 0, 0, 0, 1, 3, 6, 7, 8, 9][(chance >> 8) as usize % 12]);
+                    let shared = me % 2 == 0 && step % 2 == 0;
+                    if chance % 5 < 3 && mine.len() < 400 {
+                        let got = if shared { zone.alloc(order) } else { local.alloc(order) };
+                        if let Ok(frame) = got {
+                            mark(frame, order, 0, me);
+                            mine.push((frame, order));
+                        }
+                    } else if !mine.is_empty() {
+                        let (frame, order) = mine.swap_remove(chance as usize % mine.len());
+                        mark(frame, order, me, 0);
+                        let freed = if shared { zone.free(frame, order) } else { local.free(frame, order) };
+                        freed.unwrap();
+                    }
+                }
+                for (frame, order) in mine {
+                    mark(frame, order, me, 0);
+                    zone.free(frame, order).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+    for _ in 0..24 {
+        zone.alloc(Order::HUGE).unwrap();
+    }
+    assert_eq!(zone.take_list(1000).len(), 100);
+}
