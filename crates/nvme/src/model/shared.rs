@@ -135,7 +135,7 @@ impl Shared {
     }
 }
 
-/// The model's register file: what the driver is given.
+/// The model's register file: what the driver is given. When the model is gone it reads as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
     pub(super) shared: Arc<Shared>,
@@ -145,6 +145,9 @@ pub struct ModelRegisters {
 impl Registers for ModelRegisters {
     fn read32(&self, at: u32) -> u32 {
         let s = &self.shared;
+        if s.stop.load(Ordering::Acquire) {
+            return u32::MAX;
+        }
         match at {
             offset::CAP..0x08 => {
                 let [a, b, c, d, e, f, g, h] = s.cap.0.to_le_bytes();
@@ -162,6 +165,7 @@ impl Registers for ModelRegisters {
 
     fn read64(&self, at: u32) -> u64 {
         match at {
+            _ if self.shared.stop.load(Ordering::Acquire) => u64::MAX,
             offset::CAP => self.shared.cap.0,
             offset::ASQ => self.shared.asq.load(Ordering::Acquire),
             offset::ACQ => self.shared.acq.load(Ordering::Acquire),
