@@ -19,7 +19,7 @@ pub(super) struct Bell {
 
 impl Bell {
     pub(super) fn value(&self) -> u32 {
-        self.value.load(Ordering::Acquire)
+        self.value.load(Ordering::SeqCst)
     }
     /// The queue begins, with this many entries, or ends, with 0.
     pub(super) fn set_size(&self, size: u32) {
@@ -72,7 +72,7 @@ impl Shared {
         self.cap
     }
     pub(super) fn cc(&self) -> Cc {
-        Cc(self.cc.load(Ordering::Acquire))
+        Cc(self.cc.load(Ordering::SeqCst))
     }
     pub(super) fn csts(&self) -> Csts {
         Csts::from_bits_retain(self.csts.load(Ordering::Acquire))
@@ -99,7 +99,8 @@ impl Shared {
 
     /// Sleeps until [`wake`](Self::wake), unless `has_work` says that something came in the meantime.
     pub(super) fn park(&self, has_work: impl FnOnce() -> bool) {
-        // SeqCst here and in `wake`: either the writer sees `parked`, or this thread sees what was written.
+        // SeqCst here, in `wake`, and for what is looked at and written before it: either the writer sees `parked`, or
+        // this thread sees what was written.
         self.parked.store(true, Ordering::SeqCst);
         if has_work() || self.stop.load(Ordering::SeqCst) {
             self.parked.store(false, Ordering::SeqCst);

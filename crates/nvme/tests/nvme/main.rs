@@ -7,3 +7,4 @@ mod hostile;
 mod roundtrip;
 mod sequences;
 mod soft;
+mod stress;
