@@ -123,7 +123,7 @@ impl Shared {
         let bell = usize::try_from(distance / stride).ok().and_then(|i| self.bells.get(i));
         let size = bell.map_or(0, |bell| bell.size.load(Ordering::Acquire));
         match bell {
-            Some(bell) if distance % stride == 0 && value < size => {
+            Some(bell) if distance.is_multiple_of(stride) && value < size => {
                 bell.value.store(value, Ordering::SeqCst);
                 self.doorbells.fetch_add(1, Ordering::Relaxed);
             }
