@@ -27,7 +27,7 @@
 //! let controller = Controller::start(model.registers(), arena.clone(), Config::default())?;
 //! let mut queue = controller.create_queue(32)?;
 //! let payload = domain.map(arena.alloc_zeroed(4096)?, ToDevice)?;
-//! let in_flight = queue.write(1, 0, 8, payload)?;
+//! let in_flight = queue.write(1, 0, 8, payload).map_err(|rejected| rejected.reason)?;
 //! queue.ring();
 //! let completion = queue.wait()?.ok_or("nothing was under way")?;
 //! let Finished::Done { payload, result } = in_flight.finish(completion) else {

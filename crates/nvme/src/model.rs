@@ -188,7 +188,8 @@ impl ModelController {
         Ok(Self { shared, counters, faults, thread, join: Some(join) })
     }
 
-    /// The register file, for the driver. It may outlive the controller: then nothing answers any more.
+    /// The register file, for the driver. It may outlive the controller: then it reads as all ones,
+    /// like that of a device that was pulled out.
     pub fn registers(&self) -> ModelRegisters {
         ModelRegisters { shared: self.shared.clone(), thread: self.thread.clone() }
     }

@@ -11,6 +11,9 @@ use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+/// How often a wait looks at CSTS: reading a device's register takes about a microsecond.
+pub(super) const STATUS_EVERY_NS: u64 = 1_000_000;
+
 /// Entries of both admin rings.
 pub(super) const ENTRIES: u16 = 32;
 
@@ -99,6 +102,7 @@ impl Admin {
         let start = config.clock.now_ns();
         let limit = nanoseconds(config.admin_timeout);
         let mut backoff = Backoff::default();
+        let mut looked_ns = start;
         loop {
             let cqe = self.cq.next();
             if let Some(head) = self.cq.take_unrung() {
@@ -119,10 +123,16 @@ impl Admin {
                 }
                 None => backoff.pause(),
             }
-            if config.clock.now_ns().saturating_sub(start) >= limit {
-                // The buffer may be written at any time from now on: nothing is sent until the next reset.
-                self.usable = false;
-                check_status(registers)?;
+            let now = config.clock.now_ns();
+            let overdue = now.saturating_sub(start) >= limit;
+            if overdue || now.saturating_sub(looked_ns) >= STATUS_EVERY_NS {
+                looked_ns = now;
+                // The buffer may be written at any time after a failure: nothing is sent until the next reset.
+                let works = check_status(registers);
+                self.usable = works.is_ok() && !overdue;
+                works?;
+            }
+            if overdue {
                 return Err(Error::AdminTimeout { what, limit_ms: limit / 1_000_000 });
             }
         }

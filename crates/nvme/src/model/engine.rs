@@ -335,7 +335,8 @@ impl<B: Bus> Engine<B> {
             debug_assert!(matches!(event, EVENT_NO_SUCH_DOORBELL | EVENT_BAD_DOORBELL_VALUE));
             self.event = Some(event);
         }
-        let (Some(event), Some(cid)) = (self.event, self.event_requests.pop()) else { return Ok(false) };
+        let Some(event) = self.event else { return Ok(false) };
+        let Some(cid) = self.event_requests.pop() else { return Ok(false) };
         self.event = None;
         // Type 0 (error status) in bits 2:0, information in bits 15:8, log page 1 in bits 23:16.
         let result = event << 8 | 1 << 16;

@@ -152,13 +152,13 @@ impl Faults {
 
     /// Has the controller execute and complete now what [`Fault::Late`] holds.
     pub fn release(&self) {
-        self.0.release.store(true, Ordering::Release);
+        self.0.release.store(true, Ordering::SeqCst);
         (self.0.wake)();
     }
 
     /// While `stuck`, a change of CC.EN has no effect: CSTS.RDY stays what it is.
     pub fn set_stuck(&self, stuck: bool) {
-        self.0.stuck.store(stuck, Ordering::Release);
+        self.0.stuck.store(stuck, Ordering::SeqCst);
         (self.0.wake)();
     }
 
@@ -199,12 +199,12 @@ impl Faults {
     }
 
     pub(super) fn is_stuck(&self) -> bool {
-        self.0.stuck.load(Ordering::Acquire)
+        self.0.stuck.load(Ordering::SeqCst)
     }
 
     /// Whether a release was asked for since the last call.
     pub(super) fn take_release(&self) -> bool {
-        self.0.release.load(Ordering::Acquire) && self.0.release.swap(false, Ordering::AcqRel)
+        self.0.release.load(Ordering::SeqCst) && self.0.release.swap(false, Ordering::AcqRel)
     }
 
     /// The fault that hits this command, if one does.

@@ -47,7 +47,7 @@ impl Resolver {
             return Ok(&self.runs);
         }
         if left <= PAGE_BYTES {
-            if prp2 % PAGE != 0 {
+            if !prp2.is_multiple_of(PAGE) {
                 return Err(Status::PRP_OFFSET_INVALID);
             }
             self.push(prp2, left)?;
@@ -60,7 +60,7 @@ impl Resolver {
     /// Follows the list at `list` for `left` bytes.
     fn walk(&mut self, bus: &impl Bus, mut list: u64, mut left: usize) -> Result<(), Status> {
         loop {
-            if list % 8 != 0 {
+            if !list.is_multiple_of(8) {
                 return Err(Status::PRP_OFFSET_INVALID);
             }
             let room = usize::try_from((PAGE - list % PAGE) / 8).unwrap_or(1);
@@ -85,7 +85,7 @@ impl Resolver {
             // The last entry of a page leads to the next page of the list, which begins a page: so after the first
             // turn each one gives 511 entries of data, and no chain goes round for ever.
             list = self.entry(data)?;
-            if list % PAGE != 0 {
+            if !list.is_multiple_of(PAGE) {
                 return Err(Status::PRP_OFFSET_INVALID);
             }
         }

@@ -19,7 +19,7 @@ pub(super) struct Bell {
 
 impl Bell {
     pub(super) fn value(&self) -> u32 {
-        self.value.load(Ordering::Acquire)
+        self.value.load(Ordering::SeqCst)
     }
     /// The queue begins, with this many entries, or ends, with 0.
     pub(super) fn set_size(&self, size: u32) {
@@ -72,7 +72,7 @@ impl Shared {
         self.cap
     }
     pub(super) fn cc(&self) -> Cc {
-        Cc(self.cc.load(Ordering::Acquire))
+        Cc(self.cc.load(Ordering::SeqCst))
     }
     pub(super) fn csts(&self) -> Csts {
         Csts::from_bits_retain(self.csts.load(Ordering::Acquire))
@@ -99,7 +99,8 @@ impl Shared {
 
     /// Sleeps until [`wake`](Self::wake), unless `has_work` says that something came in the meantime.
     pub(super) fn park(&self, has_work: impl FnOnce() -> bool) {
-        // SeqCst here and in `wake`: either the writer sees `parked`, or this thread sees what was written.
+        // SeqCst here, in `wake`, and for what is looked at and written before it: either the writer sees `parked`, or
+        // this thread sees what was written.
         self.parked.store(true, Ordering::SeqCst);
         if has_work() || self.stop.load(Ordering::SeqCst) {
             self.parked.store(false, Ordering::SeqCst);
@@ -122,7 +123,7 @@ impl Shared {
         let bell = usize::try_from(distance / stride).ok().and_then(|i| self.bells.get(i));
         let size = bell.map_or(0, |bell| bell.size.load(Ordering::Acquire));
         match bell {
-            Some(bell) if distance % stride == 0 && value < size => {
+            Some(bell) if distance.is_multiple_of(stride) && value < size => {
                 bell.value.store(value, Ordering::SeqCst);
                 self.doorbells.fetch_add(1, Ordering::Relaxed);
             }
@@ -135,7 +136,7 @@ impl Shared {
     }
 }
 
-/// The model's register file: what the driver is given.
+/// The model's register file: what the driver is given. When the model is gone it reads as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
     pub(super) shared: Arc<Shared>,
@@ -145,6 +146,9 @@ pub struct ModelRegisters {
 impl Registers for ModelRegisters {
     fn read32(&self, at: u32) -> u32 {
         let s = &self.shared;
+        if s.stop.load(Ordering::Acquire) {
+            return u32::MAX;
+        }
         match at {
             offset::CAP..0x08 => {
                 let [a, b, c, d, e, f, g, h] = s.cap.0.to_le_bytes();
@@ -162,6 +166,7 @@ impl Registers for ModelRegisters {
 
     fn read64(&self, at: u32) -> u64 {
         match at {
+            _ if self.shared.stop.load(Ordering::Acquire) => u64::MAX,
             offset::CAP => self.shared.cap.0,
             offset::ASQ => self.shared.asq.load(Ordering::Acquire),
             offset::ACQ => self.shared.acq.load(Ordering::Acquire),

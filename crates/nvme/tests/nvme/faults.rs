@@ -416,3 +416,22 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
     assert_eq!(bench.controller.stats().leaked, 0);
     assert!(bench.arena.0.used() < used);
 }
+
+#[test]
+fn a_controller_that_is_pulled_out_is_gone_at_once() {
+    let Bench { controller, model, arena } =
+        bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let mut queue = controller.create_queue(2).unwrap();
+    model.faults().inject(When::Every(1), Fault::Lose);
+    let flying = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
+    queue.ring();
+    drop(model);
+    assert_eq!(queue.wait().unwrap_err(), PollError::Gone);
+    assert_eq!(controller.create_queue(1).unwrap_err(), Error::Gone);
+    assert_eq!(controller.reset(), Err(Error::Gone));
+    let used = arena.0.used();
+    drop((queue, flying));
+    assert_eq!(controller.stats().leaked, 1);
+    drop(controller);
+    assert_eq!(arena.0.used(), used, "nobody saw it disabled");
+}

@@ -1,4 +1,11 @@
 //! The driver and the model controller against each other.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "all of it is tests, on 64-bit machines; the lints let off functions marked as tests only"
+)]
 
 mod common;
 mod conformance;
@@ -7,3 +14,4 @@ mod hostile;
 mod roundtrip;
 mod sequences;
 mod soft;
+mod stress;

@@ -11,12 +11,13 @@ use pinfold_nvme::model::{
 };
 use std::time::Duration;
 
+/// Bound in this order, so that the queue is dropped first and the model last.
 struct Stack {
-    queue: Queue<ModelRegisters, Arena>,
-    controller: Controller<ModelRegisters, Arena>,
     model: ModelController,
-    arena: Arena,
     domain: Domain,
+    arena: Arena,
+    controller: Controller<ModelRegisters, Arena>,
+    queue: Queue<ModelRegisters, Arena>,
 }
 
 fn stack(exposure: Exposure, config: Config) -> Stack {
@@ -53,7 +54,8 @@ fn mapped<'d, D: Direction>(stack: &'d Domain, buffer: Buffer, direction: D) -> 
 #[test]
 fn what_is_written_through_the_iommu_is_read_back() {
     for exposure in [Exposure::Whole, Exposure::PerUse] {
-        let Stack { mut queue, controller, arena, domain, .. } = stack(exposure, Config::default());
+        let Stack { model: _model, domain, arena, controller, mut queue } =
+            stack(exposure, Config::default());
         for (nsid, block) in [(1, 512usize), (2, 4096)] {
             for blocks in [1, 2, 9, 255, (8 << 20) / block] {
                 let bytes = pattern(blocks as u64, blocks * block);
@@ -80,7 +82,8 @@ fn what_is_written_through_the_iommu_is_read_back() {
 
 #[test]
 fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
-    let Stack { mut queue, model, arena, domain, .. } = stack(Exposure::PerUse, Config::default());
+    let Stack { model, domain, arena, controller: _controller, mut queue } =
+        stack(Exposure::PerUse, Config::default());
     let faults = model.faults();
     faults.inject(When::Nth(1), Fault::Remember);
     let payload = mapped(&domain, arena.alloc_zeroed(4096).unwrap(), Both);
@@ -105,7 +108,8 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
             (index == 0).then(|| self.0.segment())
         }
     }
-    let Stack { mut queue, arena, domain, .. } = stack(Exposure::PerUse, Config::default());
+    let Stack { model: _model, domain, arena, controller: _controller, mut queue } =
+        stack(Exposure::PerUse, Config::default());
     let payload = Lie(mapped(&domain, arena.alloc_zeroed(4096).unwrap(), ToDevice));
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (_, result) = finish(&mut queue, read);
@@ -115,7 +119,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
 #[test]
 fn a_lost_command_keeps_its_mapping_until_reset() {
     let config = Config { timeout: Duration::from_millis(20), ..Config::default() };
-    let Stack { mut queue, controller, model, arena, domain } = stack(Exposure::PerUse, config);
+    let Stack { model, domain, arena, controller, mut queue } = stack(Exposure::PerUse, config);
     let faults = model.faults();
     faults.inject(When::Nth(1), Fault::Late);
     let read =

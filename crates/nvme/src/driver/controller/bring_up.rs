@@ -6,13 +6,14 @@ use crate::driver::clock::Backoff;
 use crate::driver::error::Error;
 use crate::registers::Registers;
 use crate::spec::{
-    Cc, Command, ControllerData, Csts, NamespaceData, NamespaceList, PAGE_BYTES, admin, cns, feature, offset,
+    Cc, Command, ControllerData, Csts, NamespaceData, NamespaceList, admin, cns, feature, offset,
 };
 use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::little_endian::U32;
 
 /// What one command carries at most: five PRP list pages reach further than this.
 const MAX_TRANSFER: u32 = 8 << 20;
+const PAGE_BYTES_32: u32 = 4096;
 
 impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     pub(super) fn bring_up(&self) -> Result<(), Error> {
@@ -99,7 +100,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
                 None => tracing::warn!(nsid, "left out: blocks are not 512 or 4096 bytes, or carry metadata"),
             }
         }
-        let max = config.max_transfer_bytes.clamp(PAGE_BYTES as u32, MAX_TRANSFER) & !(PAGE_BYTES as u32 - 1);
+        let max = config.max_transfer_bytes.clamp(PAGE_BYTES_32, MAX_TRANSFER) & !(PAGE_BYTES_32 - 1);
         facts.identity = identity(&data, cap.mqes(), granted, max, registers.read32(offset::VS));
         facts.namespaces = namespaces.into();
         Ok(())
@@ -127,9 +128,7 @@ fn identity(data: &ControllerData, mqes: u16, queues: u32, max_transfer: u32, ve
     let [tertiary, minor, major_low, major_high] = version.to_le_bytes();
     let mdts = match data.mdts {
         0 => u32::MAX,
-        shift => {
-            (PAGE_BYTES as u32).checked_mul(1u32.checked_shl(shift.into()).unwrap_or(0)).unwrap_or(u32::MAX)
-        }
+        shift => PAGE_BYTES_32.saturating_mul(1u32.checked_shl(shift.into()).unwrap_or(0)),
     };
     Identity {
         model: text(&data.model),

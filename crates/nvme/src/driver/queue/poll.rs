@@ -1,14 +1,12 @@
 //! From completions to requests.
 
 use super::Queue;
+use crate::driver::admin::STATUS_EVERY_NS;
 use crate::driver::error::{CommandError, PollError};
 use crate::driver::request::{CommandState, Completion, Outcome, RequestId};
 use crate::registers::Registers;
 use crate::spec::{Cqe, Csts, Doorbell, offset};
 use pinfold_core::dma_pool::ChunkSource;
-
-/// How often an idle poll looks at CSTS: reading a device's register takes about a microsecond.
-const STATUS_EVERY_NS: u64 = 1_000_000;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// The next request that is over or has been given up, if there is one. It never waits and never allocates.

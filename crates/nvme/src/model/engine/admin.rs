@@ -78,7 +78,7 @@ impl<B: Bus> Engine<B> {
         if command.cdw11.get() & 1 == 0 {
             return Err(Status::INVALID_FIELD);
         }
-        if command.prp1.get() % 4096 != 0 {
+        if !command.prp1.get().is_multiple_of(4096) {
             return Err(Status::PRP_OFFSET_INVALID);
         }
         Ok((id, u32::from(size) + 1))

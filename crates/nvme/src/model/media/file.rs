@@ -120,14 +120,24 @@ mod tests {
         let path = dir.path().join("image");
         assert!(FileMedia::open(&path, None).is_err());
         let media = FileMedia::open(&path, Some(1 << 20)).unwrap();
-        media.write(4096, 600_000, &mut |to| Ok(to.fill(9))).unwrap();
+        media
+            .write(4096, 600_000, &mut |to| {
+                let _: () = to.fill(9);
+                Ok(())
+            })
+            .unwrap();
         media.discard(8192, 4096).unwrap();
         media.flush().unwrap();
         drop(media);
         let media = FileMedia::open(&path, Some(4096)).unwrap();
         assert_eq!(media.bytes(), 1 << 20);
         let mut seen = Vec::new();
-        media.read(0, 1 << 20, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        media
+            .read(0, 1 << 20, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
         let nines = |range: std::ops::Range<usize>| seen[range].iter().all(|b| *b == 9);
         assert!(nines(4096..8192) && nines(12288..604_096));
         assert!(seen[..4096].iter().chain(&seen[8192..12288]).all(|b| *b == 0));

@@ -128,16 +128,31 @@ mod tests {
         let media = MemoryMedia::new(5 << 20);
         assert_eq!(media.taken_bytes(), 0);
         let at = CHUNK - 3;
-        media.write(at, 6, &mut |to| Ok(to.fill(7))).unwrap();
+        media
+            .write(at, 6, &mut |to| {
+                let _: () = to.fill(7);
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(media.taken_bytes(), 2 * CHUNK);
         let mut seen = Vec::new();
-        media.read(at - 1, 8, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        media
+            .read(at - 1, 8, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(seen, [0, 7, 7, 7, 7, 7, 7, 0]);
         media.discard(0, CHUNK).unwrap();
         assert_eq!(media.taken_bytes(), CHUNK);
         media.discard(CHUNK, 1).unwrap();
         seen.clear();
-        media.read(at, 6, &mut |from| Ok(seen.extend_from_slice(from))).unwrap();
+        media
+            .read(at, 6, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(seen, [0, 0, 0, 0, 7, 7]);
         assert!(media.read(5 << 20, 1, &mut |_| Ok(())).is_err());
         assert!(media.discard(u64::MAX, 2).is_err());

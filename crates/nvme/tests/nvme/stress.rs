@@ -1,0 +1,98 @@
+//! Several owners at once, and resets in between.
+
+use crate::common::*;
+use pinfold_nvme::driver::{CommandError, Config, Error, Finished, Reject};
+use pinfold_nvme::model::{Fault, ModelConfig, When};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const OWNERS: u64 = 3;
+
+/// Writes and reads back one owner's blocks until `stop`; how many rounds were whole.
+fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
+    let mut rounds = 0;
+    let mut seed = number << 32;
+    'queue: while !stop.load(Ordering::Relaxed) {
+        let mut queue = match bench.controller.create_queue(4) {
+            Ok(queue) => queue,
+            // Another owner is being reset under our hands.
+            Err(Error::NeedsReset | Error::Admin { .. } | Error::NoQueueLeft { .. }) => {
+                std::thread::yield_now();
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        while !stop.load(Ordering::Relaxed) {
+            seed += 1;
+            let blocks = 1 + (seed % 100) as u32;
+            let len = blocks as usize * 512;
+            let slba = number * 256;
+            let bytes = pattern(seed, len);
+            for write in [true, false] {
+                let payload = Buffer::filled(&bench.arena, if write { &bytes } else { &[0] });
+                let payload = if write { payload } else { Buffer::new(&bench.arena, len) };
+                let sent = if write {
+                    queue.write(1, slba, blocks, payload)
+                } else {
+                    queue.read(1, slba, blocks, payload)
+                };
+                let in_flight = match sent {
+                    Ok(in_flight) => in_flight,
+                    Err(rejected) => {
+                        assert_eq!(rejected.reason, Reject::NeedsReset);
+                        continue 'queue;
+                    }
+                };
+                let completion = queue.wait().unwrap().unwrap();
+                let Finished::Done { payload, result } = in_flight.finish(completion) else { panic!() };
+                match result {
+                    Ok(()) if write => {}
+                    Ok(()) => assert!(payload.bytes(len) == bytes, "owner {number}, round {rounds}"),
+                    Err(CommandError::Reset) => continue 'queue,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            rounds += 1;
+        }
+    }
+    rounds
+}
+
+fn run(reset_every: Option<Duration>) {
+    let bench = bench(2048, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    bench.model.faults().inject(When::Every(5), Fault::Reorder(2));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let owners: Vec<_> = (0..OWNERS)
+            .map(|number| {
+                let (bench, stop) = (&bench, &stop);
+                scope.spawn(move || owner(bench, number, stop))
+            })
+            .collect();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(600) {
+            std::thread::sleep(reset_every.unwrap_or(Duration::from_millis(100)));
+            if reset_every.is_some() {
+                bench.controller.reset().unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        for owner in owners {
+            assert!(owner.join().unwrap() > 0);
+        }
+    });
+    let stats = bench.controller.stats();
+    assert_eq!((stats.leaked, stats.quarantined, stats.list_pages_used), (0, 0, 0));
+    drop(bench.controller);
+    assert_eq!(bench.arena.0.used(), 0);
+}
+
+#[test]
+fn stress_owners_with_a_queue_each() {
+    run(None);
+}
+
+#[test]
+fn stress_resets_under_the_owners_hands() {
+    run(Some(Duration::from_millis(7)));
+}
