@@ -2,7 +2,6 @@
 //! checks what is asked of it.
 
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
-use std::io;
 
 impl Bytes for Vec<u8> {
     fn capacity(&self) -> usize {
@@ -83,11 +82,6 @@ impl Fake {
         (self.random % below as u64) as usize
     }
 
-    fn error() -> TargetError {
-        let error = io::Error::from(io::ErrorKind::StorageFull);
-        TargetError::System { target: "fake".into(), action: "writing", error }
-    }
-
     fn carry_out(&mut self, mut request: Request<Vec<u8>>) -> Done<Vec<u8>> {
         let at = request.offset as usize;
         let len = match request.way {
@@ -133,7 +127,7 @@ impl Target<Vec<u8>> for Fake {
             self.data.truncate(len);
         }
         if self.fault == Some((self.requests, Fault::Refuse)) {
-            return Err(Refused { buffer: Some(request.buffer), error: Self::error() });
+            return Err(Refused { buffer: Some(request.buffer), error: TargetError::Fake });
         }
         self.in_flight.push(request);
         self.at_most = self.at_most.max(self.in_flight.len());
@@ -148,11 +142,11 @@ impl Target<Vec<u8>> for Fake {
             done.push(match fault {
                 Some((_, Fault::Fail)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(TargetError::Fake) }
                 }
                 Some((_, Fault::Quarantine)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: None, result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: None, result: Err(TargetError::Fake) }
                 }
                 _ => self.carry_out(request),
             });
