@@ -163,21 +163,31 @@ pub(crate) struct RefusedAccount {
     pub(crate) fix: Option<String>,
 }
 
-/// A controller.
-#[derive(Clone, Debug, Serialize)]
+/// A controller, and its driver.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct DeviceAccount {
     /// As the user named it.
     pub(crate) name: String,
-    /// Commands that it carried out.
+    /// Requests that the driver took.
+    pub(crate) requests: u64,
+    /// Commands that they became.
     pub(crate) commands: u64,
-    /// Requests that were cut into more than one command.
-    pub(crate) split_requests: u64,
+    /// Commands that the controller ended with an error.
+    pub(crate) errors: u64,
+    /// Requests that were tried again.
+    pub(crate) retries: u64,
+    /// Requests that did not end in time.
+    pub(crate) timeouts: u64,
+    /// Doorbell writes.
+    pub(crate) doorbells: u64,
     /// Segments of all requests' data.
     pub(crate) segments: u64,
-    /// Requests that the segments belong to.
-    pub(crate) requests: u64,
-    /// Pages of PRP lists that were handed out.
+    /// Pages named to the controller.
+    pub(crate) prp_entries: u64,
+    /// Pages of PRP lists that this took.
     pub(crate) prp_pages: u64,
+    /// Pages of PRP lists in use when the account was taken.
+    pub(crate) prp_pages_in_use: u64,
     /// The most at a time.
     pub(crate) prp_pages_at_most: u64,
 }

@@ -3,8 +3,11 @@
 use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
 use crate::args::{Memory, Protect, StackArgs};
 use pinfold::arena::{AllocError, BuildError, Residency};
+use pinfold::soft::Port;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
 
 /// Why there is no memory stack.
 #[derive(Debug, thiserror::Error)]
@@ -91,9 +94,19 @@ impl Stack {
         Ok(Self { domain, control, data, protect: args.protect, slots, slot_bytes })
     }
 
+    /// All of the data's memory.
+    pub(crate) fn data_memory(&self) -> DmaMemory {
+        self.data.memory()
+    }
+
     /// The data buffers.
     pub(crate) fn buffers(&self) -> Result<Vec<Buffer>, StackError> {
         (0..self.slots).map(|_| Ok(self.data.alloc(self.slot_bytes)?)).collect()
+    }
+
+    /// A new controller's way to memory.
+    pub(crate) fn port(&self) -> Option<Port> {
+        self.domain.port()
     }
 
     /// What the arenas got.

@@ -144,20 +144,18 @@ impl MemoryAccount {
 impl DeviceAccount {
     fn to_text(&self, out: &mut String) {
         let _ = writeln!(out, "\ncontroller {}", self.name);
-        let cut = match self.split_requests {
-            0 => String::new(),
-            cut => format!(" ({} in more than one)", grouped(cut)),
-        };
-        line(
-            out,
-            "commands",
-            format_args!("{} for {}{cut}", grouped(self.commands), counted(self.requests, "I/O")),
-        );
+        let requests = counted(self.requests, "I/O");
+        line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
+        if self.errors + self.timeouts > 0 {
+            let (errors, retries) = (counted(self.errors, "error"), grouped(self.retries));
+            line(out, "trouble", format_args!("{errors}, {retries} tried again, {} without an answer", self.timeouts));
+        }
         let an_io = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{an_io:.2} an I/O"));
         let pages = format_args!(
-            "{}, at most {} at a time",
-            grouped(self.prp_pages),
+            "{} named to the controller, by {} of PRP lists, at most {} at a time",
+            counted(self.prp_entries, "page"),
+            counted(self.prp_pages, "page"),
             grouped(self.prp_pages_at_most)
         );
         line(out, "PRP pages", pages);
@@ -257,12 +255,12 @@ mod tests {
             memory: vec![memory],
             devices: vec![DeviceAccount {
                 name: "soft:64M".into(),
-                commands: 12,
-                split_requests: 2,
-                segments: 15,
                 requests: 10,
+                commands: 12,
+                segments: 15,
                 prp_pages: 10,
                 prp_pages_at_most: 4,
+                ..Default::default()
             }],
             pools: vec![pool],
             domain: DomainAccount {
@@ -288,7 +286,7 @@ mod tests {
         for part in [
             "refused: hugetlb-2m: 8 free pages are needed; as root: echo 8 > nr_hugepages",
             "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
-            "12 for 10 I/Os (2 in more than one)",
+            "10 I/Os as 12 commands",
             "1.50 an I/O",
             "20 asked, 0 merged, 0 sent\n",
             "domain soft, protect revoke",
