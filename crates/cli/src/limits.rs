@@ -8,17 +8,24 @@ use crate::units::ByteSize;
 /// The most requests that a model controller's queue takes: its 1024 entries less one.
 const SOFT_MAX_DEPTH: u64 = 1023;
 
+/// The most requests at a time, and the bytes of the largest.
+fn limits(place: &Place) -> (u64, u64) {
+    match place.medium {
+        Medium::File(_) => (file::MAX_DEPTH as u64, file::MAX_TRANSFER as u64),
+        Medium::Image { .. } | Medium::Memory { .. } => (SOFT_MAX_DEPTH, nvme::MAX_TRANSFER as u64),
+    }
+}
+
 /// Checks `bs` and `iodepth` against what every one of `places` takes, and gives both as they are used.
 pub(crate) fn check(bs: ByteSize, iodepth: u64, places: &[&Place]) -> Result<(usize, usize), LimitError> {
     if iodepth == 0 {
         return Err(LimitError::NoDepth);
     }
-    for place in places {
+    // The narrowest limit is the one to be named.
+    let mut places: Vec<_> = places.iter().map(|place| (limits(place), place)).collect();
+    places.sort_by_key(|(limits, _)| *limits);
+    for ((max_depth, max_transfer), place) in places {
         let target = || place.name.clone();
-        let (max_depth, max_transfer) = match place.medium {
-            Medium::File(_) => (file::MAX_DEPTH as u64, file::MAX_TRANSFER as u64),
-            _ => (SOFT_MAX_DEPTH, nvme::MAX_TRANSFER as u64),
-        };
         if bs.0 == 0 || !bs.0.is_multiple_of(file::BLOCK as u64) {
             return Err(LimitError::Block { asked: bs.0, block: file::BLOCK, target: target() });
         }
@@ -44,7 +51,11 @@ pub(crate) fn check_opened(block: usize, depth: usize, info: &Info) -> Result<()
         return Err(LimitError::Transfer { asked: block as u64, limit, target: target() });
     }
     if depth > info.max_depth {
-        return Err(LimitError::Depth { asked: depth as u64, limit: info.max_depth as u64, target: target() });
+        return Err(LimitError::Depth {
+            asked: depth as u64,
+            limit: info.max_depth as u64,
+            target: target(),
+        });
     }
     Ok(())
 }

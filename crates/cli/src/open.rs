@@ -3,7 +3,7 @@
 mod place;
 mod scratch;
 
-pub(crate) use place::{Medium, Place};
+pub(crate) use place::{BLOCK, Medium, Place};
 pub(crate) use scratch::Scratch;
 
 use crate::account::{DeviceAccount, PoolAccount};
@@ -14,7 +14,9 @@ use crate::target::nvme::NvmeTarget;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
 use pinfold_nvme::driver::{Config, Controller};
-use pinfold_nvme::model::{FileMedia, Media, MemoryMedia, ModelConfig, ModelController, ModelError, ModelRegisters, Namespace};
+use pinfold_nvme::model::{
+    FileMedia, Media, MemoryMedia, ModelConfig, ModelController, ModelError, ModelRegisters, Namespace,
+};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +50,9 @@ pub(crate) enum OpenError {
     #[error("{0} holds data that would be written over: name another target, or say --force")]
     HoldsData(String),
     /// It would be made, and removed at the end.
-    #[error("{0} exists, and a file given with --via is made for the run and removed: name one that does not exist")]
+    #[error(
+        "{0} exists, and a file given with --via is made for the run and removed: name one that does not exist"
+    )]
     ScratchExists(String),
     /// The third target is the source.
     #[error("{0} is the source itself: going by way of it would write over it; name another target")]
@@ -119,7 +123,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl<'d> Opened<'d> {
     /// Opens `place` for requests of multiples of `block` bytes, up to `depth` at a time, from the buffers of `stack`.
-    pub(crate) fn open(place: Place, stack: &'d Stack, (block, depth): (usize, usize)) -> Result<Self, OpenError> {
+    pub(crate) fn open(
+        place: Place,
+        stack: &'d Stack,
+        (block, depth): (usize, usize),
+    ) -> Result<Self, OpenError> {
         let Place { name, path, medium } = place;
         let media: Arc<dyn Media> = match medium {
             Medium::File(file) => {
@@ -139,8 +147,9 @@ impl<'d> Opened<'d> {
         let controller = Controller::start(model.registers(), source, config).map_err(driver_error)?;
         let namespace = controller.namespaces().first().copied();
         let namespace = namespace.ok_or_else(|| OpenError::NoNamespace(name.clone()))?;
-        let target = NvmeTarget::new(name.clone(), (&stack.domain, stack.protect), (controller, namespace), depth)
-            .map_err(driver_error)?;
+        let target =
+            NvmeTarget::new(name.clone(), (&stack.domain, stack.protect), (controller, namespace), depth)
+                .map_err(driver_error)?;
         Ok(Self::Soft(Box::new(target), model))
     }
 

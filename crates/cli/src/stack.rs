@@ -16,7 +16,9 @@ pub(crate) enum StackError {
     #[error("no I/O address space: {0}")]
     Domain(#[from] BackendError),
     /// No memory.
-    #[error("no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory")]
+    #[error(
+        "no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory"
+    )]
     Arena {
         /// `the data`, `the controllers' queues`.
         purpose: &'static str,
@@ -27,7 +29,9 @@ pub(crate) enum StackError {
     #[error("the data's memory has no room for its buffers: {0}")]
     Buffer(#[from] AllocError),
     /// More than can be counted.
-    #[error("{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth")]
+    #[error(
+        "{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth"
+    )]
     TooMuch {
         /// How many buffers.
         slots: usize,
@@ -71,7 +75,11 @@ fn control_bytes(slots: usize, bytes: usize) -> u64 {
 
 impl Stack {
     /// A stack with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
-    pub(crate) fn build(args: StackArgs, (slots, bytes): (usize, usize), controllers: u64) -> Result<Self, StackError> {
+    pub(crate) fn build(
+        args: StackArgs,
+        (slots, bytes): (usize, usize),
+        controllers: u64,
+    ) -> Result<Self, StackError> {
         let too_much = || StackError::TooMuch { slots, bytes };
         let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;

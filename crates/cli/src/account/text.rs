@@ -148,7 +148,11 @@ impl DeviceAccount {
         line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
         if self.errors + self.timeouts > 0 {
             let (errors, retries) = (counted(self.errors, "error"), grouped(self.retries));
-            line(out, "trouble", format_args!("{errors}, {retries} tried again, {} without an answer", self.timeouts));
+            line(
+                out,
+                "trouble",
+                format_args!("{errors}, {retries} tried again, {} without an answer", self.timeouts),
+            );
         }
         let an_io = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{an_io:.2} an I/O"));

@@ -105,7 +105,8 @@ impl Place {
 
     /// Whether the same file is behind both.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
-        let id = |place: &Self| place.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()));
+        let id =
+            |place: &Self| place.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()));
         id(self).is_some() && id(self) == id(other)
     }
 

@@ -51,7 +51,13 @@ impl<B: Pinned> FileTarget<B> {
         let fixed = [memory];
         let options = Options { depth, direct: true, block, fixed: &fixed, ring: true };
         let queue = FileQueue::new(file, path, &options)?;
-        let info = Info { name: path.display().to_string(), capacity: None, block: 1, max_depth: MAX_DEPTH, max_transfer: MAX_TRANSFER };
+        let info = Info {
+            name: path.display().to_string(),
+            capacity: None,
+            block: 1,
+            max_depth: MAX_DEPTH,
+            max_transfer: MAX_TRANSFER,
+        };
         Ok(Self { info, queue, over: Vec::new() })
     }
 

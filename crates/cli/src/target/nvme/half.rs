@@ -135,9 +135,13 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
             }
             other => (mapped, other),
         };
-        let result = result
-            .map(|()| len)
-            .map_err(|error| TargetError::Command { target: target(), action, offset, len, error });
+        let result = result.map(|()| len).map_err(|error| TargetError::Command {
+            target: target(),
+            action,
+            offset,
+            len,
+            error,
+        });
         self.over.push(Over { slot, mapped, result });
         Landed::Taken
     }
@@ -160,7 +164,11 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         });
         domain.revoke_all(mappings, revoked);
         debug_assert_eq!(revoked.len(), results.len());
-        held.extend(revoked.drain(..).zip(results).map(|(revoked, (slot, result))| Held { slot, revoked, result }));
+        held.extend(revoked.drain(..).zip(results).map(|(revoked, (slot, result))| Held {
+            slot,
+            revoked,
+            result,
+        }));
         debug_assert!(held.len() > first);
     }
 
