@@ -7,6 +7,7 @@ use crate::copy::digest::Hash;
 use crate::copy::pump::Phase;
 use crate::lane::Figures;
 use crate::latency::Latency;
+use pinfold_core::dma_pool::PoolStats;
 use serde::Serialize;
 
 /// What a copy did.
@@ -199,14 +200,34 @@ pub(crate) struct PoolAccount {
     pub(crate) name: String,
     /// Blocks in use when the account was taken.
     pub(crate) in_use: u64,
+    /// The most blocks in use at a time.
+    pub(crate) at_most: u64,
     /// Blocks in all.
     pub(crate) blocks: u64,
     /// Bytes of a block.
     pub(crate) block_bytes: u64,
     /// Chunks that they were cut from.
     pub(crate) chunks: u64,
-    /// The most blocks in use at a time.
-    pub(crate) at_most: u64,
+    /// Of these, chunks that could be given back.
+    pub(crate) free_chunks: u64,
+    /// Bytes of all chunks.
+    pub(crate) bytes: u64,
+}
+
+impl PoolAccount {
+    /// The account of a pool with these figures.
+    pub(crate) fn new(stats: &PoolStats) -> Self {
+        Self {
+            name: stats.name.clone(),
+            in_use: stats.in_use,
+            at_most: stats.high_water,
+            blocks: stats.blocks,
+            block_bytes: stats.block_bytes,
+            chunks: stats.chunks,
+            free_chunks: stats.free_chunks,
+            bytes: stats.bytes,
+        }
+    }
 }
 
 /// An I/O address space.

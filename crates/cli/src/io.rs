@@ -66,7 +66,8 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
     }
 }
 
-fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
+/// Runs the workload.
+pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
     let (place, capacity, scratch) = place(args)?;
     let (block, depth) = limits::check(args.bs, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;

@@ -113,9 +113,14 @@ fn hint(error: &io::Error) -> &'static str {
 /// A target that has been opened.
 pub(crate) enum Opened<'d> {
     /// A file.
-    File(FileTarget<Buffer>),
-    /// A model controller. It runs until it is dropped, which must be after its driver.
-    Soft(Box<NvmeTarget<'d, Buffer, ModelRegisters, Arena>>, ModelController),
+    File(Box<FileTarget<Buffer>>),
+    /// A model controller.
+    Soft {
+        /// Its driver, which is dropped first.
+        target: Box<NvmeTarget<'d, Buffer, ModelRegisters, Arena>>,
+        /// It runs until it is dropped.
+        _model: ModelController,
+    },
 }
 
 /// How long the driver waits for an answer: a model controller that has not answered by then never will.
@@ -132,7 +137,7 @@ impl<'d> Opened<'d> {
         let media: Arc<dyn Media> = match medium {
             Medium::File(file) => {
                 let file = FileTarget::new(file, &path, (block, depth), stack.data_memory())?;
-                return Ok(Self::File(file));
+                return Ok(Self::File(Box::new(file)));
             }
             Medium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),
             Medium::Memory { bytes } => Arc::new(MemoryMedia::new(bytes)),
@@ -150,14 +155,14 @@ impl<'d> Opened<'d> {
         let target =
             NvmeTarget::new(name.clone(), (&stack.domain, stack.protect), (controller, namespace), depth)
                 .map_err(driver_error)?;
-        Ok(Self::Soft(Box::new(target), model))
+        Ok(Self::Soft { target: Box::new(target), _model: model })
     }
 
     /// The target.
     pub(crate) fn target(&mut self) -> &mut dyn Target<Buffer> {
         match self {
-            Self::File(file) => file,
-            Self::Soft(target, _) => &mut **target,
+            Self::File(file) => &mut **file,
+            Self::Soft { target, .. } => &mut **target,
         }
     }
 
@@ -165,7 +170,7 @@ impl<'d> Opened<'d> {
     pub(crate) fn device_account(&self) -> Option<DeviceAccount> {
         match self {
             Self::File(_) => None,
-            Self::Soft(target, _) => Some(target.account()),
+            Self::Soft { target, .. } => Some(target.account()),
         }
     }
 
@@ -173,7 +178,7 @@ impl<'d> Opened<'d> {
     pub(crate) fn pool_accounts(&self) -> Vec<PoolAccount> {
         match self {
             Self::File(_) => Vec::new(),
-            Self::Soft(target, _) => target.pools(),
+            Self::Soft { target, .. } => target.pools(),
         }
     }
 
@@ -181,7 +186,7 @@ impl<'d> Opened<'d> {
     pub(crate) fn notes(&self) -> Vec<String> {
         match self {
             Self::File(file) => file.notes().collect(),
-            Self::Soft(..) => Vec::new(),
+            Self::Soft { .. } => Vec::new(),
         }
     }
 
@@ -189,7 +194,7 @@ impl<'d> Opened<'d> {
     pub(crate) fn file_bytes(&self) -> Result<Option<u64>, FileError> {
         match self {
             Self::File(file) => file.bytes().map(Some),
-            Self::Soft(..) => Ok(None),
+            Self::Soft { .. } => Ok(None),
         }
     }
 }

@@ -15,8 +15,6 @@ use pinfold_nvme::driver::{CommandError, PollError, Reject};
 
 /// Bytes of a buffer that the program owns at the moment.
 pub(crate) trait Bytes {
-    /// How many bytes it has.
-    fn capacity(&self) -> usize;
     /// Copies the bytes from `at` out.
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError>;
     /// Copies `from` to the bytes from `at`.

@@ -94,10 +94,27 @@ impl StackAccount {
             self.domain.to_text(out, self.protect);
         }
         if !self.pools.is_empty() {
-            let _ = writeln!(out, "\npools         in use  at most   blocks    bytes   chunks");
-            for pool in &self.pools {
-                pool.to_text(out);
+            out.push('\n');
+            self.pools_to_text(out);
+        }
+    }
+
+    /// The pools with their high-water marks.
+    pub(crate) fn pools_to_text(&self, out: &mut String) {
+        let heads = ["in use", "at most", "blocks", "of bytes", "chunks", "free"];
+        let _ = write!(out, "{:<16}", "pools");
+        for head in heads {
+            let _ = write!(out, " {head:>9}");
+        }
+        out.push('\n');
+        for pool in &self.pools {
+            let _ = write!(out, "  {:<14}", pool.name);
+            let figures =
+                [pool.in_use, pool.at_most, pool.blocks, pool.block_bytes, pool.chunks, pool.free_chunks];
+            for figure in figures {
+                let _ = write!(out, " {:>9}", grouped(figure));
             }
+            out.push('\n');
         }
     }
 
@@ -209,21 +226,6 @@ impl DomainAccount {
     }
 }
 
-impl PoolAccount {
-    fn to_text(&self, out: &mut String) {
-        let _ = writeln!(
-            out,
-            "  {:<10} {:>7} {:>8} {:>8} {:>8} {:>8}",
-            self.name,
-            grouped(self.in_use),
-            grouped(self.at_most),
-            grouped(self.blocks),
-            grouped(self.block_bytes),
-            grouped(self.chunks)
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,6 +238,8 @@ mod tests {
             block_bytes: 128,
             chunks: 12_064,
             at_most: 373_960,
+            free_chunks: 0,
+            bytes: 12_064 * 4096,
         };
         let memory = MemoryAccount {
             name: "data",

@@ -4,9 +4,6 @@
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
 
 impl Bytes for Vec<u8> {
-    fn capacity(&self) -> usize {
-        self.len()
-    }
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         to.copy_from_slice(&self[at..at + to.len()]);
         Ok(())
@@ -79,11 +76,11 @@ impl Fake {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random % below as u64) as usize
+        usize::try_from(self.random % below as u64).unwrap()
     }
 
     fn carry_out(&mut self, mut request: Request<Vec<u8>>) -> Done<Vec<u8>> {
-        let at = request.offset as usize;
+        let at = usize::try_from(request.offset).unwrap();
         let len = match request.way {
             Way::Read => {
                 let len = request.len.min(self.data.len().saturating_sub(at));

@@ -16,9 +16,6 @@ pub(crate) const MAX_DEPTH: usize = 4096;
 pub(crate) const BLOCK: usize = 512;
 
 impl Bytes for Buffer {
-    fn capacity(&self) -> usize {
-        self.len()
-    }
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         Ok(self.memory().copy_to_slice(at, to)?)
     }

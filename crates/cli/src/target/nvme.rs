@@ -78,14 +78,14 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             segments: queue.segments,
             prp_entries: queue.prp_entries,
             prp_pages: queue.prp_list_pages,
-            prp_pages_in_use: controller.list_pages_used as u64,
-            prp_pages_at_most: controller.list_pages_max as u64,
+            prp_pages_in_use: controller.list_pages_used,
+            prp_pages_at_most: controller.list_pages_max,
         }
     }
 
     /// The driver's DMA pools.
     pub(crate) fn pools(&self) -> Vec<PoolAccount> {
-        Vec::new()
+        vec![PoolAccount::new(&self.controller.list_pool())]
     }
 
     fn failed(&self, error: PollError) -> TargetError {

@@ -1,7 +1,6 @@
 //! `io`: counts, and what it may touch.
 
-mod common;
-use common::{Folder, bytes, pinfold, words};
+use crate::common::{Folder, bytes, pinfold, words};
 
 fn json(line: &str) -> serde_json::Value {
     pinfold(&words(&format!("io {line} --json"))).json()

@@ -1,7 +1,6 @@
 //! What bad input gets: an exit code, one line, and nothing left behind.
 
-mod common;
-use common::{Ended, Folder, bytes, finish, pinfold, start, words};
+use crate::common::{Ended, Folder, bytes, finish, pinfold, start, words};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -21,7 +20,8 @@ fn numbers_beyond_their_limits_are_named_with_them() {
         ("--iodepth 1024", &["at most 1023"]),
         ("--bs 99999999999T", &["--bs", "64 bits"]),
         ("--bs 4q", &["--bs", "\"4q\" is not a size"]),
-        ("--bs -1", &["--bs"]),
+        ("--bs -1", &["--bs", "\"-1\" is not a size"]),
+        ("--iodepth -1", &["--iodepth", "-1"]),
         ("--iodepth many", &["many", "--iodepth"]),
         ("--protect none", &["none", "static, revoke, strict"]),
         ("--memory gold", &["gold", "hugetlb-2m"]),

@@ -1,6 +1,4 @@
 //! What the tests of the built program have in common.
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,23 +10,23 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a run of the program ended with.
 #[derive(Debug)]
-pub struct Ended {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Ended {
     /// It went well; what it printed.
     #[track_caller]
-    pub fn ok(self) -> String {
+    pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self.out
     }
 
     /// It ended with `code` and said one line, which has all of `parts`.
     #[track_caller]
-    pub fn failed(self, code: i32, parts: &[&str]) {
+    pub(crate) fn failed(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:#?}");
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in {self:#?}");
@@ -40,12 +38,12 @@ impl Ended {
 
     /// It went well; the object that it printed.
     #[track_caller]
-    pub fn json(self) -> serde_json::Value {
+    pub(crate) fn json(self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
 }
 
-pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
+pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .args(args)
         .stdin(Stdio::null())
@@ -55,7 +53,7 @@ pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
         .unwrap()
 }
 
-pub fn finish(mut child: Child) -> Ended {
+pub(crate) fn finish(mut child: Child) -> Ended {
     let mut out = child.stdout.take().unwrap();
     let mut err = child.stderr.take().unwrap();
     let read = |pipe: &mut dyn Read| {
@@ -82,45 +80,45 @@ pub fn finish(mut child: Child) -> Ended {
     Ended { code, out, err }
 }
 
-pub fn pinfold<S: AsRef<OsStr>>(args: &[S]) -> Ended {
+pub(crate) fn pinfold<S: AsRef<OsStr>>(args: &[S]) -> Ended {
     finish(start(args))
 }
 
 /// Splits at blanks: for arguments without any inside.
-pub fn words(line: &str) -> Vec<String> {
+pub(crate) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
 /// A folder of its own on the disk where things are built: `/tmp` may be in memory, without O_DIRECT.
-pub struct Folder(tempfile::TempDir);
+pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// The path as an argument; the tests' folders have names that are words.
-    pub fn arg(&self, name: &str) -> String {
+    pub(crate) fn arg(&self, name: &str) -> String {
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    pub fn file(&self, name: &str, bytes: &[u8]) -> String {
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
         std::fs::write(self.path(name), bytes).unwrap();
         self.arg(name)
     }
 
     /// A file of `len` bytes that are all holes.
-    pub fn sparse(&self, name: &str, len: u64) -> String {
+    pub(crate) fn sparse(&self, name: &str, len: u64) -> String {
         std::fs::File::create(self.path(name)).unwrap().set_len(len).unwrap();
         self.arg(name)
     }
 
     /// Everything in it, temporary files included.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<_> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -130,7 +128,7 @@ impl Folder {
 }
 
 /// Bytes of which no two blocks are the same.
-pub fn bytes(len: usize) -> Vec<u8> {
+pub(crate) fn bytes(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ len as u64;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -145,7 +143,7 @@ pub fn bytes(len: usize) -> Vec<u8> {
 
 /// Whether both files hold the same, without printing them where not.
 #[track_caller]
-pub fn assert_same(a: &Path, b: &Path) {
+pub(crate) fn assert_same(a: &Path, b: &Path) {
     let (mut a, mut b) = (std::fs::File::open(a).unwrap(), std::fs::File::open(b).unwrap());
     assert_eq!(a.metadata().unwrap().len(), b.metadata().unwrap().len());
     let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);

@@ -1,7 +1,6 @@
 //! What goes in comes out: sizes, protections, block sizes, depths, memories, and ways.
 
-mod common;
-use common::{Folder, assert_same, bytes, pinfold, words};
+use crate::common::{Folder, assert_same, bytes, pinfold, words};
 
 fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value {
     let line = format!("copy {source} {} {options} --json", folder.arg("out"));
