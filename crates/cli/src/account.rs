@@ -139,8 +139,10 @@ pub(crate) struct MemoryAccount {
     pub(crate) page_bytes: u64,
     /// Whether devices reach all of it, always.
     pub(crate) always_exposed: bool,
-    /// What keeps its pages in memory; where nothing does, why.
-    pub(crate) residency: String,
+    /// What smaller pages than could be had elsewhere cost.
+    pub(crate) cost: Option<&'static str>,
+    /// Why the kernel may take its pages away, where it may, and what mends that.
+    pub(crate) not_locked: Option<String>,
     /// How many 4 KiB frames it has.
     pub(crate) frames: u64,
     /// How many of them were in use when the account was taken.
@@ -169,7 +171,7 @@ pub(crate) struct RefusedAccount {
 pub(crate) struct DeviceAccount {
     /// As the user named it.
     pub(crate) name: String,
-    /// Requests that the driver took.
+    /// Reads and writes that the driver took.
     pub(crate) requests: u64,
     /// Commands that they became.
     pub(crate) commands: u64,

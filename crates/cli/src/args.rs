@@ -130,6 +130,7 @@ pub(crate) enum Memory {
     #[value(name = "hugetlb-2m")]
     Hugetlb2m,
     /// Transparent hugepages
+    #[value(alias = "transparent")]
     #[serde(rename = "thp")]
     Thp,
     /// Pages of 4 KiB

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`args`], [`units`], [`limits`] | the command line, how sizes are written, what numbers may be |
+//! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
 //! | [`copy`], [`io`], [`doctor`], [`pools`] | the commands |
 //! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
@@ -19,6 +19,7 @@ mod io;
 mod lane;
 mod latency;
 mod limits;
+mod man;
 mod open;
 mod output;
 mod pools;
@@ -57,25 +58,8 @@ fn run(command: Command) -> Result<(), Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
             output::bytes(&script)
         }
-        Command::Man => man(),
+        Command::Man => output::bytes(&man::page(Cli::command()).map_err(Failure::Output)?),
     }
-}
-
-/// One page for the program and all its commands.
-fn man() -> Result<(), Failure> {
-    let mut cli = Cli::command();
-    cli.build();
-    let mut page = Vec::new();
-    clap_mangen::Man::new(cli.clone()).render(&mut page).map_err(Failure::Output)?;
-    for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
-        let man = clap_mangen::Man::new(command.clone());
-        page.extend_from_slice(format!(".SH \"COMMAND {}\"\n", command.get_name()).to_uppercase().as_bytes());
-        man.render_description_section(&mut page).map_err(Failure::Output)?;
-        man.render_synopsis_section(&mut page).map_err(Failure::Output)?;
-        man.render_options_section(&mut page).map_err(Failure::Output)?;
-        man.render_extra_section(&mut page).map_err(Failure::Output)?;
-    }
-    output::bytes(&page)
 }
 
 /// What the floors below have to say goes to standard error: warnings always, more if asked.

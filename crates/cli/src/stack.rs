@@ -5,6 +5,7 @@ use crate::args::{Memory, Protect, StackArgs};
 use pinfold::arena::{AllocError, BuildError, Residency};
 use pinfold::soft::Port;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold_core::addr::PageSize;
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
@@ -157,26 +158,38 @@ fn source(memory: Memory) -> Option<Source> {
     }
 }
 
+/// The source as it is written behind `--memory`, where it can be.
+fn word(source: Source) -> &'static str {
+    match source {
+        Source::Transparent => "thp",
+        other => other.name(),
+    }
+}
+
+/// What an arena of 2 MiB or more on small pages goes without.
+const SMALL_PAGES_COST: &str =
+    "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
+
 fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
     let (account, stats) = (arena.account(), arena.stats());
-    let residency = match &account.residency {
-        Residency::Hugetlb => "always resident".to_owned(),
-        Residency::Locked => "locked".to_owned(),
-        Residency::NotLocked(why) => format!("not locked ({why})"),
-        _ => "of unknown residency".to_owned(),
+    let not_locked = match &account.residency {
+        Residency::NotLocked(why) => Some(why.to_string()),
+        _ => None,
     };
+    let small = account.page_size == PageSize::Size4K && account.bytes >= HUGE as u64;
     let refused = |refused: &pinfold::arena::Refused| RefusedAccount {
-        source: refused.source.name(),
+        source: word(refused.source),
         why: refused.why.to_string(),
         fix: refused.remedy.clone(),
     };
     MemoryAccount {
         name,
-        source: account.source.name(),
+        source: word(account.source),
         bytes: account.bytes,
         page_bytes: account.page_size.bytes(),
         always_exposed: arena.exposure() == Exposure::Whole,
-        residency,
+        cost: small.then_some(SMALL_PAGES_COST),
+        not_locked,
         frames: stats.frames,
         frames_in_use: stats.frames_in_use,
         frames_at_most: stats.frames_peak,

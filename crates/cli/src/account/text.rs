@@ -70,8 +70,8 @@ fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
     }
     let (submission, completion) = (&account.submission, &account.completion);
     let figures = format_args!(
-        "{:>9} I/Os · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
-        grouped(account.requests),
+        "{:>12} · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
+        counted(account.requests, "I/O"),
         time(submission.median_ns),
         time(submission.p99_ns),
         time(completion.median_ns),
@@ -133,11 +133,10 @@ impl MemoryAccount {
     fn to_text(&self, out: &mut String) {
         let exposed = if self.always_exposed { "always exposed" } else { "exposed while in use" };
         let what = format_args!(
-            "{} from {}, pages of {}, {}, {exposed}",
+            "{} from {} in pages of {}, {exposed}",
             ByteSize(self.bytes),
             self.source,
-            ByteSize(self.page_bytes),
-            self.residency
+            ByteSize(self.page_bytes)
         );
         line(out, self.name, what);
         let mut quarantined = String::new();
@@ -151,6 +150,12 @@ impl MemoryAccount {
             grouped(self.frames_at_most)
         );
         line(out, "", frames);
+        if let Some(cost) = self.cost {
+            line(out, "", format_args!("cost: {cost}"));
+        }
+        if let Some(why) = &self.not_locked {
+            line(out, "", format_args!("not locked: {why}"));
+        }
         for refused in &self.refused {
             let fix = refused.fix.as_ref().map(|fix| format!("; as root: {fix}")).unwrap_or_default();
             line(out, "", format_args!("refused: {}: {}{fix}", refused.source, refused.why));
@@ -247,7 +252,8 @@ mod tests {
             bytes: 16 << 20,
             page_bytes: 4096,
             always_exposed: false,
-            residency: "locked".into(),
+            cost: Some("more"),
+            not_locked: None,
             frames: 4096,
             frames_in_use: 0,
             frames_at_most: 4000,
@@ -292,6 +298,7 @@ mod tests {
         let mut text = String::new();
         stack().to_text(&mut text);
         for part in [
+            "cost: more\n",
             "refused: hugetlb-2m: 8 free pages are needed; as root: echo 8 > nr_hugepages",
             "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
             "10 I/Os as 12 commands",

@@ -69,7 +69,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         let (queue, controller) = (self.queue.stats(), self.controller.stats());
         DeviceAccount {
             name: self.info.name.clone(),
-            requests: queue.requests,
+            requests: self.reads.requests() + self.writes.requests(),
             commands: queue.commands,
             errors: queue.errors,
             retries: self.reads.retries() + self.writes.retries(),
@@ -221,3 +221,6 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -156,6 +156,17 @@ fn a_source_that_grows_is_no_copy() {
 }
 
 #[test]
+fn what_is_verified_and_differs_is_no_copy() {
+    let folder = Folder::new();
+    let scribble = |_| {
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"changed", 1).unwrap();
+    };
+    let ended = interfere(&folder, "--bs 64k --iodepth 1 --verify", scribble);
+    ended.failed(1, &["is not what", "SHA-256", "was not kept"]);
+}
+
+#[test]
 fn a_full_disk_is_no_copy() {
     let folder = Folder::new();
     let disk = folder.path("disk");

@@ -45,6 +45,7 @@ pub(super) struct Half<'d, B: Pinned, D: Direction> {
     flying: Vec<Option<(Asked, Flight<'d, B, D>)>>,
     over: Vec<Over<'d, B, D>>,
     quarantined: Vec<Quarantined<Mapped<'d, B, D>>>,
+    requests: u64,
     retries: u64,
     action: &'static str,
 }
@@ -54,7 +55,19 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         use pinfold_core::access::Access;
         let action = if D::ACCESS.contains(Access::WRITE) { "reading" } else { "writing" };
         let flying = std::iter::repeat_with(|| None).take(depth).collect();
-        Self { flying, over: Vec::with_capacity(depth), quarantined: Vec::new(), retries: 0, action }
+        Self {
+            flying,
+            over: Vec::with_capacity(depth),
+            quarantined: Vec::new(),
+            requests: 0,
+            retries: 0,
+            action,
+        }
+    }
+
+    /// How many requests the driver took.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests
     }
 
     /// How often a command was tried again.
@@ -79,6 +92,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         })?;
         match go(mapped) {
             Ok(flight) => {
+                self.requests += 1;
                 self.put(asked, flight);
                 Ok(())
             }
@@ -156,7 +170,6 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         if self.over.is_empty() {
             return;
         }
-        let first = held.len();
         let mut results = Vec::with_capacity(self.over.len());
         let mappings = self.over.drain(..).map(|Over { slot, mapped, result }| {
             results.push((slot, result));
@@ -169,7 +182,6 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
             revoked,
             result,
         }));
-        debug_assert!(held.len() > first);
     }
 
     /// Takes access back from each whose command is over, and waits for each.
