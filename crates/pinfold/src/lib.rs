@@ -21,7 +21,7 @@
 //! # let device = domain.port().ok_or("no device")?;
 //! # device.write(mapped.iova().start(), b"from the device")?;
 //! # device.write(block.iova(), b"done")?;
-//! let buffer = mapped.unmap()?; // ... to here, and not a moment longer
+//! let mut buffer = mapped.unmap()?; // ... to here, and not a moment longer
 //! # assert_eq!(&buffer.as_slice()?[..15], b"from the device");
 //! # assert_eq!(block.memory().read_u8(0)?, b'd');
 //! # Ok(())

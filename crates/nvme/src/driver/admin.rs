@@ -4,7 +4,7 @@ use super::clock::Backoff;
 use super::config::{Config, nanoseconds};
 use super::error::Error;
 use super::rings::{CompletionRing, SubmissionRing};
-use super::span::Span;
+use super::span::{self, Span};
 use crate::registers::Registers;
 use crate::spec::{Cap, Command, Cqe, Csts, Doorbell, PAGE_BYTES, admin, doorbell_offset, offset};
 use pinfold_core::dma_pool::ChunkSource;
@@ -17,13 +17,12 @@ pub(super) const STATUS_EVERY_NS: u64 = 1_000_000;
 /// Entries of both admin rings.
 pub(super) const ENTRIES: u16 = 32;
 
-#[derive(Debug)]
-pub(super) struct Admin {
-    sq: SubmissionRing,
-    cq: CompletionRing,
-    sq_span: Span,
-    cq_span: Span,
-    buffer: Span,
+pub(super) struct Admin<S: ChunkSource> {
+    sq: SubmissionRing<S>,
+    cq: CompletionRing<S>,
+    sq_span: Span<S>,
+    cq_span: Span<S>,
+    buffer: Span<S>,
     cid: u16,
     /// Whether the controller is enabled and every command so far was answered.
     usable: bool,
@@ -31,49 +30,29 @@ pub(super) struct Admin {
     pub(super) late: u64,
 }
 
-impl Admin {
-    pub(super) fn new(source: &impl ChunkSource) -> Result<Self, Error> {
+impl<S: ChunkSource + Clone> Admin<S> {
+    pub(super) fn new(source: &S) -> Result<Self, Error> {
         let entries = usize::from(ENTRIES);
-        let sq_span = Span::take(source, entries * Command::BYTES, "the admin submission queue")?;
-        let cq_span = match Span::take(source, entries * Cqe::BYTES, "the admin completion queue") {
-            Ok(span) => span,
-            Err(error) => {
-                sq_span.release(source);
-                return Err(error);
-            }
-        };
-        let buffer = match Span::take(source, PAGE_BYTES, "identify data") {
-            Ok(span) => span,
-            Err(error) => {
-                sq_span.release(source);
-                cq_span.release(source);
-                return Err(error);
-            }
-        };
+        let sq_span = span::take(source, entries * Command::BYTES, "the admin submission queue")?;
+        let cq_span = span::take(source, entries * Cqe::BYTES, "the admin completion queue")?;
+        let buffer = span::take(source, PAGE_BYTES, "identify data")?;
         let (sq, cq) = (
-            SubmissionRing::new(sq_span.memory, ENTRIES.into()),
-            CompletionRing::new(cq_span.memory, ENTRIES.into()),
+            SubmissionRing::new(Span::clone(&sq_span), ENTRIES.into()),
+            CompletionRing::new(Span::clone(&cq_span), ENTRIES.into()),
         );
         Ok(Self { sq, cq, sq_span, cq_span, buffer, cid: 0, usable: false, late: 0 })
     }
 
-    /// Gives the memory back. The controller is disabled.
-    pub(super) fn release(self, source: &impl ChunkSource) {
-        for span in [self.sq_span, self.cq_span, self.buffer] {
-            span.release(source);
-        }
-    }
-
     /// Tells a disabled controller where the rings are, which begin anew.
     pub(super) fn attach(&mut self, registers: &impl Registers) {
-        self.sq_span.clear();
-        self.cq_span.clear();
-        self.sq = SubmissionRing::new(self.sq_span.memory, ENTRIES.into());
-        self.cq = CompletionRing::new(self.cq_span.memory, ENTRIES.into());
+        self.sq_span.zero();
+        self.cq_span.zero();
+        self.sq = SubmissionRing::new(Span::clone(&self.sq_span), ENTRIES.into());
+        self.cq = CompletionRing::new(Span::clone(&self.cq_span), ENTRIES.into());
         let last = u32::from(ENTRIES - 1);
         registers.write32(offset::AQA, last | last << 16);
-        registers.write64(offset::ASQ, self.sq_span.iova.raw());
-        registers.write64(offset::ACQ, self.cq_span.iova.raw());
+        registers.write64(offset::ASQ, self.sq_span.iova().raw());
+        registers.write64(offset::ACQ, self.cq_span.iova().raw());
     }
 
     pub(super) fn set_usable(&mut self, usable: bool) {
@@ -147,18 +126,18 @@ impl Admin {
         what: &'static str,
         (nsid, cns): (u32, u8),
     ) -> Result<Box<T>, Error> {
-        self.buffer.clear();
+        self.buffer.zero();
         let command = Command {
             opcode: admin::IDENTIFY,
             nsid: U32::new(nsid),
-            prp1: U64::new(self.buffer.iova.raw()),
+            prp1: U64::new(self.buffer.iova().raw()),
             cdw10: U32::new(cns.into()),
             ..Command::default()
         };
         self.execute(registers, cap, config, what, command)?;
         let mut bytes = [0; PAGE_BYTES];
         let bad = |_| Error::BadSource { what: "identify data" };
-        self.buffer.memory.copy_to_slice(0, &mut bytes).map_err(bad)?;
+        self.buffer.memory().copy_to_slice(0, &mut bytes).map_err(bad)?;
         T::read_from_bytes(&bytes).map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })
     }
 }

@@ -8,7 +8,7 @@ use super::controller::{Core, Grave, Namespace};
 use super::error::{Error, PollError};
 use super::request::{CommandSlot, CommandState, Completion, RequestSlot};
 use super::rings::{CompletionRing, SubmissionRing};
-use super::span::Span;
+use super::span::{self, Span};
 use super::stats::QueueStats;
 use crate::registers::Registers;
 use crate::spec::{Command, Cqe, Doorbell, admin};
@@ -35,10 +35,10 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     max_transfer: u32,
     can_discard: bool,
     timeout_ns: u64,
-    sq: SubmissionRing,
-    cq: CompletionRing,
+    sq: SubmissionRing<S>,
+    cq: CompletionRing<S>,
     /// The rings' memory; taken when the queue is dropped.
-    spans: Vec<Span>,
+    spans: Vec<Span<S>>,
     commands: Box<[CommandSlot]>,
     free_commands: Vec<u16>,
     /// How many bits of an identifier are the place.
@@ -98,8 +98,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             max_transfer: facts.identity.max_transfer_bytes,
             can_discard: facts.identity.can_discard,
             timeout_ns: super::config::nanoseconds(core.config.timeout),
-            sq: SubmissionRing::new(sq.memory, ring),
-            cq: CompletionRing::new(cq.memory, ring),
+            sq: SubmissionRing::new(Span::clone(&sq), ring),
+            cq: CompletionRing::new(Span::clone(&cq), ring),
             spans: vec![sq, cq],
             commands: (0..slots).map(|_| CommandSlot::default()).collect(),
             free_commands: places(slots),
@@ -179,20 +179,14 @@ fn attach<R: Registers, S: ChunkSource + Clone>(
     core: &Core<R, S>,
     id: u16,
     entries: usize,
-) -> Result<(Span, Span), Error> {
+) -> Result<(Span<S>, Span<S>), Error> {
     let source = &core.source;
-    let sq = Span::take(source, entries * Command::BYTES, "a submission queue")?;
-    let cq = match Span::take(source, entries * Cqe::BYTES, "a completion queue") {
-        Ok(cq) => cq,
-        Err(error) => {
-            sq.release(source);
-            return Err(error);
-        }
-    };
+    let sq = span::take(source, entries * Command::BYTES, "a submission queue")?;
+    let cq = span::take(source, entries * Cqe::BYTES, "a completion queue")?;
     let last = u32::try_from(entries - 1).unwrap_or(0);
-    let create = |opcode, at: &Span, cdw11| Command {
+    let create = |opcode, at: &Span<S>, cdw11| Command {
         opcode,
-        prp1: U64::new(at.iova.raw()),
+        prp1: U64::new(at.iova().raw()),
         cdw10: U32::new(u32::from(id) | last << 16),
         cdw11: U32::new(cdw11),
         ..Command::default()
@@ -210,7 +204,7 @@ fn attach<R: Registers, S: ChunkSource + Clone>(
     match made {
         Ok(_) => Ok((sq, cq)),
         Err(error) => {
-            core.bury(Grave { spans: vec![sq, cq], ..Grave::default() });
+            core.bury(Grave::of(vec![sq, cq]));
             Err(error)
         }
     }
@@ -230,7 +224,7 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
                 .and_then(|_| self.core.execute("delete completion queue", delete(admin::DELETE_CQ, self.id)))
                 .is_ok()
             || self.is_stale();
-        let mut grave = Grave { spans: std::mem::take(&mut self.spans), ..Grave::default() };
+        let mut grave = Grave::of(std::mem::take(&mut self.spans));
         for slot in &mut self.commands {
             if slot.state != CommandState::Free {
                 grave.prps.extend(slot.prps.take());

@@ -1,30 +1,30 @@
 //! The host's side of a queue's rings.
 
+use super::span::Span;
 use crate::spec::{Command, Cqe};
-use pinfold_core::mem::DmaMemory;
+use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
 /// A submission queue: commands are written at the tail; the doorbell tells how far.
-#[derive(Debug)]
-pub(super) struct SubmissionRing {
-    memory: DmaMemory,
+pub(super) struct SubmissionRing<S: ChunkSource> {
+    memory: Span<S>,
     entries: u32,
     tail: u32,
     /// How many were written since the doorbell was rung.
     unrung: u32,
 }
 
-impl SubmissionRing {
+impl<S: ChunkSource> SubmissionRing<S> {
     /// `memory` has room for `entries` entries.
-    pub(super) fn new(memory: DmaMemory, entries: u32) -> Self {
+    pub(super) fn new(memory: Span<S>, entries: u32) -> Self {
         Self { memory, entries, tail: 0, unrung: 0 }
     }
 
     /// Writes a command. The caller has fewer than `entries` under way, so it overwrites none that is unread.
     pub(super) fn push(&mut self, command: &Command) {
         // Inside: the tail is below `entries`, for which there is room.
-        let _ = self.memory.copy_from_slice(self.tail as usize * Command::BYTES, command.as_bytes());
+        let _ = self.memory.memory().copy_from_slice(self.tail as usize * Command::BYTES, command.as_bytes());
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
         self.unrung += 1;
     }
@@ -40,9 +40,8 @@ impl SubmissionRing {
 }
 
 /// A completion queue: the controller writes; a phase bit tells new entries from old.
-#[derive(Debug)]
-pub(super) struct CompletionRing {
-    memory: DmaMemory,
+pub(super) struct CompletionRing<S: ChunkSource> {
+    memory: Span<S>,
     entries: u32,
     head: u32,
     phase: bool,
@@ -50,23 +49,23 @@ pub(super) struct CompletionRing {
     unrung: u32,
 }
 
-impl CompletionRing {
+impl<S: ChunkSource> CompletionRing<S> {
     /// `memory` is all 0 and has room for `entries` entries.
-    pub(super) fn new(memory: DmaMemory, entries: u32) -> Self {
+    pub(super) fn new(memory: Span<S>, entries: u32) -> Self {
         Self { memory, entries, head: 0, phase: true, unrung: 0 }
     }
 
     /// The next entry, if the controller has written it. All of it is the controller's word and nothing more.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Cqe> {
-        let at = self.head as usize * Cqe::BYTES;
+        let (at, memory) = (self.head as usize * Cqe::BYTES, self.memory.memory());
         // Inside, as for the other ring; an error would only mean that there is nothing to be read.
-        let last = u32::from_le(self.memory.load_acquire_u32(at + 12).ok()?);
+        let last = u32::from_le(memory.load_acquire_u32(at + 12).ok()?);
         let [cid_low, cid_high, status_low, status_high] = last.to_le_bytes();
         if (status_low & 1 != 0) != self.phase {
             return None;
         }
-        let word = |offset| self.memory.read_u32(at + offset).map(u32::from_le);
+        let word = |offset| memory.read_u32(at + offset).map(u32::from_le);
         let [sq_head_low, sq_head_high, sq_low, sq_high] = word(8).ok()?.to_le_bytes();
         let cqe = Cqe {
             result: U32::new(word(0).ok()?),

@@ -38,7 +38,7 @@ impl Memory {
         self.frames.lock().unwrap().iter().filter(|used| **used).count()
     }
 
-    fn whole(&self) -> DmaMemory {
+    pub(crate) fn whole(&self) -> DmaMemory<'_> {
         let len = self.frames.lock().unwrap().len() * 4096;
         let base = NonNull::from(&self.words[self.first..]).cast::<u8>();
         // SAFETY: the vector has `frames + 1` pages, is never changed, and is reached through `DmaMemory` only.
@@ -79,8 +79,9 @@ pub(crate) struct Arena(pub(crate) Arc<Memory>);
 
 // SAFETY: `whole` and `BASE` do not change; `take` gives out free runs and nobody else is given them.
 unsafe impl ChunkSource for Arena {
-    fn memory(&self) -> DmaMemory {
-        self.0.whole()
+    fn span(&self) -> NonNull<[u8]> {
+        let whole = self.0.whole();
+        NonNull::slice_from_raw_parts(whole.as_ptr(), whole.len())
     }
     fn iova(&self) -> Iova {
         Iova::new(BASE)
@@ -90,7 +91,7 @@ unsafe impl ChunkSource for Arena {
         let first = self.0.take(frames, frames).ok_or(FrameError::Exhausted { order, frames: 0 })?;
         Ok(Frame::new(first as u32).unwrap())
     }
-    fn release(&self, frame: Frame, order: Order) {
+    unsafe fn release(&self, frame: Frame, order: Order) {
         self.0.give(frame.index() as usize, order.frames() as usize);
     }
 }
@@ -137,7 +138,7 @@ impl Buffer {
         buffer
     }
 
-    pub(crate) fn memory(&self) -> DmaMemory {
+    pub(crate) fn memory(&self) -> DmaMemory<'_> {
         self.arena.0.whole().part(self.first * 4096 + self.skip, self.frames * 4096 - self.skip).unwrap()
     }
 

@@ -60,7 +60,8 @@ impl Host {
         Self { arena, model, registers, pairs: vec![admin], data }
     }
 
-    fn memory(&self) -> DmaMemory {
+    /// Kept alive by the test's arena as long as the host.
+    fn memory(&self) -> DmaMemory<'_> {
         self.data.memory()
     }
 
@@ -205,10 +206,9 @@ fn transfers_are_checked() {
         assert_eq!(host.io(host.transfer(nvm::WRITE, slba, blocks)), expected, "{blocks} at {slba}");
     }
     // MDTS is 8 KiB: with an offset that is three pages, so a list.
-    let memory = host.memory();
     let list = at + 4 * 4096;
-    memory.write_u64(4 * 4096, at + 4096).unwrap();
-    memory.write_u64(4 * 4096 + 8, at + 8192).unwrap();
+    host.memory().write_u64(4 * 4096, at + 4096).unwrap();
+    host.memory().write_u64(4 * 4096 + 8, at + 8192).unwrap();
     let full = host.transfer(nvm::READ, 0, 16);
     let prps = |prp1, prp2| Command { prp1: U64::new(prp1), prp2: U64::new(prp2), ..full };
     assert_eq!(host.io(prps(at + 512, list)), Status::SUCCESS);
@@ -218,7 +218,7 @@ fn transfers_are_checked() {
     assert_eq!(host.io(prps(at, at + 4096)), Status::SUCCESS);
     assert_eq!(host.io(prps(at + 512, 0xdead_0000)), Status::DATA_TRANSFER_ERROR);
     assert_eq!(host.io(prps(at, 0xdead_0000)), Status::DATA_TRANSFER_ERROR);
-    memory.write_u64(4 * 4096 + 8, at + 8200).unwrap();
+    host.memory().write_u64(4 * 4096 + 8, at + 8200).unwrap();
     assert_eq!(host.io(prps(at + 512, list)), Status::PRP_OFFSET_INVALID);
     let flush = |nsid| Command { opcode: nvm::FLUSH, nsid: U32::new(nsid), ..Command::default() };
     assert_eq!(host.io(flush(u32::MAX)), Status::SUCCESS);
@@ -228,8 +228,7 @@ fn transfers_are_checked() {
 #[test]
 fn every_range_of_a_discard_is_checked_before_the_first_takes_effect() {
     let mut host = Host::with_queue();
-    let memory = host.memory();
-    memory.fill(0, 4096, 7).unwrap();
+    host.memory().fill(0, 4096, 7).unwrap();
     let write = host.transfer(nvm::WRITE, 0, 8);
     assert_eq!(host.io(write), Status::SUCCESS);
     let discard = |host: &mut Host, last: u64| {

@@ -1,7 +1,6 @@
 //! What the device writes is not believed.
 
 use crate::common::*;
-use pinfold_core::dma_pool::ChunkSource;
 use pinfold_nvme::driver::{CommandError, Config, Finished};
 use pinfold_nvme::model::{Fault, ModelConfig, When};
 use proptest::prelude::*;
@@ -44,7 +43,7 @@ proptest! {
         let mut queue = bench.controller.create_queue(16).unwrap();
         prop_assert_eq!(bench.arena.0.used(), before + 2);
         // The two rings are a frame each, and the newest.
-        let ring = bench.arena.memory().part((before + 1) * 4096, 4096).unwrap();
+        let ring = bench.arena.0.whole().part((before + 1) * 4096, 4096).unwrap();
         bench.model.faults().inject(When::Every(1), Fault::Lose);
         let mut flying: Vec<_> = (0..requests)
             .map(|_| queue.write(1, 0, blocks, Buffer::new(&bench.arena, blocks as usize * 512)).unwrap())

@@ -91,7 +91,7 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
     let (payload, result) = finish(&mut queue, read);
     result.unwrap();
     assert_eq!(faults.strike(BusAccess::Write)[0].outcome, StrikeOutcome::Landed);
-    let buffer = payload.unmap().unwrap();
+    let mut buffer = payload.unmap().unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == ROGUE_BYTE));
     for access in [BusAccess::Write, BusAccess::Read] {
         assert!(matches!(faults.strike(access)[0].outcome, StrikeOutcome::Fault(_)));

@@ -74,7 +74,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         }
     }
 
-    fn ask(&self, control: &mut Control) -> Result<(), Error> {
+    fn ask(&self, control: &mut Control<S>) -> Result<(), Error> {
         let Control { admin: Some(admin), facts, .. } = control else { return Err(Error::NeedsReset) };
         let (registers, cap, config) = (&self.registers, self.cap, &self.config);
         let data: Box<ControllerData> =

@@ -22,22 +22,27 @@ pub(in crate::driver) struct Facts {
 }
 
 /// What a queue left behind that the controller may still reach. It is released when the controller is disabled.
-#[derive(Debug, Default)]
-pub(in crate::driver) struct Grave {
-    pub(in crate::driver) spans: Vec<Span>,
+pub(in crate::driver) struct Grave<S: ChunkSource> {
+    /// Held, and released with it.
+    _spans: Vec<Span<S>>,
     pub(in crate::driver) prps: Vec<Prps<Page, PRPS_LISTS>>,
     pub(in crate::driver) pages: Vec<Page>,
     /// The queue identifier that is free again then.
     pub(in crate::driver) id: Option<u16>,
 }
 
+impl<S: ChunkSource> Grave<S> {
+    pub(in crate::driver) fn of(spans: Vec<Span<S>>) -> Self {
+        Self { _spans: spans, prps: Vec::new(), pages: Vec::new(), id: None }
+    }
+}
+
 /// The part that is reached by one thread at a time.
-#[derive(Debug)]
-pub(in crate::driver) struct Control {
+pub(in crate::driver) struct Control<S: ChunkSource> {
     /// `None` only while the core is dropped.
-    pub(in crate::driver) admin: Option<Admin>,
+    pub(in crate::driver) admin: Option<Admin<S>>,
     pub(in crate::driver) facts: Facts,
-    graves: Vec<Grave>,
+    graves: Vec<Grave<S>>,
     /// Which queue identifiers a [`Queue`](crate::driver::Queue) has: number 1 is first. An identifier stays taken
     /// until its queue is dropped, so that a doorbell of an old queue never reaches a new one.
     ids: Vec<bool>,
@@ -50,7 +55,7 @@ pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
     pub(in crate::driver) config: Config,
     pub(in crate::driver) cap: Cap,
     pub(in crate::driver) life: Arc<Life>,
-    control: Mutex<Control>,
+    control: Mutex<Control<S>>,
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
@@ -84,7 +89,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         Ok(Self { registers, source, lists, config, cap, life, control: Mutex::new(control) })
     }
 
-    pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control> {
+    pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control<S>> {
         // Every step under the lock leaves `Control` whole, or `Admin` marked as not usable.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,13 +138,13 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 
     /// Keeps what the controller may still reach until it is disabled.
-    pub(in crate::driver) fn bury(&self, grave: Grave) {
+    pub(in crate::driver) fn bury(&self, grave: Grave<S>) {
         self.control().graves.push(grave);
     }
 
     /// Keeps what a dropped queue of `epoch` could not take from the controller. Its identifier stays taken at the
     /// controller until that is disabled.
-    pub(in crate::driver) fn bury_queue(&self, mut grave: Grave, id: u16, epoch: u64) {
+    pub(in crate::driver) fn bury_queue(&self, mut grave: Grave<S>, id: u16, epoch: u64) {
         let mut control = self.control();
         if self.life.epoch() != epoch {
             // Disabled between the caller's look and the lock.
@@ -153,10 +158,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 
     /// Gives back what nobody reaches any more.
-    pub(in crate::driver) fn release(&self, grave: Grave) {
-        for span in grave.spans {
-            span.release(&self.source);
-        }
+    pub(in crate::driver) fn release(&self, grave: Grave<S>) {
         for prps in grave.prps {
             if let Err(error) = prps.release(&self.lists) {
                 tracing::error!(%error, "a PRP list page was not taken back");
@@ -174,7 +176,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 
     /// The controller has been seen disabled.
-    pub(super) fn on_disabled(&self, control: &mut Control) {
+    pub(super) fn on_disabled(&self, control: &mut Control<S>) {
         self.life.next_epoch();
         for grave in std::mem::take(&mut control.graves) {
             if let Some(taken) = grave.id.and_then(|id| control.ids.get_mut(usize::from(id).wrapping_sub(1)))
@@ -194,11 +196,12 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Core<R, S> {
         match disabled {
             Ok(()) => {
                 self.on_disabled(&mut control);
-                admin.release(&self.source);
+                drop(admin);
             }
             // Rings, lists and buffers that a controller may still write to are nobody's any more.
             Err(error) => {
-                tracing::warn!(%error, "the controller could not be disabled: its memory is leaked")
+                tracing::warn!(%error, "the controller could not be disabled: its memory is leaked");
+                std::mem::forget((admin, std::mem::take(&mut control.graves)));
             }
         }
     }
