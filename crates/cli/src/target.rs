@@ -120,8 +120,8 @@ pub(crate) enum TargetError {
     },
     /// A controller said nothing.
     #[error(
-        "{target}: {action} {len} bytes at {offset}: no answer in time; the controller was given up and the buffer \
-         quarantined, since it may still be written: check the device"
+        "{target}: {action} {len} bytes at {offset}: no answer in time; the buffer is quarantined, since the \
+         controller may still reach it: check the device"
     )]
     Silent {
         /// The target's name.

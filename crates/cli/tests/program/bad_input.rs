@@ -1,6 +1,6 @@
 //! What bad input gets: an exit code, one line, and nothing left behind.
 
-use crate::common::{Ended, Folder, bytes, finish, pinfold, start, words};
+use crate::common::{Ended, Folder, bytes, finish, pinfold, skipped, start, words};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -115,7 +115,7 @@ fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> End
         std::thread::sleep(Duration::from_millis(1));
     }
     // The handlers are set before anything is made, so a signal counts from here on at the latest.
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(50));
     meanwhile(Pid::from_child(&child));
     let ended = finish(child);
     assert_eq!(folder.names(), ["in"], "{ended:#?}");
@@ -160,7 +160,11 @@ fn what_is_verified_and_differs_is_no_copy() {
     let folder = Folder::new();
     let scribble = |_| {
         let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
-        std::os::unix::fs::FileExt::write_all_at(&file, b"changed", 1).unwrap();
+        // Each time something else, from before the first block is copied until long after.
+        for turn in 1..=100u8 {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[turn], 1).unwrap();
+            std::thread::sleep(Duration::from_millis(3));
+        }
     };
     let ended = interfere(&folder, "--bs 64k --iodepth 1 --verify", scribble);
     ended.failed(1, &["is not what", "SHA-256", "was not kept"]);
@@ -173,7 +177,7 @@ fn a_full_disk_is_no_copy() {
     std::fs::create_dir(&disk).unwrap();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&disk).output();
     if !mount.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("skipped: only root can mount a small file system");
+        skipped("only root can mount a small file system");
         return;
     }
     let (source, out) = (folder.file("in", &bytes(8 << 20)), disk.join("out"));
