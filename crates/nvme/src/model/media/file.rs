@@ -35,7 +35,13 @@ impl FileMedia {
             }
             _ => has,
         };
-        Ok(Self { file, bytes, bounce: Mutex::new(vec![0; BOUNCE].into_boxed_slice()) })
+        Ok(Self::from_file(file, bytes))
+    }
+
+    /// The first `bytes` bytes of a file that is open already. It must be as long, and open for writing where the
+    /// controller is written to: else those commands end with an error.
+    pub fn from_file(file: File, bytes: u64) -> Self {
+        Self { file, bytes, bounce: Mutex::new(vec![0; BOUNCE].into_boxed_slice()) }
     }
 
     fn each(
