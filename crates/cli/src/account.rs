@@ -7,6 +7,7 @@ use crate::copy::digest::Hash;
 use crate::copy::pump::Phase;
 use crate::lane::Figures;
 use crate::latency::Latency;
+use pinfold_core::dma_pool::PoolStats;
 use serde::Serialize;
 
 /// What a copy did.
@@ -138,8 +139,10 @@ pub(crate) struct MemoryAccount {
     pub(crate) page_bytes: u64,
     /// Whether devices reach all of it, always.
     pub(crate) always_exposed: bool,
-    /// What keeps its pages in memory; where nothing does, why.
-    pub(crate) residency: String,
+    /// What smaller pages than could be had elsewhere cost.
+    pub(crate) cost: Option<&'static str>,
+    /// Why the kernel may take its pages away, where it may, and what mends that.
+    pub(crate) not_locked: Option<String>,
     /// How many 4 KiB frames it has.
     pub(crate) frames: u64,
     /// How many of them were in use when the account was taken.
@@ -163,21 +166,31 @@ pub(crate) struct RefusedAccount {
     pub(crate) fix: Option<String>,
 }
 
-/// A controller.
-#[derive(Clone, Debug, Serialize)]
+/// A controller, and its driver.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct DeviceAccount {
     /// As the user named it.
     pub(crate) name: String,
-    /// Commands that it carried out.
+    /// Reads and writes that the driver took.
+    pub(crate) requests: u64,
+    /// Commands that they became.
     pub(crate) commands: u64,
-    /// Requests that were cut into more than one command.
-    pub(crate) split_requests: u64,
+    /// Commands that the controller ended with an error.
+    pub(crate) errors: u64,
+    /// Requests that were tried again.
+    pub(crate) retries: u64,
+    /// Requests that did not end in time.
+    pub(crate) timeouts: u64,
+    /// Doorbell writes.
+    pub(crate) doorbells: u64,
     /// Segments of all requests' data.
     pub(crate) segments: u64,
-    /// Requests that the segments belong to.
-    pub(crate) requests: u64,
-    /// Pages of PRP lists that were handed out.
+    /// Pages named to the controller.
+    pub(crate) prp_entries: u64,
+    /// Pages of PRP lists that this took.
     pub(crate) prp_pages: u64,
+    /// Pages of PRP lists in use when the account was taken.
+    pub(crate) prp_pages_in_use: u64,
     /// The most at a time.
     pub(crate) prp_pages_at_most: u64,
 }
@@ -189,14 +202,34 @@ pub(crate) struct PoolAccount {
     pub(crate) name: String,
     /// Blocks in use when the account was taken.
     pub(crate) in_use: u64,
+    /// The most blocks in use at a time.
+    pub(crate) at_most: u64,
     /// Blocks in all.
     pub(crate) blocks: u64,
     /// Bytes of a block.
     pub(crate) block_bytes: u64,
     /// Chunks that they were cut from.
     pub(crate) chunks: u64,
-    /// The most blocks in use at a time.
-    pub(crate) at_most: u64,
+    /// Of these, chunks that could be given back.
+    pub(crate) free_chunks: u64,
+    /// Bytes of all chunks.
+    pub(crate) bytes: u64,
+}
+
+impl PoolAccount {
+    /// The account of a pool with these figures.
+    pub(crate) fn new(stats: &PoolStats) -> Self {
+        Self {
+            name: stats.name.clone(),
+            in_use: stats.in_use,
+            at_most: stats.high_water,
+            blocks: stats.blocks,
+            block_bytes: stats.block_bytes,
+            chunks: stats.chunks,
+            free_chunks: stats.free_chunks,
+            bytes: stats.bytes,
+        }
+    }
 }
 
 /// An I/O address space.

@@ -75,11 +75,11 @@ pub(crate) struct CopyArgs {
     pub(crate) stack: StackArgs,
 
     /// Bytes moved by one request, a multiple of 512
-    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    #[arg(long, value_name = "SIZE", default_value = "1M", allow_negative_numbers = true)]
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// Print the pools' report in the kernel's format, too
@@ -130,6 +130,7 @@ pub(crate) enum Memory {
     #[value(name = "hugetlb-2m")]
     Hugetlb2m,
     /// Transparent hugepages
+    #[value(alias = "transparent")]
     #[serde(rename = "thp")]
     Thp,
     /// Pages of 4 KiB
@@ -151,15 +152,21 @@ pub(crate) struct IoArgs {
     pub(crate) rw: Rw,
 
     /// Bytes of one request, a multiple of 512
-    #[arg(long, alias = "blocksize", value_name = "SIZE", default_value = "4k")]
+    #[arg(
+        long,
+        alias = "blocksize",
+        value_name = "SIZE",
+        default_value = "4k",
+        allow_negative_numbers = true
+    )]
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// How much of the target is used, and how much is moved; all of it if not given
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) size: Option<ByteSize>,
 
     /// Stop after so many seconds, if --size has not been moved before

@@ -33,7 +33,9 @@ impl From<Exit> for ExitCode {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum LimitError {
     /// `--bs 0`, `--bs 3`.
-    #[error("--bs {asked}: a request must be a multiple of {block} bytes, the block of {target}, and at least one")]
+    #[error(
+        "--bs {asked}: a request must be a multiple of {block} bytes, the block of {target}, and at least one"
+    )]
     Block {
         /// What was asked for.
         asked: u64,
@@ -86,7 +88,9 @@ pub(crate) enum LimitError {
         target: String,
     },
     /// `io NEW-FILE` without a size.
-    #[error("{0} does not exist: say with --size how large it shall be made for the run, or name a file that exists")]
+    #[error(
+        "{0} does not exist: say with --size how large it shall be made for the run, or name a file that exists"
+    )]
     SizeNeeded(String),
     /// A source that would be all zeroes.
     #[error("{0} as a source holds nothing but zeroes: name a file or an image")]

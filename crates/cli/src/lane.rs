@@ -33,8 +33,6 @@ struct Flight {
 pub(crate) struct Landed<B> {
     /// Its slot, which is free again.
     pub(crate) slot: usize,
-    /// Which way it went.
-    pub(crate) way: Way,
     /// Where.
     pub(crate) offset: u64,
     /// How many bytes were asked for.
@@ -134,7 +132,6 @@ impl<'t, B> Lane<'t, B> {
                 self.account(&flight, &over.result, now);
                 each(Landed {
                     slot: over.slot,
-                    way: flight.way,
                     offset: flight.offset,
                     len: flight.len,
                     buffer: over.buffer,

@@ -41,9 +41,10 @@ impl Default for Histogram {
 fn bucket_of(ns: u64) -> usize {
     let top = (u64::BITS - ns.leading_zeros()).saturating_sub(1);
     let shift = top.saturating_sub(BITS);
-    let within = (ns >> shift) as usize;
+    // Below 2 * PER_GROUP.
+    let within = usize::try_from(ns >> shift).unwrap_or(usize::MAX);
     // From 2^(BITS+1) on, `within` is PER_GROUP..2*PER_GROUP: the group's own offset is one group less.
-    shift as usize * PER_GROUP + within
+    (shift as usize * PER_GROUP).saturating_add(within)
 }
 
 /// The greatest value that `bucket` counts.
@@ -71,31 +72,9 @@ impl Histogram {
         self.sum_of_squares += (ns as f64).powi(2);
     }
 
-    /// Adds what another counted.
-    pub(crate) fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
-            *mine += theirs;
-        }
-        self.count += other.count;
-        self.min = self.min.min(other.min);
-        self.max = self.max.max(other.max);
-        self.sum += other.sum;
-        self.sum_of_squares += other.sum_of_squares;
-    }
-
-    /// How many were counted.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
-    }
-
     /// The least, ns; 0 where nothing was counted.
     pub(crate) fn min(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min }
-    }
-
-    /// The greatest, ns; 0 where nothing was counted.
-    pub(crate) fn max(&self) -> u64 {
-        self.max
     }
 
     /// The mean, ns; 0 where nothing was counted.
@@ -193,7 +172,8 @@ mod tests {
             let got = histogram.percentile(percent) as f64;
             assert!(got >= exact && got <= exact * (1.0 + 1.0 / 64.0) + 1.0, "{percent}: {got} for {exact}");
         }
-        assert_eq!((histogram.min(), histogram.max(), histogram.count()), (1, 100_000, 100_000));
+        let summary = histogram.summary();
+        assert_eq!((summary.min_ns, summary.max_ns, summary.count), (1, 100_000, 100_000));
         assert!((histogram.mean() - 50_000.5).abs() < 1e-6);
         assert!((histogram.deviation() - 28_867.5).abs() < 1.0);
     }
@@ -201,25 +181,9 @@ mod tests {
     #[test]
     fn nothing_and_one() {
         let mut histogram = Histogram::default();
-        assert_eq!((histogram.min(), histogram.max(), histogram.percentile(99.0)), (0, 0, 0));
+        assert_eq!((histogram.min(), histogram.max, histogram.percentile(99.0)), (0, 0, 0));
         assert_eq!(histogram.deviation(), 0.0);
         histogram.record(Duration::MAX);
         assert_eq!((histogram.min(), histogram.percentile(1.0)), (u64::MAX, u64::MAX));
-    }
-
-    #[test]
-    fn merging_is_counting_both() {
-        let (mut a, mut b, mut both) = (Histogram::default(), Histogram::default(), Histogram::default());
-        for ns in 0..1000u64 {
-            let took = Duration::from_nanos(ns * ns);
-            if ns % 3 == 0 {
-                a.record(took)
-            } else {
-                b.record(took)
-            }
-            both.record(took);
-        }
-        a.merge(&b);
-        assert_eq!(a.summary(), both.summary());
     }
 }

@@ -2,22 +2,77 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`args`], [`units`] | the command line, and how sizes are written |
+//! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
 //! | [`copy`], [`io`], [`doctor`], [`pools`] | the commands |
+//! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
-//! | [`account`], [`latency`] | what a run did, as text and as JSON |
+//! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
 //! | [`signal`], [`progress`], [`failure`] | stopping, showing, and saying what went wrong |
 #![forbid(unsafe_code)]
 
 mod account;
 mod args;
 mod copy;
+mod doctor;
+mod failure;
 mod io;
 mod lane;
 mod latency;
+mod limits;
+mod man;
+mod open;
+mod output;
+mod pools;
 mod progress;
 mod signal;
+mod stack;
 mod target;
 mod units;
 
-fn main() {}
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use failure::Failure;
+use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log(cli.verbose);
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("pinfold: {failure}");
+            failure.exit().into()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Copy(args) => copy::run(&args),
+        Command::Io(args) => io::run(&args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Pools(args) => pools::run(args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
+            output::bytes(&script)
+        }
+        Command::Man => output::bytes(&man::page(Cli::command()).map_err(Failure::Output)?),
+    }
+}
+
+/// What the floors below have to say goes to standard error: warnings always, more if asked.
+fn log(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .init();
+}

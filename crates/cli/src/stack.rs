@@ -3,8 +3,12 @@
 use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
 use crate::args::{Memory, Protect, StackArgs};
 use pinfold::arena::{AllocError, BuildError, Residency};
+use pinfold::soft::Port;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold_core::addr::PageSize;
+use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
 
 /// Why there is no memory stack.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +17,9 @@ pub(crate) enum StackError {
     #[error("no I/O address space: {0}")]
     Domain(#[from] BackendError),
     /// No memory.
-    #[error("no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory")]
+    #[error(
+        "no DMA memory for {purpose}: {error}; ask for less with --bs and --iodepth, or for other memory with --memory"
+    )]
     Arena {
         /// `the data`, `the controllers' queues`.
         purpose: &'static str,
@@ -24,7 +30,9 @@ pub(crate) enum StackError {
     #[error("the data's memory has no room for its buffers: {0}")]
     Buffer(#[from] AllocError),
     /// More than can be counted.
-    #[error("{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth")]
+    #[error(
+        "{slots} buffers of {bytes} bytes are more than an arena can have (1 TiB): ask for less with --bs and --iodepth"
+    )]
     TooMuch {
         /// How many buffers.
         slots: usize,
@@ -68,7 +76,11 @@ fn control_bytes(slots: usize, bytes: usize) -> u64 {
 
 impl Stack {
     /// A stack with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
-    pub(crate) fn build(args: StackArgs, (slots, bytes): (usize, usize), controllers: u64) -> Result<Self, StackError> {
+    pub(crate) fn build(
+        args: StackArgs,
+        (slots, bytes): (usize, usize),
+        controllers: u64,
+    ) -> Result<Self, StackError> {
         let too_much = || StackError::TooMuch { slots, bytes };
         let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;
@@ -91,9 +103,19 @@ impl Stack {
         Ok(Self { domain, control, data, protect: args.protect, slots, slot_bytes })
     }
 
+    /// All of the data's memory.
+    pub(crate) fn data_memory(&self) -> DmaMemory {
+        self.data.memory()
+    }
+
     /// The data buffers.
     pub(crate) fn buffers(&self) -> Result<Vec<Buffer>, StackError> {
         (0..self.slots).map(|_| Ok(self.data.alloc(self.slot_bytes)?)).collect()
+    }
+
+    /// A new controller's way to memory.
+    pub(crate) fn port(&self) -> Option<Port> {
+        self.domain.port()
     }
 
     /// What the arenas got.
@@ -136,26 +158,38 @@ fn source(memory: Memory) -> Option<Source> {
     }
 }
 
+/// The source as it is written behind `--memory`, where it can be.
+fn word(source: Source) -> &'static str {
+    match source {
+        Source::Transparent => "thp",
+        other => other.name(),
+    }
+}
+
+/// What an arena of 2 MiB or more on small pages goes without.
+const SMALL_PAGES_COST: &str =
+    "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
+
 fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
     let (account, stats) = (arena.account(), arena.stats());
-    let residency = match &account.residency {
-        Residency::Hugetlb => "always resident".to_owned(),
-        Residency::Locked => "locked".to_owned(),
-        Residency::NotLocked(why) => format!("not locked ({why})"),
-        _ => "of unknown residency".to_owned(),
+    let not_locked = match &account.residency {
+        Residency::NotLocked(why) => Some(why.to_string()),
+        _ => None,
     };
+    let small = account.page_size == PageSize::Size4K && account.bytes >= HUGE as u64;
     let refused = |refused: &pinfold::arena::Refused| RefusedAccount {
-        source: refused.source.name(),
+        source: word(refused.source),
         why: refused.why.to_string(),
         fix: refused.remedy.clone(),
     };
     MemoryAccount {
         name,
-        source: account.source.name(),
+        source: word(account.source),
         bytes: account.bytes,
         page_bytes: account.page_size.bytes(),
         always_exposed: arena.exposure() == Exposure::Whole,
-        residency,
+        cost: small.then_some(SMALL_PAGES_COST),
+        not_locked,
         frames: stats.frames,
         frames_in_use: stats.frames_in_use,
         frames_at_most: stats.frames_peak,

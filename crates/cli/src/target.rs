@@ -1,15 +1,20 @@
 //! What bytes are read from and written to: a file, or a controller. Buffers move in with a request and come back
 //! with its result; meanwhile nobody else has them.
 
+pub(crate) mod file;
+pub(crate) mod nvme;
 pub(crate) mod spec;
 
 #[cfg(test)]
 pub(crate) mod fake;
 
+use pinfold::uring::FileError;
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::AccessError;
+use pinfold_nvme::driver::{CommandError, PollError, Reject};
+
 /// Bytes of a buffer that the program owns at the moment.
 pub(crate) trait Bytes {
-    /// How many bytes it has.
-    fn capacity(&self) -> usize;
     /// Copies the bytes from `at` out.
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError>;
     /// Copies `from` to the bytes from `at`.
@@ -96,28 +101,67 @@ pub(crate) trait Target<B> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum TargetError {
-    /// The system refused a read, a write, or a flush.
-    #[error("{target}: {action} failed: {error}{}", remedy(error))]
-    System {
+    /// A file failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A controller said no.
+    #[error("{target}: {action} {len} bytes at {offset}: {error}")]
+    Command {
         /// The target's name.
         target: String,
-        /// `reading`, `writing` ...
+        /// `reading`, `writing`, `flushing`.
         action: &'static str,
-        /// What the system said.
-        error: std::io::Error,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: usize,
+        /// What the controller said.
+        error: CommandError,
+    },
+    /// A controller said nothing.
+    #[error(
+        "{target}: {action} {len} bytes at {offset}: no answer in time; the buffer is quarantined, since the \
+         controller may still reach it: check the device"
+    )]
+    Silent {
+        /// The target's name.
+        target: String,
+        /// `reading`, `writing`, `flushing`.
+        action: &'static str,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        len: usize,
+    },
+    /// The driver did not take a request.
+    #[error("{target}: {reason}")]
+    Rejected {
+        /// The target's name.
+        target: String,
+        /// Why not.
+        reason: Reject,
+    },
+    /// The controller can not be asked for completions.
+    #[error("{target}: {error}")]
+    Poll {
+        /// The target's name.
+        target: String,
+        /// Why not.
+        error: PollError,
+    },
+    /// The domain refused to map a buffer, or could not take it back.
+    #[error("{target}: {error}")]
+    Domain {
+        /// The target's name.
+        target: String,
+        /// Why.
+        error: BackendError,
     },
     /// An access to a buffer outside of it.
     #[error(transparent)]
-    Memory(#[from] pinfold_core::mem::AccessError),
-}
-
-/// What a user can do about an error of the system, to be put behind its text.
-fn remedy(error: &std::io::Error) -> &'static str {
-    use std::io::ErrorKind as Kind;
-    match error.kind() {
-        Kind::StorageFull => "; free some space there, or name a place on another file system",
-        Kind::QuotaExceeded => "; free some of your quota, or name a place on another file system",
-        Kind::PermissionDenied => "; check who may read and write it",
-        _ => "",
-    }
+    Memory(#[from] AccessError),
+    /// What the fake says in tests.
+    #[cfg(test)]
+    #[error("the fake failed")]
+    Fake,
 }

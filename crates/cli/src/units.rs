@@ -44,6 +44,15 @@ impl FromStr for ByteSize {
     }
 }
 
+impl ByteSize {
+    /// As it is written on a command line: `512M`.
+    pub(crate) fn word(self) -> String {
+        let letters = [("T", 40), ("G", 30), ("M", 20), ("k", 10)];
+        let fits = letters.iter().find(|(_, shift)| self.0 > 0 && self.0.trailing_zeros() >= *shift);
+        fits.map_or_else(|| self.0.to_string(), |(letter, shift)| format!("{}{letter}", self.0 >> shift))
+    }
+}
+
 impl fmt::Display for ByteSize {
     /// Exactly where a letter allows it (`8 MiB`), with one decimal where not (`1.5 MiB`), bytes below 1024.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,6 +166,15 @@ mod tests {
             ((1 << 30) + 1, "1.0 GiB"),
         ] {
             assert_eq!(ByteSize(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn words_read_back_as_what_they_were() {
+        for (bytes, word) in [(0, "0"), (1000, "1000"), (1536, "1536"), (512 << 20, "512M"), (3 << 40, "3T")]
+        {
+            assert_eq!(ByteSize(bytes).word(), word);
+            assert_eq!(word.parse(), Ok(ByteSize(bytes)));
         }
     }
 

@@ -70,8 +70,8 @@ fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
     }
     let (submission, completion) = (&account.submission, &account.completion);
     let figures = format_args!(
-        "{:>9} I/Os · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
-        grouped(account.requests),
+        "{:>12} · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
+        counted(account.requests, "I/O"),
         time(submission.median_ns),
         time(submission.p99_ns),
         time(completion.median_ns),
@@ -94,10 +94,27 @@ impl StackAccount {
             self.domain.to_text(out, self.protect);
         }
         if !self.pools.is_empty() {
-            let _ = writeln!(out, "\npools         in use  at most   blocks    bytes   chunks");
-            for pool in &self.pools {
-                pool.to_text(out);
+            out.push('\n');
+            self.pools_to_text(out);
+        }
+    }
+
+    /// The pools with their high-water marks.
+    pub(crate) fn pools_to_text(&self, out: &mut String) {
+        let heads = ["in use", "at most", "blocks", "of bytes", "chunks", "free"];
+        let _ = write!(out, "{:<16}", "pools");
+        for head in heads {
+            let _ = write!(out, " {head:>9}");
+        }
+        out.push('\n');
+        for pool in &self.pools {
+            let _ = write!(out, "  {:<14}", pool.name);
+            let figures =
+                [pool.in_use, pool.at_most, pool.blocks, pool.block_bytes, pool.chunks, pool.free_chunks];
+            for figure in figures {
+                let _ = write!(out, " {:>9}", grouped(figure));
             }
+            out.push('\n');
         }
     }
 
@@ -116,11 +133,10 @@ impl MemoryAccount {
     fn to_text(&self, out: &mut String) {
         let exposed = if self.always_exposed { "always exposed" } else { "exposed while in use" };
         let what = format_args!(
-            "{} from {}, pages of {}, {}, {exposed}",
+            "{} from {} in pages of {}, {exposed}",
             ByteSize(self.bytes),
             self.source,
-            ByteSize(self.page_bytes),
-            self.residency
+            ByteSize(self.page_bytes)
         );
         line(out, self.name, what);
         let mut quarantined = String::new();
@@ -134,6 +150,12 @@ impl MemoryAccount {
             grouped(self.frames_at_most)
         );
         line(out, "", frames);
+        if let Some(cost) = self.cost {
+            line(out, "", format_args!("cost: {cost}"));
+        }
+        if let Some(why) = &self.not_locked {
+            line(out, "", format_args!("not locked: {why}"));
+        }
         for refused in &self.refused {
             let fix = refused.fix.as_ref().map(|fix| format!("; as root: {fix}")).unwrap_or_default();
             line(out, "", format_args!("refused: {}: {}{fix}", refused.source, refused.why));
@@ -144,20 +166,22 @@ impl MemoryAccount {
 impl DeviceAccount {
     fn to_text(&self, out: &mut String) {
         let _ = writeln!(out, "\ncontroller {}", self.name);
-        let cut = match self.split_requests {
-            0 => String::new(),
-            cut => format!(" ({} in more than one)", grouped(cut)),
-        };
-        line(
-            out,
-            "commands",
-            format_args!("{} for {}{cut}", grouped(self.commands), counted(self.requests, "I/O")),
-        );
+        let requests = counted(self.requests, "I/O");
+        line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
+        if self.errors + self.timeouts > 0 {
+            let (errors, retries) = (counted(self.errors, "error"), grouped(self.retries));
+            line(
+                out,
+                "trouble",
+                format_args!("{errors}, {retries} tried again, {} without an answer", self.timeouts),
+            );
+        }
         let an_io = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{an_io:.2} an I/O"));
         let pages = format_args!(
-            "{}, at most {} at a time",
-            grouped(self.prp_pages),
+            "{} named to the controller, by {} of PRP lists, at most {} at a time",
+            counted(self.prp_entries, "page"),
+            counted(self.prp_pages, "page"),
             grouped(self.prp_pages_at_most)
         );
         line(out, "PRP pages", pages);
@@ -207,21 +231,6 @@ impl DomainAccount {
     }
 }
 
-impl PoolAccount {
-    fn to_text(&self, out: &mut String) {
-        let _ = writeln!(
-            out,
-            "  {:<10} {:>7} {:>8} {:>8} {:>8} {:>8}",
-            self.name,
-            grouped(self.in_use),
-            grouped(self.at_most),
-            grouped(self.blocks),
-            grouped(self.block_bytes),
-            grouped(self.chunks)
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +243,8 @@ mod tests {
             block_bytes: 128,
             chunks: 12_064,
             at_most: 373_960,
+            free_chunks: 0,
+            bytes: 12_064 * 4096,
         };
         let memory = MemoryAccount {
             name: "data",
@@ -241,7 +252,8 @@ mod tests {
             bytes: 16 << 20,
             page_bytes: 4096,
             always_exposed: false,
-            residency: "locked".into(),
+            cost: Some("more"),
+            not_locked: None,
             frames: 4096,
             frames_in_use: 0,
             frames_at_most: 4000,
@@ -257,12 +269,12 @@ mod tests {
             memory: vec![memory],
             devices: vec![DeviceAccount {
                 name: "soft:64M".into(),
-                commands: 12,
-                split_requests: 2,
-                segments: 15,
                 requests: 10,
+                commands: 12,
+                segments: 15,
                 prp_pages: 10,
                 prp_pages_at_most: 4,
+                ..Default::default()
             }],
             pools: vec![pool],
             domain: DomainAccount {
@@ -286,9 +298,10 @@ mod tests {
         let mut text = String::new();
         stack().to_text(&mut text);
         for part in [
+            "cost: more\n",
             "refused: hugetlb-2m: 8 free pages are needed; as root: echo 8 > nr_hugepages",
             "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
-            "12 for 10 I/Os (2 in more than one)",
+            "10 I/Os as 12 commands",
             "1.50 an I/O",
             "20 asked, 0 merged, 0 sent\n",
             "domain soft, protect revoke",

@@ -79,9 +79,9 @@ Examples:
   pinfold doctor --json | jq '.findings[] | select(.fix)'";
 
 pub(super) const POOLS: &str = "\
-Writes 64 MiB to a model controller on memory, reads them back, and prints the DMA pools that the driver used: first
-in the kernel's format (poolinfo - 0.1: name, blocks in use, blocks in all, block size, chunks), taken while the
-requests were in flight, then with high-water marks. `pinfold copy --pools` prints the same of any copy.
+Reads and writes 64 MiB of a model controller on memory, and prints the DMA pools that its driver used: in the kernel's
+format (poolinfo - 0.1: name, blocks in use, blocks in all, block size, chunks), then with the most that were in use at
+a time. `pinfold copy --pools` prints the same of a copy.
 
 Examples:
   pinfold pools

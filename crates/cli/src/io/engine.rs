@@ -194,7 +194,7 @@ mod tests {
         let mut seen = [0u32; 100];
         let mut reads = 0;
         while let Some((way, at)) = order.next() {
-            seen[at as usize / 512] += 1;
+            seen[usize::try_from(at / 512).unwrap()] += 1;
             reads += u32::from(way == Way::Read);
         }
         assert!(seen.iter().all(|&n| (800..1200).contains(&n)), "{seen:?}");

@@ -2,12 +2,8 @@
 //! checks what is asked of it.
 
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
-use std::io;
 
 impl Bytes for Vec<u8> {
-    fn capacity(&self) -> usize {
-        self.len()
-    }
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         to.copy_from_slice(&self[at..at + to.len()]);
         Ok(())
@@ -35,10 +31,10 @@ pub(crate) enum Fault {
 
 /// A target in memory.
 #[derive(Debug)]
-pub(crate) struct Fake {
+pub(crate) struct Fake<B = Vec<u8>> {
     pub(crate) data: Vec<u8>,
     pub(crate) info: Info,
-    pub(crate) in_flight: Vec<Request<Vec<u8>>>,
+    pub(crate) in_flight: Vec<Request<B>>,
     /// The request number at which something goes wrong, and what.
     pub(crate) fault: Option<(usize, Fault)>,
     /// After so many requests the data ends here.
@@ -49,7 +45,7 @@ pub(crate) struct Fake {
     random: u64,
 }
 
-impl Fake {
+impl<B: Bytes> Fake<B> {
     pub(crate) fn new(data: Vec<u8>, block: usize) -> Self {
         let info = Info {
             name: "fake".into(),
@@ -80,51 +76,46 @@ impl Fake {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random % below as u64) as usize
+        usize::try_from(self.random % below as u64).unwrap()
     }
 
-    fn error() -> TargetError {
-        let error = io::Error::from(io::ErrorKind::StorageFull);
-        TargetError::System { target: "fake".into(), action: "writing", error }
-    }
-
-    fn carry_out(&mut self, mut request: Request<Vec<u8>>) -> Done<Vec<u8>> {
-        let at = request.offset as usize;
+    fn carry_out(&mut self, mut request: Request<B>) -> Done<B> {
+        let at = usize::try_from(request.offset).unwrap();
         let len = match request.way {
             Way::Read => {
                 let len = request.len.min(self.data.len().saturating_sub(at));
                 let from = self.data.get(at..at + len).unwrap_or_default();
-                request.buffer[..len].copy_from_slice(from);
+                request.buffer.write_at(0, from).unwrap();
                 len
             }
             Way::Write => {
                 let padded = request.len.next_multiple_of(self.info.block);
                 let end = at + padded;
-                assert!(request.buffer[request.len..padded].iter().all(|&byte| byte == 0), "old bytes leak");
+                let mut bytes = vec![0; padded];
+                request.buffer.read_at(0, &mut bytes).unwrap();
+                assert!(bytes[request.len..].iter().all(|&byte| byte == 0), "old bytes leak");
                 if self.data.len() < end {
                     assert_eq!(self.info.capacity, None, "past the end of a target that does not grow");
                     self.data.resize(end, 0xee);
                 }
-                self.data[at..end].copy_from_slice(&request.buffer[..padded]);
+                self.data[at..end].copy_from_slice(&bytes);
+                // What a device leaves behind: the next user must not take it for its own.
+                request.buffer.write_at(0, &vec![0xdd; padded]).unwrap();
                 request.len
             }
         };
-        // What a device leaves behind: the next user must not take it for its own.
-        if request.way == Way::Write {
-            request.buffer.fill(0xdd);
-        }
         Done { slot: request.slot, buffer: Some(request.buffer), result: Ok(len) }
     }
 }
 
-impl Target<Vec<u8>> for Fake {
+impl<B: Bytes> Target<B> for Fake<B> {
     fn info(&self) -> &Info {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
         assert!(request.offset.is_multiple_of(self.info.block as u64));
-        assert!(request.len > 0 && request.len.next_multiple_of(self.info.block) <= request.buffer.len());
+        assert!(request.len > 0);
         assert!(self.in_flight.iter().all(|other| other.slot != request.slot), "a slot used twice");
         self.requests += 1;
         if let Some((at, len)) = self.shrink
@@ -133,14 +124,14 @@ impl Target<Vec<u8>> for Fake {
             self.data.truncate(len);
         }
         if self.fault == Some((self.requests, Fault::Refuse)) {
-            return Err(Refused { buffer: Some(request.buffer), error: Self::error() });
+            return Err(Refused { buffer: Some(request.buffer), error: TargetError::Fake });
         }
         self.in_flight.push(request);
         self.at_most = self.at_most.max(self.in_flight.len());
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
         for _ in 0..self.random(self.in_flight.len() + 1) {
             let at = self.random(self.in_flight.len());
             let request = self.in_flight.swap_remove(at);
@@ -148,11 +139,11 @@ impl Target<Vec<u8>> for Fake {
             done.push(match fault {
                 Some((_, Fault::Fail)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(TargetError::Fake) }
                 }
                 Some((_, Fault::Quarantine)) => {
                     self.fault = None;
-                    Done { slot: request.slot, buffer: None, result: Err(Self::error()) }
+                    Done { slot: request.slot, buffer: None, result: Err(TargetError::Fake) }
                 }
                 _ => self.carry_out(request),
             });
@@ -160,7 +151,7 @@ impl Target<Vec<u8>> for Fake {
         Ok(())
     }
 
-    fn wait(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
         assert!(!self.in_flight.is_empty(), "waits for nothing");
         self.poll(done)
     }

@@ -16,9 +16,6 @@ pub(crate) const MAX_DEPTH: usize = 4096;
 pub(crate) const BLOCK: usize = 512;
 
 impl Bytes for Buffer {
-    fn capacity(&self) -> usize {
-        self.len()
-    }
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         Ok(self.memory().copy_to_slice(at, to)?)
     }
@@ -51,7 +48,13 @@ impl<B: Pinned> FileTarget<B> {
         let fixed = [memory];
         let options = Options { depth, direct: true, block, fixed: &fixed, ring: true };
         let queue = FileQueue::new(file, path, &options)?;
-        let info = Info { name: path.display().to_string(), capacity: None, block: 1, max_depth: MAX_DEPTH, max_transfer: MAX_TRANSFER };
+        let info = Info {
+            name: path.display().to_string(),
+            capacity: None,
+            block: 1,
+            max_depth: MAX_DEPTH,
+            max_transfer: MAX_TRANSFER,
+        };
         Ok(Self { info, queue, over: Vec::new() })
     }
 

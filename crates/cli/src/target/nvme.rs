@@ -1,10 +1,226 @@
 //! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and out of both again:
-//! when a command is over its mapping is revoked, and the buffer is handed on when no device can reach it any more.
+//! when the command is over its mapping is revoked, and the buffer is handed on once no device can reach it.
+
+mod half;
 
 use super::{Done, Info, Refused, Request, Target, TargetError, Way};
+use crate::account::{DeviceAccount, PoolAccount};
 use crate::args::Protect;
-use pinfold_core::access::{Direction, FromDevice, ToDevice};
-use pinfold_core::domain::{Domain, Mapped, Pinned, Revoked};
+use half::{Asked, Half, Landed};
+use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::ChunkSource;
-use pinfold_nvme::driver::{Completion, Controller, InFlight, Queue};
-use pinfold_nvme::registers::Registers;
+use pinfold_core::domain::{Domain, Pinned, Revoked};
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{Controller, Finished, Namespace, PollError, Queue};
+use std::time::{Duration, Instant};
+
+/// The largest request.
+pub(crate) const MAX_TRANSFER: usize = 64 << 20;
+/// How long a wait lasts before the caller may look at the world again.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// For how many looks a wait stays awake; a model controller runs on another processor, if there is one.
+const YIELDS: u32 = 200;
+
+/// A buffer that the controller is done with, and the domain not yet.
+struct Held<'d, B: Pinned> {
+    slot: usize,
+    revoked: Revoked<'d, B>,
+    result: Result<usize, TargetError>,
+}
+
+/// A namespace as a target.
+pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> {
+    info: Info,
+    domain: &'d Domain,
+    protect: Protect,
+    namespace: Namespace,
+    reads: Half<'d, B, FromDevice>,
+    writes: Half<'d, B, ToDevice>,
+    held: Vec<Held<'d, B>>,
+    revoked: Vec<Revoked<'d, B>>,
+    queue: Queue<R, S>,
+    controller: Controller<R, S>,
+}
+
+impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+    /// A namespace with a queue for `depth` requests.
+    pub(crate) fn new(
+        name: String,
+        (domain, protect): (&'d Domain, Protect),
+        (controller, namespace): (Controller<R, S>, Namespace),
+        depth: usize,
+    ) -> Result<Self, pinfold_nvme::driver::Error> {
+        let queue = controller.create_queue(depth)?;
+        let info = Info {
+            name,
+            capacity: Some(namespace.bytes()),
+            block: namespace.block_bytes as usize,
+            max_depth: controller.max_depth(),
+            max_transfer: MAX_TRANSFER,
+        };
+        let (reads, writes) = (Half::new(depth), Half::new(depth));
+        let held = Vec::with_capacity(depth);
+        let revoked = Vec::with_capacity(depth);
+        Ok(Self { info, domain, protect, namespace, reads, writes, held, revoked, queue, controller })
+    }
+
+    /// What the controller and its driver did.
+    pub(crate) fn account(&self) -> DeviceAccount {
+        let (queue, controller) = (self.queue.stats(), self.controller.stats());
+        DeviceAccount {
+            name: self.info.name.clone(),
+            requests: self.reads.requests() + self.writes.requests(),
+            commands: queue.commands,
+            errors: queue.errors,
+            retries: self.reads.retries() + self.writes.retries(),
+            timeouts: queue.timeouts,
+            doorbells: queue.doorbells,
+            segments: queue.segments,
+            prp_entries: queue.prp_entries,
+            prp_pages: queue.prp_list_pages,
+            prp_pages_in_use: controller.list_pages_used,
+            prp_pages_at_most: controller.list_pages_max,
+        }
+    }
+
+    /// The driver's DMA pools.
+    pub(crate) fn pools(&self) -> Vec<PoolAccount> {
+        vec![PoolAccount::new(&self.controller.list_pool())]
+    }
+
+    fn failed(&self, error: PollError) -> TargetError {
+        TargetError::Poll { target: self.info.name.clone(), error }
+    }
+
+    /// Takes what the controller completed.
+    fn take_completions(&mut self, done: &mut Vec<Done<B>>) -> Result<(), PollError> {
+        loop {
+            let completion = match self.queue.poll() {
+                Ok(Some(completion)) => completion,
+                Ok(None) => return Ok(()),
+                // A controller that failed gives nothing back by itself. Once it has been reset, all that was in
+                // flight ends with an error, and the buffers are safe.
+                Err(error) => {
+                    if self.controller.reset().is_err() {
+                        return Err(error);
+                    }
+                    continue;
+                }
+            };
+            let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
+            let shift = self.namespace.block_bytes.trailing_zeros();
+            let name = &self.info.name;
+            let lost = match self.reads.land(completion, name, |mapped, asked| {
+                queue.read(nsid, asked.offset >> shift, asked.blocks, mapped)
+            }) {
+                Landed::Taken => None,
+                Landed::Lost(slot, error) => Some((slot, error)),
+                Landed::NotMine(completion) => match self.writes.land(completion, name, |mapped, asked| {
+                    queue.write(nsid, asked.offset >> shift, asked.blocks, mapped)
+                }) {
+                    Landed::Lost(slot, error) => Some((slot, error)),
+                    Landed::Taken | Landed::NotMine(_) => None,
+                },
+            };
+            done.extend(lost.map(|(slot, error)| Done { slot, buffer: None, result: Err(error) }));
+        }
+    }
+
+    /// Takes the device's access back from everything whose command is over.
+    fn revoke(&mut self, done: &mut Vec<Done<B>>) {
+        if self.protect == Protect::Strict {
+            self.reads.unmap_each(&self.info.name, done);
+            self.writes.unmap_each(&self.info.name, done);
+            return;
+        }
+        // One flush for all reads and one for all writes of this poll.
+        self.reads.revoke_all(self.domain, &mut self.revoked, &mut self.held);
+        self.writes.revoke_all(self.domain, &mut self.revoked, &mut self.held);
+    }
+
+    /// Hands on what no device can reach any more.
+    fn release(&mut self, done: &mut Vec<Done<B>>) {
+        let mut at = 0;
+        while at < self.held.len() {
+            if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
+                let Held { slot, revoked, result } = self.held.swap_remove(at);
+                done.push(half::waited(&self.info.name, slot, revoked.wait(), result));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn step(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        let taken = self.take_completions(done).map_err(|error| self.failed(error));
+        self.revoke(done);
+        self.release(done);
+        taken
+    }
+}
+
+impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'_, B, R, S> {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+        let Request { way, offset, len, slot, buffer } = request;
+        let blocks = len.div_ceil(self.info.block);
+        let asked = Asked { slot, offset, len, blocks: u32::try_from(blocks).unwrap_or(u32::MAX), tries: 1 };
+        let (nsid, slba) = (self.namespace.nsid, offset >> self.namespace.block_bytes.trailing_zeros());
+        let (queue, name) = (&mut self.queue, &self.info.name);
+        match way {
+            Way::Read => self.reads.submit(self.domain, name, buffer, FromDevice, asked, |mapped| {
+                queue.read(nsid, slba, asked.blocks, mapped)
+            })?,
+            Way::Write => self.writes.submit(self.domain, name, buffer, ToDevice, asked, |mapped| {
+                queue.write(nsid, slba, asked.blocks, mapped)
+            })?,
+        }
+        self.queue.ring();
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        self.step(done)
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        let until = Instant::now() + PATIENCE;
+        let mut looks = 0;
+        loop {
+            self.step(done)?;
+            if !done.is_empty() || Instant::now() >= until {
+                return Ok(());
+            }
+            looks += 1;
+            if looks < YIELDS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), TargetError> {
+        let target = || self.info.name.clone();
+        let (action, offset, len) = ("flushing", 0, 0);
+        let silent = TargetError::Silent { target: target(), action, offset, len };
+        let rejected = |reason| TargetError::Rejected { target: target(), reason };
+        let flying = self.queue.flush(self.namespace.nsid).map_err(|refused| rejected(refused.reason))?;
+        let name = target();
+        match self.queue.wait().map_err(|error| TargetError::Poll { target: name.clone(), error })? {
+            None => Err(silent),
+            Some(completion) => match flying.finish(completion) {
+                Finished::Done { result, .. } => {
+                    result.map_err(|error| TargetError::Command { target: name, action, offset, len, error })
+                }
+                Finished::TimedOut(_) | Finished::Foreign(..) => Err(silent),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

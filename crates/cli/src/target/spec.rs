@@ -82,7 +82,7 @@ impl fmt::Display for TargetSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
-            Self::SoftMemory(size) => write!(f, "soft:{}", size.to_string().replace(' ', "")),
+            Self::SoftMemory(size) => write!(f, "soft:{}", size.word()),
             Self::SoftImage(path) => write!(f, "soft:{}", path.display()),
         }
     }

@@ -1,0 +1,137 @@
+//! What a target is before it is opened: its file, checked, or how much memory it shall have.
+
+use super::OpenError;
+use crate::target::spec::TargetSpec;
+use crate::units::ByteSize;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The block of a model controller.
+pub(crate) const BLOCK: u64 = 512;
+/// The largest model controller on memory.
+const MAX_MEMORY: u64 = 1 << 40;
+
+/// What bytes are kept in.
+#[derive(Debug)]
+pub(crate) enum Medium {
+    /// A file, reached by io_uring.
+    File(File),
+    /// A file behind a model controller.
+    Image {
+        /// The file.
+        file: File,
+        /// How large the controller is.
+        bytes: u64,
+    },
+    /// Memory behind a model controller.
+    Memory {
+        /// How large the controller is.
+        bytes: u64,
+    },
+}
+
+/// A target before it is opened.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// The path, for messages about files.
+    pub(crate) path: PathBuf,
+    /// What it is kept in.
+    pub(crate) medium: Medium,
+}
+
+impl Place {
+    /// Memory behind a model controller, of which `used` bytes will be used.
+    pub(crate) fn memory(spec: &TargetSpec, size: ByteSize, used: u64) -> Result<Self, OpenError> {
+        let name = spec.to_string();
+        if size.0 > MAX_MEMORY {
+            return Err(OpenError::TooLarge { name, limit: MAX_MEMORY });
+        }
+        let needed = used.min(size.0);
+        if let Some(available) = available_bytes()
+            && needed > available
+        {
+            return Err(OpenError::NotEnoughMemory { name, needed, available });
+        }
+        Ok(Self { path: PathBuf::from(&name), name, medium: Medium::Memory { bytes: size.0 } })
+    }
+
+    /// A file that exists, to be read, and how many bytes it has.
+    pub(crate) fn read_file(spec: &TargetSpec, path: &Path) -> Result<(Self, u64), OpenError> {
+        let (file, bytes) = open_regular(path, false, spec.to_string())?;
+        Ok((Self { name: spec.to_string(), path: path.to_owned(), medium: Medium::File(file) }, bytes))
+    }
+
+    /// A file that exists, to be read and written.
+    pub(crate) fn write_file(spec: &TargetSpec, path: &Path) -> Result<(Self, u64), OpenError> {
+        let (file, bytes) = open_regular(path, true, spec.to_string())?;
+        Ok((Self { name: spec.to_string(), path: path.to_owned(), medium: Medium::File(file) }, bytes))
+    }
+
+    /// An image that exists, and how many bytes it has.
+    pub(crate) fn image(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let (file, bytes) = open_regular(path, write, name.clone())?;
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK) {
+            return Err(OpenError::ImageSize { name, bytes });
+        }
+        Ok((Self { name, path: path.to_owned(), medium: Medium::Image { file, bytes } }, bytes))
+    }
+
+    /// A file that is being made, as what `spec` says that it is to be.
+    pub(crate) fn staged(spec: &TargetSpec, path: &Path, file: File, bytes: u64) -> Self {
+        let medium = match spec {
+            TargetSpec::SoftImage(_) => Medium::Image { file, bytes },
+            _ => Medium::File(file),
+        };
+        Self { name: spec.to_string(), path: path.to_owned(), medium }
+    }
+
+    /// The file, where there is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.medium {
+            Medium::File(file) | Medium::Image { file, .. } => Some(file),
+            Medium::Memory { .. } => None,
+        }
+    }
+
+    /// Whether a controller stands before it.
+    pub(crate) fn has_controller(&self) -> bool {
+        !matches!(self.medium, Medium::File(_))
+    }
+
+    /// Whether the same file is behind both.
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
+        let id =
+            |place: &Self| place.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()));
+        id(self).is_some() && id(self) == id(other)
+    }
+
+    /// Whether any block of its file is not a hole.
+    pub(crate) fn holds_data(&self) -> bool {
+        self.file().and_then(|file| file.metadata().ok()).is_some_and(|metadata| metadata.blocks() > 0)
+    }
+}
+
+fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), OpenError> {
+    // Opening a pipe would wait for its other end.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+    let system = |error| OpenError::System { name: name.clone(), error };
+    let file = opened.map_err(system)?;
+    let metadata = file.metadata().map_err(system)?;
+    if !metadata.is_file() {
+        return Err(OpenError::NotRegular(name));
+    }
+    Ok((file, metadata.len()))
+}
+
+/// `MemAvailable` (Linux 3.14), bytes.
+fn available_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}

@@ -1,0 +1,204 @@
+//! What bad input gets: an exit code, one line, and nothing left behind.
+
+use crate::common::{Ended, Folder, bytes, finish, pinfold, start, words};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[test]
+fn numbers_beyond_their_limits_are_named_with_them() {
+    let folder = Folder::new();
+    let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
+    for (options, parts) in [
+        ("--bs 0", &["--bs 0", "multiple of 512"][..]),
+        ("--bs 3", &["--bs 3", "multiple of 512"]),
+        ("--bs 513", &["--bs 513", "multiple of 512"]),
+        ("--bs 1T", &["--bs 1099511627776", "at most 67108864 bytes (64 MiB)"]),
+        ("--bs 128M", &["at most 67108864"]),
+        ("--iodepth 0", &["--iodepth 0", "at least one"]),
+        ("--iodepth 1000000000", &["--iodepth 1000000000", "soft:1M", "at most 1023"]),
+        ("--iodepth 1024", &["at most 1023"]),
+        ("--bs 99999999999T", &["--bs", "64 bits"]),
+        ("--bs 4q", &["--bs", "\"4q\" is not a size"]),
+        ("--bs -1", &["--bs", "\"-1\" is not a size"]),
+        ("--iodepth -1", &["--iodepth", "-1"]),
+        ("--iodepth many", &["many", "--iodepth"]),
+        ("--protect none", &["none", "static, revoke, strict"]),
+        ("--memory gold", &["gold", "hugetlb-2m"]),
+        ("--frobnicate", &["--frobnicate"]),
+    ] {
+        pinfold(&words(&format!("copy {source} {out} --via soft:1M {options}"))).failed(2, parts);
+    }
+    let line = format!("copy {source} {out} --iodepth 1000000000");
+    pinfold(&words(&line)).failed(2, &["at most 4096"]);
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
+fn unknown_words_are_named_with_the_known() {
+    let none: [&str; 0] = [];
+    assert_eq!(pinfold(&none).code, Some(2));
+    pinfold(&["frobnicate"]).failed(2, &["frobnicate"]);
+    for target in ["vfio:0000:01:00.0", "http://example.com", "soft:", "soft:0", ""] {
+        pinfold(&["copy", target, "out"]).failed(2, &["soft:"]);
+    }
+    pinfold(&["io", "soft:1M", "--rw", "sideways"]).failed(2, &["sideways", "randread"]);
+    pinfold(&["completions", "tcsh"]).failed(2, &["tcsh", "bash"]);
+}
+
+#[test]
+fn a_source_must_be_a_file_with_something_to_copy() {
+    let folder = Folder::new();
+    let out = folder.arg("out");
+    pinfold(&["copy", &folder.arg("nothing"), &out])
+        .failed(1, &["nothing", "No such file", "check the path"]);
+    pinfold(&["copy", &folder.arg(""), &out]).failed(1, &["not a regular file"]);
+    pinfold(&["copy", "/dev/zero", &out]).failed(1, &["/dev/zero", "not a regular file"]);
+    pinfold(&["copy", "soft:1M", &out]).failed(2, &["nothing but zeroes"]);
+    let odd = folder.file("odd.img", &bytes(513));
+    pinfold(&["copy", &format!("soft:{odd}"), &out]).failed(1, &["513", "no multiple of 512"]);
+    assert!(Command::new("mkfifo").arg(folder.path("pipe")).status().unwrap().success());
+    pinfold(&["copy", &folder.arg("pipe"), &out]).failed(1, &["not a regular file"]);
+    assert_eq!(folder.names(), ["odd.img", "pipe"]);
+}
+
+#[test]
+fn a_destination_that_exists_stays_unless_forced() {
+    let folder = Folder::new();
+    let (source, out) = (folder.file("in", b"new"), folder.file("out", b"old"));
+    pinfold(&["copy", &source, &out]).failed(1, &["out exists", "--force"]);
+    assert_eq!(std::fs::read(&out).unwrap(), b"old");
+    pinfold(&["copy", &source, &out, "--force"]).ok();
+    assert_eq!(std::fs::read(&out).unwrap(), b"new");
+    pinfold(&["copy", &source, &source, "--force"]).failed(1, &["the source itself"]);
+    pinfold(&["copy", &source, &folder.arg("")]).failed(1, &["directory"]);
+    pinfold(&["copy", &source, &folder.arg("no/where")]).failed(1, &["no/where", "No such file"]);
+    pinfold(&["copy", &source, "/dev/null", "--force"]).failed(1, &["not a regular file"]);
+    let line = format!("copy soft:{source} {out} --via soft:{source} --force");
+    pinfold(&words(&line)).failed(1, &["no multiple of 512"]);
+    let image = folder.file("disk.img", &bytes(512));
+    let line = format!("copy soft:{image} {out} --via soft:{image} --force");
+    pinfold(&words(&line)).failed(1, &["the source itself"]);
+    assert!(std::fs::read(&image).unwrap() == bytes(512));
+    assert_eq!(folder.names(), ["disk.img", "in", "out"]);
+}
+
+#[test]
+fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
+    let folder = Folder::new();
+    let (source, out) = (folder.file("in", &bytes(4097)), folder.arg("out"));
+    for via in ["soft:4k", "soft:4607", "soft:100"] {
+        pinfold(&["copy", &source, &out, "--via", via]).failed(1, &["4608 are needed"]);
+    }
+    pinfold(&["copy", &source, &out, "--via", "soft:4608"]).ok();
+    std::fs::remove_file(&out).unwrap();
+    pinfold(&["copy", &source, "soft:1k"]).failed(1, &["has 1024 bytes and 4608 are needed"]);
+    let image = folder.sparse("disk.img", 4096);
+    pinfold(&["copy", &source, &out, "--via", &format!("soft:{image}")]).failed(1, &["4608 are needed"]);
+    pinfold(&["copy", &source, &out, "--via", "soft:2T"]).failed(1, &["at most 1099511627776"]);
+    let huge = folder.sparse("huge", 1 << 40);
+    pinfold(&["copy", &huge, &out, "--via", "soft:1T"]).failed(1, &["in memory", "soft:disk.img"]);
+    assert_eq!(folder.names(), ["disk.img", "huge", "in"]);
+}
+
+/// So that a copy of 512 MiB takes many seconds.
+const SLOW: &str = "--bs 4k --iodepth 1";
+
+/// Starts a copy that takes a while and calls `meanwhile` once it is under way.
+fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> Ended {
+    let source = folder.sparse("in", 512 << 20);
+    let line = format!("copy {source} {} {options}", folder.arg("out"));
+    let child = start(&words(&line));
+    let until = Instant::now() + Duration::from_secs(30);
+    while !folder.names().iter().any(|name| name.ends_with(".part")) {
+        assert!(Instant::now() < until, "no temporary file: {:?}", folder.names());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The handlers are set before anything is made, so a signal counts from here on at the latest.
+    std::thread::sleep(Duration::from_millis(50));
+    meanwhile(Pid::from_child(&child));
+    let ended = finish(child);
+    assert_eq!(folder.names(), ["in"], "{ended:#?}");
+    ended
+}
+
+#[test]
+fn a_signal_in_the_middle_leaves_nothing_behind() {
+    let folder = Folder::new();
+    for signal in [Signal::INT, Signal::TERM] {
+        for options in [SLOW, &format!("{SLOW} --via soft:512M --protect strict")] {
+            let ended = interfere(&folder, options, |pid| kill_process(pid, signal).unwrap());
+            ended.failed(130, &["pinfold: interrupted"]);
+        }
+    }
+}
+
+#[test]
+fn a_source_that_shrinks_is_no_copy() {
+    let folder = Folder::new();
+    let cut = |_| {
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
+        file.set_len(100_000).unwrap();
+    };
+    interfere(&folder, SLOW, cut).failed(1, &["had 536870912 bytes", "cut short"]);
+    interfere(&folder, &format!("{SLOW} --via soft:512M"), cut).failed(1, &["cut short"]);
+}
+
+#[test]
+fn a_source_that_grows_is_no_copy() {
+    let folder = Folder::new();
+    let grow = |_| {
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
+        file.set_len((512 << 20) + 1).unwrap();
+    };
+    // Fast enough to come to its end, and slow enough not to be there yet.
+    interfere(&folder, "--bs 64k --iodepth 1", grow).failed(1, &["grew from 536870912 to 536870913"]);
+}
+
+#[test]
+fn what_is_verified_and_differs_is_no_copy() {
+    let folder = Folder::new();
+    let scribble = |_| {
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
+        // Each time something else, from before the first block is copied until long after.
+        for turn in 1..=100u8 {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[turn], 1).unwrap();
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    };
+    let ended = interfere(&folder, "--bs 64k --iodepth 1 --verify", scribble);
+    ended.failed(1, &["is not what", "SHA-256", "was not kept"]);
+}
+
+#[test]
+fn a_full_disk_is_no_copy() {
+    let folder = Folder::new();
+    let disk = folder.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&disk).output();
+    if !mount.is_ok_and(|mount| mount.status.success()) {
+        eprintln!("skipped: only root can mount a small file system");
+        return;
+    }
+    let (source, out) = (folder.file("in", &bytes(8 << 20)), disk.join("out"));
+    let ended = pinfold(&["copy", &source, out.to_str().unwrap()]);
+    let left = std::fs::read_dir(&disk).unwrap().count();
+    let small = folder.file("small", &bytes(1 << 20));
+    let fits = pinfold(&["copy", &small, out.to_str().unwrap(), "--via", "soft:1M"]);
+    // Lazily: the kernel lets go of a ring and its file a moment after the program has ended.
+    assert!(Command::new("umount").arg("-l").arg(&disk).status().unwrap().success());
+    ended.failed(1, &["out", "8388608 bytes", "free some space"]);
+    assert_eq!(left, 0);
+    fits.ok();
+}
+
+#[test]
+fn too_much_memory_is_refused() {
+    let folder = Folder::new();
+    let (source, out) = (folder.sparse("in", 1 << 40), folder.arg("out"));
+    // Either the disk has no room for the copy, or the memory none for the buffers.
+    let line = format!("copy {source} {out} --bs 64M --iodepth 4096");
+    let ended = pinfold(&words(&line));
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert_eq!(folder.names(), ["in"]);
+}

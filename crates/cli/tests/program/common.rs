@@ -1,0 +1,160 @@
+//! What the tests of the built program have in common.
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long any run of the program may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a run of the program ended with.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    /// It went well; what it printed.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self.out
+    }
+
+    /// It ended with `code` and said one line, which has all of `parts`.
+    #[track_caller]
+    pub(crate) fn failed(self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        for part in parts {
+            assert!(self.err.contains(part), "{part:?} is not in {self:#?}");
+        }
+        // What clap says of a word that it does not know has more lines: the word, the known ones, the usage.
+        let lines = self.err.lines().count();
+        assert!(lines == 1 || self.err.starts_with("error: "), "{self:#?}");
+    }
+
+    /// It went well; the object that it printed.
+    #[track_caller]
+    pub(crate) fn json(self) -> serde_json::Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+pub(crate) fn finish(mut child: Child) -> Ended {
+    let mut out = child.stdout.take().unwrap();
+    let mut err = child.stderr.take().unwrap();
+    let read = |pipe: &mut dyn Read| {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).unwrap();
+        text
+    };
+    let until = Instant::now() + PATIENCE;
+    let (code, out, err) = std::thread::scope(|scope| {
+        let out = scope.spawn(move || read(&mut out));
+        let err = scope.spawn(move || read(&mut err));
+        let code = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status.code(),
+                None if Instant::now() > until => {
+                    child.kill().unwrap();
+                    panic!("the program hangs");
+                }
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        (code, out.join().unwrap(), err.join().unwrap())
+    });
+    Ended { code, out, err }
+}
+
+pub(crate) fn pinfold<S: AsRef<OsStr>>(args: &[S]) -> Ended {
+    finish(start(args))
+}
+
+/// Splits at blanks: for arguments without any inside.
+pub(crate) fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A folder of its own on the disk where things are built: `/tmp` may be in memory, without O_DIRECT.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The path as an argument; the tests' folders have names that are words.
+    pub(crate) fn arg(&self, name: &str) -> String {
+        self.path(name).into_os_string().into_string().unwrap()
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
+        std::fs::write(self.path(name), bytes).unwrap();
+        self.arg(name)
+    }
+
+    /// A file of `len` bytes that are all holes.
+    pub(crate) fn sparse(&self, name: &str, len: u64) -> String {
+        std::fs::File::create(self.path(name)).unwrap().set_len(len).unwrap();
+        self.arg(name)
+    }
+
+    /// Everything in it, temporary files included.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// Bytes of which no two blocks are the same.
+pub(crate) fn bytes(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ len as u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Whether both files hold the same, without printing them where not.
+#[track_caller]
+pub(crate) fn assert_same(a: &Path, b: &Path) {
+    let (mut a, mut b) = (std::fs::File::open(a).unwrap(), std::fs::File::open(b).unwrap());
+    assert_eq!(a.metadata().unwrap().len(), b.metadata().unwrap().len());
+    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut at = 0;
+    loop {
+        let len = a.read(&mut left).unwrap();
+        b.read_exact(&mut right[..len]).unwrap();
+        assert!(left[..len] == right[..len], "they differ within the {len} bytes from {at}");
+        if len == 0 {
+            return;
+        }
+        at += len;
+    }
+}

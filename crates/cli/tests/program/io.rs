@@ -1,0 +1,101 @@
+//! `io`: counts, and what it may touch.
+
+use crate::common::{Folder, bytes, pinfold, words};
+
+fn json(line: &str) -> serde_json::Value {
+    pinfold(&words(&format!("io {line} --json"))).json()
+}
+
+#[test]
+fn a_size_is_moved_once() {
+    for (rw, read, write) in
+        [("read", 256, 0), ("randread", 256, 0), ("write", 0, 256), ("randwrite", 0, 256)]
+    {
+        for protect in ["static", "revoke", "strict"] {
+            let result = json(&format!("soft:1M --rw {rw} --iodepth 8 --protect {protect}"));
+            let count = |way: &str| result[way]["requests"].as_u64().unwrap_or(0);
+            assert_eq!((count("read"), count("write")), (read, write), "{rw} {protect}");
+            let way = if read > 0 { &result["read"] } else { &result["write"] };
+            assert!(way["iops"].as_f64().unwrap() > 0.0);
+            assert_eq!(way["submission"]["count"], 256);
+            assert_eq!(way["completion"]["percentiles_ns"].as_array().unwrap().len(), 17);
+        }
+    }
+    let result = json("soft:1M --rw randrw --rwmixread 100 --size 64k");
+    assert_eq!((&result["read"]["requests"], &result["write"]), (&16.into(), &serde_json::Value::Null));
+    let result = json("soft:4M --rw randrw --rwmixread 70 --iodepth 32");
+    let read = result["read"]["requests"].as_u64().unwrap();
+    assert!((600..835).contains(&read), "{read} of 1024 are reads");
+}
+
+#[test]
+fn time_ends_it() {
+    let began = std::time::Instant::now();
+    let result = json("soft:1M --rw randread --runtime 1 --time-based --iodepth 4");
+    assert!(began.elapsed().as_secs() < 20);
+    assert!(result["seconds"].as_f64().unwrap() >= 1.0);
+    assert!(result["read"]["requests"].as_u64().unwrap() > 256);
+    pinfold(&words("io soft:1M --time-based")).failed(2, &["--runtime"]);
+}
+
+#[test]
+fn it_is_laid_out_as_fio_does() {
+    let out = pinfold(&words("io soft:1M --rw randrw --iodepth 4")).ok();
+    for part in [
+        "soft:1M: rw=randrw, bs=4096B, iodepth=4",
+        "   read: IOPS=",
+        "  write: IOPS=",
+        "    slat (nsec): min=",
+        "    clat (",
+        "     lat (",
+        "    clat percentiles (",
+        "     |  1.00th=[",
+        "99.99th=[",
+        "    READ: bw=",
+    ] {
+        assert!(out.contains(part), "{part:?} is not in\n{out}");
+    }
+}
+
+#[test]
+fn what_a_file_holds_is_written_over_only_if_asked() {
+    let folder = Folder::new();
+    let file = folder.file("data", &bytes(65_536));
+    for rw in ["write", "randwrite", "randrw"] {
+        pinfold(&["io", &file, "--rw", rw]).failed(1, &["holds data", "--force"]);
+        let image = format!("soft:{file}");
+        pinfold(&["io", &image, "--rw", rw]).failed(1, &["holds data", "--force"]);
+    }
+    for rw in ["read", "randread"] {
+        assert_eq!(json(&format!("{file} --rw {rw}"))["read"]["requests"], 16);
+        assert_eq!(json(&format!("soft:{file} --rw {rw}"))["read"]["requests"], 16);
+    }
+    assert!(std::fs::read(&file).unwrap() == bytes(65_536));
+    assert_eq!(json(&format!("{file} --rw write --force"))["write"]["requests"], 16);
+    let after = std::fs::read(&file).unwrap();
+    assert!(after.len() == 65_536 && after != bytes(65_536));
+    assert_eq!(folder.names(), ["data"]);
+}
+
+#[test]
+fn a_file_made_for_the_run_is_removed() {
+    let folder = Folder::new();
+    let file = folder.arg("scratch");
+    pinfold(&["io", &file]).failed(2, &["--size"]);
+    for rw in ["read", "write", "randrw"] {
+        json(&format!("{file} --rw {rw} --size 256k --iodepth 4"));
+        assert!(folder.names().is_empty());
+    }
+    pinfold(&words(&format!("io {file} --size 100"))).failed(2, &["--size 100", "4096"]);
+    assert!(folder.names().is_empty());
+}
+
+#[test]
+fn sizes_beyond_the_target_are_named() {
+    pinfold(&words("io soft:1M --size 2M")).failed(2, &["--size 2097152", "only 1048576"]);
+    pinfold(&words("io soft:1M --bs 2M")).failed(2, &["2097152", "at least that"]);
+    pinfold(&words("io soft:1M --bs 3")).failed(2, &["--bs 3", "multiple of 512"]);
+    pinfold(&words("io soft:1M --iodepth 1000000000")).failed(2, &["at most 1023"]);
+    pinfold(&words("io soft:1M --rwmixread 101")).failed(2, &["101"]);
+    pinfold(&words("io soft:1M --runtime 0")).failed(2, &["0"]);
+}

@@ -1,0 +1,12 @@
+//! The built program, run as a user runs it.
+
+#[cfg(test)]
+mod around;
+#[cfg(test)]
+mod bad_input;
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod copy;
+#[cfg(test)]
+mod io;
