@@ -1,6 +1,6 @@
 //! What bad input gets: an exit code, one line, and nothing left behind.
 
-use crate::common::{Ended, Folder, bytes, finish, pinfold, start, words};
+use crate::common::{Ended, Folder, bytes, finish, pinfold, skipped, start, words};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -177,7 +177,7 @@ fn a_full_disk_is_no_copy() {
     std::fs::create_dir(&disk).unwrap();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&disk).output();
     if !mount.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("skipped: only root can mount a small file system");
+        skipped("only root can mount a small file system");
         return;
     }
     let (source, out) = (folder.file("in", &bytes(8 << 20)), disk.join("out"));

@@ -158,3 +158,10 @@ pub(crate) fn assert_same(a: &Path, b: &Path) {
         at += len;
     }
 }
+
+/// Says what is left out, where the tests' own output is not shown.
+pub(crate) fn skipped(what: &str) {
+    use std::io::Write;
+    // Not by `eprintln`, which the test harness keeps to itself.
+    writeln!(std::io::stderr(), "skipped: {what}").unwrap();
+}

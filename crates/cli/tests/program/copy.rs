@@ -1,6 +1,6 @@
 //! What goes in comes out: sizes, protections, block sizes, depths, memories, and ways.
 
-use crate::common::{Folder, assert_same, bytes, pinfold, words};
+use crate::common::{Folder, assert_same, bytes, pinfold, skipped, words};
 
 fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value {
     let line = format!("copy {source} {} {options} --json", folder.arg("out"));
@@ -104,7 +104,7 @@ fn every_memory_that_this_machine_has() {
             assert_same(source.as_ref(), &folder.path("out"));
             std::fs::remove_file(folder.path("out")).unwrap();
         } else {
-            eprintln!("skipped: no {memory} on this machine");
+            skipped(&format!("no {memory} on this machine"));
             ended.failed(1, &["no DMA memory for the data"]);
             assert_eq!(folder.names(), ["in"]);
         }
@@ -179,7 +179,7 @@ fn a_controller_on_memory_as_a_destination_can_be_verified() {
 #[test]
 fn an_odd_gigabyte() {
     if std::env::var_os("PINFOLD_BIG").is_none() {
-        eprintln!("skipped: set PINFOLD_BIG=1 to copy 1 GiB + 513 bytes three times");
+        skipped("set PINFOLD_BIG=1 to copy 1 GiB + 513 bytes three times");
         return;
     }
     let folder = Folder::new();
