@@ -43,12 +43,15 @@ impl Sample {
     }
 }
 
+/// Makes one run from the beginning and puts its figures into the list.
+pub type Run<'s, E> = Box<dyn FnMut(&mut Vec<Sample>) -> Result<(), E> + 's>;
+
 /// Who is measured, and how one run of it is made.
 pub struct Subject<'s, E> {
     /// The name in the records.
     pub name: &'static str,
-    /// Makes one run from the beginning and puts its figures into the list.
-    pub run: Box<dyn FnMut(&mut Vec<Sample>) -> Result<(), E> + 's>,
+    /// One run.
+    pub run: Run<'s, E>,
 }
 
 impl<E> std::fmt::Debug for Subject<'_, E> {

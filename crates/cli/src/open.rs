@@ -113,7 +113,7 @@ fn hint(error: &io::Error) -> &'static str {
 /// A target that has been opened.
 pub(crate) enum Opened<'d> {
     /// A file.
-    File(Box<FileTarget<Buffer>>),
+    File(Box<FileTarget<'d, Buffer>>),
     /// A model controller.
     Soft {
         /// Its driver, which is dropped first.
@@ -136,7 +136,7 @@ impl<'d> Opened<'d> {
         let Place { name, path, medium } = place;
         let media: Arc<dyn Media> = match medium {
             Medium::File(file) => {
-                let file = FileTarget::new(file, &path, (block, depth), stack.data_memory())?;
+                let file = FileTarget::new(file, &path, (block, depth), stack.fixed())?;
                 return Ok(Self::File(Box::new(file)));
             }
             Medium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),

@@ -4,11 +4,10 @@ use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
 use crate::args::{Memory, Protect, StackArgs};
 use pinfold::arena::{AllocError, BuildError, Residency};
 use pinfold::soft::Port;
+use pinfold::uring::Fixed;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
 use pinfold_core::addr::PageSize;
-use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::BackendError;
-use pinfold_core::mem::DmaMemory;
 
 /// Why there is no memory stack.
 #[derive(Debug, thiserror::Error)]
@@ -103,9 +102,9 @@ impl Stack {
         Ok(Self { domain, control, data, protect: args.protect, slots, slot_bytes })
     }
 
-    /// All of the data's memory.
-    pub(crate) fn data_memory(&self) -> DmaMemory {
-        self.data.memory()
+    /// All of the data's memory, to be registered with a ring.
+    pub(crate) fn fixed(&self) -> Fixed<'_> {
+        self.data.fixed()
     }
 
     /// The data buffers.

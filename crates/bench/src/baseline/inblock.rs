@@ -11,8 +11,8 @@ use std::sync::Mutex;
 const NONE: u64 = u64::MAX;
 
 #[derive(Debug)]
-struct State {
-    source: Pages,
+struct State<'m> {
+    source: Pages<'m>,
     pages: Vec<Offset>,
     next: u64,
     active: usize,
@@ -20,14 +20,14 @@ struct State {
 
 /// The pool.
 #[derive(Debug)]
-pub struct InBlock {
-    state: Mutex<State>,
+pub struct InBlock<'m> {
+    state: Mutex<State<'m>>,
     size: u64,
 }
 
-impl InBlock {
+impl<'m> InBlock<'m> {
     /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages, size: u64) -> Self {
+    pub fn new(source: Pages<'m>, size: u64) -> Self {
         let state = State { source, pages: Vec::new(), next: NONE, active: 0 };
         Self { state: Mutex::new(state), size: size.clamp(16, PAGE) }
     }
@@ -62,7 +62,7 @@ impl InBlock {
     }
 }
 
-impl State {
+impl State<'_> {
     fn grow(&mut self, size: u64) -> Result<(), BaselineError> {
         let start = self.source.alloc()?;
         let memory = self.source.memory();
@@ -78,7 +78,7 @@ impl State {
     }
 }
 
-impl Blocks for InBlock {
+impl Blocks for InBlock<'_> {
     fn alloc(&mut self) -> Result<Offset, BaselineError> {
         self.alloc_shared()
     }

@@ -18,16 +18,16 @@ struct Page {
 
 /// The pool.
 #[derive(Debug)]
-pub struct Linear {
-    source: Pages,
+pub struct Linear<'m> {
+    source: Pages<'m>,
     /// In order of age: the newest is the last. Scans go from the end, where a kernel's list has its head.
     pages: Vec<Page>,
     size: u64,
 }
 
-impl Linear {
+impl<'m> Linear<'m> {
     /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages, size: u64) -> Self {
+    pub fn new(source: Pages<'m>, size: u64) -> Self {
         Self { source, pages: Vec::new(), size: size.clamp(16, PAGE) }
     }
 
@@ -45,7 +45,7 @@ impl Linear {
     }
 }
 
-impl Blocks for Linear {
+impl Blocks for Linear<'_> {
     fn alloc(&mut self) -> Result<Offset, BaselineError> {
         if !self.pages.iter().rev().any(|page| page.first_free < PAGE) {
             self.grow()?;

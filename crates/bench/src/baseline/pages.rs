@@ -9,22 +9,22 @@ pub const PAGE: u64 = 4096;
 /// Pages of one piece of memory. It stands for `dma_alloc_coherent` at its very cheapest, a push and a pop, so that a
 /// comparison is about the pools.
 #[derive(Clone, Debug)]
-pub struct Pages {
-    memory: DmaMemory,
+pub struct Pages<'m> {
+    memory: DmaMemory<'m>,
     free: Vec<u32>,
     total: usize,
 }
 
-impl Pages {
+impl<'m> Pages<'m> {
     /// All pages of `memory`, lowest first.
-    pub fn new(memory: DmaMemory) -> Self {
+    pub fn new(memory: DmaMemory<'m>) -> Self {
         let total = memory.len() / 4096;
         let free = (0..u32::try_from(total).unwrap_or(u32::MAX)).rev().collect();
         Self { memory, free, total }
     }
 
     /// The memory itself.
-    pub fn memory(&self) -> DmaMemory<'_> {
+    pub fn memory(&self) -> DmaMemory<'m> {
         self.memory
     }
 
@@ -49,7 +49,7 @@ impl Pages {
 /// # Errors
 /// Where it lies outside.
 #[inline]
-pub fn read(memory: &DmaMemory, at: Offset) -> Result<u64, BaselineError> {
+pub fn read(memory: &DmaMemory<'_>, at: Offset) -> Result<u64, BaselineError> {
     Ok(memory.read_u64(usize::try_from(at).unwrap_or(usize::MAX))?)
 }
 
@@ -58,6 +58,6 @@ pub fn read(memory: &DmaMemory, at: Offset) -> Result<u64, BaselineError> {
 /// # Errors
 /// Where it lies outside.
 #[inline]
-pub fn write(memory: &DmaMemory, at: Offset, link: u64) -> Result<(), BaselineError> {
+pub fn write(memory: &DmaMemory<'_>, at: Offset, link: u64) -> Result<(), BaselineError> {
     Ok(memory.write_u64(usize::try_from(at).unwrap_or(usize::MAX), link)?)
 }

@@ -16,17 +16,17 @@ struct Page {
 
 /// The pool.
 #[derive(Debug)]
-pub struct RbTree {
-    source: Pages,
+pub struct RbTree<'m> {
+    source: Pages<'m>,
     pages: BTreeMap<Offset, Page>,
     /// Pages that have a free block; the last is the list's head.
     available: Vec<Offset>,
     size: u64,
 }
 
-impl RbTree {
+impl<'m> RbTree<'m> {
     /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages, size: u64) -> Self {
+    pub fn new(source: Pages<'m>, size: u64) -> Self {
         Self { source, pages: BTreeMap::new(), available: Vec::new(), size: size.clamp(16, PAGE) }
     }
 
@@ -45,7 +45,7 @@ impl RbTree {
     }
 }
 
-impl Blocks for RbTree {
+impl Blocks for RbTree<'_> {
     fn alloc(&mut self) -> Result<Offset, BaselineError> {
         let start = match self.available.last() {
             Some(start) => *start,

@@ -10,12 +10,10 @@ use pinfold::{Arena, Domain, Exposure};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-fn pages(count: usize) -> (pinfold::Buffer, Pages) {
+fn memory(pages: usize) -> pinfold::Buffer {
     let domain = Domain::soft().unwrap();
-    let arena = Arena::builder().size(count as u64 * 4096).exposure(Exposure::Whole).build(&domain).unwrap();
-    let buffer = arena.alloc(count * 4096).unwrap();
-    let pages = Pages::new(buffer.memory());
-    (buffer, pages)
+    let arena = Arena::builder().size(pages as u64 * 4096).exposure(Exposure::Whole).build(&domain).unwrap();
+    arena.alloc(pages * 4096).unwrap()
 }
 
 /// Allocs and frees as `steps` says and compares with a set of what is out.
@@ -48,7 +46,8 @@ proptest! {
         steps in prop::collection::vec((prop::bool::weighted(0.6), any::<usize>()), 1..400),
     ) {
         let size = size.next_multiple_of(8);
-        let (_memory, source) = pages(64);
+        let memory = memory(64);
+        let source = Pages::new(memory.memory());
         agrees(Linear::new(source.clone(), size), size, &steps)?;
         agrees(RbTree::new(source.clone(), size), size, &steps)?;
         agrees(InBlock::new(source, size), size, &steps)?;
@@ -57,7 +56,8 @@ proptest! {
 
 #[test]
 fn a_foreign_address_is_noticed_where_the_original_looks_for_its_page() {
-    let (_memory, source) = pages(4);
+    let memory = memory(4);
+    let source = Pages::new(memory.memory());
     assert_eq!(Linear::new(source.clone(), 64).free(0x40), Err(BaselineError::Foreign(0x40)));
     assert_eq!(RbTree::new(source, 64).free(0x40), Err(BaselineError::Foreign(0x40)));
 }

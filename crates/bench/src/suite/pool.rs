@@ -11,7 +11,7 @@ use crate::baseline::malloc::Malloced;
 use crate::baseline::pages::Pages;
 use crate::baseline::rbtree::RbTree;
 use crate::baseline::{Blocks, Offset};
-use crate::harness::{Harness, Sample, Subject, time_ns};
+use crate::harness::{Harness, Run, Sample, Subject, time_ns};
 use crate::record::Record;
 use pinfold::{Arena, Domain, Exposure};
 use pinfold_core::dma_pool::{DmaPool, RawBlock};
@@ -50,7 +50,7 @@ fn touch(arena: &Arena, baseline: &pinfold::Buffer) {
     }
 }
 
-fn seed_workload(harness: &Harness, arena: &Arena, pages: &Pages) -> Result<Vec<Record>, BenchError> {
+fn seed_workload(harness: &Harness, arena: &Arena, pages: &Pages<'_>) -> Result<Vec<Record>, BenchError> {
     let blocks = if harness.options().quick { SEED_BLOCKS / 16 } else { SEED_BLOCKS };
     let size = SEED_SIZE as u64;
     let mut subjects: Vec<Subject<'_, BenchError>> = vec![
@@ -125,9 +125,7 @@ fn seed_pinfold_shared(arena: &Arena, blocks: usize, out: Samples<'_>) -> Result
     result
 }
 
-type Run<'s> = Box<dyn FnMut(&mut Vec<Sample>) -> Result<(), BenchError> + 's>;
-
-fn seed_baseline<'s, B: Blocks>(create: impl Fn() -> B + 's, blocks: usize) -> Run<'s> {
+fn seed_baseline<'s, B: Blocks>(create: impl Fn() -> B + 's, blocks: usize) -> Run<'s, BenchError> {
     Box::new(move |out| {
         let mut pool = create();
         let mut held: Vec<Offset> = Vec::with_capacity(blocks);
@@ -162,7 +160,12 @@ fn seed_malloc(blocks: usize, out: Samples<'_>) -> Result<(), BenchError> {
 }
 
 /// One block out and back again, a million times: the hot path and nothing else.
-fn pairs(harness: &Harness, arena: &Arena, pages: &Pages, size: usize) -> Result<Vec<Record>, BenchError> {
+fn pairs(
+    harness: &Harness,
+    arena: &Arena,
+    pages: &Pages<'_>,
+    size: usize,
+) -> Result<Vec<Record>, BenchError> {
     let case = match size {
         16 => "pair-16",
         64 => "pair-64",

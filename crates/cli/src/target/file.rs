@@ -2,9 +2,8 @@
 
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
 use pinfold::Buffer;
-use pinfold::uring::{self, FileError, FileQueue, Op, Options};
+use pinfold::uring::{self, FileError, FileQueue, Fixed, Op, Options};
 use pinfold_core::domain::Pinned;
-use pinfold_core::mem::DmaMemory;
 use std::fs::File;
 use std::path::Path;
 
@@ -29,19 +28,19 @@ impl Bytes for Buffer {
 
 /// A file as a target. It grows with what is written.
 #[derive(Debug)]
-pub(crate) struct FileTarget<B: Pinned> {
+pub(crate) struct FileTarget<'m, B: Pinned> {
     info: Info,
-    queue: FileQueue<B>,
+    queue: FileQueue<'m, B>,
     over: Vec<uring::Done<B>>,
 }
 
-impl<B: Pinned> FileTarget<B> {
+impl<'m, B: Pinned> FileTarget<'m, B> {
     /// The file as a target for requests of multiples of `block` bytes from buffers in `memory`, up to `depth` at a time.
     pub(crate) fn new(
         file: File,
         path: &Path,
         (block, depth): (usize, usize),
-        memory: DmaMemory,
+        memory: Fixed<'m>,
     ) -> Result<Self, FileError> {
         let block = u32::try_from(1usize << block.trailing_zeros().min(12)).unwrap_or(4096);
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -82,7 +81,7 @@ impl<B: Pinned> FileTarget<B> {
     }
 }
 
-impl<B: Pinned> Target<B> for FileTarget<B> {
+impl<B: Pinned> Target<B> for FileTarget<'_, B> {
     fn info(&self) -> &Info {
         &self.info
     }
