@@ -5,7 +5,7 @@
 //! The rules of sizes, alignment and boundary, and the [report](PoolStats), are those of Linux's `dma_pool`.
 //!
 //! All state is out of band: nothing is read from a block or written to one but by
-//! [`alloc_zeroed`](DmaPool::alloc_zeroed). A device that goes on writing into a freed block
+//! [`alloc_zeroed`](DmaPool::alloc_zeroed) and in [debug mode](DmaPool::with_debug). A device that goes on writing into a freed block
 //! spoils that block's next content and nothing else.
 //!
 //! # How it works
