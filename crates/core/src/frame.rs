@@ -26,9 +26,13 @@ mod bulk;
 mod hints;
 mod list;
 mod local;
+mod magazine;
 mod map;
+mod nodes;
 mod run;
 mod stats;
+mod watermark;
+mod zeroed;
 mod zone;
 
 #[cfg(test)]
@@ -40,7 +44,10 @@ mod tests;
 
 pub use list::FrameList;
 pub use local::Local;
+pub use nodes::{NodeStats, Nodes, NodesError, Origin, Preference};
 pub use stats::FrameStats;
+pub use watermark::{Urgency, Watermarks};
+pub use zeroed::ZeroError;
 pub use zone::Zone;
 
 use core::fmt;

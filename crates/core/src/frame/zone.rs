@@ -3,6 +3,7 @@
 use super::hints::{Hints, total_order};
 use super::map::{Map, Part, REGION, WORDS};
 use super::stats::Counters;
+use super::watermark::Watermarks;
 use super::{Frame, FrameError, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 use alloc::boxed::Box;
@@ -24,6 +25,9 @@ pub struct Zone {
     /// Which regions owners have reserved: see [`Zone::reserve`].
     slots: Box<[AtomicU32]>,
     counters: Counters,
+    pub(super) watermarks: Watermarks,
+    /// Not 0 after the zone has run short: see [`Zone::pressed`].
+    pub(super) pressed: CachePadded<AtomicU32>,
 }
 
 impl Zone {
@@ -32,7 +36,8 @@ impl Zone {
     /// The most frames that a zone has: 1 TiB.
     pub const MAX_FRAMES: u32 = 1 << 28;
 
-    /// A zone of `frames` frames, all free; any number of them from 2 MiB to 1 TiB.
+    /// A zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`]; any number of frames from
+    /// 2 MiB to 1 TiB.
     ///
     /// Takes 0.126 byte a frame, besides some 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
     /// fraction of a millisecond where the system hands out zeroed memory.
@@ -66,6 +71,8 @@ impl Zone {
             rover: CachePadded(AtomicU32::new(0)),
             slots: (0..slots).map(|_| AtomicU32::new(slot::FREE)).collect(),
             counters: Counters::new(),
+            watermarks: Watermarks::for_frames(frames),
+            pressed: CachePadded(AtomicU32::new(0)),
         })
     }
 
@@ -93,6 +100,13 @@ impl Zone {
         taken.saturating_sub(excluded)
     }
 
+    /// How many regions of 2 MiB are wholly free, so that [`Order::HUGE`] can be served from them. Exact when nobody
+    /// works. O(regions); for reports and tests.
+    pub fn whole_regions(&self) -> u32 {
+        let whole = (0..self.frames / REGION).filter(|&r| self.map.is_whole(r)).count();
+        u32::try_from(whole).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn regions(&self) -> u32 {
         self.frames.div_ceil(REGION)
     }
@@ -116,7 +130,7 @@ impl Zone {
                 Ok(frame)
             }
             Err(error) => {
-                self.counters.exhausted();
+                self.count_exhausted();
                 Err(error)
             }
         }
@@ -130,8 +144,23 @@ impl Zone {
     #[inline]
     pub fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
         self.give(frame, order)?;
-        self.counters.free(order.frames().into());
+        self.count_free(order.frames().into());
         Ok(())
+    }
+
+    /// Counts frames that came back to the map.
+    #[inline(always)]
+    pub(super) fn count_free(&self, frames: u64) {
+        self.counters.free(frames);
+        if self.pressed() {
+            self.relieve();
+        }
+    }
+
+    #[cold]
+    pub(super) fn count_exhausted(&self) {
+        self.counters.exhausted();
+        self.press();
     }
 
     /// [`alloc`](Self::alloc), not counted.
@@ -253,6 +282,7 @@ impl Zone {
                 from = region + 1;
             }
             if let found @ Some(_) = self.reserved().find_map(&mut attempt) {
+                self.counters.stolen();
                 return found;
             }
         }
