@@ -15,6 +15,12 @@
 //! The idea of a map per 2 MiB, a level above it and regions reserved by owners is LLFree's (Wrenger et al.,
 //! "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
 //!
+//! # How far it may be emptied
+//!
+//! Single calls take what there is. Bulk calls stop at the [`Watermarks`] and then take one ordinary frame. A zone that
+//! has run short is *pressed* ([`Zone::pressed`]) until enough is free again; owners then keep nothing back. One zone stands
+//! for one NUMA node: [`Nodes`] is a set of them.
+//!
 //! # What wrong frees are caught
 //!
 //! Frames outside the zone, runs that are not aligned to their size, and every frame whose bit says that it is free
@@ -29,6 +35,7 @@ mod local;
 mod magazine;
 mod map;
 mod nodes;
+mod reserve;
 mod run;
 mod stats;
 mod watermark;

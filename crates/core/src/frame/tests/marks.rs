@@ -121,6 +121,57 @@ fn an_owner_gives_its_magazine_back_before_it_refuses_a_run() {
     assert_eq!(local.alloc(order(2)).ok(), None);
 }
 
+/// Eight owners that fill and empty tables of slots down to the marks, each freeing in an order of its own.
+#[test]
+fn stress_bulk_down_to_the_marks() {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    let zone = zone_with(512 * 32, 256, 512, 1024);
+    let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
+    let mark = |frame: Frame, from: u8, to: u8| {
+        assert_eq!(owners[frame.index() as usize].swap(to, Relaxed), from, "{frame}");
+    };
+    std::thread::scope(|scope| {
+        for me in 1..=8_u8 {
+            let (zone, mark) = (&zone, &mark);
+            scope.spawn(move || {
+                let mut local = zone.local();
+                let mut slots = vec![None; 3000];
+                for round in 0..60_usize {
+                    let (start, step) = (round * 37 % 1000, 2 * round + 1);
+                    let table = slots.get_mut(start..).unwrap();
+                    let held: Vec<_> = table.iter().copied().flatten().collect();
+                    if me % 2 == 0 {
+                        local.fill(table)
+                    } else {
+                        zone.fill(table)
+                    };
+                    // `held` is in order of the slots, and so is what comes after it.
+                    let mut old = held.into_iter().peekable();
+                    for frame in table.iter().flatten() {
+                        if old.next_if_eq(frame).is_none() {
+                            mark(*frame, 0, me);
+                        }
+                    }
+                    assert!(old.next().is_none(), "full slots are as they were");
+                    // 3000 = 2^3 * 3 * 5^3: some steps reach all slots, others leave holes between full ones.
+                    for i in 0..3000 {
+                        if let Some(frame) = slots[i * step % 3000].take() {
+                            mark(frame, me, 0);
+                            local.free(frame, Order::PAGE).unwrap();
+                        }
+                    }
+                }
+                for frame in slots.into_iter().flatten() {
+                    mark(frame, me, 0);
+                    zone.free(frame, Order::PAGE).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((zone.taken(), zone.stats().in_use, zone.stats().held), (0, 0, 0));
+    assert_eq!(zone.whole_regions(), 32);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 340, ..ProptestConfig::default() })]
 
