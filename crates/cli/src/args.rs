@@ -45,6 +45,14 @@ pub(crate) enum Command {
     Man,
 }
 
+/// A depth; one beyond 64 bits is as impossible as the largest, and is named with the same limit.
+fn depth(text: &str) -> Result<u64, std::num::ParseIntError> {
+    text.parse().or_else(|error: std::num::ParseIntError| match error.kind() {
+        std::num::IntErrorKind::PosOverflow => Ok(u64::MAX),
+        _ => Err(error),
+    })
+}
+
 fn target() -> impl TypedValueParser<Value = TargetSpec> {
     OsStringValueParser::new().try_map(TargetSpec::from_os_string)
 }
@@ -79,7 +87,7 @@ pub(crate) struct CopyArgs {
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// Print the pools' report in the kernel's format, too
@@ -162,7 +170,7 @@ pub(crate) struct IoArgs {
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// How much of the target is used, and how much is moved; all of it if not given

@@ -15,7 +15,7 @@ pub(crate) enum Exit {
     Failed,
     /// The command line asks for something that is unknown or impossible.
     Usage,
-    /// SIGINT or SIGTERM.
+    /// SIGINT, SIGTERM or SIGHUP.
     Interrupted,
 }
 
@@ -153,7 +153,7 @@ pub(crate) enum Failure {
         wrote: String,
     },
     /// The handlers for signals could not be set.
-    #[error("handlers for SIGINT and SIGTERM could not be set: {0}")]
+    #[error("handlers for signals could not be set: {0}")]
     Signals(std::io::Error),
     /// What was to be printed could not be.
     #[error("standard output could not be written: {0}")]
@@ -170,6 +170,15 @@ impl From<TargetError> for Failure {
 }
 
 impl Failure {
+    /// What happened and what to do, on one line: a name may hold line ends, and what a terminal takes for commands.
+    pub(crate) fn line(&self) -> String {
+        let mut line = String::new();
+        for c in self.to_string().chars() {
+            if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        }
+        line
+    }
+
     /// What the program ends with.
     pub(crate) fn exit(&self) -> Exit {
         match self {

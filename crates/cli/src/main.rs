@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("pinfold: {failure}");
+            eprintln!("pinfold: {}", failure.line());
             failure.exit().into()
         }
     }

@@ -18,7 +18,7 @@ Exit codes:
   0    all went well
   1    the run failed; one line on standard error says what happened and what to do
   2    the command line asks for something that is unknown or impossible
-  130  stopped by SIGINT or SIGTERM, after everything unfinished was taken back
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after everything unfinished was taken back
 "
     };
 }
@@ -43,8 +43,9 @@ pub(super) const COPY: &str = concat!(
     targets!(),
     "
 The destination is either whole or absent: it is written under a temporary name beside its own, flushed, and renamed
-when all of it is on the disk. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
-a whole block; with --force it replaces an image, it does not write into it. An image given with --via is written in
+when all of it is on the disk. Where even that can not be taken back (SIGKILL, a loss of power) the temporary file
+.pinfold-*.part stays, and can be removed. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
+whole blocks, one at least; with --force it replaces an image, it does not write into it. An image given with --via is written in
 place; if it holds anything, only with --force.
 ",
     exits!(),

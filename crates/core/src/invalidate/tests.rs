@@ -57,6 +57,7 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     assert!(inv.is_done(second));
     let stats = inv.stats();
     assert_eq!((stats.asked, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
+    assert_eq!(stats.asked_tables, 0);
 }
 
 #[test]
