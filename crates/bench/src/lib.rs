@@ -8,9 +8,11 @@
 
 pub mod baseline;
 pub mod harness;
+pub mod plot;
+pub mod published;
 pub mod record;
 pub mod suite;
 
-pub use harness::{Harness, Options};
-pub use record::{Metric, Record};
-pub use suite::{BenchError, SUITES, run};
+pub use harness::{COUNTS_RMW, Harness, Options, Turn};
+pub use record::{Metric, Record, Table};
+pub use suite::{BenchError, SUITES, Suite};
