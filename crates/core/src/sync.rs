@@ -7,7 +7,7 @@
 //! Memory that a *device* shares does not come through here: that is [`mem`](crate::mem).
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, fence};
 
 /// Pointers are published by stores and loads alone: there is nothing to count.
 #[cfg(not(loom))]
