@@ -4,7 +4,7 @@
 //! drifts; each figure is a median with its minimum and maximum. A figure that comes out of a model says so.
 //!
 //! Baselines are written afresh from public descriptions; no kernel source is copied.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod baseline;
 pub mod harness;

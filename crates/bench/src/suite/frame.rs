@@ -10,8 +10,8 @@
 //! | `random-free` | one of 65,536 frees of single frames, in random order |
 //! | `rpc-259` | one call of a server's receive loop: fill what is missing of 259 pages |
 //!
-//! `churn-70` counts how many runs of 2 MiB are to be had of 1 GiB after 10^7 random frees and allocs of single frames
-//! at 70 %. `zone-1t` is the account of 1 TiB: its bytes a frame, and the time to make it.
+//! `churn-70` counts how many runs of 2 MiB are to be had of 1 GiB of which 70 % are in use, after 10^7 random frees and
+//! allocs of single frames; at the beginning none is to be had, because the free 30 % are spread over all. `zone-1t` is the account of 1 TiB: its bytes a frame, and the time to make it.
 //!
 //! | subject | what it is |
 //! | --- | --- |

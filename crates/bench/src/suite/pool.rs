@@ -14,6 +14,7 @@
 //! | subject | what it is |
 //! | --- | --- |
 //! | `pinfold` | a `Local`, raw blocks |
+//! | `pinfold-unchecked` | a `Local`, raw blocks, no record of what is out and no check of what is freed |
 //! | `pinfold-block` | a `Local`, blocks that free themselves |
 //! | `pinfold-shared` | the pool's own calls, under its lock |
 //! | `linear`, `rbtree`, `inblock` | the kernel's pools, by age |
@@ -22,6 +23,7 @@
 
 mod hot;
 mod threads;
+mod unchecked;
 mod workload;
 
 use super::BenchError;

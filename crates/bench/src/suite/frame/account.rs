@@ -7,6 +7,9 @@ use crate::record::{Metric, Record};
 use crate::suite::hand::{Baseline, Dice, Hand};
 use pinfold_core::frame::{Order, Zone};
 
+/// How many frames go back at a time, and come again.
+const BURST: usize = 8192;
+
 /// How many runs of 2 MiB are to be had after frames were freed and taken at random for long, at 70 %.
 pub(super) fn churn(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
@@ -35,25 +38,27 @@ fn tell(out: &mut Samples, runs: usize) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Takes 70 % of all frames, then gives some of them back, chosen at random, and takes as many others, again and again.
-/// Those that are held at the end stay taken.
+/// Takes all frames and gives 30 % back, chosen at random, so that no large run is whole; then gives some of the others
+/// back, chosen at random, and takes as many again, over and over. Those that are held at the end stay taken.
 fn stir<H: Hand>(hand: &mut H, steps: usize) -> Result<(), BenchError> {
-    let count = FRAMES as usize / 10 * 7;
-    let mut held: Vec<H::Thing> = Vec::with_capacity(count);
-    for _ in 0..count {
+    let mut held: Vec<H::Thing> = Vec::with_capacity(FRAMES as usize);
+    for _ in 0..FRAMES {
         held.push(hand.get()?);
     }
-    let (mut dice, mut done) = (Dice::new(), 0);
+    let mut dice = Dice::new();
+    let mut give = |hand: &mut H, held: &mut Vec<H::Thing>, count: usize| {
+        (0..count).try_for_each(|_| hand.put(held.swap_remove(dice.below(held.len()))))
+    };
+    let count = held.len() / 10 * 7;
+    let mut done = held.len() - count;
+    give(hand, &mut held, done)?;
     while done < steps {
-        // Up to a fifth of the zone, so that no cache of frames just hands the same ones out again.
-        for _ in 0..1 + dice.below(FRAMES as usize / 5) {
-            let frame = held.swap_remove(dice.below(held.len()));
-            hand.put(frame)?;
-        }
-        done += 2 * (count - held.len());
+        // More than any cache of frames has, so that it does not just hand the same ones out again.
+        give(hand, &mut held, BURST)?;
         while held.len() < count {
             held.push(hand.get()?);
         }
+        done += 2 * BURST;
     }
     Ok(())
 }

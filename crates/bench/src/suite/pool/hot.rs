@@ -1,6 +1,6 @@
 //! The hot path: one block out and back again, or 32.
 
-use super::{BenchError, pool};
+use super::{BenchError, pool, unchecked};
 use crate::baseline::Offset;
 use crate::baseline::inblock::InBlock;
 use crate::baseline::lifo::{Lifo, ThreadList};
@@ -47,6 +47,10 @@ fn pair<const N: usize>(
     let (pool, inblock, stack) = (&pool, &inblock, &stack);
     let mut subjects = vec![
         Subject::countable("pinfold", alone(case, times, || Raw(pool.local()))),
+        Subject::countable("pinfold-unchecked", move |out: &mut Samples| {
+            out.cost(case, unchecked::pairs(arena, N, times)?, times);
+            Ok(())
+        }),
         Subject::countable("pinfold-block", alone(case, times, || Safe(pool.local()))),
         Subject::new("pinfold-shared", alone(case, times, || Unowned(pool))),
         Subject::new("inblock", alone(case, times, || Baseline(inblock))),
@@ -74,25 +78,23 @@ fn bulk(harness: &Harness<'_>, arena: &Arena, pages: &Pages<'_>) -> Result<Vec<R
     let inblock = InBlock::new(pages.clone(), 64);
     let stack = Lifo::new(STACK, 64);
     let (pool, stack) = (&pool, &stack);
-    // What stands where a bulk call left a slot empty; it is never freed.
-    let none = pool.alloc_raw()?;
     let mut local = pool.local();
     let (mut inblock, mut malloc) = (Baseline(&inblock), Malloc::<64>);
     let mut list = Baseline(ThreadList::new(stack));
     let mut many: Vec<Offset> = Vec::with_capacity(BULK);
-    let records = harness.interleave(vec![
+    harness.interleave(vec![
         Subject::countable("pinfold", move |out: &mut Samples| {
+            let mut slots = [None; BULK];
             bulks(out, rounds, || {
-                let mut slots = [None; BULK];
-                let got = local.fill(&mut slots);
-                Ok(local.free_bulk(&full(got, slots, none)?)?)
+                full(local.fill(&mut slots), &slots)?;
+                Ok(local.free_slots(&mut slots)?)
             })
         }),
         Subject::new("pinfold-shared", move |out: &mut Samples| {
+            let mut slots = [None; BULK];
             bulks(out, rounds, || {
-                let mut slots = [None; BULK];
-                let got = pool.fill(&mut slots);
-                Ok(pool.free_bulk(&full(got, slots, none)?)?)
+                full(pool.fill(&mut slots), &slots)?;
+                Ok(pool.free_slots(&mut slots)?)
             })
         }),
         Subject::new("inblock", move |out: &mut Samples| bulks(out, rounds, || one_by_one(&mut inblock))),
@@ -106,9 +108,7 @@ fn bulk(harness: &Harness<'_>, arena: &Arena, pages: &Pages<'_>) -> Result<Vec<R
             })
         }),
         Subject::new("thread-list", move |out: &mut Samples| bulks(out, rounds, || one_by_one(&mut list))),
-    ])?;
-    pool.free_raw(none)?;
-    Ok(records)
+    ])
 }
 
 #[inline(always)]
@@ -122,15 +122,11 @@ fn bulks(
     result
 }
 
-/// The blocks of full slots.
+/// Whether all came.
 #[inline(always)]
-fn full(got: usize, slots: [Option<RawBlock>; BULK], none: RawBlock) -> Result<[RawBlock; BULK], BenchError> {
-    if got != BULK {
-        return Err(BenchError::Short { asked: BULK, got });
-    }
-    let blocks = slots.map(|slot| slot.unwrap_or(none));
-    black_box(&blocks);
-    Ok(blocks)
+fn full(got: usize, slots: &[Option<RawBlock>; BULK]) -> Result<(), BenchError> {
+    black_box(slots);
+    if got == BULK { Ok(()) } else { Err(BenchError::Short { asked: BULK, got }) }
 }
 
 #[inline(always)]
