@@ -6,6 +6,7 @@ use crate::open::OpenError;
 use crate::stack::StackError;
 use crate::target::TargetError;
 use crate::units::ByteSize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// What the program ends with; `--help` explains them.
@@ -151,6 +152,17 @@ pub(crate) enum Failure {
         read: String,
         /// The hash of the destination.
         wrote: String,
+    },
+    /// A suite was not measured.
+    #[error(transparent)]
+    Bench(#[from] pinfold_bench::BenchError),
+    /// A picture could not be written.
+    #[error("{} could not be written: {error}; name a folder that may be written with --plot", path.display())]
+    Plot {
+        /// The picture, or its folder.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
     },
     /// The handlers for signals could not be set.
     #[error("handlers for signals could not be set: {0}")]

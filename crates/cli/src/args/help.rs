@@ -88,6 +88,30 @@ Examples:
   pinfold pools
   pinfold pools --protect static --json";
 
+pub(super) const BENCH: &str = "\
+The subjects of a case take turns in one process, so that the ratio between two of them holds where the machine's
+speed drifts; each figure is the median of the runs, with the least and the greatest beside it. In the table the
+last column is the ratio to the case's first subject. Without --json the published figures for the same work follow.
+Nothing else should run meanwhile. `linear` alone takes some 20 seconds: its free is quadratic.
+
+A line of --json:
+  {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",\"metric\":\"time\",\"unit\":\"ns/op\",
+   \"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
+metric: time, rate (per second), bytes, count, segments. A build with --features count-rmw counts the
+read-modify-writes to shared memory for each operation instead of taking times.
+
+Exit codes:
+  0    all was measured
+  1    a subject failed, or a picture could not be written; one line on standard error says why
+  2    the command line asks for something that is unknown or impossible
+SIGINT ends it at once: it leaves nothing behind.
+
+Examples:
+  pinfold bench
+  pinfold bench pool --quick
+  pinfold bench frame --json --runs 21 > frame.json
+  pinfold bench --plot pictures";
+
 pub(super) const COMPLETIONS: &str = "\
 Examples:
   pinfold completions bash > ~/.local/share/bash-completion/completions/pinfold
