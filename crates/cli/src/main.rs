@@ -3,7 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
-//! | [`copy`], [`io`], [`doctor`], [`pools`], [`bench`] | the commands |
+//! | [`copy`], [`io`], [`doctor`], [`pools`], [`mod@bench`] | the commands |
 //! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |

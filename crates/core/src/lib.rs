@@ -36,3 +36,6 @@ pub mod mem;
 pub mod registered;
 pub mod sync;
 pub mod table;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod threads;

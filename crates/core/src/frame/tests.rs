@@ -407,7 +407,7 @@ fn stress_no_frame_has_two_owners() {
             assert_eq!(owners[index as usize].swap(to, Relaxed), from);
         }
     };
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for me in 1..=8_u8 {
             let (zone, mark) = (&zone, &mark);
             scope.spawn(move || {

@@ -156,7 +156,7 @@ impl Sink for Picture {
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Picture::default()));
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for page in 0..4 {
             let inv = Arc::clone(&inv);
             scope.spawn(move || {

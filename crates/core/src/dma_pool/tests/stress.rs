@@ -8,7 +8,7 @@ fn stress_blocks_wander_between_eight_threads() {
     let pool = pool(&heap, 64);
     let rounds = if cfg!(miri) { 20 } else { 4_000 };
     let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for me in 0..8usize {
             let (pool, hands) = (&pool, &hands);
             scope.spawn(move || {
@@ -53,7 +53,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
     let shared: Mutex<Vec<RawBlock>> = Mutex::default();
     let rounds: usize = if cfg!(miri) { 20 } else { 3_000 };
     let freed = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         let mut local = pool.local();
         scope.spawn(|| {
             let mut local = pool.local();
