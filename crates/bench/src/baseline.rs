@@ -1,6 +1,8 @@
 //! What Pinfold replaces, written afresh from its description.
 
+pub mod buddy;
 pub mod inblock;
+pub mod lifo;
 pub mod linear;
 pub mod malloc;
 pub mod pages;

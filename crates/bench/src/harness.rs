@@ -1,8 +1,15 @@
 //! The interleaved runner.
 
 use crate::record::{Metric, Record};
+use std::fmt;
 use std::hint::black_box;
 use std::time::Instant;
+
+/// Whether this build counts read-modify-writes (feature `count-rmw`).
+///
+/// Counting costs time, so such a build takes the counts and leaves the times out; and it measures only what can be
+/// counted, Pinfold's own atomics.
+pub const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
 
 /// How thorough a measurement is.
 #[derive(Clone, Copy, Debug)]
@@ -34,48 +41,144 @@ pub struct Sample {
     pub modelled: bool,
 }
 
-impl Sample {
-    /// Nanoseconds an operation.
-    pub fn ns_per_op(case: &'static str, total_ns: f64, operations: usize) -> Self {
-        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
-        let value = total_ns / operations.max(1) as f64;
-        Self { case, metric: Metric::Time, unit: "ns/op", value, modelled: false }
+/// What a piece of work cost.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Cost {
+    /// How long it took.
+    pub ns: f64,
+    /// How many read-modify-writes this thread made in Pinfold; 0 where the build does not count them.
+    pub rmw: u64,
+}
+
+impl Cost {
+    /// Of `work`, done once. What it returns is kept from the optimiser.
+    #[inline]
+    pub fn of<R>(work: impl FnOnce() -> R) -> (Self, R) {
+        let before = rmw_count();
+        let start = Instant::now();
+        let result = black_box(work());
+        #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
+        let ns = start.elapsed().as_nanos() as f64;
+        (Self { ns, rmw: rmw_count() - before }, result)
+    }
+}
+
+impl std::ops::Add for Cost {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { ns: self.ns + other.ns, rmw: self.rmw + other.rmw }
+    }
+}
+
+fn rmw_count() -> u64 {
+    #[cfg(feature = "count-rmw")]
+    return pinfold_core::sync::rmw_count();
+    #[cfg(not(feature = "count-rmw"))]
+    return 0;
+}
+
+/// The figures of one run.
+#[derive(Default, Debug)]
+pub struct Samples(Vec<Sample>);
+
+impl Samples {
+    /// What each of `operations` cost: its time, or its read-modify-writes in a build that counts those.
+    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
+    pub fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
+        let each = 1.0 / operations.max(1) as f64;
+        if COUNTS_RMW {
+            self.figure(case, Metric::Count, "rmw/op", cost.rmw as f64 * each);
+        } else {
+            self.figure(case, Metric::Time, "ns/op", cost.ns * each);
+        }
+    }
+
+    /// Any other figure.
+    pub fn figure(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
+        self.0.push(Sample { case, metric, unit, value, modelled: false });
     }
 }
 
 /// Makes one run from the beginning and puts its figures into the list.
-pub type Run<'s, E> = Box<dyn FnMut(&mut Vec<Sample>) -> Result<(), E> + 's>;
+pub type Run<'s, E> = Box<dyn FnMut(&mut Samples) -> Result<(), E> + 's>;
 
 /// Who is measured, and how one run of it is made.
 pub struct Subject<'s, E> {
-    /// The name in the records.
-    pub name: &'static str,
-    /// One run.
-    pub run: Run<'s, E>,
+    name: &'static str,
+    countable: bool,
+    run: Run<'s, E>,
 }
 
-impl<E> std::fmt::Debug for Subject<'_, E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<'s, E> Subject<'s, E> {
+    /// A subject of this name in the records.
+    pub fn new(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
+        Self { name, countable: false, run: Box::new(run) }
+    }
+
+    /// The same, whose shared state is nothing but Pinfold's atomics: its read-modify-writes can be counted.
+    pub fn countable(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
+        Self { countable: true, ..Self::new(name, run) }
+    }
+}
+
+impl<E> fmt::Debug for Subject<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subject").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// Runs subjects in turn and keeps their figures.
-#[derive(Debug)]
-pub struct Harness {
-    suite: &'static str,
-    options: Options,
+/// A run that is about to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// The suite.
+    pub suite: &'static str,
+    /// Whose turn it is.
+    pub subject: &'static str,
+    /// Which round; 0 is the one that does not count.
+    pub round: usize,
+    /// The last round.
+    pub rounds: usize,
 }
 
-impl Harness {
-    /// A runner for a suite.
-    pub fn new(suite: &'static str, options: Options) -> Self {
-        Self { suite, options }
+/// Runs subjects in turn and keeps their figures.
+#[derive(Clone, Copy)]
+pub struct Harness<'w> {
+    suite: &'static str,
+    options: Options,
+    first_round: usize,
+    watch: &'w dyn Fn(Turn),
+}
+
+impl fmt::Debug for Harness<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness")
+            .field("suite", &self.suite)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'w> Harness<'w> {
+    /// A runner for a suite. `watch` is told of each run before it is made.
+    pub fn new(suite: &'static str, options: Options, watch: &'w dyn Fn(Turn)) -> Self {
+        Self { suite, options, first_round: 0, watch }
+    }
+
+    /// A runner that makes one run of each subject, and counts it: for what takes seconds, whose spread is small beside
+    /// its size, and for figures that are always the same.
+    #[must_use]
+    pub fn once(self) -> Self {
+        Self { options: Options { runs: 1, ..self.options }, first_round: 1, ..self }
     }
 
     /// How thorough it is.
     pub fn options(&self) -> Options {
         self.options
+    }
+
+    /// `full`, or a small part of it where a quick look is wanted.
+    pub fn scale(&self, full: usize) -> usize {
+        if self.options.quick { (full / 16).max(1) } else { full }
     }
 
     /// Runs the subjects in turn, A B C A B C ..., first once without counting; returns a record for each case and
@@ -84,16 +187,19 @@ impl Harness {
     /// # Errors
     /// What a subject returned; then there are no records.
     pub fn interleave<E>(&self, mut subjects: Vec<Subject<'_, E>>) -> Result<Vec<Record>, E> {
+        subjects.retain(|subject| subject.countable || !COUNTS_RMW);
         let mut kept: Vec<(&'static str, Sample, Vec<f64>)> = Vec::new();
-        let mut samples = Vec::new();
-        for round in 0..=self.options.runs.max(1) {
+        let mut samples = Samples::default();
+        let rounds = self.options.runs.max(1);
+        for round in self.first_round..=rounds {
             for subject in &mut subjects {
-                samples.clear();
+                (self.watch)(Turn { suite: self.suite, subject: subject.name, round, rounds });
+                samples.0.clear();
                 (subject.run)(&mut samples)?;
                 if round == 0 {
                     continue;
                 }
-                for sample in &samples {
+                for sample in &samples.0 {
                     keep(&mut kept, subject.name, *sample);
                 }
             }
@@ -151,15 +257,6 @@ fn record(suite: &'static str, subject: &'static str, sample: Sample, mut values
     }
 }
 
-/// How many nanoseconds `work` takes. What it returns is kept from the optimiser.
-pub fn time_ns<R>(work: impl FnOnce() -> R) -> f64 {
-    let start = Instant::now();
-    black_box(work());
-    #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
-    let ns = start.elapsed().as_nanos() as f64;
-    ns
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,17 +269,15 @@ mod tests {
         let subject = |name: &'static str, values: &'static [f64]| {
             let mut values = values.iter();
             let order = &order;
-            Subject {
-                name,
-                run: Box::new(move |out: &mut Vec<Sample>| -> Result<(), Infallible> {
-                    order.borrow_mut().push(name);
-                    let value = *values.next().unwrap();
-                    out.push(Sample { case: "c", metric: Metric::Count, unit: "n", value, modelled: false });
-                    Ok(())
-                }),
-            }
+            Subject::countable(name, move |out: &mut Samples| -> Result<(), Infallible> {
+                order.borrow_mut().push(name);
+                out.figure("c", Metric::Count, "n", *values.next().unwrap());
+                Ok(())
+            })
         };
-        let harness = Harness::new("s", Options { runs: 4, quick: false });
+        let turns = RefCell::new(Vec::new());
+        let watch = |turn: Turn| turns.borrow_mut().push((turn.subject, turn.round));
+        let harness = Harness::new("s", Options { runs: 4, quick: false }, &watch);
         let records = harness
             .interleave(vec![
                 subject("a", &[99.0, 4.0, 1.0, 3.0, 2.0]),
@@ -190,8 +285,21 @@ mod tests {
             ])
             .unwrap();
         assert_eq!(order.borrow()[..4], ["a", "b", "a", "b"]);
+        assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("a", 1)]);
         let figures: Vec<_> = records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
         assert_eq!(figures, [("a", 2.5, 1.0, 4.0, 4), ("b", 7.0, 7.0, 8.0, 4)]);
+    }
+
+    #[test]
+    fn once_is_once_and_counts() {
+        let harness = Harness::new("s", Options { runs: 4, quick: true }, &|_| ()).once();
+        let subject = Subject::countable("a", |out: &mut Samples| -> Result<(), Infallible> {
+            out.figure("c", Metric::Bytes, "bytes", 7.0);
+            Ok(())
+        });
+        let records = harness.interleave(vec![subject]).unwrap();
+        assert_eq!(records.iter().map(|r| (r.median, r.runs)).collect::<Vec<_>>(), [(7.0, 1)]);
+        assert_eq!((harness.scale(3200), harness.scale(5)), (200, 1));
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! drifts; each figure is a median with its minimum and maximum. A figure that comes out of a model says so.
 //!
 //! Baselines are written afresh from public descriptions; no kernel source is copied.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod baseline;
 pub mod harness;
+pub mod plot;
+pub mod published;
 pub mod record;
 pub mod suite;
 
-pub use harness::{Harness, Options};
-pub use record::{Metric, Record};
-pub use suite::{BenchError, SUITES, run};
+pub use harness::{COUNTS_RMW, Harness, Options, Turn};
+pub use record::{Metric, Record, Table};
+pub use suite::{BenchError, SUITES, Suite};

@@ -61,7 +61,7 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<22}{:<18}{:>12}{:>12}{:>12}  {:<8}{:>9}",
+            "{:<22}{:<18}{:>12}{:>12}{:>12}  {:<14}{:>9}",
             "case", "subject", "median", "min", "max", "unit", "ratio"
         )?;
         let mut first: Option<&Record> = None;
@@ -74,12 +74,12 @@ impl fmt::Display for Table<'_> {
             let base = first.map_or(record.median, |f| f.median);
             writeln!(
                 f,
-                "{:<22}{:<18}{:>12.2}{:>12.2}{:>12.2}  {:<8}{:>8.2}x{}",
+                "{:<22}{:<18}{:>12}{:>12}{:>12}  {:<14}{:>8.2}x{}",
                 if same_case { "" } else { record.case },
                 record.subject,
-                record.median,
-                record.min,
-                record.max,
+                digits(record.median),
+                digits(record.min),
+                digits(record.max),
                 record.unit,
                 if base == 0.0 { f64::NAN } else { record.median / base },
                 if record.modelled { "  modelled" } else { "" },
@@ -87,4 +87,9 @@ impl fmt::Display for Table<'_> {
         }
         Ok(())
     }
+}
+
+/// A figure with two digits behind the point, or with four where it is small.
+fn digits(figure: f64) -> String {
+    if figure.abs() < 1.0 { format!("{figure:.4}") } else { format!("{figure:.2}") }
 }

@@ -1,25 +1,64 @@
 //! The suites: what is measured, subject by subject.
 
+pub mod frame;
+mod hand;
 pub mod pool;
 
 use crate::baseline::BaselineError;
-use crate::harness::{Harness, Options};
+use crate::harness::{Harness, Options, Turn};
 use crate::record::Record;
 use pinfold_core::dma_pool;
+use pinfold_core::frame::FrameError;
 
-/// The suites that there are, each with what it measures.
-pub const SUITES: [(&str, &str); 1] = [("pool", "DMA pools: alloc and free, the 373,959-block workload")];
+/// A suite.
+#[derive(Clone, Copy)]
+pub struct Suite {
+    /// Its name in the records and on the command line.
+    pub name: &'static str,
+    /// What it measures.
+    pub about: &'static str,
+    run: fn(&Harness<'_>) -> Result<Vec<Record>, BenchError>,
+}
+
+impl std::fmt::Debug for Suite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Suite").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The suites that there are.
+pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "pool",
+        about: "DMA pools: the 373,959-block workload, pairs, bulk, two threads",
+        run: pool::run,
+    },
+    Suite {
+        name: "frame",
+        about: "page frames: pairs, bulk, 2 MiB runs, the RPC server's refill",
+        run: frame::run,
+    },
+];
+
+impl Suite {
+    /// The suite of this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        SUITES.iter().find(|suite| suite.name == name).copied()
+    }
+
+    /// Measures it; `watch` is told of each run before it is made.
+    ///
+    /// # Errors
+    /// What went wrong on the way.
+    pub fn run(&self, options: Options, watch: &dyn Fn(Turn)) -> Result<Vec<Record>, BenchError> {
+        (self.run)(&Harness::new(self.name, options, watch))
+    }
+}
 
 /// Why a suite could not be measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// There is no suite of this name.
-    #[error("no suite {name:?}: there are {known}", known = SUITES.map(|(name, _)| name).join(", "))]
-    UnknownSuite {
-        /// What was asked for.
-        name: String,
-    },
     /// A baseline failed.
     #[error("a baseline failed: {0}")]
     Baseline(#[from] BaselineError),
@@ -41,15 +80,24 @@ pub enum BenchError {
     /// A pool took a block not back.
     #[error(transparent)]
     Free(#[from] dma_pool::FreeError),
+    /// A pool took many blocks not back.
+    #[error(transparent)]
+    FreeBulk(#[from] dma_pool::BulkFreeError),
+    /// A zone refused frames.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A bulk call got less than the subject has.
+    #[error("{got} of {asked} were handed out, although all are there")]
+    Short {
+        /// How many were asked for.
+        asked: usize,
+        /// How many came.
+        got: usize,
+    },
+    /// A thread of the measurement ended early.
+    #[error("a thread of the measurement ended before it was done")]
+    Thread,
 }
 
-/// Measures a suite.
-///
-/// # Errors
-/// [`BenchError::UnknownSuite`], or what went wrong on the way.
-pub fn run(suite: &str, options: Options) -> Result<Vec<Record>, BenchError> {
-    match suite {
-        "pool" => pool::run(&Harness::new("pool", options)),
-        name => Err(BenchError::UnknownSuite { name: name.to_owned() }),
-    }
-}
+#[cfg(test)]
+mod tests;

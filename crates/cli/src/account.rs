@@ -162,7 +162,7 @@ pub(crate) struct RefusedAccount {
     pub(crate) source: &'static str,
     /// Why.
     pub(crate) why: String,
-    /// The command that mends it (as root).
+    /// The command that mends it.
     pub(crate) fix: Option<String>,
 }
 
@@ -249,6 +249,8 @@ pub(crate) struct DomainAccount {
     pub(crate) table_pages: u64,
     /// Ranges that were asked to be flushed.
     pub(crate) invalidations_asked: u64,
+    /// Of these, ranges for which table pages had to be dropped, too.
+    pub(crate) invalidations_of_tables: u64,
     /// Ranges that a neighbour's flush covered.
     pub(crate) invalidations_merged: u64,
     /// Flushes sent.

@@ -2,8 +2,12 @@
 
 use crate::target::spec::TargetSpec;
 use crate::units::ByteSize;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{
+    OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pinfold_bench::SUITES;
+use std::path::PathBuf;
 
 mod help;
 
@@ -34,6 +38,9 @@ pub(crate) enum Command {
     /// Run a short copy through a model controller and report on its DMA pools
     #[command(after_long_help = help::POOLS, after_help = help::SHORT)]
     Pools(PoolsArgs),
+    /// Measure Pinfold head to head with what it replaces
+    #[command(after_long_help = help::BENCH, after_help = help::SHORT)]
+    Bench(BenchArgs),
     /// Print completions for a shell
     #[command(after_long_help = help::COMPLETIONS, after_help = help::SHORT)]
     Completions {
@@ -43,6 +50,14 @@ pub(crate) enum Command {
     /// Print the man page
     #[command(after_long_help = help::MAN, after_help = help::SHORT)]
     Man,
+}
+
+/// A depth; one beyond 64 bits is as impossible as the largest, and is named with the same limit.
+fn depth(text: &str) -> Result<u64, std::num::ParseIntError> {
+    text.parse().or_else(|error: std::num::ParseIntError| match error.kind() {
+        std::num::IntErrorKind::PosOverflow => Ok(u64::MAX),
+        _ => Err(error),
+    })
 }
 
 fn target() -> impl TypedValueParser<Value = TargetSpec> {
@@ -79,7 +94,7 @@ pub(crate) struct CopyArgs {
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// Print the pools' report in the kernel's format, too
@@ -162,7 +177,7 @@ pub(crate) struct IoArgs {
     pub(crate) bs: ByteSize,
 
     /// How many requests are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
     /// How much of the target is used, and how much is moved; all of it if not given
@@ -224,6 +239,37 @@ pub(crate) struct PoolsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What is measured; everything if none is named
+    #[arg(value_name = "SUITE", value_parser = suite())]
+    pub(crate) suites: Vec<String>,
+
+    /// Print each figure as one JSON object on a line of its own
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Less work, rougher figures
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// How many runs are counted, after one that is not [default: 9, or 3 with --quick]
+    #[arg(long, value_name = "N", value_parser = runs())]
+    pub(crate) runs: Option<usize>,
+
+    /// Write a picture of each suite into a folder, as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+fn suite() -> PossibleValuesParser {
+    PossibleValuesParser::new(SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)))
+}
+
+fn runs() -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::<usize>::new().range(1..=1000)
 }
 
 #[cfg(test)]

@@ -112,14 +112,14 @@ fn open_destination(
             return Ok((place, None, total));
         }
         TargetSpec::File(path) => (path, total),
-        TargetSpec::SoftImage(path) => (path, total.next_multiple_of(BLOCK)),
+        // A controller has at least one block, so that an image without any could not be opened again.
+        TargetSpec::SoftImage(path) => (path, total.next_multiple_of(BLOCK).max(BLOCK)),
     };
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
     staged.reserve(bytes)?;
     let file = staged.file().try_clone();
     let file = file.map_err(|error| OpenError::System { name: spec.to_string(), error })?;
-    // A controller has at least one block, even where nothing will be written to it.
-    let place = Place::staged(spec, path, file, bytes.max(BLOCK));
+    let place = Place::staged(spec, path, file, bytes);
     Ok((place, Some(staged), bytes))
 }
 

@@ -6,6 +6,7 @@ use crate::open::OpenError;
 use crate::stack::StackError;
 use crate::target::TargetError;
 use crate::units::ByteSize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// What the program ends with; `--help` explains them.
@@ -15,7 +16,7 @@ pub(crate) enum Exit {
     Failed,
     /// The command line asks for something that is unknown or impossible.
     Usage,
-    /// SIGINT or SIGTERM.
+    /// SIGINT, SIGTERM or SIGHUP.
     Interrupted,
 }
 
@@ -152,8 +153,19 @@ pub(crate) enum Failure {
         /// The hash of the destination.
         wrote: String,
     },
+    /// A suite was not measured.
+    #[error(transparent)]
+    Bench(#[from] pinfold_bench::BenchError),
+    /// A picture could not be written.
+    #[error("{} could not be written: {error}; name a folder that may be written with --plot", path.display())]
+    Plot {
+        /// The picture, or its folder.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// The handlers for signals could not be set.
-    #[error("handlers for SIGINT and SIGTERM could not be set: {0}")]
+    #[error("handlers for signals could not be set: {0}")]
     Signals(std::io::Error),
     /// What was to be printed could not be.
     #[error("standard output could not be written: {0}")]
@@ -170,6 +182,15 @@ impl From<TargetError> for Failure {
 }
 
 impl Failure {
+    /// What happened and what to do, on one line: a name may hold line ends, and what a terminal takes for commands.
+    pub(crate) fn line(&self) -> String {
+        let mut line = String::new();
+        for c in self.to_string().chars() {
+            if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        }
+        line
+    }
+
     /// What the program ends with.
     pub(crate) fn exit(&self) -> Exit {
         match self {

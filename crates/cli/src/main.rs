@@ -3,7 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
-//! | [`copy`], [`io`], [`doctor`], [`pools`] | the commands |
+//! | [`copy`], [`io`], [`doctor`], [`pools`], [`mod@bench`] | the commands |
 //! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
@@ -12,6 +12,7 @@
 
 mod account;
 mod args;
+mod bench;
 mod copy;
 mod doctor;
 mod failure;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("pinfold: {failure}");
+            eprintln!("pinfold: {}", failure.line());
             failure.exit().into()
         }
     }
@@ -53,6 +54,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Io(args) => io::run(&args),
         Command::Doctor(args) => doctor::run(args),
         Command::Pools(args) => pools::run(args),
+        Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);

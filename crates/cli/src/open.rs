@@ -33,7 +33,7 @@ pub(crate) enum OpenError {
         error: io::Error,
     },
     /// A folder, a device, a pipe.
-    #[error("{0} is not a regular file: only those can be copied")]
+    #[error("{0} is not a regular file: name a file or an image")]
     NotRegular(String),
     /// An image that is no whole number of blocks.
     #[error(
@@ -106,6 +106,7 @@ fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => ": check the path",
         io::ErrorKind::PermissionDenied => ": check who may read and write it",
+        io::ErrorKind::ReadOnlyFilesystem => ": choose a place on another file system",
         _ => "",
     }
 }

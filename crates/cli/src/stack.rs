@@ -136,6 +136,7 @@ impl Stack {
             iova_extents: stats.iova_extents,
             table_pages: stats.backend.table_pages,
             invalidations_asked: invalidations.asked,
+            invalidations_of_tables: invalidations.asked_tables,
             invalidations_merged: invalidations.merged,
             invalidations_sent: invalidations.sent,
             invalidations_whole: invalidations.whole,

@@ -193,6 +193,14 @@ impl<A: Address> AddrRange<A> {
         }
     }
 
+    /// The range of `len` bytes from `start`, cut off at the end of 64 bits, with one byte at least: for those who know
+    /// that it is neither empty nor too long.
+    pub(crate) fn clamped(start: A, len: u64) -> Self {
+        let first = start.raw().min(u64::MAX - 1);
+        let len = NonZeroU64::new(len.min(u64::MAX - first)).unwrap_or(NonZeroU64::MIN);
+        Self { start: A::new(first), len }
+    }
+
     /// The first address.
     pub fn start(&self) -> A {
         self.start
@@ -299,6 +307,15 @@ mod tests {
             Err(RangeError::Wraps { kind: "phys", start: u64::MAX, len: 1 })
         );
         assert_eq!(range(u64::MAX - 1, 1).end(), Iova::new(u64::MAX));
+    }
+
+    #[test]
+    fn a_clamped_range_is_a_range_whatever_it_is_made_of() {
+        for (start, len) in [(0, 1), (4096, 4096), (7, 0), (u64::MAX, 5), (u64::MAX, 0), (8, u64::MAX)] {
+            let range = IovaRange::clamped(Iova::new(start), len);
+            assert_eq!(IovaRange::new(range.start(), range.len()), Ok(range));
+        }
+        assert_eq!(IovaRange::clamped(Iova::new(4096), 8192), range(4096, 8192));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! The rules of sizes, alignment and boundary, and the [report](PoolStats), are those of Linux's `dma_pool`.
 //!
 //! All state is out of band: nothing is read from a block or written to one but by
-//! [`alloc_zeroed`](DmaPool::alloc_zeroed). A device that goes on writing into a freed block
+//! [`alloc_zeroed`](DmaPool::alloc_zeroed) and in [debug mode](DmaPool::with_debug). A device that goes on writing into a freed block
 //! spoils that block's next content and nothing else.
 //!
 //! # How it works
@@ -31,16 +31,23 @@
 //! [`PoolStats::late_double_frees`]. (What a copy of a [`RawBlock`] cannot tell is whether it is freed a
 //! second time after the block was handed out anew; [`Block`] cannot be freed twice.)
 
+mod account;
+mod bulk;
 mod coherent;
 mod depot;
 mod directory;
 mod error;
+mod free;
 mod geometry;
+mod house;
+mod list;
 mod local;
 mod owner;
+mod recent;
 mod report;
 mod row;
 mod shared;
+mod watch;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -53,12 +60,14 @@ mod loom_models;
 pub use coherent::Coherent;
 pub use error::{AllocError, BulkFreeError, Busy, CreateError, FreeError, SourceError};
 pub use local::Local;
-pub use report::{PoolStats, REPORT_HEADER};
+pub use report::{PoolStats, REPORT_HEADER, WIDE_HEADER};
+pub use watch::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse, OwnerTag};
 
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
 use shared::Shared;
@@ -149,7 +158,40 @@ impl<S: ChunkSource> DmaPool<S> {
         align: usize,
         boundary: usize,
     ) -> Result<Self, CreateError> {
-        Ok(Self(Box::new(Shared::new(source, name, size, align, boundary)?)))
+        Ok(Self(Box::new(Shared::new(source, name, size, align, boundary, None)?)))
+    }
+
+    /// The same in debug mode: what is free is filled with [`FREE_PATTERN`], and looked at when it is handed out, filled
+    /// with [`FRESH_PATTERN`]. A block that somebody wrote into meanwhile is reported
+    /// ([`damages`](Self::damages)) and handed out all the same.
+    ///
+    /// Every operation takes a lock and time proportional to the size of a block, and a chunk is written to when it is
+    /// acquired. Pools without debug mode pay nothing for it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_debug(
+        source: S,
+        name: &str,
+        size: usize,
+        align: usize,
+        boundary: usize,
+    ) -> Result<Self, CreateError> {
+        let watch = Some(Box::default());
+        Ok(Self(Box::new(Shared::new(source, name, size, align, boundary, watch)?)))
+    }
+
+    /// The first 64 reports of debug mode ([`PoolStats::damaged`] counts all): which free blocks were written to, and
+    /// who had them last.
+    pub fn damages(&self) -> Vec<Damage> {
+        self.0.damages()
+    }
+
+    /// Looks, in debug mode, at every free block now, and returns all reports as [`damages`](Self::damages) does. Time
+    /// proportional to the bytes of the pool.
+    pub fn inspect(&mut self) -> Vec<Damage> {
+        self.0.inspect();
+        self.0.damages()
     }
 
     /// What the pool is called.
@@ -231,6 +273,16 @@ impl<S: ChunkSource> DmaPool<S> {
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
     pub fn free_bulk(&self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         self.0.free_bulk(&mut self.0.house(), blocks)
+    }
+
+    /// Takes back the blocks in the slots, which are empty afterwards: the way back for [`fill`](Self::fill).
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it; it and those after it stay
+    /// in their slots.
+    #[inline]
+    pub fn free_slots(&self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
+        self.0.free_slots(&mut self.0.house(), slots)
     }
 
     /// The memory of a block that is in use (all of it).

@@ -15,6 +15,12 @@
 //! The idea of a map per 2 MiB, a level above it and regions reserved by owners is LLFree's (Wrenger et al.,
 //! "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
 //!
+//! # How far it may be emptied
+//!
+//! Single calls take what there is. Bulk calls stop at the [`Watermarks`] and then take one ordinary frame. A zone that
+//! has run short is *pressed* ([`Zone::pressed`]) until enough is free again; owners then keep nothing back. One zone stands
+//! for one NUMA node: [`Nodes`] is a set of them.
+//!
 //! # What wrong frees are caught
 //!
 //! Frames outside the zone, runs that are not aligned to their size, and every frame whose bit says that it is free
@@ -26,9 +32,14 @@ mod bulk;
 mod hints;
 mod list;
 mod local;
+mod magazine;
 mod map;
+mod nodes;
+mod reserve;
 mod run;
 mod stats;
+mod watermark;
+mod zeroed;
 mod zone;
 
 #[cfg(test)]
@@ -40,7 +51,10 @@ mod tests;
 
 pub use list::FrameList;
 pub use local::Local;
+pub use nodes::{NodeStats, Nodes, NodesError, Origin, Preference};
 pub use stats::FrameStats;
+pub use watermark::{Urgency, Watermarks};
+pub use zeroed::ZeroError;
 pub use zone::Zone;
 
 use core::fmt;

@@ -126,8 +126,12 @@ pub enum WaitError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct InvalidationStats {
-    /// Ranges that were asked to be flushed.
+    /// Ranges that were asked to be flushed: `merged + sent` when nothing is under way. One for each range that was
+    /// cleared, and those of `asked_tables`.
     pub asked: u64,
+    /// Of these, ranges of which the table pages that an IOMMU holds had to be dropped, too: one for each request that
+    /// retired some (and for each map, where entries that are not present are cached).
+    pub asked_tables: u64,
     /// Ranges that needed no flush of their own, because a neighbour's covered them.
     pub merged: u64,
     /// Flushes handed to the sink.
@@ -205,6 +209,7 @@ impl<S: Sink> Invalidator<S> {
         let before = queue.stats.asked;
         for flush in flushes {
             queue.stats.asked += 1;
+            queue.stats.asked_tables += u64::from(!flush.leaf_only);
             queue.open.push(flush);
         }
         if queue.stats.asked == before {

@@ -38,3 +38,6 @@ pub mod page_pool;
 pub mod registered;
 pub mod sync;
 pub mod table;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod threads;

@@ -86,6 +86,25 @@ impl<T: Copy + Default, const H: usize> Magazine<T, H> {
         self.len += n;
         n
     }
+
+    /// Puts in what the iterator yields, as long as there is room: where there is none it is not asked. Returns how many.
+    #[inline(always)]
+    pub fn push_from(&mut self, items: impl Iterator<Item = T>) -> usize {
+        let mut pushed = 0;
+        let room = self.items.as_flattened_mut().get_mut(self.len..).unwrap_or_default();
+        for (slot, item) in room.iter_mut().zip(items) {
+            *slot = item;
+            pushed += 1;
+        }
+        self.len += pushed;
+        pushed
+    }
+
+    /// What is in it, in the order in which it was put in.
+    #[inline(always)]
+    pub fn as_slice(&self) -> &[T] {
+        self.items.as_flattened().get(..self.len).unwrap_or_default()
+    }
 }
 
 impl<T: Copy + Default, const H: usize> Default for Magazine<T, H> {

@@ -114,6 +114,8 @@ pub fn leaked_bytes() -> u64 {
 
 fn note_leaked(bytes: u64) {
     LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+    #[cfg(test)]
+    tests::LEAKED_HERE.set(tests::LEAKED_HERE.get() + bytes);
 }
 
 impl Arena {

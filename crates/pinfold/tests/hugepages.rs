@@ -78,7 +78,7 @@ fn too_few_hugepages_are_refused_with_the_command_and_the_next_source_is_taken()
     assert_eq!(refused.source, Source::Hugetlb2M);
     assert_eq!(refused.why, Why::FewHugepages { page: PageSize::Size2M, needed: 4, free: 1, total: 2 });
     let command = refused.remedy.as_deref().unwrap();
-    assert_eq!(command, "sysctl vm.nr_hugepages=5");
+    assert_eq!(command, "sudo sysctl vm.nr_hugepages=5");
     assert!(arena.account().source != Source::Hugetlb2M);
     let more = command.rsplit_once('=').unwrap().1;
     std::fs::write(NR_HUGEPAGES, more).unwrap();

@@ -78,6 +78,18 @@ impl State<'_> {
     }
 }
 
+impl Blocks for &InBlock<'_> {
+    fn alloc(&mut self) -> Result<Offset, BaselineError> {
+        self.alloc_shared()
+    }
+
+    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
+        self.free_shared(block)
+    }
+
+    fn destroy(self) {}
+}
+
 impl Blocks for InBlock<'_> {
     fn alloc(&mut self) -> Result<Offset, BaselineError> {
         self.alloc_shared()

@@ -1,6 +1,8 @@
 //! A slow baseline that is wrong proves nothing.
 
+use super::buddy::Buddy;
 use super::inblock::InBlock;
+use super::lifo::{Lifo, ThreadList};
 use super::linear::Linear;
 use super::malloc::Malloced;
 use super::pages::Pages;
@@ -51,6 +53,10 @@ proptest! {
         agrees(Linear::new(source.clone(), size), size, &steps)?;
         agrees(RbTree::new(source.clone(), size), size, &steps)?;
         agrees(InBlock::new(source, size), size, &steps)?;
+        let stack = Lifo::new(64, size);
+        agrees(&stack, size, &steps)?;
+        agrees(ThreadList::new(&Lifo::new(64, size)), size, &steps)?;
+        agrees(&Buddy::new(1024), 4096, &steps)?;
     }
 }
 
@@ -66,4 +72,47 @@ fn a_foreign_address_is_noticed_where_the_original_looks_for_its_page() {
 fn malloced_blocks_are_aligned() {
     let blocks: Vec<Malloced<100>> = (0..100).map(|_| Malloced::alloc()).collect();
     assert!(blocks.iter().all(|b| b.address() % 64 == 0));
+}
+
+#[test]
+fn a_thread_list_gives_all_back() {
+    let stack = Lifo::new(100, 64);
+    let mut list = ThreadList::new(&stack);
+    let blocks: Vec<_> = (0..100).map(|_| list.alloc().unwrap()).collect();
+    assert_eq!(list.alloc(), Err(BaselineError::NoPages(100)));
+    blocks.into_iter().for_each(|block| list.free(block).unwrap());
+    drop(list);
+    let all: BTreeSet<_> = (0..100).map(|_| stack.alloc_shared().unwrap()).collect();
+    assert_eq!((all.len(), stack.alloc_shared()), (100, Err(BaselineError::NoPages(100))));
+}
+
+proptest! {
+    /// Runs of any order do not overlap, and when all are back the largest are whole again.
+    #[test]
+    fn runs_of_the_page_allocator_merge_again(
+        steps in prop::collection::vec((any::<bool>(), 0u8..=10, any::<usize>()), 1..300),
+    ) {
+        let buddy = Buddy::new(4096);
+        let mut out: Vec<(u64, u8)> = Vec::new();
+        for (alloc, order, pick) in steps {
+            if alloc || out.is_empty() {
+                let run = if order == 0 { buddy.alloc_page() } else { buddy.alloc_run(order) };
+                if let Ok(run) = run {
+                    prop_assert_eq!(run % (4096 << order), 0);
+                    let end = |(run, order): (u64, u8)| run + (4096 << order);
+                    for other in &out {
+                        prop_assert!(end((run, order)) <= other.0 || end(*other) <= run);
+                    }
+                    out.push((run, order));
+                }
+            } else {
+                match out.swap_remove(pick % out.len()) {
+                    (page, 0) => buddy.free_page(page),
+                    (run, order) => buddy.free_run(run, order),
+                }
+            }
+        }
+        out.into_iter().for_each(|(run, order)| buddy.free_run(run, order));
+        prop_assert_eq!(buddy.free_of(10), 4);
+    }
 }

@@ -157,7 +157,7 @@ impl MemoryAccount {
             line(out, "", format_args!("not locked: {why}"));
         }
         for refused in &self.refused {
-            let fix = refused.fix.as_ref().map(|fix| format!("; as root: {fix}")).unwrap_or_default();
+            let fix = refused.fix.as_ref().map(|fix| format!("; fix: {fix}")).unwrap_or_default();
             line(out, "", format_args!("refused: {}: {}{fix}", refused.source, refused.why));
         }
     }
@@ -210,12 +210,16 @@ impl DomainAccount {
             counted(self.table_pages, "table page")
         );
         line(out, "IOVA", iova);
+        let tables = match self.invalidations_of_tables {
+            0 => String::new(),
+            tables => format!(" ({} of them for table pages)", grouped(tables)),
+        };
         let whole = match self.invalidations_whole {
             0 => String::new(),
             whole => format!(", {} of them of everything", grouped(whole)),
         };
         let invalidations = format_args!(
-            "{} asked, {} merged, {} sent{whole}",
+            "{} asked{tables}, {} merged, {} sent{whole}",
             grouped(self.invalidations_asked),
             grouped(self.invalidations_merged),
             grouped(self.invalidations_sent)
@@ -261,7 +265,7 @@ mod tests {
             refused: vec![RefusedAccount {
                 source: "hugetlb-2m",
                 why: "8 free pages are needed".into(),
-                fix: Some("echo 8 > nr_hugepages".into()),
+                fix: Some("sudo sysctl vm.nr_hugepages=8".into()),
             }],
         };
         StackAccount {
@@ -281,6 +285,7 @@ mod tests {
                 backend: "soft",
                 maps: 20,
                 invalidations_asked: 20,
+                invalidations_of_tables: 3,
                 ..Default::default()
             },
         }
@@ -299,11 +304,11 @@ mod tests {
         stack().to_text(&mut text);
         for part in [
             "cost: more\n",
-            "refused: hugetlb-2m: 8 free pages are needed; as root: echo 8 > nr_hugepages",
+            "refused: hugetlb-2m: 8 free pages are needed; fix: sudo sysctl vm.nr_hugepages=8",
             "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
             "10 I/Os as 12 commands",
             "1.50 an I/O",
-            "20 asked, 0 merged, 0 sent\n",
+            "20 asked (3 of them for table pages), 0 merged, 0 sent\n",
             "domain soft, protect revoke",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");

@@ -18,7 +18,7 @@ Exit codes:
   0    all went well
   1    the run failed; one line on standard error says what happened and what to do
   2    the command line asks for something that is unknown or impossible
-  130  stopped by SIGINT or SIGTERM, after everything unfinished was taken back
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after everything unfinished was taken back
 "
     };
 }
@@ -43,8 +43,9 @@ pub(super) const COPY: &str = concat!(
     targets!(),
     "
 The destination is either whole or absent: it is written under a temporary name beside its own, flushed, and renamed
-when all of it is on the disk. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
-a whole block; with --force it replaces an image, it does not write into it. An image given with --via is written in
+when all of it is on the disk. Where even that can not be taken back (SIGKILL, a loss of power) the temporary file
+.pinfold-*.part stays, and can be removed. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
+whole blocks, one at least; with --force it replaces an image, it does not write into it. An image given with --via is written in
 place; if it holds anything, only with --force.
 ",
     exits!(),
@@ -86,6 +87,30 @@ a time. `pinfold copy --pools` prints the same of a copy.
 Examples:
   pinfold pools
   pinfold pools --protect static --json";
+
+pub(super) const BENCH: &str = "\
+The subjects of a case take turns in one process, so that the ratio between two of them holds where the machine's
+speed drifts; each figure is the median of the runs, with the least and the greatest beside it. In the table the
+last column is the ratio to the case's first subject. Without --json the published figures for the same work follow.
+Nothing else should run meanwhile. `linear` alone takes some 20 seconds: its free is quadratic.
+
+A line of --json:
+  {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",\"metric\":\"time\",\"unit\":\"ns/op\",
+   \"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
+metric: time, rate (per second), bytes, count, segments. A build with --features count-rmw counts the
+read-modify-writes to shared memory for each operation instead of taking times.
+
+Exit codes:
+  0    all was measured
+  1    a subject failed, or a picture could not be written; one line on standard error says why
+  2    the command line asks for something that is unknown or impossible
+SIGINT ends it at once: it leaves nothing behind.
+
+Examples:
+  pinfold bench
+  pinfold bench pool --quick
+  pinfold bench frame --json --runs 21 > frame.json
+  pinfold bench --plot pictures";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:

@@ -42,7 +42,7 @@ pub(crate) enum StagedError {
         error: Errno,
     },
     /// The system refused a step.
-    #[error("{name}: {step} failed: {error}")]
+    #[error("{name}: {step} failed: {error}{}", advice(*.error))]
     System {
         /// The destination.
         name: String,
@@ -51,6 +51,20 @@ pub(crate) enum StagedError {
         /// What the system said.
         error: Errno,
     },
+}
+
+/// What to do about it, to be put behind the error.
+fn advice(error: Errno) -> &'static str {
+    match error {
+        Errno::NOENT | Errno::NOTDIR => ": name a file in a folder that exists, or make the folder first",
+        Errno::ACCESS | Errno::PERM => ": name a file in a folder that you may write, or change its mode",
+        Errno::ROFS => ": the file system is read-only; name a place on another one",
+        Errno::FBIG => ": larger than a file may be here (`ulimit -f`, or the file system's limit)",
+        Errno::NAMETOOLONG => ": choose a shorter name",
+        Errno::MFILE | Errno::NFILE => ": raise the limit of open files (`ulimit -n`)",
+        Errno::IO => ": the device failed; `dmesg` says more",
+        _ => "",
+    }
 }
 
 /// How many names are tried before it is believed that none is free.
@@ -106,7 +120,7 @@ impl Staged {
         }
         match fs::fallocate(&self.file, fs::FallocateFlags::empty(), 0, bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
                 Err(StagedError::NoRoom { name: self.shown.clone(), bytes, error })
             }
             Err(error) => Err(self.system("reserving its space", error)),
@@ -333,6 +347,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
         let error = staged.reserve(1 << 60).unwrap_err();
-        assert!(matches!(error, StagedError::NoRoom { .. }), "{error}");
+        let too_large = matches!(error, StagedError::System { error: Errno::FBIG, .. });
+        assert!(too_large || matches!(error, StagedError::NoRoom { .. }), "{error}");
     }
 }

@@ -35,9 +35,9 @@ pub(crate) enum SpecError {
     /// Nothing follows the colon.
     #[error("{0:?} names nothing; write one of {KNOWN}")]
     Empty(String),
-    /// `soft:0`.
-    #[error("soft:0 has no blocks; the smallest controller is soft:4k")]
-    NoBlocks,
+    /// `soft:0`, `soft:3`.
+    #[error("soft:{0} has no blocks; the smallest controller is soft:512")]
+    NoBlocks(u64),
 }
 
 impl TargetSpec {
@@ -56,7 +56,7 @@ impl TargetSpec {
             (b"file" | b"soft", true) => Err(empty()),
             (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
             (b"soft", false) => match rest.to_str().map(ByteSize::from_str) {
-                Some(Ok(ByteSize(0))) => Err(SpecError::NoBlocks),
+                Some(Ok(ByteSize(bytes @ ..512))) => Err(SpecError::NoBlocks(bytes)),
                 Some(Ok(size)) => Ok(Self::SoftMemory(size)),
                 _ => Ok(Self::SoftImage(PathBuf::from(rest))),
             },
@@ -114,7 +114,9 @@ mod tests {
         assert_eq!(parse("soft:512M"), Ok(TargetSpec::SoftMemory(ByteSize(512 << 20))));
         assert_eq!(parse("soft:disk.img"), Ok(TargetSpec::SoftImage(PathBuf::from("disk.img"))));
         assert_eq!(parse("soft:./512M"), Ok(TargetSpec::SoftImage(PathBuf::from("./512M"))));
-        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks));
+        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks(0)));
+        assert_eq!(parse("soft:511"), Err(SpecError::NoBlocks(511)));
+        assert_eq!(parse("soft:512"), Ok(TargetSpec::SoftMemory(ByteSize(512))));
     }
 
     #[test]

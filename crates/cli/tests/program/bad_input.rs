@@ -18,6 +18,7 @@ fn numbers_beyond_their_limits_are_named_with_them() {
         ("--iodepth 0", &["--iodepth 0", "at least one"]),
         ("--iodepth 1000000000", &["--iodepth 1000000000", "soft:1M", "at most 1023"]),
         ("--iodepth 1024", &["at most 1023"]),
+        ("--iodepth 99999999999999999999", &["at most 1023"]),
         ("--bs 99999999999T", &["--bs", "64 bits"]),
         ("--bs 4q", &["--bs", "\"4q\" is not a size"]),
         ("--bs -1", &["--bs", "\"-1\" is not a size"]),
@@ -39,7 +40,7 @@ fn unknown_words_are_named_with_the_known() {
     let none: [&str; 0] = [];
     assert_eq!(pinfold(&none).code, Some(2));
     pinfold(&["frobnicate"]).failed(2, &["frobnicate"]);
-    for target in ["vfio:0000:01:00.0", "http://example.com", "soft:", "soft:0", ""] {
+    for target in ["vfio:0000:01:00.0", "http://example.com", "soft:", "soft:0", "soft:511", ""] {
         pinfold(&["copy", target, "out"]).failed(2, &["soft:"]);
     }
     pinfold(&["io", "soft:1M", "--rw", "sideways"]).failed(2, &["sideways", "randread"]);
@@ -87,7 +88,7 @@ fn a_destination_that_exists_stays_unless_forced() {
 fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", &bytes(4097)), folder.arg("out"));
-    for via in ["soft:4k", "soft:4607", "soft:100"] {
+    for via in ["soft:4k", "soft:4607", "soft:512"] {
         pinfold(&["copy", &source, &out, "--via", via]).failed(1, &["4608 are needed"]);
     }
     pinfold(&["copy", &source, &out, "--via", "soft:4608"]).ok();
@@ -125,7 +126,7 @@ fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> End
 #[test]
 fn a_signal_in_the_middle_leaves_nothing_behind() {
     let folder = Folder::new();
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         for options in [SLOW, &format!("{SLOW} --via soft:512M --protect strict")] {
             let ended = interfere(&folder, options, |pid| kill_process(pid, signal).unwrap());
             ended.failed(130, &["pinfold: interrupted"]);
@@ -190,6 +191,47 @@ fn a_full_disk_is_no_copy() {
     ended.failed(1, &["out", "8388608 bytes", "free some space"]);
     assert_eq!(left, 0);
     fits.ok();
+}
+
+#[test]
+fn a_file_larger_than_the_process_may_write_is_no_copy() {
+    let folder = Folder::new();
+    let (source, out) = (folder.file("in", &bytes(1 << 20)), folder.arg("out"));
+    // Blocks of 1024 bytes in bash, of 512 in other shells. The kernel ends a process that goes further, unless ...
+    let limited = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -f 100 && exec \"$@\"",
+            "sh",
+            env!("CARGO_BIN_EXE_pinfold"),
+            "copy",
+            &source,
+            &out,
+        ])
+        .output()
+        .unwrap();
+    let err = String::from_utf8(limited.stderr).unwrap();
+    assert_eq!(limited.status.code(), Some(1), "{err}");
+    assert!(err.contains("ulimit -f") && err.lines().count() == 1, "{err}");
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
+fn a_name_with_line_ends_is_said_on_one_line() {
+    let folder = Folder::new();
+    let source = folder.file("two\nlines \u{1b}[31m", b"x");
+    pinfold(&["copy", &source, &folder.arg("out")]).ok();
+    pinfold(&["copy", &folder.arg("out"), &source]).failed(1, &["two\\nlines \\u{1b}[31m exists"]);
+}
+
+#[test]
+fn where_nothing_can_be_written_what_to_do_is_said() {
+    let folder = Folder::new();
+    let source = folder.file("in", b"x");
+    pinfold(&["copy", &source, &folder.arg("no/out")]).failed(1, &["make the folder first"]);
+    pinfold(&["copy", &source, &folder.arg("in/out")]).failed(1, &["Not a directory", "name a file in"]);
+    pinfold(&["copy", &source, &folder.arg(&"n".repeat(300))]).failed(1, &["shorter name"]);
+    assert_eq!(folder.names(), ["in"]);
 }
 
 #[test]

@@ -138,7 +138,9 @@ fn to_an_image_and_back() {
     assert_eq!(std::fs::read(&image).unwrap().len(), 512);
     let empty = folder.file("empty", b"");
     pinfold(&words(&format!("copy {empty} soft:{image} --force"))).ok();
-    assert_eq!(std::fs::read(&image).unwrap().len(), 0);
+    // A controller has at least one block, or the image could not be opened again.
+    assert_eq!(std::fs::read(&image).unwrap(), [0; 512]);
+    pinfold(&words(&format!("copy soft:{image} {out} --force"))).ok();
     assert_eq!(folder.names(), ["disk.img", "empty", "in", "out", "tiny"]);
 }
 

@@ -5,6 +5,8 @@ mod around;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod copy;

@@ -1,7 +1,8 @@
 //! The depot: rows with free blocks that no owner keeps. They are exchanged many at a time, under a lock.
 
+use super::list::List;
 use super::owner::{Owner, Tally};
-use super::row::{FIRST_OWNER, List, RowRef};
+use super::row::{FIRST_OWNER, RowRef};
 use crate::sync::Mutex;
 use alloc::vec::Vec;
 

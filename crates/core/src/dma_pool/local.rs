@@ -81,6 +81,46 @@ impl<'p, S: ChunkSource> Local<'p, S> {
         self.pool.free(&mut self.owner, block)
     }
 
+    /// A block of which nobody keeps a record that it is out: to measure what the checks cost, and for nothing else.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    ///
+    /// # Safety
+    /// The pool is not in debug mode. The block is freed by [`free_raw_unchecked`](Self::free_raw_unchecked) of this
+    /// same `Local`, before the pool is shrunk or dropped.
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn alloc_raw_unchecked(&mut self) -> Result<RawBlock, AllocError> {
+        loop {
+            if let Some(offset) = self.owner.pop_unmarked() {
+                return Ok(self.pool.block_at(offset));
+            }
+            self.pool.stock(&mut self.owner)?;
+        }
+    }
+
+    /// Takes back what [`alloc_raw_unchecked`](Self::alloc_raw_unchecked) gave, without a look at it.
+    ///
+    /// # Safety
+    /// This `Local` gave the block by that call, and it was not freed since.
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn free_raw_unchecked(&mut self, block: RawBlock) {
+        // SAFETY: the caller's.
+        unsafe { self.pool.free_unchecked(&mut self.owner, block) };
+    }
+
+    /// The owner's number, by which debug mode reports it. That of an owner that is gone is given out again.
+    pub fn number(&self) -> u32 {
+        self.owner.id
+    }
+
+    /// What debug mode's reports call this owner.
+    pub fn set_tag(&mut self, tag: &'static str) {
+        self.owner.tag = tag;
+    }
+
     /// Fills the empty slots with raw blocks; returns how many slots are full afterwards. Fewer than all where there
     /// are no more.
     #[inline]
@@ -100,6 +140,16 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     #[inline]
     pub fn free_bulk(&mut self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         self.pool.free_bulk(&mut self.owner, blocks)
+    }
+
+    /// Takes back the blocks in the slots, which are empty afterwards: the way back for [`fill`](Self::fill).
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it; it and those after it stay
+    /// in their slots.
+    #[inline]
+    pub fn free_slots(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
+        self.pool.free_slots(&mut self.owner, slots)
     }
 }
 

@@ -7,6 +7,7 @@
 use super::depot::Depot;
 use super::directory::Chunk;
 use super::geometry::Geometry;
+use super::house::House;
 use super::owner::{Owner, split};
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
@@ -240,5 +241,20 @@ fn a_free_against_the_depot() {
         pool.depot.dismiss(&mut c);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// What the pool's own owner is locked by lets one in at a time, and shows it what the one before did.
+#[test]
+fn the_house_has_one_at_a_time() {
+    check(|| {
+        let house = Arc::new(House::new(0));
+        let other = {
+            let house = house.clone();
+            thread::spawn(move || *house.lock() += 1)
+        };
+        *house.lock() += 1;
+        other.join().unwrap();
+        assert_eq!(*house.lock(), 2);
     });
 }

@@ -4,8 +4,12 @@
 //! the owner's own rows; when those are none or too many, rows are exchanged with the depot, sixteen at a time.
 //! A block in the magazine always belongs to a row that this owner keeps.
 
-use super::geometry::{Divider, Geometry};
-use super::row::{FIRST_OWNER, List, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef, Slot};
+mod quick;
+
+use super::geometry::Geometry;
+use super::list::List;
+use super::recent::Recent;
+use super::row::{FIRST_OWNER, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef, Slot};
 use crate::magazine::Magazine;
 
 /// How many blocks are exchanged between the magazine and the rows at a time.
@@ -21,19 +25,6 @@ struct Held {
     slot: Slot,
     /// How many bytes after the start of the span.
     offset: u64,
-}
-
-/// The row of the block that was freed or drawn last: the next one to be freed is often of the same row, and is then
-/// found without the directory. This owner keeps it, or it has no blocks.
-#[derive(Clone, Copy, Default, Debug)]
-struct Recent {
-    /// Where its first block is, in bytes after the start of the span.
-    offset: u64,
-    /// How many blocks it has; 0 where there is none, or where they do not lie evenly.
-    blocks: u64,
-    size: u64,
-    by_size: Divider,
-    row: RowRef,
 }
 
 /// See the module.
@@ -58,6 +49,10 @@ pub(super) struct Owner {
     peak: i64,
     /// How many second frees were found when posts were collected.
     late: u64,
+    /// Debug mode: one block at a time, straight from its row and back to it, and never by the quick paths.
+    watched: bool,
+    /// What the caller calls this owner, for reports of debug mode.
+    pub(super) tag: &'static str,
 }
 
 /// What an owner tells the pool when it meets the depot.
@@ -85,7 +80,14 @@ impl Owner {
             counted: 0,
             peak: 0,
             late: 0,
+            watched: false,
+            tag: "",
         }
+    }
+
+    /// The same in debug mode.
+    pub(super) fn watched(self) -> Self {
+        Self { watched: true, ..self }
     }
 
     /// Whether this is the pool's own owner, which was enrolled first.
@@ -93,51 +95,20 @@ impl Owner {
         self.id == FIRST_OWNER
     }
 
-    /// A free block's offset in the span, now handed out; `None` where the magazine is empty.
-    #[inline(always)]
-    pub(super) fn pop(&mut self) -> Option<u64> {
-        let held = self.magazine.pop()?;
-        self.low = self.low.min(self.magazine.len());
-        held.slot.row().hand_out(held.slot.bit());
-        Some(held.offset)
-    }
-
-    /// Takes back the block at `offset` if it is one of the recent row's, in use, and there is room for it.
-    ///
-    /// `false` says nothing about the block: it has to be looked up.
-    #[inline(always)]
-    pub(super) fn push_recent(&mut self, offset: u64) -> bool {
-        let Recent { offset: start, blocks, size, by_size, row } = self.recent;
-        let within = offset.wrapping_sub(start);
-        let index = by_size.quotient(within);
-        // Whatever the quotient of something too large is: this proves it right.
-        if index >= blocks || index * size != within {
-            return false;
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
-        let slot = Slot::new(row, index as u32);
-        if !row.is_live(slot.bit()) || self.magazine.push(Held { slot, offset }).is_err() {
-            return false;
-        }
-        // No second look: what was posted in between is found when it is collected (see `row`).
-        row.set_free(slot.bit());
-        true
+    /// Takes back a block that was found, without a look at whether it is in use. The magazine must have room.
+    pub(super) fn push_unchecked(&mut self, geometry: &Geometry, row: RowRef, bit: u32, offset: u64) -> bool {
+        row.hand_out(bit);
+        self.free(geometry, row, bit, offset)
     }
 
     /// Remembers a row that this owner keeps as the recent one.
     fn remember(&mut self, geometry: &Geometry, row: RowRef) {
-        self.recent = Recent {
-            offset: row.chunk() + geometry.offset_of(row.first_index()),
-            blocks: if geometry.is_even() { row.blocks() } else { 0 },
-            size: geometry.size(),
-            by_size: geometry.by_size(),
-            row,
-        };
+        self.recent = if self.watched { Recent::default() } else { Recent::new(geometry, row) };
     }
 
     /// Forgets it, because rows are going to be let go.
     pub(super) fn forget(&mut self) {
-        self.recent.blocks = 0;
+        self.recent.forget();
     }
 
     /// Frees a block that was found: as the keeper of its row, or by a post to whoever is. `false` where it is not in
@@ -164,6 +135,11 @@ impl Owner {
         freed
     }
 
+    /// The block that is handed out next, if it is in the magazine.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.magazine.as_slice().last().map(|held| held.offset)
+    }
+
     /// Whether the magazine can not take another block until it is [flushed](Self::flush).
     pub(super) fn is_full(&self) -> bool {
         self.magazine.room() == 0
@@ -172,6 +148,9 @@ impl Owner {
     /// Frees a block of a row that another keeps.
     fn post(&mut self, row: RowRef, bit: u32) -> bool {
         let Some(posted) = row.post(bit) else { return false };
+        // The most that were in use must be taken before fewer are.
+        self.note_peak();
+        self.low = self.magazine.len();
         if posted.late {
             self.late += 1;
         } else {
@@ -208,30 +187,65 @@ impl Owner {
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
         self.note_peak();
         self.let_go();
-        while self.magazine.len() < HALF / 2 {
-            let Some(row) = self.open.pop_front().or_else(|| self.whole.pop_front()) else { break };
-            self.collect(row);
-            self.draw(geometry, row);
-            self.spent.push_front(row);
+        let enough = if self.watched { 1 } else { HALF / 2 };
+        while self.magazine.len() < enough {
+            let Some((row, avail)) = self.take(if self.watched { 1 } else { ROW }) else { break };
+            self.draw(geometry, row, avail);
         }
         self.low = self.magazine.len();
         self.low != 0
     }
 
-    /// Moves all that a row has into the magazine, the first on top. There is room: less than a quarter was full.
-    fn draw(&mut self, geometry: &Geometry, row: RowRef) {
-        let mut avail = row.avail();
-        row.set_avail(0);
-        let drawn = avail.count_ones();
-        while avail != 0 {
-            let bit = avail.ilog2();
-            avail &= !(1 << bit);
-            let offset = row.chunk() + geometry.offset_of(row.first_index() + u64::from(bit));
-            let pushed = self.magazine.push(Held { slot: Slot::new(row, bit), offset });
+    /// Takes the lowest `most` of the blocks that the next row has; which ones.
+    fn take(&mut self, most: usize) -> Option<(RowRef, u64)> {
+        let row = self.open.pop_front().or_else(|| self.whole.pop_front())?;
+        self.collect(row);
+        let avail = row.avail();
+        let left = all_but_lowest(avail, most);
+        row.set_avail(left);
+        if left == 0 {
+            self.spent.push_front(row)
+        } else {
+            self.open.push_front(row)
+        }
+        self.drawn += i64::from((avail & !left).count_ones());
+        Some((row, avail & !left))
+    }
+
+    /// Moves blocks that were taken from a row into the magazine, the first on top. There is room: less than a quarter
+    /// was full.
+    fn draw(&mut self, geometry: &Geometry, row: RowRef, mut taken: u64) {
+        let offset_of = geometry.offsets_from(row.chunk(), row.first_index());
+        while taken != 0 {
+            let bit = taken.ilog2();
+            taken &= !(1 << bit);
+            let pushed = self.magazine.push(Held { slot: Slot::new(row, bit), offset: offset_of(bit) });
             debug_assert!(pushed.is_ok(), "a row fits in half a magazine");
         }
-        self.drawn += i64::from(drawn);
         self.remember(geometry, row);
+    }
+
+    /// Hands out blocks of one of the owner's rows, at most `most`, past the magazine, which must be empty. Returns how
+    /// many: 0 where the rows have nothing.
+    pub(super) fn draw_through(
+        &mut self,
+        geometry: &Geometry,
+        most: usize,
+        mut give: impl FnMut(u64),
+    ) -> usize {
+        self.let_go();
+        let Some((row, mut taken)) = self.take(most) else { return 0 };
+        let offset_of = geometry.offsets_from(row.chunk(), row.first_index());
+        let drawn = taken.count_ones() as usize;
+        while taken != 0 {
+            let bit = taken.trailing_zeros();
+            taken &= taken - 1;
+            row.hand_out(bit);
+            give(offset_of(bit));
+        }
+        self.low = 0;
+        self.remember(geometry, row);
+        drawn
     }
 
     /// Lets go of rows that have nothing left. The magazine is empty, so all their blocks are out.
@@ -245,7 +259,7 @@ impl Owner {
         }
     }
 
-    /// Puts half of the full magazine back into the rows.
+    /// Puts half of the full magazine back into the rows (in debug mode, all that is in it).
     pub(super) fn flush(&mut self) {
         self.note_peak();
         self.put_back(HALF);
@@ -312,6 +326,17 @@ impl Owner {
 
 fn count(blocks: usize) -> i64 {
     i64::try_from(blocks).unwrap_or(i64::MAX)
+}
+
+/// The set bits of a word but for the lowest `most`. Time proportional to the fewer of the two.
+fn all_but_lowest(mut word: u64, most: usize) -> u64 {
+    if most >= word.count_ones() as usize {
+        return 0;
+    }
+    for _ in 0..most {
+        word &= word.wrapping_sub(1);
+    }
+    word
 }
 
 /// A row and a bit of it for block `index` of a chunk.

@@ -53,8 +53,8 @@ pub(super) struct Row {
     /// Bit set: the block's free was posted. Set by anybody, cleared by the keeper.
     posted: AtomicU64,
     /// Links of the list that the row stands in. Written by the keeper.
-    next: AtomicPtr<Row>,
-    prev: AtomicPtr<Row>,
+    pub(super) next: AtomicPtr<Row>,
+    pub(super) prev: AtomicPtr<Row>,
     owner: AtomicU32,
     /// Which row of its chunk this is.
     number: u32,
@@ -296,6 +296,16 @@ impl RowRef {
     pub(super) unsafe fn new(row: &Row) -> Self {
         Self(NonNull::from(row))
     }
+
+    /// The row as a link of a [`List`](super::list::List).
+    pub(super) fn link(row: Option<Self>) -> *mut Row {
+        row.map_or(core::ptr::null_mut(), |row| row.0.as_ptr())
+    }
+
+    /// The row that a link leads to: links are only ever made by [`link`](Self::link), from a `RowRef`.
+    pub(super) fn follow(at: &AtomicPtr<Row>) -> Option<Self> {
+        NonNull::new(at.load(Ordering::Relaxed)).map(Self)
+    }
 }
 
 impl Default for RowRef {
@@ -344,70 +354,5 @@ impl Slot {
 impl Default for Slot {
     fn default() -> Self {
         Self::new(RowRef::default(), 0)
-    }
-}
-
-/// A list of rows, linked through the rows. All operations take constant time and allocate nothing.
-#[derive(Default, Debug)]
-pub(super) struct List {
-    head: Option<RowRef>,
-    tail: Option<RowRef>,
-    len: usize,
-}
-
-fn link(row: Option<RowRef>) -> *mut Row {
-    row.map_or(core::ptr::null_mut(), |row| row.0.as_ptr())
-}
-
-/// The row that a link leads to: links are only ever made by `link`, from a `RowRef`.
-fn follow(at: &AtomicPtr<Row>) -> Option<RowRef> {
-    NonNull::new(at.load(Ordering::Relaxed)).map(RowRef)
-}
-
-impl List {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(super) fn push_front(&mut self, row: RowRef) {
-        row.prev.store(core::ptr::null_mut(), Ordering::Relaxed);
-        row.next.store(link(self.head), Ordering::Relaxed);
-        match self.head {
-            Some(head) => head.prev.store(link(Some(row)), Ordering::Relaxed),
-            None => self.tail = Some(row),
-        }
-        self.head = Some(row);
-        self.len += 1;
-    }
-
-    pub(super) fn push_back(&mut self, row: RowRef) {
-        row.next.store(core::ptr::null_mut(), Ordering::Relaxed);
-        row.prev.store(link(self.tail), Ordering::Relaxed);
-        match self.tail {
-            Some(tail) => tail.next.store(link(Some(row)), Ordering::Relaxed),
-            None => self.head = Some(row),
-        }
-        self.tail = Some(row);
-        self.len += 1;
-    }
-
-    pub(super) fn pop_front(&mut self) -> Option<RowRef> {
-        let row = self.head?;
-        self.remove(row);
-        Some(row)
-    }
-
-    /// Takes out a row that stands in this list.
-    pub(super) fn remove(&mut self, row: RowRef) {
-        let (prev, next) = (follow(&row.prev), follow(&row.next));
-        match prev {
-            Some(prev) => prev.next.store(link(next), Ordering::Relaxed),
-            None => self.head = next,
-        }
-        match next {
-            Some(next) => next.prev.store(link(prev), Ordering::Relaxed),
-            None => self.tail = prev,
-        }
-        self.len -= 1;
     }
 }

@@ -3,14 +3,17 @@
 use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
 use super::geometry::{Geometry, bytes_of};
-use super::owner::{Owner, split};
+use super::house::{Guard, House};
+use super::owner::Owner;
 use super::row::RowRef;
-use super::{AllocError, BulkFreeError, ChunkSource, CreateError, FreeError, PoolStats, RawBlock};
+use super::watch::{OwnerTag, Watch};
+use super::{AllocError, ChunkSource, CreateError, FreeError, RawBlock};
 use crate::addr::Iova;
+use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::{CachePadded, Mutex};
+use alloc::boxed::Box;
 use alloc::string::String;
-use core::ops::DerefMut;
 
 /// The largest span: more than 32 bits can number the frames of.
 const LARGEST_SPAN: u64 = 1 << 48;
@@ -18,25 +21,54 @@ const LARGEST_SPAN: u64 = 1 << 48;
 /// The inside of a pool. The locks are taken in the order house, chunks, depot.
 pub(super) struct Shared<S: ChunkSource> {
     /// The source's whole span, of which only blocks of acquired chunks are reached.
-    memory: DmaMemory<'static>,
-    iova: Iova,
-    geometry: Geometry,
-    directory: Directory,
+    pub(super) memory: DmaMemory<'static>,
+    pub(super) iova: Iova,
+    pub(super) geometry: Geometry,
+    pub(super) directory: Directory,
     /// The owner of calls that are made without a `Local`.
-    house: CachePadded<Mutex<Owner>>,
-    depot: CachePadded<Depot>,
+    house: CachePadded<House<Owner>>,
+    pub(super) depot: CachePadded<Depot>,
     /// The growth lock.
-    chunks: Mutex<Chunks>,
+    pub(super) chunks: Mutex<Chunks>,
     source: S,
-    name: String,
+    pub(super) name: String,
+    /// Debug mode. No quick path looks here: an owner in debug mode never has anything that they could take.
+    pub(super) watch: Option<Box<Watch>>,
 }
 
 /// A block that was found: its row, its bit there, and its offset in the span.
-struct Found<'a> {
-    chunk: &'a Chunk,
-    row: RowRef,
-    bit: u32,
-    offset: u64,
+pub(super) struct Found<'a> {
+    pub(super) chunk: &'a Chunk,
+    pub(super) row: RowRef,
+    pub(super) bit: u32,
+    pub(super) offset: u64,
+}
+
+/// Where a pool's span is, for the processor and for the device.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'m> {
+    memory: DmaMemory<'m>,
+    iova: Iova,
+}
+
+impl Place<'_> {
+    /// The block at an offset that the pool's own account gave.
+    #[inline(always)]
+    pub(super) fn block_at(&self, offset: u64) -> RawBlock {
+        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
+        let bytes = offset as usize;
+        // SAFETY: `offset` is of a block in a chunk, which lies inside the source's memory, one allocation
+        // (contract of `DmaMemory::from_raw`, checked against the span in `acquire`).
+        let ptr = unsafe { self.memory.as_ptr().add(bytes) };
+        RawBlock { ptr, iova: Iova::new(self.iova.raw().wrapping_add(offset)) }
+    }
+
+    /// Where in the span the block is, if its two addresses agree.
+    #[inline(always)]
+    pub(super) fn offset_of(&self, block: RawBlock) -> Option<u64> {
+        let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr()) as u64;
+        (block.iova.raw().wrapping_sub(self.iova.raw()) == offset).then_some(offset)
+    }
 }
 
 impl<S: ChunkSource> Shared<S> {
@@ -46,6 +78,7 @@ impl<S: ChunkSource> Shared<S> {
         size: usize,
         align: usize,
         boundary: usize,
+        watch: Option<Box<Watch>>,
     ) -> Result<Self, CreateError> {
         let (base, iova) = (source.span(), source.iova());
         // SAFETY: the source, which `self` owns, keeps its runs valid and gives them to nobody else (contract of
@@ -57,16 +90,19 @@ impl<S: ChunkSource> Shared<S> {
         }
         let geometry = Geometry::new(size, align, boundary, memory.addr(), iova)?;
         let depot = Depot::new();
+        let house = depot.enrol();
+        let house = if watch.is_some() { house.watched() } else { house };
         Ok(Self {
             memory,
             iova,
             geometry,
             directory: Directory::new(span),
-            house: CachePadded(Mutex::new(depot.enrol())),
+            house: CachePadded(House::new(house)),
             depot: CachePadded(depot),
             chunks: Mutex::new(Chunks::default()),
             source,
             name: name.into(),
+            watch,
         })
     }
 
@@ -83,12 +119,14 @@ impl<S: ChunkSource> Shared<S> {
         usize::try_from(self.geometry.size()).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn house(&self) -> impl DerefMut<Target = Owner> + '_ {
+    #[inline(always)]
+    pub(super) fn house(&self) -> Guard<'_, Owner> {
         self.house.lock()
     }
 
     pub(super) fn enrol(&self) -> Owner {
-        self.depot.enrol()
+        let owner = self.depot.enrol();
+        if self.watch.is_some() { owner.watched() } else { owner }
     }
 
     pub(super) fn dismiss(&self, owner: &mut Owner) {
@@ -97,32 +135,46 @@ impl<S: ChunkSource> Shared<S> {
 
     #[inline(always)]
     pub(super) fn alloc(&self, owner: &mut Owner) -> Result<RawBlock, AllocError> {
-        match owner.pop() {
-            Some(offset) => Ok(self.block_at(offset)),
-            None => self.alloc_slow(owner),
-        }
-    }
-
-    #[cold]
-    fn alloc_slow(&self, owner: &mut Owner) -> Result<RawBlock, AllocError> {
         loop {
             if let Some(offset) = owner.pop() {
                 return Ok(self.block_at(offset));
             }
-            if !owner.refill(&self.geometry) && !self.depot.lend(owner) {
-                self.grow(owner).or_else(|error| self.ask_house(owner).ok_or(error))?;
-            }
+            // What comes back says only whether: so the block stays in registers.
+            self.stock(owner)?;
         }
     }
 
+    /// Brings at least one block into the owner's empty magazine (in debug mode one, looked at and filled).
+    #[cold]
+    #[inline(never)]
+    pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
+        while !owner.refill(&self.geometry) {
+            self.bring_rows(owner)?;
+        }
+        if let (Some(watch), Some(offset)) = (&self.watch, owner.next()) {
+            let block = self.block_at(offset);
+            watch.book().hand_out(offset, block, self.memory_of(block), tag_of(owner));
+        }
+        Ok(())
+    }
+
+    /// Brings rows to an owner that has nothing to draw.
+    fn bring_rows(&self, owner: &mut Owner) -> Result<(), AllocError> {
+        if self.depot.lend(owner) {
+            return Ok(());
+        }
+        self.grow(owner).or_else(|error| self.ask_house(owner).ok_or(error))
+    }
+
+    /// Where the span is. Taken once for many blocks, it stays in registers.
     #[inline(always)]
-    fn block_at(&self, offset: u64) -> RawBlock {
-        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
-        let bytes = offset as usize;
-        // SAFETY: `offset` is of a block in a chunk, which lies inside the source's memory, one allocation
-        // (contract of `DmaMemory::from_raw`, checked against the span in `acquire`).
-        let ptr = unsafe { self.memory.as_ptr().add(bytes) };
-        RawBlock { ptr, iova: Iova::new(self.iova.raw().wrapping_add(offset)) }
+    pub(super) fn place(&self) -> Place<'_> {
+        Place { memory: self.memory, iova: self.iova }
+    }
+
+    #[inline(always)]
+    pub(super) fn block_at(&self, offset: u64) -> RawBlock {
+        self.place().block_at(offset)
     }
 
     /// Gets a chunk for the pool and rows for the owner, unless others brought some meanwhile.
@@ -162,116 +214,15 @@ impl<S: ChunkSource> Shared<S> {
             unsafe { self.source.release(frame, order) };
             return Err(AllocError::Misplaced { frame, order });
         }
+        if let (Some(watch), Some(memory)) = (&self.watch, self.run(frame, order)) {
+            watch.book().enter(frame.offset(), memory);
+        }
         Ok(chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order)))
     }
 
-    #[inline(always)]
-    pub(super) fn free(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr()) as u64;
-        let agrees = block.iova.raw().wrapping_sub(self.iova.raw()) == offset;
-        if agrees && owner.push_recent(offset) { Ok(()) } else { self.free_found(owner, block) }
-    }
-
-    /// Frees a block that is not of the owner's recent row, or that cannot be freed.
-    #[inline(never)]
-    fn free_found(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let Found { chunk, row, bit, offset } = self.find(block)?;
-        if owner.is_full() {
-            self.make_room(owner);
-        }
-        if owner.free(&self.geometry, row, bit, offset) { Ok(()) } else { Err(self.not_live(chunk, block)) }
-    }
-
-    #[cold]
-    fn make_room(&self, owner: &mut Owner) {
-        owner.flush();
-        if owner.surplus() > 0 {
-            self.depot.take_surplus(owner);
-        }
-    }
-
-    /// Finds a block by its address: a range check, the directory, a multiplication and a shift.
-    #[inline(always)]
-    fn find(&self, block: RawBlock) -> Result<Found<'_>, FreeError> {
-        let addr = block.ptr.as_ptr().addr();
-        let offset = addr.wrapping_sub(self.memory.addr()) as u64;
-        let Some(chunk) = (offset < self.memory.len() as u64).then(|| self.directory.find(offset)).flatten()
-        else {
-            return Err(self.foreign(block));
-        };
-        let index = self.geometry.index_of(offset - chunk.offset());
-        let Some(index) = index.filter(|&index| index < u64::from(chunk.blocks)) else {
-            return Err(self.misaligned(chunk, block));
-        };
-        if block.iova.raw().wrapping_sub(self.iova.raw()) != offset {
-            return Err(self.wrong_iova(block));
-        }
-        let (number, bit) = split(index);
-        match chunk.row(number) {
-            Some(row) => Ok(Found { chunk, row, bit, offset }),
-            None => Err(self.misaligned(chunk, block)),
-        }
-    }
-
-    #[cold]
-    fn foreign(&self, block: RawBlock) -> FreeError {
-        let start = self.memory.addr();
-        FreeError::Foreign { addr: block.ptr.as_ptr().addr(), start, end: start + self.memory.len() }
-    }
-
-    #[cold]
-    fn misaligned(&self, chunk: &Chunk, block: RawBlock) -> FreeError {
-        let at = self.block_at(chunk.offset()).ptr.as_ptr().addr();
-        let addr = block.ptr.as_ptr().addr();
-        FreeError::Misaligned { addr, chunk: at, blocks: chunk.blocks, size: self.geometry.size() }
-    }
-
-    #[cold]
-    fn wrong_iova(&self, block: RawBlock) -> FreeError {
-        let addr = block.ptr.as_ptr().addr();
-        let offset = addr.wrapping_sub(self.memory.addr()) as u64;
-        let expected = Iova::new(self.iova.raw().wrapping_add(offset));
-        FreeError::WrongIova { addr, iova: block.iova, expected }
-    }
-
-    #[cold]
-    fn not_live(&self, chunk: &Chunk, block: RawBlock) -> FreeError {
-        // Given back between our look into the directory and now.
-        if !chunk.is_present() {
-            return self.foreign(block);
-        }
-        FreeError::DoubleFree { addr: block.ptr.as_ptr().addr() }
-    }
-
-    #[inline]
-    pub(super) fn fill(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
-        let mut full = 0;
-        for slot in slots {
-            if slot.is_none() {
-                *slot = self.alloc(owner).ok();
-            }
-            full += usize::from(slot.is_some());
-        }
-        full
-    }
-
-    pub(super) fn fill_zeroed(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
-        let mut full = 0;
-        for slot in slots {
-            if slot.is_none() {
-                *slot = self.alloc(owner).ok().inspect(|&block| self.zero(block));
-            }
-            full += usize::from(slot.is_some());
-        }
-        full
-    }
-
-    #[inline]
-    pub(super) fn free_bulk(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
-        for (freed, &block) in blocks.iter().enumerate() {
-            self.free(owner, block).map_err(|error| BulkFreeError { freed, error })?;
-        }
-        Ok(())
+    fn run(&self, frame: Frame, order: Order) -> Option<DmaMemory<'_>> {
+        let offset = usize::try_from(frame.offset()).ok()?;
+        self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
     }
 
     /// The memory of a block that is known to be one.
@@ -300,59 +251,6 @@ impl<S: ChunkSource> Shared<S> {
         // and the public `shrink` excludes borrows of blocks' memory.
         chunks.leave(&self.directory, whole, |frame, order| unsafe { self.source.release(frame, order) })
     }
-
-    /// How many blocks are handed out, and one of them.
-    pub(super) fn live(&self) -> (u64, Option<RawBlock>) {
-        let (mut live, mut first) = (0, None);
-        for chunk in self.chunks.lock().iter() {
-            for row in chunk.rows() {
-                let census = row.census();
-                live += census.live;
-                if let (None, Some(bit)) = (first, census.first_live) {
-                    let index = row.first_index() + u64::from(bit);
-                    first = Some(self.block_at(chunk.offset() + self.geometry.offset_of(index)));
-                }
-            }
-        }
-        (live, first)
-    }
-
-    pub(super) fn stats(&self) -> PoolStats {
-        let mut stats = PoolStats {
-            name: self.name.clone(),
-            block_bytes: self.geometry.size(),
-            in_use: 0,
-            high_water: 0,
-            blocks: 0,
-            in_magazines: 0,
-            in_rows: 0,
-            in_depot: 0,
-            chunks: 0,
-            free_chunks: 0,
-            bytes: 0,
-            late_double_frees: 0,
-        };
-        self.depot.take_tally(&mut self.house());
-        for chunk in self.chunks.lock().iter() {
-            let mut free = true;
-            for row in chunk.rows() {
-                let census = row.census();
-                stats.in_use += census.live;
-                stats.in_magazines += census.in_magazines;
-                stats.late_double_frees += census.late;
-                *(if census.in_depot { &mut stats.in_depot } else { &mut stats.in_rows }) += census.in_row;
-                free &= row.is_whole_in_depot();
-            }
-            stats.blocks += u64::from(chunk.blocks);
-            stats.chunks += 1;
-            stats.free_chunks += u64::from(free);
-            stats.bytes += bytes_of(chunk.order);
-        }
-        let (high_water, late) = self.depot.counts(stats.in_use);
-        stats.high_water = high_water;
-        stats.late_double_frees += late;
-        stats
-    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -371,4 +269,9 @@ impl<S: ChunkSource> Drop for Shared<S> {
         // SAFETY: as in `shrink`; the pool itself goes.
         chunks.leave(&self.directory, idle, |frame, order| unsafe { self.source.release(frame, order) });
     }
+}
+
+/// Who an owner is, for debug mode's book.
+pub(super) fn tag_of(owner: &Owner) -> OwnerTag {
+    OwnerTag { number: owner.id, tag: owner.tag }
 }

@@ -1,7 +1,13 @@
+//! Ordinary use; the parts have a theme each.
+
+mod debug;
+mod faults;
+mod model;
+mod stress;
+
 use super::*;
 use crate::frame::FrameError;
 use crate::sync::Mutex;
-use proptest::prelude::*;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +21,8 @@ struct Heap {
     taken: Mutex<Vec<bool>>,
     /// How many more acquisitions succeed.
     left: AtomicUsize,
+    /// Which acquisition from now on fails, alone; 0: none.
+    fail_at: AtomicUsize,
     acquired: AtomicUsize,
     released: AtomicUsize,
 }
@@ -31,12 +39,28 @@ impl Heap {
         let base = NonNull::new(unsafe { std::alloc::alloc(layout) }).unwrap();
         let taken = Mutex::new(vec![false; bytes / 4096]);
         let zero = || AtomicUsize::new(0);
-        Self { base, layout, taken, left: AtomicUsize::new(usize::MAX), acquired: zero(), released: zero() }
+        let left = AtomicUsize::new(usize::MAX);
+        Self { base, layout, taken, left, fail_at: zero(), acquired: zero(), released: zero() }
     }
 
     fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: owned, and the tests reach it only through `DmaMemory`.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    }
+
+    /// The acquisition that comes `n`-th from now fails, and no other.
+    fn fail_at(&self, n: usize) {
+        self.fail_at.store(n, Ordering::Relaxed);
+    }
+
+    fn exhausted(&self, order: Order) -> SourceError {
+        let frames = u32::try_from(self.layout.size() / 4096).unwrap();
+        FrameError::Exhausted { order, frames }.into()
+    }
+
+    /// The same memory from its second page on.
+    fn crooked(&self) -> Crooked<'_> {
+        Crooked(self)
     }
 
     fn fail_after(self, acquisitions: usize) -> Self {
@@ -63,7 +87,12 @@ unsafe impl ChunkSource for &Heap {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let mut taken = self.taken.lock();
         let frames = order.frames() as usize;
-        let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
+        let failed = self.exhausted(order);
+        let fail_at = self.fail_at.load(Ordering::Relaxed);
+        self.fail_at.store(fail_at.saturating_sub(1), Ordering::Relaxed);
+        if fail_at == 1 {
+            return Err(failed);
+        }
         let left = self.left.load(Ordering::Relaxed);
         let free = taken.chunks_exact(frames).position(|run| !run.contains(&true)).filter(|_| left > 0);
         let first = free.ok_or(failed)? * frames;
@@ -79,6 +108,32 @@ unsafe impl ChunkSource for &Heap {
         assert!(!run.contains(&false), "given back what was not taken");
         run.fill(false);
         self.released.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A heap without its first page, so that it is aligned to one page and no more.
+struct Crooked<'h>(&'h Heap);
+
+// SAFETY: runs of one page of the heap, each given once until it is released; larger ones never.
+unsafe impl ChunkSource for &Crooked<'_> {
+    fn span(&self) -> NonNull<[u8]> {
+        let base = NonNull::new(self.0.base.as_ptr().wrapping_add(4096)).unwrap();
+        NonNull::slice_from_raw_parts(base, self.0.layout.size() - 4096)
+    }
+    fn iova(&self) -> Iova {
+        Iova::new(IOVA + 4096)
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        assert_eq!(order, Order::PAGE);
+        let mut frame = (&self.0).acquire(order)?;
+        if frame.index() == 0 {
+            frame = (&self.0).acquire(order)?;
+        }
+        Ok(Frame::new(frame.index() - 1).unwrap())
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller's.
+        unsafe { (&self.0).release(Frame::new(frame.index() + 1).unwrap(), order) };
     }
 }
 
@@ -135,6 +190,57 @@ fn the_workload_that_began_it() {
 }
 
 #[test]
+fn the_wide_table_has_a_column_for_each_number() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 192);
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..30).map(|_| local.alloc_raw().unwrap()).collect();
+    local.free_bulk(&blocks[..10]).unwrap();
+    assert!(pool.report().in_magazines > 0);
+    // Now it tells of its part.
+    drop(local);
+    let stats = pool.report();
+    let wide = stats.wide().to_string();
+    let (header, line) = wide.trim_end().split_once('\n').unwrap();
+    assert_eq!(header, WIDE_HEADER);
+    assert_eq!(header.len(), line.len(), "{wide}");
+    let columns: Vec<_> = line.split_whitespace().collect();
+    assert_eq!(columns.len(), header.split_whitespace().count());
+    let PoolStats { in_magazines, in_rows, in_depot, .. } = stats;
+    assert_eq!(in_magazines + in_rows + in_depot, stats.blocks - 20);
+    let numbers = [192, 20, 30, stats.blocks, in_magazines, in_rows, in_depot, 2, 0, 8192, 0, 0];
+    assert_eq!(columns[1..], numbers.map(|number: u64| number.to_string()));
+}
+
+#[test]
+fn a_block_that_was_not_checked_out_is_not_checked_in() {
+    let heap = Heap::new(2 << 20);
+    for size in [64, 100, 4096] {
+        let pool = pool(&heap, size);
+        let mut local = pool.local();
+        let mut blocks = Vec::new();
+        for round in 0..300 {
+            // SAFETY: freed below by the same handle, before it goes; no debug mode.
+            blocks.push(unsafe { local.alloc_raw_unchecked() }.unwrap());
+            if round % 3 == 2 {
+                let block = blocks.swap_remove(round * 7 % blocks.len());
+                // SAFETY: from the call above, freed once.
+                unsafe { local.free_raw_unchecked(block) };
+            }
+        }
+        assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), 200);
+        for block in blocks {
+            // SAFETY: as above.
+            unsafe { local.free_raw_unchecked(block) };
+        }
+        drop(local);
+        let stats = pool.report();
+        assert_eq!((stats.in_use, stats.in_depot), (0, stats.blocks));
+        pool.destroy().unwrap();
+    }
+}
+
+#[test]
 fn the_report_is_the_kernels_to_the_letter() {
     let stats = PoolStats {
         name: "chain pool".into(),
@@ -149,45 +255,13 @@ fn the_report_is_the_kernels_to_the_letter() {
         free_chunks: 0,
         bytes: 0,
         late_double_frees: 0,
+        damaged: 0,
     };
     assert_eq!(stats.to_string(), "poolinfo - 0.1\nchain pool       373959 386048  128 12064\n");
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 192);
     let _block = pool.alloc().unwrap();
     assert_eq!(pool.report().to_string(), "poolinfo - 0.1\ntest                1   21  192  1\n");
-}
-
-#[test]
-fn wrong_frees_are_told_apart_and_change_nothing() {
-    let heap = Heap::new(4 << 20);
-    let other = Heap::new(2 << 20);
-    let (pool, stranger) = (pool(&heap, 100), super::tests::pool(&other, 100));
-    let neighbour = super::tests::pool(&heap, 100);
-    let block = pool.alloc_raw().unwrap();
-    let addr = block.as_ptr().as_ptr().addr();
-    let before = pool.report();
-    let foreign = |block| matches!(pool.free_raw(block), Err(FreeError::Foreign { .. }));
-    assert!(foreign(stranger.alloc_raw().unwrap()));
-    assert!(foreign(neighbour.alloc_raw().unwrap()));
-    assert!(foreign(moved(block, -1)));
-    assert!(foreign(moved(block, 4 << 20)));
-    for bytes in [1, 99, 4000 + 50, 4095] {
-        let error = pool.free_raw(moved(block, bytes)).unwrap_err();
-        assert!(matches!(error, FreeError::Misaligned { blocks: 40, size: 100, .. }), "{error}");
-    }
-    let crooked = RawBlock::from_parts(block.as_ptr(), Iova::new(7));
-    let expected = Iova::new(IOVA);
-    assert_eq!(pool.free_raw(crooked), Err(FreeError::WrongIova { addr, iova: Iova::new(7), expected }));
-    assert_eq!(pool.free_raw(moved(block, 100)), Err(FreeError::DoubleFree { addr: addr + 100 }));
-    assert_eq!(pool.report(), before);
-    assert!(pool.memory(moved(block, 100)).is_err());
-    assert_eq!(pool.memory(block).unwrap().len(), 100);
-    pool.free_raw(block).unwrap();
-    assert_eq!(pool.free_raw(block), Err(FreeError::DoubleFree { addr }));
-    // Through another owner, and while it sits in the first one's magazine, or in the depot.
-    assert_eq!(pool.local().free_raw(block), Err(FreeError::DoubleFree { addr }));
-    assert_eq!(pool.0.shrink(), 4096);
-    assert!(foreign(block));
 }
 
 #[test]
@@ -213,67 +287,6 @@ fn a_fresh_chunk_is_handed_out_in_ascending_order_and_is_not_touched() {
         block.memory().copy_to_slice(0, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 192]);
     });
-}
-
-#[test]
-fn late_device_writes_into_freed_blocks_hurt_nothing() {
-    let heap = Heap::new(8 << 20);
-    let pool = pool(&heap, 64);
-    let mut local = pool.local();
-    let memory = heap.memory();
-    for round in 0..4u8 {
-        let blocks: Vec<_> = (0..30_000).map(|_| local.alloc_raw().unwrap()).collect();
-        let distinct: HashSet<_> = blocks.iter().collect();
-        assert_eq!(distinct.len(), blocks.len());
-        for &block in &blocks {
-            local.free_raw(block).unwrap();
-        }
-        memory.fill(0, memory.len(), round.wrapping_sub(1)).unwrap();
-    }
-    drop(local);
-    pool.destroy().unwrap();
-}
-
-#[test]
-fn running_out_of_memory_at_any_chunk_changes_nothing() {
-    for n in 0..40 {
-        let heap = Heap::new(16 << 20).fail_after(n);
-        let pool = pool(&heap, 2000);
-        let mut blocks = Vec::new();
-        let error = loop {
-            match pool.alloc_raw() {
-                Ok(block) => blocks.push(block),
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))));
-        let stats = pool.report();
-        assert_eq!((stats.in_use, stats.blocks), (blocks.len() as u64, blocks.len() as u64));
-        assert_eq!(stats.chunks, heap.acquired.load(Ordering::Relaxed) as u64);
-        assert_eq!(pool.alloc_raw(), Err(error));
-        if let Some(block) = blocks.pop() {
-            pool.free_raw(block).unwrap();
-            blocks.push(pool.alloc_raw().unwrap());
-        }
-        pool.free_bulk(&blocks).unwrap();
-        pool.destroy().unwrap();
-        assert!(!heap.taken.lock().contains(&true));
-    }
-}
-
-#[test]
-fn a_busy_pool_is_given_back_and_a_dropped_one_keeps_what_is_out() {
-    let heap = Heap::new(4 << 20);
-    let busy = pool(&heap, 64);
-    let (kept, freed) = (busy.alloc_raw().unwrap(), busy.alloc_raw().unwrap());
-    busy.free_raw(freed).unwrap();
-    let busy = busy.destroy().unwrap_err();
-    assert_eq!((busy.blocks, busy.first), (1, kept));
-    assert!(busy.to_string().contains("1 blocks out"));
-    let pool = busy.pool;
-    assert_eq!(pool.free_raw(freed), Err(FreeError::DoubleFree { addr: freed.as_ptr().as_ptr().addr() }));
-    drop(pool);
-    assert_eq!(heap.taken.lock().iter().filter(|&&taken| taken).count(), 1);
 }
 
 #[test]
@@ -344,211 +357,4 @@ fn bulk_calls_fill_holes_only_and_stop_at_the_first_wrong_one() {
     assert_eq!(pool.report().in_use, 22);
     let mut all = vec![None; 600];
     assert_eq!(pool.local().fill(&mut all), 512 - 22);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Alloc(usize),
-    Free(usize, prop::sample::Index),
-    DoubleFree(usize, prop::sample::Index),
-    Crooked(usize, prop::sample::Index, isize),
-    Replace(usize),
-    Shrink,
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = 0usize..3;
-    let index = || any::<prop::sample::Index>();
-    let step = prop_oneof![
-        10 => who.clone().prop_map(Step::Alloc),
-        8 => (who.clone(), index()).prop_map(|(who, at)| Step::Free(who, at)),
-        1 => (who.clone(), index()).prop_map(|(who, at)| Step::DoubleFree(who, at)),
-        1 => (who.clone(), index(), -5000isize..5000).prop_map(|(who, at, by)| Step::Crooked(who, at, by)),
-        1 => who.prop_map(Step::Replace),
-        1 => Just(Step::Shrink),
-    ];
-    prop::collection::vec((step, 1usize..80), 40)
-        .prop_map(|runs| runs.into_iter().flat_map(|(step, n)| std::iter::repeat_n(step, n)).collect())
-}
-
-proptest! {
-    #[test]
-    fn agrees_with_a_set_of_live_blocks(
-        steps in steps(), size in 1usize..3000, align in 0u32..8, boundary in prop_oneof![Just(0u32), 9u32..22],
-    ) {
-        let heap = Heap::new(4 << 20);
-        let align = if align == 0 { 0 } else { 1usize << align };
-        let boundary = if boundary == 0 { 0 } else { 1usize << boundary };
-        let Ok(pool) = DmaPool::new(&heap, "model", size, align, boundary) else { return Ok(()) };
-        let size = pool.block_size() as u64;
-        let mut locals = [pool.local(), pool.local()];
-        let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
-        let mut freed: Vec<RawBlock> = Vec::new();
-        let pick = |live: &BTreeMap<u64, RawBlock>, at: prop::sample::Index| {
-            (!live.is_empty()).then(|| *live.values().nth(at.index(live.len())).unwrap())
-        };
-        for step in steps {
-            let free = |locals: &mut [Local<'_, _>; 2], who: usize, block| match locals.get_mut(who) {
-                Some(local) => local.free_raw(block),
-                None => pool.free_raw(block),
-            };
-            match step {
-                Step::Alloc(who) => {
-                    let block = match locals.get_mut(who) { Some(local) => local.alloc_raw(), None => pool.alloc_raw() };
-                    let Ok(block) = block else { continue };
-                    let at = block.iova().raw();
-                    prop_assert_eq!(at - IOVA, (block.as_ptr().as_ptr().addr() - heap.base.as_ptr().addr()) as u64);
-                    prop_assert!(at.is_multiple_of(align.max(1) as u64));
-                    prop_assert!(boundary == 0 || at / boundary as u64 == (at + size - 1) / boundary as u64);
-                    prop_assert!(live.range(..at + size).next_back().is_none_or(|(&other, _)| other + size <= at));
-                    live.insert(at, block);
-                }
-                Step::Free(who, at) => {
-                    let Some(block) = pick(&live, at) else { continue };
-                    prop_assert_eq!(free(&mut locals, who, block), Ok(()));
-                    live.remove(&block.iova().raw());
-                    freed.push(block);
-                }
-                Step::DoubleFree(who, at) => {
-                    if freed.is_empty() { continue }
-                    let block = freed[at.index(freed.len())];
-                    if live.contains_key(&block.iova().raw()) { continue }
-                    let error = free(&mut locals, who, block).unwrap_err();
-                    let told = !matches!(error, FreeError::WrongIova { .. });
-prop_assert!(told, "{}", error);
-                }
-                Step::Crooked(who, at, by) => {
-                    let Some(block) = pick(&live, at) else { continue };
-                    let block = moved(block, by);
-                    if live.contains_key(&block.iova().raw()) { continue }
-                    prop_assert!(free(&mut locals, who, block).is_err());
-                }
-                Step::Replace(who) => {
-                    if let Some(local) = locals.get_mut(who) { *local = pool.local(); }
-                }
-                Step::Shrink => { pool.0.shrink(); }
-            }
-        }
-        let stats = pool.report();
-        prop_assert_eq!(stats.in_use, live.len() as u64);
-        prop_assert_eq!(stats.in_use + stats.in_magazines + stats.in_rows + stats.in_depot, stats.blocks);
-        prop_assert_eq!(stats.late_double_frees, 0);
-        drop(locals);
-        for block in live.values() {
-            pool.free_raw(*block).unwrap();
-        }
-        prop_assert_eq!(pool.0.shrink(), stats.bytes);
-        pool.destroy().unwrap();
-    }
-}
-
-#[test]
-fn stress_blocks_wander_between_eight_threads() {
-    let heap = Heap::new(32 << 20);
-    let pool = pool(&heap, 64);
-    let rounds = if cfg!(miri) { 20 } else { 4_000 };
-    let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
-    std::thread::scope(|scope| {
-        for me in 0..8usize {
-            let (pool, hands) = (&pool, &hands);
-            scope.spawn(move || {
-                let mut local = pool.local();
-                let mut seed = me + 1;
-                for round in 0..rounds {
-                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    let to = (seed >> 33) % 8;
-                    for i in 0..(seed >> 40) % 20 {
-                        let block = if i == 7 { pool.alloc_raw() } else { local.alloc_raw() }.unwrap();
-                        let memory = pool.memory(block).unwrap();
-                        memory.write_u64(0, block.iova().raw()).unwrap();
-                        hands[to].lock().push(block);
-                    }
-                    let mine = std::mem::take(&mut *hands[me].lock());
-                    for (i, block) in mine.into_iter().enumerate() {
-                        let memory = pool.memory(block).unwrap();
-                        assert_eq!(memory.read_u64(0), Ok(block.iova().raw()));
-                        memory.write_u64(0, 0).unwrap();
-                        if i % 16 == 3 { pool.free_raw(block) } else { local.free_raw(block) }.unwrap();
-                    }
-                    if round % 1000 == 999 {
-                        local = pool.local();
-                        pool.0.shrink();
-                    }
-                }
-            });
-        }
-    });
-    let rest: Vec<_> = hands.iter().flat_map(|hand| std::mem::take(&mut *hand.lock())).collect();
-    let stats = pool.report();
-    assert_eq!((stats.in_use, stats.late_double_frees), (rest.len() as u64, 0));
-    pool.free_bulk(&rest).unwrap();
-    pool.destroy().unwrap();
-}
-
-#[test]
-fn stress_of_two_frees_of_one_block_one_counts() {
-    let heap = Heap::new(4 << 20);
-    let pool = pool(&heap, 64);
-    let turn = AtomicUsize::new(0);
-    let shared: Mutex<Vec<RawBlock>> = Mutex::default();
-    let rounds: usize = if cfg!(miri) { 20 } else { 3_000 };
-    let freed = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let mut local = pool.local();
-        scope.spawn(|| {
-            let mut local = pool.local();
-            for round in 0..rounds {
-                while turn.load(Ordering::Acquire) < 2 * round + 1 {
-                    std::hint::spin_loop();
-                }
-                let blocks = shared.lock().clone();
-                let ok = blocks.iter().rev().filter(|&&block| local.free_raw(block).is_ok()).count();
-                freed.fetch_add(ok, Ordering::Relaxed);
-                turn.store(2 * round + 2, Ordering::Release);
-            }
-        });
-        for round in 0..rounds {
-            let blocks: Vec<_> = (0..50).map(|_| local.alloc_raw().unwrap()).collect();
-            assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), 50);
-            *shared.lock() = blocks.clone();
-            turn.store(2 * round + 1, Ordering::Release);
-            let ok = blocks.iter().filter(|&&block| local.free_raw(block).is_ok()).count();
-            freed.fetch_add(ok, Ordering::Relaxed);
-            while turn.load(Ordering::Acquire) < 2 * round + 2 {
-                std::hint::spin_loop();
-            }
-        }
-    });
-    // Rows in the depot have posts that are collected when they are next lent.
-    let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
-    let stats = pool.report();
-    assert_eq!(stats.in_use, stats.blocks);
-    assert_eq!(stats.late_double_frees + rounds as u64 * 50, freed.load(Ordering::Relaxed) as u64);
-    pool.free_bulk(&all).unwrap();
-    pool.destroy().unwrap();
-}
-
-/// Read-modify-writes an operation: none while blocks go to and fro, and rows change hands for 64 blocks at a time.
-#[cfg(feature = "count-rmw")]
-#[test]
-fn hot_paths_share_nothing() {
-    use crate::sync::{rmw_count, rmw_reset};
-    const N: u32 = 200_000;
-    let heap = Heap::new(64 << 20);
-    let pool = pool(&heap, 128);
-    let mut local = pool.local();
-    let first = local.alloc_raw().unwrap();
-    local.free_raw(first).unwrap();
-    rmw_reset();
-    for _ in 0..N {
-        let block = local.alloc_raw().unwrap();
-        local.free_raw(block).unwrap();
-    }
-    assert_eq!(rmw_count(), 0);
-    let blocks: Vec<_> = (0..N).map(|_| local.alloc_raw().unwrap()).collect();
-    for block in blocks {
-        local.free_raw(block).unwrap();
-    }
-    let an_operation = rmw_count() as f64 / f64::from(2 * N);
-    assert!(an_operation < 0.02, "{an_operation}");
 }

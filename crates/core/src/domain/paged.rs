@@ -80,28 +80,51 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
         self.invalidator.sink()
     }
 
-    /// Maps one physical run. When no table page is left but some are retired, it waits for these.
+    /// Maps one physical run. When no table page is left but some are retired, it waits for these: once for each
+    /// level, because a parent is retired only when its last child has come back.
     fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
-        match self.table.map(iova, phys, access) {
-            Err(TableError::NoPages { .. }) if self.wait_for_retired() => self.table.map(iova, phys, access),
-            result => result,
+        let mut mapped = self.table.map(iova, phys, access);
+        for _ in 1..self.table.levels() {
+            if !matches!(mapped, Err(TableError::NoPages { .. })) || !self.wait_for_retired() {
+                break;
+            }
+            mapped = self.table.map(iova, phys, access);
         }
+        mapped
     }
 
     /// Whether table pages came back.
     fn wait_for_retired(&self) -> bool {
+        let taken = || {
+            let stats = self.table.stats();
+            stats.in_use + stats.retired
+        };
+        let before = taken();
         let last = {
-            let limbo = self.limbo.lock();
+            let mut limbo = self.limbo.lock();
+            // What failed maps and earlier reclaims have retired has no ticket yet.
+            let had = limbo.open.0.len();
+            if self.table.collect(&mut limbo.open.0).is_err() {
+                return false;
+            }
+            self.request_retired(&mut limbo, had);
             limbo.open.1.max(limbo.waiting.1)
         };
-        let before = self.table.stats().retired;
-        if before == 0 || self.invalidator.wait(last).is_err() {
+        if self.invalidator.wait(last).is_err() {
             return false;
         }
         let mut limbo = self.limbo.lock();
         self.reclaim(&mut limbo);
         self.reclaim(&mut limbo);
-        self.table.stats().retired < before
+        taken() < before
+    }
+
+    /// Asks for the flush of table pages that were gathered since there were `had`. What was gathered before has its
+    /// ticket.
+    fn request_retired(&self, limbo: &mut Limbo, had: u32) {
+        if let Some(range) = limbo.open.0.range().filter(|_| limbo.open.0.len() > had) {
+            limbo.open.1 = self.invalidator.request([Flush { range, leaf_only: false }]);
+        }
     }
 
     /// Takes pages back whose ticket is done, and lets those that were gathered meanwhile wait for theirs.
@@ -130,10 +153,9 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
             }
         });
         let mut ticket = self.invalidator.request(flushes);
-        // What was gathered before has its ticket; only what is new needs a flush that reaches table pages.
-        if let Some(range) = limbo.open.0.range().filter(|_| limbo.open.0.len() > retired_before) {
-            ticket = self.invalidator.request([Flush { range, leaf_only: false }]);
-            limbo.open.1 = ticket;
+        if limbo.open.0.len() > retired_before {
+            self.request_retired(&mut limbo, retired_before);
+            ticket = ticket.max(limbo.open.1);
         }
         match failed {
             Some(error) => Err(error),

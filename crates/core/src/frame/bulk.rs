@@ -4,21 +4,39 @@ use super::list::{FrameList, Parts};
 use super::local::Local;
 use super::map::Part;
 use super::stats::Tally;
+use super::watermark::{Allowance, Urgency};
 use super::zone::Zone;
 use super::{Frame, FrameError};
 
-/// Fills the empty slots from parts that `next` gets, which is told how many more are wanted. Returns what was asked,
-/// what it got, and what is left of the last part.
+/// What a fill came to.
+struct Filled {
+    /// How many slots were empty.
+    asked: usize,
+    /// How many of those are full now.
+    got: usize,
+    /// What is left of the last part.
+    left: Part,
+}
+
+/// Fills the empty slots from parts that `next` gets, which is told how many more are wanted.
 #[inline(always)]
-pub(super) fn fill_from(
-    slots: &mut [Option<Frame>],
-    mut next: impl FnMut(u32) -> Part,
-) -> (usize, usize, Part) {
+fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.iter().filter(|slot| slot.is_none()).count();
     let (mut part, mut got) = (Part::NONE, 0);
+    let want = |got| u32::try_from(asked - got).unwrap_or(u32::MAX);
+    if asked == slots.len() {
+        while let Some(rest) = slots.get_mut(got..).filter(|rest| !rest.is_empty()) {
+            part = next(want(got));
+            if part.mask == 0 {
+                break;
+            }
+            got += lay_down(&mut part, rest);
+        }
+        return Filled { asked, got, left: part };
+    }
     for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
         if part.mask == 0 {
-            part = next(u32::try_from(asked - got).unwrap_or(u32::MAX));
+            part = next(want(got));
         }
         *slot = part.pop();
         if slot.is_none() {
@@ -26,10 +44,37 @@ pub(super) fn fill_from(
         }
         got += 1;
     }
-    (asked, got, part)
+    Filled { asked, got, left: part }
+}
+
+/// Puts frames of a part into slots, all of which are empty, as far as both reach. Returns how many.
+#[inline(always)]
+fn lay_down(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
+    let shift = part.mask.trailing_zeros();
+    let run = (part.mask >> shift).trailing_ones();
+    if run != part.len() {
+        let mut laid = 0;
+        for slot in slots {
+            *slot = part.pop();
+            if slot.is_none() {
+                break;
+            }
+            laid += 1;
+        }
+        return laid;
+    }
+    // One run, as it comes from a fresh word: no bit has to be looked for.
+    let first = part.word * 64 + shift;
+    for (slot, index) in slots.iter_mut().zip(first..first + run) {
+        *slot = Frame::new(index);
+    }
+    let laid = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
+    part.mask = if laid == run { 0 } else { (!0 >> (64 - (run - laid))) << (shift + laid) };
+    laid as usize
 }
 
 /// Empties the full slots by parts of one word each, which `give` takes. Returns how many.
+#[inline(always)]
 fn empty_into(
     zone: &Zone,
     slots: &mut [Option<Frame>],
@@ -68,7 +113,11 @@ fn empty_into(
 }
 
 /// The frames of one word with which `slots` begins, and how many slots those are.
+#[inline(always)]
 fn leading_part(zone: &Zone, slots: &[Option<Frame>]) -> Result<(Part, usize), FrameError> {
+    if let Some(found) = leading_run(zone, slots) {
+        return Ok(found);
+    }
     let mut part = Part::NONE;
     for (index, slot) in slots.iter().enumerate() {
         let Some(frame) = *slot else { continue };
@@ -85,37 +134,73 @@ fn leading_part(zone: &Zone, slots: &[Option<Frame>]) -> Result<(Part, usize), F
     Ok((part, slots.len()))
 }
 
+/// The rest of a word, where `slots` begins with it in order: as they were filled.
+#[inline(always)]
+fn leading_run(zone: &Zone, slots: &[Option<Frame>]) -> Option<(Part, usize)> {
+    let first = (*slots.first()?)?;
+    let one = Part::of(first);
+    let rest_of_word = 64 - one.mask.trailing_zeros();
+    let run = u32::try_from(slots.len()).unwrap_or(u32::MAX).min(rest_of_word);
+    if run < 8 || zone.check(first, run).is_err() {
+        return None;
+    }
+    let in_order = slots
+        .iter()
+        .zip(first.index()..first.index() + run)
+        .fold(true, |so_far, (slot, index)| so_far & (*slot == Frame::new(index)));
+    in_order.then(|| {
+        let mask = (!0 >> (64 - run)) << one.mask.trailing_zeros();
+        (Part { word: one.word, mask }, run as usize)
+    })
+}
+
 impl Zone {
     /// Fills the empty slots only, never touches the full ones, and returns how many slots are full afterwards.
-    /// Less than all is normal, and means that no more was free. O(slots), about one compare-and-swap for 64 frames.
+    /// Less than all is normal, and means that the zone came to [`Watermarks::low`](super::Watermarks::low) or that
+    /// no more was free. O(slots), about one compare-and-swap for 64 frames.
     pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
+        self.fill_by(slots, Urgency::Normal)
+    }
+
+    /// As [`fill`](Self::fill), down to the mark that `urgency` names.
+    pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
-        let (asked, got, _) = fill_from(slots, |want| self.claim_some(want));
-        let mut tally = Tally::default();
-        tally.bulk(asked, got);
-        self.counters().fold(tally);
+        let mut allowance = self.allowance(urgency, 0);
+        let Filled { asked, got, .. } = fill_from(slots, |want| self.claim_allowed(want, &mut allowance));
+        self.count_bulk(asked, got, allowance);
         full - (asked - got)
     }
 
-    /// Fills all of the empty slots, or none. Allocates a list as it goes.
+    /// Fills all of the empty slots, or none. More than 12 words of the map are noted on the heap.
     ///
     /// # Errors
-    /// [`FrameError::Short`] where fewer frames are free: no slot has changed, and none is taken.
+    /// [`FrameError::Short`] where fewer frames are free, or would have to come from under
+    /// [`Watermarks::low`](super::Watermarks::low): no slot has changed, and none is taken.
     pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
-        let mut tally = Tally::default();
-        let (asked, result) = fill_all_from(self, slots, |want| self.claim_some(want));
-        tally.bulk(asked, if result.is_ok() { asked } else { 0 });
-        self.counters().fold(tally);
+        let mut allowance = self.allowance(Urgency::Normal, 0);
+        let asked = slots.iter().filter(|slot| slot.is_none()).count();
+        let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
+        let result = fill_all_from(slots, asked, &mut parts);
+        parts.give_back(self);
+        self.count_bulk(asked, if result.is_ok() { asked } else { 0 }, allowance);
         result
     }
 
-    /// A chain of `n` frames, or of as many as were free. Frames that are not taken from it go back on drop.
+    /// A chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames that are not taken from it go
+    /// back on drop.
     pub fn take_list(&self, n: usize) -> FrameList<'_> {
-        let parts = Parts::gather(n, |want| self.claim_some(want));
-        let mut tally = Tally::default();
-        tally.bulk(n, parts.len());
-        self.counters().fold(tally);
+        let mut allowance = self.allowance(Urgency::Normal, 0);
+        let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
+        self.count_bulk(n, parts.len(), allowance);
         FrameList::new(self, parts)
+    }
+
+    fn count_bulk(&self, asked: usize, got: usize, allowance: Allowance) {
+        let mut tally = Tally::default();
+        tally.bulk(asked, got, allowance.fell_back);
+        // No magazine holds what a bulk call of nobody's claims.
+        tally.claimed = got as i64;
+        self.fold(tally);
     }
 
     /// Takes back the frames of all full slots, which are empty afterwards, and returns how many those were. Frames
@@ -126,37 +211,36 @@ impl Zone {
     /// as they were; those before it are free and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) = empty_into(self, slots, |part| self.release(part));
-        self.counters().free(freed as u64);
+        if freed > 0 {
+            self.count_free(freed as u64);
+        }
         result.map(|()| freed)
     }
 }
 
-/// Fills all empty slots or none; also says how many those are.
-fn fill_all_from(
-    zone: &Zone,
-    slots: &mut [Option<Frame>],
-    next: impl FnMut(u32) -> Part,
-) -> (usize, Result<(), FrameError>) {
-    let asked = slots.iter().filter(|slot| slot.is_none()).count();
-    let mut parts = Parts::gather(asked, next);
+/// Fills all empty slots, of which there are `asked`, or none, from frames of which there are `asked` at most.
+fn fill_all_from(slots: &mut [Option<Frame>], asked: usize, parts: &mut Parts) -> Result<(), FrameError> {
     if parts.len() < asked {
-        let missing = asked - parts.len();
-        parts.give_back(zone);
-        return (asked, Err(FrameError::Short { asked, missing }));
+        return Err(FrameError::Short { asked, missing: asked - parts.len() });
     }
-    for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-        *slot = parts.pop();
-    }
-    (asked, Ok(()))
+    fill_from(slots, |_| parts.pop_part());
+    Ok(())
 }
 
 impl<'z> Local<'z> {
-    /// As [`Zone::fill`], from the magazine first.
+    /// As [`Zone::fill`], from the magazine first: the marks are for what it lacks.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
+        self.fill_by(slots, Urgency::Normal)
+    }
+
+    /// As [`Zone::fill_by`], from the magazine first: the marks are for what it lacks.
+    pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
-        let (asked, got, left) = fill_from(slots, |want| self.next_part(want));
+        let mut supply = Supply::new(urgency);
+        let Filled { asked, got, left } = fill_from(slots, |want| supply.next(self, want));
         self.put_back(left);
-        self.tally.bulk(asked, got);
+        self.tally.bulk(asked, got, supply.fell_back());
+        self.after_bulk(got < asked);
         full - (asked - got)
     }
 
@@ -165,16 +249,31 @@ impl<'z> Local<'z> {
     /// # Errors
     /// As there.
     pub fn fill_all(&mut self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
-        let (asked, result) = fill_all_from(self.zone(), slots, |want| self.take_part(want));
-        self.tally.bulk(asked, if result.is_ok() { asked } else { 0 });
+        let mut supply = Supply::new(Urgency::Normal);
+        let asked = slots.iter().filter(|slot| slot.is_none()).count();
+        let mut parts = Parts::gather(asked, |want| supply.next_exactly(self, want));
+        let result = fill_all_from(slots, asked, &mut parts);
+        self.tally.claimed -= parts.len() as i64;
+        parts.give_back(self.zone());
+        self.tally.bulk(asked, if result.is_ok() { asked } else { 0 }, supply.fell_back());
+        self.after_bulk(result.is_err());
         result
     }
 
     /// As [`Zone::take_list`], from the magazine first.
     pub fn take_list(&mut self, n: usize) -> FrameList<'z> {
-        let parts = Parts::gather(n, |want| self.take_part(want));
-        self.tally.bulk(n, parts.len());
+        let mut supply = Supply::new(Urgency::Normal);
+        let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
+        self.tally.bulk(n, parts.len(), supply.fell_back());
+        self.after_bulk(parts.len() < n);
         FrameList::new(self.zone(), parts)
+    }
+
+    /// Whoever came to a mark tells the others.
+    fn after_bulk(&self, short: bool) {
+        if short {
+            self.zone().press();
+        }
     }
 
     /// As [`Zone::free_bulk`], into the magazine.
@@ -183,7 +282,51 @@ impl<'z> Local<'z> {
     /// As there.
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) = empty_into(self.zone(), slots, |part| self.keep(part));
-        self.tally.frees += freed as u64;
+        self.count_frees(freed as u64);
         result.map(|()| freed)
+    }
+}
+
+/// Where an owner's bulk call gets its frames: from the magazine, then from the zone as far as the marks allow.
+struct Supply {
+    urgency: Urgency,
+    /// Asked for when the magazine is empty: most calls need none.
+    allowance: Option<Allowance>,
+}
+
+impl Supply {
+    fn new(urgency: Urgency) -> Self {
+        Self { urgency, allowance: None }
+    }
+
+    fn fell_back(&self) -> bool {
+        self.allowance.is_some_and(|allowance| allowance.fell_back)
+    }
+
+    #[inline(always)]
+    fn next(&mut self, local: &mut Local<'_>, want: u32) -> Part {
+        let held = local.held_part();
+        if held.mask != 0 { held } else { self.claim(local, want) }
+    }
+
+    /// At most `want` frames.
+    fn next_exactly(&mut self, local: &mut Local<'_>, want: u32) -> Part {
+        let mut part = self.next(local, want);
+        let some = part.split(want);
+        local.put_back(part);
+        some
+    }
+
+    fn claim(&mut self, local: &mut Local<'_>, want: u32) -> Part {
+        let (zone, unknown) = (local.zone(), local.tally.claimed);
+        let allowance = self.allowance.get_or_insert_with(|| zone.allowance(self.urgency, unknown));
+        match allowance.of(local.batch_for(want)) {
+            0 => Part::NONE,
+            n => {
+                let part = local.claim(n);
+                allowance.spend(part.len());
+                part
+            }
+        }
     }
 }

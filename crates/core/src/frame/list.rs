@@ -5,48 +5,63 @@ use super::map::Part;
 use super::zone::Zone;
 use alloc::vec::Vec;
 
+/// How many words frames may come from before the heap is asked for room: enough for 512 frames, and some more.
+const NEAR: usize = 12;
+
 /// Frames, kept as the parts of words that they were claimed as; nothing is counted here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Parts {
-    parts: Vec<Part>,
+    near: [Part; NEAR],
+    near_len: usize,
+    far: Vec<Part>,
     len: usize,
 }
 
 impl Parts {
     /// Gets `n` frames from `next`, or as many as it has; `next` never gives more than it is asked for.
     pub(super) fn gather(n: usize, mut next: impl FnMut(u32) -> Part) -> Self {
-        let mut all = Self::default();
+        let mut all = Self { near: [Part::NONE; NEAR], near_len: 0, far: Vec::new(), len: 0 };
         while all.len < n {
             let part = next(u32::try_from(n - all.len).unwrap_or(u32::MAX));
             if part.mask == 0 {
                 break;
             }
-            all.len += part.len() as usize;
-            all.parts.push(part);
+            all.push(part);
         }
         all
+    }
+
+    fn push(&mut self, part: Part) {
+        self.len += part.len() as usize;
+        match self.near.get_mut(self.near_len) {
+            Some(place) => {
+                *place = part;
+                self.near_len += 1;
+            }
+            None => self.far.push(part),
+        }
+    }
+
+    /// The part that came last, and is not used up.
+    pub(super) fn pop_part(&mut self) -> Part {
+        let part = self.far.pop().or_else(|| {
+            self.near_len = self.near_len.checked_sub(1)?;
+            self.near.get(self.near_len).copied()
+        });
+        let part = part.unwrap_or(Part::NONE);
+        self.len -= part.len() as usize;
+        part
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn pop(&mut self) -> Option<Frame> {
-        let part = self.parts.last_mut()?;
-        let frame = part.pop()?;
-        if part.mask == 0 {
-            self.parts.pop();
-        }
-        self.len -= 1;
-        Some(frame)
-    }
-
     pub(super) fn give_back(&mut self, zone: &Zone) {
-        for part in self.parts.drain(..) {
+        while self.len > 0 {
             // They are ours; only a wrong free by another could have made them free, and it was counted there.
-            _ = zone.release(part);
+            _ = zone.release(self.pop_part());
         }
-        self.len = 0;
     }
 }
 
@@ -54,12 +69,17 @@ impl Parts {
 #[derive(Debug)]
 pub struct FrameList<'z> {
     zone: &'z Zone,
+    current: Part,
     parts: Parts,
 }
 
 impl<'z> FrameList<'z> {
     pub(super) fn new(zone: &'z Zone, parts: Parts) -> Self {
-        Self { zone, parts }
+        Self { zone, current: Part::NONE, parts }
+    }
+
+    fn rest(&self) -> usize {
+        self.current.len() as usize + self.parts.len()
     }
 }
 
@@ -67,11 +87,14 @@ impl Iterator for FrameList<'_> {
     type Item = Frame;
 
     fn next(&mut self) -> Option<Frame> {
-        self.parts.pop()
+        if self.current.mask == 0 {
+            self.current = self.parts.pop_part();
+        }
+        self.current.pop()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.parts.len(), Some(self.parts.len()))
+        (self.rest(), Some(self.rest()))
     }
 }
 
@@ -79,7 +102,14 @@ impl ExactSizeIterator for FrameList<'_> {}
 
 impl Drop for FrameList<'_> {
     fn drop(&mut self) {
-        self.zone.counters().free(self.parts.len() as u64);
+        let rest = self.rest() as u64;
+        if self.current.mask != 0 {
+            // They are ours: as for `give_back`.
+            _ = self.zone.release(self.current);
+        }
         self.parts.give_back(self.zone);
+        if rest > 0 {
+            self.zone.count_free(rest);
+        }
     }
 }

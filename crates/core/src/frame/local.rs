@@ -1,49 +1,58 @@
 //! One owner's way to a zone.
 
+use super::magazine::Magazine;
 use super::map::{Part, parts};
 use super::stats::Tally;
 use super::zone::Zone;
 use super::{Frame, FrameError, Order};
 
-/// How many words a magazine of frames holds frames of.
-const WAYS: usize = 8;
-
 /// One owner's way to a zone: its magazine and the region that it has reserved.
 ///
-/// The magazine holds frames as parts of words of the map, one word a way, found by the word's number. So a frame
-/// that comes back is checked against the magazine at once, frames of one word go back by one compare-and-swap, and
-/// a frame handed out and taken back costs no atomic read-modify-write. All goes back on drop.
+/// The magazine holds frames as parts of words of the map, found by the word's number. So a frame that comes back is
+/// checked against the magazine at once, frames of one word go back by one compare-and-swap, and a frame handed out
+/// and taken back costs no atomic read-modify-write. Frames that come back in any order gather there until their
+/// words are worth it: when the magazine is full, the words with the most frames go back first. All goes back on
+/// drop, and whenever the zone has run out ([`Zone::pressed`]) and the owner comes by.
 #[derive(Debug)]
 pub struct Local<'z> {
     zone: &'z Zone,
-    ways: [Part; WAYS],
-    /// The way that the next frame comes from.
-    current: usize,
-    /// How many ways are used, less one: a power of two less one, smaller for small zones.
-    way_mask: u32,
+    magazine: Magazine,
+    /// How many frames the magazine may hold.
+    limit: u32,
     /// How many frames an empty magazine asks for.
     batch: u32,
     /// How far the count of frames in use may be behind.
     fold_at: u64,
+    /// At how many frees the magazine is looked at again: before that it cannot be over its limit.
+    look_at: u64,
     region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Tally,
 }
 
 impl Zone {
-    /// An owner's handle, for one thread of control. O(owners).
+    /// An owner's handle, for one thread of control. O(owners), and it allocates its magazine: 16 bytes for each 64
+    /// frames of the zone, at most 64 KiB.
     ///
-    /// Its magazine holds at most 512 frames, fewer in zones under 16 MiB; others cannot have those.
+    /// The magazine holds at most 1/32 of the zone, but 512 frames in any case and 32,768 (128 MiB) at most; less in
+    /// zones under 16 MiB. Others cannot have those.
     pub fn local(&self) -> Local<'_> {
         let regions = self.regions();
-        let way_mask = (regions.next_power_of_two() / 2).clamp(1, 8) - 1;
+        // In small zones few frames may be kept from the others.
+        let (ways, limit) = match regions {
+            ..=16 => {
+                let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
+                (ways, ways * 64)
+            }
+            _ => ((regions * 8).next_power_of_two().min(4096), (self.frames() / 32).clamp(512, 32_768)),
+        };
         Local {
             zone: self,
-            ways: [Part::NONE; WAYS],
-            current: 0,
-            way_mask,
+            magazine: Magazine::new(ways),
+            limit,
             batch: (regions * 8).min(64),
             fold_at: u64::from(self.frames() / 256).clamp(64, 4096),
+            look_at: limit.into(),
             region: None,
             slot: self.enter(),
             tally: Tally::default(),
@@ -57,32 +66,36 @@ impl<'z> Local<'z> {
         self.zone
     }
 
-    /// How many frames lie in the magazine.
+    /// How many frames lie in the magazine. O(words that it has frames of).
     pub fn held(&self) -> u32 {
-        self.ways.iter().map(|way| way.len()).sum()
+        self.magazine.held().frames
     }
 
     /// One run of 2^order frames, aligned to its size; single frames come from the magazine. O(1) for order 0.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`], as for [`Zone::alloc`].
+    /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been given back by then.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Result<Frame, FrameError> {
         let frame = match order.get() {
-            0 => match self.ways[self.current % WAYS].pop() {
+            0 => match self.magazine.pop() {
                 Some(frame) => Ok(frame),
                 None => self.alloc_far(),
             },
             _ => self.alloc_run_of(order),
         };
         match frame {
-            Ok(_) => self.tally.allocs += u64::from(order.frames()),
-            Err(_) => self.tally.exhausted += 1,
+            Ok(_) => self.tally.singles += u64::from(order.frames()),
+            Err(_) => {
+                self.tally.exhausted += 1;
+                self.zone.press();
+            }
         }
         frame
     }
 
-    /// Takes a run back, whoever handed it out; single frames go to the magazine. O(2^order / 64).
+    /// Takes a run back, whoever handed it out; single frames go to the magazine. O(2^order / 64), and for single
+    /// ones O(1) on average.
     ///
     /// # Errors
     /// As for [`Zone::free`]; a frame that lies in this magazine is a [`FrameError::DoubleFree`] too.
@@ -94,14 +107,67 @@ impl<'z> Local<'z> {
         } else {
             self.refuse_held(frame, order.frames())?;
             self.zone.give(frame, order)?;
+            self.tally.claimed -= i64::from(order.frames());
         }
-        self.tally.frees += u64::from(order.frames());
+        self.count_frees(order.frames().into());
         Ok(())
+    }
+
+    /// Counts frames that came back, and looks after the magazine when it may be full.
+    #[inline(always)]
+    pub(super) fn count_frees(&mut self, frames: u64) {
+        self.tally.frees += frames;
+        if self.tally.frees >= self.look_at {
+            self.look_after();
+        }
+    }
+
+    #[cold]
+    fn look_after(&mut self) {
+        let held = self.held();
+        // Room for a quarter at least, or it would have to be looked after with each free.
+        if held > self.limit / 4 * 3 {
+            self.trim(self.limit / 2);
+        }
+        self.look_at = self.tally.frees + u64::from(self.limit / 4).max(1);
+        self.fold_if_due();
+    }
+
+    /// Gives back the words with the most frames until at most `keep` frames are held.
+    fn trim(&mut self, keep: u32) {
+        let mut held = self.magazine.held();
+        while held.frames > keep {
+            // Some way has the mean at least, so each turn gives something back.
+            let mean = held.frames.div_ceil(held.ways.max(1));
+            let mut from = 0;
+            while let Some(index) = self.magazine.next_used(from).filter(|_| held.frames > keep) {
+                let part = self.magazine.peek(index);
+                if part.len() >= mean {
+                    self.evict(index);
+                    held.frames -= part.len();
+                    held.ways -= 1;
+                }
+                from = index + 1;
+            }
+        }
+    }
+
+    /// Gives all frames of the magazine back. Returns whether there were any.
+    fn give_all_back(&mut self) -> bool {
+        let (mut from, mut any) = (0, false);
+        while let Some(index) = self.magazine.next_used(from) {
+            self.evict(index);
+            (from, any) = (index + 1, true);
+        }
+        any
     }
 
     #[cold]
     fn alloc_far(&mut self) -> Result<Frame, FrameError> {
-        let mut part = self.next_part(1);
+        if self.magazine.seek() {
+            return self.magazine.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE));
+        }
+        let mut part = self.claim(self.batch_for(1));
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
         self.put_back(part);
         Ok(frame)
@@ -112,18 +178,27 @@ impl<'z> Local<'z> {
             1..=6 => self.region.and_then(|region| self.zone.claim_order_in(region, order.get())),
             _ => None,
         };
-        near.map_or_else(|| self.zone.take(order), |part| Ok(part.first()))
+        let found = match near {
+            Some(part) => Ok(part.first()),
+            None => self
+                .zone
+                .take(order)
+                .or_else(|error| if self.give_all_back() { self.zone.take(order) } else { Err(error) }),
+        };
+        if found.is_ok() {
+            self.tally.claimed += i64::from(order.frames());
+        }
+        found
     }
 
     /// Refuses a run of which a frame lies in the magazine.
     fn refuse_held(&self, first: Frame, run: u32) -> Result<(), FrameError> {
         self.zone.check(first, run)?;
         for part in parts(first.index(), run) {
-            for way in self.ways.iter().filter(|way| way.word == part.word) {
-                let held = Part { mask: way.mask & part.mask, ..part };
-                if held.mask != 0 {
-                    return Err(FrameError::DoubleFree { frame: held.first() });
-                }
+            let way = self.magazine.peek(self.magazine.index_of(part.word));
+            let held = Part { mask: way.mask & part.mask, ..part };
+            if way.word == part.word && held.mask != 0 {
+                return Err(FrameError::DoubleFree { frame: held.first() });
             }
         }
         Ok(())
@@ -132,82 +207,79 @@ impl<'z> Local<'z> {
     /// Puts frames that come back into the magazine.
     #[inline(always)]
     pub(super) fn keep(&mut self, part: Part) -> Result<(), FrameError> {
-        let index = (part.word & self.way_mask) as usize;
-        let way = &mut self.ways[index % WAYS];
-        if way.word == part.word {
+        if let Some(held) = self.magazine.held_of(part.word) {
             // Free in the map, or held here: either way it was free already.
-            let already = self.zone.map.free_of(part) | (way.mask & part.mask);
+            let already = self.zone.map.free_of(part) | (held & part.mask);
             if already != 0 {
                 return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
             }
-            way.mask |= part.mask;
-            self.current = index;
+            self.magazine.add(part);
             return Ok(());
         }
-        self.replace(index, part)
+        self.keep_far(part)
     }
 
     #[inline(never)]
-    fn replace(&mut self, index: usize, part: Part) -> Result<(), FrameError> {
+    fn keep_far(&mut self, part: Part) -> Result<(), FrameError> {
         let already = self.zone.map.free_of(part);
         if already != 0 {
             return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
         }
-        self.evict(index);
-        self.ways[index % WAYS] = part;
-        self.current = index;
+        if self.zone.pressed() {
+            self.give_all_back();
+            self.zone.release(part)?;
+            self.tally.claimed -= i64::from(part.len());
+            // Told at once, or nobody would know that the need is over.
+            self.fold();
+            return Ok(());
+        }
+        self.put_back(part);
         Ok(())
     }
 
     fn evict(&mut self, index: usize) {
-        let way = &mut self.ways[index % WAYS];
-        if way.mask != 0 {
+        let part = self.magazine.take(index);
+        if part.mask != 0 {
+            self.tally.claimed -= i64::from(part.len());
             // They are ours; only a wrong free by another can have made them free, and there is nobody to tell.
-            _ = self.zone.release(*way);
-        }
-        *way = Part::NONE;
-        self.fold_if_due();
-    }
-
-    /// Frames of one word: what the magazine has, else up to `want` (but at least a batch) from the zone. What is not
-    /// needed of it must be [`put_back`](Self::put_back).
-    pub(super) fn next_part(&mut self, want: u32) -> Part {
-        // The current way first: its frames came back last.
-        for step in 0..WAYS {
-            let way = &mut self.ways[(self.current + step) % WAYS];
-            if way.mask != 0 {
-                return core::mem::replace(way, Part::NONE);
-            }
+            _ = self.zone.release(part);
         }
         self.fold_if_due();
-        self.claim(want.max(self.batch))
     }
 
-    /// At most `want` frames of one word, from the magazine first.
-    pub(super) fn take_part(&mut self, want: u32) -> Part {
-        let mut part = self.next_part(want);
-        let some = part.split(want);
-        self.put_back(part);
-        some
+    /// How many frames to claim where `want` are wanted; no more than that while the zone runs short.
+    pub(super) fn batch_for(&self, want: u32) -> u32 {
+        if self.zone.pressed() { want } else { want.max(self.batch) }
     }
 
-    /// Puts frames into the magazine that were taken from it, or from the zone while it was empty.
+    /// Frames of one word that the magazine has.
+    #[inline(always)]
+    pub(super) fn held_part(&mut self) -> Part {
+        self.magazine.take_any()
+    }
+
+    /// Puts frames into the magazine that were taken from it or from the zone.
     pub(super) fn put_back(&mut self, part: Part) {
         if part.mask == 0 {
             return;
         }
-        let index = (part.word & self.way_mask) as usize;
-        if self.ways[index % WAYS].word != part.word {
-            self.evict(index);
-            self.ways[index % WAYS] = part;
+        if self.magazine.held_of(part.word).is_some() {
+            self.magazine.add(part);
         } else {
-            self.ways[index % WAYS].mask |= part.mask;
+            self.evict(self.magazine.index_of(part.word));
+            self.magazine.put(part);
         }
-        self.current = index;
     }
 
     /// Claims from the reserved region, and reserves another where it has nothing left.
-    fn claim(&mut self, n: u32) -> Part {
+    pub(super) fn claim(&mut self, n: u32) -> Part {
+        self.fold_if_due();
+        let part = self.claim_near(n);
+        self.tally.claimed += i64::from(part.len());
+        part
+    }
+
+    fn claim_near(&mut self, n: u32) -> Part {
         loop {
             if let Some(region) = self.region {
                 if let Some(part) = self.zone.claim_in(region, n) {
@@ -224,19 +296,25 @@ impl<'z> Local<'z> {
     }
 
     fn fold_if_due(&mut self) {
-        let (allocs, frees) = (self.tally.allocs, self.tally.frees);
-        if allocs.abs_diff(frees) >= self.fold_at || allocs >= 1 << 16 {
-            self.zone.counters().fold(core::mem::take(&mut self.tally));
+        let (singles, bulk, frees) = (self.tally.singles, self.tally.bulk_filled, self.tally.frees);
+        let due = (singles + bulk).abs_diff(frees) >= self.fold_at
+            || self.tally.claimed.unsigned_abs() >= self.fold_at
+            || singles + bulk >= 1 << 16;
+        if due {
+            self.fold();
         }
+    }
+
+    fn fold(&mut self) {
+        self.look_at = self.look_at.saturating_sub(self.tally.frees);
+        self.zone.fold(core::mem::take(&mut self.tally));
     }
 }
 
 impl Drop for Local<'_> {
     fn drop(&mut self) {
-        for index in 0..WAYS {
-            self.evict(index);
-        }
-        self.zone.counters().fold(self.tally);
+        self.give_all_back();
+        self.zone.fold(self.tally);
         if let Some(region) = self.region {
             self.zone.ensure_visible(region);
         }

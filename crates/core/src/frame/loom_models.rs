@@ -94,3 +94,49 @@ fn loom_a_double_free_is_told_once() {
         assert_eq!(zone.taken(), 511);
     });
 }
+
+/// A bulk call against the free of the whole run: no frame twice, and afterwards all that is left is to be had.
+#[test]
+fn loom_a_fill_against_a_free_in_bulk() {
+    model(|| {
+        let (zone, first) = full(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free_run(first, 128).unwrap()
+        });
+        let mut slots = [None; 3];
+        let early = zone.fill(&mut slots);
+        assert_eq!(early, slots.iter().flatten().count());
+        other.join().unwrap();
+        assert_eq!(zone.taken(), 512 - 128 + early as u64);
+        assert_eq!(zone.fill(&mut slots), 3);
+        assert_eq!(zone.take_list(200).len(), 125);
+        zone.free_bulk(&mut slots).unwrap();
+        assert_eq!(zone.taken(), 512 - 128);
+        assert_eq!(zone.stats().in_use, 512 - 128);
+        assert!(!zone.pressed(), "relieved by whoever freed last");
+    });
+}
+
+/// An owner that holds all, and another that is refused meanwhile: the zone is pressed, and the owner gives back.
+#[test]
+fn loom_pressure_against_a_magazine() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(512, 1).unwrap());
+        let all = zone.alloc(Order::HUGE).unwrap();
+        zone.free_run(all, 2).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.alloc(Order::PAGE).ok()
+        });
+        let mut local = zone.local();
+        let mine = local.alloc(Order::PAGE).ok();
+        let theirs = other.join().unwrap();
+        assert!(mine.is_none() || mine != theirs);
+        assert!(mine.is_some() || theirs.is_some());
+        drop(local);
+        let late = zone.alloc(Order::PAGE).ok();
+        let got = [mine, theirs, late].into_iter().flatten().count();
+        assert_eq!((got, zone.taken()), (2, 512));
+    });
+}

@@ -20,7 +20,7 @@ impl Zone {
             return Err(FrameError::Alignment { align_frames });
         }
         let Some(frame) = self.take_run(run_frames, align_frames) else {
-            self.counters().exhausted();
+            self.count_exhausted();
             return Err(FrameError::NoRun { run_frames, align_frames, frames: self.frames() });
         };
         self.counters().alloc(run_frames.into());
@@ -38,7 +38,7 @@ impl Zone {
         }
         self.check(first, run_frames)?;
         self.release_range(first.index(), run_frames)?;
-        self.counters().free(run_frames.into());
+        self.count_free(run_frames.into());
         Ok(())
     }
 

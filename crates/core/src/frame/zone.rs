@@ -2,7 +2,9 @@
 
 use super::hints::{Hints, total_order};
 use super::map::{Map, Part, REGION, WORDS};
+use super::reserve::slot;
 use super::stats::Counters;
+use super::watermark::Watermarks;
 use super::{Frame, FrameError, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 use alloc::boxed::Box;
@@ -22,8 +24,11 @@ pub struct Zone {
     /// The word that the last frame came from which was taken without a [`Local`](super::Local).
     rover: CachePadded<AtomicU32>,
     /// Which regions owners have reserved: see [`Zone::reserve`].
-    slots: Box<[AtomicU32]>,
+    pub(super) slots: Box<[AtomicU32]>,
     counters: Counters,
+    pub(super) watermarks: Watermarks,
+    /// Not 0 after the zone has run short: see [`Zone::pressed`].
+    pub(super) pressed: CachePadded<AtomicU32>,
 }
 
 impl Zone {
@@ -32,7 +37,8 @@ impl Zone {
     /// The most frames that a zone has: 1 TiB.
     pub const MAX_FRAMES: u32 = 1 << 28;
 
-    /// A zone of `frames` frames, all free; any number of them from 2 MiB to 1 TiB.
+    /// A zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`]; any number of frames from
+    /// 2 MiB to 1 TiB.
     ///
     /// Takes 0.126 byte a frame, besides some 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
     /// fraction of a millisecond where the system hands out zeroed memory.
@@ -66,6 +72,8 @@ impl Zone {
             rover: CachePadded(AtomicU32::new(0)),
             slots: (0..slots).map(|_| AtomicU32::new(slot::FREE)).collect(),
             counters: Counters::new(),
+            watermarks: Watermarks::for_frames(frames),
+            pressed: CachePadded(AtomicU32::new(0)),
         })
     }
 
@@ -93,6 +101,13 @@ impl Zone {
         taken.saturating_sub(excluded)
     }
 
+    /// How many regions of 2 MiB are wholly free, so that [`Order::HUGE`] can be served from them. Exact when nobody
+    /// works. O(regions); for reports and tests.
+    pub fn whole_regions(&self) -> u32 {
+        let whole = (0..self.frames / REGION).filter(|&r| self.map.is_whole(r)).count();
+        u32::try_from(whole).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn regions(&self) -> u32 {
         self.frames.div_ceil(REGION)
     }
@@ -116,7 +131,7 @@ impl Zone {
                 Ok(frame)
             }
             Err(error) => {
-                self.counters.exhausted();
+                self.count_exhausted();
                 Err(error)
             }
         }
@@ -130,8 +145,23 @@ impl Zone {
     #[inline]
     pub fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
         self.give(frame, order)?;
-        self.counters.free(order.frames().into());
+        self.count_free(order.frames().into());
         Ok(())
+    }
+
+    /// Counts frames that came back to the map.
+    #[inline(always)]
+    pub(super) fn count_free(&self, frames: u64) {
+        self.counters.free(frames);
+        if self.pressed() {
+            self.relieve();
+        }
+    }
+
+    #[cold]
+    pub(super) fn count_exhausted(&self) {
+        self.counters.exhausted();
+        self.press();
     }
 
     /// [`alloc`](Self::alloc), not counted.
@@ -253,6 +283,7 @@ impl Zone {
                 from = region + 1;
             }
             if let found @ Some(_) = self.reserved().find_map(&mut attempt) {
+                self.counters.stolen();
                 return found;
             }
         }
@@ -329,56 +360,4 @@ impl Zone {
 /// The words of a region.
 fn words(region: u32) -> core::ops::Range<u32> {
     region * WORDS..(region + 1) * WORDS
-}
-
-/// What a slot says: nobody's, an owner's that has reserved nothing, or the reserved region's number plus 2.
-mod slot {
-    pub(super) const FREE: u32 = 0;
-    pub(super) const IDLE: u32 = 1;
-    pub(super) const FIRST: u32 = 2;
-}
-
-/// Reservations. An owner that has a slot takes a region out of the sets and notes it in its slot, so that others
-/// leave it alone as long as they find anything else.
-impl Zone {
-    /// A slot, if one is left; without one an owner works as if it were none.
-    pub(super) fn enter(&self) -> Option<u32> {
-        (0..).zip(&*self.slots).find_map(|(index, slot)| {
-            slot.compare_exchange(slot::FREE, slot::IDLE, Ordering::AcqRel, Ordering::Relaxed)
-                .ok()
-                .map(|_| index)
-        })
-    }
-
-    /// Gives a slot back; a region that was reserved must be visible again.
-    pub(super) fn exit(&self, index: u32) {
-        self.note(index, slot::FREE);
-    }
-
-    fn note(&self, index: u32, value: u32) {
-        if let Some(slot) = self.slots.get(index as usize) {
-            slot.store(value, Ordering::SeqCst);
-        }
-    }
-
-    /// Reserves a region with free frames, a partly free one first.
-    pub(super) fn reserve(&self, index: u32) -> Option<u32> {
-        for set in [&self.partial, &self.whole] {
-            let mut from = 0;
-            while let Some(region) = set.next_from(from) {
-                // Noted first: whoever no longer finds the region in the set finds it here.
-                self.note(index, region + slot::FIRST);
-                if set.take(region) && self.map.has_free(region) {
-                    return Some(region);
-                }
-                from = region + 1;
-            }
-        }
-        self.note(index, slot::IDLE);
-        None
-    }
-
-    fn reserved(&self) -> impl Iterator<Item = u32> + '_ {
-        self.slots.iter().filter_map(|slot| slot.load(Ordering::SeqCst).checked_sub(slot::FIRST))
-    }
 }

@@ -57,6 +57,7 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     assert!(inv.is_done(second));
     let stats = inv.stats();
     assert_eq!((stats.asked, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
+    assert_eq!(stats.asked_tables, 0);
 }
 
 #[test]
@@ -155,7 +156,7 @@ impl Sink for Picture {
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Picture::default()));
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for page in 0..4 {
             let inv = Arc::clone(&inv);
             scope.spawn(move || {

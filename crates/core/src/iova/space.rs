@@ -320,9 +320,11 @@ fn halves(extent: Extent) -> impl Iterator<Item = (usize, Extent)> {
 
 /// An extent as a range of addresses.
 pub(super) fn range_of(extent: Extent) -> IovaRange {
-    let start = Iova::new(extent.start << GRANULE_SHIFT);
-    // An extent is not empty and ends at 2^57 at most, so that the range is one.
-    IovaRange::new(start, (extent.end - extent.start) << GRANULE_SHIFT).unwrap_or_else(|_| unreachable!())
+    // An extent is not empty and ends at 2^57 at most, so that nothing is cut off.
+    IovaRange::clamped(
+        Iova::new(extent.start << GRANULE_SHIFT),
+        extent.end.saturating_sub(extent.start) << GRANULE_SHIFT,
+    )
 }
 
 /// The granules that `range` touches.

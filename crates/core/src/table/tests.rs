@@ -410,7 +410,7 @@ proptest! {
 fn stress_owners_share_table_pages() {
     const OWNERS: u64 = 4;
     let b = bench(40, 3);
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for owner in 0..OWNERS {
             let b = &b;
             scope.spawn(move || {

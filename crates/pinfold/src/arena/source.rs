@@ -117,7 +117,7 @@ pub struct Refused {
     pub source: Source,
     /// Why it gave nothing.
     pub why: Why,
-    /// The command that mends it, where one does. It needs root.
+    /// The command that mends it, where one does, as a user types it into a shell.
     pub remedy: Option<String>,
 }
 
@@ -125,7 +125,7 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.source, self.why)?;
         match &self.remedy {
-            Some(command) => write!(f, "; as root: {command}"),
+            Some(command) => write!(f, "; fix: {command}"),
             None => Ok(()),
         }
     }

@@ -6,9 +6,22 @@ mod steps;
 
 use super::*;
 use crate::domain::Domain;
+use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The tests that count what the whole process or machine has (hugepages, leaked bytes) run one at a time.
+thread_local! {
+    /// What this thread has leaked: the count of the whole process moves under a test when other tests leak, too.
+    pub(super) static LEAKED_HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+fn leaked_here() -> u64 {
+    let all = leaked_bytes();
+    let here = LEAKED_HERE.get();
+    assert!(all >= here, "what a thread leaked is in the count of the process: {all} {here}");
+    here
+}
+
+/// The tests that count what the whole machine has (hugepages) run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

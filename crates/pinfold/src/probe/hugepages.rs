@@ -81,11 +81,12 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
     let folder = folder_name(page.bytes());
     match (page, node) {
         (_, Some(node)) => {
-            format!("echo {pages} > /sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages")
+            let pool = format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
+            format!("sudo sh -c 'echo {pages} > {pool}'")
         }
         // 2 MiB is what `vm.nr_hugepages` counts where it is the default size, which it is wherever 4 KiB pages are.
-        (PageSize::Size2M, None) => format!("sysctl vm.nr_hugepages={pages}"),
-        (_, None) => format!("echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages"),
+        (PageSize::Size2M, None) => format!("sudo sysctl vm.nr_hugepages={pages}"),
+        (_, None) => format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'"),
     }
 }
 

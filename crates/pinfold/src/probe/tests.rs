@@ -133,7 +133,7 @@ fn each_thing_that_is_switched_off_names_its_switch() {
     let findings = Facts::gather(&roots, SMALL, denied).findings();
     let remedy = |what: &str| find(&findings, what).remedy.clone().unwrap_or_default();
     assert_eq!(remedy("io_uring"), "sudo sysctl kernel.io_uring_disabled=0");
-    assert_eq!(remedy("hugepages 2 MiB"), "sudo sh -c 'sysctl vm.nr_hugepages=512'");
+    assert_eq!(remedy("hugepages 2 MiB"), "sudo sysctl vm.nr_hugepages=512");
     assert!(remedy("transparent hugepages").contains("echo madvise"));
     assert!(remedy("IOMMU groups").contains("intel_iommu=on"));
     assert!(remedy("AF_XDP").contains("cap_net_raw"));

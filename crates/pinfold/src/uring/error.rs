@@ -147,7 +147,9 @@ fn advice(errno: Errno) -> &'static str {
         Errno::NOSPC => ": the disk is full; free some space or choose another place",
         Errno::DQUOT => ": the disk quota is used up; free some space or choose another place",
         Errno::IO => ": the device failed; `dmesg` says more",
-        Errno::INVAL => ": the file system may refuse O_DIRECT here; try without",
+        Errno::INVAL => {
+            ": the file can not be used so; if it is none on a disk (/proc, /sys), copy it to one first"
+        }
         Errno::FBIG => ": larger than a file may be here (`ulimit -f`, or the file system's limit)",
         Errno::ROFS => ": the file system is read-only; choose another place",
         Errno::ACCESS | Errno::PERM => ": not permitted; check the owner and mode of the file",

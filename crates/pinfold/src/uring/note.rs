@@ -76,8 +76,8 @@ impl fmt::Display for Note {
             ),
             Self::NotFixed { asked, used, limit: Some(limit), errno } if *errno == Errno::NOMEM => write!(
                 f,
-                "no fixed buffers: {asked} bytes asked for, {used} pinned already, {limit} allowed; raise it as root \
-                 with `prlimit --memlock={} --pid $$`, or `ulimit -l` in the shell",
+                "no fixed buffers: {asked} bytes asked for, {used} pinned already, {limit} allowed; \
+                 fix: sudo prlimit --pid $$ --memlock={0}:{0}",
                 used.saturating_add(*asked)
             ),
             Self::NotFixed { asked, errno, .. } => {
@@ -88,8 +88,8 @@ impl fmt::Display for Note {
             }
             Self::NoRing { errno: errno @ (Errno::PERM | Errno::ACCESS) } => write!(
                 f,
-                "no io_uring: it is forbidden ({errno}); allow it as root with `sysctl kernel.io_uring_disabled=0` \
-                 (in a container also by its seccomp profile)"
+                "no io_uring: it is forbidden ({errno}); fix: sudo sysctl kernel.io_uring_disabled=0 \
+                 (in a container also its seccomp profile)"
             ),
             Self::NoRing { errno } => {
                 write!(f, "no io_uring: the kernel has none that suffices ({errno}); Linux 5.6 or later does")

@@ -407,7 +407,8 @@ fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
     assert_eq!((said, of), (asked, limit));
     let text = notes.last().unwrap().to_string();
     assert!(
-        text.contains(&format!("{asked} bytes asked for")) && text.contains("prlimit --memlock="),
+        text.contains(&format!("{asked} bytes asked for"))
+            && text.contains("sudo prlimit --pid $$ --memlock="),
         "{text}"
     );
 }

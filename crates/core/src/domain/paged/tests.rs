@@ -153,6 +153,28 @@ fn table_pages_come_back_however_many_windows_come_and_go() {
 }
 
 #[test]
+fn pages_that_a_failed_map_retired_come_back_to_the_next_map() {
+    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no ticket is under way.
+    let paged = paged(3, Scattered::default());
+    // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it made.
+    let error = paged.map(at(512 - 1, 2), nowhere(2), RW).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+    // Elsewhere, below another page of level 2: only what was retired can serve it.
+    paged.map(at(512 * 512 * 3, 1), nowhere(1), RW).unwrap();
+    assert_eq!(paged.stats().table_pages, 3);
+}
+
+#[test]
+fn a_map_gets_the_pages_of_all_levels_that_were_revoked() {
+    let paged = paged(3, Scattered::default());
+    for gib in 0..20 {
+        let range = at(gib * 512 * 512, 1);
+        paged.map(range, nowhere(1), RW).unwrap();
+        revoke(&paged, range); // and nobody waits for it
+    }
+}
+
+#[test]
 fn without_a_flush_table_pages_run_out_and_say_so() {
     let paged = paged(4, Scattered { hangs: true.into(), ..Scattered::default() });
     let map = |window| paged.map(at(window * 512, 1), nowhere(1), RW);

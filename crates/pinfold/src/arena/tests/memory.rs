@@ -175,7 +175,7 @@ fn stress_owners_of_buffers_and_chunks_do_not_meet() {
 #[test]
 fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let _alone = alone();
-    let leaked = leaked_bytes();
+    let leaked = leaked_here();
     let domain = soft();
     for exposure in [Exposure::PerUse, Exposure::Whole] {
         let arena =
@@ -188,20 +188,20 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
         drop(buffer);
         assert!(!is_mapped(addr));
     }
-    assert_eq!(leaked_bytes(), leaked);
+    assert_eq!(leaked_here(), leaked);
     assert_eq!(domain.stats().statics, 0);
 }
 
 #[test]
 fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
     let _alone = alone();
-    let leaked = leaked_bytes();
+    let leaked = leaked_here();
     let arena = plain(2 << 20, Exposure::PerUse);
     let addr = addr_of(&arena);
     arena.acquire(Order::PAGE).unwrap();
     drop(arena);
     assert!(is_mapped(addr), "a device may reach it");
-    assert_eq!(leaked_bytes() - leaked, 2 << 20);
+    assert_eq!(leaked_here() - leaked, 2 << 20);
 }
 
 #[test]

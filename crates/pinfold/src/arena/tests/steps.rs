@@ -80,7 +80,7 @@ const STUCK: BackendError = BackendError::NotRevoked;
 #[test]
 fn a_build_that_fails_leaves_nothing() {
     let _alone = alone();
-    let leaked = leaked_bytes();
+    let leaked = leaked_here();
     for (fails, exposure, done) in [
         ("admit", Exposure::Whole, vec!["admit"]),
         ("map_static", Exposure::Whole, vec!["admit", "map_static", "expel"]),
@@ -90,29 +90,29 @@ fn a_build_that_fails_leaves_nothing() {
         assert_eq!(fake.build(exposure).unwrap_err(), BuildError::Domain(REFUSED));
         assert_eq!(fake.done(), done);
     }
-    assert_eq!(leaked_bytes(), leaked);
+    assert_eq!(leaked_here(), leaked);
 }
 
 #[test]
 fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
     let _alone = alone();
-    let leaked = leaked_bytes();
+    let leaked = leaked_here();
     let fake = Fake::failing("map_static", STUCK);
     assert!(fake.build(Exposure::Whole).is_err());
     assert_eq!(fake.done(), ["admit", "map_static", "note_quarantined"], "and it is not expelled");
-    assert_eq!(leaked_bytes() - leaked, 2 << 20);
+    assert_eq!(leaked_here() - leaked, 2 << 20);
 }
 
 #[test]
 fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
     let _alone = alone();
-    let leaked = leaked_bytes();
+    let leaked = leaked_here();
     let fake = Fake::failing("unmap_static", STUCK);
     let arena = fake.build(Exposure::Whole).unwrap();
     let addr = addr_of(&arena);
     drop(arena);
     assert!(is_mapped(addr));
-    assert_eq!(leaked_bytes() - leaked, 2 << 20);
+    assert_eq!(leaked_here() - leaked, 2 << 20);
     assert_eq!(fake.done(), ["admit", "map_static", "unmap_static", "note_quarantined"]);
 }
 

@@ -46,7 +46,7 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
     let by_node = if nodes.len() > 1 { format!(" ({})", nodes.join(", ")) } else { String::new() };
     let detail = format!("{} free of {} reserved{by_node}", pool.available(), pool.total);
     let want = pool.total.saturating_add((WORTH_HAVING / page.bytes()).max(1));
-    let command = format!("sudo sh -c '{}'", hugepages::reserve_command(page, want, None));
+    let command = hugepages::reserve_command(page, want, None);
     match (pool.available(), pool.total) {
         (1.., _) => finding(what, State::Good, detail),
         (0, 1..) => finding(what, State::Limited, detail).mended_by(command),

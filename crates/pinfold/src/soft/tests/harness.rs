@@ -355,6 +355,10 @@ pub(super) fn at_once(domain: &Domain, iommu: &SoftIommu, rogues: u64, turns: us
                 break;
             }
             game.play();
+            // The rogues' turn, while there is something to be reached: they may have no other processor.
+            if turn >= turns && !game.mapped.is_empty() {
+                std::thread::yield_now();
+            }
             if turn % 64 == 0 {
                 game.check_free();
             }

@@ -1,0 +1,127 @@
+//! Figures that others have published for the same work, beside those of a run.
+//!
+//! They come from other machines, so each table shows both and compares only within a column.
+
+use crate::record::{Metric, Record};
+use crate::suite::pool;
+use std::fmt;
+
+/// "mpt3sas and dmapool scalability", the patches to Linux's DMA pools of June 2022: what they replaced, and what they
+/// came to; milliseconds for all allocs, and for all frees with the pool's destruction.
+const DMA_POOL: [(&str, f64, f64); 2] =
+    [("published: original", 350.0, 8901.0), ("published: red-black tree", 18.0, 19.0)];
+
+/// "Introduce a bulk order-0 page allocator" for Linux, March 2021: microseconds for one call of an RPC server's refill.
+const RPC: [(&str, f64); 3] = [("single", 25.007), ("list", 6.258), ("array", 4.590)];
+
+/// The published tables that `records` have a part in, with their figures. Nothing where they have none.
+///
+/// Where the run was a quick one the pools' table is left out: the workload is a smaller one, and one subject quadratic.
+#[derive(Clone, Copy, Debug)]
+pub struct Published<'r> {
+    /// The records of a run.
+    pub records: &'r [Record],
+    /// Whether it was a quick one.
+    pub quick: bool,
+}
+
+impl Published<'_> {
+    fn times<'r>(&'r self, suite: &'r str, case: &'r str) -> impl Iterator<Item = &'r Record> {
+        self.records.iter().filter(move |r| (r.suite, r.case, r.metric) == (suite, case, Metric::Time))
+    }
+}
+
+impl fmt::Display for Published<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.quick {
+            self.dma_pool(f)?;
+        }
+        self.rpc(f)
+    }
+}
+
+impl Published<'_> {
+    fn dma_pool(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        #[expect(clippy::cast_precision_loss, reason = "373,959")]
+        let ms = |ns_each: f64| ns_each * pool::BLOCKS as f64 / 1e6;
+        let mut rows = self
+            .times("pool", "mpt3sas-alloc")
+            .filter_map(|alloc| {
+                let free = self.times("pool", "mpt3sas-free").find(|free| free.subject == alloc.subject)?;
+                Some((alloc.subject, ms(alloc.median), ms(free.median)))
+            })
+            .peekable();
+        if rows.peek().is_none() {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "\n{} blocks of {} bytes, ms{:>16}{:>16}",
+            pool::BLOCKS,
+            pool::SIZE,
+            "alloc all",
+            "free all"
+        )?;
+        for (name, alloc, free) in DMA_POOL {
+            writeln!(f, "{name:<30}{alloc:>16.0}{free:>16.0}")?;
+        }
+        rows.try_for_each(|(name, alloc, free)| {
+            let here = format!("here: {name}");
+            writeln!(f, "{here:<30}{alloc:>16.2}{free:>16.2}")
+        })
+    }
+
+    fn rpc(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let here =
+            |subject| self.times("frame", "rpc-259").find(|r| r.subject == subject).map(|r| r.median / 1e3);
+        let Some(single_here) = here("single") else { return Ok(()) };
+        writeln!(
+            f,
+            "\n{:<18}{:>14}{:>14}{:>14}{:>14}",
+            "259 pages, refill", "published, µs", "single is", "here, µs", "single is"
+        )?;
+        let single = RPC[0].1;
+        for (name, published) in RPC {
+            let Some(ours) = here(name) else { continue };
+            let (then, now) = (single / published, single_here / ours);
+            writeln!(f, "{name:<18}{published:>14.3}{then:>13.2}x{ours:>14.3}{now:>13.2}x")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(suite: &'static str, case: &'static str, subject: &'static str, median: f64) -> Record {
+        let (min, max, metric) = (median, median, Metric::Time);
+        Record { suite, case, subject, metric, unit: "ns/op", median, min, max, runs: 1, modelled: false }
+    }
+
+    #[test]
+    fn a_table_has_the_published_figures_beside_ours() {
+        let records = [
+            record("pool", "mpt3sas-alloc", "linear", 1_000.0),
+            record("pool", "mpt3sas-free", "linear", 20_000.0),
+            record("frame", "rpc-259", "single", 10_000.0),
+            record("frame", "rpc-259", "array", 500.0),
+        ];
+        let text = Published { records: &records, quick: false }.to_string();
+        let row = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            line[name.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("published: original"), ["350", "8901"]);
+        assert_eq!(row("here: linear"), ["373.96", "7479.18"]);
+        assert_eq!(row("array"), ["4.590", "5.45x", "0.500", "20.00x"]);
+        let quick = Published { records: &records, quick: true }.to_string();
+        assert!(!quick.contains("8901") && quick.contains("25.007"));
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_not_measured() {
+        let records = [record("pool", "pair-64", "pinfold", 4.0)];
+        assert_eq!(Published { records: &records, quick: false }.to_string(), "");
+    }
+}

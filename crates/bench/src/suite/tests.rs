@@ -1,0 +1,92 @@
+//! Every suite, quickly: what it measures is complete, and each record says what it must.
+
+use super::{Record, Suite};
+use crate::harness::{COUNTS_RMW, Options};
+use std::collections::BTreeSet;
+
+fn run(suite: &str) -> Vec<Record> {
+    Suite::named(suite).unwrap().run(Options { runs: 1, quick: true }, &|_| ()).unwrap()
+}
+
+fn cases(records: &[Record]) -> BTreeSet<&str> {
+    records.iter().map(|record| record.case).collect()
+}
+
+fn subjects<'r>(records: &'r [Record], case: &str) -> Vec<&'r str> {
+    records.iter().filter(|record| record.case == case).map(|record| record.subject).collect()
+}
+
+/// Each line is an object with exactly the members that are promised.
+fn lines_are_well_formed(suite: &str, records: &[Record]) {
+    let mut seen = BTreeSet::new();
+    for record in records {
+        let line = record.to_json();
+        assert!(!line.contains('\n'));
+        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let members: BTreeSet<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
+        let promised = ["suite", "case", "subject", "metric", "unit", "median", "min", "max", "runs"];
+        assert_eq!(members, BTreeSet::from(promised), "{line}");
+        assert_eq!(object["suite"], suite);
+        assert!(["time", "rate", "bytes", "count", "segments"].contains(&object["metric"].as_str().unwrap()));
+        let figure = |name: &str| object[name].as_f64().unwrap();
+        assert!(0.0 <= figure("min") && figure("min") <= figure("median"), "{line}");
+        assert!(figure("median") <= figure("max"), "{line}");
+        assert!(object["metric"] != "time" || figure("min") > 0.0, "{line}");
+        assert_eq!(object["runs"], 1);
+        assert!(seen.insert((record.case, record.subject, record.unit)), "twice: {line}");
+    }
+}
+
+#[test]
+fn pool_has_its_cases_and_subjects() {
+    let records = run("pool");
+    lines_are_well_formed("pool", &records);
+    let expected = [
+        "mpt3sas-alloc",
+        "mpt3sas-free",
+        "mpt3sas-free-random",
+        "pair-16",
+        "pair-64",
+        "pair-256",
+        "pair-1024",
+        "pair-4096",
+        "bulk-32",
+        "pair-64-2t",
+        "remote-free",
+    ];
+    assert_eq!(cases(&records), BTreeSet::from(expected));
+    if COUNTS_RMW {
+        assert!(
+            records.iter().all(|record| record.unit == "rmw/op" && record.subject.starts_with("pinfold"))
+        );
+        return;
+    }
+    let all =
+        ["pinfold", "pinfold-block", "pinfold-shared", "inblock", "rbtree", "malloc", "lifo", "thread-list"];
+    for case in ["mpt3sas-alloc", "mpt3sas-free", "mpt3sas-free-random"] {
+        assert_eq!(subjects(&records, case), [&all[..], &["linear"]].concat());
+    }
+    assert_eq!(subjects(&records, "pair-64")[..3], ["pinfold", "pinfold-unchecked", "pinfold-block"]);
+}
+
+#[test]
+fn frame_has_its_cases_and_subjects() {
+    let records = run("frame");
+    lines_are_well_formed("frame", &records);
+    let mut expected = BTreeSet::from([
+        "pair-4k",
+        "pair-4k-2t",
+        "fill-64",
+        "fill-512",
+        "alloc-2m",
+        "random-free",
+        "rpc-259",
+    ]);
+    if COUNTS_RMW {
+        assert!(records.iter().all(|record| record.unit == "rmw/op"));
+    } else {
+        expected.extend(["churn-70", "zone-1t"]);
+        assert_eq!(subjects(&records, "rpc-259")[..3], ["single", "list", "array"]);
+    }
+    assert_eq!(cases(&records), expected);
+}

@@ -1,0 +1,79 @@
+//! `bench`: head to head with what Pinfold replaces.
+
+use crate::args::BenchArgs;
+use crate::failure::Failure;
+use crate::output;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pinfold_bench::plot::Plot;
+use pinfold_bench::published::Published;
+use pinfold_bench::{COUNTS_RMW, Options, Record, SUITES, Suite, Table, Turn};
+use std::path::{Path, PathBuf};
+
+/// How many runs are counted where the user does not say.
+const RUNS: usize = 9;
+const QUICK_RUNS: usize = 3;
+
+/// Measures, and prints each suite as it is done.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let options =
+        Options { runs: args.runs.unwrap_or(if args.quick { QUICK_RUNS } else { RUNS }), quick: args.quick };
+    if let Some(folder) = &args.plot {
+        // Before the measurement, which takes a while, and not after it.
+        std::fs::create_dir_all(folder).map_err(|error| Failure::Plot { path: folder.clone(), error })?;
+    }
+    if COUNTS_RMW {
+        eprintln!("pinfold: this build counts read-modify-writes, so times and baselines are left out");
+    } else if !args.json {
+        eprintln!(
+            "pinfold: read-modify-writes are left out: they are counted by a build with --features count-rmw"
+        );
+    }
+    let mut all: Vec<Record> = Vec::new();
+    for suite in chosen(&args.suites) {
+        let records = measure(suite, options)?;
+        if let Some(folder) = &args.plot {
+            plot(folder, suite, &records)?;
+        }
+        if args.json {
+            output::text(
+                &records.iter().fold(String::new(), |text, record| text + &record.to_json() + "\n"),
+            )?;
+        } else {
+            let gap = if all.is_empty() { "" } else { "\n" };
+            output::text(&format!("{gap}{}: {}\n{}", suite.name, suite.about, Table(&records)))?;
+        }
+        all.extend(records);
+    }
+    if !args.json {
+        output::text(&Published { records: &all, quick: args.quick }.to_string())?;
+    }
+    Ok(())
+}
+
+/// Each suite that was named, once; all of them where none was.
+fn chosen(names: &[String]) -> Vec<Suite> {
+    let wanted = |suite: &&Suite| names.is_empty() || names.iter().any(|name| name == suite.name);
+    SUITES.iter().filter(wanted).copied().collect()
+}
+
+fn measure(suite: Suite, options: Options) -> Result<Vec<Record>, Failure> {
+    // Drawn between runs only: a thread that ticks would be measured, too.
+    let line = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{prefix}: {wide_msg}") {
+        line.set_style(style);
+    }
+    line.set_prefix(suite.name);
+    let records = suite.run(options, &|turn: Turn| {
+        line.set_message(format!("round {} of {}, {}", turn.round, turn.rounds, turn.subject));
+        line.tick();
+    });
+    line.finish_and_clear();
+    Ok(records?)
+}
+
+fn plot(folder: &Path, suite: Suite, records: &[Record]) -> Result<(), Failure> {
+    let path: PathBuf = folder.join(suite.name).with_extension("svg");
+    let title = format!("pinfold bench {}: {}", suite.name, suite.about);
+    let picture = Plot { title: &title, records }.to_string();
+    std::fs::write(&path, picture).map_err(|error| Failure::Plot { path, error })
+}

@@ -1,0 +1,39 @@
+//! `bench`: its lines, its pictures, what it refuses. What it measures is tested beside the suites.
+
+use crate::common::{Folder, pinfold};
+
+#[test]
+fn json_is_one_object_a_line_and_a_suite_named_twice_runs_once() {
+    let ended = pinfold(&["bench", "frame", "frame", "--quick", "--json", "--runs", "1"]);
+    // Nothing but the objects, and no progress where there is no terminal.
+    assert_eq!(ended.err, "");
+    let out = ended.ok();
+    let records: Vec<serde_json::Value> =
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |case: &str, subject: &str| {
+        records
+            .iter()
+            .filter(|r| r["case"] == case && r["subject"] == subject && r["suite"] == "frame")
+            .count()
+    };
+    assert_eq!((of("fill-64", "pinfold"), of("rpc-259", "array"), of("rpc-259", "single")), (1, 1, 1));
+    assert!(records.iter().all(|record| record["median"].is_f64() && record["runs"] == 1));
+}
+
+#[test]
+fn a_table_ends_with_the_published_figures_and_pictures_are_written() {
+    let folder = Folder::new();
+    let out = pinfold(&["bench", "frame", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")]).ok();
+    assert!(out.starts_with("frame: ") && out.contains("pair-4k") && out.contains("25.007"), "{out}");
+    let picture = std::fs::read_to_string(folder.path("a/b/frame.svg")).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("rpc-259"));
+}
+
+#[test]
+fn what_it_cannot_do_is_said_before_anything_is_measured() {
+    pinfold(&["bench", "pools"]).failed(2, &["pools", "pool", "frame"]);
+    pinfold(&["bench", "--runs", "0"]).failed(2, &["0", "--runs"]);
+    let folder = Folder::new();
+    let file = folder.file("file", b"");
+    pinfold(&["bench", "--plot", &file]).failed(1, &[&file, "--plot"]);
+}

@@ -1,0 +1,95 @@
+//! A lock that is held for moments.
+
+use crate::sync::{AtomicBool, Ordering, UnsafeCell};
+use core::ops::{Deref, DerefMut};
+
+/// A lock whose taking costs one atomic read-modify-write and whose release a plain store, half of what one costs that
+/// can wake a sleeper. Who finds it taken looks again: at once at first, then after giving way, then (with the feature
+/// `std`) after sleeps of 50 µs, so that a holder of lower priority gets on.
+#[derive(Debug)]
+pub(super) struct House<T> {
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only by who has set `taken` and not yet cleared it, one thread at a time; acquire and
+// release hand it over.
+unsafe impl<T: Send> Sync for House<T> {}
+
+impl<T> House<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline(always)]
+    pub(super) fn lock(&self) -> Guard<'_, T> {
+        if !self.try_take() {
+            self.wait();
+        }
+        Guard(self)
+    }
+
+    #[inline(always)]
+    fn try_take(&self) -> bool {
+        self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let mut round = 0;
+        loop {
+            give_way(round);
+            round = round.saturating_add(1);
+            if !self.taken.load(Ordering::Relaxed) && self.try_take() {
+                return;
+            }
+        }
+    }
+}
+
+/// What to do before the lock is looked at again, after so many vain looks.
+fn give_way(looks: u32) {
+    #[cfg(loom)]
+    {
+        let _ = looks;
+        loom::thread::yield_now();
+    }
+    #[cfg(all(not(loom), feature = "std"))]
+    match looks {
+        0..64 => core::hint::spin_loop(),
+        64..80 => std::thread::yield_now(),
+        _ => std::thread::sleep(core::time::Duration::from_micros(50)),
+    }
+    #[cfg(all(not(loom), not(feature = "std")))]
+    {
+        let _ = looks;
+        core::hint::spin_loop();
+    }
+}
+
+/// The lock, taken until this is dropped.
+pub(super) struct Guard<'h, T>(&'h House<T>);
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard has the lock, so nobody else reaches the value as long as the borrow of the guard lasts.
+        self.0.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard is borrowed mutably.
+        self.0.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,160 @@
+//! What is refused, and what is left when something is.
+
+use super::*;
+
+#[test]
+fn wrong_frees_are_told_apart_and_change_nothing() {
+    let heap = Heap::new(4 << 20);
+    let other = Heap::new(2 << 20);
+    let (pool, stranger) = (pool(&heap, 100), super::tests::pool(&other, 100));
+    let neighbour = super::tests::pool(&heap, 100);
+    let block = pool.alloc_raw().unwrap();
+    let addr = block.as_ptr().as_ptr().addr();
+    let before = pool.report();
+    let foreign = |block| matches!(pool.free_raw(block), Err(FreeError::Foreign { .. }));
+    assert!(foreign(stranger.alloc_raw().unwrap()));
+    assert!(foreign(neighbour.alloc_raw().unwrap()));
+    assert!(foreign(moved(block, -1)));
+    assert!(foreign(moved(block, 4 << 20)));
+    for bytes in [1, 99, 4000 + 50, 4095] {
+        let error = pool.free_raw(moved(block, bytes)).unwrap_err();
+        assert!(matches!(error, FreeError::Misaligned { blocks: 40, size: 100, .. }), "{error}");
+    }
+    let crooked = RawBlock::from_parts(block.as_ptr(), Iova::new(7));
+    let expected = Iova::new(IOVA);
+    assert_eq!(pool.free_raw(crooked), Err(FreeError::WrongIova { addr, iova: Iova::new(7), expected }));
+    assert_eq!(pool.free_raw(moved(block, 100)), Err(FreeError::DoubleFree { addr: addr + 100 }));
+    assert_eq!(pool.report(), before);
+    assert!(pool.memory(moved(block, 100)).is_err());
+    assert_eq!(pool.memory(block).unwrap().len(), 100);
+    pool.free_raw(block).unwrap();
+    assert_eq!(pool.free_raw(block), Err(FreeError::DoubleFree { addr }));
+    // Through another owner, and while it sits in the first one's magazine, or in the depot.
+    assert_eq!(pool.local().free_raw(block), Err(FreeError::DoubleFree { addr }));
+    assert_eq!(pool.0.shrink(), 4096);
+    assert!(foreign(block));
+}
+
+#[test]
+fn late_device_writes_into_freed_blocks_hurt_nothing() {
+    let heap = Heap::new(8 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let memory = heap.memory();
+    for round in 0..4u8 {
+        let blocks: Vec<_> = (0..30_000).map(|_| local.alloc_raw().unwrap()).collect();
+        let distinct: HashSet<_> = blocks.iter().collect();
+        assert_eq!(distinct.len(), blocks.len());
+        for &block in &blocks {
+            local.free_raw(block).unwrap();
+        }
+        memory.fill(0, memory.len(), round.wrapping_sub(1)).unwrap();
+    }
+    drop(local);
+    pool.destroy().unwrap();
+}
+
+#[test]
+fn running_out_of_memory_at_any_chunk_changes_nothing() {
+    for n in 0..40 {
+        let heap = Heap::new(16 << 20).fail_after(n);
+        let pool = pool(&heap, 2000);
+        let mut blocks = Vec::new();
+        let error = loop {
+            match pool.alloc_raw() {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))));
+        let stats = pool.report();
+        assert_eq!((stats.in_use, stats.blocks), (blocks.len() as u64, blocks.len() as u64));
+        assert_eq!(stats.chunks, heap.acquired.load(Ordering::Relaxed) as u64);
+        assert_eq!(pool.alloc_raw(), Err(error));
+        if let Some(block) = blocks.pop() {
+            pool.free_raw(block).unwrap();
+            blocks.push(pool.alloc_raw().unwrap());
+        }
+        pool.free_bulk(&blocks).unwrap();
+        pool.destroy().unwrap();
+        assert!(!heap.taken.lock().contains(&true));
+    }
+}
+
+#[test]
+fn a_busy_pool_is_given_back_and_a_dropped_one_keeps_what_is_out() {
+    let heap = Heap::new(4 << 20);
+    let busy = pool(&heap, 64);
+    let (kept, freed) = (busy.alloc_raw().unwrap(), busy.alloc_raw().unwrap());
+    busy.free_raw(freed).unwrap();
+    let busy = busy.destroy().unwrap_err();
+    assert_eq!((busy.blocks, busy.first), (1, kept));
+    assert!(busy.to_string().contains("1 blocks out"));
+    let pool = busy.pool;
+    assert_eq!(pool.free_raw(freed), Err(FreeError::DoubleFree { addr: freed.as_ptr().as_ptr().addr() }));
+    drop(pool);
+    assert_eq!(heap.taken.lock().iter().filter(|&&taken| taken).count(), 1);
+}
+
+/// The source has no n-th chunk at first, for all n up to 10^3: the call fails, nothing has changed, and when there is one
+/// the next call succeeds.
+#[test]
+fn a_source_that_fails_is_rolled_back_at_every_step() {
+    // 4 KiB chunks, because the span is aligned to no more than that: a thousand of them are a thousand steps.
+    let heap = Heap::new(5 << 20);
+    let pages = heap.crooked();
+    let pool = DmaPool::new(&pages, "faults", 2048, 0, 1 << 20).unwrap();
+    let mut local = pool.local();
+    let mut slots = [None; 1];
+    for n in 1..=1000 {
+        let before = pool.report();
+        heap.left.store(0, Ordering::Relaxed);
+        // Uses up what there is, also what the pool's own owner holds, then meets the failure; by one of the three ways in.
+        let mut alloc = || match n % 3 {
+            0 => local.alloc_raw(),
+            1 => pool.alloc_raw(),
+            _ => match local.fill(&mut slots) {
+                0 => Err(AllocError::Source(heap.exhausted(Order::PAGE))),
+                _ => Ok(slots[0].take().unwrap()),
+            },
+        };
+        let mut got = 0;
+        let failed = loop {
+            match alloc() {
+                Ok(_) => got += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(failed, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))));
+        let after = pool.report();
+        assert_eq!((after.chunks, after.bytes, after.blocks), (before.chunks, before.bytes, before.blocks));
+        assert_eq!(after.in_use, before.in_use + got);
+        heap.left.store(usize::MAX, Ordering::Relaxed);
+        // Again, and now there is a chunk.
+        alloc().unwrap();
+        assert_eq!(pool.report().chunks, before.chunks + 1);
+        assert_eq!(pool.report().in_use, after.in_use + 1);
+    }
+}
+
+/// The same of larger chunks: what cannot be had is had smaller, and the pool is none the worse.
+#[test]
+fn a_large_chunk_that_cannot_be_had_is_had_smaller() {
+    for n in 1..=60 {
+        let heap = Heap::new(16 << 20);
+        heap.fail_at(n);
+        let pool = pool(&heap, 64);
+        let mut slots = vec![None; 100_000];
+        let full = pool.fill(&mut slots);
+        // Only the first two, of a page, have nothing smaller.
+        let expected = [0, 64].get(n - 1).copied().unwrap_or(100_000);
+        assert_eq!(full, expected);
+        assert_eq!(pool.fill(&mut slots), 100_000);
+        let distinct: HashSet<_> = slots.iter().flatten().collect();
+        assert_eq!(distinct.len(), 100_000);
+        pool.free_slots(&mut slots).unwrap();
+        assert!(slots.iter().all(Option::is_none));
+        pool.destroy().unwrap();
+        assert!(!heap.taken.lock().contains(&true));
+    }
+}

@@ -1,0 +1,141 @@
+//! Against a set of live blocks.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc(usize),
+    Free(usize, prop::sample::Index),
+    DoubleFree(usize, prop::sample::Index),
+    Crooked(usize, prop::sample::Index, isize),
+    /// How many; into slots of which every third is full already.
+    Fill(usize, usize),
+    FreeMany(usize, usize),
+    Replace(usize),
+    Shrink,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let who = 0usize..3;
+    let index = || any::<prop::sample::Index>();
+    let step = prop_oneof![
+        10 => who.clone().prop_map(Step::Alloc),
+        8 => (who.clone(), index()).prop_map(|(who, at)| Step::Free(who, at)),
+        1 => (who.clone(), index()).prop_map(|(who, at)| Step::DoubleFree(who, at)),
+        1 => (who.clone(), index(), -5000isize..5000).prop_map(|(who, at, by)| Step::Crooked(who, at, by)),
+        1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::Fill(who, n)),
+        1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FreeMany(who, n)),
+        1 => who.prop_map(Step::Replace),
+        1 => Just(Step::Shrink),
+    ];
+    prop::collection::vec((step, 1usize..80), 40)
+        .prop_map(|runs| runs.into_iter().flat_map(|(step, n)| std::iter::repeat_n(step, n)).collect())
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_set_of_live_blocks(
+        steps in steps(), size in 1usize..3000, align in 0u32..8, boundary in prop_oneof![Just(0u32), 9u32..22],
+    ) {
+        let heap = Heap::new(4 << 20);
+        let align = if align == 0 { 0 } else { 1usize << align };
+        let boundary = if boundary == 0 { 0 } else { 1usize << boundary };
+        let Ok(pool) = DmaPool::new(&heap, "model", size, align, boundary) else { return Ok(()) };
+        let size = pool.block_size() as u64;
+        let mut locals = [pool.local(), pool.local()];
+        let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
+        let mut freed: Vec<RawBlock> = Vec::new();
+        let pick = |live: &BTreeMap<u64, RawBlock>, at: prop::sample::Index| {
+            (!live.is_empty()).then(|| *live.values().nth(at.index(live.len())).unwrap())
+        };
+        for step in steps {
+            let free = |locals: &mut [Local<'_, _>; 2], who: usize, block| match locals.get_mut(who) {
+                Some(local) => local.free_raw(block),
+                None => pool.free_raw(block),
+            };
+            match step {
+                Step::Alloc(who) => {
+                    let block = match locals.get_mut(who) { Some(local) => local.alloc_raw(), None => pool.alloc_raw() };
+                    let Ok(block) = block else { continue };
+                    let at = block.iova().raw();
+                    prop_assert_eq!(at - IOVA, (block.as_ptr().as_ptr().addr() - heap.base.as_ptr().addr()) as u64);
+                    prop_assert!(at.is_multiple_of(align.max(1) as u64));
+                    prop_assert!(boundary == 0 || at / boundary as u64 == (at + size - 1) / boundary as u64);
+                    prop_assert!(live.range(..at + size).next_back().is_none_or(|(&other, _)| other + size <= at));
+                    live.insert(at, block);
+                }
+                Step::Free(who, at) => {
+                    let Some(block) = pick(&live, at) else { continue };
+                    prop_assert_eq!(free(&mut locals, who, block), Ok(()));
+                    live.remove(&block.iova().raw());
+                    freed.push(block);
+                }
+                Step::DoubleFree(who, at) => {
+                    if freed.is_empty() { continue }
+                    let block = freed[at.index(freed.len())];
+                    if live.contains_key(&block.iova().raw()) { continue }
+                    let error = free(&mut locals, who, block).unwrap_err();
+                    let told = !matches!(error, FreeError::WrongIova { .. });
+                    prop_assert!(told, "{}", error);
+                }
+                Step::Crooked(who, at, by) => {
+                    let Some(block) = pick(&live, at) else { continue };
+                    let block = moved(block, by);
+                    if live.contains_key(&block.iova().raw()) { continue }
+                    prop_assert!(free(&mut locals, who, block).is_err());
+                }
+                Step::Fill(who, n) => {
+                    let full = |slots: &[Option<RawBlock>]| slots.iter().flatten().count();
+                    let held: Vec<_> = live.values().copied().collect();
+                    let mut slots: Vec<_> =
+                        (0..n).map(|i| held.get(i).copied().filter(|_| i % 3 == 0)).collect();
+                    let before = slots.clone();
+                    let filled = match locals.get_mut(who) {
+                        Some(local) => local.fill(&mut slots),
+                        None => pool.fill(&mut slots),
+                    };
+                    prop_assert_eq!(filled, full(&slots));
+                    for (before, after) in before.into_iter().zip(slots) {
+                        if before.is_some() {
+                            prop_assert_eq!(before, after);
+                        } else if let Some(block) = after {
+                            let at = block.iova().raw();
+                            let below = live.range(..at + size).next_back();
+                            prop_assert!(below.is_none_or(|(&other, _)| other + size <= at));
+                            live.insert(at, block);
+                        }
+                    }
+                }
+                Step::FreeMany(who, n) => {
+                    let mut slots: Vec<_> = live.values().copied().step_by(2).take(n).map(Some).collect();
+                    slots.push(None);
+                    for block in slots.iter().flatten() {
+                        live.remove(&block.iova().raw());
+                        freed.push(*block);
+                    }
+                    let result = match locals.get_mut(who) {
+                        Some(local) => local.free_slots(&mut slots),
+                        None => pool.free_slots(&mut slots),
+                    };
+                    prop_assert_eq!(result, Ok(()));
+                    prop_assert!(slots.iter().all(Option::is_none));
+                }
+                Step::Replace(who) => {
+                    if let Some(local) = locals.get_mut(who) { *local = pool.local(); }
+                }
+                Step::Shrink => { pool.0.shrink(); }
+            }
+        }
+        let stats = pool.report();
+        prop_assert_eq!(stats.in_use, live.len() as u64);
+        prop_assert_eq!(stats.in_use + stats.in_magazines + stats.in_rows + stats.in_depot, stats.blocks);
+        prop_assert_eq!(stats.late_double_frees, 0);
+        drop(locals);
+        for block in live.values() {
+            pool.free_raw(*block).unwrap();
+        }
+        prop_assert_eq!(pool.0.shrink(), stats.bytes);
+        pool.destroy().unwrap();
+    }
+}

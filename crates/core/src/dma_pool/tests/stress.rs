@@ -1,0 +1,114 @@
+//! Many threads, and what they share.
+
+use super::*;
+
+#[test]
+fn stress_blocks_wander_between_eight_threads() {
+    let heap = Heap::new(32 << 20);
+    let pool = pool(&heap, 64);
+    let rounds = if cfg!(miri) { 20 } else { 4_000 };
+    let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
+    crate::threads::scope(|scope| {
+        for me in 0..8usize {
+            let (pool, hands) = (&pool, &hands);
+            scope.spawn(move || {
+                let mut local = pool.local();
+                let mut seed = me + 1;
+                for round in 0..rounds {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let to = (seed >> 33) % 8;
+                    for i in 0..(seed >> 40) % 20 {
+                        let block = if i == 7 { pool.alloc_raw() } else { local.alloc_raw() }.unwrap();
+                        let memory = pool.memory(block).unwrap();
+                        memory.write_u64(0, block.iova().raw()).unwrap();
+                        hands[to].lock().push(block);
+                    }
+                    let mine = std::mem::take(&mut *hands[me].lock());
+                    for (i, block) in mine.into_iter().enumerate() {
+                        let memory = pool.memory(block).unwrap();
+                        assert_eq!(memory.read_u64(0), Ok(block.iova().raw()));
+                        memory.write_u64(0, 0).unwrap();
+                        if i % 16 == 3 { pool.free_raw(block) } else { local.free_raw(block) }.unwrap();
+                    }
+                    if round % 1000 == 999 {
+                        local = pool.local();
+                        pool.0.shrink();
+                    }
+                }
+            });
+        }
+    });
+    let rest: Vec<_> = hands.iter().flat_map(|hand| std::mem::take(&mut *hand.lock())).collect();
+    let stats = pool.report();
+    assert_eq!((stats.in_use, stats.late_double_frees), (rest.len() as u64, 0));
+    pool.free_bulk(&rest).unwrap();
+    pool.destroy().unwrap();
+}
+
+#[test]
+fn stress_of_two_frees_of_one_block_one_counts() {
+    let heap = Heap::new(4 << 20);
+    let pool = pool(&heap, 64);
+    let turn = AtomicUsize::new(0);
+    let shared: Mutex<Vec<RawBlock>> = Mutex::default();
+    let rounds: usize = if cfg!(miri) { 20 } else { 3_000 };
+    let freed = AtomicUsize::new(0);
+    crate::threads::scope(|scope| {
+        let mut local = pool.local();
+        scope.spawn(|| {
+            let mut local = pool.local();
+            for round in 0..rounds {
+                while turn.load(Ordering::Acquire) < 2 * round + 1 {
+                    std::hint::spin_loop();
+                }
+                let blocks = shared.lock().clone();
+                let ok = blocks.iter().rev().filter(|&&block| local.free_raw(block).is_ok()).count();
+                freed.fetch_add(ok, Ordering::Relaxed);
+                turn.store(2 * round + 2, Ordering::Release);
+            }
+        });
+        for round in 0..rounds {
+            let blocks: Vec<_> = (0..50).map(|_| local.alloc_raw().unwrap()).collect();
+            assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), 50);
+            *shared.lock() = blocks.clone();
+            turn.store(2 * round + 1, Ordering::Release);
+            let ok = blocks.iter().filter(|&&block| local.free_raw(block).is_ok()).count();
+            freed.fetch_add(ok, Ordering::Relaxed);
+            while turn.load(Ordering::Acquire) < 2 * round + 2 {
+                std::hint::spin_loop();
+            }
+        }
+    });
+    // Rows in the depot have posts that are collected when they are next lent.
+    let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+    let stats = pool.report();
+    assert_eq!(stats.in_use, stats.blocks);
+    assert_eq!(stats.late_double_frees + rounds as u64 * 50, freed.load(Ordering::Relaxed) as u64);
+    pool.free_bulk(&all).unwrap();
+    pool.destroy().unwrap();
+}
+
+/// Read-modify-writes an operation: none while blocks go to and fro, and rows change hands for 64 blocks at a time.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn hot_paths_share_nothing() {
+    use crate::sync::{rmw_count, rmw_reset};
+    const N: u32 = 200_000;
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 128);
+    let mut local = pool.local();
+    let first = local.alloc_raw().unwrap();
+    local.free_raw(first).unwrap();
+    rmw_reset();
+    for _ in 0..N {
+        let block = local.alloc_raw().unwrap();
+        local.free_raw(block).unwrap();
+    }
+    assert_eq!(rmw_count(), 0);
+    let blocks: Vec<_> = (0..N).map(|_| local.alloc_raw().unwrap()).collect();
+    for block in blocks {
+        local.free_raw(block).unwrap();
+    }
+    let an_operation = rmw_count() as f64 / f64::from(2 * N);
+    assert!(an_operation < 0.02, "{an_operation}");
+}

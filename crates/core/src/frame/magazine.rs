@@ -1,0 +1,130 @@
+//! An owner's magazine of frames.
+
+use super::Frame;
+use super::map::Part;
+use alloc::boxed::Box;
+use alloc::vec;
+
+/// Frames as parts of words of the map, one word a *way*, found by the lower bits of the word's number.
+#[derive(Debug)]
+pub(super) struct Magazine {
+    ways: Box<[Part]>,
+    /// A bit for each way that has a word, and for some that have none.
+    used: Box<[u64]>,
+    /// The way that the next frame comes from: its frames came back last.
+    current: usize,
+}
+
+/// How much lies in a magazine.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    pub(super) frames: u32,
+    pub(super) ways: u32,
+}
+
+impl Magazine {
+    /// An empty one with so many ways, a power of two.
+    pub(super) fn new(ways: u32) -> Self {
+        Self {
+            ways: vec![Part::NONE; ways as usize].into(),
+            used: vec![0; ways.div_ceil(64) as usize].into(),
+            current: 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn index_of(&self, word: u32) -> usize {
+        word as usize & (self.ways.len() - 1)
+    }
+
+    pub(super) fn held(&self) -> Held {
+        let mut held = Held { frames: 0, ways: 0 };
+        let mut from = 0;
+        while let Some(index) = self.next_used(from) {
+            held.frames += self.peek(index).len();
+            held.ways += 1;
+            from = index + 1;
+        }
+        held
+    }
+
+    /// The lowest frame of the current way.
+    #[inline(always)]
+    pub(super) fn pop(&mut self) -> Option<Frame> {
+        self.ways[self.current].pop()
+    }
+
+    /// Which frames of a word are here, if it has a way.
+    #[inline(always)]
+    pub(super) fn held_of(&self, word: u32) -> Option<u64> {
+        let way = &self.ways[self.index_of(word)];
+        (way.word == word).then_some(way.mask)
+    }
+
+    /// Adds frames of a word that has a way.
+    #[inline(always)]
+    pub(super) fn add(&mut self, part: Part) {
+        let index = self.index_of(part.word);
+        self.ways[index].mask |= part.mask;
+        self.current = index;
+    }
+
+    /// Gives a word the way that is its own, which must be empty.
+    pub(super) fn put(&mut self, part: Part) {
+        let index = self.index_of(part.word);
+        self.ways[index] = part;
+        self.used[index / 64] |= 1 << (index % 64);
+        self.current = index;
+    }
+
+    pub(super) fn peek(&self, index: usize) -> Part {
+        self.ways[index]
+    }
+
+    /// Empties a way.
+    pub(super) fn take(&mut self, index: usize) -> Part {
+        self.used[index / 64] &= !(1 << (index % 64));
+        core::mem::replace(&mut self.ways[index], Part::NONE)
+    }
+
+    /// Empties some way that has frames, the current one first.
+    #[inline(always)]
+    pub(super) fn take_any(&mut self) -> Part {
+        if self.ways[self.current].mask != 0 || self.seek() { self.take(self.current) } else { Part::NONE }
+    }
+
+    /// Makes a way with frames the current one, if there is any. O(ways that were emptied since).
+    pub(super) fn seek(&mut self) -> bool {
+        // On from the current one: then words that came back together leave together.
+        let start = self.current / 64;
+        for step in 0..self.used.len() {
+            let word = (start + step) & (self.used.len() - 1);
+            while self.used[word] != 0 {
+                let index = word * 64 + self.used[word].trailing_zeros() as usize;
+                if self.ways[index].mask != 0 {
+                    self.current = index;
+                    return true;
+                }
+                self.take(index);
+            }
+        }
+        false
+    }
+
+    /// The first way from `from` on that has frames.
+    pub(super) fn next_used(&self, from: usize) -> Option<usize> {
+        let mut mask = !0 << (from % 64);
+        for word in from / 64..self.used.len() {
+            let mut used = self.used[word] & mask;
+            mask = !0;
+            while used != 0 {
+                let index = word * 64 + used.trailing_zeros() as usize;
+                if self.ways[index].mask != 0 {
+                    return Some(index);
+                }
+                used &= used - 1;
+            }
+        }
+        None
+    }
+}

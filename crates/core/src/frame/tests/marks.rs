@@ -1,0 +1,224 @@
+//! Watermarks, pressure, and running out at every step.
+
+use super::*;
+
+fn zone_with(frames: u32, min: u32, low: u32, high: u32) -> Zone {
+    Zone::with_watermarks(frames, Watermarks::new(min, low, high).unwrap()).unwrap()
+}
+
+#[test]
+fn the_marks_that_are_taken_if_none_are_named() {
+    assert_eq!(Zone::new(16_383).unwrap().watermarks(), Watermarks::NONE);
+    let marks = Zone::new(1 << 18).unwrap().watermarks();
+    assert_eq!((marks.min(), marks.low(), marks.high()), (256, 320, 384));
+    assert_eq!(Watermarks::for_frames(Zone::MAX_FRAMES).min(), 16_384);
+    assert_eq!((Watermarks::new(2, 1, 3), Watermarks::new(1, 3, 2)), (None, None));
+}
+
+#[test]
+fn bulk_stops_at_low_and_takes_one_more() {
+    let zone = zone_with(1000, 50, 100, 150);
+    let mut slots = vec![None; 1000];
+    assert_eq!(zone.fill(&mut slots), 901);
+    assert!(zone.pressed());
+    assert_eq!((zone.available(), zone.stats().fell_back, zone.stats().bulk_partial), (99, 1, 1));
+    let mut more = vec![None; 1000];
+    assert_eq!(zone.fill(&mut more), 1, "a call under the mark gets its one");
+    assert_eq!(zone.fill_by(&mut more, Urgency::Urgent), 50, "98 - 50, and one more");
+    assert_eq!(zone.available(), 49);
+    assert_eq!(
+        zone.fill_all(&mut [None; 2]),
+        Err(FrameError::Short { asked: 2, missing: 1 }),
+        "all or nothing knows the marks too"
+    );
+    assert_eq!(zone.fill_all(&mut [None; 1]), Ok(()));
+    assert_eq!(zone.take_list(9).len(), 1);
+    // `fill_all` kept its frame, the list gave its own back.
+    assert_eq!(zone.available(), 48);
+    for _ in 0..48 {
+        zone.alloc(Order::PAGE).unwrap();
+    }
+    assert_eq!(zone.fill_by(&mut [None; 3], Urgency::Urgent), 0);
+    assert_eq!((zone.taken(), zone.stats().exhausted), (1000, 2), "the refused list of slots is one");
+    assert_eq!(zone.free_bulk(&mut more), Ok(50));
+    assert!(zone.pressed(), "50 is not 150");
+    assert_eq!(zone.free_bulk(&mut slots), Ok(901));
+    assert!(!zone.pressed());
+}
+
+#[test]
+fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
+    let zone = zone_with(512 * 20, 200, 300, 400);
+    let mut hoarder = zone.local();
+    let mut slots = vec![None; 500];
+    assert_eq!(hoarder.fill(&mut slots), 500);
+    assert_eq!(hoarder.free_bulk(&mut slots), Ok(500));
+    assert_eq!(hoarder.held(), 512);
+    let mut taker = zone.local();
+    let mut all = vec![None; 512 * 20];
+    let got = taker.fill(&mut all);
+    // What the hoarder has is not known to the counters before it folds them in.
+    assert!((9428..=9493).contains(&got), "{got}");
+    assert!(zone.pressed());
+    let other = all[0].take().unwrap();
+    hoarder.free(other, Order::PAGE).unwrap();
+    assert_eq!(hoarder.held(), 0, "all given back, as the zone is pressed");
+    drop((hoarder, taker));
+    assert_eq!(zone.stats().held, 0);
+    assert_eq!(zone.taken(), zone.stats().in_use);
+    assert_eq!(zone.free_bulk(&mut all), Ok(got - 1));
+    assert!(!zone.pressed());
+    assert_eq!(zone.taken(), 0);
+}
+
+/// With n frames left, for each n, what needs one more gets nothing and leaves all as it was.
+#[test]
+fn running_out_at_every_step_rolls_back() {
+    let zone = Zone::with_watermarks(512 * 20, Watermarks::NONE).unwrap();
+    let first = zone.alloc_run(512 * 20, 1).unwrap();
+    // Not in order, so that what is left lies in many words.
+    let mut left: Vec<Frame> = Vec::new();
+    for n in 0..=1000_u32 {
+        let missing = |asked| Err(FrameError::Short { asked, missing: asked - n as usize });
+        let taken = zone.taken();
+        let mut slots = vec![None; n as usize + 2];
+        slots[1] = Some(first);
+        assert_eq!(zone.fill_all(&mut slots), missing(n as usize + 1));
+        assert_eq!((zone.taken(), slots.iter().flatten().count()), (taken, 1));
+        {
+            let mut local = zone.local();
+            assert_eq!(local.fill_all(&mut slots), missing(n as usize + 1));
+            assert_eq!(slots.iter().flatten().count(), 1);
+        }
+        assert_eq!(zone.take_list(n as usize + 1).len(), n as usize);
+        assert_eq!((zone.taken(), zone.stats().held), (taken, 0));
+        assert_eq!(zone.stats().in_use, taken);
+        assert_eq!(
+            zone.alloc(Order::HUGE),
+            Err(FrameError::Exhausted { order: Order::HUGE, frames: 10_240 })
+        );
+        assert_eq!(zone.taken(), taken);
+        let next = frame((n * 7919) % 10_240);
+        zone.free(next, Order::PAGE).unwrap();
+        left.push(next);
+    }
+    assert_eq!(zone.take_list(2000).collect::<BTreeSet<_>>(), left.into_iter().collect());
+}
+
+#[test]
+fn an_owner_gives_its_magazine_back_before_it_refuses_a_run() {
+    let zone = Zone::new(512 * 4).unwrap();
+    let mut local = zone.local();
+    let all: Vec<_> = (0..512 * 4).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
+    for &frame in &all {
+        if frame.index() % 8 < 4 {
+            local.free(frame, Order::PAGE).unwrap();
+        }
+    }
+    assert!(local.held() > 0);
+    let runs = (0..256).map(|_| local.alloc(order(2)).unwrap()).collect::<BTreeSet<_>>();
+    assert_eq!(runs.len(), 256);
+    assert_eq!(local.alloc(order(2)).ok(), None);
+}
+
+/// Eight owners that fill and empty tables of slots down to the marks, each freeing in an order of its own.
+#[test]
+fn stress_bulk_down_to_the_marks() {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    let zone = zone_with(512 * 32, 256, 512, 1024);
+    let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
+    let mark = |frame: Frame, from: u8, to: u8| {
+        assert_eq!(owners[frame.index() as usize].swap(to, Relaxed), from, "{frame}");
+    };
+    crate::threads::scope(|scope| {
+        for me in 1..=8_u8 {
+            let (zone, mark) = (&zone, &mark);
+            scope.spawn(move || {
+                let mut local = zone.local();
+                let mut slots = vec![None; 3000];
+                for round in 0..60_usize {
+                    let (start, step) = (round * 37 % 1000, 2 * round + 1);
+                    let table = slots.get_mut(start..).unwrap();
+                    let held: Vec<_> = table.iter().copied().flatten().collect();
+                    if me % 2 == 0 {
+                        local.fill(table)
+                    } else {
+                        zone.fill(table)
+                    };
+                    // `held` is in order of the slots, and so is what comes after it.
+                    let mut old = held.into_iter().peekable();
+                    for frame in table.iter().flatten() {
+                        if old.next_if_eq(frame).is_none() {
+                            mark(*frame, 0, me);
+                        }
+                    }
+                    assert!(old.next().is_none(), "full slots are as they were");
+                    // 3000 = 2^3 * 3 * 5^3: some steps reach all slots, others leave holes between full ones.
+                    for i in 0..3000 {
+                        if let Some(frame) = slots[i * step % 3000].take() {
+                            mark(frame, me, 0);
+                            local.free(frame, Order::PAGE).unwrap();
+                        }
+                    }
+                }
+                for frame in slots.into_iter().flatten() {
+                    mark(frame, me, 0);
+                    zone.free(frame, Order::PAGE).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((zone.taken(), zone.stats().in_use, zone.stats().held), (0, 0, 0));
+    assert_eq!(zone.whole_regions(), 32);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 340, ..ProptestConfig::default() })]
+
+    /// Bulk calls get exactly what the marks leave, and one.
+    #[test]
+    fn marks_agree_with_arithmetic(
+        marks in prop::array::uniform3(0..700_u32),
+        steps in prop::collection::vec((0..6u8, 0..500usize), 300),
+    ) {
+        let mut marks = marks;
+        marks.sort_unstable();
+        let zone = zone_with(1500, marks[0], marks[1], marks[2]);
+        let (mut taken, mut free) = (BTreeSet::new(), 1500_usize);
+        for (verb, n) in steps {
+            let urgency = if verb == 1 { Urgency::Urgent } else { Urgency::Normal };
+            let mark = marks[if verb == 1 { 0 } else { 1 }] as usize;
+            let left = free.saturating_sub(mark).min(n);
+            let expected = if left < n { (left + 1).min(free) } else { n };
+            match verb {
+                0..=1 => {
+                    let mut slots = vec![None; n];
+                    prop_assert_eq!(zone.fill_by(&mut slots, urgency), expected);
+                    taken.extend(slots.into_iter().flatten());
+                    free -= expected;
+                }
+                2 => {
+                    let mut slots = vec![None; n];
+                    let done = zone.fill_all(&mut slots).is_ok();
+                    prop_assert_eq!(done, expected == n);
+                    taken.extend(slots.into_iter().flatten());
+                    free -= if done { n } else { 0 };
+                }
+                3 => {
+                    let keep = n / 2;
+                    taken.extend(zone.take_list(n).take(keep));
+                    free -= keep.min(expected);
+                }
+                _ => {
+                    let mut back: Vec<_> = taken.iter().copied().step_by(n % 7 + 1).take(n).map(Some).collect();
+                    back.iter().flatten().for_each(|frame| _ = taken.remove(frame));
+                    free += back.len();
+                    let len = back.len();
+                    prop_assert_eq!(zone.free_bulk(&mut back), Ok(len));
+                }
+            }
+            prop_assert_eq!(zone.available(), free as u64);
+            prop_assert_eq!(zone.taken(), taken.len() as u64);
+        }
+    }
+}

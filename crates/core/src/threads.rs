@@ -1,0 +1,29 @@
+//! Threads for stress tests.
+
+use std::cell::RefCell;
+use std::thread::{Scope, ScopedJoinHandle};
+
+/// Where threads are started; all are joined at its end.
+pub(crate) struct Crew<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    threads: RefCell<Vec<ScopedJoinHandle<'scope, ()>>>,
+}
+
+impl<'scope> Crew<'scope, '_> {
+    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'scope) {
+        self.threads.borrow_mut().push(self.scope.spawn(work));
+    }
+}
+
+/// As `std::thread::scope`, but each thread is joined by the system's own call. The standard library waits for scoped
+/// threads by a counter of its own, which ThreadSanitizer cannot see in a library that it did not compile: whatever
+/// the test does afterwards would look like a race with its threads.
+pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
+    std::thread::scope(|scope| {
+        let crew = Crew { scope, threads: RefCell::default() };
+        body(&crew);
+        for thread in crew.threads.into_inner() {
+            thread.join().unwrap();
+        }
+    });
+}
