@@ -27,8 +27,9 @@ impl<S: ChunkSource> Destroyed<S> {
         self.holders().iter().map(|holder| holder.pages).sum()
     }
 
-    /// How many bytes of chunks the device could still reach when the pool had been taken down, and why. Each such chunk
-    /// is taken from it when it goes back to the source, with its last page. `None`: it reaches nothing.
+    /// How many bytes of chunks the device could still reach when the pool had been taken down, and why (the first reason).
+    /// Each such chunk is taken from it when it goes back to the source, with its last page, unless it
+    /// [never](HideError::is_for_ever) can be. `None`: it reaches nothing.
     pub fn reachable(&self) -> Option<(u64, &HideError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
     }

@@ -153,7 +153,14 @@ pub enum HideError {
     /// Nobody asked for it: the pool was closed, or its chunks' source can not.
     #[error("the pool was closed and not destroyed, so chunks stay mapped until their last page is back")]
     NotAsked,
-    /// The device could not be kept from it.
-    #[error("the device could not be kept from a chunk: {0}")]
+    /// The device could not be kept from it: it may reach the chunk for ever, which therefore is never used again.
+    #[error("the device could not be kept from a chunk, which is never used again: {0}")]
     Unmap(alloc::string::String),
+}
+
+impl HideError {
+    /// Whether the chunk is lost: the device may reach it for ever, so it never goes back.
+    pub fn is_for_ever(&self) -> bool {
+        matches!(self, Self::Unmap(_))
+    }
 }

@@ -79,14 +79,12 @@ impl Ring {
         self.slots.get(position as usize & (self.slots.len() - 1))
     }
 
-    /// Puts in as many as there is room for, first ones first, by one compare-and-swap; returns how many. O(their number).
-    ///
-    /// The ring is not reached any more after the last of them was stored.
+    /// Claims as many slots as there is room for, `wanted` at most, by one compare-and-swap. `None`: the ring is full.
     #[inline]
-    pub(super) fn push(&self, entries: &[Entry]) -> Result<usize, Closed> {
+    pub(super) fn claim(&self, wanted: usize) -> Result<Option<Claim<'_>>, Closed> {
         let capacity = self.slots.len() as u64;
         let mut tail = self.tail.load(Ordering::Relaxed);
-        let (first, count) = loop {
+        loop {
             if tail & CLOSED != 0 {
                 return Err(Closed);
             }
@@ -97,22 +95,15 @@ impl Ring {
                 tail = self.tail.load(Ordering::Relaxed);
                 continue;
             }
-            let n = (entries.len() as u64).min(capacity - used);
-            if n == 0 {
-                return Ok(0);
+            let count = (wanted as u64).min(capacity - used);
+            if count == 0 {
+                return Ok(None);
             }
-            match self.tail.compare_exchange_weak(tail, tail + n, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => break (tail, n),
+            match self.tail.compare_exchange_weak(tail, tail + count, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(Some(Claim { slots: &self.slots, first: tail, end: tail + count })),
                 Err(now) => tail = now,
             }
-        };
-        for (position, entry) in (first..first + count).zip(entries) {
-            if let Some(slot) = self.slot(position) {
-                slot.store(entry.0, Ordering::Release);
-            }
         }
-        // No more than the length of a slice.
-        Ok(usize::try_from(count).unwrap_or(entries.len()))
     }
 
     /// Takes at most `most` entries out, oldest first. For the consumer alone.
@@ -159,6 +150,32 @@ impl Ring {
     /// How many entries are in it, those included that are being put in. A glimpse.
     pub(super) fn len(&self) -> u64 {
         self.pushed().saturating_sub(self.head.load(Ordering::Relaxed))
+    }
+}
+
+/// Slots of the ring that somebody must fill: whoever takes them out waits for it.
+#[derive(Debug)]
+pub(super) struct Claim<'r> {
+    /// All of the ring's, and nothing but atomics: the ring may be freed as soon as the last one is stored, while this
+    /// is still there.
+    slots: &'r [AtomicU64],
+    first: u64,
+    end: u64,
+}
+
+impl Claim<'_> {
+    /// Fills the slots with the first of `entries`, of which there are as many; returns how many that were. O(their
+    /// number). The ring is not reached any more after the last of them was stored.
+    #[expect(clippy::cast_possible_truncation, reason = "masked below the number of slots")]
+    #[inline]
+    pub(super) fn fill(self, entries: &[Entry]) -> usize {
+        let mask = self.slots.len() - 1;
+        for (position, entry) in (self.first..self.end).zip(entries) {
+            if let Some(slot) = self.slots.get(position as usize & mask) {
+                slot.store(entry.0, Ordering::Release);
+            }
+        }
+        (self.end - self.first) as usize
     }
 }
 

@@ -8,11 +8,14 @@
 //! ring is closed each that comes back gives up one. Before it, the last that the giver of a page does to the pool is
 //! to store it in the ring, which whoever takes the pool down waits for.
 
+mod end;
+mod way_back;
+
+pub(super) use way_back::{Keep, give_back};
+
 use super::account::{Account, Directory, State};
-use super::ring::{Closed, Entry, FRAME_BITS, Ring};
-use super::{
-    AllocError, Config, Counts, CreateError, FreeError, HideError, Holder, RawPage, SyncOps, Tag, TooManyTags,
-};
+use super::ring::{Entry, FRAME_BITS, Ring};
+use super::{AllocError, Config, Counts, CreateError, FreeError, Holder, RawPage, SyncOps, Tag, TooManyTags};
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
@@ -22,7 +25,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::ptr::NonNull;
 
 /// The largest span: more than 30 bits can number the frames of.
 const LARGEST_SPAN: u64 = Frame::BYTES << FRAME_BITS;
@@ -34,6 +36,17 @@ const BIAS: u64 = 1 << 40;
 /// How a hidden chunk goes back: known only where the pool was destroyed.
 pub(super) type ReleaseHidden<S> = unsafe fn(&S, Frame, Order);
 
+/// What becomes of a chunk when its last page is back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Back {
+    /// It is released.
+    Release,
+    /// It is released as one that was hidden.
+    ReleaseHidden,
+    /// Nothing: it went back, or the source gave it up.
+    Never,
+}
+
 /// A run of the source, cut into pages.
 #[derive(Clone, Copy)]
 struct Chunk {
@@ -41,7 +54,7 @@ struct Chunk {
     order: Order,
     /// Pages that are not gone, and one more until the pool is taken down. At 0 the chunk goes back.
     out: u32,
-    released: bool,
+    back: Back,
 }
 
 struct Chunks<S> {
@@ -51,8 +64,7 @@ struct Chunks<S> {
     late_owned: u64,
     /// Pages that came back after the ring was closed.
     late: u64,
-    /// How chunks go back that `hide` hid. By then no chunk is added any more.
-    hidden: Vec<bool>,
+    /// Known where the pool is being destroyed; by then no chunk is added any more.
     release_hidden: Option<ReleaseHidden<S>>,
 }
 
@@ -110,13 +122,7 @@ impl<S: ChunkSource> Shared<S> {
             config,
             spill: Mutex::new(Spill { entries: Vec::new(), sifted: 0, closed: false }),
             ring_full: AtomicU64::new(0),
-            chunks: Mutex::new(Chunks {
-                list: Vec::new(),
-                late_owned: 0,
-                late: 0,
-                hidden: Vec::new(),
-                release_hidden: None,
-            }),
+            chunks: Mutex::new(Chunks { list: Vec::new(), late_owned: 0, late: 0, release_hidden: None }),
             tags: Mutex::new(Vec::new()),
             name: name.into(),
             source,
@@ -260,7 +266,7 @@ impl<S: ChunkSource> Shared<S> {
         let total = {
             let mut chunks = self.chunks.lock();
             let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
-            chunks.list.insert(at, Chunk { frame, order, out: pages + 1, released: false });
+            chunks.list.insert(at, Chunk { frame, order, out: pages + 1, back: Back::Release });
             chunks.list.iter().map(|chunk| (chunk.order.frames() / per_page) as usize).sum::<usize>()
         };
         let mut spill = self.spill.lock();
@@ -350,130 +356,6 @@ impl<S: ChunkSource> Shared<S> {
             pages.filter_map(|frame| self.directory.account(frame)).for_each(&mut each);
         }
     }
-
-    // The end.
-
-    /// Takes the device's access to every chunk away; returns how many bytes it keeps, and why.
-    pub(super) fn hide_all(
-        &self,
-        hide: impl Fn(&S, Frame, Order) -> Result<(), HideError>,
-        release_hidden: ReleaseHidden<S>,
-    ) -> (u64, Option<HideError>) {
-        let (mut bytes, mut why) = (0, None);
-        let count = {
-            let mut chunks = self.chunks.lock();
-            chunks.release_hidden = Some(release_hidden);
-            let count = chunks.list.len();
-            chunks.hidden.resize(count, false);
-            count
-        };
-        for at in 0..count {
-            let Some(chunk) = self.chunks.lock().list.get(at).copied() else { break };
-            match hide(&self.source, chunk.frame, chunk.order) {
-                Ok(()) => {
-                    if let Some(hidden) = self.chunks.lock().hidden.get_mut(at) {
-                        *hidden = true;
-                    }
-                }
-                Err(error) => {
-                    bytes += u64::from(chunk.order.frames()) * Frame::BYTES;
-                    why.get_or_insert(error);
-                }
-            }
-        }
-        (bytes, why)
-    }
-
-    /// The chunks that have pages out: their bytes, where there are any.
-    pub(super) fn still_out(&self) -> (u64, Option<HideError>) {
-        let chunks = self.chunks.lock();
-        let held = chunks.list.iter().filter(|chunk| !chunk.released);
-        let bytes = held.map(|chunk| u64::from(chunk.order.frames()) * Frame::BYTES).sum();
-        (bytes, (bytes != 0).then_some(HideError::NotAsked))
-    }
-
-    /// Closes the ring; every page that is back, and `own`, those of the consumer, is gone from here, and chunks of which
-    /// all are go back to the source. `on_stray` counts second frees that were found late. For the consumer, once.
-    pub(super) fn take_down(&self, own: impl IntoIterator<Item = u32>, mut on_stray: impl FnMut()) {
-        let mut back = |entry: Entry| {
-            let mut chunks = self.chunks.lock();
-            if self.accept(entry) {
-                self.gone(&mut chunks, entry.frame());
-            } else {
-                on_stray();
-            }
-        };
-        self.ring.close(&mut back);
-        let spilled = {
-            let mut spill = self.spill.lock();
-            spill.closed = true;
-            core::mem::take(&mut spill.entries)
-        };
-        spilled.into_iter().for_each(&mut back);
-        own.into_iter().map(Entry::owned).for_each(back);
-        let owned = {
-            let mut chunks = self.chunks.lock();
-            let mut owned = chunks.late_owned;
-            self.each_page(&chunks.list, |account| owned += u64::from(account.state() == State::Owned));
-            for chunk in &mut chunks.list {
-                chunk.out -= 1;
-            }
-            owned
-        };
-        // The caller has a reference of its own, so this does not reach 0.
-        self.keep.fetch_sub(BIAS - owned, Ordering::AcqRel);
-        let mut at = 0;
-        while self.release_if_empty(at) {
-            at += 1;
-        }
-    }
-
-    /// A page that is back is of no more use. Returns which chunk it was of, if that has no other.
-    fn gone(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
-        self.directory.account(frame)?.set_gone();
-        let at = chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
-        let chunk = chunks.list.get_mut(at)?;
-        chunk.out -= 1;
-        (chunk.out == 0).then_some(at)
-    }
-
-    /// Gives a chunk back that has no page left, once. Returns whether there is a chunk of that number.
-    fn release_if_empty(&self, at: usize) -> bool {
-        let (chunk, release_hidden) = {
-            let mut chunks = self.chunks.lock();
-            let hidden = chunks.hidden.get(at).copied().unwrap_or(false);
-            let release_hidden = chunks.release_hidden.filter(|_| hidden);
-            let Some(chunk) = chunks.list.get_mut(at) else { return false };
-            if chunk.out != 0 || chunk.released {
-                return true;
-            }
-            chunk.released = true;
-            (*chunk, release_hidden)
-        };
-        match release_hidden {
-            // SAFETY: `hide` hid it, it is released once (`released`), and no page of it is out, so nobody reaches it.
-            Some(release) => unsafe { release(&self.source, chunk.frame, chunk.order) },
-            // SAFETY: acquired with this order, released once, and no page of it is out, so nobody reaches it.
-            None => unsafe { self.source.release(chunk.frame, chunk.order) },
-        }
-        true
-    }
-
-    /// A page comes back after the ring was closed.
-    fn come_late(&self, entry: Entry) {
-        let emptied = {
-            let mut chunks = self.chunks.lock();
-            if !self.accept(entry) {
-                return;
-            }
-            chunks.late += 1;
-            chunks.late_owned += u64::from(entry.generation().is_none());
-            self.gone(&mut chunks, entry.frame())
-        };
-        if let Some(at) = emptied {
-            self.release_if_empty(at);
-        }
-    }
 }
 
 fn checked(config: Config) -> Result<(Config, usize), CreateError> {
@@ -491,130 +373,4 @@ fn checked(config: Config) -> Result<(Config, usize), CreateError> {
         return Err(CreateError::Range { offset, max_len, page_bytes });
     }
     Ok((Config { max_len, ..config }, page_bytes))
-}
-
-/// One reference to what is shared.
-pub(super) struct Keep<S: ChunkSource>(NonNull<Shared<S>>);
-
-// SAFETY: it is a counted, shared reference to `Shared`, all of whose parts are `Send` and `Sync`: atomics, locks, the
-// source, and a `SyncOps`.
-unsafe impl<S: ChunkSource> Send for Keep<S> {}
-// SAFETY: as for `Send`.
-unsafe impl<S: ChunkSource> Sync for Keep<S> {}
-
-impl<S: ChunkSource> Keep<S> {
-    /// The first reference.
-    pub(super) fn first(shared: Shared<S>) -> Self {
-        shared.keep.fetch_add(1, Ordering::Relaxed);
-        Self(NonNull::from(Box::leak(Box::new(shared))))
-    }
-
-    #[inline(always)]
-    pub(super) fn as_ptr(&self) -> NonNull<Shared<S>> {
-        self.0
-    }
-
-    /// Takes over a reference that is counted already.
-    ///
-    /// # Safety
-    /// The count has one for it, which nobody else gives up.
-    unsafe fn adopt(shared: NonNull<Shared<S>>) -> Self {
-        Self(shared)
-    }
-}
-
-impl<S: ChunkSource> Clone for Keep<S> {
-    fn clone(&self) -> Self {
-        self.keep.fetch_add(1, Ordering::Relaxed);
-        Self(self.0)
-    }
-}
-
-impl<S: ChunkSource> core::ops::Deref for Keep<S> {
-    type Target = Shared<S>;
-    #[inline(always)]
-    fn deref(&self) -> &Shared<S> {
-        // SAFETY: `self` is one of the references that are counted, and the last one frees it.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<S: ChunkSource> Drop for Keep<S> {
-    fn drop(&mut self) {
-        if self.keep.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // SAFETY: made by `Box::leak` in `first`, and this was the last reference.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-        }
-    }
-}
-
-/// Gives pages back from anywhere: into the ring, what does not fit there below it. Lock-free but where the ring is full
-/// or the pool was taken down.
-///
-/// # Safety
-/// Each entry is a raw free, the caller having a [`Keep`] (then it may be mistaken); or a page that was handed out as owned and
-/// that is given back this once.
-#[inline]
-pub(super) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Shared<S>>, entries: &[Entry]) {
-    // SAFETY: alive as long as one of the entries is not back (see the module), or as the caller's `Keep`. The pool may go
-    // as soon as the ring has the last; `push` does not reach it then.
-    match unsafe { shared.as_ref() }.ring.push(entries) {
-        Ok(n) if n == entries.len() => {}
-        // SAFETY: the pages that remain are not back.
-        placed => unsafe { give_back_slow(shared, entries.get(placed.unwrap_or(0)..).unwrap_or_default()) },
-    }
-}
-
-/// # Safety
-/// As for [`give_back`], and there is at least one entry.
-#[cold]
-unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Shared<S>>, entries: &[Entry]) {
-    // SAFETY: alive as long as one of the entries is not back.
-    let shared = unsafe { ptr.as_ref() };
-    shared.keep.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: just counted.
-    let keep = unsafe { Keep::adopt(ptr) };
-    if keep.spill(entries).is_ok() {
-        return;
-    }
-    for &entry in entries {
-        keep.come_late(entry);
-        if entry.generation().is_none() {
-            // SAFETY: the ring is closed, so the page's own reference is part of the count (`take_down`), or will be before
-            // the bias is taken off; it is given up with the page.
-            drop(unsafe { Keep::adopt(ptr) });
-        }
-    }
-}
-
-impl<S: ChunkSource> Shared<S> {
-    fn spill(&self, entries: &[Entry]) -> Result<(), Closed> {
-        let mut spill = self.spill.lock();
-        if spill.closed {
-            return Err(Closed);
-        }
-        self.ring_full.fetch_add(entries.len() as u64, Ordering::Relaxed);
-        for &entry in entries {
-            if spill.entries.len() == spill.entries.capacity() {
-                let before = spill.entries.len();
-                self.sift(&mut spill.entries);
-                spill.sifted += (before - spill.entries.len()) as u64;
-            }
-            spill.entries.push(entry);
-        }
-        Ok(())
-    }
-
-    /// Takes out what can not count: only second frees make for more entries than there are pages.
-    #[cold]
-    fn sift(&self, entries: &mut Vec<Entry>) {
-        entries.sort_unstable();
-        entries.dedup();
-        entries.retain(|entry| {
-            let account = self.directory.account(entry.frame());
-            entry.generation().is_none_or(|generation| {
-                account.is_some_and(|a| a.state() == State::Raw && a.generation() == generation)
-            })
-        });
-    }
 }

@@ -10,8 +10,9 @@ use crate::mem::DmaMemory;
 ///
 /// # Safety
 /// Implementers owe: after `hide` returned `Ok` no device reaches the chunk, and its memory is as valid as before and
-/// still nobody else's, until `release_hidden` gets it back. After an error it is as if `hide` had not been called: the
-/// chunk may still be reached, and goes back by [`release`](ChunkSource::release).
+/// still nobody else's, until `release_hidden` gets it back. After an error that is
+/// [for ever](HideError::is_for_ever) its memory is valid and nobody else's for ever: the pool does not give it back. After any
+/// other error it is as if `hide` had not been called: the chunk goes back by [`release`](ChunkSource::release).
 pub unsafe trait Revocable: ChunkSource {
     /// Takes the device's access away: strict, it waits until that is so.
     ///

@@ -25,7 +25,12 @@ struct Inner {
     /// How many more acquisitions succeed.
     left: AtomicUsize,
     largest: AtomicUsize,
-    hides: AtomicBool,
+    /// How many more calls of `hide` succeed before one fails; the ones after it succeed.
+    hides: AtomicUsize,
+    /// Whether that one loses the chunk.
+    lost: AtomicBool,
+    /// By how many frames what is given lies off its place.
+    shift: AtomicUsize,
 }
 
 // SAFETY: the memory is owned, and reached by the tests only through `DmaMemory`.
@@ -47,7 +52,9 @@ impl Heap {
             frames: Mutex::new(vec![Use::Free; bytes / 4096]),
             left: AtomicUsize::new(usize::MAX),
             largest: AtomicUsize::new(usize::MAX),
-            hides: AtomicBool::new(true),
+            hides: AtomicUsize::new(usize::MAX),
+            lost: AtomicBool::new(false),
+            shift: AtomicUsize::new(0),
         }))
     }
 
@@ -97,7 +104,8 @@ unsafe impl ChunkSource for Heap {
             let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
             let at = taken.chunks_exact(frames).position(run).filter(|_| may).ok_or(failed)?;
             self.0.left.store(left.saturating_sub(1), Ordering::Relaxed);
-            Frame::new(u32::try_from(at * frames).unwrap()).unwrap()
+            let at = at * frames + self.0.shift.load(Ordering::Relaxed);
+            Frame::new(u32::try_from(at).unwrap()).unwrap()
         };
         self.set(first, order, Use::Free, Use::Mapped);
         Ok(first)
@@ -110,8 +118,11 @@ unsafe impl ChunkSource for Heap {
 // SAFETY: it only keeps accounts.
 unsafe impl Revocable for Heap {
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError> {
-        if !self.0.hides.load(Ordering::Relaxed) {
-            return Err(HideError::Permanent);
+        let left = self.0.hides.load(Ordering::Relaxed);
+        self.0.hides.store(left.wrapping_sub(1), Ordering::Relaxed);
+        if left == 0 {
+            let lost = self.0.lost.load(Ordering::Relaxed);
+            return Err(if lost { HideError::Unmap("no".into()) } else { HideError::Permanent });
         }
         self.set(frame, order, Use::Mapped, Use::Hidden);
         Ok(())
@@ -122,3 +133,6 @@ unsafe impl Revocable for Heap {
 }
 
 mod basics;
+mod faults;
+mod model;
+mod stress;

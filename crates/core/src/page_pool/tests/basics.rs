@@ -306,7 +306,7 @@ fn a_page_keeps_what_it_needs_after_everything_else_is_gone() {
 #[test]
 fn what_can_not_be_hidden_is_said() {
     let heap = Heap::new(2 << 20);
-    heap.0.hides.store(false, Ordering::Relaxed);
+    heap.0.hides.store(0, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
