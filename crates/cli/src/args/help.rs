@@ -69,7 +69,8 @@ that does not exist is made with --size bytes, written once before it is read, a
 Examples:
   pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
   pinfold io scratch.bin --rw randrw --rwmixread 70 --size 256M --iodepth 16
-  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json"
+  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json
+  pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 100000 --size 64M --verify"
 );
 
 pub(super) const DOCTOR: &str = "\
