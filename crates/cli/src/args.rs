@@ -1,7 +1,7 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
 
 use crate::target::spec::TargetSpec;
-use crate::units::{ByteSize, SizeRange};
+use crate::units::{ByteSize, SizeRange, TimeSpan};
 use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
 };
@@ -187,9 +187,17 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) size: Option<ByteSize>,
 
-    /// Stop after so many seconds, if --size has not been moved before
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) runtime: Option<u64>,
+    /// How many jobs run side by side, each with a thread, a queue, --iodepth requests and a part of the target
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) numjobs: u16,
+
+    /// Ask a controller for completions again and again, instead of sleeping until its interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
+
+    /// Stop after so long (10, 10s, 500ms, 2m), if --size has not been moved before
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true)]
+    pub(crate) runtime: Option<TimeSpan>,
 
     /// Go on until --runtime is over, however much has been moved
     #[arg(long, visible_alias = "time_based", requires = "runtime")]
