@@ -67,9 +67,13 @@ fn target() -> impl TypedValueParser<Value = TargetSpec> {
     OsStringValueParser::new().try_map(TargetSpec::from_os_string)
 }
 
+fn controller() -> impl TypedValueParser<Value = TargetSpec> {
+    OsStringValueParser::new().try_map(TargetSpec::controller)
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Where the bytes are: file:PATH or a bare path, soft:IMAGE
+    /// Where the bytes are: file:PATH or a bare path, soft:IMAGE, vfio:BDF[/NSID]
     #[arg(value_name = "SRC", value_parser = target())]
     pub(crate) source: TargetSpec,
 
@@ -81,9 +85,17 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "TARGET", value_parser = target())]
     pub(crate) via: Option<TargetSpec>,
 
-    /// Replace the destination if it exists; overwrite an image given with --via
+    /// Replace the destination if it exists; overwrite an image given with --via, or a real controller's namespace
     #[arg(long)]
     pub(crate) force: bool,
+
+    /// Copy so many bytes from the start of the source; all of them if not given
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) size: Option<ByteSize>,
+
+    /// Ask controllers for completions again and again, instead of sleeping until an interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
 
     /// Read source and destination again and compare their SHA-256 before the destination gets its name
     #[arg(long)]
@@ -161,7 +173,7 @@ pub(crate) enum Memory {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct IoArgs {
-    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE
+    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
     #[arg(value_name = "TARGET", value_parser = target())]
     pub(crate) target: TargetSpec,
 
@@ -219,7 +231,7 @@ pub(crate) struct IoArgs {
     #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
     pub(crate) number_ios: Option<u64>,
 
-    /// Write over what an existing file or image holds
+    /// Write over what an existing file or image, or a real controller's namespace, holds
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -269,7 +281,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NvmeArgs {
     /// The controller: BDF or vfio:BDF, soft:SIZE, soft:IMAGE
-    #[arg(value_name = "TARGET", value_parser = target())]
+    #[arg(value_name = "TARGET", value_parser = controller())]
     pub(crate) target: TargetSpec,
 
     /// Print one JSON object

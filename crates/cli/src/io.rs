@@ -9,7 +9,7 @@ use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch, Use};
+use crate::open::{OpenError, Opened, Place, Scratch, Use, domain_of};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -38,6 +38,13 @@ fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
             return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, None));
         }
         TargetSpec::SoftImage(path) => Place::image(spec, path, args.writes())?,
+        TargetSpec::Vfio { .. } if args.writes() && !args.force => {
+            return Err(OpenError::HoldsData(spec.to_string()).into());
+        }
+        TargetSpec::Vfio { bdf, nsid } => {
+            let interrupts = if args.poll { 0 } else { args.numjobs.into() };
+            Place::pci(spec, *bdf, *nsid, interrupts)?
+        }
         TargetSpec::File(path) if !path.exists() => {
             let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
             let (scratch, file) = Scratch::create(path)?;
@@ -77,7 +84,8 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         return Err(LimitError::Jobs { jobs, blocks, target: place.name }.into());
     }
     let slots = depth.saturating_mul(jobs);
-    let stack = Stack::build(args.stack, (slots, block), u64::from(place.has_controller()))?;
+    let stack =
+        Stack::build(args.stack, domain_of(&[&place])?, (slots, block), u64::from(place.has_controller()))?;
     let mut opened = Opened::open(place, &stack, Use { block, depth, jobs, poll: args.poll })?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
