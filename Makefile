@@ -44,7 +44,7 @@ vm-test-iommufd: setup ## The same on a kernel with iommufd, which is built once
 
 .PHONY: vm-demo
 vm-demo: setup ## A file (FILE=..., else a sample) into a virtual machine's NVMe disk by VFIO and back, compared
-	vm/demo $(FILE)
+	vm/demo "$(FILE)"
 
 .PHONY: clean
 clean: ## Removes what was built
