@@ -35,6 +35,9 @@ pub(crate) enum Command {
     /// What this machine offers, what is missing, and the command that mends it
     #[command(after_long_help = help::DOCTOR, after_help = help::SHORT)]
     Doctor(DoctorArgs),
+    /// What an NVMe controller is, which namespaces it has, and how it is
+    #[command(after_long_help = help::NVME, after_help = help::SHORT)]
+    Nvme(NvmeArgs),
     /// Run a short copy through a model controller and report on its DMA pools
     #[command(after_long_help = help::POOLS, after_help = help::SHORT)]
     Pools(PoolsArgs),
@@ -250,6 +253,17 @@ pub(crate) enum Rw {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NvmeArgs {
+    /// The controller: BDF or vfio:BDF, soft:SIZE, soft:IMAGE
+    #[arg(value_name = "TARGET", value_parser = target())]
+    pub(crate) target: TargetSpec,
+
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

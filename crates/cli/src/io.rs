@@ -8,7 +8,7 @@ use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch};
+use crate::open::{OpenError, Opened, Place, Scratch, Use};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -72,7 +72,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;
     let stack = Stack::build(args.stack, (depth, block), u64::from(place.has_controller()))?;
-    let mut opened = Opened::open(place, &stack, (block, depth))?;
+    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs: 1, poll: false })?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
     fill(&mut buffers, block)?;

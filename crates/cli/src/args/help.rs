@@ -80,6 +80,18 @@ Examples:
   pinfold doctor
   pinfold doctor --json | jq '.findings[] | select(.fix)'";
 
+pub(super) const NVME: &str = concat!(
+    "\
+It starts the controller and asks it: identify controller, the list of active namespaces, identify each, and the SMART
+log page. It reads and writes no data.
+",
+    exits!(),
+    "
+Examples:
+  pinfold nvme soft:64M
+  pinfold nvme soft:disk.img --json | jq .smart"
+);
+
 pub(super) const POOLS: &str = "\
 Reads and writes 64 MiB of a model controller on memory, and prints the DMA pools that its driver used: in the kernel's
 format (poolinfo - 0.1: name, blocks in use, blocks in all, block size, chunks), then with the most that were in use at
