@@ -11,20 +11,15 @@ fio_files() {
 }
 
 fetch_fio() {
-    local folder=$1 work library packages
+    local folder=$1 work packages
     [ ! -d "$folder" ] || return 0
     need dpkg-deb:dpkg
     # fio is linked to many a storage library, and these to others; python and what else it wants is for its plots.
     mapfile -t packages < <(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
         --no-replaces --no-enhances fio | grep -E '^(fio|lib[a-z0-9.+-]+)$' | grep -vE '^lib(python|perl)' | sort -u)
     [ "${#packages[@]}" -gt 1 ] || die "apt knows no fio. Please run: sudo apt-get update"
-    work=$(mktemp -d "$(dirname "$folder")/.fetch-XXXXXX")
-    chmod 755 "$work"
     say "fetching fio and ${#packages[@]} packages that it leans on by apt, to be unpacked and not installed"
-    (cd "$work" && apt_get -o APT::Sandbox::User=root download "${packages[@]}") ||
-        { rm -rf "$work"; die "could not fetch fio (apt's words are above)"; }
-    for library in "$work"/*.deb; do dpkg-deb -x "$library" "$work/root"; done
-
+    work=$(fetched "${packages[@]}")
     mkdir -p "$work/fio/bin" "$work/fio/lib/x86_64-linux-gnu" "$work/fio/lib64"
     cp "$work/root/usr/bin/fio" "$work/fio/bin/"
     copy_libraries "$work/root" "$work/fio/bin/fio" "$work/fio/lib/x86_64-linux-gnu" ||
