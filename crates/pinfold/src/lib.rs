@@ -32,6 +32,7 @@
 
 pub mod arena;
 pub mod buffer;
+pub mod cache;
 pub mod domain;
 pub mod probe;
 pub mod soft;
