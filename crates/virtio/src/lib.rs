@@ -47,6 +47,7 @@ mod account;
 mod hal;
 mod mapping;
 pub mod model;
+pub mod pci;
 mod slot;
 mod stack;
 mod translated;

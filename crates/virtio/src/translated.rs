@@ -17,19 +17,28 @@ pub const ACCESS_PLATFORM: u64 = 1 << 33;
 /// virtio 1.2 section 3.1.1) is said to have no queues: a driver's `new` fails with
 /// [`InvalidParam`](virtio_drivers::Error::InvalidParam) where it would else talk to a device that does not listen.
 #[derive(Debug)]
-pub struct Translated<T: Transport> {
+pub struct Translated<T: Transport, K = ()> {
+    /// Dropped first: a drop of a transport may reach registers that `_keep` holds.
     transport: T,
     refused: bool,
+    _keep: K,
 }
 
 impl<T: Transport> Translated<T> {
     /// The transport, of a device whose addresses are translated.
     pub fn new(transport: T) -> Self {
-        Self { transport, refused: false }
+        Self::keeping(transport, ())
     }
 }
 
-impl<T: Transport> Transport for Translated<T> {
+impl<T: Transport, K> Translated<T, K> {
+    /// The same, of a transport that needs `keep` as long as it is there.
+    pub(crate) fn keeping(transport: T, keep: K) -> Self {
+        Self { transport, refused: false, _keep: keep }
+    }
+}
+
+impl<T: Transport, K> Transport for Translated<T, K> {
     fn device_type(&self) -> DeviceType {
         self.transport.device_type()
     }
