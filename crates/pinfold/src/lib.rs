@@ -37,6 +37,7 @@ pub mod probe;
 pub mod soft;
 mod sys;
 pub mod uring;
+pub mod vfio;
 
 pub use arena::{Arena, Exposure, Source};
 pub use buffer::Buffer;
