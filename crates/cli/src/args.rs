@@ -1,7 +1,7 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
 
 use crate::target::spec::TargetSpec;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, SizeRange};
 use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
 };
@@ -35,6 +35,9 @@ pub(crate) enum Command {
     /// What this machine offers, what is missing, and the command that mends it
     #[command(after_long_help = help::DOCTOR, after_help = help::SHORT)]
     Doctor(DoctorArgs),
+    /// What an NVMe controller is, which namespaces it has, and how it is
+    #[command(after_long_help = help::NVME, after_help = help::SHORT)]
+    Nvme(NvmeArgs),
     /// Run a short copy through a model controller and report on its DMA pools
     #[command(after_long_help = help::POOLS, after_help = help::SHORT)]
     Pools(PoolsArgs),
@@ -196,6 +199,18 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) rwmixread: u8,
 
+    /// Write the region first, compare every byte that is read, and read all of it again at the end
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// With --verify: the fewest and the most bytes of a request, each made whole blocks of the target, instead of --bs
+    #[arg(long, value_name = "SIZE-SIZE", requires = "verify", conflicts_with = "bs")]
+    pub(crate) bsrange: Option<SizeRange>,
+
+    /// With --verify: how many requests there are between the first pass and the last, instead of --size's worth
+    #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
+    pub(crate) number_ios: Option<u64>,
+
     /// Write over what an existing file or image holds
     #[arg(long)]
     pub(crate) force: bool,
@@ -206,6 +221,18 @@ pub(crate) struct IoArgs {
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl IoArgs {
+    /// The fewest and the most bytes of one request.
+    pub(crate) fn lengths(&self) -> (ByteSize, ByteSize) {
+        self.bsrange.map_or((self.bs, self.bs), |SizeRange(least, most)| (least, most))
+    }
+
+    /// Whether it writes.
+    pub(crate) fn writes(&self) -> bool {
+        self.verify || matches!(self.rw, Rw::Write | Rw::Randwrite | Rw::Randrw)
+    }
 }
 
 /// What `io` does.
@@ -226,6 +253,17 @@ pub(crate) enum Rw {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NvmeArgs {
+    /// The controller: BDF or vfio:BDF, soft:SIZE, soft:IMAGE
+    #[arg(value_name = "TARGET", value_parser = target())]
+    pub(crate) target: TargetSpec,
+
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,7 +9,7 @@ use crate::account::{CopyAccount, Hashes, PhaseAccount, StackAccount};
 use crate::args::CopyArgs;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{BLOCK, OpenError, Opened, Place, Scratch};
+use crate::open::{BLOCK, OpenError, Opened, Place, Scratch, Use};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -188,7 +188,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
     let controllers = job.places().filter(|place| place.has_controller()).count() as u64;
     let stack = Stack::build(args.stack, (slots, block), controllers)?;
     let open = |place| -> Result<Opened<'_>, Failure> {
-        let mut opened = Opened::open(place, &stack, (block, slots))?;
+        let mut opened = Opened::open(place, &stack, Use { block, depth: slots, jobs: 1, poll: false })?;
         limits::check_opened(block, depth, opened.target().info())?;
         Ok(opened)
     };

@@ -2,12 +2,13 @@
 
 pub(crate) mod engine;
 pub(crate) mod report;
+pub(crate) mod verify;
 
 use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch};
+use crate::open::{OpenError, Opened, Place, Scratch, Use};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -18,6 +19,7 @@ use engine::{Outcome, Workload};
 use pinfold::Buffer;
 use report::IoAccount;
 use std::time::Duration;
+use verify::Verified;
 
 /// Runs the workload, and prints what it did.
 pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
@@ -26,28 +28,24 @@ pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
     if args.json { output::json(&account) } else { output::text(&account.to_text()) }
 }
 
-fn writes(rw: Rw) -> bool {
-    matches!(rw, Rw::Write | Rw::Randwrite | Rw::Randrw)
-}
-
 /// The target, how many bytes of it there are, and what removes it at the end where it was made for the run.
 fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
     let spec = &args.target;
     let (place, bytes) = match spec {
         TargetSpec::SoftMemory(size) => {
             let used = args.size.unwrap_or(*size);
-            return Ok((Place::memory(spec, *size, if writes(args.rw) { used.0 } else { 0 })?, size.0, None));
+            return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, None));
         }
-        TargetSpec::SoftImage(path) => Place::image(spec, path, writes(args.rw))?,
+        TargetSpec::SoftImage(path) => Place::image(spec, path, args.writes())?,
         TargetSpec::File(path) if !path.exists() => {
             let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
             let (scratch, file) = Scratch::create(path)?;
             return Ok((Place::staged(spec, path, file, size.0), size.0, Some(scratch)));
         }
-        TargetSpec::File(path) if writes(args.rw) => Place::write_file(spec, path)?,
+        TargetSpec::File(path) if args.writes() => Place::write_file(spec, path)?,
         TargetSpec::File(path) => Place::read_file(spec, path)?,
     };
-    if writes(args.rw) && !args.force && place.holds_data() {
+    if args.writes() && !args.force && place.holds_data() {
         return Err(OpenError::HoldsData(place.name).into());
     }
     Ok((place, bytes, None))
@@ -69,10 +67,12 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
 /// Runs the workload.
 pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
     let (place, capacity, scratch) = place(args)?;
-    let (block, depth) = limits::check(args.bs, args.iodepth, &[&place])?;
+    let (least, most) = args.lengths();
+    limits::check(least, args.iodepth, &[&place])?;
+    let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;
     let stack = Stack::build(args.stack, (depth, block), u64::from(place.has_controller()))?;
-    let mut opened = Opened::open(place, &stack, (block, depth))?;
+    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs: 1, poll: false })?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
     fill(&mut buffers, block)?;
@@ -81,23 +81,31 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         rw: args.rw,
         block,
         blocks,
-        requests: if args.time_based { u64::MAX } else { blocks },
+        requests: args.number_ios.unwrap_or(if args.time_based { u64::MAX } else { blocks }),
         runtime: args.runtime.map(Duration::from_secs),
         reads_in_100: args.rwmixread,
     };
-    if scratch.is_some() && args.rw != Rw::Write {
+    if scratch.is_some() && args.rw != Rw::Write && !args.verify {
         let lay_out = Workload { rw: Rw::Write, requests: blocks, runtime: None, ..workload };
         go(&mut opened, lay_out, &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
-    let outcome = go(&mut opened, workload, &mut buffers, ("running", interrupt))?;
-    if writes(args.rw) {
+    let (outcome, verified) = if args.verify {
+        let least = usize::try_from(least.0).unwrap_or(block);
+        let (outcome, verified) = checked(&mut opened, (&workload, least), &mut buffers, interrupt)?;
+        (outcome, Some(verified))
+    } else {
+        (go(&mut opened, workload, &mut buffers, ("running", interrupt))?, None)
+    };
+    if args.writes() {
         opened.target().sync()?;
     }
     let account = stack_account(&stack, &[&opened]);
     let notes = opened.notes();
     let target = args.target.to_string();
-    let account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
+    let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
+    account.least_block_bytes = least.0;
+    account.verified = verified;
     drop((opened, scratch));
     Ok(account)
 }
@@ -111,6 +119,20 @@ fn go(
     let total = workload.requests.min(workload.blocks).saturating_mul(workload.block as u64);
     let progress = Progress::new(title, total);
     Ok(engine::run(opened.target(), workload, buffers, &progress, interrupt)?)
+}
+
+/// Runs the workload with every byte checked; `least` bytes are the fewest of a request.
+fn checked(
+    opened: &mut Opened<'_>,
+    (workload, least): (&Workload, usize),
+    buffers: &mut Vec<Buffer>,
+    interrupt: &Interrupt,
+) -> Result<(Outcome, Verified), Failure> {
+    let unit = opened.target().info().block.max(1);
+    let region = workload.blocks.saturating_mul(workload.block as u64);
+    let workload = Workload { blocks: region / unit as u64, ..*workload };
+    let progress = Progress::new("verifying", region.saturating_mul(2));
+    Ok(verify::run(opened.target(), (&workload, least), buffers, &progress, interrupt)?)
 }
 
 /// What is written: bytes that do not compress, and are not the same in any two buffers.

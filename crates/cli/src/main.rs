@@ -3,7 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
-//! | [`copy`], [`io`], [`doctor`], [`pools`], [`mod@bench`] | the commands |
+//! | [`copy`], [`io`], [`doctor`], [`nvme`], [`pools`], [`mod@bench`] | the commands |
 //! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
@@ -21,6 +21,7 @@ mod lane;
 mod latency;
 mod limits;
 mod man;
+mod nvme;
 mod open;
 mod output;
 mod pools;
@@ -53,6 +54,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Copy(args) => copy::run(&args),
         Command::Io(args) => io::run(&args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Nvme(args) => nvme::run(&args),
         Command::Pools(args) => pools::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => {

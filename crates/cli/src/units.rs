@@ -16,6 +16,9 @@ pub(crate) enum SizeError {
         "{0:?} is not a size: write a whole number and, if you like, one of k, M, G, T (1k is 1024 bytes)"
     )]
     Word(String),
+    /// It is not two sizes, the lesser one first.
+    #[error("{0:?} is not a range of sizes: write the least and the most, for example 512-1M")]
+    Range(String),
     /// It does not fit.
     #[error("{0:?} is more bytes than 64 bits count: the limit is 16777215T")]
     TooLarge(String),
@@ -41,6 +44,20 @@ impl FromStr for ByteSize {
         let too_large = || SizeError::TooLarge(word.to_owned());
         let number: u64 = number.parse().map_err(|_| too_large())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(too_large)
+    }
+}
+
+/// From one number of bytes to another that is no less: `512-1M`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SizeRange(pub(crate) ByteSize, pub(crate) ByteSize);
+
+impl FromStr for SizeRange {
+    type Err = SizeError;
+
+    fn from_str(word: &str) -> Result<Self, SizeError> {
+        let (least, most) = word.split_once('-').ok_or_else(|| SizeError::Range(word.to_owned()))?;
+        let (least, most) = (least.parse()?, most.parse()?);
+        if least > most { Err(SizeError::Range(word.to_owned())) } else { Ok(Self(least, most)) }
     }
 }
 
@@ -126,6 +143,16 @@ pub(crate) fn rate(bytes: u64, elapsed: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_are_two_sizes_the_lesser_one_first() {
+        assert_eq!("512-1M".parse(), Ok(SizeRange(ByteSize(512), ByteSize(1 << 20))));
+        assert_eq!("4k-4k".parse(), Ok(SizeRange(ByteSize(4096), ByteSize(4096))));
+        for word in ["", "512", "1M-512"] {
+            assert_eq!(word.parse::<SizeRange>(), Err(SizeError::Range(word.to_owned())));
+        }
+        assert_eq!("512-".parse::<SizeRange>(), Err(SizeError::Word(String::new())));
+    }
 
     #[test]
     fn sizes_are_binary_and_whole() {

@@ -69,7 +69,8 @@ that does not exist is made with --size bytes, written once before it is read, a
 Examples:
   pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
   pinfold io scratch.bin --rw randrw --rwmixread 70 --size 256M --iodepth 16
-  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json"
+  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json
+  pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 100000 --size 64M --verify"
 );
 
 pub(super) const DOCTOR: &str = "\
@@ -78,6 +79,18 @@ It changes nothing. What is missing is no failure: the exit code is 0 as long as
 Examples:
   pinfold doctor
   pinfold doctor --json | jq '.findings[] | select(.fix)'";
+
+pub(super) const NVME: &str = concat!(
+    "\
+It starts the controller and asks it: identify controller, the list of active namespaces, identify each, and the SMART
+log page. It reads and writes no data.
+",
+    exits!(),
+    "
+Examples:
+  pinfold nvme soft:64M
+  pinfold nvme soft:disk.img --json | jq .smart"
+);
 
 pub(super) const POOLS: &str = "\
 Reads and writes 64 MiB of a model controller on memory, and prints the DMA pools that its driver used: in the kernel's

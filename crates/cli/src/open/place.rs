@@ -18,6 +18,13 @@ const MAX_MEMORY: u64 = 1 << 40;
 pub(crate) enum Medium {
     /// A file, reached by io_uring.
     File(File),
+    /// Something behind a controller.
+    Controller(ControllerMedium),
+}
+
+/// What a controller keeps bytes in.
+#[derive(Debug)]
+pub(crate) enum ControllerMedium {
     /// A file behind a model controller.
     Image {
         /// The file.
@@ -56,7 +63,11 @@ impl Place {
         {
             return Err(OpenError::NotEnoughMemory { name, needed, available });
         }
-        Ok(Self { path: PathBuf::from(&name), name, medium: Medium::Memory { bytes: size.0 } })
+        Ok(Self {
+            path: PathBuf::from(&name),
+            name,
+            medium: Medium::Controller(ControllerMedium::Memory { bytes: size.0 }),
+        })
     }
 
     /// A file that exists, to be read, and how many bytes it has.
@@ -78,13 +89,23 @@ impl Place {
         if bytes == 0 || !bytes.is_multiple_of(BLOCK) {
             return Err(OpenError::ImageSize { name, bytes });
         }
-        Ok((Self { name, path: path.to_owned(), medium: Medium::Image { file, bytes } }, bytes))
+        let medium = Medium::Controller(ControllerMedium::Image { file, bytes });
+        Ok((Self { name, path: path.to_owned(), medium }, bytes))
+    }
+
+    /// A controller, of which nothing will be used but itself.
+    pub(crate) fn controller(spec: &TargetSpec) -> Result<Self, OpenError> {
+        match spec {
+            TargetSpec::SoftMemory(size) => Self::memory(spec, *size, 0),
+            TargetSpec::SoftImage(path) => Self::image(spec, path, false).map(|(place, _)| place),
+            TargetSpec::File(_) => Err(OpenError::NoController(spec.to_string())),
+        }
     }
 
     /// A file that is being made, as what `spec` says that it is to be.
     pub(crate) fn staged(spec: &TargetSpec, path: &Path, file: File, bytes: u64) -> Self {
         let medium = match spec {
-            TargetSpec::SoftImage(_) => Medium::Image { file, bytes },
+            TargetSpec::SoftImage(_) => Medium::Controller(ControllerMedium::Image { file, bytes }),
             _ => Medium::File(file),
         };
         Self { name: spec.to_string(), path: path.to_owned(), medium }
@@ -93,8 +114,8 @@ impl Place {
     /// The file, where there is one.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.medium {
-            Medium::File(file) | Medium::Image { file, .. } => Some(file),
-            Medium::Memory { .. } => None,
+            Medium::File(file) | Medium::Controller(ControllerMedium::Image { file, .. }) => Some(file),
+            Medium::Controller(_) => None,
         }
     }
 
