@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `bytes` | `bytes::Bytes` from a buffer that a device has filled, without a copy |
 //! | `allocator-api2` | `Vec` and `Box` in an arena, and a `Vec` as what is mapped for a device |
+//! | `io-uring` | entries for a program's own ring, by the memory that they move |
 //! | `vm-memory` | guest memory over an arena |
 //!
 //! They keep the one rule of this crate's memory: where a device may write, nobody holds a reference. So the first two
@@ -22,5 +23,7 @@
 pub mod allocator;
 #[cfg(feature = "bytes")]
 pub mod bytes;
+#[cfg(feature = "io-uring")]
+pub mod io_uring;
 #[cfg(feature = "vm-memory")]
 pub mod vm_memory;
