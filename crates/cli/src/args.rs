@@ -6,6 +6,7 @@ use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pinfold::vfio::Bdf;
 use pinfold_bench::SUITES;
 use std::path::PathBuf;
 
@@ -44,6 +45,12 @@ pub(crate) enum Command {
     /// Measure Pinfold head to head with what it replaces
     #[command(after_long_help = help::BENCH, after_help = help::SHORT)]
     Bench(BenchArgs),
+    /// Give devices to VFIO, so that programs can drive them
+    #[command(after_long_help = help::BIND, after_help = help::SHORT)]
+    Bind(BindArgs),
+    /// Give devices back to the drivers that they had
+    #[command(after_long_help = help::UNBIND, after_help = help::SHORT)]
+    Unbind(UnbindArgs),
     /// Print completions for a shell
     #[command(after_long_help = help::COMPLETIONS, after_help = help::SHORT)]
     Completions {
@@ -265,6 +272,32 @@ pub(crate) struct NvmeArgs {
     pub(crate) target: TargetSpec,
 
     /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BindArgs {
+    /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
+    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    pub(crate) devices: Vec<Bdf>,
+
+    /// Also where a file system, swap or a network interface on it is in use
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Print one JSON object a device
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UnbindArgs {
+    /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
+    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    pub(crate) devices: Vec<Bdf>,
+
+    /// Print one JSON object a device
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -153,6 +153,9 @@ pub(crate) enum Failure {
         /// The hash of the destination.
         wrote: String,
     },
+    /// A device was not given to VFIO, or not given back.
+    #[error(transparent)]
+    Bind(#[from] pinfold::vfio::BindError),
     /// A suite was not measured.
     #[error(transparent)]
     Bench(#[from] pinfold_bench::BenchError),

@@ -92,6 +92,23 @@ Examples:
   pinfold nvme soft:disk.img --json | jq .smart"
 );
 
+pub(super) const BIND: &str = "\
+Takes each device from its driver and gives it to vfio-pci (by driver_override), or leaves everything as it was. What was
+there is kept in /run/pinfold, and `pinfold unbind` puts it back. A device whose disk is mounted, holds swap or is part
+of something, or whose network interface is up, is left alone without --force. Needs root. To use the device
+without root afterwards: sudo chown $USER /dev/vfio/GROUP, and the limit of locked memory (`pinfold doctor`).
+
+Examples:
+  pinfold bind 0000:01:00.0
+  pinfold bind 01:00.0 01:00.1 --json";
+
+pub(super) const UNBIND: &str = "\
+Gives each device back to the driver that it had before `pinfold bind`; where that is not known, to the one that the
+kernel chooses. A device that a program has open is left alone. Needs root.
+
+Examples:
+  pinfold unbind 0000:01:00.0";
+
 pub(super) const POOLS: &str = "\
 Reads and writes 64 MiB of a model controller on memory, and prints the DMA pools that its driver used: in the kernel's
 format (poolinfo - 0.1: name, blocks in use, blocks in all, block size, chunks), then with the most that were in use at
