@@ -9,6 +9,7 @@ use pinfold::{Arena, Buffer};
 use pinfold_virtio::{Installed, PinfoldHal, Process, install, pci};
 use std::error::Error;
 use std::fs;
+use std::process::ExitCode;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
 
 type Driver = VirtIOBlk<PinfoldHal, pci::Transport>;
@@ -137,7 +138,17 @@ fn work(stack: &Installed<Process>, device: &Device, [_, input, output]: &[Strin
     if back == data { Ok(()) } else { Err("what was read back differs".into()) }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("virtio_blk_vfio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words = <[String; 3]>::try_from(words).map_err(|_| "usage: virtio_blk_vfio BDF IN OUT")?;
     let device = Device::open(&words[0], &Options::new())?;

@@ -1,10 +1,12 @@
 //! A stack's life: installed once, asked for too much, left behind.
 
 use crate::common::{Driver, Rig, place};
+use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Domain};
 use pinfold_virtio::model::{Disk, SECTOR};
 use pinfold_virtio::{InstallError, PinfoldHal, Translated, install};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, VirtIOBlk};
 use virtio_drivers::transport::{DeviceStatus, Transport};
 use virtio_drivers::{BufferDirection, Error, Hal};
@@ -144,4 +146,31 @@ fn rings_are_zero_also_when_their_frames_were_another_s() {
         assert_eq!(unsafe { PinfoldHal::<Here>::dma_dealloc(iova, base, 4) }, 0);
     }
     assert!(stack.finish().unwrap().is_clean());
+}
+
+#[test]
+fn what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted() {
+    place!(Here);
+    let mut config = SoftConfig::default();
+    (config.hang_from, config.timeout) = (Some(1), Duration::from_millis(2));
+    let domain = Domain::soft_with(config).unwrap();
+    let stack = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
+    let hal = |payload: &mut [u8]| {
+        // SAFETY: the payload is valid and nobody else's.
+        let iova = unsafe { PinfoldHal::<Here>::share(payload.into(), BufferDirection::DeviceToDriver) };
+        // SAFETY: the same one.
+        unsafe { PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver) };
+    };
+    // A copy: the program has its payload again, the copy's frames are lost.
+    hal(&mut [0; SECTOR]);
+    let account = stack.account();
+    assert_eq!((account.shares_live, account.quarantined_bytes), (0, 4096));
+    // In place: the program must not go on as if the bytes were its own.
+    let mut buffer = stack.arena().alloc(4096).unwrap();
+    let said = catch_unwind(AssertUnwindSafe(|| hal(buffer.as_mut_slice().unwrap()))).unwrap_err();
+    assert!(said.downcast_ref::<String>().unwrap().contains("may still reach 4096 bytes"));
+    std::mem::forget(buffer);
+    let account = stack.finish().unwrap();
+    assert!(!account.is_clean(), "{account}");
+    assert_eq!(domain.stats().quarantined_bytes, 4096);
 }
