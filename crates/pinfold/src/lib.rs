@@ -30,6 +30,7 @@
 //!
 //! What the arena did not get, and the command that mends it, is in its [account](Arena::account).
 
+pub mod adapters;
 pub mod arena;
 pub mod buffer;
 pub mod cache;

@@ -9,6 +9,7 @@ pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod region;
 pub(crate) mod smaps;
+pub(crate) mod uring;
 pub(crate) mod vfio;
 
 use std::fmt;
