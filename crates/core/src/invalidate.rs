@@ -21,9 +21,10 @@ use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
 use core::fmt;
 
 mod batch;
-#[cfg(test)]
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 mod loom_model;
+#[cfg(test)]
+mod picture;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;

@@ -1,6 +1,7 @@
 //! What can go wrong with a pool, each with the value and the limit. Nothing has changed when one is returned.
 
 use crate::addr::Iova;
+use crate::domain::BackendError;
 use crate::frame::{Frame, FrameError, Order};
 use crate::mem::AccessError;
 
@@ -13,7 +14,7 @@ pub enum SourceError {
     Frames(#[from] FrameError),
     /// The frames were there, but the device could not be given access to them.
     #[error("the device could not be given access to a chunk: {0}")]
-    Map(alloc::string::String),
+    Map(#[source] BackendError),
     /// No run is as large.
     #[error("{bytes} bytes in one run: the largest has {limit}")]
     TooLarge {

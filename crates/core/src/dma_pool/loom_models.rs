@@ -81,6 +81,28 @@ impl Pool {
     }
 }
 
+/// A pool and an owner that has both blocks of its first row.
+fn with_a_row_out() -> (Arc<Pool>, Owner, u64, u64) {
+    let pool = Pool::new();
+    let mut owner = pool.depot.enrol();
+    let (x, y) = (pool.alloc(&mut owner).unwrap(), pool.alloc(&mut owner).unwrap());
+    (pool, owner, x, y)
+}
+
+/// What another owner, in a thread of its own, does with the pool.
+fn elsewhere<T: 'static>(
+    pool: &Arc<Pool>,
+    does: impl FnOnce(&Pool, &mut Owner) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let pool = pool.clone();
+    thread::spawn(move || {
+        let mut owner = pool.depot.enrol();
+        let done = does(&pool, &mut owner);
+        pool.depot.dismiss(&mut owner);
+        done
+    })
+}
+
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -91,17 +113,8 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn a_free_elsewhere_against_alloc_and_free() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || {
-                let mut b = pool.depot.enrol();
-                assert!(pool.free(&mut b, x));
-                pool.depot.dismiss(&mut b);
-            })
-        };
+        let (pool, mut a, x, y) = with_a_row_out();
+        let other = elsewhere(&pool, move |pool, b| assert!(pool.free(b, x)));
         assert!(pool.free(&mut a, y));
         let z = pool.alloc(&mut a).unwrap();
         let w = pool.alloc(&mut a).unwrap();
@@ -118,18 +131,11 @@ fn a_free_elsewhere_against_alloc_and_free() {
 #[test]
 fn a_free_elsewhere_against_letting_go() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || {
-                let mut b = pool.depot.enrol();
-                assert!(pool.free(&mut b, x));
-                assert!(pool.free(&mut b, y));
-                pool.depot.dismiss(&mut b);
-            })
-        };
+        let (pool, mut a, x, y) = with_a_row_out();
+        let other = elsewhere(&pool, move |pool, b| {
+            assert!(pool.free(b, x));
+            assert!(pool.free(b, y));
+        });
         // The magazine is empty: the row of `x` and `y` is let go.
         let z = pool.alloc(&mut a).unwrap();
         assert!(pool.free(&mut a, z));
@@ -143,22 +149,14 @@ fn a_free_elsewhere_against_letting_go() {
 #[test]
 fn two_adopt_one_row() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let (pool, mut a, x, y) = with_a_row_out();
         let z = pool.alloc(&mut a).unwrap();
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || {
-                let mut b = pool.depot.enrol();
-                assert!(pool.free(&mut b, x));
-                let again = pool.alloc(&mut b);
-                if let Some(block) = again {
-                    assert!(pool.free(&mut b, block));
-                }
-                pool.depot.dismiss(&mut b);
-            })
-        };
+        let other = elsewhere(&pool, move |pool, b| {
+            assert!(pool.free(b, x));
+            if let Some(again) = pool.alloc(b) {
+                assert!(pool.free(b, again));
+            }
+        });
         assert!(pool.free(&mut a, y));
         assert!(pool.free(&mut a, z));
         pool.depot.dismiss(&mut a);
@@ -172,18 +170,8 @@ fn two_adopt_one_row() {
 #[test]
 fn one_block_freed_twice() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || {
-                let mut b = pool.depot.enrol();
-                let freed = pool.free_again(&mut b, x);
-                pool.depot.dismiss(&mut b);
-                freed
-            })
-        };
+        let (pool, mut a, x, y) = with_a_row_out();
+        let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
         let here = pool.free_again(&mut a, x);
         assert!(pool.free_again(&mut a, y));
         pool.depot.dismiss(&mut a);
@@ -197,18 +185,8 @@ fn one_block_freed_twice() {
 #[test]
 fn one_block_freed_twice_elsewhere() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
-        let free = |pool: Arc<Pool>| {
-            move || {
-                let mut b = pool.depot.enrol();
-                let freed = pool.free_again(&mut b, x);
-                pool.depot.dismiss(&mut b);
-                freed
-            }
-        };
-        let others = [thread::spawn(free(pool.clone())), thread::spawn(free(pool.clone()))];
+        let (pool, mut a, x, y) = with_a_row_out();
+        let others = [0, 1].map(|_| elsewhere(&pool, move |pool, b| pool.free_again(b, x)));
         let freed = others.map(|other| other.join().unwrap());
         assert_eq!(freed.iter().filter(|&&freed| freed).count(), 1);
         assert!(pool.free_again(&mut a, y));
@@ -221,18 +199,9 @@ fn one_block_freed_twice_elsewhere() {
 #[test]
 fn a_free_against_the_depot() {
     check(|| {
-        let pool = Pool::new();
-        let mut a = pool.depot.enrol();
-        let (x, y) = (pool.alloc(&mut a).unwrap(), pool.alloc(&mut a).unwrap());
+        let (pool, mut a, x, y) = with_a_row_out();
         assert!(pool.free(&mut a, y));
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || {
-                let mut b = pool.depot.enrol();
-                assert!(pool.free(&mut b, x));
-                pool.depot.dismiss(&mut b);
-            })
-        };
+        let other = elsewhere(&pool, move |pool, b| assert!(pool.free(b, x)));
         pool.depot.dismiss(&mut a);
         let mut c = pool.depot.enrol();
         let z = pool.alloc(&mut c).unwrap();

@@ -1,6 +1,7 @@
 use super::*;
 use crate::addr::Iova;
 use core::sync::atomic::AtomicBool;
+use picture::Picture;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,40 +123,9 @@ fn a_batch_that_finds_no_room_is_kept_and_tried_again() {
     assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
 }
 
-/// A sink whose flush takes effect when it is submitted: it takes a picture of what had been cleared by then.
-#[derive(Default)]
-struct Picture {
-    cleared: [core::sync::atomic::AtomicU64; 4],
-    flushed: [core::sync::atomic::AtomicU64; 4],
-    submitted: core::sync::atomic::AtomicU64,
-}
-
-impl Sink for Picture {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
-        for flush in batch.flushes() {
-            for (page, cleared) in (0..).zip(&self.cleared) {
-                if flush.range.contains(Iova::new((page as u64) << 12)) {
-                    self.flushed[page].store(cleared.load(Ordering::Relaxed), Ordering::Relaxed);
-                }
-            }
-        }
-        self.submitted.store(ticket.0, Ordering::Release);
-        Ok(())
-    }
-    fn completed(&self) -> Ticket {
-        Ticket(self.submitted.load(Ordering::Acquire))
-    }
-    fn relax(&self, _polls: u64) {
-        std::thread::yield_now();
-    }
-    fn limit(&self) -> WaitLimit {
-        WaitLimit { time_ns: u64::MAX, polls: 1 << 24 }
-    }
-}
-
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
-    let inv = Arc::new(Invalidator::new(Picture::default()));
+    let inv = Arc::new(Invalidator::new(Picture::<4>::new()));
     crate::threads::scope(|scope| {
         for page in 0..4 {
             let inv = Arc::clone(&inv);

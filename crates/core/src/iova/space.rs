@@ -287,7 +287,7 @@ impl Space {
     }
 
     /// Checks the trees, and what is counted against a walk; the free extents.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn check(&self) -> Vec<Extent> {
         let (mut low, mut high) = (Vec::new(), Vec::new());
         self.slab.check(self.roots[0], &mut low);
@@ -301,7 +301,7 @@ impl Space {
         low
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn visits(&self) -> u64 {
         self.slab.visits
     }

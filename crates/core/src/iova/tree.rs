@@ -302,7 +302,7 @@ impl Slab {
     }
 
     /// Checks order, balance and what each subtree knows; the extents in order.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn check(&self, root: u32, into: &mut Vec<Extent>) {
         if root == NIL {
             return;

@@ -20,7 +20,7 @@ impl Inner {
                 } else {
                     self.give_back(run);
                 }
-                Err(SourceError::Map(error.to_string()))
+                Err(SourceError::Map(error))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Watermarks, pressure, and running out at every step.
 
 use super::*;
+use proptest::prelude::*;
 
 fn zone_with(frames: u32, min: u32, low: u32, high: u32) -> Zone {
     Zone::with_watermarks(frames, Watermarks::new(min, low, high).unwrap()).unwrap()
