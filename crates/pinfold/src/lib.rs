@@ -1,6 +1,7 @@
 //! The DMA memory stack for user space.
 //!
-//! [`pinfold_core`] keeps the accounts; this crate gets the memory from Linux ([`arena`], [`buffer`]), keeps the
+//! [`pinfold_core`] keeps the accounts; this crate gets the memory from Linux ([`arena`], [`buffer`]) or takes what the
+//! program has ([`registered`]), keeps the
 //! address spaces of devices ([`domain`], [`soft`]), moves files through io_uring ([`uring`]) and says what the machine offers ([`probe`]).
 //!
 //! # What it feels like
@@ -36,6 +37,7 @@ pub mod buffer;
 pub mod cache;
 pub mod domain;
 pub mod probe;
+pub mod registered;
 pub mod soft;
 mod sys;
 pub mod uring;
