@@ -1,5 +1,6 @@
 //! `io`: a workload on one target, in fio's words.
 
+mod cpu;
 pub(crate) mod engine;
 pub(crate) mod report;
 pub(crate) mod verify;
@@ -15,8 +16,9 @@ use crate::signal::Interrupt;
 use crate::stack::Stack;
 use crate::target::Bytes;
 use crate::target::spec::TargetSpec;
+use cpu::CpuAccount;
 use engine::{Outcome, Workload};
-use pinfold::Buffer;
+use pinfold::{Buffer, CpuTime};
 use report::IoAccount;
 use std::time::Duration;
 use verify::Verified;
@@ -90,6 +92,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         go(&mut opened, lay_out, &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
+    let before = CpuTime::here();
     let (outcome, verified) = if args.verify {
         let least = usize::try_from(least.0).unwrap_or(block);
         let (outcome, verified) = checked(&mut opened, (&workload, least), &mut buffers, interrupt)?;
@@ -97,6 +100,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     } else {
         (go(&mut opened, workload, &mut buffers, ("running", interrupt))?, None)
     };
+    let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
     if args.writes() {
         opened.target().sync()?;
     }
@@ -106,6 +110,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
     account.least_block_bytes = least.0;
     account.verified = verified;
+    account.cpu = cpu;
     drop((opened, scratch));
     Ok(account)
 }
