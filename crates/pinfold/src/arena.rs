@@ -2,7 +2,9 @@
 //!
 //! An [`Arena`] is one contiguous range of memory with one contiguous range of IOVAs in one domain, so that the IOVA of
 //! anything inside is an addition. [`Arena::alloc`] gives [`Buffer`]s; as a
-//! [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) it feeds DMA pools.
+//! [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) it feeds DMA pools and page pools; one that is exposed per use takes a
+//! page pool's chunks from the device while their pages are still out
+//! ([`Revocable`](pinfold_core::page_pool::Revocable)).
 //!
 //! # What is promised about the memory
 //!
@@ -23,6 +25,7 @@
 mod builder;
 mod chunks;
 mod error;
+mod hide;
 mod obtain;
 mod source;
 mod space;
