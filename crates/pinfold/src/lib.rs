@@ -47,4 +47,5 @@ pub use arena::{Arena, Exposure, Source};
 pub use buffer::Buffer;
 pub use domain::Domain;
 pub use sys::Errno;
+pub use sys::cpu::CpuTime;
 pub use sys::limits::MemlockLimit;
