@@ -12,6 +12,7 @@
 //! | subject | what it is |
 //! | --- | --- |
 //! | `pinfold` | a page pool on an arena; a `Page` goes back by `recycle` (`local`, `slow`) or by being dropped |
+//! | `pinfold-uncounted` | the same, without the counters of the consumer's path |
 //! | `pinfold-raw` | the same, raw pages, whose frees are checked |
 //! | `pinfold-bulk` | the same, many pages given back by one call |
 //! | `pinfold-full` | the same, with a ring of 1: every page meets a full ring and comes back from below it |

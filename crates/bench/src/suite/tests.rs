@@ -100,7 +100,10 @@ fn page_pool_has_its_cases_and_subjects() {
         assert!(records.iter().all(|record| record.unit == "rmw/op"));
     } else {
         assert_eq!(subjects(&records, "rx-512"), ["pinfold", "pinfold-bulk", "single", "list", "array"]);
-        assert_eq!(subjects(&records, "local"), ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]);
+        assert_eq!(
+            subjects(&records, "local"),
+            ["pinfold", "pinfold-uncounted", "pinfold-raw", "single", "lifo", "thread-list"]
+        );
     }
     assert_eq!(cases(&records), expected);
 }

@@ -118,7 +118,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_for(&mut self, tag: Tag) -> Result<Page<S>, AllocError> {
-        let frame = self.take_owned(tag)?;
+        let frame = self.take_owned::<true>(tag)?;
         Ok(Page { shared: self.keep.as_ptr(), frame, written: self.written })
     }
 
@@ -143,7 +143,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
-        let frame = self.take()?;
+        let frame = self.take::<true>()?;
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_raw(tag.0);
         }
@@ -164,7 +164,29 @@ impl<S: ChunkSource> PagePool<S> {
             return drop(page);
         }
         let frame = page.into_entry().frame();
-        self.put_owned(frame);
+        self.put_owned::<true>(frame);
+    }
+
+    /// A page that no counter tells of: to measure what the counters cost, and for nothing else.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[doc(hidden)]
+    #[inline]
+    pub fn alloc_uncounted(&mut self) -> Result<Page<S>, AllocError> {
+        let frame = self.take_owned::<false>(Tag::NONE)?;
+        Ok(Page { shared: self.keep.as_ptr(), frame, written: self.written })
+    }
+
+    /// Takes a page back of which no counter tells: the way back for [`alloc_uncounted`](Self::alloc_uncounted).
+    #[doc(hidden)]
+    #[inline]
+    pub fn recycle_uncounted(&mut self, page: Page<S>) {
+        if page.shared != self.keep.as_ptr() {
+            return drop(page);
+        }
+        let frame = page.into_entry().frame();
+        self.put_owned::<false>(frame);
     }
 
     /// Takes a raw page back into the magazine.
@@ -177,7 +199,7 @@ impl<S: ChunkSource> PagePool<S> {
         Shared::<S>::check_raw(account, page)?;
         account.set_free();
         self.keep.sync_for_device(frame, self.written as usize);
-        self.put(frame);
+        self.put::<true>(frame);
         Ok(())
     }
 
@@ -223,8 +245,8 @@ impl<S: ChunkSource> PagePool<S> {
     // The magazine.
 
     #[inline(always)]
-    pub(super) fn take_owned(&mut self, tag: Tag) -> Result<u32, AllocError> {
-        let frame = self.take()?;
+    pub(super) fn take_owned<const COUNTED: bool>(&mut self, tag: Tag) -> Result<u32, AllocError> {
+        let frame = self.take::<COUNTED>()?;
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_owned(tag.0);
         }
@@ -232,18 +254,18 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    pub(super) fn put_owned(&mut self, frame: u32) {
+    pub(super) fn put_owned<const COUNTED: bool>(&mut self, frame: u32) {
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_free();
         }
-        self.put(frame);
+        self.put::<COUNTED>(frame);
     }
 
     #[inline(always)]
-    fn take(&mut self) -> Result<u32, AllocError> {
+    fn take<const COUNTED: bool>(&mut self) -> Result<u32, AllocError> {
         match self.magazine.pop() {
             Some(frame) => {
-                self.counts.fast += 1;
+                self.counts.fast += u64::from(COUNTED);
                 Ok(frame)
             }
             None => self.take_slow(),
@@ -251,8 +273,8 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    fn put(&mut self, frame: u32) {
-        self.counts.cached += 1;
+    fn put<const COUNTED: bool>(&mut self, frame: u32) {
+        self.counts.cached += u64::from(COUNTED);
         if self.magazine.push(frame).is_err() {
             self.put_slow(frame);
         }

@@ -38,6 +38,26 @@ impl<'a> Hand for Consumer<'a> {
     }
 }
 
+/// The consumer, without its counters.
+struct Uncounted<'a>(Pool<'a>);
+
+impl<'a> Hand for Uncounted<'a> {
+    type Thing = Page<&'a Arena>;
+    #[inline(always)]
+    fn get(&mut self) -> Result<Self::Thing, BenchError> {
+        Ok(self.0.alloc_uncounted()?)
+    }
+    #[inline(always)]
+    fn put(&mut self, page: Self::Thing) -> Result<(), BenchError> {
+        self.0.recycle_uncounted(page);
+        Ok(())
+    }
+    #[inline(always)]
+    fn number(page: &Self::Thing) -> u64 {
+        page.iova().raw()
+    }
+}
+
 /// The consumer, raw pages.
 struct Raw<'a>(Pool<'a>);
 
@@ -113,6 +133,7 @@ pub(super) fn local(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resu
     let stack = Lifo::new(FRAMES as usize, Frame::BYTES);
     harness.interleave(vec![
         Subject::countable("pinfold", to_and_fro(Consumer(pool(arena, RING)?), times)),
+        Subject::countable("pinfold-uncounted", to_and_fro(Uncounted(pool(arena, RING)?), times)),
         Subject::countable("pinfold-raw", to_and_fro(Raw(pool(arena, RING)?), times)),
         Subject::new("single", to_and_fro(Baseline(buddy), times)),
         Subject::new("lifo", to_and_fro(Baseline(&stack), times)),
