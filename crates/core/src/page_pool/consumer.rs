@@ -1,6 +1,7 @@
 //! The consumer's side: the magazine, and what fills it.
 
 use super::fragment::Open;
+use super::magazine::Magazine;
 use super::ring::Entry;
 use super::shared::{Keep, Shared, give_back};
 use super::{
@@ -9,7 +10,6 @@ use super::{
 };
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
-use crate::magazine::Magazine;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,7 +25,7 @@ const BULK_PAGES: u32 = 64;
 /// Dropping it is [`close`](Self::close).
 pub struct PagePool<S: ChunkSource> {
     pub(super) keep: Keep<S>,
-    pub(super) magazine: Magazine<u32, BULK>,
+    pub(super) magazine: Magazine,
     pub(super) counts: Counts,
     /// The frames of the newest chunk that were never handed out: the first, and the end.
     pub(super) fresh: (u32, u32),
@@ -118,7 +118,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_for(&mut self, tag: Tag) -> Result<Page<S>, AllocError> {
-        let frame = self.take_owned::<true>(tag)?;
+        let frame = self.take_owned(tag)?;
         Ok(Page { shared: self.keep.as_ptr(), frame, written: self.written })
     }
 
@@ -143,7 +143,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
-        let frame = self.take::<true>()?;
+        let frame = self.take()?;
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_raw(tag.0);
         }
@@ -167,18 +167,8 @@ impl<S: ChunkSource> PagePool<S> {
         self.put_owned::<true>(frame);
     }
 
-    /// A page that no counter tells of: to measure what the counters cost, and for nothing else.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    #[doc(hidden)]
-    #[inline]
-    pub fn alloc_uncounted(&mut self) -> Result<Page<S>, AllocError> {
-        let frame = self.take_owned::<false>(Tag::NONE)?;
-        Ok(Page { shared: self.keep.as_ptr(), frame, written: self.written })
-    }
-
-    /// Takes a page back of which no counter tells: the way back for [`alloc_uncounted`](Self::alloc_uncounted).
+    /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
+    /// nothing else.
     #[doc(hidden)]
     #[inline]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
@@ -228,7 +218,12 @@ impl<S: ChunkSource> PagePool<S> {
 
     /// The eleven counters.
     pub fn counts(&self) -> Counts {
-        self.keep.counts(self.counts)
+        self.keep.counts(self.own_counts())
+    }
+
+    /// What the consumer has counted itself.
+    pub(super) fn own_counts(&self) -> Counts {
+        Counts { fast: self.magazine.fast(), cached: self.magazine.cached(), ..self.counts }
     }
 
     /// Where the pool's pages are. O(chunks).
@@ -245,8 +240,8 @@ impl<S: ChunkSource> PagePool<S> {
     // The magazine.
 
     #[inline(always)]
-    pub(super) fn take_owned<const COUNTED: bool>(&mut self, tag: Tag) -> Result<u32, AllocError> {
-        let frame = self.take::<COUNTED>()?;
+    pub(super) fn take_owned(&mut self, tag: Tag) -> Result<u32, AllocError> {
+        let frame = self.take()?;
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_owned(tag.0);
         }
@@ -254,43 +249,39 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    pub(super) fn put_owned<const COUNTED: bool>(&mut self, frame: u32) {
+    pub(super) fn put_owned<const COUNT: bool>(&mut self, frame: u32) {
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_free();
         }
-        self.put::<COUNTED>(frame);
+        self.put::<COUNT>(frame);
     }
 
     #[inline(always)]
-    fn take<const COUNTED: bool>(&mut self) -> Result<u32, AllocError> {
-        match self.magazine.pop() {
-            Some(frame) => {
-                self.counts.fast += u64::from(COUNTED);
-                Ok(frame)
-            }
+    fn take(&mut self) -> Result<u32, AllocError> {
+        match self.magazine.take() {
+            Some(frame) => Ok(frame),
             None => self.take_slow(),
         }
     }
 
     #[inline(always)]
-    fn put<const COUNTED: bool>(&mut self, frame: u32) {
-        self.counts.cached += u64::from(COUNTED);
-        if self.magazine.push(frame).is_err() {
-            self.put_slow(frame);
+    fn put<const COUNT: bool>(&mut self, frame: u32) {
+        if self.magazine.put::<COUNT>(frame).is_err() {
+            self.put_slow::<COUNT>(frame);
         }
     }
 
     #[cold]
-    fn put_slow(&mut self, frame: u32) {
+    fn put_slow<const COUNT: bool>(&mut self, frame: u32) {
         self.counts.cache_full += 1;
         let mut half = [Entry::default(); BULK];
-        for (entry, &frame) in half.iter_mut().zip(self.magazine.pop_slice(BULK)) {
+        for (entry, &frame) in half.iter_mut().zip(self.magazine.draw_half()) {
             *entry = Entry::owned(frame);
         }
         // SAFETY: the pages were in the magazine, so each is nobody's and goes this once. The pool is alive: `keep`.
         unsafe { give_back(self.keep.as_ptr(), &half) };
         // There is room now.
-        let _ = self.magazine.push(frame);
+        let _ = self.magazine.put::<COUNT>(frame);
     }
 
     #[cold]
@@ -319,10 +310,10 @@ impl<S: ChunkSource> PagePool<S> {
             keep.ring.drain(BULK as u64, |entry| {
                 seen = true;
                 // There is room: the magazine is empty, and takes twice as many.
-                let placed = keep.accept(entry) && magazine.push(entry.frame()).is_ok();
+                let placed = keep.accept(entry) && magazine.stock(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.pop();
+            let frame = magazine.draw();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -340,10 +331,10 @@ impl<S: ChunkSource> PagePool<S> {
             keep.unspill(BULK, |entry| {
                 seen = true;
                 *unspilled += 1;
-                let placed = keep.accept(entry) && magazine.push(entry.frame()).is_ok();
+                let placed = keep.accept(entry) && magazine.stock(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.pop();
+            let frame = magazine.draw();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -366,7 +357,7 @@ impl<S: ChunkSource> PagePool<S> {
             let frame = first + page * step;
             self.keep.sync_for_device(frame, self.written as usize);
             // There is room, as above.
-            let _ = self.magazine.push(frame);
+            let _ = self.magazine.stock(frame);
         }
         self.keep.sync_for_device(first, self.written as usize);
         Ok(first)

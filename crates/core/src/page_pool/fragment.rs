@@ -129,7 +129,7 @@ impl<S: ChunkSource> PagePool<S> {
         let open = match fits {
             Some(open) => open,
             None => {
-                let frame = self.take_owned::<true>(Tag::NONE)?;
+                let frame = self.take_owned(Tag::NONE)?;
                 if let Some(account) = self.keep.directory.account(frame) {
                     account.shares().store(BIAS, Ordering::Relaxed);
                 }

@@ -45,7 +45,7 @@ impl<'a> Hand for Uncounted<'a> {
     type Thing = Page<&'a Arena>;
     #[inline(always)]
     fn get(&mut self) -> Result<Self::Thing, BenchError> {
-        Ok(self.0.alloc_uncounted()?)
+        Ok(self.0.alloc()?)
     }
     #[inline(always)]
     fn put(&mut self, page: Self::Thing) -> Result<(), BenchError> {
