@@ -159,11 +159,11 @@ impl Targets<'_> {
 
     fn page_pool_rows(&self) -> Vec<Row> {
         let best = |case| self.best("page-pool", case, "pinfold");
-        let counters = self.ratio("page-pool", ("local", "pinfold"), ("local", "pinfold-uncounted"));
+        let counters = self.ratio("page-pool", ("local-64", "pinfold"), ("local-64", "pinfold-uncounted"));
         vec![
             at_most("page pool, local", best("local"), 8.0, 4.0, "ns"),
             at_most("page pool, ring", best("ring"), 25.0, 12.0, "ns"),
-            at_most("page pool, local: counters on / off", counters, 1.03, 1.03, "x"),
+            at_most("page pool, local-64: counters on / off", counters, 1.03, 1.03, "x"),
         ]
     }
 

@@ -4,7 +4,7 @@
 //!
 //! | case | an operation |
 //! | --- | --- |
-//! | `local` | one page out and back again, by the consumer |
+//! | `local`, `local-64` | one page out and back again, by the consumer; `local-64` 64 of them at a time |
 //! | `ring` | one page out by the consumer and back through the ring, 512 of them at a time; one thread does both |
 //! | `slow` | one page out and back again that no cache has, 4,096 of them: each time of a new pool, which is closed at the end |
 //! | `rx-512` | one packet: into a page by the device, on to a second thread which reads it and frees the page, and another page into the ring of 512 descriptors |
@@ -54,6 +54,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let _ = packets.memory().fill(0, packets.memory().len(), 0);
     let buddy = Buddy::new(FRAMES);
     let mut records = cached::local(harness, &arena, &buddy)?;
+    records.extend(cached::counters(harness, &arena)?);
     records.extend(cached::ring(harness, &arena, &buddy)?);
     records.extend(cached::slow(harness, &arena, &buddy)?);
     records.extend(receive::run(harness, &arena, packets.memory(), &buddy)?);

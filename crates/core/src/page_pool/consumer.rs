@@ -158,7 +158,7 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     /// Takes a page back into the magazine; one of another pool goes to its own.
-    #[inline]
+    #[inline(always)]
     pub fn recycle(&mut self, page: Page<S>) {
         if page.shared != self.keep.as_ptr() {
             return drop(page);
@@ -170,7 +170,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
     /// nothing else.
     #[doc(hidden)]
-    #[inline]
+    #[inline(always)]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
         if page.shared != self.keep.as_ptr() {
             return drop(page);

@@ -133,7 +133,6 @@ pub(super) fn local(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resu
     let stack = Lifo::new(FRAMES as usize, Frame::BYTES);
     harness.interleave(vec![
         Subject::countable("pinfold", to_and_fro(Consumer(pool(arena, RING)?), times)),
-        Subject::countable("pinfold-uncounted", to_and_fro(Uncounted(pool(arena, RING)?), times)),
         Subject::countable("pinfold-raw", to_and_fro(Raw(pool(arena, RING)?), times)),
         Subject::new("single", to_and_fro(Baseline(buddy), times)),
         Subject::new("lifo", to_and_fro(Baseline(&stack), times)),
@@ -161,18 +160,33 @@ fn waves<H: Hand>(hand: &mut H, held: &mut [Option<H::Thing>], rounds: usize) ->
 /// A run of [`waves`].
 fn to_and_fro_in_waves<'s, H: Hand + 's>(
     case: &'static str,
+    wave: usize,
     mut hand: H,
     rounds: usize,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's
 where
     H::Thing: 's,
 {
-    let mut held = slots(WAVE);
+    let mut held = slots(wave);
     move |out| {
         waves(&mut hand, &mut held, 1)?;
-        out.cost(case, waves(&mut hand, &mut held, rounds)?, rounds * WAVE);
+        out.cost(case, waves(&mut hand, &mut held, rounds)?, rounds * wave);
         Ok(())
     }
+}
+
+/// What the counters cost. A page out and right back again would not tell: without counters nothing is left of it but what
+/// the compiler cannot see through.
+pub(super) fn counters(harness: &Harness<'_>, arena: &Arena) -> Result<Vec<Record>, BenchError> {
+    let rounds = harness.scale(16_000);
+    let case = "local-64";
+    harness.interleave(vec![
+        Subject::countable("pinfold", to_and_fro_in_waves(case, 64, Consumer(pool(arena, RING)?), rounds)),
+        Subject::countable(
+            "pinfold-uncounted",
+            to_and_fro_in_waves(case, 64, Uncounted(pool(arena, RING)?), rounds),
+        ),
+    ])
 }
 
 pub(super) fn ring(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
@@ -183,8 +197,11 @@ pub(super) fn ring(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resul
     let (raw_remote, remote) = (raw.remote(), bulk.remote());
     let mut held = slots(WAVE);
     harness.interleave(vec![
-        Subject::countable("pinfold", to_and_fro_in_waves(case, Dropped(pool(arena, RING)?), rounds)),
-        Subject::countable("pinfold-raw", to_and_fro_in_waves(case, DroppedRaw(raw, raw_remote), rounds)),
+        Subject::countable("pinfold", to_and_fro_in_waves(case, WAVE, Dropped(pool(arena, RING)?), rounds)),
+        Subject::countable(
+            "pinfold-raw",
+            to_and_fro_in_waves(case, WAVE, DroppedRaw(raw, raw_remote), rounds),
+        ),
         Subject::countable("pinfold-bulk", move |out: &mut Samples| {
             let (cost, result) = Cost::of(|| {
                 (0..rounds).try_for_each(|_| {
@@ -197,9 +214,12 @@ pub(super) fn ring(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resul
             out.cost(case, cost, rounds * WAVE);
             Ok(())
         }),
-        Subject::new("single", to_and_fro_in_waves(case, Baseline(buddy), rounds)),
-        Subject::new("lifo", to_and_fro_in_waves(case, Baseline(&stack), rounds)),
-        Subject::new("thread-list", to_and_fro_in_waves(case, Baseline(ThreadList::new(&stack)), rounds)),
+        Subject::new("single", to_and_fro_in_waves(case, WAVE, Baseline(buddy), rounds)),
+        Subject::new("lifo", to_and_fro_in_waves(case, WAVE, Baseline(&stack), rounds)),
+        Subject::new(
+            "thread-list",
+            to_and_fro_in_waves(case, WAVE, Baseline(ThreadList::new(&stack)), rounds),
+        ),
     ])
 }
 
@@ -225,7 +245,7 @@ pub(super) fn slow(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resul
         }),
         Subject::countable(
             "pinfold-full",
-            to_and_fro_in_waves(case, Dropped(pool(arena, 1)?), rounds * FRESH / WAVE),
+            to_and_fro_in_waves(case, WAVE, Dropped(pool(arena, 1)?), rounds * FRESH / WAVE),
         ),
         Subject::new("single", move |out: &mut Samples| {
             out.cost(case, waves(&mut single, &mut pages, rounds)?, rounds * FRESH);
