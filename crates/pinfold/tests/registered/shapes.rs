@@ -101,6 +101,12 @@ fn transparent_hugepages_are_found_and_charged_whole() {
     if buffers(View::Process).is_some() {
         assert_eq!(charged(area.addr + 5, 2 * HUGE), 3 * HUGE as u64);
     }
+    // What was only read is not there yet, though zeroes are mapped by one entry.
+    let read = Area::new(0, &[(Kind::Untouched, 2 * HUGE)]).unwrap();
+    advise(read.addr, 2 * HUGE, libc::MADV_HUGEPAGE);
+    assert_eq!(peek(read.addr + HUGE), 0);
+    let survey_read = Survey::new(read.addr, 2 * HUGE as u64, BOTH).unwrap();
+    assert_eq!(survey_read.pages(PageSize::Size4K), 1024);
     // One of them is no longer mapped as one: its pages are plain.
     advise(area.addr + HUGE + PAGE, PAGE, libc::MADV_DONTNEED);
     let survey = Survey::new(area.addr, 3 * HUGE as u64, BOTH).unwrap();
@@ -167,7 +173,8 @@ fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
     let mixed = mixture().unwrap();
     let index = mixed.register(&mut buffers).unwrap().into_index();
     let registration = buffers.get(index).unwrap();
-    let (table, survey) = (registration.table(), registration.survey());
+    let table = registration.table();
+    let survey = Survey::new(mixed.addr, mixed.bytes as u64, BOTH).unwrap();
     // Every page is where the survey says, and in the table no more than its folio is divided.
     for piece in survey.pieces() {
         let offset = (piece.addr - mixed.addr) as u64;
@@ -213,4 +220,34 @@ fn plain_pages_that_two_buffers_share_are_pinned_once_and_charged_twice() {
     assert_eq!((account.pinned_bytes, account.charged_bytes), (3 * page, 4 * page));
     assert_eq!(pinned_by_kernel() - before, 4 * page);
     assert_eq!(account.kernel_bytes, Some(pinned_by_kernel()));
+}
+
+#[test]
+fn shared_memory_that_is_mapped_twice_is_pinned_once() {
+    let _alone = alone();
+    let Some(_pages) = Hugepages::reserve(1) else { return skipped("may not reserve hugepages") };
+    for (kind, len, charges) in [(Kind::Memfd, 8 * PAGE, 2), (Kind::HugetlbMemfd, HUGE, 1)] {
+        let Some(mut buffers) = buffers(View::Process) else { return };
+        let area = Area::new(0, &[(kind, len)]).unwrap();
+        // The old length 0: a second mapping of the same.
+        let at = std::ptr::with_exposed_provenance_mut(area.addr);
+        // SAFETY: the kernel chooses where; the area is the test's.
+        let twice = unsafe { libc::mremap(at, 0, len, libc::MREMAP_MAYMOVE) };
+        if twice == libc::MAP_FAILED {
+            skipped("no second mapping");
+            continue;
+        }
+        let twice = twice.expose_provenance();
+        poke(area.addr, 77);
+        assert_eq!(peek(twice), 77);
+        let before = pinned_by_kernel();
+        area.register(&mut buffers).unwrap();
+        register(&mut buffers, twice, len).unwrap();
+        let account = buffers.account();
+        assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{kind:?}");
+        if Survey::new(twice, 1, BOTH).unwrap().means().frames {
+            assert_eq!((account.pinned_bytes, account.charged_bytes), (len as u64, charges * len as u64));
+        }
+        unmap(twice, len).unwrap();
+    }
 }
