@@ -171,6 +171,8 @@ pub(crate) struct RefusedAccount {
 pub(crate) struct DeviceAccount {
     /// As the user named it.
     pub(crate) name: String,
+    /// How many queues were used.
+    pub(crate) queues: u64,
     /// Reads and writes that the driver took.
     pub(crate) requests: u64,
     /// Commands that they became.
@@ -183,6 +185,10 @@ pub(crate) struct DeviceAccount {
     pub(crate) timeouts: u64,
     /// Doorbell writes.
     pub(crate) doorbells: u64,
+    /// How often the program slept until an interrupt.
+    pub(crate) sleeps: u64,
+    /// Interrupts that woke it.
+    pub(crate) interrupts: u64,
     /// Segments of all requests' data.
     pub(crate) segments: u64,
     /// Pages named to the controller.
@@ -193,6 +199,24 @@ pub(crate) struct DeviceAccount {
     pub(crate) prp_pages_in_use: u64,
     /// The most at a time.
     pub(crate) prp_pages_at_most: u64,
+}
+
+impl DeviceAccount {
+    /// The account of another queue of the same controller is added.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.queues += other.queues;
+        self.requests += other.requests;
+        self.commands += other.commands;
+        self.errors += other.errors;
+        self.retries += other.retries;
+        self.timeouts += other.timeouts;
+        self.doorbells += other.doorbells;
+        self.sleeps += other.sleeps;
+        self.interrupts += other.interrupts;
+        self.segments += other.segments;
+        self.prp_entries += other.prp_entries;
+        self.prp_pages += other.prp_pages;
+    }
 }
 
 /// A DMA pool.

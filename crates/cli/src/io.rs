@@ -1,23 +1,28 @@
 //! `io`: a workload on one target, in fio's words.
 
+mod cpu;
 pub(crate) mod engine;
+pub(crate) mod jobs;
 pub(crate) mod report;
+pub(crate) mod verify;
 
 use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch};
+use crate::open::{OpenError, Opened, Place, Scratch, Use, domain_of};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::stack::Stack;
 use crate::target::Bytes;
 use crate::target::spec::TargetSpec;
-use engine::{Outcome, Workload};
-use pinfold::Buffer;
+use crate::units::TimeSpan;
+use cpu::CpuAccount;
+use engine::Workload;
+use jobs::{Did, Task};
+use pinfold::{Buffer, CpuTime};
 use report::IoAccount;
-use std::time::Duration;
 
 /// Runs the workload, and prints what it did.
 pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
@@ -26,28 +31,31 @@ pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
     if args.json { output::json(&account) } else { output::text(&account.to_text()) }
 }
 
-fn writes(rw: Rw) -> bool {
-    matches!(rw, Rw::Write | Rw::Randwrite | Rw::Randrw)
-}
-
 /// The target, how many bytes of it there are, and what removes it at the end where it was made for the run.
 fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
     let spec = &args.target;
     let (place, bytes) = match spec {
         TargetSpec::SoftMemory(size) => {
             let used = args.size.unwrap_or(*size);
-            return Ok((Place::memory(spec, *size, if writes(args.rw) { used.0 } else { 0 })?, size.0, None));
+            return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, None));
         }
-        TargetSpec::SoftImage(path) => Place::image(spec, path, writes(args.rw))?,
+        TargetSpec::SoftImage(path) => Place::image(spec, path, args.writes())?,
+        TargetSpec::Vfio { .. } if args.writes() && !args.force => {
+            return Err(OpenError::HoldsData(spec.to_string()).into());
+        }
+        TargetSpec::Vfio { bdf, nsid } => {
+            let interrupts = if args.poll { 0 } else { args.numjobs.into() };
+            Place::pci(spec, *bdf, *nsid, interrupts)?
+        }
         TargetSpec::File(path) if !path.exists() => {
             let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
             let (scratch, file) = Scratch::create(path)?;
             return Ok((Place::staged(spec, path, file, size.0), size.0, Some(scratch)));
         }
-        TargetSpec::File(path) if writes(args.rw) => Place::write_file(spec, path)?,
+        TargetSpec::File(path) if args.writes() => Place::write_file(spec, path)?,
         TargetSpec::File(path) => Place::read_file(spec, path)?,
     };
-    if writes(args.rw) && !args.force && place.holds_data() {
+    if args.writes() && !args.force && place.holds_data() {
         return Err(OpenError::HoldsData(place.name).into());
     }
     Ok((place, bytes, None))
@@ -69,10 +77,18 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
 /// Runs the workload.
 pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
     let (place, capacity, scratch) = place(args)?;
-    let (block, depth) = limits::check(args.bs, args.iodepth, &[&place])?;
+    let (least, most) = args.lengths();
+    limits::check(least, args.iodepth, &[&place])?;
+    let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;
-    let stack = Stack::build(args.stack, (depth, block), u64::from(place.has_controller()))?;
-    let mut opened = Opened::open(place, &stack, (block, depth))?;
+    let jobs = usize::from(args.numjobs);
+    if (jobs as u64) > blocks {
+        return Err(LimitError::Jobs { jobs, blocks, target: place.name }.into());
+    }
+    let slots = depth.saturating_mul(jobs);
+    let stack =
+        Stack::build(args.stack, domain_of(&[&place])?, (slots, block), u64::from(place.has_controller()))?;
+    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs, poll: args.poll })?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
     fill(&mut buffers, block)?;
@@ -81,36 +97,49 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         rw: args.rw,
         block,
         blocks,
-        requests: if args.time_based { u64::MAX } else { blocks },
-        runtime: args.runtime.map(Duration::from_secs),
+        requests: args.number_ios.unwrap_or(if args.time_based { u64::MAX } else { blocks }),
+        runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
         reads_in_100: args.rwmixread,
     };
-    if scratch.is_some() && args.rw != Rw::Write {
+    if scratch.is_some() && args.rw != Rw::Write && !args.verify {
         let lay_out = Workload { rw: Rw::Write, requests: blocks, runtime: None, ..workload };
-        go(&mut opened, lay_out, &mut buffers, ("laying out", interrupt))?;
+        go(&mut opened, (lay_out, Task::Run), &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
-    let outcome = go(&mut opened, workload, &mut buffers, ("running", interrupt))?;
-    if writes(args.rw) {
+    let (task, title) = if args.verify {
+        (Task::Check(usize::try_from(least.0).unwrap_or(block)), "verifying")
+    } else {
+        (Task::Run, "running")
+    };
+    let before = CpuTime::here();
+    let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
+    let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
+    if args.writes() {
         opened.target().sync()?;
     }
     let account = stack_account(&stack, &[&opened]);
     let notes = opened.notes();
     let target = args.target.to_string();
-    let account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
+    let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
+    (account.least_block_bytes, account.numjobs) = (least.0, jobs as u64);
+    account.verified = verified;
+    account.cpu = cpu;
     drop((opened, scratch));
     Ok(account)
 }
 
 fn go(
     opened: &mut Opened<'_>,
-    workload: Workload,
+    (workload, task): (Workload, Task),
     buffers: &mut Vec<Buffer>,
     (title, interrupt): (&str, &Interrupt),
-) -> Result<Outcome, Failure> {
-    let total = workload.requests.min(workload.blocks).saturating_mul(workload.block as u64);
-    let progress = Progress::new(title, total);
-    Ok(engine::run(opened.target(), workload, buffers, &progress, interrupt)?)
+) -> Result<Did, Failure> {
+    let blocks = match task {
+        Task::Run => workload.requests.min(workload.blocks),
+        Task::Check(_) => workload.blocks.saturating_mul(2),
+    };
+    let progress = Progress::new(title, blocks.saturating_mul(workload.block as u64));
+    Ok(jobs::run(opened.targets(), (&workload, task), buffers, &progress, interrupt)?)
 }
 
 /// What is written: bytes that do not compress, and are not the same in any two buffers.

@@ -12,7 +12,7 @@ const SOFT_MAX_DEPTH: u64 = 1023;
 fn limits(place: &Place) -> (u64, u64) {
     match place.medium {
         Medium::File(_) => (file::MAX_DEPTH as u64, file::MAX_TRANSFER as u64),
-        Medium::Image { .. } | Medium::Memory { .. } => (SOFT_MAX_DEPTH, nvme::MAX_TRANSFER as u64),
+        Medium::Controller(_) => (SOFT_MAX_DEPTH, nvme::MAX_TRANSFER as u64),
     }
 }
 

@@ -1,9 +1,11 @@
 //! From what a user named to targets that can be read and written, with all that may be wrong about it.
 
+mod device;
 mod place;
 mod scratch;
 
-pub(crate) use place::{BLOCK, Medium, Place};
+pub(crate) use device::Device;
+pub(crate) use place::{BLOCK, ControllerMedium, Medium, Place, domain_of};
 pub(crate) use scratch::Scratch;
 
 use crate::account::{DeviceAccount, PoolAccount};
@@ -11,15 +13,17 @@ use crate::stack::Stack;
 use crate::target::Target;
 use crate::target::file::FileTarget;
 use crate::target::nvme::NvmeTarget;
+use pinfold::arena::BuildError;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
-use pinfold_nvme::driver::{Config, Controller};
-use pinfold_nvme::model::{
-    FileMedia, Media, MemoryMedia, ModelConfig, ModelController, ModelError, ModelRegisters, Namespace,
-};
+use pinfold_core::domain::BackendError;
+use pinfold_nvme::Registers;
+use pinfold_nvme::model::ModelError;
+use pinfold_nvme::vfio::PciError;
+use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Why a target could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +104,56 @@ pub(crate) enum OpenError {
     /// A controller without a namespace.
     #[error("{0}: the controller has no namespace that can be used")]
     NoNamespace(String),
+    /// A real controller is not to be had.
+    #[error("{name}: {error}")]
+    Pci {
+        /// Which.
+        name: String,
+        /// Why not.
+        error: PciError,
+    },
+    /// No memory to ask a real controller what it is.
+    #[error("{name}: no DMA memory to start it: {error}")]
+    Rings {
+        /// Which.
+        name: String,
+        /// Why not.
+        error: BuildError,
+    },
+    /// No I/O address space.
+    #[error("no I/O address space: {0}")]
+    Domain(BackendError),
+    /// Two controllers that are not in one address space.
+    #[error(
+        "{first} and {other} are in different address spaces: in one run a real controller is the only controller"
+    )]
+    Mixed {
+        /// The real one.
+        first: String,
+        /// The other one.
+        other: String,
+    },
+    /// A file where a controller is asked for.
+    #[error("{0} is no controller: name one as vfio:BDF, soft:SIZE or soft:IMAGE")]
+    NoController(String),
+    /// A namespace that it does not have.
+    #[error("{name}: no namespace {nsid} that can be used; pinfold nvme lists them")]
+    NoSuchNamespace {
+        /// Which.
+        name: String,
+        /// Which namespace was named.
+        nsid: u32,
+    },
+    /// More jobs than queues.
+    #[error("{name}: --numjobs {jobs} needs as many queues, and the controller grants {granted}")]
+    Queues {
+        /// Which.
+        name: String,
+        /// How many were asked for.
+        jobs: usize,
+        /// How many there are.
+        granted: u16,
+    },
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -111,91 +165,154 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A target that has been opened.
-pub(crate) enum Opened<'d> {
-    /// A file.
-    File(Box<FileTarget<'d, Buffer>>),
-    /// A model controller.
-    Soft {
-        /// Its driver, which is dropped first.
-        target: Box<NvmeTarget<'d, Buffer, ModelRegisters, Arena>>,
-        /// It runs until it is dropped.
-        _model: ModelController,
+/// How a target is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// Requests are multiples of so many bytes.
+    pub(crate) block: usize,
+    /// How many requests of a job are in flight at a time.
+    pub(crate) depth: usize,
+    /// How many jobs there are, each with a queue of its own; at least one.
+    pub(crate) jobs: usize,
+    /// Whether waits stay awake where they could sleep until an interrupt.
+    pub(crate) poll: bool,
+}
+
+/// The queues of all jobs.
+struct Jobs<T> {
+    first: T,
+    rest: Vec<T>,
+}
+
+impl<T> Jobs<T> {
+    fn new<E>(count: usize, mut make: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
+        let first = make(0)?;
+        let rest = (1..count).map(make).collect::<Result<_, _>>()?;
+        Ok(Self { first, rest })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        std::iter::once(&mut self.first).chain(&mut self.rest)
+    }
+}
+
+type Namespaced<'d> = NvmeTarget<'d, Buffer, Arc<dyn Registers>, Arena>;
+
+/// A target that has been opened, with a queue for each job.
+pub(crate) struct Opened<'d> {
+    queues: Queues<'d>,
+    notes: Vec<String>,
+}
+
+enum Queues<'d> {
+    /// Of a file.
+    File(Box<Jobs<FileTarget<'d, Buffer>>>),
+    /// Of a controller.
+    Nvme {
+        /// Dropped first, so that the controller is disabled before what it runs on goes.
+        jobs: Box<Jobs<Namespaced<'d>>>,
+        _device: Device,
     },
 }
 
-/// How long the driver waits for an answer: a model controller that has not answered by then never will.
-const TIMEOUT: Duration = Duration::from_secs(10);
-
 impl<'d> Opened<'d> {
-    /// Opens `place` for requests of multiples of `block` bytes, up to `depth` at a time, from the buffers of `stack`.
-    pub(crate) fn open(
-        place: Place,
-        stack: &'d Stack,
-        (block, depth): (usize, usize),
-    ) -> Result<Self, OpenError> {
-        let Place { name, path, medium } = place;
-        let media: Arc<dyn Media> = match medium {
-            Medium::File(file) => {
-                let file = FileTarget::new(file, &path, (block, depth), stack.fixed())?;
-                return Ok(Self::File(Box::new(file)));
-            }
-            Medium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),
-            Medium::Memory { bytes } => Arc::new(MemoryMedia::new(bytes)),
+    /// Opens `place` for use with the buffers of `stack`.
+    pub(crate) fn open(place: Place, stack: &'d Stack, how: Use) -> Result<Self, OpenError> {
+        let name = place.name.clone();
+        let device = match place.medium {
+            Medium::File(file) => return Self::file(&name, &file, &place.path, stack, how),
+            Medium::Controller(medium) => Device::open(&name, medium, stack, how)?,
         };
-        let model_error = |error| OpenError::Model { name: name.clone(), error };
-        let namespace = Namespace::new(media, 512).map_err(model_error)?;
-        let port = stack.port().ok_or_else(|| OpenError::NoNamespace(name.clone()))?;
-        let model = ModelController::spawn(port, ModelConfig::new(vec![namespace])).map_err(model_error)?;
         let driver_error = |error| OpenError::Driver { name: name.clone(), error };
-        let config = Config { timeout: TIMEOUT, ..Config::default() };
-        let source = stack.control.clone().ok_or_else(|| OpenError::NoNamespace(name.clone()))?;
-        let controller = Controller::start(model.registers(), source, config).map_err(driver_error)?;
-        let namespace = controller.namespaces().first().copied();
-        let namespace = namespace.ok_or_else(|| OpenError::NoNamespace(name.clone()))?;
-        let target =
-            NvmeTarget::new(name.clone(), (&stack.domain, stack.protect), (controller, namespace), depth)
-                .map_err(driver_error)?;
-        Ok(Self::Soft { target: Box::new(target), _model: model })
+        let (controller, namespace) = device.start(&name, stack, how)?;
+        let granted = controller.identify().queues;
+        if how.jobs > usize::from(granted) {
+            return Err(OpenError::Queues { name, jobs: how.jobs, granted });
+        }
+        let mut notes = Vec::new();
+        if !how.poll && !device.has_interrupts(how.jobs) {
+            notes.push(format!("{name}: it has no interrupt for each job, so completions are polled for"));
+        }
+        let jobs = Jobs::new(how.jobs, |job| {
+            let vector = device.vector(job, how);
+            let domain = (&*stack.domain, stack.protect);
+            let controller = (controller.clone(), namespace);
+            NvmeTarget::new(name.clone(), domain, controller, how.depth, vector).map_err(driver_error)
+        })?;
+        Ok(Self { queues: Queues::Nvme { jobs: Box::new(jobs), _device: device }, notes })
     }
 
-    /// The target.
+    fn file(
+        name: &str,
+        file: &File,
+        path: &Path,
+        stack: &'d Stack,
+        Use { block, depth, jobs: count, poll }: Use,
+    ) -> Result<Self, OpenError> {
+        // The queue of a job that has a thread of its own goes there.
+        let one_thread = count == 1;
+        let jobs = Jobs::new(count, |_| {
+            let file = file.try_clone();
+            let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
+            FileTarget::new(file, path, (block, depth), stack.fixed(), (one_thread, poll))
+                .map_err(OpenError::File)
+        })?;
+        let notes = jobs.first.notes().collect();
+        Ok(Self { queues: Queues::File(Box::new(jobs)), notes })
+    }
+
+    /// The target, by the first job's queue.
     pub(crate) fn target(&mut self) -> &mut dyn Target<Buffer> {
-        match self {
-            Self::File(file) => &mut **file,
-            Self::Soft { target, .. } => &mut **target,
+        match &mut self.queues {
+            Queues::File(jobs) => &mut jobs.first,
+            Queues::Nvme { jobs, .. } => &mut jobs.first,
+        }
+    }
+
+    /// The target, by the queue of each job.
+    pub(crate) fn targets(&mut self) -> Vec<&mut (dyn Target<Buffer> + Send)> {
+        match &mut self.queues {
+            Queues::File(jobs) => {
+                jobs.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
+            }
+            Queues::Nvme { jobs, .. } => {
+                jobs.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
+            }
         }
     }
 
     /// What the controller did, where there is one.
     pub(crate) fn device_account(&self) -> Option<DeviceAccount> {
-        match self {
-            Self::File(_) => None,
-            Self::Soft { target, .. } => Some(target.account()),
+        let Queues::Nvme { jobs, .. } = &self.queues else { return None };
+        let mut account = jobs.first.account();
+        for job in jobs.iter().skip(1) {
+            account.add(&job.account());
         }
+        Some(account)
     }
 
     /// The pools of its driver.
     pub(crate) fn pool_accounts(&self) -> Vec<PoolAccount> {
-        match self {
-            Self::File(_) => Vec::new(),
-            Self::Soft { target, .. } => target.pools(),
+        match &self.queues {
+            Queues::File(_) => Vec::new(),
+            Queues::Nvme { jobs, .. } => jobs.first.pools(),
         }
     }
 
     /// What fell back to something slower, and why.
     pub(crate) fn notes(&self) -> Vec<String> {
-        match self {
-            Self::File(file) => file.notes().collect(),
-            Self::Soft { .. } => Vec::new(),
-        }
+        self.notes.clone()
     }
 
     /// How many bytes the file has now.
     pub(crate) fn file_bytes(&self) -> Result<Option<u64>, FileError> {
-        match self {
-            Self::File(file) => file.bytes().map(Some),
-            Self::Soft { .. } => Ok(None),
+        match &self.queues {
+            Queues::File(jobs) => jobs.first.bytes().map(Some),
+            Queues::Nvme { .. } => Ok(None),
         }
     }
 }

@@ -29,9 +29,10 @@ mod stats;
 
 pub use clock::{Clock, SystemClock};
 pub use config::Config;
-pub use controller::{Controller, Identity, Namespace};
+pub(crate) use controller::quiet;
+pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo};
 pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
 pub use payload::Payload;
-pub use queue::Queue;
+pub use queue::{Queue, Vector};
 pub use request::{Completion, Finished, InFlight, Quarantined};
 pub use stats::{ControllerStats, QueueStats};

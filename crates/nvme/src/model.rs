@@ -22,6 +22,7 @@ pub use media::{FileMedia, Media, MediaError, MemoryMedia, Sink, Source};
 pub use shared::ModelRegisters;
 pub use stats::ModelStats;
 
+use crate::interrupt::EventFd;
 use crate::spec::Cap;
 use engine::Engine;
 use shared::Shared;
@@ -87,13 +88,15 @@ pub struct ModelConfig {
     pub timeout_500ms: u8,
     /// CAP.DSTRD, 0 to 8: doorbells are `4 << stride_shift` bytes apart.
     pub stride_shift: u8,
+    /// How many interrupt vectors there are, 0 to 2048; each is an eventfd.
+    pub vectors: u16,
 }
 
 impl ModelConfig {
-    /// A controller with these namespaces, transfers up to 1 MiB, 16 queue pairs of up to 1024 entries, and 10 s to
-    /// become ready.
+    /// A controller with these namespaces, transfers up to 1 MiB, 16 queue pairs of up to 1024 entries, 10 s to
+    /// become ready, and no interrupts.
     pub fn new(namespaces: Vec<Namespace>) -> Self {
-        Self { namespaces, mdts: 8, mqes: 1023, queues: 16, timeout_500ms: 20, stride_shift: 0 }
+        Self { namespaces, mdts: 8, mqes: 1023, queues: 16, timeout_500ms: 20, stride_shift: 0, vectors: 0 }
     }
 }
 
@@ -130,6 +133,14 @@ pub enum ModelError {
     /// The system gave no thread.
     #[error("no thread for the model controller: {0}")]
     Thread(io::Error),
+    /// The system gave no eventfd for an interrupt vector.
+    #[error("no eventfd for interrupt vector {vector} of the model controller: {error}; raise ulimit -n")]
+    Vector {
+        /// Which one.
+        vector: u16,
+        /// What the system said.
+        error: io::Error,
+    },
 }
 
 /// A model controller, running until it is dropped.
@@ -137,6 +148,7 @@ pub struct ModelController {
     shared: Arc<Shared>,
     counters: Arc<Counters>,
     faults: Faults,
+    vectors: Vec<Arc<EventFd>>,
     thread: Thread,
     join: Option<JoinHandle<()>>,
 }
@@ -151,7 +163,7 @@ impl ModelController {
     /// Starts a controller that reaches memory by `bus`. It is disabled, as after a reset.
     ///
     /// # Errors
-    /// [`ModelError::OutOfRange`] naming the field, [`ModelError::Thread`].
+    /// [`ModelError::OutOfRange`] naming the field, [`ModelError::Vector`], [`ModelError::Thread`].
     pub fn spawn(bus: impl Bus, config: ModelConfig) -> Result<Self, ModelError> {
         let check = |name, value: u64, min, max| match value {
             v if (min..=max).contains(&v) => Ok(()),
@@ -163,6 +175,12 @@ impl ModelController {
         check("queues", config.queues.into(), 1, 255)?;
         check("timeout_500ms", config.timeout_500ms.into(), 1, 255)?;
         check("stride_shift", config.stride_shift.into(), 0, 8)?;
+        check("vectors", config.vectors.into(), 0, 2048)?;
+        let event = |vector| match EventFd::new() {
+            Ok(event) => Ok(Arc::new(event)),
+            Err(error) => Err(ModelError::Vector { vector, error }),
+        };
+        let vectors = (0..config.vectors).map(event).collect::<Result<Vec<_>, _>>()?;
         let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
         let shared = Arc::new(Shared::new(cap, config.queues));
         let counters = Arc::new(Counters::default());
@@ -182,16 +200,22 @@ impl ModelController {
             let (shared, thread) = (shared.clone(), thread.clone());
             Faults::new(bus.clone(), Box::new(move || shared.wake(&thread)))
         };
-        let engine = Engine::new(shared.clone(), bus, faults.clone(), counters.clone(), config);
+        let engine =
+            Engine::new(shared.clone(), bus, (faults.clone(), vectors.clone()), counters.clone(), config);
         // The thread waits in `recv`, so it takes it; were it dead, `drop` would find out by joining.
         drop(send.send(engine));
-        Ok(Self { shared, counters, faults, thread, join: Some(join) })
+        Ok(Self { shared, counters, faults, vectors, thread, join: Some(join) })
     }
 
     /// The register file, for the driver. It may outlive the controller: then it reads as all ones,
     /// like that of a device that was pulled out.
     pub fn registers(&self) -> ModelRegisters {
         ModelRegisters { shared: self.shared.clone(), thread: self.thread.clone() }
+    }
+
+    /// What interrupt vector `vector` arrives at, if there is one of this number.
+    pub fn interrupt(&self, vector: u16) -> Option<Arc<EventFd>> {
+        self.vectors.get(usize::from(vector)).cloned()
     }
 
     /// The handle by which faults are injected.
@@ -207,6 +231,7 @@ impl ModelController {
             errors: get(&self.counters.errors),
             bytes_read: get(&self.counters.bytes_read),
             bytes_written: get(&self.counters.bytes_written),
+            interrupts: get(&self.counters.interrupts),
             doorbells: get(&self.shared.doorbells),
             bad_doorbells: get(&self.shared.bad_doorbells),
         }

@@ -1,4 +1,4 @@
-//! What the NVM Express specifications lay down: registers, commands, completions, identify data.
+//! What the NVM Express specifications lay down: registers, commands, completions, identify data, log pages.
 //!
 //! "Base" is the NVM Express Base Specification 2.0, "NVM" the NVM Command Set Specification 1.0. Layouts are
 //! little-endian by type and asserted when compiled; nothing here reads or writes memory.
@@ -6,11 +6,13 @@
 mod command;
 mod completion;
 mod identify;
+mod log;
 mod register;
 
-pub use command::{Command, DsmRange, admin, feature, nvm};
+pub use command::{Command, DsmRange, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
 pub use identify::{ControllerData, LbaFormat, NamespaceData, NamespaceList, PowerState, cns};
+pub use log::{SmartData, log_page};
 pub use register::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
 
 /// The memory page that this driver and the model work with (CC.MPS = 0): 4096 bytes.

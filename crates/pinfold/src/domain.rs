@@ -12,19 +12,21 @@ use std::sync::Arc;
 /// What a domain offers whatever its backend (`map`, `revoke_all`, `admit`, `map_static`, `stats` ...) is reached
 /// through `Deref`: see [`pinfold_core::domain::Domain`].
 ///
-/// The first kernel that has what the backends need: `soft` needs none.
+/// The first kernel that has what the backends need: `soft` needs none, `vfio` 4.0, `iommufd` 6.6.
 #[derive(Clone)]
 pub struct Domain(Arc<Inner>);
 
 struct Inner {
     core: pinfold_core::domain::Domain,
-    device: Device,
+    behind: Behind,
 }
 
 /// What stands behind the backend on the device's side.
-enum Device {
+pub(crate) enum Behind {
     /// Models, that reach memory through ports.
     Soft(SoftIommu),
+    /// Real devices, for which the kernel keeps the table.
+    Kernel,
 }
 
 impl Domain {
@@ -51,10 +53,15 @@ impl Domain {
         iommu.attach(paged.root(), levels);
         let iovas = IovaSpace::new(paged.bits())?;
         let core = pinfold_core::domain::Domain::new(Box::new(paged), iovas);
-        Ok(Self(Arc::new(Inner { core, device: Device::Soft(iommu) })))
+        Ok(Self::new(core, Behind::Soft(iommu)))
     }
 
-    /// What the backend is called: `soft`.
+    /// A domain above a backend.
+    pub(crate) fn new(core: pinfold_core::domain::Domain, behind: Behind) -> Self {
+        Self(Arc::new(Inner { core, behind }))
+    }
+
+    /// What the backend is called: `soft`, or `vfio` and `iommufd` for that of a [device](crate::vfio::Device).
     pub fn name(&self) -> &'static str {
         self.0.core.backend_name()
     }
@@ -66,17 +73,19 @@ impl Domain {
 
     /// The software IOMMU, if the domain is behind one: its account and its faults.
     pub fn soft_iommu(&self) -> Option<&SoftIommu> {
-        match &self.0.device {
-            Device::Soft(iommu) => Some(iommu),
+        match &self.0.behind {
+            Behind::Soft(iommu) => Some(iommu),
+            Behind::Kernel => None,
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        match &self.device {
+        match &self.behind {
             // Ports may outlive the domain: from here on they find nothing, not even what was leaked.
-            Device::Soft(iommu) => iommu.detach(),
+            Behind::Soft(iommu) => iommu.detach(),
+            Behind::Kernel => {}
         }
     }
 }

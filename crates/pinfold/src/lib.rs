@@ -31,17 +31,21 @@
 //!
 //! What the arena did not get, and the command that mends it, is in its [account](Arena::account).
 
+pub mod adapters;
 pub mod arena;
 pub mod buffer;
+pub mod cache;
 pub mod domain;
 pub mod probe;
 pub mod registered;
 pub mod soft;
 mod sys;
 pub mod uring;
+pub mod vfio;
 
 pub use arena::{Arena, Exposure, Source};
 pub use buffer::Buffer;
 pub use domain::Domain;
 pub use sys::Errno;
+pub use sys::cpu::CpuTime;
 pub use sys::limits::MemlockLimit;

@@ -3,6 +3,8 @@
 //! By rustix where it has the call, by libc where not (`mbind`, `AF_XDP` sockets).
 
 pub(crate) mod asking;
+pub(crate) mod cpu;
+pub(crate) mod iommufd;
 pub(crate) mod limits;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
@@ -10,7 +12,9 @@ pub(crate) mod numa;
 pub(crate) mod pages;
 pub(crate) mod region;
 pub(crate) mod smaps;
+pub(crate) mod uring;
 pub(crate) mod userfault;
+pub(crate) mod vfio;
 
 use std::fmt;
 

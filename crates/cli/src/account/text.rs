@@ -168,6 +168,12 @@ impl DeviceAccount {
         let _ = writeln!(out, "\ncontroller {}", self.name);
         let requests = counted(self.requests, "I/O");
         line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
+        let waits = match self.sleeps {
+            0 => "polled".to_owned(),
+            sleeps => format!("{}, {}", counted(sleeps, "sleep"), counted(self.interrupts, "interrupt")),
+        };
+        let queues = counted(self.queues, "queue");
+        line(out, "queues", format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")));
         if self.errors + self.timeouts > 0 {
             let (errors, retries) = (counted(self.errors, "error"), grouped(self.retries));
             line(

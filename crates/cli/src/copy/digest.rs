@@ -13,6 +13,13 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hash([u8; 32]);
 
+impl From<Sha256> for Hash {
+    /// Of all that went in.
+    fn from(hasher: Sha256) -> Self {
+        Self(hasher.finalize().into())
+    }
+}
+
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -95,7 +102,7 @@ fn read_in_order<B: Bytes>(
             progress.add(len as u64);
         }
     }
-    Ok(Hash(hasher.finalize().into()))
+    Ok(hasher.into())
 }
 
 fn hash_buffer<B: Bytes>(

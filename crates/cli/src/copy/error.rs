@@ -21,6 +21,21 @@ pub(crate) enum PumpError {
         /// How many bytes there were.
         expected: u64,
     },
+    /// `io --verify` read what is not there.
+    #[error(
+        "{target}: byte {at} is not what was written there (block {}, written {writes} times): the device, or the \
+         memory it was read into, is wrong", at / *block as u64
+    )]
+    Wrong {
+        /// The target's name.
+        target: String,
+        /// The first byte that differs.
+        at: u64,
+        /// The target's block, bytes.
+        block: usize,
+        /// How often the block was written by this run.
+        writes: u32,
+    },
     /// All buffers are quarantined.
     #[error("no buffer is left to go on with: the device kept them all")]
     NoBuffers,

@@ -1,10 +1,12 @@
 //! What a workload did, laid out as fio does it, or as JSON.
 
+use super::cpu::CpuAccount;
 use super::engine::{Outcome, Workload};
+use super::verify::Verified;
 use crate::account::{RequestAccount, StackAccount};
 use crate::args::Rw;
 use crate::latency::Latency;
-use crate::units::per_second;
+use crate::units::{counted, per_second};
 use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
@@ -18,10 +20,14 @@ pub(crate) struct IoAccount {
     pub(crate) target: String,
     /// What was done.
     pub(crate) rw: Rw,
-    /// Bytes of one request.
+    /// Bytes of one request, the most where they differ.
     pub(crate) block_bytes: u64,
-    /// The most requests in flight.
+    /// The fewest bytes of one request.
+    pub(crate) least_block_bytes: u64,
+    /// The most requests in flight of one job.
     pub(crate) iodepth: u64,
+    /// How many jobs there were, each with a queue and a part of the target.
+    pub(crate) numjobs: u64,
     /// How many bytes of the target were used.
     pub(crate) size_bytes: u64,
     /// How long it took.
@@ -30,6 +36,10 @@ pub(crate) struct IoAccount {
     pub(crate) read: Option<WayAccount>,
     /// The writes, if there were any.
     pub(crate) write: Option<WayAccount>,
+    /// What was found to be right, where that was asked for.
+    pub(crate) verified: Option<Verified>,
+    /// What it cost the processor.
+    pub(crate) cpu: CpuAccount,
     /// What the memory stack did.
     pub(crate) stack: StackAccount,
     /// What fell back to something slower, and why.
@@ -72,11 +82,15 @@ impl IoAccount {
             target,
             rw: workload.rw,
             block_bytes: workload.block as u64,
+            least_block_bytes: workload.block as u64,
             iodepth,
+            numjobs: 1,
             size_bytes: workload.blocks.saturating_mul(workload.block as u64),
             seconds: outcome.elapsed.as_secs_f64(),
             read: WayAccount::new(RequestAccount::new(&outcome.reads), outcome.elapsed),
             write: WayAccount::new(RequestAccount::new(&outcome.writes), outcome.elapsed),
+            verified: None,
+            cpu: CpuAccount::default(),
             stack,
             notes,
         }
@@ -85,11 +99,16 @@ impl IoAccount {
     /// The account as text.
     pub(crate) fn to_text(&self) -> String {
         let mut out = String::new();
-        let (rw, bs) = (format!("{:?}", self.rw).to_lowercase(), self.block_bytes);
+        let rw = format!("{:?}", self.rw).to_lowercase();
+        let bs = match (self.least_block_bytes, self.block_bytes) {
+            (least, most) if least < most => format!("{least}B-{most}"),
+            (_, bs) => bs.to_string(),
+        };
+        let jobs = if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
         // Writing to a `String` does not fail, here and below.
         let _ = writeln!(
             out,
-            "{}: rw={rw}, bs={bs}B, iodepth={}, size={}B",
+            "{}: rw={rw}, bs={bs}B, iodepth={}{jobs}, size={}B",
             self.target, self.iodepth, self.size_bytes
         );
         for (name, way) in [("read", &self.read), ("write", &self.write)] {
@@ -97,12 +116,23 @@ impl IoAccount {
                 way.to_text(&mut out, name, self.seconds);
             }
         }
+        self.cpu.to_text(&mut out, self.seconds);
         let _ = writeln!(out, "\nRun status:");
         for (name, way) in [("READ", &self.read), ("WRITE", &self.write)] {
             if let Some(way) = way {
                 let run = format_args!("{:>8}: {}", name, bandwidth(way.bytes_per_second));
                 let io = binary(way.requests.bytes as f64);
                 let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
+            }
+        }
+        if let Some(Verified { requests, compared_bytes, sha256, parts }) = &self.verified {
+            let (requests, compared) = (counted(*requests, "request"), binary(*compared_bytes as f64));
+            let _ = writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all right");
+            if let Some(sha256) = sha256 {
+                let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
+            }
+            for (job, sha256) in (1..).zip(parts) {
+                let _ = writeln!(out, "sha256 of the part of job {job}: {sha256}");
             }
         }
         self.stack.to_text(&mut out);

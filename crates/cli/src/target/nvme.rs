@@ -11,15 +11,17 @@ use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::{Domain, Pinned, Revoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Controller, Finished, Namespace, PollError, Queue};
+use pinfold_nvme::driver::{Controller, Finished, Namespace, PollError, Queue, Vector};
 use std::time::{Duration, Instant};
 
 /// The largest request.
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 /// How long a wait lasts before the caller may look at the world again.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// For how many looks a wait stays awake; a model controller runs on another processor, if there is one.
-const YIELDS: u32 = 200;
+/// How many looks of a wait follow each other at once; between later ones others may run.
+const SPINS: u32 = 64;
+/// A doorbell is rung for so many requests at the latest, so that the controller has something to do meanwhile.
+const BATCH: u32 = 32;
 
 /// A buffer that the controller is done with, and the domain not yet.
 struct Held<'d, B: Pinned> {
@@ -38,19 +40,25 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     writes: Half<'d, B, ToDevice>,
     held: Vec<Held<'d, B>>,
     revoked: Vec<Revoked<'d, B>>,
+    /// Requests that the controller has not been told of.
+    untold: u32,
     queue: Queue<R, S>,
     controller: Controller<R, S>,
 }
 
 impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
-    /// A namespace with a queue for `depth` requests.
+    /// A namespace with a queue for `depth` requests. A wait sleeps where there is an interrupt, and stays awake where not.
     pub(crate) fn new(
         name: String,
         (domain, protect): (&'d Domain, Protect),
         (controller, namespace): (Controller<R, S>, Namespace),
         depth: usize,
+        vector: Option<Vector>,
     ) -> Result<Self, pinfold_nvme::driver::Error> {
-        let queue = controller.create_queue(depth)?;
+        let queue = match vector {
+            None => controller.create_queue(depth)?,
+            Some(vector) => controller.create_queue_with(depth, vector)?,
+        };
         let info = Info {
             name,
             capacity: Some(namespace.bytes()),
@@ -61,7 +69,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         let (reads, writes) = (Half::new(depth), Half::new(depth));
         let held = Vec::with_capacity(depth);
         let revoked = Vec::with_capacity(depth);
-        Ok(Self { info, domain, protect, namespace, reads, writes, held, revoked, queue, controller })
+        let untold = 0;
+        Ok(Self { info, domain, protect, namespace, reads, writes, held, revoked, untold, queue, controller })
     }
 
     /// What the controller and its driver did.
@@ -69,12 +78,15 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         let (queue, controller) = (self.queue.stats(), self.controller.stats());
         DeviceAccount {
             name: self.info.name.clone(),
+            queues: 1,
             requests: self.reads.requests() + self.writes.requests(),
             commands: queue.commands,
             errors: queue.errors,
             retries: self.reads.retries() + self.writes.retries(),
             timeouts: queue.timeouts,
             doorbells: queue.doorbells,
+            sleeps: queue.sleeps,
+            interrupts: queue.interrupts,
             segments: queue.segments,
             prp_entries: queue.prp_entries,
             prp_pages: queue.prp_list_pages,
@@ -94,15 +106,23 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
 
     /// Takes what the controller completed.
     fn take_completions(&mut self, done: &mut Vec<Done<B>>) -> Result<(), PollError> {
+        let mut taken_away = Ok(());
         loop {
             let completion = match self.queue.poll() {
                 Ok(Some(completion)) => completion,
-                Ok(None) => return Ok(()),
-                // A controller that failed gives nothing back by itself. Once it has been reset, all that was in
-                // flight ends with an error, and the buffers are safe.
+                Ok(None) => return taken_away,
+                // A controller that failed gives nothing back by itself. Once it has been seen disabled, all that was
+                // in flight ends with an error, and the buffers are safe.
                 Err(error) => {
-                    if self.controller.reset().is_err() {
+                    let over = match error {
+                        PollError::AskedBack => self.controller.disable(),
+                        _ => self.controller.reset(),
+                    };
+                    if over.is_err() {
                         return Err(error);
+                    }
+                    if error == PollError::AskedBack {
+                        taken_away = Err(error);
                     }
                     continue;
                 }
@@ -152,6 +172,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     fn step(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        self.untold = 0;
         let taken = self.take_completions(done).map_err(|error| self.failed(error));
         self.revoke(done);
         self.release(done);
@@ -178,7 +199,12 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
                 queue.write(nsid, slba, asked.blocks, mapped)
             })?,
         }
-        self.queue.ring();
+        // What is left over is told of by the next poll or wait: one doorbell for all that was begun together.
+        self.untold += 1;
+        if self.untold >= BATCH {
+            self.untold = 0;
+            self.queue.ring();
+        }
         Ok(())
     }
 
@@ -195,10 +221,12 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
                 return Ok(());
             }
             looks += 1;
-            if looks < YIELDS {
-                std::thread::yield_now();
+            if self.held.is_empty() && self.queue.has_interrupt() {
+                self.queue.sleep(PATIENCE);
+            } else if looks < SPINS {
+                std::hint::spin_loop();
             } else {
-                std::thread::sleep(Duration::from_micros(50));
+                std::thread::yield_now();
             }
         }
     }

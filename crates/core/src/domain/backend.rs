@@ -6,6 +6,7 @@ use crate::invalidate::{InvalidationStats, Ticket, WaitError};
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::TableError;
+use alloc::string::String;
 
 /// Why a domain or its backend refused. Nothing has changed when one is returned, except where it says so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -74,6 +75,47 @@ pub enum BackendError {
         /// Why taking it back failed.
         flush: WaitError,
     },
+    /// The kernel keeps the table, and has no entry left in it.
+    #[error(
+        "all {limit} entries that the kernel allows an I/O address space are in use: map fewer and larger pieces \
+         (an arena that is exposed whole is one), or raise the limit: {remedy}"
+    )]
+    NoEntries {
+        /// How many there are.
+        limit: u64,
+        /// The command that raises it.
+        remedy: String,
+    },
+    /// The kernel pins what it maps, and this process may not pin so much.
+    #[error(
+        "{asked} more bytes can not be pinned: {used} of the {limit} bytes that may be locked are; {remedy}"
+    )]
+    LockedMemory {
+        /// How many bytes were to be mapped.
+        asked: u64,
+        /// How many are pinned or locked.
+        used: u64,
+        /// How many may be.
+        limit: u64,
+        /// The command that raises the limit.
+        remedy: String,
+    },
+    /// The IOMMU does not translate these addresses, or something is mapped at them.
+    #[error("{iova} can not be mapped: it is in use, or outside what this IOMMU translates")]
+    Unmappable {
+        /// The range.
+        iova: IovaRange,
+    },
+    /// The kernel refused.
+    #[error("{call} of {iova} failed (system error {code}): nothing was mapped")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// The range.
+        iova: IovaRange,
+        /// The system's error number.
+        code: i32,
+    },
     /// Access could not be taken back.
     #[error("access could not be taken back: the memory stays reachable and is not used again")]
     NotRevoked,
@@ -96,6 +138,14 @@ pub struct BackendStats {
     pub table_pages: u64,
     /// Table pages that wait for a flush before they can be used again.
     pub table_pages_retired: u64,
+    /// Mappings in the kernel's table, where the kernel keeps it.
+    pub entries: u64,
+    /// How many of these the kernel allows; `None` where it sets no limit, or keeps no table.
+    pub entries_limit: Option<u64>,
+    /// The most that there were at once.
+    pub entries_peak: u64,
+    /// Bytes that are pinned for these mappings; what is mapped twice counts twice.
+    pub pinned_bytes: u64,
 }
 
 /// What keeps a domain's table: a short list of operations, a file each.

@@ -239,6 +239,7 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
             invalidations: self.invalidator.stats(),
             table_pages: table.in_use.into(),
             table_pages_retired: table.retired.into(),
+            ..BackendStats::default()
         }
     }
 }

@@ -6,10 +6,10 @@ use super::error::Error;
 use super::rings::{CompletionRing, SubmissionRing};
 use super::span::{self, Span};
 use crate::registers::Registers;
-use crate::spec::{Cap, Command, Cqe, Csts, Doorbell, PAGE_BYTES, admin, doorbell_offset, offset};
+use crate::spec::{Cap, Command, Cqe, Csts, Doorbell, PAGE_BYTES, doorbell_offset, offset};
 use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::FromBytes;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U64};
 
 /// How often a wait looks at CSTS: reading a device's register takes about a microsecond.
 pub(super) const STATUS_EVERY_NS: u64 = 1_000_000;
@@ -117,28 +117,22 @@ impl<S: ChunkSource + Clone> Admin<S> {
         }
     }
 
-    /// Sends a command that fills a page, and reads it: a copy, which the controller can not change any more.
+    /// Sends a command that fills a page or less, and reads it: a copy, which the controller can not change any more.
     pub(super) fn fetch<T: FromBytes>(
         &mut self,
         registers: &impl Registers,
         cap: Cap,
         config: &Config,
         what: &'static str,
-        (nsid, cns): (u32, u8),
+        mut command: Command,
     ) -> Result<Box<T>, Error> {
         self.buffer.zero();
-        let command = Command {
-            opcode: admin::IDENTIFY,
-            nsid: U32::new(nsid),
-            prp1: U64::new(self.buffer.iova().raw()),
-            cdw10: U32::new(cns.into()),
-            ..Command::default()
-        };
+        command.prp1 = U64::new(self.buffer.iova().raw());
         self.execute(registers, cap, config, what, command)?;
         let mut bytes = [0; PAGE_BYTES];
-        let bad = |_| Error::BadSource { what: "identify data" };
-        self.buffer.memory().copy_to_slice(0, &mut bytes).map_err(bad)?;
-        T::read_from_bytes(&bytes).map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })
+        let bad = || Error::BadSource { what: "identify data" };
+        self.buffer.memory().copy_to_slice(0, &mut bytes).map_err(|_| bad())?;
+        T::read_from_prefix(&bytes).map(|(data, _)| Box::new(data)).map_err(|_| bad())
     }
 }
 

@@ -2,13 +2,18 @@
 
 mod bring_up;
 mod core;
+mod health;
+mod identify;
 
+pub(crate) use self::bring_up::quiet;
 pub(super) use self::core::{Core, Grave};
+pub use health::Health;
+pub use identify::{Identity, Namespace, NamespaceInfo};
 
 use super::config::Config;
 use super::error::Error;
 use super::life::Life;
-use super::queue::Queue;
+use super::queue::{Queue, Vector};
 use super::stats::ControllerStats;
 use crate::registers::Registers;
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
@@ -16,53 +21,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a controller says of itself (Base, "Identify Controller Data Structure").
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Identity {
-    /// MN.
-    pub model: String,
-    /// SN.
-    pub serial: String,
-    /// FR.
-    pub firmware: String,
-    /// VS: major, minor, tertiary.
-    pub version: (u16, u8, u8),
-    /// The most bytes in one command: MDTS, the driver's limit and [`Config::max_transfer_bytes`], whichever is
-    /// least.
-    pub max_transfer_bytes: u32,
-    /// CAP.MQES + 1: the most entries of a queue.
-    pub max_queue_entries: u32,
-    /// How many I/O queue pairs were granted.
-    pub queues: u16,
-    /// Whether it can discard (ONCS bit 2).
-    pub can_discard: bool,
-    /// Whether it has a volatile write cache (VWC bit 0), so that a flush matters.
-    pub volatile_cache: bool,
-}
-
-/// A namespace that this driver can use: blocks of 512 or 4096 bytes without metadata.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Namespace {
-    /// Its identifier.
-    pub nsid: u32,
-    /// Its size in blocks.
-    pub blocks: u64,
-    /// The size of a block: 512 or 4096 bytes.
-    pub block_bytes: u32,
-    /// Whether blocks that were discarded read as zeroes (DLFEAT).
-    pub discard_zeroes: bool,
-}
-
-impl Namespace {
-    /// Its size in bytes; `u64::MAX` where it is more than that.
-    pub fn bytes(&self) -> u64 {
-        self.blocks.saturating_mul(self.block_bytes.into())
-    }
-}
-
-/// An NVMe controller, enabled. Dropping it (and its queues) disables it.
+/// An NVMe controller, enabled. A handle: a clone is the same controller. When the last one and all queues are dropped
+/// it is disabled.
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
     core: Arc<Core<R, S>>,
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Clone for Controller<R, S> {
+    fn clone(&self) -> Self {
+        Self { core: self.core.clone() }
+    }
 }
 
 impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Controller<R, S> {
@@ -94,6 +62,15 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.core.bring_up()
     }
 
+    /// Disables the controller. When this succeeds it makes no access to memory any more: everything that was in flight
+    /// ends as with [`reset`](Self::reset), which also takes it into use again.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`], [`Error::Gone`]: nothing is recoverable.
+    pub fn disable(&self) -> Result<(), Error> {
+        self.core.shut_down()
+    }
+
     /// What the controller is.
     pub fn identify(&self) -> Identity {
         self.core.facts().identity.clone()
@@ -102,6 +79,22 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// The namespaces that can be used.
     pub fn namespaces(&self) -> Vec<Namespace> {
         self.core.facts().namespaces.to_vec()
+    }
+
+    /// All active namespaces, those that can not be used as well. It asks the controller again.
+    ///
+    /// # Errors
+    /// [`Error::Admin`], [`Error::AdminTimeout`], [`Error::Gone`], [`Error::NeedsReset`].
+    pub fn survey(&self) -> Result<Vec<NamespaceInfo>, Error> {
+        self.core.survey(&mut self.core.control())
+    }
+
+    /// SMART / health information.
+    ///
+    /// # Errors
+    /// As [`survey`](Self::survey).
+    pub fn health(&self) -> Result<Health, Error> {
+        self.core.health()
     }
 
     /// The deepest queue that [`create_queue`](Self::create_queue) makes.
@@ -115,7 +108,16 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// [`Error::Depth`] naming the limit, [`Error::NoQueueLeft`], [`Error::Source`], [`Error::Admin`],
     /// [`Error::AdminTimeout`], [`Error::NeedsReset`].
     pub fn create_queue(&self, depth: usize) -> Result<Queue<R, S>, Error> {
-        Queue::create(self.core.clone(), depth)
+        Queue::create(self.core.clone(), depth, None)
+    }
+
+    /// The same, with an interrupt: where its owner waits, it sleeps. The controller must have the vector, and `vector`
+    /// be where it arrives; a queue shares its interrupt with no other.
+    ///
+    /// # Errors
+    /// As [`create_queue`](Self::create_queue); a vector that the controller does not have is an [`Error::Admin`].
+    pub fn create_queue_with(&self, depth: usize, vector: Vector) -> Result<Queue<R, S>, Error> {
+        Queue::create(self.core.clone(), depth, Some(vector))
     }
 
     /// The account of the pool that PRP list pages come from. Linear in its blocks.

@@ -1,27 +1,33 @@
 //! An I/O queue pair: one thread submits to it and polls it.
 
 mod poll;
+mod sleep;
 mod submit;
 
-use super::clock::Backoff;
+use super::config::nanoseconds;
 use super::controller::{Core, Grave, Namespace};
 use super::error::{Error, PollError};
 use super::request::{CommandSlot, CommandState, Completion, RequestSlot};
 use super::rings::{CompletionRing, SubmissionRing};
 use super::span::{self, Span};
 use super::stats::QueueStats;
+use crate::interrupt::Interrupt;
 use crate::registers::Registers;
-use crate::spec::{Command, Cqe, Doorbell, admin};
+use crate::spec::{Command, Cqe, Doorbell, PAGE_BYTES, admin, create_cq};
 use pinfold_core::dma_pool::ChunkSource;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use zerocopy::little_endian::{U32, U64};
 
+pub use sleep::Vector;
+
 /// The deepest queue: identifiers keep 6 bits for a generation.
 pub(super) const MAX_DEPTH: usize = 1023;
 /// Even a shallow queue has room for this many commands, if the controller has: a large request is many.
 const COMMANDS: usize = 63;
+/// A completion queue has room for so many times the commands under way: its doorbell is then rung that much less.
+const COMPLETION_ROOM: usize = 4;
 
 /// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.
 pub struct Queue<R: Registers, S: ChunkSource + Clone> {
@@ -56,6 +62,8 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     now_ns: u64,
     last_status_ns: u64,
     failed: Option<PollError>,
+    /// What arrives when the controller has written completions; `None` where it is polled.
+    interrupt: Option<Arc<dyn Interrupt>>,
     stats: QueueStats,
 }
 
@@ -70,17 +78,18 @@ impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Queue<R, S> {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    pub(super) fn create(core: Arc<Core<R, S>>, depth: usize) -> Result<Self, Error> {
+    pub(super) fn create(core: Arc<Core<R, S>>, depth: usize, vector: Option<Vector>) -> Result<Self, Error> {
         let limit = core.max_depth();
         if depth == 0 || depth > limit {
             return Err(Error::Depth { depth, limit });
         }
         let facts = core.facts();
         let slots = depth.max(COMMANDS).min(limit);
-        let entries = slots + 1;
+        let sizes = Sizes::new(slots + 1, usize::from(core.cap.mqes()) + 1);
+        let number = vector.as_ref().map(|vector| vector.number);
         let id = core.take_id()?;
         let epoch = core.life.epoch();
-        let (sq, cq) = match attach(&core, id, entries) {
+        let (sq, cq) = match attach(&core, id, sizes, number) {
             Ok(spans) => spans,
             Err(error) => {
                 core.give_id(id);
@@ -88,8 +97,6 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             }
         };
         let now_ns = core.config.clock.now_ns();
-        // At most 1024, so the casts of places and entries hold.
-        let ring = u32::try_from(entries).unwrap_or(u32::MAX);
         Ok(Self {
             id,
             serial: core.life.queue_serial(),
@@ -97,9 +104,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             namespaces: facts.namespaces,
             max_transfer: facts.identity.max_transfer_bytes,
             can_discard: facts.identity.can_discard,
-            timeout_ns: super::config::nanoseconds(core.config.timeout),
-            sq: SubmissionRing::new(Span::clone(&sq), ring),
-            cq: CompletionRing::new(Span::clone(&cq), ring),
+            timeout_ns: nanoseconds(core.config.timeout),
+            sq: SubmissionRing::new(Span::clone(&sq), entries_32(sizes.submission)),
+            cq: CompletionRing::new(Span::clone(&cq), entries_32(sizes.completion)),
             spans: vec![sq, cq],
             commands: (0..slots).map(|_| CommandSlot::default()).collect(),
             free_commands: places(slots),
@@ -113,6 +120,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             now_ns,
             last_status_ns: now_ns,
             failed: None,
+            interrupt: vector.map(|vector| vector.interrupt),
             stats: QueueStats::default(),
             core,
         })
@@ -142,24 +150,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// [`poll`](Self::poll) does it too, so that a forgotten call costs time and nothing else.
     pub fn ring(&mut self) {
         if let Some(tail) = self.sq.take_unrung() {
+            let under_way = self.commands.len() - self.free_commands.len();
+            if let Some(head) = self.cq.take_unrung_full(under_way) {
+                self.ring_head(head);
+            }
             self.core.ring(self.id, Doorbell::SubmissionTail, tail);
             self.stats.doorbells += 1;
-        }
-    }
-
-    /// Waits for a completion: spins, yields, then sleeps for 50 µs at a time. It returns at the latest when a
-    /// request times out. `None` where nothing is under way.
-    ///
-    /// # Errors
-    /// As [`poll`](Self::poll).
-    pub fn wait(&mut self) -> Result<Option<Completion>, PollError> {
-        let mut backoff = Backoff::default();
-        loop {
-            match self.poll()? {
-                Some(completion) => return Ok(Some(completion)),
-                None if self.in_flight() == 0 => return Ok(None),
-                None => backoff.pause(),
-            }
         }
     }
 
@@ -167,6 +163,26 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     fn is_stale(&self) -> bool {
         self.core.life.epoch() != self.epoch
     }
+}
+
+/// How many entries the rings of a queue pair have.
+#[derive(Clone, Copy)]
+struct Sizes {
+    submission: usize,
+    completion: usize,
+}
+
+impl Sizes {
+    /// For `submission` entries at a controller whose queues have at most `limit`.
+    fn new(submission: usize, limit: usize) -> Self {
+        let bytes = (submission * COMPLETION_ROOM * Cqe::BYTES).next_multiple_of(PAGE_BYTES);
+        Self { submission, completion: (bytes / Cqe::BYTES).min(limit).max(submission) }
+    }
+}
+
+/// At most 65,536 by CAP.MQES.
+fn entries_32(entries: usize) -> u32 {
+    u32::try_from(entries).unwrap_or(u32::MAX)
 }
 
 /// The numbers below `count`, so that 0 is taken first.
@@ -178,23 +194,25 @@ fn places(count: usize) -> Vec<u16> {
 fn attach<R: Registers, S: ChunkSource + Clone>(
     core: &Core<R, S>,
     id: u16,
-    entries: usize,
+    sizes: Sizes,
+    vector: Option<u16>,
 ) -> Result<(Span<S>, Span<S>), Error> {
     let source = &core.source;
-    let sq = span::take(source, entries * Command::BYTES, "a submission queue")?;
-    let cq = span::take(source, entries * Cqe::BYTES, "a completion queue")?;
-    let last = u32::try_from(entries - 1).unwrap_or(0);
-    let create = |opcode, at: &Span<S>, cdw11| Command {
+    let sq = span::take(source, sizes.submission * Command::BYTES, "a submission queue")?;
+    let cq = span::take(source, sizes.completion * Cqe::BYTES, "a completion queue")?;
+    let create = |opcode, at: &Span<S>, entries, cdw11| Command {
         opcode,
         prp1: U64::new(at.iova().raw()),
-        cdw10: U32::new(u32::from(id) | last << 16),
-        cdw11: U32::new(cdw11),
+        // The size counts from 0.
+        cdw10: U32::new(u32::from(id) | (entries_32(entries) - 1) << 16),
+        cdw11: U32::new(create_cq::CONTIGUOUS | cdw11),
         ..Command::default()
     };
-    // PC: in one piece. No interrupts: it is polled.
-    let made = core.execute("create completion queue", create(admin::CREATE_CQ, &cq, 1)).and_then(|_| {
-        let made =
-            core.execute("create submission queue", create(admin::CREATE_SQ, &sq, 1 | u32::from(id) << 16));
+    let interrupts = vector.map_or(0, |vector| create_cq::INTERRUPTS | u32::from(vector) << 16);
+    let create_cq = create(admin::CREATE_CQ, &cq, sizes.completion, interrupts);
+    let create_sq = create(admin::CREATE_SQ, &sq, sizes.submission, u32::from(id) << 16);
+    let made = core.execute("create completion queue", create_cq).and_then(|_| {
+        let made = core.execute("create submission queue", create_sq);
         if made.is_err() {
             // Where this fails too, the memory is buried below.
             let _ = core.execute("delete completion queue", delete(admin::DELETE_CQ, id));

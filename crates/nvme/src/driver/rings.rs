@@ -37,6 +37,10 @@ impl<S: ChunkSource> SubmissionRing<S> {
     pub(super) fn unrung(&self) -> u32 {
         self.unrung
     }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
 }
 
 /// A completion queue: the controller writes; a phase bit tells new entries from old.
@@ -89,9 +93,12 @@ impl<S: ChunkSource> CompletionRing<S> {
         (std::mem::take(&mut self.unrung) > 0).then_some(self.head)
     }
 
-    /// The same, but only when half of the ring is read and not told.
-    pub(super) fn take_unrung_half(&mut self) -> Option<u32> {
-        if self.unrung >= self.entries / 2 { self.take_unrung() } else { None }
+    /// The same, but only where the controller may run out of room for the completions of `under_way` commands.
+    #[inline]
+    pub(super) fn take_unrung_full(&mut self, under_way: usize) -> Option<u32> {
+        // It leaves one entry empty, and takes those for full that it was not told of.
+        let room = self.entries.saturating_sub(self.unrung).saturating_sub(1);
+        if (room as usize) < under_way { self.take_unrung() } else { None }
     }
 
     pub(super) fn entries(&self) -> u32 {

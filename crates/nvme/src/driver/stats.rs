@@ -21,6 +21,10 @@ pub struct QueueStats {
     pub prp_list_pages: u64,
     /// Doorbell writes, of both kinds.
     pub doorbells: u64,
+    /// How often the owner slept until an interrupt.
+    pub sleeps: u64,
+    /// Of these, how often the interrupt came.
+    pub interrupts: u64,
     /// Requests that did not complete in time.
     pub timeouts: u64,
     /// Completions of commands that had been given up.
@@ -45,6 +49,8 @@ impl QueueStats {
             prp_entries: self.prp_entries + other.prp_entries,
             prp_list_pages: self.prp_list_pages + other.prp_list_pages,
             doorbells: self.doorbells + other.doorbells,
+            sleeps: self.sleeps + other.sleeps,
+            interrupts: self.interrupts + other.interrupts,
             timeouts: self.timeouts + other.timeouts,
             late_completions: self.late_completions + other.late_completions,
             spurious_completions: self.spurious_completions + other.spurious_completions,

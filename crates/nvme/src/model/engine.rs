@@ -10,10 +10,14 @@ use super::queues::{Completions, FETCH, Queues, Submission};
 use super::shared::{EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, Shared};
 use super::stats::Counters;
 use super::{ModelConfig, Namespace};
+use crate::interrupt::EventFd;
 use crate::spec::{Cc, Command, Csts, Doorbell, Status};
 use pinfold_core::addr::Iova;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// From how many blocks on a transfer takes long enough to be told of at once.
+const LARGE_BLOCKS: u32 = 16;
 
 /// What became of a command: its completion, or `None` for one that completes later or never.
 type Outcome = Option<(Status, u32)>;
@@ -39,6 +43,7 @@ pub(super) struct Engine<B> {
     shared: Arc<Shared>,
     bus: B,
     faults: Faults,
+    vectors: Vec<Arc<EventFd>>,
     counters: Arc<Counters>,
     namespaces: Vec<Namespace>,
     mdts: u8,
@@ -59,7 +64,7 @@ impl<B: Bus> Engine<B> {
     pub(super) fn new(
         shared: Arc<Shared>,
         bus: B,
-        faults: Faults,
+        (faults, vectors): (Faults, Vec<Arc<EventFd>>),
         counters: Arc<Counters>,
         config: ModelConfig,
     ) -> Self {
@@ -67,6 +72,7 @@ impl<B: Bus> Engine<B> {
             shared,
             bus,
             faults,
+            vectors,
             counters,
             namespaces: config.namespaces,
             mdts: config.mdts,
@@ -144,7 +150,18 @@ impl<B: Bus> Engine<B> {
             }
         }
         any |= self.resume(!any)?;
+        self.interrupt();
         Ok(any)
+    }
+
+    /// Raises the interrupts of the queues that got completions since the last call.
+    fn interrupt(&mut self) {
+        for vector in self.queues.take_signals() {
+            if let Some(event) = self.vectors.get(usize::from(vector)) {
+                event.signal();
+                Counters::add(&self.counters.interrupts, 1);
+            }
+        }
     }
 
     fn drain(&mut self, id: u16) -> Result<bool, BusFault> {
@@ -175,6 +192,10 @@ impl<B: Bus> Engine<B> {
             self.index += u64::from(id != 0);
             if let Some(outcome) = self.start(id, command) {
                 self.complete(id, command, outcome)?;
+            }
+            // One interrupt does for a batch, but a host does not wait for others' large transfers.
+            if command.blocks() >= LARGE_BLOCKS {
+                self.interrupt();
             }
             if self.shared.csts().contains(Csts::FATAL) {
                 break;
@@ -302,7 +323,7 @@ impl<B: Bus> Engine<B> {
             *slot = Some(Submission { base: sq, size: sq_size, head: 0, cq: 0 });
         }
         if let Some(slot) = self.queues.completion.first_mut() {
-            *slot = Some(Completions::new(cq, cq_size));
+            *slot = Some(Completions::new(cq, cq_size, Some(0)));
         }
         self.open_bell(0, Doorbell::SubmissionTail, sq_size);
         self.open_bell(0, Doorbell::CompletionHead, cq_size);

@@ -54,11 +54,15 @@ pub(super) struct Completions {
     tail: u32,
     phase: bool,
     backlog: VecDeque<Cqe>,
+    /// Which interrupt it raises, and whether it has something to tell.
+    vector: Option<u16>,
+    signal: bool,
 }
 
 impl Completions {
-    pub(super) fn new(base: Iova, size: u32) -> Self {
-        Self { base, size, users: 0, tail: 0, phase: true, backlog: VecDeque::new() }
+    pub(super) fn new(base: Iova, size: u32, vector: Option<u16>) -> Self {
+        let backlog = VecDeque::new();
+        Self { base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
     }
 
     /// Whether completions wait for room.
@@ -103,6 +107,7 @@ impl Completions {
             self.tail = 0;
             self.phase = !self.phase;
         }
+        self.signal = true;
         Ok(())
     }
 }
@@ -121,6 +126,12 @@ impl Queues {
             submission: (0..none()).map(|_| None).collect(),
             completion: (0..none()).map(|_| None).collect(),
         }
+    }
+
+    /// The interrupts that are due.
+    pub(super) fn take_signals(&mut self) -> impl Iterator<Item = u16> {
+        let due = |cq: &mut Completions| std::mem::take(&mut cq.signal).then_some(cq.vector).flatten();
+        self.completion.iter_mut().flatten().filter_map(due)
     }
 
     /// Drops all of them.

@@ -8,6 +8,9 @@ pub(super) struct Counters {
     pub(super) errors: AtomicU64,
     pub(super) bytes_read: AtomicU64,
     pub(super) bytes_written: AtomicU64,
+    pub(super) reads: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) interrupts: AtomicU64,
 }
 
 impl Counters {
@@ -28,6 +31,8 @@ pub struct ModelStats {
     pub bytes_read: u64,
     /// Bytes written to the media.
     pub bytes_written: u64,
+    /// Interrupts that were raised.
+    pub interrupts: u64,
     /// Doorbell writes that were taken.
     pub doorbells: u64,
     /// Doorbell writes to queues that are not there, or with values that are not allowed.

@@ -79,6 +79,8 @@ pub mod admin {
     pub const DELETE_SQ: u8 = 0x00;
     /// Create I/O submission queue.
     pub const CREATE_SQ: u8 = 0x01;
+    /// Get log page.
+    pub const GET_LOG_PAGE: u8 = 0x02;
     /// Delete I/O completion queue.
     pub const DELETE_CQ: u8 = 0x04;
     /// Create I/O completion queue.
@@ -107,6 +109,14 @@ pub mod nvm {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Dataset management CDW11 bit 2: AD, deallocate (NVM 3.2.3).
     pub const DEALLOCATE: u32 = 1 << 2;
+}
+
+/// Bits of CDW11 of "create I/O completion queue" (Base 5.4).
+pub mod create_cq {
+    /// PC: in one piece.
+    pub const CONTIGUOUS: u32 = 1;
+    /// IEN: interrupts, by the vector in bits 31:16.
+    pub const INTERRUPTS: u32 = 1 << 1;
 }
 
 /// Feature identifiers (Base 5.27.1).

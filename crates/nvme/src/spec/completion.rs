@@ -105,6 +105,8 @@ statuses! {
     ASYNC_EVENT_LIMIT = 1, 0x05, "asynchronous event request limit exceeded";
     /// The interrupt vector is not allowed.
     INVALID_INTERRUPT_VECTOR = 1, 0x08, "invalid interrupt vector";
+    /// The log page is not known.
+    INVALID_LOG_PAGE = 1, 0x09, "invalid log page";
     /// The completion queue still has submission queues.
     INVALID_QUEUE_DELETION = 1, 0x0c, "invalid queue deletion";
     /// The medium did not take it.

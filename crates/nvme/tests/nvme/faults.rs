@@ -1,20 +1,16 @@
 //! A controller that does wrong: a typed error or a retry, never a hang, never a wrong byte.
 
 use crate::common::*;
-use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{
-    CommandError, Config, Controller, Error, Finished, InFlight, PollError, Quarantined, Reject,
-};
-use pinfold_nvme::model::{BusAccess, Fault, ModelConfig, ModelController, ROGUE_BYTE, StrikeOutcome, When};
-use pinfold_nvme::spec::{Status, admin, nvm};
+use pinfold_nvme::driver::{CommandError, Config, Finished, InFlight, PollError, Quarantined, Reject};
+use pinfold_nvme::model::{BusAccess, Fault, ModelConfig, ROGUE_BYTE, StrikeOutcome, When};
+use pinfold_nvme::spec::Status;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// A bench whose time stands still until it is turned; requests have one second.
-fn by_hand() -> (Bench, Hand) {
+pub(crate) fn by_hand() -> (Bench, Hand) {
     let hand = Hand::default();
     let config =
         Config { timeout: Duration::from_secs(1), clock: Arc::new(hand.clone()), ..Config::default() };
@@ -22,7 +18,7 @@ fn by_hand() -> (Bench, Hand) {
 }
 
 /// Polls until the model has done all it will do.
-fn settle(bench: &Bench) {
+pub(crate) fn settle(bench: &Bench) {
     let mut before = None;
     for _ in 0..5 {
         while before != Some(bench.model.stats()) {
@@ -32,7 +28,7 @@ fn settle(bench: &Bench) {
     }
 }
 
-fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Quarantined<P> {
+pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Quarantined<P> {
     let completion = queue.wait().unwrap().unwrap();
     assert!(completion.timed_out());
     match in_flight.finish(completion) {
@@ -303,135 +299,4 @@ fn a_rogue_write_is_recorded_as_what_became_of_it() {
     let strikes = faults.strikes();
     assert_eq!(strikes.len(), 3);
     assert!(matches!(strikes[2].outcome, StrikeOutcome::Fault(_)), "its memory was given back");
-}
-
-#[test]
-fn a_controller_that_does_not_change_its_state_is_given_up_in_time() {
-    let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let ticks = Arc::new(AtomicU64::new(0));
-    // Each look at the clock costs a tenth of a second.
-    let clock = move || ticks.fetch_add(SECOND / 10, Ordering::SeqCst);
-    let config = Config { clock: Arc::new(clock), ..Config::default() };
-    model.faults().set_stuck(true);
-    let error = Controller::start(model.registers(), arena.clone(), config.clone()).unwrap_err();
-    assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
-    model.faults().set_stuck(false);
-    while model.registers().read32(0x1c) != 0 {
-        std::thread::yield_now();
-    }
-    let config = Config { admin_timeout: Duration::from_secs(100_000), ..Config::default() };
-    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
-    let mut queue = controller.create_queue(2).unwrap();
-    let kept = queue.flush(1).unwrap();
-    one(&mut queue, kept).1.unwrap();
-    drop((controller, queue));
-    assert_eq!(arena.0.used(), 0);
-}
-
-#[test]
-fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
-    let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let ticks = Arc::new(AtomicU64::new(0));
-    let clock = {
-        let ticks = ticks.clone();
-        move || ticks.fetch_add(1000, Ordering::SeqCst)
-    };
-    let config = Config { clock: Arc::new(clock), ..Config::default() };
-    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
-    let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Nth(1), Fault::Lose);
-    let lost = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
-    queue.ring();
-    ticks.fetch_add(31 * SECOND, Ordering::SeqCst);
-    let lost = quarantined(&mut queue, lost);
-    model.faults().set_stuck(true);
-    let waiting = std::thread::spawn({
-        let ticks = ticks.clone();
-        move || {
-            std::thread::sleep(Duration::from_millis(20));
-            ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
-        }
-    });
-    assert!(matches!(controller.reset(), Err(Error::NotReady { wanted: "disabled", .. })));
-    waiting.join().unwrap();
-    assert!(lost.recover().is_err());
-    assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
-    let used = arena.0.used();
-    let waiting = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(20));
-        ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
-    });
-    drop((controller, queue));
-    waiting.join().unwrap();
-    assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
-}
-
-#[test]
-fn admin_commands_that_fail_or_get_lost_are_named() {
-    let (bench, _) = by_hand();
-    let faults = bench.model.faults();
-    let create = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
-    faults.inject(When::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
-    let error = bench.controller.create_queue(1).unwrap_err();
-    assert_eq!(error, Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR });
-    faults.clear();
-    let mut queue = bench.controller.create_queue(1).unwrap();
-    let flush = queue.flush(1).unwrap();
-    one(&mut queue, flush).1.unwrap();
-
-    let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let identify = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
-    model.faults().inject(When::Matches(Box::new(identify)), Fault::Lose);
-    let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
-    let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
-    assert_eq!(error, Error::AdminTimeout { what: "identify controller", limit_ms: 20 });
-    assert_eq!(arena.0.used(), 0, "it was disabled, so all is given back");
-}
-
-#[test]
-fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
-    let (bench, _) = by_hand();
-    let faults = bench.model.faults();
-    let mut queue = bench.controller.create_queue(2).unwrap();
-    let late = |seen: &pinfold_nvme::model::Seen| seen.opcode == nvm::READ;
-    faults.inject(When::Matches(Box::new(late)), Fault::Late);
-    let delete = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
-    faults.inject(When::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
-    let read = queue.read(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
-    queue.ring();
-    settle(&bench);
-    let used = bench.arena.0.used();
-    drop(queue);
-    assert_eq!(bench.arena.0.used(), used);
-    faults.clear();
-    faults.release();
-    settle(&bench);
-    assert_eq!(bench.controller.stats().list_pages_used, 1);
-    bench.controller.reset().unwrap();
-    assert_eq!(bench.controller.stats().list_pages_used, 0);
-    drop(read);
-    assert_eq!(bench.controller.stats().leaked, 0);
-    assert!(bench.arena.0.used() < used);
-}
-
-#[test]
-fn a_controller_that_is_pulled_out_is_gone_at_once() {
-    let Bench { controller, model, arena } =
-        bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Every(1), Fault::Lose);
-    let flying = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
-    queue.ring();
-    drop(model);
-    assert_eq!(queue.wait().unwrap_err(), PollError::Gone);
-    assert_eq!(controller.create_queue(1).unwrap_err(), Error::Gone);
-    assert_eq!(controller.reset(), Err(Error::Gone));
-    let used = arena.0.used();
-    drop((queue, flying));
-    assert_eq!(controller.stats().leaked, 1);
-    drop(controller);
-    assert_eq!(arena.0.used(), used, "nobody saw it disabled");
 }

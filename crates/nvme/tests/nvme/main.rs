@@ -9,8 +9,10 @@
 
 mod common;
 mod conformance;
+mod dead;
 mod faults;
 mod hostile;
+mod interrupts;
 mod roundtrip;
 mod sequences;
 mod soft;

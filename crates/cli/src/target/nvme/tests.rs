@@ -42,7 +42,8 @@ impl Bench {
         let config = Config { timeout: Duration::from_millis(200), ..Config::default() };
         let controller = Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
-        NvmeTarget::new("soft".into(), (&self.domain, self.protect), (controller, namespace), 8).unwrap()
+        NvmeTarget::new("soft".into(), (&self.domain, self.protect), (controller, namespace), 8, None)
+            .unwrap()
     }
 
     fn buffers(&self) -> Vec<Buffer> {

@@ -72,17 +72,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         }
         let lists = DmaPool::new(source.clone(), "nvme prp", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
         let admin = Admin::new(&source)?;
-        let identity = Identity {
-            model: String::new(),
-            serial: String::new(),
-            firmware: String::new(),
-            version: (0, 0, 0),
-            max_transfer_bytes: 0,
-            max_queue_entries: u32::from(cap.mqes()) + 1,
-            queues: 0,
-            can_discard: false,
-            volatile_cache: false,
-        };
+        let identity = Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() };
         let facts = Facts { identity, namespaces: Arc::from([]) };
         let control = Control { admin: Some(admin), facts, graves: Vec::new(), ids: Vec::new() };
         let life = Arc::new(Life::default());

@@ -27,13 +27,13 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             return Err(failed);
         }
         self.ring();
-        while self.ready.is_empty()
-            && let Some(cqe) = self.cq.next()
-        {
-            self.accept(&cqe);
-            if let Some(head) = self.cq.take_unrung_half() {
-                self.ring_head(head);
+        // A controller that writes rubbish without end does not keep the caller here.
+        for _ in 0..self.cq.entries() {
+            if !self.ready.is_empty() {
+                break;
             }
+            let Some(cqe) = self.cq.next() else { break };
+            self.accept(&cqe);
         }
         if !self.unsent.is_empty() {
             self.send_more();
@@ -52,14 +52,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Some(completion)
     }
 
-    fn ring_head(&mut self, head: u32) {
+    pub(super) fn ring_head(&mut self, head: u32) {
         self.core.ring(self.id, Doorbell::CompletionHead, head);
         self.stats.doorbells += 1;
     }
 
     /// Takes what the controller says, as far as it can be true.
     fn accept(&mut self, cqe: &Cqe) {
-        if u32::from(cqe.sq_head.get()) >= self.cq.entries() {
+        if u32::from(cqe.sq_head.get()) >= self.sq.entries() {
             self.stats.bad_heads += 1;
         }
         let cid = cqe.cid.get();
@@ -125,12 +125,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Nothing came: tells the controller what was read, and looks whether it still works.
+    /// Nothing came: looks whether the controller still works.
     #[cold]
     fn idle(&mut self) -> Result<(), PollError> {
-        if let Some(head) = self.cq.take_unrung() {
-            self.ring_head(head);
-        }
         if self.in_flight() == 0 {
             return Ok(());
         }
@@ -151,9 +148,11 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let failed = match csts {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
+            _ if self.core.registers.is_asked_back() => PollError::AskedBack,
+            csts if !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
             _ => return Ok(()),
         };
-        // A reset that begins now clears the flag; the queue is then stale and its requests end that way.
+        // A reset that begins now clears it; the queue is then stale and its requests end that way.
         self.failed = Some(failed);
         Err(failed)
     }

@@ -3,7 +3,7 @@
 use super::{Completions, Engine, Outcome, Submission};
 use crate::model::bus::Bus;
 use crate::model::identify;
-use crate::spec::{Command, Doorbell, Status, admin, cns, feature};
+use crate::spec::{Command, Doorbell, SmartData, Status, admin, cns, create_cq, feature, log_page};
 use pinfold_core::addr::Iova;
 use zerocopy::IntoBytes;
 
@@ -14,6 +14,7 @@ impl<B: Bus> Engine<B> {
         let done = match command.opcode {
             _ if command.flags != 0 => Err(Status::INVALID_FIELD),
             admin::IDENTIFY => self.identify(command),
+            admin::GET_LOG_PAGE => self.log_page(command),
             admin::CREATE_CQ => self.create_cq(command),
             admin::CREATE_SQ => self.create_sq(command),
             admin::DELETE_SQ => self.delete_sq(command),
@@ -54,6 +55,21 @@ impl<B: Bus> Engine<B> {
         }
     }
 
+    /// SMART / health information of the controller (Base 5.16.1.3), from its start or a part of it.
+    fn log_page(&mut self, command: &Command) -> Done {
+        let (page, bytes) = log_page::parse(command.cdw10.get());
+        if page != log_page::SMART {
+            return Err(Status::INVALID_LOG_PAGE);
+        }
+        // Of a namespace it would be another page, which LPA bit 0 does not offer.
+        if !matches!(command.nsid.get(), 0 | u32::MAX) {
+            return Err(Status::INVALID_NAMESPACE);
+        }
+        let data = identify::smart(&self.counters);
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(SmartData::BYTES);
+        self.transfer(command, data.as_bytes().get(..wanted).unwrap_or_default())
+    }
+
     /// Writes `bytes` to the command's data.
     fn transfer(&mut self, command: &Command, bytes: &[u8]) -> Done {
         let mut rest = bytes;
@@ -90,12 +106,13 @@ impl<B: Bus> Engine<B> {
         if self.shared.cc().completion_entry_bytes() != 16 {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
-        // IEN needs an interrupt vector, and the model has none.
-        if command.cdw11.get() & 2 != 0 {
+        let (flags, vector) = split(command.cdw11.get());
+        let vector = (u32::from(flags) & create_cq::INTERRUPTS != 0).then_some(vector);
+        if vector.is_some_and(|vector| usize::from(vector) >= self.vectors.len()) {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
         if let Some(slot) = self.queues.completion.get_mut(usize::from(id)) {
-            *slot = Some(Completions::new(Iova::new(command.prp1.get()), size));
+            *slot = Some(Completions::new(Iova::new(command.prp1.get()), size, vector));
         }
         self.open_bell(id, Doorbell::CompletionHead, size);
         Ok(0)

@@ -71,6 +71,7 @@ impl<B: Bus> Engine<B> {
                 .map_err(|error| status_of(&error, Status::UNRECOVERED_READ_ERROR))?;
             at += run.len as u64;
         }
+        Counters::add(&self.counters.reads, 1);
         Counters::add(&self.counters.bytes_read, extent.len);
         Ok(())
     }
@@ -90,6 +91,7 @@ impl<B: Bus> Engine<B> {
                 .map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
             at += run.len as u64;
         }
+        Counters::add(&self.counters.writes, 1);
         Counters::add(&self.counters.bytes_written, extent.len);
         Ok(())
     }

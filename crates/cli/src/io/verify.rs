@@ -1,0 +1,232 @@
+//! A workload that knows what every block must hold. It writes the whole region, then reads and writes anywhere in it
+//! in requests of many lengths, and reads all of it again at the end; every byte read is compared. What a block holds
+//! follows from where it is and how often it was written, so that a block that was lost, written twice, put in another's
+//! place or mixed from two writes shows.
+
+mod ledger;
+
+use super::engine::{Outcome, Workload};
+use crate::args::Rw;
+use crate::copy::digest::Hash;
+use crate::copy::error::PumpError;
+use crate::lane::{Landed, Lane};
+use crate::progress::Progress;
+use crate::signal::Interrupt;
+use crate::target::{Bytes, Request, Target, Way, file};
+use ledger::{Ledger, Run};
+use std::time::{Duration, Instant};
+
+/// What was found to be right.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Verified {
+    /// Requests of the middle part, anywhere in the region.
+    pub(crate) requests: u64,
+    /// Bytes that were read and compared, in all parts.
+    pub(crate) compared_bytes: u64,
+    /// The SHA-256 of what the region must hold now, where one job checked it.
+    pub(crate) sha256: Option<Hash>,
+    /// The same of the part of each job, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<Hash>,
+}
+
+impl Verified {
+    /// What another job found to be right in the part behind is added.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.compared_bytes += other.compared_bytes;
+        self.parts.extend(self.sha256.take());
+        self.parts.extend(other.sha256);
+    }
+}
+
+/// Which requests come next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Every block is written, from first to last.
+    LayOut,
+    /// Reads and writes anywhere.
+    Anywhere,
+    /// Every block is read, from first to last.
+    ReadBack,
+}
+
+/// One run of the workload: `workload.block` bytes are the most of one request, and `least` (a multiple of the
+/// target's block, as it is) the fewest.
+struct Check<'a, 't, B> {
+    lane: Lane<'t, B>,
+    workload: &'a Workload,
+    /// In blocks of the target.
+    lengths: (usize, usize),
+    ledger: &'a mut Ledger,
+    flying: Vec<Option<(Way, Run)>>,
+    idle: Vec<(usize, B)>,
+    landed: Vec<Landed<B>>,
+    compared: u64,
+}
+
+/// What is checked as one: the target's block; of a file, which has none, what its requests are multiples of.
+pub(crate) fn unit<B>(target: &dyn Target<B>) -> usize {
+    target.info().block.max(file::BLOCK)
+}
+
+/// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
+/// of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
+pub(crate) fn run<B: Bytes>(
+    target: &mut dyn Target<B>,
+    (workload, least): (&Workload, usize),
+    buffers: &mut Vec<B>,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<(Outcome, Verified), PumpError> {
+    let block = unit(target);
+    let lengths = ((least / block).max(1), (workload.block / block).max(1));
+    let mut ledger = Ledger::new(workload.blocks, block);
+    let mut compared_bytes = 0;
+    let mut middle = None;
+    for part in [Part::LayOut, Part::Anywhere, Part::ReadBack] {
+        let slots = buffers.len();
+        let mut check = Check {
+            lane: Lane::new(&mut *target, slots),
+            workload,
+            lengths,
+            ledger: &mut ledger,
+            flying: vec![None; slots],
+            idle: buffers.drain(..).enumerate().collect(),
+            landed: Vec::with_capacity(slots),
+            compared: 0,
+        };
+        let began = Instant::now();
+        let result = check.part(part, began, progress, interrupt);
+        let elapsed = began.elapsed();
+        check.lane.drain(buffers);
+        buffers.extend(check.idle.drain(..).map(|(_, buffer)| buffer));
+        buffers.extend(check.landed.drain(..).filter_map(|over| over.buffer));
+        result?;
+        compared_bytes += check.compared;
+        if part == Part::Anywhere {
+            middle = Some(check.outcome(elapsed));
+        }
+    }
+    let outcome = middle.ok_or(PumpError::NoBuffers)?;
+    let requests = outcome.reads.requests + outcome.writes.requests;
+    let sha256 = Some(ledger.hash());
+    Ok((outcome, Verified { requests, compared_bytes, sha256, parts: Vec::new() }))
+}
+
+impl<B: Bytes> Check<'_, '_, B> {
+    fn outcome(&self, elapsed: Duration) -> Outcome {
+        let figures = |way| self.lane.figures(way).clone();
+        Outcome { elapsed, reads: figures(Way::Read), writes: figures(Way::Write) }
+    }
+
+    fn part(
+        &mut self,
+        part: Part,
+        began: Instant,
+        progress: &Progress,
+        interrupt: &Interrupt,
+    ) -> Result<(), PumpError> {
+        let (mut made, mut at) = (0, 0);
+        loop {
+            if interrupt.asked() {
+                return Err(PumpError::Interrupted);
+            }
+            let over = || self.workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
+            let mut ended = part == Part::Anywhere && (made >= self.workload.requests || over());
+            while !ended && !self.idle.is_empty() {
+                let Some((way, run)) = self.next(part, &mut at) else {
+                    ended = part != Part::Anywhere;
+                    break;
+                };
+                self.begin(way, run)?;
+                made += 1;
+                ended = part == Part::Anywhere && made >= self.workload.requests;
+            }
+            if self.lane.in_flight() == 0 {
+                return if ended { Ok(()) } else { Err(PumpError::NoBuffers) };
+            }
+            let (lane, landed) = (&mut self.lane, &mut self.landed);
+            let mut first = lane.collect(true, |over| landed.push(over)).map(|_| ()).map_err(PumpError::from);
+            while let Some(over) = self.landed.pop() {
+                let taken = self.take_back(over, progress);
+                first = first.and(taken);
+            }
+            first?;
+        }
+    }
+
+    /// The next request; `None` when the part is over or, anywhere, everything that was tried is being used.
+    fn next(&mut self, part: Part, at: &mut u64) -> Option<(Way, Run)> {
+        let way = match part {
+            Part::Anywhere => {
+                let way = self.way();
+                return self.ledger.anywhere(way, self.lengths).map(|run| (way, run));
+            }
+            Part::LayOut => Way::Write,
+            Part::ReadBack => Way::Read,
+        };
+        let run = self.ledger.from(*at, self.lengths.1)?;
+        *at += run.blocks as u64;
+        Some((way, run))
+    }
+
+    fn way(&mut self) -> Way {
+        match self.workload.rw {
+            Rw::Read | Rw::Randread => Way::Read,
+            Rw::Write | Rw::Randwrite => Way::Write,
+            Rw::Randrw if self.ledger.random(100) < u64::from(self.workload.reads_in_100) => Way::Read,
+            Rw::Randrw => Way::Write,
+        }
+    }
+
+    fn begin(&mut self, way: Way, run: Run) -> Result<(), PumpError> {
+        let Some((slot, mut buffer)) = self.idle.pop() else { return Err(PumpError::NoBuffers) };
+        let prepared = match way {
+            Way::Read => self.ledger.spoil(run, &mut buffer),
+            Way::Write => self.ledger.write(run, &mut buffer),
+        };
+        if let Err(error) = prepared {
+            self.idle.push((slot, buffer));
+            return Err(error.into());
+        }
+        let (offset, len) = self.ledger.bytes(run);
+        let idle = &mut self.idle;
+        self.lane.submit(Request { way, offset, len, slot, buffer }).map_err(|refused| {
+            idle.extend(refused.buffer.map(|buffer| (slot, buffer)));
+            PumpError::from(refused.error)
+        })?;
+        self.ledger.take(way, run);
+        if let Some(flying) = self.flying.get_mut(slot) {
+            *flying = Some((way, run));
+        }
+        Ok(())
+    }
+
+    fn take_back(&mut self, over: Landed<B>, progress: &Progress) -> Result<(), PumpError> {
+        let Landed { slot, offset, len, buffer, result, .. } = over;
+        let flown = self.flying.get_mut(slot).and_then(Option::take);
+        if let Some((way, run)) = flown {
+            self.ledger.give_back(way, run);
+        }
+        let looked = match (&result, flown, &buffer) {
+            (Ok(got), Some((Way::Read, run)), Some(buffer)) if *got >= len => {
+                self.compared += len as u64;
+                self.ledger.compare(run, buffer, self.lane.name())
+            }
+            _ => Ok(()),
+        };
+        self.idle.extend(buffer.map(|buffer| (slot, buffer)));
+        looked?;
+        let got = result?;
+        if got < len {
+            let (name, expected) = (self.lane.name().to_owned(), offset + len as u64);
+            return Err(PumpError::SourceEnded { name, at: offset + got as u64, expected });
+        }
+        progress.add(got as u64);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use super::*;
+use crate::target::fake::{Fake, Fault};
+use crate::target::{Done, Info, Refused, TargetError};
+use sha2::{Digest, Sha256};
+
+fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
+    Workload { rw, block: 8192, blocks, requests, runtime: None, reads_in_100: 50 }
+}
+
+fn go(
+    target: &mut dyn Target<Vec<u8>>,
+    workload: Workload,
+    depth: usize,
+) -> (Result<(Outcome, Verified), PumpError>, usize) {
+    let mut buffers = vec![vec![0xcc; workload.block]; depth];
+    let done = run(target, (&workload, 512), &mut buffers, &Progress::hidden(), &Interrupt::default());
+    (done, buffers.len())
+}
+
+#[test]
+fn an_honest_target_passes_at_every_block_and_depth() {
+    for block in [512, 4096] {
+        for depth in [1, 7, 64] {
+            for rw in [Rw::Randrw, Rw::Randread, Rw::Randwrite] {
+                let mut target = Fake::new(vec![0xee; 100 * block], block);
+                let (done, left) = go(&mut target, workload(rw, 97, 500), depth);
+                let (outcome, verified) = done.unwrap();
+                assert_eq!((verified.requests, left), (500, depth));
+                assert_eq!(outcome.reads.requests == 0, rw == Rw::Randwrite);
+                let read_back = 97 * block as u64;
+                assert_eq!(verified.compared_bytes, outcome.reads.bytes + read_back);
+                let held = Hash::from(Sha256::new().chain_update(&target.data[..97 * block]));
+                assert_eq!(verified.sha256, Some(held));
+                assert!(target.data[97 * block..].iter().all(|&byte| byte == 0xee), "past the region");
+                assert_eq!(depth > 1, target.at_most > 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_have_all_lengths() {
+    let mut ledger = Ledger::new(4096, 512);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..20_000 {
+        seen.insert(ledger.anywhere(Way::Read, (1, 2048)).unwrap().blocks);
+    }
+    assert!((1..=64).all(|blocks| seen.contains(&blocks)));
+    assert!(seen.last().is_some_and(|&most| most > 2000 && most <= 2048));
+}
+
+/// What a dishonest target does to one request.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// Says that it was written, and writes nothing.
+    LosesWrite,
+    /// Says that it was read, and leaves the buffer as it was.
+    LosesRead,
+    /// Writes it one block further on.
+    Misplaces,
+    /// One bit of what was read is another.
+    FlipsBit,
+}
+
+struct Liar {
+    honest: Fake,
+    lie: Lie,
+    at: usize,
+}
+
+impl Target<Vec<u8>> for Liar {
+    fn info(&self) -> &Info {
+        self.honest.info()
+    }
+
+    fn submit(&mut self, mut request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+        let at = usize::try_from(request.offset).unwrap();
+        let held = self.honest.data[at..at + request.len].to_vec();
+        let last = at + request.len == self.honest.data.len();
+        if self.honest.requests >= self.at {
+            let lied = match (self.lie, request.way) {
+                // What is there is written once more.
+                (Lie::LosesWrite, Way::Write) => {
+                    request.buffer.write_at(0, &held).unwrap();
+                    true
+                }
+                (Lie::Misplaces, Way::Write) if !last => {
+                    request.offset += 512;
+                    true
+                }
+                (Lie::FlipsBit, Way::Read) => {
+                    self.honest.data[at] ^= 1;
+                    true
+                }
+                (Lie::LosesRead, Way::Read) => {
+                    // What the buffer holds is what comes back.
+                    let before = request.buffer[..request.len].to_vec();
+                    self.honest.data[at..at + request.len].copy_from_slice(&before);
+                    true
+                }
+                _ => false,
+            };
+            self.at = if lied { usize::MAX } else { self.at };
+        }
+        self.honest.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+        self.honest.poll(done)
+    }
+    fn wait(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+        self.honest.wait(done)
+    }
+    fn sync(&mut self) -> Result<(), TargetError> {
+        self.honest.sync()
+    }
+}
+
+#[test]
+fn every_lie_is_found() {
+    for lie in [Lie::LosesWrite, Lie::LosesRead, Lie::Misplaces, Lie::FlipsBit] {
+        for at in [0, 3, 40, 200] {
+            for depth in [1, 8] {
+                let honest = Fake::new(vec![0; 200 * 512], 512);
+                let mut target = Liar { honest, lie, at };
+                // Few writes: one that covers the lie before anybody reads there makes it good.
+                let few = Workload { reads_in_100: 95, ..workload(Rw::Randrw, 200, 300) };
+                let (done, left) = go(&mut target, few, depth);
+                assert!(matches!(done, Err(PumpError::Wrong { .. })), "{lie:?} {at} {depth}");
+                assert_eq!((target.at, left), (usize::MAX, depth));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_ends_it_and_gives_the_buffers_back() {
+    for fault in [Fault::Fail, Fault::Refuse, Fault::Quarantine] {
+        for at in [2, 50, 260] {
+            let mut target = Fake::new(vec![0; 200 * 512], 512);
+            target.fault = Some((at, fault));
+            let (done, left) = go(&mut target, workload(Rw::Randrw, 200, 250), 8);
+            assert!(matches!(done, Err(PumpError::Target(_))), "{fault:?} {at}");
+            assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
+            assert!(target.in_flight.is_empty());
+        }
+    }
+}

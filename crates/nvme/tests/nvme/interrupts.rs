@@ -1,0 +1,215 @@
+//! Queues whose owner sleeps, several of them at a time, and what the driver asks of a controller.
+
+use crate::common::*;
+use pinfold_nvme::driver::{Config, Error, Finished, NamespaceInfo, PollError, Reject, Vector};
+use pinfold_nvme::model::{Fault, MemoryMedia, ModelConfig, Namespace, When};
+use pinfold_nvme::spec::{Status, admin};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn with_vectors(vectors: u16) -> Bench {
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    (model.vectors, model.queues) = (vectors, 4);
+    bench(2048, model, Config { timeout: Duration::from_millis(300), ..Config::default() })
+}
+
+fn vector(bench: &Bench, number: u16) -> Vector {
+    Vector { number, interrupt: bench.model.interrupt(number).unwrap() }
+}
+
+/// Writes `count` pages, `depth` at a time, each with its own bytes, and reads them back.
+fn there_and_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: u64, depth: u64) {
+    for start in (first..first + count).step_by(depth as usize) {
+        let mut flying: Vec<_> = (start..start + depth)
+            .map(|i| queue.write(2, i, 1, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap())
+            .collect();
+        while let Some(completion) = queue.wait().unwrap() {
+            let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
+            let Finished::Done { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
+            result.unwrap();
+        }
+        assert!(flying.is_empty());
+    }
+    for i in first..first + count {
+        let read = queue.read(2, i, 1, Buffer::new(&bench.arena, 4096)).unwrap();
+        let (payload, result) = one(queue, read);
+        result.unwrap();
+        assert!(payload.bytes(4096) == pattern(i, 4096), "{i}");
+    }
+}
+
+#[test]
+fn a_queue_sleeps_until_its_interrupt_comes() {
+    let bench = with_vectors(2);
+    for depth in [1, 8] {
+        let mut queue = bench.controller.create_queue_with(depth, vector(&bench, 1)).unwrap();
+        assert!(queue.has_interrupt());
+        there_and_back(&bench, &mut queue, 0, 200, depth as u64);
+        let stats = queue.stats();
+        assert!(stats.interrupts > 0 && stats.sleeps >= stats.interrupts, "{stats:?}");
+        // A sleep that nobody ended would have lasted 100 ms.
+        assert!(stats.sleeps - stats.interrupts < 10, "{stats:?}");
+    }
+    assert!(bench.model.stats().interrupts > 0);
+}
+
+#[test]
+fn as_many_queues_as_threads_each_with_its_interrupt_or_polled() {
+    let bench = with_vectors(5);
+    std::thread::scope(|scope| {
+        for number in 1..=4u16 {
+            let bench = &bench;
+            scope.spawn(move || {
+                let mut queue = match number % 2 {
+                    0 => bench.controller.create_queue(8),
+                    _ => bench.controller.create_queue_with(8, vector(bench, number)),
+                }
+                .unwrap();
+                there_and_back(bench, &mut queue, u64::from(number - 1) * 200, 200, 8);
+            });
+        }
+    });
+    let queues: Vec<_> = (0..4).map(|_| bench.controller.create_queue(1).unwrap()).collect();
+    assert_eq!(bench.controller.create_queue(1).unwrap_err(), Error::NoQueueLeft { limit: 4 });
+    drop(queues);
+}
+
+#[test]
+fn a_vector_that_is_not_there_is_refused_and_the_queue_can_be_polled() {
+    let bench = with_vectors(2);
+    let wrong = Vector { number: 2, ..vector(&bench, 1) };
+    let error = bench.controller.create_queue_with(4, wrong).unwrap_err();
+    let Error::Admin { status, .. } = error else { panic!("{error}") };
+    assert_eq!(status.code(), Status::INVALID_INTERRUPT_VECTOR);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    assert!(!queue.has_interrupt());
+    there_and_back(&bench, &mut queue, 0, 8, 4);
+    assert_eq!(queue.stats().sleeps, 0);
+}
+
+#[test]
+fn an_interrupt_that_is_lost_costs_a_tenth_of_a_second_and_no_more() {
+    let bench = with_vectors(3);
+    // It sleeps on the wrong one.
+    let wrong = Vector { number: 1, interrupt: bench.model.interrupt(2).unwrap() };
+    let mut queue = bench.controller.create_queue_with(4, wrong).unwrap();
+    let began = Instant::now();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(250), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_sleeper_hears_of_a_timeout_a_failure_and_a_removal_in_time() {
+    let bench = with_vectors(2);
+    let mut queue = bench.controller.create_queue_with(4, vector(&bench, 1)).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    let began = Instant::now();
+    let lost = queue.flush(1).unwrap();
+    assert!(queue.wait().unwrap().unwrap().timed_out());
+    let took = began.elapsed();
+    assert!((300..600).contains(&took.as_millis()), "{took:?}");
+
+    bench.model.faults().inject(When::Nth(1), Fault::Fatal);
+    let began = Instant::now();
+    let failed = queue.flush(1).unwrap();
+    assert_eq!(queue.wait().unwrap_err(), PollError::Fatal);
+    assert!(began.elapsed() < Duration::from_millis(250));
+    bench.controller.reset().unwrap();
+    drop((lost, failed));
+
+    let mut queue = bench.controller.create_queue_with(4, vector(&bench, 1)).unwrap();
+    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    let flying = queue.flush(1).unwrap();
+    queue.ring();
+    let Bench { model, .. } = bench;
+    let puller = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        drop(model);
+    });
+    let began = Instant::now();
+    assert_eq!(queue.wait().unwrap_err(), PollError::Gone);
+    assert!(began.elapsed() < Duration::from_millis(300), "{:?}", began.elapsed());
+    assert_eq!(queue.flush(1).unwrap_err().reason, Reject::NeedsReset);
+    puller.join().unwrap();
+    drop(flying);
+}
+
+#[test]
+fn the_completion_doorbell_is_rung_only_where_room_runs_out() {
+    let bench = with_vectors(2);
+    let mut queue = bench.controller.create_queue(32).unwrap();
+    there_and_back(&bench, &mut queue, 0, 512, 32);
+    let stats = queue.stats();
+    // 16 doorbells for the writes, 512 for the reads, one at a time.
+    assert!(stats.doorbells < 512 + 16 + 16, "{stats:?}");
+}
+
+#[test]
+fn health_and_all_namespaces_are_asked_for() {
+    let bench = with_vectors(0);
+    let before = bench.controller.health().unwrap();
+    assert_eq!((before.critical_warning, before.temperature_kelvin, before.host_writes), (0, 300, 0));
+    let mut queue = bench.controller.create_queue(8).unwrap();
+    there_and_back(&bench, &mut queue, 0, 400, 8);
+    let health = bench.controller.health().unwrap();
+    assert_eq!((health.host_reads, health.host_writes), (400, 400));
+    assert_eq!(health.bytes_written, (400u64 * 4096).div_ceil(512_000) * 512_000);
+    let survey = bench.controller.survey().unwrap();
+    let wanted = |nsid, blocks, block_bytes| NamespaceInfo {
+        nsid,
+        blocks,
+        capacity_blocks: blocks,
+        used_blocks: blocks,
+        block_bytes,
+        metadata_bytes: 0,
+        discard_zeroes: true,
+    };
+    assert_eq!(survey, [wanted(1, 8192, 512), wanted(2, 1024, 4096)]);
+    let usable: Vec<_> = survey.iter().filter_map(NamespaceInfo::usable).collect();
+    assert_eq!(usable, bench.controller.namespaces());
+    let identity = bench.controller.identify();
+    assert_eq!((identity.namespaces, identity.mdts_bytes), (2, Some(1 << 20)));
+    assert_eq!(identity.subsystem, "nqn.2026-01.io.pinfold:model");
+
+    let log = |seen: &pinfold_nvme::model::Seen| seen.opcode == admin::GET_LOG_PAGE;
+    let status = Status::INVALID_LOG_PAGE.do_not_retry();
+    bench.model.faults().inject(When::Matches(Box::new(log)), Fault::Fail(status));
+    let error = bench.controller.health().unwrap_err();
+    assert_eq!(error, Error::Admin { what: "get log page: SMART", status });
+}
+
+#[test]
+fn more_namespaces_than_a_list_holds_are_all_found() {
+    let media = Arc::new(MemoryMedia::new(1 << 20));
+    let namespace = Namespace::new(media, 512).unwrap();
+    // 1024 fill a list, so that a second one is asked for; the model has no more.
+    let bench = bench(64, ModelConfig::new(vec![namespace; 1024]), Config::default());
+    let survey = bench.controller.survey().unwrap();
+    assert_eq!((survey.len(), survey[1023].nsid), (1024, 1024));
+}
+
+#[test]
+fn transfers_follow_mdts_however_small_or_large() {
+    for (mdts, most, commands) in [(1, 8 << 10, 128), (0, 1 << 20, 1), (20, 1 << 20, 1)] {
+        let mut model = ModelConfig::new(namespaces(4 << 20));
+        model.mdts = mdts;
+        let bench = bench(2048, model, Config::default());
+        let identity = bench.controller.identify();
+        assert_eq!(identity.max_transfer_bytes, most);
+        assert_eq!(identity.mdts_bytes, (mdts > 0).then(|| 4096 << mdts));
+        for nsid in [1, 2] {
+            let mut queue = bench.controller.create_queue(2).unwrap();
+            let block = bench.controller.namespaces()[nsid as usize - 1].block_bytes;
+            let bytes = pattern(u64::from(nsid), 1 << 20);
+            let blocks = (1 << 20) / block;
+            let write = queue.write(nsid, 0, blocks, Buffer::filled(&bench.arena, &bytes)).unwrap();
+            one(&mut queue, write).1.unwrap();
+            assert_eq!(queue.stats().commands, commands, "MDTS {mdts}");
+            let read = queue.read(nsid, 0, blocks, Buffer::new(&bench.arena, 1 << 20)).unwrap();
+            let (payload, result) = one(&mut queue, read);
+            result.unwrap();
+            assert!(payload.bytes(1 << 20) == bytes);
+        }
+    }
+}
