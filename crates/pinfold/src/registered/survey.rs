@@ -304,3 +304,37 @@ impl Survey {
         PageSize::ALL.into_iter().map(|page| self.pages(page) * page.bytes()).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memfd;
+    use crate::sys::region::Region;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_kernel_that_answers_no_queries_is_understood_too() {
+        let region = Region::anonymous(64 << 10, 4096).unwrap();
+        region.ask_for_plain_pages().unwrap();
+        region.populate(32 << 10).unwrap();
+        let fd = memfd::create(64 << 10, PageSize::Size4K).unwrap();
+        let shared = Region::shared(fd.as_fd(), 64 << 10).unwrap();
+        shared.populate(64 << 10).unwrap();
+        for (addr, is_shared) in [(region.addr(), false), (shared.addr(), true)] {
+            let eyes = || Eyes::open().unwrap();
+            let read = Eyes { mappings: Mappings::by_smaps().unwrap(), ..eyes() };
+            let [one, other] = [eyes(), read].map(|mut eyes| {
+                let mut survey = Survey::of_mappings(&mut eyes, addr + 5, 50_000, Access::WRITE).unwrap();
+                survey.find_frames(&eyes);
+                survey
+            });
+            assert_eq!(one.pieces(), other.pieces());
+            assert!(
+                one.pieces().iter().all(|piece| piece.shared == is_shared && piece.page == PageSize::Size4K)
+            );
+            assert_eq!((one.pages(PageSize::Size4K), one.touched_bytes()), (13, 13 * 4096));
+            assert!(!other.means().mappings_queried);
+            assert!(other.means().to_string().starts_with("mappings by /proc/self/smaps, "));
+        }
+    }
+}
