@@ -79,6 +79,27 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
 }
 
 #[test]
+fn memory_that_can_not_be_watched_says_so_and_keeps_its_old_pages() {
+    let _alone = alone();
+    let Some((mut buffers, area, index)) = registered(Kind::Disk, 4 * PAGE) else { return };
+    let registration = buffers.get(index).unwrap();
+    assert!(registration.is_pinned() && registration.charged_bytes() == 4 * PAGE as u64);
+    if registration.watched().is_ok() {
+        return skipped("the file's memory can be watched");
+    }
+    let Some((mut ring, places)) = cloned(&buffers, index) else { return };
+    poke(area.addr, 0x42);
+    unmap(area.addr, 4 * PAGE).unwrap();
+    assert!(buffers.get(index).is_ok(), "nobody knows");
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(transfer(&mut ring, &file, true, places[0], 0), 4 * i32::try_from(PAGE).unwrap());
+    let mut written = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut written, 0).unwrap();
+    assert_eq!(written, [0x42]);
+    buffers.unregister(index).unwrap();
+}
+
+#[test]
 fn a_neighbour_on_the_same_page_stays_watched() {
     let _alone = alone();
     let Some((mut buffers, area, one)) = registered(Kind::Plain, 4 * PAGE) else { return };

@@ -126,8 +126,10 @@ fn the_largest_table_takes_16384_buffers_and_no_more() {
     let area = Area::new(0, &[(Kind::Plain, 8193 * PAGE)]).unwrap();
     let before = pinned_by_kernel();
     for i in 0..16_384 {
-        let index = register(&mut buffers, area.addr + i * PAGE / 2 + 1, PAGE / 2).unwrap();
-        assert_eq!(usize::from(index), i);
+        match register(&mut buffers, area.addr + i * PAGE / 2 + 1, PAGE / 2) {
+            Err(RegistrationError::Memlock { .. }) => return skipped("this user may not pin 100 MiB"),
+            index => assert_eq!(usize::from(index.unwrap()), i),
+        }
     }
     let full = RegistrationError::Table(RegisterError::Full { capacity: 16_384 });
     assert_eq!(register(&mut buffers, area.addr, 1), Err(full));

@@ -79,8 +79,11 @@ fn plain_pages_are_charged_each() {
     if buffers(View::Process).is_none() {
         return;
     }
-    for kind in [Kind::Plain, Kind::Untouched, Kind::Memfd, Kind::PrivateFile] {
-        let area = Area::new(PAGE, &[(kind, 100 * PAGE)]).unwrap();
+    for kind in [Kind::Plain, Kind::Untouched, Kind::Memfd, Kind::PrivateFile, Kind::Disk] {
+        let Some(area) = Area::new(PAGE, &[(kind, 100 * PAGE)]) else {
+            skipped(&format!("no {kind:?} memory"));
+            continue;
+        };
         for (from, len, pages) in [(0, 100 * PAGE, 100), (1, 1, 1), (PAGE - 1, 2, 2), (5, 99 * PAGE, 100)] {
             assert_eq!(charged(area.addr + from, len), pages * PAGE as u64, "{kind:?} {from} {len}");
         }
@@ -226,28 +229,23 @@ fn plain_pages_that_two_buffers_share_are_pinned_once_and_charged_twice() {
 fn shared_memory_that_is_mapped_twice_is_pinned_once() {
     let _alone = alone();
     let Some(_pages) = Hugepages::reserve(1) else { return skipped("may not reserve hugepages") };
-    for (kind, len, charges) in [(Kind::Memfd, 8 * PAGE, 2), (Kind::HugetlbMemfd, HUGE, 1)] {
+    for (flags, len, charges) in [(0, 8 * PAGE, 2), (libc::MFD_HUGETLB, HUGE, 1)] {
         let Some(mut buffers) = buffers(View::Process) else { return };
-        let area = Area::new(0, &[(kind, len)]).unwrap();
-        // The old length 0: a second mapping of the same.
-        let at = std::ptr::with_exposed_provenance_mut(area.addr);
-        // SAFETY: the kernel chooses where; the area is the test's.
-        let twice = unsafe { libc::mremap(at, 0, len, libc::MREMAP_MAYMOVE) };
-        if twice == libc::MAP_FAILED {
-            skipped("no second mapping");
-            continue;
-        }
-        let twice = twice.expose_provenance();
-        poke(area.addr, 77);
-        assert_eq!(peek(twice), 77);
+        let fd = memfd(len, flags).unwrap();
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let [one, two] =
+            [(); 2].map(|()| map(0, len, rw, libc::MAP_SHARED, Some(fd.try_clone().unwrap())).unwrap());
+        poke(one, 77);
+        assert_eq!(peek(two), 77);
         let before = pinned_by_kernel();
-        area.register(&mut buffers).unwrap();
-        register(&mut buffers, twice, len).unwrap();
+        register(&mut buffers, one, len).unwrap();
+        register(&mut buffers, two, len).unwrap();
         let account = buffers.account();
-        assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{kind:?}");
-        if Survey::new(twice, 1, BOTH).unwrap().means().frames {
+        assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{flags}");
+        if Survey::new(two, 1, BOTH).unwrap().means().frames {
             assert_eq!((account.pinned_bytes, account.charged_bytes), (len as u64, charges * len as u64));
         }
-        unmap(twice, len).unwrap();
+        drop(buffers);
+        [one, two].into_iter().for_each(|at| unmap(at, len).unwrap());
     }
 }
