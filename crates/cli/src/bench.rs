@@ -6,6 +6,7 @@ use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold_bench::plot::Plot;
 use pinfold_bench::published::Published;
+use pinfold_bench::target::Targets;
 use pinfold_bench::{COUNTS_RMW, Options, Record, SUITES, Suite, Table, Turn};
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     if !args.json {
         output::text(&Published { records: &all, quick: args.quick }.to_string())?;
+        output::text(&Targets { records: &all, quick: args.quick }.to_string())?;
     }
     Ok(())
 }

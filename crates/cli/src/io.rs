@@ -1,5 +1,6 @@
 //! `io`: a workload on one target, in fio's words.
 
+mod cpu;
 pub(crate) mod engine;
 pub(crate) mod jobs;
 pub(crate) mod report;
@@ -17,9 +18,10 @@ use crate::stack::Stack;
 use crate::target::Bytes;
 use crate::target::spec::TargetSpec;
 use crate::units::TimeSpan;
+use cpu::CpuAccount;
 use engine::Workload;
 use jobs::{Did, Task};
-use pinfold::Buffer;
+use pinfold::{Buffer, CpuTime};
 use report::IoAccount;
 
 /// Runs the workload, and prints what it did.
@@ -109,7 +111,9 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     } else {
         (Task::Run, "running")
     };
+    let before = CpuTime::here();
     let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
+    let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
     if args.writes() {
         opened.target().sync()?;
     }
@@ -119,6 +123,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
     (account.least_block_bytes, account.numjobs) = (least.0, jobs as u64);
     account.verified = verified;
+    account.cpu = cpu;
     drop((opened, scratch));
     Ok(account)
 }

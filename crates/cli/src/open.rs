@@ -251,12 +251,15 @@ impl<'d> Opened<'d> {
         file: &File,
         path: &Path,
         stack: &'d Stack,
-        Use { block, depth, jobs, .. }: Use,
+        Use { block, depth, jobs: count, poll }: Use,
     ) -> Result<Self, OpenError> {
-        let jobs = Jobs::new(jobs, |_| {
+        // The queue of a job that has a thread of its own goes there.
+        let one_thread = count == 1;
+        let jobs = Jobs::new(count, |_| {
             let file = file.try_clone();
             let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
-            FileTarget::new(file, path, (block, depth), stack.fixed()).map_err(OpenError::File)
+            FileTarget::new(file, path, (block, depth), stack.fixed(), (one_thread, poll))
+                .map_err(OpenError::File)
         })?;
         let notes = jobs.first.notes().collect();
         Ok(Self { queues: Queues::File(Box::new(jobs)), notes })

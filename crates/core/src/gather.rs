@@ -2,11 +2,14 @@
 //!
 //! What goes in are [`Segment`]s, in order: a part of a [registered](crate::registered) buffer, a mapping, or any
 //! list of them. Neighbours are merged first; then a [`Profile`] cuts them by the device's largest segment, its
-//! boundary, its alignment and its number of segments. [`prp`] lays them out for an NVMe controller.
+//! boundary, its alignment and its number of segments. [`prp`] and [`sgl`] lay them out for an NVMe controller, in
+//! lists whose pages come from a DMA pool.
 //!
 //! Nothing here allocates.
 
+mod list;
 pub mod prp;
+pub mod sgl;
 #[cfg(test)]
 mod tests;
 

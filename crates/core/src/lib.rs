@@ -1,7 +1,8 @@
 //! DMA memory without an operating system.
 //!
 //! `pinfold-core` keeps the accounts of memory that devices reach: which page frames are free
-//! ([`frame`]), which blocks of them are handed out ([`dma_pool`]), how a registered buffer is cut into what a
+//! ([`frame`]), which blocks of them are handed out ([`dma_pool`]), which pages are
+//! recycled with their mapping ([`page_pool`]), how a registered buffer is cut into what a
 //! device takes ([`registered`], [`gather`]), which I/O virtual addresses are in use ([`iova`]), what the I/O page
 //! tables say ([`table`]), when a device can no longer reach something ([`invalidate`]), and the life of a mapping
 //! from first to last ([`domain`]).
@@ -16,7 +17,7 @@
 //!
 //! | floor | modules |
 //! | --- | --- |
-//! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`] |
+//! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`], [`page_pool`] |
 //! | 1 | [`frame`], [`iova`], [`table`], [`invalidate`], [`magazine`] |
 //! | 0 | [`access`], [`addr`], [`mem`], [`sync`] |
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
@@ -33,6 +34,7 @@ pub mod invalidate;
 pub mod iova;
 pub mod magazine;
 pub mod mem;
+pub mod page_pool;
 pub mod registered;
 pub mod sync;
 pub mod table;

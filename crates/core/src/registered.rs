@@ -6,19 +6,25 @@
 //! hugepages stay whole, neighbours that the device sees side by side grow into larger folios, and a buffer that is
 //! contiguous for the device is one folio, whatever its length.
 //!
+//! In a mixture, a folio whose inside is not contiguous for the device is divided evenly once more, as finely as it
+//! alone needs; the others stay whole. One 4 KiB page amid hugepages thus costs one divided folio, and any offset is
+//! found by two shifts. Which division makes the smallest table is reckoned when the buffer is described.
+//!
 //! A [`Registry`] numbers buffers as a ring or a device does. Nothing here pins memory or asks for its address:
 //! where each page is for the device comes in from outside.
 
 mod registry;
+mod runs;
+mod table;
 #[cfg(test)]
 mod tests;
 
-pub use registry::{BufferIndex, IndexError, RegisterError, Registry};
+pub use registry::{BufferIndex, Hold, IndexError, RegisterError, Registry, Unregistered};
 
 use crate::addr::{Iova, IovaRange, PageSize, RangeError, Segment};
-use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::iter::FusedIterator;
+use runs::Runs;
+use table::Table;
 
 /// Why a buffer could not be described. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -96,34 +102,26 @@ pub struct OutsideBuffer {
     pub size: u64,
 }
 
-/// A buffer as equal folios. See the [module](self).
+/// A buffer as folios. See the [module](self).
 ///
-/// It owns no memory; it is the account of where memory is. 8 bytes a folio.
+/// It owns no memory; it is the account of where memory is: 8 bytes a folio where all are equal, at most 16 in a
+/// mixture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Registered {
     addr: usize,
     len: u64,
-    shift: u32,
-    mask: u64,
-    /// How far into its first folio the buffer begins.
-    head: u64,
-    /// What the device calls the start of each folio. That of a partial first folio is a reckoning (it may lie
-    /// below 0, hence wraps) of which only the part inside the buffer is ever given out.
-    folios: Box<[u64]>,
+    table: Table,
 }
 
-/// A run that is contiguous in the process and for the device.
-struct Run {
-    addr: u64,
-    segment: Segment,
+impl AsRef<Self> for Registered {
+    fn as_ref(&self) -> &Self {
+        self
+    }
 }
 
 impl Registered {
     /// The longest buffer: 1 TiB.
     pub const MAX_BYTES: u64 = 1 << 40;
-
-    /// The shift of a buffer that is contiguous for the device: everything lies in folio 0.
-    const ONE_FOLIO: u32 = 63;
 
     /// The buffer of `len` bytes at `addr` in this process, in pages of `page` bytes: `device` yields what the device
     /// calls the start of each page that the buffer touches, in order.
@@ -168,8 +166,9 @@ impl Registered {
     /// The buffer at `addr` in this process that the device sees as `segments`, in order: for memory that is mapped
     /// already, and for mixtures of page sizes. Its length is the sum of theirs.
     ///
-    /// The folio is the largest that fits between all places where the device's view jumps. One 4 KiB page amid
-    /// hugepages thus makes 4 KiB folios of them all.
+    /// Folios are as large as the places where the device's view jumps allow; where these are far finer in some part
+    /// of the buffer than in the rest, only the folios there are divided. Takes time in proportion to the numbers of
+    /// segments and of folios.
     ///
     /// # Errors
     /// [`BufferError`] where there is no segment or an empty or wrapping one, where the buffer wraps or is longer than
@@ -194,29 +193,34 @@ impl Registered {
         self.len
     }
 
-    /// log2 of the folio's size in bytes: at least 12; 63 where the whole buffer is one folio.
+    /// log2 of a folio's size in bytes (of one that is not divided): at least 12; 63 where the whole buffer is one.
     pub fn folio_shift(&self) -> u32 {
-        self.shift
+        self.table.shift()
     }
 
     /// The bits of an offset (counted from the start of the first folio) that lie within a folio.
     pub fn folio_mask(&self) -> u64 {
-        self.mask
+        self.table.mask()
     }
 
-    /// How many folios the buffer touches.
+    /// How many folios the buffer touches; of a divided one, each part counts.
     pub fn folios(&self) -> usize {
-        self.folios.len()
+        self.table.folios()
     }
 
-    /// How many bytes the table of folios has: 8 a folio.
+    /// How many of the larger folios are divided: 0 where all are equal.
+    pub fn divided(&self) -> usize {
+        self.table.divided()
+    }
+
+    /// How many bytes the table of folios has: 8 a folio where all are equal, at most 16 in a mixture.
     pub fn table_bytes(&self) -> usize {
-        size_of_val(&*self.folios)
+        self.table.bytes()
     }
 
     /// Where the byte at `offset` is for the device, and how many bytes follow it in the same folio and buffer.
     ///
-    /// Constant time: a shift, a mask and one load.
+    /// Constant time: a shift, a mask and a load; in a divided folio, once more.
     ///
     /// # Errors
     /// [`OutsideBuffer`] where `offset` is not inside.
@@ -226,12 +230,8 @@ impl Registered {
         if offset >= self.len {
             return Err(outside);
         }
-        // No wrap: `head` is below 2^63 and `offset` below 2^40.
-        let at = self.head + offset;
-        let within = at & self.mask;
-        let folio = self.folio(at).ok_or(outside)?;
-        let len = (self.mask - within + 1).min(self.len - offset);
-        Ok(Segment { iova: Iova::new(folio.wrapping_add(within)), len })
+        let piece = self.table.locate(self.table.head() + offset).ok_or(outside)?;
+        Ok(Segment { iova: piece.iova, len: piece.len.min(self.len - offset) })
     }
 
     /// The `len` bytes from `offset` as the device sees them; folios that are neighbours for the device come as one.
@@ -246,25 +246,19 @@ impl Registered {
         if len == 0 || !inside {
             return Err(OutsideBuffer { offset, len, size: self.len });
         }
-        Ok(Segments { buffer: self, at: self.head + offset, left: len })
+        Ok(Segments { table: &self.table, at: self.table.head() + offset, left: len })
     }
 
     /// How many segments the whole buffer is for the device. Linear in the number of folios.
     pub fn segment_count(&self) -> usize {
-        Segments { buffer: self, at: self.head, left: self.len }.count()
-    }
-
-    #[inline]
-    fn folio(&self, at: u64) -> Option<u64> {
-        let index = usize::try_from(at >> self.shift).ok()?;
-        self.folios.get(index).copied()
+        Segments { table: &self.table, at: self.table.head(), left: self.len }.count()
     }
 }
 
 /// The segments of a part of a buffer: [`Registered::segments`].
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
-    buffer: &'a Registered,
+    table: &'a Table,
     /// Where the rest begins, from the start of the first folio.
     at: u64,
     left: u64,
@@ -274,10 +268,9 @@ impl Segments<'_> {
     /// The rest of the folio that `at` lies in, as far as it is asked for.
     #[inline]
     fn piece(&self) -> Option<Segment> {
-        let within = self.at & self.buffer.mask;
-        let len = (self.buffer.mask - within + 1).min(self.left);
-        let iova = Iova::new(self.buffer.folio(self.at)?.wrapping_add(within));
-        (len > 0).then_some(Segment { iova, len })
+        let piece = self.table.locate(self.at)?;
+        let len = piece.len.min(self.left);
+        (len > 0).then_some(Segment { iova: piece.iova, len })
     }
 
     #[inline]
@@ -305,7 +298,7 @@ impl Iterator for Segments<'_> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (usize::from(self.left > 0), usize::try_from((self.left >> self.buffer.shift) + 2).ok())
+        (usize::from(self.left > 0), usize::try_from((self.left >> self.table.finest()) + 2).ok())
     }
 }
 
@@ -320,68 +313,4 @@ fn check_extent(addr: usize, len: u64) -> Result<(), BufferError> {
     }
     let end = usize::try_from(len).ok().and_then(|len| addr.checked_add(len));
     end.map(|_| ()).ok_or(BufferError::Wraps { addr, len })
-}
-
-/// Collects runs, merging neighbours, and lays out the folios.
-struct Runs {
-    addr: usize,
-    len: u64,
-    shift: u32,
-    list: Vec<Run>,
-}
-
-impl Runs {
-    fn new(addr: usize) -> Self {
-        Self { addr, len: 0, shift: Registered::ONE_FOLIO, list: Vec::new() }
-    }
-
-    fn push(&mut self, segment: Segment) -> Result<(), BufferError> {
-        IovaRange::new(segment.iova, segment.len)?;
-        let len = self.len.saturating_add(segment.len);
-        check_extent(self.addr, len)?;
-        // No wrap: `check_extent` saw that the end, which lies further on, fits.
-        let addr = self.addr as u64 + self.len;
-        self.len = len;
-        if let Some(last) = self.list.last_mut() {
-            if last.segment.iova.checked_add(last.segment.len) == Some(segment.iova) {
-                last.segment.len += segment.len;
-                return Ok(());
-            }
-            self.shift = self.shift.min(addr.trailing_zeros());
-            if self.shift < PageSize::Size4K.shift() {
-                return Err(BufferError::Ragged { addr });
-            }
-        }
-        let no_memory = BufferError::NoMemory { folios: self.list.len() as u64 + 1, bytes: size_of::<Run>() };
-        self.list.try_reserve(1).map_err(|_| no_memory)?;
-        self.list.push(Run { addr, segment });
-        Ok(())
-    }
-
-    fn finish(self) -> Result<Registered, BufferError> {
-        check_extent(self.addr, self.len)?;
-        let shift = self.shift;
-        let mask = (1u64 << shift) - 1;
-        // A buffer of one folio needs no head, and one high in a kernel's half would not fit in it.
-        let head = if shift == Registered::ONE_FOLIO { 0 } else { self.addr as u64 & mask };
-        let count = ((head + (self.len - 1)) >> shift) + 1;
-        let no_memory = BufferError::NoMemory { folios: count, bytes: size_of::<u64>() };
-        let mut folios = Vec::new();
-        folios.try_reserve_exact(usize::try_from(count).map_err(|_| no_memory)?).map_err(|_| no_memory)?;
-        for run in &self.list {
-            // Runs begin where folios begin, save the first, which begins `head` bytes into one.
-            let skipped = if run.addr == self.addr as u64 { head } else { 0 };
-            let bytes = skipped + run.segment.len;
-            let start = run.segment.iova.raw().wrapping_sub(skipped);
-            folios.extend((0..bytes.div_ceil(mask + 1)).map(|i| start.wrapping_add(i << shift)));
-        }
-        Ok(Registered {
-            addr: self.addr,
-            len: self.len,
-            shift,
-            mask,
-            head,
-            folios: folios.into_boxed_slice(),
-        })
-    }
 }

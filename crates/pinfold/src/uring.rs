@@ -8,6 +8,9 @@
 //! | --- | --- | --- |
 //! | io_uring with `READ` and `WRITE` | 5.6 | `pread` and `pwrite`, one after the other |
 //! | fixed buffers (`READ_FIXED`, `WRITE_FIXED`), registered files | 5.1 | the kernel pins and looks up each time |
+//! | memory of any ring ([`RingBuffers`]) | 5.1 | see there |
+//! | polling ([`Options::poll`]) | 5.1, and a device with poll queues | the device's interrupt |
+//! | completions when the thread asks ([`Options::one_thread`]) | 6.1 | they interrupt it |
 //! | waiting with a time limit | 5.11 | a drop waits as long as the device takes |
 //! | what O_DIRECT asks for (`STATX_DIOALIGN`) | 6.1 | blocks of 4 KiB are assumed |
 //!
@@ -18,6 +21,7 @@
 mod error;
 mod file;
 mod note;
+mod registered;
 mod ring;
 mod slot;
 #[cfg(test)]
@@ -25,6 +29,7 @@ mod tests;
 
 pub use error::{FileError, Op};
 pub use note::{BufferedWhy, Note};
+pub use registered::{RegisterError, RingBuffers, Sharing};
 pub use slot::{Done, Fixed, Options, Rejected, Submitted};
 
 use file::{Target, errno_of};
@@ -37,6 +42,7 @@ use std::fs::{File, OpenOptions};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// How long a drop waits for transfers that are under way.
@@ -58,11 +64,14 @@ pub fn abandoned_buffers() -> u64 {
 pub struct FileQueue<'m, B: Pinned> {
     target: Target,
     ring: Ring,
+    /// The only thread that may use it, where it is one's.
+    home: Option<ThreadId>,
     slots: Vec<Option<Slot<B>>>,
     vacant: Vec<u32>,
     /// Slots to be handed to the kernel, in order.
     queued: Vec<u32>,
     notes: Vec<Note>,
+    made: Instant,
     /// How long a drop waits.
     last_wait: Duration,
     /// What is registered is known by its addresses: it must not become other memory meanwhile.
@@ -111,14 +120,13 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         }
         let mut notes = Vec::new();
         let target = Target::new(file, path, options.direct, options.block, &mut notes)?;
-        let ring = match options.ring {
-            true => Ring::new(&target.file, depth, options.fixed, &mut notes),
-            false => Ring::plain(depth),
-        };
+        let ring = Ring::new(&target.file, options, &mut notes);
+        let home = ring.one_thread().then(|| std::thread::current().id());
         let slots = std::iter::repeat_with(|| None).take(depth as usize).collect();
         let queued = Vec::with_capacity(depth as usize);
         let vacant = (0..depth).rev().collect();
-        Ok(Self { target, ring, slots, vacant, queued, notes, last_wait: LAST_WAIT, fixed: PhantomData })
+        let (made, last_wait) = (Instant::now(), LAST_WAIT);
+        Ok(Self { target, ring, home, slots, vacant, queued, notes, made, last_wait, fixed: PhantomData })
     }
 
     /// What it does without, and why.
@@ -210,7 +218,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             Ok(padded) => padded,
             Err(error) => return Err(Rejected { buffer, error }),
         };
-        let (done, retries, since) = (0, 0, Instant::now());
+        let (done, retries, since) = (0, 0, self.made);
         let slot = Slot { buffer, tag, op, offset, len, padded, done, retries, since };
         let place = self.vacant.pop().and_then(|index| Some((index, self.slots.get_mut(index as usize)?)));
         let Some((index, place)) = place else {
@@ -244,17 +252,23 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     /// # Errors
     /// [`FileError::Ring`] where the kernel takes nothing more; what it did not take stays queued.
     pub fn submit(&mut self) -> Result<Submitted, FileError> {
-        self.enter(0, None)
+        self.enter(0)
     }
 
-    /// Adds those that are over to `done`, without waiting, and says how many. No system call, save where the kernel
-    /// made a transfer in parts and the rest must be submitted (with all else that is queued).
+    /// Adds those that are over to `done`, without waiting, and says how many. No system call, save where completions
+    /// come to light by one only ([`Options::one_thread`], [`Options::poll`]), or the kernel made a transfer in parts and
+    /// the rest must be submitted (with all else that is queued).
     ///
     /// # Errors
     /// [`FileError::Ring`], from submitting the rest of a transfer; those that are over are in `done` nevertheless.
     pub fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<usize, FileError> {
         let before = done.len();
-        let unfinished = self.reap(done);
+        let mut unfinished = self.reap(done);
+        if done.len() == before && !unfinished && self.ring.must_ask() {
+            self.at_home()?;
+            self.ask(0, None)?;
+            unfinished = self.reap(done);
+        }
         if unfinished {
             self.submit()?;
         }
@@ -262,23 +276,29 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     }
 
     /// Submits what is queued, waits until `min` transfers are over, or all of them where they are fewer, and adds
-    /// them to `done`. Says how many.
+    /// them to `done`. Says how many. One system call, where the kernel makes no transfer in parts.
     ///
     /// # Errors
     /// [`FileError::Ring`]; those that are over are in `done` nevertheless.
     pub fn wait(&mut self, min: usize, done: &mut Vec<Done<B>>) -> Result<usize, FileError> {
         let before = done.len();
         let min = min.min(self.in_flight());
-        if !self.queued.is_empty() {
-            self.submit()?;
-        }
         loop {
-            let unfinished = self.reap(done);
-            let got = done.len() - before;
-            if got >= min && !unfinished {
-                return Ok(got);
+            self.reap(done);
+            let missing = min.saturating_sub(done.len() - before);
+            if missing == 0 && self.queued.is_empty() {
+                return Ok(done.len() - before);
             }
-            self.enter(usize::from(got < min), None)?;
+            self.enter(missing)?;
+        }
+    }
+
+    /// # Errors
+    /// [`FileError::OtherThread`].
+    fn at_home(&self) -> Result<(), FileError> {
+        match self.home {
+            Some(home) if home != std::thread::current().id() => Err(FileError::OtherThread),
+            _ => Ok(()),
         }
     }
 
@@ -289,45 +309,54 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         }
     }
 
-    fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<Submitted, FileError> {
+    /// Hands over what is queued, and waits for `want` of those that are under way then.
+    fn enter(&mut self, want: usize) -> Result<Submitted, FileError> {
+        self.at_home()?;
         let start = Instant::now();
         let transfers = u32::try_from(self.queued.len()).unwrap_or(u32::MAX);
-        for index in self.queued.drain(..) {
-            let Some(slot) = self.slots.get_mut(index as usize).and_then(Option::as_mut) else { continue };
-            if slot.done == 0 {
+        let slots = &mut self.slots;
+        for &index in &self.queued {
+            if let Some(slot) =
+                slots.get_mut(index as usize).and_then(Option::as_mut).filter(|slot| slot.done == 0)
+            {
                 slot.since = start;
             }
+        }
+        let transfer = |index: u32| {
+            let slot = slots.get(index as usize)?.as_ref()?;
             let memory = slot.buffer.memory();
             let part = memory.part(slot.done, slot.padded - slot.done).unwrap_or(memory);
-            let transfer =
-                Transfer { index, op: slot.op, memory: part, offset: slot.offset + slot.done as u64 };
-            // SAFETY: the buffer stays in its slot until the ring says that the transfer is over, or is leaked with
-            // it; `Pinned` promises that the memory stays where it is as long, and is reached by nobody else.
-            unsafe { self.ring.push(&self.target.file, &transfer) };
-        }
-        self.ring.enter(want, limit).map_err(|errno| FileError::Ring { errno })?;
+            Some(Transfer { index, op: slot.op, memory: part, offset: slot.offset + slot.done as u64 })
+        };
+        // SAFETY: a buffer stays in its slot until the ring says that its transfer is over, or is leaked with it;
+        // `Pinned` promises that the memory stays where it is as long, and is reached by nobody else.
+        unsafe { self.ring.push(&self.target.file, self.queued.drain(..).filter_map(transfer)) };
+        self.ask(want, None)?;
         Ok(Submitted { transfers, elapsed: start.elapsed() })
+    }
+
+    fn ask(&mut self, want: usize, limit: Option<Duration>) -> Result<(), FileError> {
+        let want = want.min(self.ring.in_kernel());
+        self.ring.enter(want, limit).map_err(|errno| FileError::Ring { errno })
     }
 
     /// Takes all completions; whether some transfer has to go on.
     fn reap(&mut self, done: &mut Vec<Done<B>>) -> bool {
-        let mut unfinished = false;
-        while let Some(Outcome { index, result }) = self.ring.next() {
-            let Some(place) = self.slots.get_mut(index as usize) else { continue };
-            let Some(mut slot) = place.take() else { continue };
-            match slot.verdict(&self.target, result) {
-                None => {
-                    *place = Some(slot);
-                    self.queued.push(index);
-                    unfinished = true;
-                }
-                Some(result) => {
-                    self.vacant.push(index);
-                    let Slot { buffer, tag, op, offset, len, since, .. } = slot;
-                    done.push(Done { tag, op, offset, len, buffer, latency: since.elapsed(), result });
-                }
-            }
-        }
+        let Self { ring, slots, queued, vacant, target, .. } = self;
+        let (mut unfinished, mut now) = (false, None);
+        ring.take(|Outcome { index, result }| {
+            let Some(place) = slots.get_mut(index as usize) else { return };
+            let Some(slot) = place.as_mut() else { return };
+            let Some(result) = slot.verdict(target, result) else {
+                queued.push(index);
+                unfinished = true;
+                return;
+            };
+            let Some(Slot { buffer, tag, op, offset, len, since, .. }) = place.take() else { return };
+            vacant.push(index);
+            let latency = now.get_or_insert_with(Instant::now).saturating_duration_since(since);
+            done.push(Done { tag, op, offset, len, buffer, latency, result });
+        });
         unfinished
     }
 }
@@ -342,16 +371,17 @@ impl<B: Pinned> Drop for FileQueue<'_, B> {
         }
         let end = Instant::now() + self.last_wait;
         loop {
-            while let Some(Outcome { index, .. }) = self.ring.next() {
-                if let Some(slot) = self.slots.get_mut(index as usize) {
+            let slots = &mut self.slots;
+            self.ring.take(|Outcome { index, .. }| {
+                if let Some(slot) = slots.get_mut(index as usize) {
                     *slot = None;
                 }
-            }
+            });
             if self.ring.in_kernel() == 0 {
                 return;
             }
             let patience = end.saturating_duration_since(Instant::now());
-            if patience.is_zero() || self.ring.enter(1, Some(patience)).is_err() {
+            if patience.is_zero() || self.at_home().is_err() || self.ask(1, Some(patience)).is_err() {
                 break;
             }
         }

@@ -28,6 +28,8 @@ mod bdf;
 mod bind;
 mod device;
 mod error;
+#[cfg(test)]
+pub(crate) mod fake;
 mod in_use;
 mod iommufd;
 mod irq;

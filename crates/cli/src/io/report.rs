@@ -1,5 +1,6 @@
 //! What a workload did, laid out as fio does it, or as JSON.
 
+use super::cpu::CpuAccount;
 use super::engine::{Outcome, Workload};
 use super::verify::Verified;
 use crate::account::{RequestAccount, StackAccount};
@@ -37,6 +38,8 @@ pub(crate) struct IoAccount {
     pub(crate) write: Option<WayAccount>,
     /// What was found to be right, where that was asked for.
     pub(crate) verified: Option<Verified>,
+    /// What it cost the processor.
+    pub(crate) cpu: CpuAccount,
     /// What the memory stack did.
     pub(crate) stack: StackAccount,
     /// What fell back to something slower, and why.
@@ -87,6 +90,7 @@ impl IoAccount {
             read: WayAccount::new(RequestAccount::new(&outcome.reads), outcome.elapsed),
             write: WayAccount::new(RequestAccount::new(&outcome.writes), outcome.elapsed),
             verified: None,
+            cpu: CpuAccount::default(),
             stack,
             notes,
         }
@@ -112,6 +116,7 @@ impl IoAccount {
                 way.to_text(&mut out, name, self.seconds);
             }
         }
+        self.cpu.to_text(&mut out, self.seconds);
         let _ = writeln!(out, "\nRun status:");
         for (name, way) in [("READ", &self.read), ("WRITE", &self.write)] {
             if let Some(way) = way {

@@ -13,6 +13,8 @@ pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 pub(crate) const MAX_DEPTH: usize = 4096;
 /// Requests are multiples of this.
 pub(crate) const BLOCK: usize = 512;
+/// So many requests are handed over at the latest, so that the device has something to do meanwhile.
+const BATCH: usize = 32;
 
 impl Bytes for Buffer {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -32,20 +34,24 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     info: Info,
     queue: FileQueue<'m, B>,
     over: Vec<uring::Done<B>>,
+    /// How many requests are queued that the kernel has not been told of.
+    untold: usize,
 }
 
 impl<'m, B: Pinned> FileTarget<'m, B> {
-    /// The file as a target for requests of multiples of `block` bytes from buffers in `memory`, up to `depth` at a time.
+    /// The file as a target for requests of multiples of `block` bytes from buffers in `memory`, up to `depth` at a time;
+    /// with `one_thread` it stays with the thread that calls this.
     pub(crate) fn new(
         file: File,
         path: &Path,
         (block, depth): (usize, usize),
         memory: Fixed<'m>,
+        (one_thread, poll): (bool, bool),
     ) -> Result<Self, FileError> {
         let block = u32::try_from(1usize << block.trailing_zeros().min(12)).unwrap_or(4096);
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let fixed = [memory];
-        let options = Options { depth, direct: true, block, fixed: &fixed, ring: true };
+        let options = Options { depth, direct: true, block, fixed: &fixed, ring: true, one_thread, poll };
         let queue = FileQueue::new(file, path, &options)?;
         let info = Info {
             name: path.display().to_string(),
@@ -54,7 +60,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             max_depth: MAX_DEPTH,
             max_transfer: MAX_TRANSFER,
         };
-        Ok(Self { info, queue, over: Vec::new() })
+        Ok(Self { info, queue, over: Vec::new(), untold: 0 })
     }
 
     /// What fell back to something slower, and why.
@@ -65,6 +71,14 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     /// How long the file is now.
     pub(crate) fn bytes(&self) -> Result<u64, FileError> {
         self.queue.len()
+    }
+
+    /// What the kernel does not take now stays queued, and the next call tries again or says why not.
+    fn tell(&mut self) {
+        self.untold = 0;
+        if let Err(error) = self.queue.submit() {
+            tracing::debug!(%error, "not submitted yet");
+        }
     }
 
     fn hand_over(&mut self, done: &mut Vec<Done<B>>) {
@@ -93,21 +107,27 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
             Way::Write => self.queue.write(buffer, offset, len, slot as u64),
         };
         queued.map_err(|rejected| Refused { buffer: Some(rejected.buffer), error: rejected.error.into() })?;
-        // What the kernel does not take now stays queued, and the next call tries again or says why not.
-        if let Err(error) = self.queue.submit() {
-            tracing::debug!(%error, "not submitted yet");
+        // The next poll or wait hands it over, with all else that was begun together, by one system call.
+        self.untold += 1;
+        if self.untold >= BATCH {
+            self.tell();
         }
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+        if self.untold > 0 {
+            self.tell();
+        }
         let polled = self.queue.poll(&mut self.over);
         self.hand_over(done);
         Ok(polled.map(|_| ())?)
     }
 
     fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        let waited = self.queue.wait(1, &mut self.over);
+        self.untold = 0;
+        // An eighth of those under way at a time: seven more keep the device busy meanwhile, and a wake-up is for several.
+        let waited = self.queue.wait((self.queue.in_flight() / 8).max(1), &mut self.over);
         self.hand_over(done);
         Ok(waited.map(|_| ())?)
     }

@@ -5,12 +5,13 @@
 //! than two, the address of a list of all but the first. A list fills a page; where that is not enough, the last entry
 //! of the page is the address of the next one. A list that fits its page exactly does not chain.
 //!
-//! List pages are blocks of a [`DmaPool`]. Which ones a command holds is remembered here, outside memory that the
-//! controller can write, and they go back when the command is over ([`Prps::release`]).
+//! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is remembered here,
+//! outside memory that the controller can write, and they go back when the command is over ([`Prps::release`]).
 
 use super::Merged;
+use super::list::{Held, ListError};
+pub use super::list::{ListPage, ListPages, PoolTakeError};
 use crate::addr::{Iova, IovaRange, RangeError, Segment};
-use crate::dma_pool::{AllocError, ChunkSource, DmaPool, FreeError, RawBlock};
 use crate::mem::{AccessError, DmaMemory};
 
 /// The controller's page size (`CC.MPS`): 4 KiB to 128 MiB.
@@ -35,66 +36,6 @@ impl ControllerPage {
     /// How many entries a list page has.
     const fn entries(self) -> usize {
         1 << (self.0 - 3)
-    }
-}
-
-/// A page for a list, as its owner hands it out.
-#[derive(Clone, Copy, Debug)]
-pub struct ListPage<'l, P> {
-    /// What it goes back by.
-    pub page: P,
-    /// Where the controller finds it: a multiple of the controller's page.
-    pub iova: Iova,
-    /// Its memory, at least a controller's page.
-    pub memory: DmaMemory<'l>,
-}
-
-/// Where list pages come from: a [`DmaPool`] of blocks of a controller's page, aligned to it.
-pub trait ListPages {
-    /// What a page goes back by.
-    type Page: Copy;
-    /// Why there was no page.
-    type TakeError;
-    /// Why a page was not taken back.
-    type GiveError;
-
-    /// A page that nobody else has.
-    ///
-    /// # Errors
-    /// Where there is none.
-    fn take(&self) -> Result<ListPage<'_, Self::Page>, Self::TakeError>;
-
-    /// Takes a page back.
-    ///
-    /// # Errors
-    /// Where it was not handed out.
-    fn give(&self, page: Self::Page) -> Result<(), Self::GiveError>;
-}
-
-/// Why a pool had no list page.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolTakeError {
-    /// No block.
-    #[error(transparent)]
-    Alloc(#[from] AllocError),
-    /// A block, but the pool does not know it.
-    #[error(transparent)]
-    Block(#[from] FreeError),
-}
-
-impl<S: ChunkSource> ListPages for DmaPool<S> {
-    type Page = RawBlock;
-    type TakeError = PoolTakeError;
-    type GiveError = FreeError;
-
-    fn take(&self) -> Result<ListPage<'_, RawBlock>, PoolTakeError> {
-        let page = self.alloc_raw()?;
-        Ok(ListPage { page, iova: page.iova(), memory: self.memory(page)? })
-    }
-
-    fn give(&self, page: RawBlock) -> Result<(), FreeError> {
-        self.free_raw(page)
     }
 }
 
@@ -150,6 +91,15 @@ pub enum PrpError<E> {
     Memory(AccessError),
 }
 
+impl<E> From<ListError<E>> for PrpError<E> {
+    fn from(error: ListError<E>) -> Self {
+        match error {
+            ListError::Full { limit } => Self::TooLong { limit },
+            ListError::Take(error) => Self::Take(error),
+        }
+    }
+}
+
 /// The two PRP fields of a command, and the list pages behind them.
 ///
 /// `LISTS` is the room for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release) leaves
@@ -161,8 +111,7 @@ pub struct Prps<P, const LISTS: usize = 8> {
     /// PRP2 as an entry, before and unless there is a list.
     prp2: Option<Iova>,
     entries: u64,
-    pages: [Option<P>; LISTS],
-    lists: usize,
+    held: Held<P, LISTS>,
 }
 
 impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
@@ -177,7 +126,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
         segments: impl IntoIterator<Item = Segment>,
         pages: &L,
     ) -> Result<Self, PrpError<L::TakeError>> {
-        let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, pages: [None; LISTS], lists: 0 };
+        let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, held: Held::NONE };
         let mut layout = Layout { page, pages, prps, list: None, end: None };
         match layout.all(segments) {
             Ok(()) => Ok(layout.prps),
@@ -206,7 +155,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
 
     /// How many list pages it holds.
     pub fn list_pages(&self) -> usize {
-        self.lists
+        self.held.count()
     }
 
     /// Gives the list pages back. The command must be over: a controller reads them until then.
@@ -214,11 +163,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     /// # Errors
     /// The first page's that was not taken back; the others are given back nevertheless.
     pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
-        let mut outcome = Ok(());
-        for page in self.pages.into_iter().flatten() {
-            outcome = outcome.and(pages.give(page));
-        }
-        outcome
+        self.held.give(pages)
     }
 }
 
@@ -262,8 +207,31 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         self.entry(start)?;
         let within = start.raw() & (bytes - 1);
         let pages = (within + (run.len() - 1)) / bytes;
-        // No wrap: each is the start of a page that holds a byte of the run.
-        (1..=pages).try_for_each(|i| self.entry(Iova::new(start.raw() - within + i * bytes)))
+        // No wrap, here and below: each is the start of a page that holds a byte of the run.
+        let mut next = 1;
+        while next <= pages {
+            let entry = start.raw() - within + next * bytes;
+            next += self.fill(entry, pages - next + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Entries for the page at `entry` and those behind it, of `count` in all: says for how many, at least one. What is
+    /// left of a list page is filled at once.
+    fn fill(&mut self, entry: u64, count: u64) -> Result<u64, PrpError<L::TakeError>> {
+        let (bytes, room) = (self.page.bytes(), self.page.entries());
+        let Some(list) = self.list.as_mut().filter(|list| list.used < room) else {
+            self.entry(Iova::new(entry))?;
+            return Ok(1);
+        };
+        let filled = count.min((room - list.used) as u64);
+        for i in 0..filled {
+            let entry = Iova::new(entry + i * bytes);
+            list.memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(PrpError::Memory)?;
+            (list.used, list.last) = (list.used + 1, entry);
+        }
+        self.prps.entries += filled;
+        Ok(filled)
     }
 
     fn entry(&mut self, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
@@ -297,10 +265,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
 
     /// A new list page with this first entry, and where it is.
     fn start_list(&mut self, first: Iova) -> Result<Iova, PrpError<L::TakeError>> {
-        let place = self.prps.pages.get_mut(self.prps.lists).ok_or(PrpError::TooLong { limit: LISTS })?;
-        let taken = self.pages.take().map_err(PrpError::Take)?;
-        *place = Some(taken.page);
-        self.prps.lists += 1;
+        let taken = self.prps.held.take(self.pages)?;
         let (bytes, page) = (taken.memory.len(), self.page.bytes());
         if !taken.iova.is_aligned(page) || (bytes as u64) < page {
             return Err(PrpError::ListPage { iova: taken.iova, bytes, page });

@@ -5,6 +5,9 @@ use crate::addr::Segment;
 use alloc::vec::Vec;
 use core::fmt;
 
+/// The largest table, that of io_uring.
+const MAX_BUFFERS: usize = 16_384;
+
 /// The number of a buffer in a [`Registry`]; the same number names it to a ring.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferIndex(u16);
@@ -46,7 +49,7 @@ pub enum RegisterError {
     /// A table has a largest size.
     #[error(
         "a buffer table of {asked} places is impossible: 1 to {limit} are possible",
-        limit = Registry::MAX_BUFFERS
+        limit = MAX_BUFFERS
     )]
     Capacity {
         /// How many were asked for.
@@ -68,6 +71,9 @@ pub enum RegisterError {
         /// The one that it overlaps.
         with: BufferIndex,
     },
+    /// The table could not grow.
+    #[error("no memory for another entry of the buffer table")]
+    NoMemory,
     /// The table has no such place.
     #[error(transparent)]
     Index(#[from] IndexError),
@@ -91,35 +97,90 @@ pub enum IndexError {
         /// Which place.
         index: BufferIndex,
     },
+    /// As much I/O as can be counted is under way.
+    #[error("{index} is held {limit} times, which is as often as can be counted", limit = u32::MAX)]
+    TooManyHolds {
+        /// Which place.
+        index: BufferIndex,
+    },
+    /// The hold was never given, or by another table.
+    #[error("a hold on {index} that this table did not give")]
+    NotHeld {
+        /// Which place.
+        index: BufferIndex,
+    },
     /// The range is not inside the buffer.
     #[error(transparent)]
     Outside(#[from] OutsideBuffer),
 }
 
-/// A table of registered buffers, none of which overlaps another.
-///
-/// It allocates when it is made and never again: what `unregister` gives up is a place in a table.
-#[derive(Debug)]
-pub struct Registry {
-    places: Vec<Option<Registered>>,
-    /// The taken places in the order of their buffers' addresses.
-    order: Vec<(usize, BufferIndex)>,
+/// That I/O is under way on a registered buffer: what [`Registry::hold`] gives and [`Registry::release`] takes.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "a buffer is held until its hold is released"]
+pub struct Hold {
+    index: BufferIndex,
+    generation: u64,
 }
 
-impl Registry {
+impl Hold {
+    /// The place that the buffer has, or had.
+    pub fn index(&self) -> BufferIndex {
+        self.index
+    }
+}
+
+/// What became of a buffer that was taken out of the table.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "it owns what the table owned"]
+pub enum Unregistered<B> {
+    /// Nothing is under way on it: here it is.
+    Free(B),
+    /// The table keeps it until the last [`Hold`] is released, which then gives it back.
+    Held {
+        /// How many there are.
+        holds: u32,
+    },
+}
+
+/// A table of registered buffers, none of which overlaps another.
+///
+/// It is sparse: a place is filled, replaced and vacated for itself. Whoever begins I/O on a buffer [holds](Self::hold)
+/// it; a buffer that is taken out or replaced meanwhile vacates its place at once, and is kept until the last hold is
+/// released. `B` is a [`Registered`], or something that has one and more beside it, such as what pins the memory.
+///
+/// It allocates when it is made and when a buffer is entered; never when one leaves.
+#[derive(Debug)]
+pub struct Registry<B = Registered> {
+    places: Vec<Option<Entry<B>>>,
+    /// The taken places in the order of their buffers' addresses.
+    order: Vec<(usize, BufferIndex)>,
+    /// Buffers that have left their places and are held.
+    leaving: Vec<(BufferIndex, Entry<B>)>,
+    next_generation: u64,
+}
+
+#[derive(Debug)]
+struct Entry<B> {
+    buffer: B,
+    generation: u64,
+    holds: u32,
+}
+
+impl<B: AsRef<Registered>> Registry<B> {
     /// The largest table, that of io_uring: 16,384 buffers.
-    pub const MAX_BUFFERS: usize = 16_384;
+    pub const MAX_BUFFERS: usize = MAX_BUFFERS;
 
     /// A table with `capacity` places, all vacant.
     ///
     /// # Errors
     /// [`RegisterError::Capacity`] where that is 0 or more than [`MAX_BUFFERS`](Self::MAX_BUFFERS).
     pub fn new(capacity: usize) -> Result<Self, RegisterError> {
-        if capacity == 0 || capacity > Self::MAX_BUFFERS {
+        if capacity == 0 || capacity > MAX_BUFFERS {
             return Err(RegisterError::Capacity { asked: capacity });
         }
         let places = core::iter::repeat_with(|| None).take(capacity).collect();
-        Ok(Self { places, order: Vec::with_capacity(capacity) })
+        let order = Vec::with_capacity(capacity);
+        Ok(Self { places, order, leaving: Vec::new(), next_generation: 0 })
     }
 
     /// How many places there are.
@@ -137,51 +198,150 @@ impl Registry {
         self.order.is_empty()
     }
 
+    /// How many buffers have left their places and are held still.
+    pub fn leaving(&self) -> usize {
+        self.leaving.len()
+    }
+
+    /// Sees that `len` bytes at `addr` can be entered in this place (or, with `None`, in the first vacant one, which is
+    /// given back), and makes room: an [`update`](Self::update) of that place with that buffer then succeeds. For those
+    /// who have something to do to the memory before. Linear in the number of places for `None`, else logarithmic.
+    ///
+    /// # Errors
+    /// As `update`; [`RegisterError::Full`].
+    pub fn prepare(
+        &mut self,
+        index: Option<BufferIndex>,
+        addr: usize,
+        len: u64,
+    ) -> Result<BufferIndex, RegisterError> {
+        let at = match index {
+            Some(index) => index,
+            None => self.vacant()?,
+        };
+        self.place(at)?;
+        if let Some(with) = self.overlapping(addr, len, index) {
+            return Err(RegisterError::Overlaps { addr, len, with });
+        }
+        // Room for each buffer that may have to be kept when it leaves.
+        let room = self.len() + 1;
+        self.leaving.try_reserve(room).map_err(|_| RegisterError::NoMemory)?;
+        Ok(at)
+    }
+
     /// Enters the buffer in the first vacant place. Linear in the number of places.
     ///
     /// # Errors
-    /// [`RegisterError::Full`], [`RegisterError::Overlaps`].
-    pub fn register(&mut self, buffer: Registered) -> Result<BufferIndex, RegisterError> {
-        let vacant = self.places.iter().position(Option::is_none).and_then(|i| u16::try_from(i).ok());
-        let index = BufferIndex(vacant.ok_or(RegisterError::Full { capacity: self.capacity() })?);
+    /// [`RegisterError::Full`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
+    pub fn register(&mut self, buffer: B) -> Result<BufferIndex, RegisterError> {
+        let index = self.vacant()?;
         self.register_at(index, buffer)?;
         Ok(index)
     }
 
-    /// Enters the buffer in this place.
+    /// Enters the buffer in this place, which must be vacant.
     ///
     /// # Errors
     /// [`RegisterError::Index`] where the table is not that large, [`RegisterError::Taken`],
-    /// [`RegisterError::Overlaps`].
-    pub fn register_at(&mut self, index: BufferIndex, buffer: Registered) -> Result<(), RegisterError> {
-        let capacity = self.capacity();
-        let at = self.order.partition_point(|&(addr, _)| addr <= buffer.addr());
-        if let Some(with) = self.overlapping(at, &buffer) {
-            return Err(RegisterError::Overlaps { addr: buffer.addr(), len: buffer.len(), with });
-        }
-        let place = self
-            .places
-            .get_mut(usize::from(index.0))
-            .ok_or(RegisterError::Index(IndexError::Beyond { index, capacity }))?;
-        if place.is_some() {
+    /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
+    pub fn register_at(&mut self, index: BufferIndex, buffer: B) -> Result<(), RegisterError> {
+        if self.place(index)?.is_some() {
             return Err(RegisterError::Taken { index });
         }
-        self.order.insert(at, (buffer.addr(), index));
-        *place = Some(buffer);
-        Ok(())
+        // Vacant, so nothing comes out.
+        self.update(index, buffer).map(|_| ())
     }
 
-    /// Takes the buffer out of the table. I/O that is under way on it is the caller's to wait for.
+    /// Enters the buffer in this place, and takes out the one that is there: it may overlap that one, and no other.
+    /// Linear in the number of buffers.
+    ///
+    /// # Errors
+    /// [`RegisterError::Index`] where the table is not that large, [`RegisterError::Overlaps`],
+    /// [`RegisterError::NoMemory`].
+    pub fn update(
+        &mut self,
+        index: BufferIndex,
+        buffer: B,
+    ) -> Result<Option<Unregistered<B>>, RegisterError> {
+        let (addr, len) = (buffer.as_ref().addr(), buffer.as_ref().len());
+        self.prepare(Some(index), addr, len)?;
+        let before = self.unregister(index).ok();
+        let at = self.order.partition_point(|&(start, _)| start <= addr);
+        self.order.insert(at, (addr, index));
+        if let Some(place) = self.places.get_mut(usize::from(index.0)) {
+            *place = Some(Entry { buffer, generation: self.next_generation, holds: 0 });
+        }
+        self.next_generation += 1;
+        Ok(before)
+    }
+
+    /// Takes the buffer out of the table. Its place is vacant from here on; where I/O is under way on it, it is kept
+    /// until that is over. Linear in the number of buffers; allocates nothing.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
-    pub fn unregister(&mut self, index: BufferIndex) -> Result<Registered, IndexError> {
+    pub fn unregister(&mut self, index: BufferIndex) -> Result<Unregistered<B>, IndexError> {
         let capacity = self.capacity();
         let place =
             self.places.get_mut(usize::from(index.0)).ok_or(IndexError::Beyond { index, capacity })?;
-        let buffer = place.take().ok_or(IndexError::Vacant { index })?;
+        let entry = place.take().ok_or(IndexError::Vacant { index })?;
         self.order.retain(|&(_, i)| i != index);
-        Ok(buffer)
+        if entry.holds == 0 {
+            return Ok(Unregistered::Free(entry.buffer));
+        }
+        let holds = entry.holds;
+        self.leaving.push((index, entry));
+        Ok(Unregistered::Held { holds })
+    }
+
+    /// Says that I/O begins on the buffer. Constant time, no atomics.
+    ///
+    /// # Errors
+    /// [`IndexError::Beyond`], [`IndexError::Vacant`], [`IndexError::TooManyHolds`].
+    #[inline]
+    pub fn hold(&mut self, index: BufferIndex) -> Result<Hold, IndexError> {
+        let capacity = self.capacity();
+        let place =
+            self.places.get_mut(usize::from(index.0)).ok_or(IndexError::Beyond { index, capacity })?;
+        let entry = place.as_mut().ok_or(IndexError::Vacant { index })?;
+        entry.holds = entry.holds.checked_add(1).ok_or(IndexError::TooManyHolds { index })?;
+        Ok(Hold { index, generation: entry.generation })
+    }
+
+    /// Says that I/O is over. Where it was the last on a buffer that has left its place, that buffer. Constant time;
+    /// for one that has left, linear in the number of those.
+    ///
+    /// # Errors
+    /// [`IndexError::NotHeld`] where no buffer of this table has such a hold: it is another table's.
+    #[inline]
+    pub fn release(&mut self, hold: Hold) -> Result<Option<B>, IndexError> {
+        let Hold { index, generation } = hold;
+        let not_held = IndexError::NotHeld { index };
+        let place = self.places.get_mut(usize::from(index.0)).and_then(Option::as_mut);
+        if let Some(entry) = place.filter(|entry| entry.generation == generation) {
+            entry.holds = entry.holds.checked_sub(1).ok_or(not_held)?;
+            return Ok(None);
+        }
+        self.release_leaving(index, generation).ok_or(not_held)
+    }
+
+    #[cold]
+    fn release_leaving(&mut self, index: BufferIndex, generation: u64) -> Option<Option<B>> {
+        let mut leaving = self.leaving.iter();
+        let at = leaving.position(|(i, entry)| *i == index && entry.generation == generation)?;
+        let (_, entry) = self.leaving.get_mut(at)?;
+        // Those that leave have a hold, and go when there is none.
+        entry.holds -= 1;
+        let over = entry.holds == 0;
+        Some(over.then(|| self.leaving.swap_remove(at).1.buffer))
+    }
+
+    /// How many holds there are on the buffer in this place.
+    ///
+    /// # Errors
+    /// [`IndexError::Beyond`], [`IndexError::Vacant`].
+    pub fn holds(&self, index: BufferIndex) -> Result<u32, IndexError> {
+        self.place(index)?.as_ref().map(|entry| entry.holds).ok_or(IndexError::Vacant { index })
     }
 
     /// The buffer in this place.
@@ -189,9 +349,13 @@ impl Registry {
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
     #[inline]
-    pub fn get(&self, index: BufferIndex) -> Result<&Registered, IndexError> {
-        let beyond = IndexError::Beyond { index, capacity: self.capacity() };
-        self.places.get(usize::from(index.0)).ok_or(beyond)?.as_ref().ok_or(IndexError::Vacant { index })
+    pub fn get(&self, index: BufferIndex) -> Result<&B, IndexError> {
+        self.place(index)?.as_ref().map(|entry| &entry.buffer).ok_or(IndexError::Vacant { index })
+    }
+
+    /// The buffers and their places, in the order of the places.
+    pub fn iter(&self) -> impl Iterator<Item = (BufferIndex, &B)> {
+        (0..).map(BufferIndex).zip(&self.places).filter_map(|(i, place)| Some((i, &place.as_ref()?.buffer)))
     }
 
     /// Where the byte at `offset` of a buffer is for the device: [`Registered::locate`].
@@ -200,7 +364,7 @@ impl Registry {
     /// [`IndexError`].
     #[inline]
     pub fn locate(&self, index: BufferIndex, offset: u64) -> Result<Segment, IndexError> {
-        Ok(self.get(index)?.locate(offset)?)
+        Ok(self.get(index)?.as_ref().locate(offset)?)
     }
 
     /// A part of a buffer as the device sees it: [`Registered::segments`].
@@ -209,7 +373,7 @@ impl Registry {
     /// [`IndexError`].
     #[inline]
     pub fn segments(&self, index: BufferIndex, offset: u64, len: u64) -> Result<Segments<'_>, IndexError> {
-        Ok(self.get(index)?.segments(offset, len)?)
+        Ok(self.get(index)?.as_ref().segments(offset, len)?)
     }
 
     /// The buffer that `addr` lies in, and how far. Logarithmic in the number of buffers.
@@ -217,14 +381,30 @@ impl Registry {
         let before = self.order.partition_point(|&(start, _)| start <= addr).checked_sub(1)?;
         let &(start, index) = self.order.get(before)?;
         let offset = (addr - start) as u64;
-        (offset < self.get(index).ok()?.len()).then_some((index, offset))
+        (offset < self.get(index).ok()?.as_ref().len()).then_some((index, offset))
     }
 
-    /// A registered buffer that shares memory with `buffer`, which belongs at `at` in the order of addresses.
-    fn overlapping(&self, at: usize, buffer: &Registered) -> Option<BufferIndex> {
-        let last = buffer.addr() as u64 + (buffer.len() - 1);
-        let after = self.order.get(at).filter(|&&(addr, _)| addr as u64 <= last).map(|&(_, index)| index);
-        // Those that are registered do not overlap, so of all that begin before only the last can reach so far.
-        after.or_else(|| self.find(buffer.addr()).map(|(index, _)| index))
+    #[inline]
+    fn place(&self, index: BufferIndex) -> Result<&Option<Entry<B>>, IndexError> {
+        let beyond = IndexError::Beyond { index, capacity: self.capacity() };
+        self.places.get(usize::from(index.0)).ok_or(beyond)
+    }
+
+    fn vacant(&self) -> Result<BufferIndex, RegisterError> {
+        let vacant = self.places.iter().position(Option::is_none).and_then(|i| u16::try_from(i).ok());
+        vacant.map(BufferIndex).ok_or(RegisterError::Full { capacity: self.capacity() })
+    }
+
+    /// A registered buffer, other than `except`, that shares memory with `len` bytes at `addr`.
+    fn overlapping(&self, addr: usize, len: u64, except: Option<BufferIndex>) -> Option<BufferIndex> {
+        let last = (addr as u64).saturating_add(len.saturating_sub(1));
+        let after = self.order.partition_point(|&(start, _)| start as u64 <= last);
+        let touching = |&&(start, index): &&(usize, BufferIndex)| {
+            let len = self.get(index).map_or(0, |buffer| buffer.as_ref().len());
+            start as u64 + len.saturating_sub(1) >= addr as u64
+        };
+        // Those that are registered do not overlap: once one ends before `addr`, all that begin before it do.
+        let touched = self.order.get(..after)?.iter().rev().take_while(touching);
+        touched.map(|&(_, index)| index).find(|&index| Some(index) != except)
     }
 }

@@ -1,4 +1,8 @@
+mod mixture;
+mod table;
+
 use super::*;
+use alloc::vec::Vec;
 use proptest::prelude::*;
 
 const HUGE: u64 = 2 << 20;
@@ -140,68 +144,5 @@ proptest! {
             last_end = Some(segment.iova.raw() + segment.len);
         }
         prop_assert_eq!(at, offset + len);
-    }
-}
-
-fn plain(addr: usize, len: u64) -> Registered {
-    Registered::from_segments(addr, [seg(addr as u64, len)]).unwrap()
-}
-
-#[test]
-fn the_table_refuses_what_is_wrong_and_stays_as_it_was() {
-    assert_eq!(Registry::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
-    assert_eq!(Registry::new(16_385).unwrap_err(), RegisterError::Capacity { asked: 16_385 });
-    let mut table = Registry::new(2).unwrap();
-    let first = table.register(plain(0x1000, 0x1000)).unwrap();
-    let overlap = RegisterError::Overlaps { addr: 0x1fff, len: 1, with: first };
-    assert_eq!(table.register(plain(0x1fff, 1)), Err(overlap));
-    assert_eq!(table.register_at(first, plain(0x9000, 1)), Err(RegisterError::Taken { index: first }));
-    let beyond = IndexError::Beyond { index: BufferIndex::new(2), capacity: 2 };
-    assert_eq!(table.register_at(BufferIndex::new(2), plain(0x9000, 1)), Err(beyond.into()));
-    let second = table.register(plain(0x2000, 0x1000)).unwrap();
-    assert_eq!(table.register(plain(0x9000, 1)), Err(RegisterError::Full { capacity: 2 }));
-    assert_eq!(table.find(0x2fff), Some((second, 0xfff)));
-    assert_eq!(table.find(0x3000), None);
-    assert_eq!(table.unregister(first).unwrap(), plain(0x1000, 0x1000));
-    assert_eq!(table.unregister(first), Err(IndexError::Vacant { index: first }));
-    assert_eq!(table.unregister(BufferIndex::new(7)).unwrap_err().to_string(), {
-        "buffer:7 does not exist: the buffer table has 2 places"
-    });
-    assert_eq!(table.locate(second, 1), Ok(seg(0x2001, 0xfff)));
-    assert!(matches!(table.segments(second, 0, 0x1001), Err(IndexError::Outside(_))));
-    assert_eq!((table.len(), table.is_empty()), (1, false));
-}
-
-proptest! {
-    #[test]
-    fn the_table_agrees_with_a_map_of_bytes(
-        steps in prop::collection::vec((any::<bool>(), 0usize..96, 1u64..24, 0u16..10), 1..200)
-    ) {
-        let mut table = Registry::new(8).unwrap();
-        let mut model: [Option<u16>; 128] = [None; 128];
-        for (add, addr, len, index) in steps {
-            let span = addr..addr + usize::try_from(len).unwrap();
-            let index = BufferIndex::new(index);
-            if add {
-                let free = model[span.clone()].iter().all(Option::is_none);
-                match table.register(plain(addr, len)) {
-                    Ok(index) => {
-                        prop_assert!(free);
-                        model[span].fill(Some(index.get()));
-                    }
-                    Err(RegisterError::Overlaps { with, .. }) => {
-                        prop_assert!(model[span].contains(&Some(with.get())));
-                    }
-                    Err(error) => prop_assert_eq!((error, table.len()), (RegisterError::Full { capacity: 8 }, 8)),
-                }
-            } else {
-                let there = model.contains(&Some(index.get()));
-                prop_assert_eq!(table.unregister(index).is_ok(), there);
-                model.iter_mut().filter(|byte| **byte == Some(index.get())).for_each(|byte| *byte = None);
-            }
-            for (addr, byte) in model.iter().enumerate() {
-                prop_assert_eq!(table.find(addr).map(|(index, _)| index.get()), *byte);
-            }
-        }
     }
 }

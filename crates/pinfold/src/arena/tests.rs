@@ -1,6 +1,7 @@
 //! Arenas on this machine's kernel. What a machine does not allow is skipped, and said so.
 
 mod memory;
+mod page_pool;
 mod sources;
 mod steps;
 

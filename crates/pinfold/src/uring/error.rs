@@ -133,6 +133,9 @@ pub enum FileError {
         /// How many.
         in_flight: usize,
     },
+    /// A queue that was made to stay with one thread is used by another.
+    #[error("the queue stays with the thread that made it (`one_thread`): use it there")]
+    OtherThread,
     /// The ring itself failed.
     #[error("io_uring_enter: {errno}")]
     Ring {

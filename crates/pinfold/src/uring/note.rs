@@ -26,6 +26,16 @@ pub enum Note {
         /// What the system said.
         errno: Errno,
     },
+    /// Completions interrupt their thread, one by one, instead of waiting until it asks.
+    NotDeferred {
+        /// What the system said.
+        errno: Errno,
+    },
+    /// Completions are waited for, not looked for at the device.
+    NotPolled {
+        /// What the system said.
+        errno: Errno,
+    },
     /// No io_uring: transfers are made one after the other, by `pread` and `pwrite`.
     NoRing {
         /// What the system said.
@@ -86,6 +96,14 @@ impl fmt::Display for Note {
             Self::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
             }
+            Self::NotDeferred { errno } => {
+                write!(f, "completions interrupt their thread ({errno}); Linux 6.1 or later defers them")
+            }
+            Self::NotPolled { errno } => write!(
+                f,
+                "no polling: the file does not take it ({errno}); it needs O_DIRECT and a device with poll queues \
+                 (for NVMe: the module's parameter poll_queues)"
+            ),
             Self::NoRing { errno: errno @ (Errno::PERM | Errno::ACCESS) } => write!(
                 f,
                 "no io_uring: it is forbidden ({errno}); fix: sudo sysctl kernel.io_uring_disabled=0 \

@@ -1,21 +1,22 @@
 //! The way to the kernel: an io_uring, or plain system calls where there is none.
 
+mod setup;
+
 use super::error::Op;
 use super::file::errno_of;
 use super::note::Note;
-use super::slot::Fixed;
-use io_uring::{IoUring, Probe, opcode, squeue, types};
+use super::registered::places::Places;
+use super::slot::Options;
+use io_uring::{EnterFlags, cqueue, opcode, squeue, types};
 use pinfold_core::mem::DmaMemory;
+use pinfold_core::registered::BufferIndex;
 use rustix::io::Errno;
+use setup::Made;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// The most that one registered buffer may have.
-const PIECE: usize = 1 << 30;
-/// The most registered buffers (Linux 5.13; 1,024 before).
-const MAX_PIECES: usize = 16_384;
 /// The most that goes in one transfer: below the kernel's own 2 GiB less a page, and whole blocks.
 const MAX_TRANSFER: usize = 1 << 30;
 /// How often an `io_uring_enter` that the kernel has no room for is tried again.
@@ -41,32 +42,30 @@ pub(super) enum Ring {
 }
 
 pub(super) struct Uring {
-    ring: IoUring,
-    /// What is registered: start and length, by address; the place is the index.
-    fixed: Vec<(usize, usize)>,
-    file_registered: bool,
+    made: Made,
     in_kernel: usize,
 }
 
 impl Ring {
     /// A ring, or what does without it, with notes of what could not be had.
-    pub(super) fn new(file: &File, depth: u32, fixed: &[Fixed<'_>], notes: &mut Vec<Note>) -> Self {
-        match Uring::new(file, depth, fixed, notes) {
-            Ok(ring) => Self::Uring(Box::new(ring)),
-            Err(errno) => {
-                notes.push(Note::NoRing { errno });
-                Self::plain(depth)
+    pub(super) fn new(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Self {
+        if options.ring {
+            match setup::make(file, options, notes) {
+                Ok(made) => return Self::Uring(Box::new(Uring { made, in_kernel: 0 })),
+                Err(errno) => notes.push(Note::NoRing { errno }),
             }
         }
+        Self::Plain(VecDeque::with_capacity(options.depth as usize))
     }
 
-    pub(super) fn plain(depth: u32) -> Self {
-        Self::Plain(VecDeque::with_capacity(depth as usize))
+    /// Whether only the thread that made it may use it.
+    pub(super) fn one_thread(&self) -> bool {
+        matches!(self, Self::Uring(ring) if ring.made.one_thread)
     }
 
     pub(super) fn fixed_bytes(&self) -> u64 {
         match self {
-            Self::Uring(ring) => ring.fixed.iter().map(|&(_, len)| len as u64).sum(),
+            Self::Uring(ring) => ring.made.fixed.as_ref().map_or(0, Places::bytes),
             Self::Plain(_) => 0,
         }
     }
@@ -79,28 +78,32 @@ impl Ring {
         }
     }
 
-    /// Puts a transfer before the kernel; [`enter`](Self::enter) makes it look.
+    /// Puts transfers before the kernel; [`enter`](Self::enter) makes it look.
     ///
     /// # Safety
-    /// The memory must stay where it is, and be reached by nobody else, until [`next`](Self::next) gives the outcome
+    /// The memory must stay where it is, and be reached by nobody else, until [`take`](Self::take) gives the outcome
     /// or for ever.
-    pub(super) unsafe fn push(&mut self, file: &File, transfer: &Transfer<'_>) {
+    pub(super) unsafe fn push<'t>(&mut self, file: &File, transfers: impl Iterator<Item = Transfer<'t>>) {
         match self {
             Self::Uring(ring) => {
-                let entry = ring.entry(file, transfer);
-                let mut queue = ring.ring.submission();
-                // SAFETY: passed on from this function's contract; the file is open as long as the queue lives. The
-                // submission queue has an entry for each slot of the queue above and each slot is pushed once until
-                // it is answered, so it is never full.
-                let pushed = unsafe { queue.push(&entry) };
-                drop(queue);
-                debug_assert!(pushed.is_ok(), "an entry for each slot");
-                ring.in_kernel += 1;
+                let Made { ring: io_uring, file_registered, fixed, .. } = &mut ring.made;
+                let mut queue = io_uring.submission();
+                for transfer in transfers {
+                    let entry = entry(file, *file_registered, fixed.as_ref(), &transfer);
+                    // SAFETY: passed on from this function's contract; the file is open as long as the queue lives.
+                    // The submission queue has an entry for each slot of the queue above and each slot is pushed once
+                    // until it is answered, so it is never full.
+                    let pushed = unsafe { queue.push(&entry) };
+                    debug_assert!(pushed.is_ok(), "an entry for each slot");
+                    ring.in_kernel += 1;
+                }
             }
             Self::Plain(outcomes) => {
-                // SAFETY: passed on from this function's contract.
-                let result = unsafe { transfer_now(file, transfer) };
-                outcomes.push_back(Outcome { index: transfer.index, result });
+                for transfer in transfers {
+                    // SAFETY: passed on from this function's contract.
+                    let result = unsafe { transfer_now(file, &transfer) };
+                    outcomes.push_back(Outcome { index: transfer.index, result });
+                }
             }
         }
     }
@@ -113,93 +116,64 @@ impl Ring {
         }
     }
 
-    /// The next outcome, if there is one.
-    pub(super) fn next(&mut self) -> Option<Outcome> {
+    /// Takes all outcomes that there are.
+    pub(super) fn take(&mut self, each: impl FnMut(Outcome)) {
         match self {
-            Self::Plain(outcomes) => outcomes.pop_front(),
+            Self::Plain(outcomes) => outcomes.drain(..).for_each(each),
             Self::Uring(ring) => {
-                let entry = ring.ring.completion().next()?;
-                ring.in_kernel = ring.in_kernel.saturating_sub(1);
-                let result = match usize::try_from(entry.result()) {
-                    Ok(moved) => Ok(moved),
-                    Err(_) => Err(Errno::from_raw_os_error(-entry.result())),
+                let in_kernel = &mut ring.in_kernel;
+                let outcome = |entry: cqueue::Entry| {
+                    *in_kernel = in_kernel.saturating_sub(1);
+                    let result = match usize::try_from(entry.result()) {
+                        Ok(moved) => Ok(moved),
+                        Err(_) => Err(Errno::from_raw_os_error(-entry.result())),
+                    };
+                    Outcome { index: u32::try_from(entry.user_data()).unwrap_or(u32::MAX), result }
                 };
-                Some(Outcome { index: u32::try_from(entry.user_data()).unwrap_or(u32::MAX), result })
+                ring.made.ring.completion().map(outcome).for_each(each);
             }
         }
+    }
+
+    /// Whether outcomes come to light only by asking the kernel for them.
+    pub(super) fn must_ask(&self) -> bool {
+        matches!(self, Self::Uring(ring) if ring.in_kernel > 0 && (ring.made.one_thread || ring.made.polled))
     }
 }
 
 impl Uring {
-    fn new(file: &File, depth: u32, fixed: &[Fixed<'_>], notes: &mut Vec<Note>) -> Result<Self, Errno> {
-        let ring = IoUring::builder().dontfork().build(depth).map_err(|error| errno_of(&error))?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error))?;
-        let needed =
-            [opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
-        if !needed.iter().all(|&code| probe.is_supported(code)) {
-            return Err(Errno::NOSYS);
-        }
-        let registered = ring.submitter().register_files(&[file.as_raw_fd()]);
-        if let Err(error) = &registered {
-            notes.push(Note::FileNotRegistered { errno: errno_of(error) });
-        }
-        let fixed = register(&ring, fixed).unwrap_or_else(|note| {
-            notes.push(note);
-            Vec::new()
-        });
-        Ok(Self { ring, fixed, file_registered: registered.is_ok(), in_kernel: 0 })
-    }
-
-    /// The registered piece that all of the memory lies in.
-    fn fixed(&self, addr: usize, len: usize) -> Option<u16> {
-        let before = self.fixed.partition_point(|&(start, _)| start <= addr).checked_sub(1)?;
-        let &(start, size) = self.fixed.get(before)?;
-        let inside = (addr - start).checked_add(len)? <= size;
-        inside.then(|| u16::try_from(before).ok()).flatten()
-    }
-
-    fn entry(&self, file: &File, transfer: &Transfer<'_>) -> squeue::Entry {
-        let memory = transfer.memory;
-        let at = memory.as_ptr().as_ptr();
-        let len = u32::try_from(memory.len().min(MAX_TRANSFER)).unwrap_or(0);
-        let (fd, flags) = match self.file_registered {
-            true => (0, squeue::Flags::FIXED_FILE),
-            false => (file.as_raw_fd(), squeue::Flags::empty()),
-        };
-        let (fd, offset) = (types::Fd(fd), transfer.offset);
-        let entry = match (transfer.op, self.fixed(memory.addr(), memory.len())) {
-            (Op::Read, Some(index)) => opcode::ReadFixed::new(fd, at, len, index).offset(offset).build(),
-            (Op::Read, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
-            (Op::Write, Some(index)) => opcode::WriteFixed::new(fd, at, len, index).offset(offset).build(),
-            (Op::Write, None) => opcode::Write::new(fd, at, len).offset(offset).build(),
-        };
-        entry.flags(flags).user_data(u64::from(transfer.index))
-    }
-
     fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<(), Errno> {
-        if want == 0 && self.ring.submission().is_empty() {
+        let ring = &mut self.made.ring;
+        let asks = self.in_kernel > 0 && (self.made.one_thread || self.made.polled);
+        if want == 0 && !asks && ring.submission().is_empty() {
             return Ok(());
         }
-        let timed = limit.filter(|_| self.ring.params().is_feature_ext_arg());
+        let timed = limit.filter(|_| ring.params().is_feature_ext_arg());
         let mut retries = 0;
         loop {
             let entered = match timed {
-                None => self.ring.submit_and_wait(want),
+                None if want == 0 && asks => {
+                    let count = u32::try_from(ring.submission().len()).unwrap_or(u32::MAX);
+                    // SAFETY: no argument; the entries before the kernel are those that `push` answers for.
+                    unsafe {
+                        ring.submitter().enter::<libc::sigset_t>(count, 0, EnterFlags::GETEVENTS.bits(), None)
+                    }
+                }
+                None => ring.submit_and_wait(want),
                 Some(limit) => {
                     let limit = types::Timespec::from(limit);
                     let args = types::SubmitArgs::new().timespec(&limit);
-                    self.ring.submitter().submit_with_args(want, &args)
+                    ring.submitter().submit_with_args(want, &args)
                 }
             };
             match entered.map_err(|error| errno_of(&error)) {
                 // A kernel takes fewer where it stops at one that fails at once.
-                Ok(_) if !self.ring.submission().is_empty() && retries < RETRIES => {}
+                Ok(_) if !ring.submission().is_empty() && retries < RETRIES => {}
                 Ok(_) => return Ok(()),
                 Err(Errno::TIME) => return Ok(()),
                 Err(Errno::INTR) => continue,
                 // No memory for requests just now, or completions to be taken first.
-                Err(Errno::AGAIN | Errno::BUSY) if !self.ring.completion().is_empty() => return Ok(()),
+                Err(Errno::AGAIN | Errno::BUSY) if !ring.completion().is_empty() => return Ok(()),
                 Err(Errno::AGAIN | Errno::BUSY) if retries < RETRIES => std::thread::yield_now(),
                 Err(errno) => return Err(errno),
             }
@@ -208,30 +182,28 @@ impl Uring {
     }
 }
 
-/// Registers the memory in pieces that the kernel takes, all or nothing.
-fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Vec<(usize, usize)>, Note> {
-    let mut pieces: Vec<(usize, usize)> = Vec::new();
-    for memory in fixed {
-        let starts = (0..memory.len).step_by(PIECE);
-        pieces.extend(starts.map(|at| (memory.addr + at, PIECE.min(memory.len - at))));
-    }
-    if pieces.is_empty() {
-        return Ok(pieces);
-    }
-    pieces.sort_unstable();
-    let asked = pieces.iter().map(|&(_, len)| len as u64).sum();
-    if pieces.len() > MAX_PIECES {
-        return Err(Note::not_fixed(asked, Errno::TOOBIG));
-    }
-    let vector = |&(start, len): &(usize, usize)| libc::iovec {
-        iov_base: std::ptr::with_exposed_provenance_mut(start),
-        iov_len: len,
+fn entry(
+    file: &File,
+    file_registered: bool,
+    fixed: Option<&Places>,
+    transfer: &Transfer<'_>,
+) -> squeue::Entry {
+    let memory = transfer.memory;
+    let at = memory.as_ptr().as_ptr();
+    let len = u32::try_from(memory.len().min(MAX_TRANSFER)).unwrap_or(0);
+    let (fd, flags) = match file_registered {
+        true => (0, squeue::Flags::FIXED_FILE),
+        false => (file.as_raw_fd(), squeue::Flags::empty()),
     };
-    let vectors: Vec<libc::iovec> = pieces.iter().map(vector).collect();
-    // SAFETY: the kernel only pins the memory here; it reaches it in transfers, whose buffers `push`'s caller keeps.
-    // The ranges are mapped, as long as the queue lives: it borrows them.
-    let registered = unsafe { ring.submitter().register_buffers(&vectors) };
-    registered.map(|()| pieces).map_err(|error| Note::not_fixed(asked, errno_of(&error)))
+    let (fd, offset) = (types::Fd(fd), transfer.offset);
+    let index = fixed.and_then(|places| places.of_memory(memory.addr(), memory.len()));
+    let entry = match (transfer.op, index.map(BufferIndex::get)) {
+        (Op::Read, Some(index)) => opcode::ReadFixed::new(fd, at, len, index).offset(offset).build(),
+        (Op::Read, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
+        (Op::Write, Some(index)) => opcode::WriteFixed::new(fd, at, len, index).offset(offset).build(),
+        (Op::Write, None) => opcode::Write::new(fd, at, len).offset(offset).build(),
+    };
+    entry.flags(flags).user_data(u64::from(transfer.index))
 }
 
 /// # Safety

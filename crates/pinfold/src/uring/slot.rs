@@ -23,11 +23,18 @@ pub struct Options<'o, 'm> {
     pub fixed: &'o [Fixed<'m>],
     /// With io_uring; `false` makes the transfers one after the other, as where there is none.
     pub ring: bool,
+    /// The queue stays with the thread that makes it, which then takes completions in batches when it waits instead of
+    /// being interrupted for them (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Used from another thread it says
+    /// [`FileError::OtherThread`], and dropped there with transfers under way it leaks their buffers.
+    pub one_thread: bool,
+    /// Looks for completions at the device instead of waiting for its interrupt (`IORING_SETUP_IOPOLL`, Linux 5.1),
+    /// where the file can: by O_DIRECT, on a device with queues for it. Whoever waits keeps a core busy.
+    pub poll: bool,
 }
 
 impl Default for Options<'_, '_> {
     fn default() -> Self {
-        Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true }
+        Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true, one_thread: false, poll: false }
     }
 }
 
@@ -96,6 +103,7 @@ pub(super) struct Slot<B> {
     pub(super) padded: usize,
     pub(super) done: usize,
     pub(super) retries: u32,
+    /// When it was submitted; before that, nothing in particular.
     pub(super) since: Instant,
 }
 

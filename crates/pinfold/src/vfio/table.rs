@@ -15,8 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[cfg(test)]
-pub(super) mod fake;
-#[cfg(test)]
 mod tests;
 
 /// A [`Backend`] above the calls of `M`.

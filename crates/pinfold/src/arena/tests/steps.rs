@@ -146,3 +146,32 @@ fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
         assert!(!fake.done().contains(&"expel"));
     }
 }
+
+/// A page pool's chunk can not be taken from the device, or not be seen to be: the pool says so, the chunk is asked for once,
+/// and is never used again.
+#[test]
+fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
+    use pinfold_core::invalidate::{Ticket, WaitError};
+    use pinfold_core::page_pool::{Config, PagePool};
+    let _alone = alone();
+    let leaked = leaked_here();
+    let timed_out = WaitError::TimedOut { ticket: Ticket::NEVER, waited_ns: 1, polls: 1 };
+    for error in [STUCK, BackendError::Flush(timed_out)] {
+        let fake = Fake::failing("unmap_at", error);
+        let arena = fake.build(Exposure::PerUse).unwrap();
+        let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
+        let page = pool.alloc().unwrap();
+        let end = pool.destroy();
+        let (bytes, why) = end.reachable().unwrap();
+        assert!(bytes == 64 * 4096 && why.is_for_ever(), "{why}");
+        page.memory().write_u64(0, 1).unwrap();
+        drop(page);
+        assert_eq!(end.pages_out(), 0);
+        let stats = arena.stats();
+        assert_eq!((stats.frames_in_use, stats.frames_quarantined), (64, 64));
+        assert_eq!(fake.done().iter().filter(|&&done| done == "unmap_at").count(), 1);
+        drop((end, arena));
+        assert!(!fake.done().contains(&"expel"));
+    }
+    assert_eq!(leaked_here() - leaked, 2 * (2 << 20));
+}

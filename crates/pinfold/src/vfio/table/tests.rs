@@ -1,8 +1,6 @@
-use super::super::mapper::iova_space;
-use super::fake::{Call, Fake};
 use super::*;
-use crate::domain::{Behind, Domain};
-use crate::{Arena, Exposure, Source};
+use crate::vfio::fake::{Call, Fake, domain_of};
+use crate::{Arena, Domain, Exposure, Source};
 use pinfold_core::access::{Both, FromDevice};
 use pinfold_core::dma_pool::DmaPool;
 use proptest::prelude::*;
@@ -11,13 +9,6 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-
-fn domain_of(kernel: &Arc<Fake>) -> Domain {
-    let limits = kernel.limits().unwrap();
-    let table = KernelTable::new(Arc::clone(kernel), limits.entries_left);
-    let iovas = iova_space(&limits, 64).unwrap();
-    Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Kernel)
-}
 
 fn domain() -> (Arc<Fake>, Domain) {
     let kernel = Arc::new(Fake { entries: Some(65_535), ..Fake::default() });

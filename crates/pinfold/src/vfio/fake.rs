@@ -1,50 +1,60 @@
 //! A kernel that keeps a table as type1's second version does, and writes down what it is asked for.
 
-use super::super::mapper::{Limits, Mapper};
+use super::mapper::{Limits, Mapper, iova_space};
+use super::table::KernelTable;
+use crate::domain::{Behind, Domain};
 use crate::sys::Errno;
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What it was asked for, and whether it did it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::vfio) enum Call {
+pub(crate) enum Call {
     Map { iova: u64, addr: usize, len: u64, ok: bool },
     Unmap { iova: u64, len: u64, ok: bool },
 }
 
 #[derive(Default)]
-pub(in crate::vfio) struct State {
+pub(crate) struct State {
     table: BTreeMap<u64, u64>,
     calls: Vec<Call>,
 }
 
 /// The kernel.
 #[derive(Default)]
-pub(in crate::vfio) struct Fake {
-    pub(in crate::vfio) state: Mutex<State>,
+pub(crate) struct Fake {
+    pub(crate) state: Mutex<State>,
     /// How many entries it allows.
-    pub(in crate::vfio) entries: Option<usize>,
+    pub(crate) entries: Option<usize>,
     /// How many bytes it pins.
-    pub(in crate::vfio) bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
     /// What it says to every unmap.
-    pub(in crate::vfio) unmap_fails: Mutex<Option<i32>>,
+    pub(crate) unmap_fails: Mutex<Option<i32>>,
 }
 
 impl Fake {
-    pub(in crate::vfio) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         self.state.lock().unwrap().calls.clone()
     }
 
-    pub(in crate::vfio) fn entries(&self) -> usize {
+    pub(crate) fn entries(&self) -> usize {
         self.state.lock().unwrap().table.len()
     }
 
-    pub(in crate::vfio) fn mapped(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn mapped(&self) -> Vec<(u64, u64)> {
         self.state.lock().unwrap().table.iter().map(|(start, len)| (*start, *len)).collect()
     }
+}
+
+/// A domain whose table that kernel keeps.
+pub(crate) fn domain_of(kernel: &Arc<Fake>) -> Domain {
+    let limits = kernel.limits().unwrap();
+    let table = KernelTable::new(Arc::clone(kernel), limits.entries_left);
+    let iovas = iova_space(&limits, 64).unwrap();
+    Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Kernel)
 }
 
 impl Mapper for Fake {

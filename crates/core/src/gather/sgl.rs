@@ -1,0 +1,268 @@
+//! Scatter/gather lists: the other way in which an NVMe command names its memory.
+//!
+//! NVM Express Base Specification 2.0, section 4.1.2. Each contiguous piece is one 16-byte data block descriptor, of any
+//! length up to 4 GiB less a byte, so hugepages stay whole on the way to the controller too: 8 MiB on four of 2 MiB are
+//! four descriptors, where PRP takes 2,048 entries. A transfer of one piece has its descriptor in the command itself.
+//! Others have there the descriptor of a *segment*, an array of descriptors; where that is full, its last place holds the
+//! descriptor of the next segment, and the one that describes the last of them says so. A segment that is exactly full
+//! does not chain.
+//!
+//! Segments of descriptors are blocks of a [`DmaPool`](crate::dma_pool::DmaPool), as the pages of PRP lists are. What
+//! the controller takes is said by a [`Profile`]: at most so many descriptors (`MSDBD` of its Identify data), and an
+//! alignment of 4 where its field `SGLS` says that it wants dwords.
+
+use super::list::{Held, ListError, ListPages};
+use super::{GatherError, Profile, ProfileError};
+use crate::addr::{Iova, Segment};
+use crate::mem::{AccessError, DmaMemory};
+use core::fmt;
+
+/// How many bytes a descriptor has.
+pub const DESCRIPTOR_BYTES: usize = 16;
+
+/// What a descriptor describes (figure "SGL Descriptor Type", with the sub type "address").
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// A piece of the data.
+    DataBlock = 0x0,
+    /// An array of descriptors, after which another one comes.
+    Segment = 0x2,
+    /// The last array of descriptors.
+    LastSegment = 0x3,
+}
+
+/// An SGL descriptor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Descriptor {
+    kind: Kind,
+    iova: Iova,
+    len: u32,
+}
+
+impl Descriptor {
+    /// What it describes.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Where that begins.
+    pub const fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// How many bytes that has.
+    #[expect(clippy::len_without_is_empty, reason = "what is described is never empty")]
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The descriptor as two numbers: bytes 0 to 7 (the address), and 8 to 15 (length, reserved, type). In memory each of
+    /// them is little-endian.
+    #[inline]
+    pub const fn words(&self) -> [u64; 2] {
+        [self.iova.raw(), self.len as u64 | (self.kind as u64) << 60]
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({}, {:#x})", self.kind, self.iova, self.len)
+    }
+}
+
+/// Why a transfer can not be laid out. No list page is held when one is returned.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SglError<E> {
+    /// There is nothing to transfer.
+    #[error("a transfer of 0 bytes has no SGL descriptor")]
+    Empty,
+    /// No descriptor, whose length has 32 bits, can satisfy the profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The memory is not what the controller takes.
+    #[error(transparent)]
+    Gather(#[from] GatherError),
+    /// The caller's room for list pages is too small.
+    #[error("more than {limit} pages of SGL descriptors: split the transfer")]
+    TooLong {
+        /// For how many there is room.
+        limit: usize,
+    },
+    /// What the pool hands out can not hold descriptors.
+    #[error(
+        "a list page of {bytes} bytes at {iova}: its pool must have blocks of at least 32 bytes, aligned to 8"
+    )]
+    ListPage {
+        /// Where it is.
+        iova: Iova,
+        /// How many bytes it has.
+        bytes: usize,
+    },
+    /// There was no list page.
+    #[error("no page for SGL descriptors: {0}")]
+    Take(E),
+    /// A list page can not be written.
+    #[error("a page of SGL descriptors: {0}")]
+    Memory(AccessError),
+}
+
+impl<E> From<ListError<E>> for SglError<E> {
+    fn from(error: ListError<E>) -> Self {
+        match error {
+            ListError::Full { limit } => Self::TooLong { limit },
+            ListError::Take(error) => Self::Take(error),
+        }
+    }
+}
+
+/// The SGL field of a command, and the list pages behind it.
+///
+/// `LISTS` is the room for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
+/// [`release`](Self::release) leaves the pages out, for ever: that is what a command wants that may still be under way.
+#[derive(Clone, Debug)]
+#[must_use = "list pages go back to their pool by `release`"]
+pub struct Sgl<P, const LISTS: usize = 8> {
+    sgl1: Descriptor,
+    data_blocks: u64,
+    held: Held<P, LISTS>,
+}
+
+impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
+    /// Lays out the segments, in order, for a controller with this profile.
+    ///
+    /// Linear in the number of descriptors. Allocates nothing but list pages, and no more of them than needed.
+    ///
+    /// # Errors
+    /// [`SglError`]; the list pages taken until then have been given back.
+    pub fn new<L: ListPages<Page = P>>(
+        profile: &Profile,
+        segments: impl IntoIterator<Item = Segment>,
+        pages: &L,
+    ) -> Result<Self, SglError<L::TakeError>> {
+        let longest = profile.max_segment_bytes.min(u64::from(u32::MAX));
+        let profile = Profile::new(profile.max_segments, longest, profile.boundary, profile.align)?;
+        let mut blocks = profile.gather(segments).map(|piece| piece.map(data_block));
+        let sgl1 = blocks.next().ok_or(SglError::Empty)??;
+        let mut sgl = Self { sgl1, data_blocks: 1, held: Held::NONE };
+        match sgl.list(blocks, pages) {
+            Ok(()) => Ok(sgl),
+            Err(error) => {
+                // What `take` just gave out, `give` takes back; and if it does not, the first error says more.
+                let _ = sgl.release(pages);
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the first descriptor and those behind it, where there are any, into list pages.
+    fn list<L: ListPages<Page = P>>(
+        &mut self,
+        mut blocks: impl Iterator<Item = Result<Descriptor, GatherError>>,
+        pages: &L,
+    ) -> Result<(), SglError<L::TakeError>> {
+        let Some(second) = blocks.next() else { return Ok(()) };
+        let mut array = Array::start(self.sgl1, None, &mut self.held, pages)?;
+        for block in core::iter::once(second).chain(blocks) {
+            let block = block?;
+            if array.used == array.room {
+                // Only now is it known that the array does not suffice: its last descriptor moves to the next one.
+                let place = Some((array.memory, array.room - 1));
+                let next = Array::start(array.last, place, &mut self.held, pages)?;
+                self.link(&array, Kind::Segment)?;
+                array = next;
+            }
+            array.append(block)?;
+            self.data_blocks += 1;
+        }
+        self.link(&array, Kind::LastSegment)
+    }
+
+    /// Describes a finished array where it is to be found from: the command, or the end of the array before.
+    fn link<E>(&mut self, array: &Array<'_>, kind: Kind) -> Result<(), SglError<E>> {
+        let len = u32::try_from(array.used * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
+        let descriptor = Descriptor { kind, iova: array.iova, len };
+        match array.from {
+            None => self.sgl1 = descriptor,
+            Some((memory, at)) => write(memory, at, descriptor)?,
+        }
+        Ok(())
+    }
+
+    /// The field SGL1 of the command (bytes 24 to 39, section 3.3.3.1), with `PSDT` = 01b.
+    pub fn sgl1(&self) -> Descriptor {
+        self.sgl1
+    }
+
+    /// How many data block descriptors there are.
+    pub fn data_blocks(&self) -> u64 {
+        self.data_blocks
+    }
+
+    /// How many list pages it holds.
+    pub fn list_pages(&self) -> usize {
+        self.held.count()
+    }
+
+    /// Gives the list pages back. The command must be over: a controller reads them until then.
+    ///
+    /// # Errors
+    /// The first page's that was not taken back; the others are given back nevertheless.
+    pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
+        self.held.give(pages)
+    }
+}
+
+fn data_block(piece: Segment) -> Descriptor {
+    // The profile's longest piece fits in 32 bits.
+    let len = u32::try_from(piece.len).unwrap_or(u32::MAX);
+    Descriptor { kind: Kind::DataBlock, iova: piece.iova, len }
+}
+
+/// The array of descriptors that is being written.
+struct Array<'l> {
+    memory: DmaMemory<'l>,
+    iova: Iova,
+    room: usize,
+    used: usize,
+    /// A copy of the last descriptor: what the controller can write is not read back.
+    last: Descriptor,
+    /// Where it is to be described: in which array, and at which place; `None` for the command.
+    from: Option<(DmaMemory<'l>, usize)>,
+}
+
+impl<'l> Array<'l> {
+    fn start<L: ListPages, const LISTS: usize>(
+        first: Descriptor,
+        from: Option<(DmaMemory<'l>, usize)>,
+        held: &mut Held<L::Page, LISTS>,
+        pages: &'l L,
+    ) -> Result<Self, SglError<L::TakeError>> {
+        let taken = held.take(pages)?;
+        let (iova, memory, bytes) = (taken.iova, taken.memory, taken.memory.len());
+        // The length in a descriptor has 32 bits.
+        let room = bytes.min(1 << 31) / DESCRIPTOR_BYTES;
+        if room < 2 || !iova.is_aligned(8) {
+            return Err(SglError::ListPage { iova, bytes });
+        }
+        let mut array = Self { memory, iova, room, used: 0, last: first, from };
+        array.append(first)?;
+        Ok(array)
+    }
+
+    #[inline]
+    fn append<E>(&mut self, descriptor: Descriptor) -> Result<(), SglError<E>> {
+        write(self.memory, self.used, descriptor)?;
+        (self.used, self.last) = (self.used + 1, descriptor);
+        Ok(())
+    }
+}
+
+#[inline]
+fn write<E>(memory: DmaMemory<'_>, at: usize, descriptor: Descriptor) -> Result<(), SglError<E>> {
+    let at = at * DESCRIPTOR_BYTES;
+    let [address, rest] = descriptor.words();
+    memory.write_u64(at, address.to_le()).map_err(SglError::Memory)?;
+    memory.write_u64(at + 8, rest.to_le()).map_err(SglError::Memory)
+}

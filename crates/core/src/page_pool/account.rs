@@ -1,0 +1,159 @@
+//! What is known of each page: a table that the pool owns, never a header in the memory.
+//!
+//! # Who may write what
+//!
+//! While a page is free, or out in raw form, only the consumer writes its account. While a [`Page`](super::Page) owns it,
+//! that owner may write its tag, and the holders of its fragments count their shares. A raw free from another thread
+//! writes `posted` and nothing else: whether it counts is decided by the consumer, who compares the *generation* of
+//! the free with the page's own. So a second free can neither disturb a later holder nor be counted twice, and the path
+//! needs no read-modify-write but the ring's.
+
+use crate::frame::Frame;
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
+use alloc::boxed::Box;
+use core::ptr::{NonNull, null_mut};
+
+/// log2 of how many frames a region has: 2 MiB, but a model checker does with less.
+pub(super) const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 9 };
+/// How many frames a region has.
+pub(super) const REGION_FRAMES: usize = 1 << REGION_SHIFT;
+
+/// What a page is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// No page of the pool starts at this frame.
+    Absent,
+    /// In the magazine, in the ring or below; a page that its owner has given back is still `Owned` in the ring.
+    Free,
+    /// Held by a `Page`, or by fragments.
+    Owned,
+    /// Handed out in raw form.
+    Raw,
+    /// Came back to a pool that was taken down.
+    Gone,
+}
+
+/// A frame's account: 16 bytes for each 4096.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// The state in the low byte, the holder's tag above.
+    word: AtomicU32,
+    /// How often the page was handed out in raw form, in 32 bits.
+    generation: AtomicU32,
+    /// The generation that was last freed in raw form by another thread than the consumer's.
+    posted: AtomicU32,
+    /// How many shares of the page are out.
+    shares: AtomicU32,
+}
+
+impl Account {
+    fn new() -> Self {
+        let zero = || AtomicU32::new(0);
+        Self { word: zero(), generation: zero(), posted: zero(), shares: zero() }
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self) -> State {
+        match self.word.load(Ordering::Relaxed) & 0xff {
+            0 => State::Absent,
+            1 => State::Free,
+            2 => State::Owned,
+            3 => State::Raw,
+            _ => State::Gone,
+        }
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.word.load(Ordering::Relaxed) >> 8
+    }
+
+    #[inline(always)]
+    pub(super) fn set_free(&self) {
+        self.word.store(1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn set_owned(&self, tag: u32) {
+        self.word.store(2 | tag << 8, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn set_raw(&self, tag: u32) {
+        let next = self.generation().wrapping_add(1);
+        self.generation.store(next, Ordering::Relaxed);
+        self.word.store(3 | tag << 8, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_gone(&self) {
+        self.word.store(4, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Whether a raw free of this generation is on its way to the consumer.
+    #[inline(always)]
+    pub(super) fn is_posted(&self) -> bool {
+        self.posted.load(Ordering::Relaxed) == self.generation()
+    }
+
+    #[inline(always)]
+    pub(super) fn post(&self, generation: u32) {
+        self.posted.store(generation, Ordering::Relaxed);
+    }
+
+    /// The account of the page's shares.
+    #[inline(always)]
+    pub(super) fn shares(&self) -> &AtomicU32 {
+        &self.shares
+    }
+}
+
+/// The accounts of 2 MiB of the span.
+struct Region([Account; REGION_FRAMES]);
+
+/// From a frame's number to its account. Regions are made under `&mut`, and found by anybody.
+pub(super) struct Directory(Box<[AtomicPtr<Region>]>);
+
+impl Directory {
+    /// For frames below `frames`: 8 bytes for each 2 MiB.
+    pub(super) fn new(frames: u64) -> Self {
+        let regions = frames.div_ceil(REGION_FRAMES as u64);
+        Self((0..regions).map(|_| AtomicPtr::new(null_mut())).collect())
+    }
+
+    /// The account of a frame, if the pool ever had a chunk near it. Lock-free.
+    #[inline(always)]
+    pub(super) fn account(&self, frame: u32) -> Option<&Account> {
+        let region = self.0.get((frame >> REGION_SHIFT) as usize)?.load(Ordering::Acquire);
+        // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes
+        // the borrow; reached by shared references only. The acquire pairs with the release of its publication.
+        let region = unsafe { region.as_ref() }?;
+        Some(&region.0[frame as usize & (REGION_FRAMES - 1)])
+    }
+
+    /// Makes room for the accounts of these frames. Only the consumer calls it, so nobody else makes the same region.
+    pub(super) fn make_room(&self, first: Frame, frames: u32) {
+        let last = first.index() + (frames - 1);
+        for at in (first.index() >> REGION_SHIFT)..=(last >> REGION_SHIFT) {
+            let Some(slot) = self.0.get(at as usize) else { return };
+            if slot.load(Ordering::Relaxed).is_null() {
+                let region = Box::new(Region(core::array::from_fn(|_| Account::new())));
+                slot.store(Box::into_raw(region), Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for slot in &self.0 {
+            if let Some(region) = NonNull::new(slot.load(Ordering::Relaxed)) {
+                // SAFETY: made by `Box::into_raw` in `make_room`, and nobody borrows it: we have `&mut self`.
+                drop(unsafe { Box::from_raw(region.as_ptr()) });
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The way back for other threads, with more in it than one page.
+
+use super::consumer::BULK;
+use super::ring::Entry;
+use super::shared::{Keep, Shared, give_back};
+use super::{BulkFreeError, FreeError, Page, RawPage, Tag, TooManyTags};
+use crate::dma_pool::ChunkSource;
+use core::fmt;
+
+/// A handle by which threads other than the consumer's give pages back. Clone it for each, or share it.
+///
+/// Its calls are lock-free but where the ring is full or the pool is gone. It outlives the pool: what comes back then goes to
+/// the source.
+#[derive(Clone)]
+pub struct Remote<S: ChunkSource>(Keep<S>);
+
+impl<S: ChunkSource> fmt::Debug for Remote<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("pool", &self.0.name()).finish_non_exhaustive()
+    }
+}
+
+/// Pages on their way, as many as go into the ring by one compare-and-swap.
+struct Batch<'r, S: ChunkSource> {
+    to: &'r Keep<S>,
+    entries: [Entry; BULK],
+    len: usize,
+}
+
+impl<S: ChunkSource> Batch<'_, S> {
+    fn put(&mut self, entry: Entry) {
+        if let Some(slot) = self.entries.get_mut(self.len) {
+            *slot = entry;
+            self.len += 1;
+        }
+        if self.len == BULK {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        let entries = self.entries.get(..self.len).unwrap_or_default();
+        self.len = 0;
+        if !entries.is_empty() {
+            // SAFETY: each was put in by a raw free, whose `Remote` lends `to`, or by a page that ended in it.
+            unsafe { give_back(self.to.as_ptr(), entries) };
+        }
+    }
+}
+
+impl<S: ChunkSource> Drop for Batch<'_, S> {
+    fn drop(&mut self) {
+        self.send();
+    }
+}
+
+impl<S: ChunkSource> Remote<S> {
+    pub(super) fn new(keep: Keep<S>) -> Self {
+        Self(keep)
+    }
+
+    fn batch(&self) -> Batch<'_, S> {
+        Batch { to: &self.0, entries: [Entry::default(); BULK], len: 0 }
+    }
+
+    /// Takes pages back, 64 by one compare-and-swap; those of another pool go to their own.
+    pub fn recycle_all(&self, pages: impl IntoIterator<Item = Page<S>>) {
+        let mut batch = self.batch();
+        for page in pages {
+            if page.shared == self.0.as_ptr() {
+                batch.put(page.into_entry());
+            }
+        }
+    }
+
+    /// Takes a raw page back.
+    ///
+    /// # Errors
+    /// [`FreeError`] where it is not a raw page of this pool that is out; then nothing has changed.
+    #[inline]
+    pub fn free_raw(&self, page: RawPage) -> Result<(), FreeError> {
+        let entry = self.entry_of(page)?;
+        // SAFETY: a raw free, and `self` keeps the pool.
+        unsafe { give_back(self.0.as_ptr(), &[entry]) };
+        Ok(())
+    }
+
+    /// Takes many raw pages back, 64 by one compare-and-swap.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
+    pub fn free_bulk(&self, pages: &[RawPage]) -> Result<(), BulkFreeError> {
+        let mut batch = self.batch();
+        for (freed, &page) in pages.iter().enumerate() {
+            batch.put(self.entry_of(page).map_err(|error| BulkFreeError { freed, error })?);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn entry_of(&self, page: RawPage) -> Result<Entry, FreeError> {
+        let (frame, account) = self.0.find(page)?;
+        Shared::<S>::check_raw(account, page)?;
+        let generation = account.generation();
+        account.post(generation);
+        self.0.sync_for_device(frame, self.0.config.max_len);
+        Ok(Entry::raw(frame, generation))
+    }
+
+    /// A name for holders of pages, as [`PagePool::tag`](super::PagePool::tag).
+    ///
+    /// # Errors
+    /// [`TooManyTags`] after 2^24 names.
+    pub fn tag(&self, name: &str) -> Result<Tag, TooManyTags> {
+        self.0.tag(name)
+    }
+}

@@ -1,0 +1,138 @@
+use super::*;
+use crate::dma_pool::SourceError;
+use crate::frame::{Frame, FrameError};
+use crate::sync::Mutex;
+use std::alloc::Layout;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+const IOVA: u64 = 0x55_0000_0000;
+
+/// What a run of the heap is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Use {
+    Free,
+    Mapped,
+    Hidden,
+}
+
+/// Frames of a piece of the heap, first fit; can be told to fail. It knows what a device could reach.
+struct Inner {
+    base: NonNull<u8>,
+    layout: Layout,
+    frames: Mutex<Vec<Use>>,
+    /// How many more acquisitions succeed.
+    left: AtomicUsize,
+    largest: AtomicUsize,
+    /// How many more calls of `hide` succeed before one fails; the ones after it succeed.
+    hides: AtomicUsize,
+    /// Whether that one loses the chunk.
+    lost: AtomicBool,
+    /// By how many frames what is given lies off its place.
+    shift: AtomicUsize,
+}
+
+// SAFETY: the memory is owned, and reached by the tests only through `DmaMemory`.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+#[derive(Clone)]
+struct Heap(Arc<Inner>);
+
+impl Heap {
+    fn new(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes, 2 << 20).unwrap();
+        // SAFETY: the layout has bytes.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+        Self(Arc::new(Inner {
+            base,
+            layout,
+            frames: Mutex::new(vec![Use::Free; bytes / 4096]),
+            left: AtomicUsize::new(usize::MAX),
+            largest: AtomicUsize::new(usize::MAX),
+            hides: AtomicUsize::new(usize::MAX),
+            lost: AtomicBool::new(false),
+            shift: AtomicUsize::new(0),
+        }))
+    }
+
+    fn pool(&self, config: Config) -> PagePool<Heap> {
+        PagePool::new(self.clone(), "test", config).unwrap()
+    }
+
+    fn count(&self, what: Use) -> usize {
+        self.0.frames.lock().iter().filter(|&&frame| frame == what).count()
+    }
+
+    fn set(&self, frame: Frame, order: Order, from: Use, to: Use) {
+        let first = frame.index() as usize;
+        let mut frames = self.0.frames.lock();
+        let run = &mut frames[first..first + order.frames() as usize];
+        assert!(run.iter().all(|&frame| frame == from), "{from:?} -> {to:?}: {run:?}");
+        run.fill(to);
+    }
+
+    fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc_zeroed` with this layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: as the trait asks: first fit of whole, aligned runs, each given once until it is released.
+unsafe impl ChunkSource for Heap {
+    fn span(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.0.base, self.0.layout.size())
+    }
+    fn iova(&self) -> Iova {
+        Iova::new(IOVA)
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        let frames = order.frames() as usize;
+        let first = {
+            let taken = self.0.frames.lock();
+            let left = self.0.left.load(Ordering::Relaxed);
+            let may = left > 0 && frames <= self.0.largest.load(Ordering::Relaxed);
+            let run = |run: &[Use]| run.iter().all(|&frame| frame == Use::Free);
+            let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
+            let at = taken.chunks_exact(frames).position(run).filter(|_| may).ok_or(failed)?;
+            self.0.left.store(left.saturating_sub(1), Ordering::Relaxed);
+            let at = at * frames + self.0.shift.load(Ordering::Relaxed);
+            Frame::new(u32::try_from(at).unwrap()).unwrap()
+        };
+        self.set(first, order, Use::Free, Use::Mapped);
+        Ok(first)
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        self.set(frame, order, Use::Mapped, Use::Free);
+    }
+}
+
+// SAFETY: it only keeps accounts.
+unsafe impl Revocable for Heap {
+    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError> {
+        let left = self.0.hides.load(Ordering::Relaxed);
+        self.0.hides.store(left.wrapping_sub(1), Ordering::Relaxed);
+        if left == 0 {
+            let lost = self.0.lost.load(Ordering::Relaxed);
+            return Err(if lost { HideError::Unmap("no".into()) } else { HideError::Permanent });
+        }
+        self.set(frame, order, Use::Mapped, Use::Hidden);
+        Ok(())
+    }
+    unsafe fn release_hidden(&self, frame: Frame, order: Order) {
+        self.set(frame, order, Use::Hidden, Use::Free);
+    }
+}
+
+mod basics;
+mod faults;
+mod model;
+mod stress;

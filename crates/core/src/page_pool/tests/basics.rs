@@ -1,0 +1,335 @@
+//! One thing at a time.
+
+use super::*;
+
+fn fields(counts: Counts) -> [u64; 11] {
+    let Counts { fast, slow, slow_high_order, empty, refill, waive, .. } = counts;
+    let Counts { cached, cache_full, ring, ring_full, released_refcnt, .. } = counts;
+    [fast, slow, slow_high_order, empty, refill, waive, cached, cache_full, ring, ring_full, released_refcnt]
+}
+
+#[test]
+fn fresh_pages_ascend_and_come_back_last_first() {
+    let heap = Heap::new(4 << 20);
+    let mut pool = heap.pool(Config::default());
+    let pages: Vec<_> = (0..200).map(|_| pool.alloc().unwrap()).collect();
+    for (i, page) in pages.iter().enumerate() {
+        assert_eq!(page.iova(), Iova::new(IOVA + i as u64 * 4096), "page {i}");
+        assert_eq!(page.memory().len(), 4096);
+    }
+    let stats = pool.stats();
+    // 64, then as much again, twice.
+    assert_eq!((stats.in_use, stats.pages, stats.chunks, stats.bytes), (200, 256, 3, 256 * 4096));
+    let last = pages.last().unwrap().iova();
+    pages.into_iter().for_each(|page| pool.recycle(page));
+    assert_eq!(pool.alloc().unwrap().iova(), last);
+    drop(pool);
+    assert_eq!((heap.count(Use::Free), heap.handles()), (1024, 1));
+}
+
+#[test]
+fn the_eleven_counters_count_what_they_say() {
+    let heap = Heap::new(4 << 20);
+    let mut pool = heap.pool(Config { ring: 128, ..Config::default() });
+    // Two refills from below; the first page of each is slow, and met an empty ring.
+    let mut pages: Vec<_> = (0..128).map(|_| pool.alloc().unwrap()).collect();
+    assert_eq!(fields(pool.counts()), [126, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    pages.extend((0..128).map(|_| pool.alloc().unwrap()));
+    // 128 fill the magazine; the next sends half of it to the ring.
+    for page in pages.drain(..129) {
+        pool.recycle(page);
+    }
+    assert_eq!(fields(pool.counts()), [252, 4, 0, 4, 0, 0, 129, 1, 64, 0, 0]);
+    // The other 127 go by the ring, which has room for 64.
+    pages.clear();
+    assert_eq!(fields(pool.counts()), [252, 4, 0, 4, 0, 0, 129, 1, 128, 63, 0]);
+    // 65 from the magazine, 2 x 64 from the ring, then 63 from below.
+    pages.extend((0..256).map(|_| pool.alloc().unwrap()));
+    assert_eq!(fields(pool.counts()), [252 + 65 + 126 + 62, 5, 0, 5, 2, 0, 129, 1, 128, 63, 0]);
+    assert_eq!(pool.stats().pages, 256, "no page was had anew");
+    assert!(pool.counts().to_string().contains("rx_pp_recycle_ring_full: 63\n"));
+    let end = pool.destroy();
+    drop(pages);
+    assert_eq!(end.counts().released_refcnt, 256);
+}
+
+#[test]
+fn larger_pages_have_their_own_counter_and_2_mib_is_a_page() {
+    for order in [1, 3, 9] {
+        let order = Order::new(order).unwrap();
+        let heap = Heap::new(16 << 20);
+        let mut pool = heap.pool(Config { order, ..Config::default() });
+        let bytes = 4096 * order.frames() as usize;
+        let mut pages: Vec<_> = (0..4).map(|_| pool.alloc().unwrap()).collect();
+        assert_eq!((pool.page_bytes(), pages[3].memory().len()), (bytes, bytes));
+        assert_eq!(pages[3].iova().raw() - IOVA, 3 * bytes as u64);
+        let counts = pool.counts();
+        assert_eq!(counts.slow, 0);
+        assert_eq!(counts.slow_high_order, if order == Order::HUGE { 4 } else { 1 });
+        pool.recycle(pages.remove(0));
+        drop(pages);
+        drop(pool);
+        assert_eq!(heap.count(Use::Free), 4096);
+    }
+}
+
+#[test]
+fn what_makes_no_pool_is_named() {
+    let heap = Heap::new(2 << 20);
+    let error = |config| PagePool::new(heap.clone(), "", config).unwrap_err();
+    let good = Config::default();
+    assert_eq!(error(Config { order: Order::GIANT, ..good }), CreateError::Order { order: Order::GIANT });
+    for ring in [0, 3, 1 << 21] {
+        assert_eq!(error(Config { ring, ..good }), CreateError::Ring { ring, limit: 1 << 20 });
+    }
+    for (offset, max_len) in [(4096, 0), (1, 4096), (5000, 1), (0, usize::MAX)] {
+        assert!(matches!(error(Config { offset, max_len, ..good }), CreateError::Range { .. }));
+    }
+}
+
+#[test]
+fn a_wrong_raw_free_is_told_and_changes_nothing() {
+    let heap = Heap::new(4 << 20);
+    let order = Order::new(1).unwrap();
+    let mut pool = heap.pool(Config { order, ..Config::default() });
+    let remote = pool.remote();
+    let (owned, raw) = (pool.alloc().unwrap(), pool.alloc_raw().unwrap());
+    let at = raw.as_ptr().addr().get();
+    let moved = |by: isize| {
+        let ptr = NonNull::new(raw.as_ptr().as_ptr().wrapping_offset(by)).unwrap();
+        RawPage::from_parts(ptr, Iova::new(raw.iova().raw().wrapping_add_signed(by as i64)))
+    };
+    let of_owned = RawPage::from_parts(owned.memory().as_ptr(), owned.iova());
+    let crooked = RawPage::from_parts(raw.as_ptr(), Iova::new(5));
+    let cases = [
+        (moved(-(1 << 30)), "is in no page"),
+        (moved(3 << 20), "is in no page"),
+        (moved(64 << 20), "is in no page"),
+        (moved(1), "is inside a page of 8192 bytes"),
+        (moved(4096), "is inside a page of 8192 bytes"),
+        (moved(8192), "it was freed before"),
+        (of_owned, "is held by a `Page`"),
+        (crooked, "for the device, not iova:0x5"),
+    ];
+    let before = (pool.stats(), pool.counts());
+    for (page, what) in cases {
+        let told = pool.free_raw(page).unwrap_err();
+        assert!(told.to_string().contains(what), "{told}");
+        assert_eq!(remote.free_raw(page), Err(told));
+        assert_eq!(pool.memory(page).unwrap_err(), told);
+        let bulk = BulkFreeError { freed: 0, error: told };
+        assert_eq!(remote.free_bulk(&[page, raw]), Err(bulk));
+    }
+    assert_eq!((pool.stats(), pool.counts()), before);
+    assert!(pool.memory(raw).is_ok());
+    // Freed by either, it can be freed by neither.
+    let twice = Err(FreeError::DoubleFree { addr: at });
+    pool.free_raw(raw).unwrap();
+    assert_eq!((pool.free_raw(raw), remote.free_raw(raw)), (twice, twice));
+    let raw = pool.alloc_raw().unwrap();
+    assert_eq!(raw.as_ptr().addr().get(), at);
+    remote.free_raw(raw).unwrap();
+    assert_eq!((pool.free_raw(raw), remote.free_raw(raw)), (twice, twice));
+    assert_eq!(
+        remote.free_bulk(&[raw]),
+        Err(BulkFreeError { freed: 0, error: FreeError::DoubleFree { addr: at } })
+    );
+    drop(owned);
+    assert_eq!(pool.counts().waive, 0);
+}
+
+/// What a second free in the instant of the first leaves behind: an entry of an older generation.
+#[test]
+fn a_second_free_that_was_not_told_is_found_and_frees_nothing() {
+    for ring in [1, 64] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = heap.pool(Config { ring, ..Config::default() });
+        let raw = pool.alloc_raw().unwrap();
+        let (frame, account) = pool.keep.find(raw).unwrap();
+        let stale = ring::Entry::raw(frame, account.generation());
+        // SAFETY: a raw free, and `pool` keeps the pool.
+        let put = |pool: &PagePool<Heap>| unsafe { shared::give_back(pool.keep.as_ptr(), &[stale; 3]) };
+        pool.free_raw(raw).unwrap();
+        put(&pool);
+        let page = pool.alloc().unwrap();
+        assert_eq!(page.iova(), raw.iova(), "it is a `Page` now");
+        let mut seen = HashSet::from([page.iova()]);
+        let mut held = Vec::new();
+        while let Ok(next) = pool.alloc() {
+            assert!(seen.insert(next.iova()), "handed out twice: {next:?}");
+            held.push(next);
+        }
+        assert_eq!((held.len(), pool.counts().waive), (511, 3));
+        put(&pool);
+        drop((page, held));
+        let end = pool.destroy();
+        assert_eq!((end.counts().waive, end.pages_out(), heap.count(Use::Free)), (6, 0, 512));
+    }
+}
+
+#[test]
+fn fill_fills_holes_only_and_is_partial_when_there_are_no_more() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config::default());
+    let mut slots: Vec<Option<Page<Heap>>> = (0..600).map(|_| None).collect();
+    slots[3] = Some(pool.alloc().unwrap());
+    let third = slots[3].as_ref().unwrap().iova();
+    assert_eq!(pool.fill(&mut slots), 512);
+    assert_eq!(slots[3].as_ref().unwrap().iova(), third);
+    assert!(slots[512..].iter().all(Option::is_none));
+    assert!(matches!(pool.alloc(), Err(AllocError::Source(_))));
+    let mut raw = [None; 2];
+    assert_eq!(pool.fill_raw(&mut raw), 0);
+    slots.truncate(1);
+    assert_eq!(pool.fill_raw(&mut raw), 2);
+}
+
+#[test]
+fn fragments_share_a_page_and_the_last_one_gives_it_back() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config { offset: 100, max_len: 3000, ..Config::default() });
+    for len in [0, 3100 - 128 + 1] {
+        let limit = 3100 - 128;
+        assert_eq!(pool.alloc_fragment(len).unwrap_err(), AllocError::Fragment { len, limit });
+    }
+    let cut: Vec<_> = (0..4).map(|_| pool.alloc_fragment(1000).unwrap()).collect();
+    let at: Vec<_> = cut.iter().map(|fragment| fragment.iova().raw() - IOVA).collect();
+    // The third would end at 3176, after what the device may write.
+    assert_eq!(at, [128, 1152, 4096 + 128, 4096 + 1152]);
+    assert_eq!(cut[1].memory().len(), 1000);
+    assert_eq!(pool.stats().in_use, 2);
+    let mut cut = cut.into_iter();
+    let mut next = || cut.next().unwrap();
+    drop(next());
+    assert_eq!(pool.counts().ring, 0, "one share of the first page is out");
+    drop(next());
+    assert_eq!(pool.counts().ring, 1);
+    pool.recycle_fragment(next());
+    pool.recycle_fragment(next());
+    assert_eq!(pool.counts().cached, 0, "more may be cut of the second page");
+    let large = pool.alloc_fragment(2972).unwrap();
+    assert_eq!(pool.counts().cached, 1, "but not now");
+    let end = pool.destroy();
+    assert_eq!((end.pages_out(), heap.count(Use::Hidden)), (1, 64));
+    drop(large);
+    assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 512));
+}
+
+#[test]
+fn only_what_the_device_may_have_written_is_synced() {
+    #[derive(Default)]
+    struct Seen(Mutex<Vec<(bool, u64, usize)>>);
+    struct Ops(Arc<Seen>);
+    impl SyncOps for Ops {
+        fn for_device(&self, memory: DmaMemory<'_>, iova: Iova) {
+            self.0.0.lock().push((true, iova.raw() - IOVA, memory.len()));
+        }
+        fn for_cpu(&self, memory: DmaMemory<'_>, iova: Iova) {
+            self.0.0.lock().push((false, iova.raw() - IOVA, memory.len()));
+        }
+    }
+    let (heap, seen) = (Heap::new(2 << 20), Arc::new(Seen::default()));
+    let config = Config { offset: 256, max_len: 2048, ..Config::default() };
+    let mut pool = PagePool::with_sync(heap, "", config, Box::new(Ops(seen.clone()))).unwrap();
+    let take = || core::mem::take(&mut *seen.0.lock());
+    let mut page = pool.alloc().unwrap();
+    let fresh = take();
+    assert_eq!((fresh.len(), fresh.contains(&(true, 256, 2048))), (64, true));
+    page.sync_for_cpu(60);
+    pool.recycle(page);
+    assert_eq!(take(), [(false, 256, 60), (true, 256, 60)]);
+    let mut page = pool.alloc().unwrap();
+    page.sync_for_cpu(9000);
+    drop(page);
+    assert_eq!(take(), [(false, 256, 2048), (true, 256, 2048)]);
+    drop(pool.alloc().unwrap());
+    let raw = pool.alloc_raw().unwrap();
+    pool.free_raw(raw).unwrap();
+    assert_eq!(take().iter().filter(|s| s.0 && s.2 == 2048).count(), 2);
+    let mut fragment = pool.alloc_fragment(128).unwrap();
+    take();
+    let at = fragment.iova().raw() - IOVA;
+    fragment.sync_for_cpu(64);
+    drop(fragment);
+    assert_eq!(take(), [(false, at, 64), (true, at, 64)]);
+}
+
+#[test]
+fn destroy_hides_at_once_and_names_the_holders() {
+    let heap = Heap::new(8 << 20);
+    let mut pool = heap.pool(Config::default());
+    let remote = pool.remote();
+    let (rx, tx) = (pool.tag("receive queue 3").unwrap(), remote.tag("transmit").unwrap());
+    assert_eq!((pool.tag("receive queue 3"), rx == tx), (Ok(rx), false));
+    let mut held: Vec<_> = (0..100).map(|_| pool.alloc_for(rx).unwrap()).collect();
+    held[7].tag(tx);
+    let raw = pool.alloc_raw_for(tx).unwrap();
+    let plain = pool.alloc().unwrap();
+    pool.recycle(held.pop().unwrap());
+    drop(held.pop());
+    let end = pool.destroy();
+    assert_eq!(heap.count(Use::Mapped), 0, "the device reaches nothing");
+    assert_eq!(end.reachable(), None);
+    let who = |end: &Destroyed<Heap>| -> BTreeMap<String, u64> {
+        let named = |h: Holder| (h.name.clone().unwrap_or_default(), h.pages);
+        end.holders().into_iter().map(named).collect()
+    };
+    let expected = [("", 1), ("receive queue 3", 97), ("transmit", 2)];
+    assert_eq!(who(&end), expected.map(|(name, pages)| (name.to_owned(), pages)).into());
+    // The memory is still the holders'.
+    held[0].memory().write_u64(8, 7).unwrap();
+    remote.recycle_all(held);
+    assert_eq!(who(&end), [("", 1), ("transmit", 1)].map(|(name, pages)| (name.to_owned(), pages)).into());
+    remote.free_raw(raw).unwrap();
+    assert!(matches!(remote.free_raw(raw), Err(FreeError::DoubleFree { .. })));
+    drop(plain);
+    assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 2048));
+    assert_eq!(end.counts().released_refcnt, 100);
+    drop((end, remote));
+    assert_eq!(heap.handles(), 1, "what was shared is gone");
+}
+
+#[test]
+fn a_page_keeps_what_it_needs_after_everything_else_is_gone() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config::default());
+    let (page, fragment) = (pool.alloc().unwrap(), pool.alloc_fragment(64).unwrap());
+    drop(pool);
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
+    page.memory().write_u8(1, 1).unwrap();
+    drop(page);
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
+    drop(fragment);
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (0, 1));
+}
+
+#[test]
+fn what_can_not_be_hidden_is_said() {
+    let heap = Heap::new(2 << 20);
+    heap.0.hides.store(0, Ordering::Relaxed);
+    let mut pool = heap.pool(Config::default());
+    let page = pool.alloc().unwrap();
+    let end = pool.destroy();
+    assert_eq!(end.reachable(), Some((64 * 4096, &HideError::Permanent)));
+    drop(page);
+    assert_eq!(heap.count(Use::Free), 512);
+    let mut pool = heap.pool(Config::default());
+    let page = pool.alloc().unwrap();
+    let end = pool.close();
+    assert_eq!(end.reachable(), Some((64 * 4096, &HideError::NotAsked)));
+    drop(page);
+    assert_eq!(heap.count(Use::Free), 512);
+}
+
+/// A raw page that is never freed keeps its chunk, and the source is told nothing wrong.
+#[test]
+fn a_raw_page_that_never_comes_back_keeps_its_chunk() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config::default());
+    let raw = pool.alloc_raw().unwrap();
+    let end = pool.destroy();
+    assert_eq!(end.pages_out(), 1);
+    drop(end);
+    assert_eq!((heap.count(Use::Hidden), heap.handles()), (64, 1));
+    assert_eq!(raw.iova().raw(), IOVA);
+}

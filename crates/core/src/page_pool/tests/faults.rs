@@ -1,0 +1,115 @@
+//! Something fails, at every step once.
+
+use super::*;
+
+/// The source has no n-th chunk at first, for all n up to 10^3: the call fails, nothing has changed, and when there is one
+/// the next call succeeds.
+#[test]
+fn a_source_that_fails_is_rolled_back_at_every_step() {
+    let heap = Heap::new(5 << 20);
+    // A chunk is a page, so that a thousand pages are a thousand steps.
+    heap.0.largest.store(1, Ordering::Relaxed);
+    let mut pool = heap.pool(Config::default());
+    let mut held = Vec::new();
+    let mut raw = Vec::new();
+    let mut fragments = Vec::new();
+    for n in 1..=1000usize {
+        heap.0.left.store(0, Ordering::Relaxed);
+        let before = (pool.stats(), pool.holders());
+        let counts = pool.counts();
+        let mut try_it = |pool: &mut PagePool<Heap>| -> Result<(), AllocError> {
+            match n % 4 {
+                0 => held.push(pool.alloc()?),
+                1 => raw.push(pool.alloc_raw()?),
+                2 => {
+                    let mut slots = [None, None];
+                    let full = pool.fill(&mut slots);
+                    held.extend(slots.into_iter().flatten());
+                    if full == 0 {
+                        pool.alloc_raw()?;
+                    }
+                }
+                // A page each, and the one before is not ended where there is no new one.
+                _ => fragments.push(pool.alloc_fragment(4000)?),
+            }
+            Ok(())
+        };
+        let error = try_it(&mut pool).unwrap_err();
+        assert!(
+            matches!(error, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))),
+            "{n}"
+        );
+        assert_eq!((pool.stats(), pool.holders()), before, "{n}");
+        assert_eq!(Counts { empty: counts.empty, ..pool.counts() }, counts, "it looked, and took nothing");
+        heap.0.left.store(1, Ordering::Relaxed);
+        try_it(&mut pool).unwrap();
+        assert_eq!(pool.stats().pages, n as u64);
+        assert_eq!(heap.count(Use::Mapped), n);
+    }
+    let first = |pool: &PagePool<Heap>| pool.stats().in_use;
+    assert_eq!(first(&pool), 1000);
+    raw.into_iter().for_each(|page| pool.free_raw(page).unwrap());
+    drop((held, fragments));
+    let end = pool.destroy();
+    assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 1280));
+}
+
+/// A large chunk that cannot be had is had smaller, whichever it is.
+#[test]
+fn a_large_chunk_that_cannot_be_had_is_had_smaller() {
+    for largest in [512, 256, 64, 8, 2, 1] {
+        let heap = Heap::new(8 << 20);
+        heap.0.largest.store(largest, Ordering::Relaxed);
+        let mut pool = heap.pool(Config::default());
+        let mut slots: Vec<_> = (0..2048).map(|_| None).collect();
+        assert_eq!(pool.fill(&mut slots), 2048, "all of the heap, in chunks of {largest} or less");
+        assert!(pool.alloc().is_err());
+        let distinct: HashSet<_> = slots.iter().flatten().map(Page::iova).collect();
+        assert_eq!(distinct.len(), 2048);
+        drop(slots);
+        assert_eq!(pool.fill_raw(&mut [None; 2048]), 2048, "all of them are recycled");
+    }
+    let heap = Heap::new(8 << 20);
+    heap.0.largest.store(4, Ordering::Relaxed);
+    let mut pool = heap.pool(Config { order: Order::new(3).unwrap(), ..Config::default() });
+    assert!(pool.alloc().is_err(), "half a page is none");
+    assert_eq!(heap.count(Use::Free), 2048);
+}
+
+/// The n-th chunk can not be hidden: the others are, it is said how much the device reaches, and each goes the way that the
+/// source is owed.
+#[test]
+fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
+    for lost in [false, true] {
+        for n in 0..5 {
+            let heap = Heap::new(4 << 20);
+            heap.0.largest.store(64, Ordering::Relaxed);
+            let mut pool = heap.pool(Config::default());
+            let held: Vec<_> = (0..5 * 64).map(|_| pool.alloc().unwrap()).collect();
+            heap.0.hides.store(n, Ordering::Relaxed);
+            heap.0.lost.store(lost, Ordering::Relaxed);
+            let end = pool.destroy();
+            assert_eq!((heap.count(Use::Mapped), heap.count(Use::Hidden)), (64, 4 * 64));
+            let (bytes, why) = end.reachable().unwrap();
+            assert_eq!((bytes, why.is_for_ever()), (64 * 4096, lost));
+            drop(held);
+            assert_eq!(end.pages_out(), 0);
+            // What the device may reach for ever is never given back.
+            assert_eq!(heap.count(Use::Mapped), if lost { 64 } else { 0 });
+            assert_eq!(heap.count(Use::Hidden), 0);
+        }
+    }
+}
+
+/// A source that gives what it must not.
+#[test]
+fn a_run_that_is_out_of_place_is_given_back() {
+    let heap = Heap::new(4 << 20);
+    heap.0.shift.store(1, Ordering::Relaxed);
+    let mut pool = heap.pool(Config::default());
+    let error = pool.alloc().unwrap_err();
+    assert_eq!(error, AllocError::Misplaced { frame: Frame::new(1).unwrap(), order: Order::new(6).unwrap() });
+    assert_eq!((pool.stats().pages, heap.count(Use::Free)), (0, 1024));
+    heap.0.shift.store(0, Ordering::Relaxed);
+    pool.alloc().unwrap();
+}

@@ -1,0 +1,52 @@
+//! Collects the runs of a buffer, merging neighbours.
+
+use super::table::Table;
+use super::{BufferError, Registered, check_extent};
+use crate::addr::{IovaRange, PageSize, Segment};
+use alloc::vec::Vec;
+
+/// A run that is contiguous in the process and for the device.
+pub(super) struct Run {
+    pub(super) addr: u64,
+    pub(super) segment: Segment,
+}
+
+pub(super) struct Runs {
+    addr: usize,
+    len: u64,
+    list: Vec<Run>,
+}
+
+impl Runs {
+    pub(super) fn new(addr: usize) -> Self {
+        Self { addr, len: 0, list: Vec::new() }
+    }
+
+    /// The next run, which begins in the process where the last one ends.
+    pub(super) fn push(&mut self, segment: Segment) -> Result<(), BufferError> {
+        IovaRange::new(segment.iova, segment.len)?;
+        let len = self.len.saturating_add(segment.len);
+        check_extent(self.addr, len)?;
+        // No wrap: `check_extent` saw that the end, which lies further on, fits.
+        let addr = self.addr as u64 + self.len;
+        self.len = len;
+        if let Some(last) = self.list.last_mut() {
+            if last.segment.iova.checked_add(last.segment.len) == Some(segment.iova) {
+                last.segment.len += segment.len;
+                return Ok(());
+            }
+            if addr.trailing_zeros() < PageSize::Size4K.shift() {
+                return Err(BufferError::Ragged { addr });
+            }
+        }
+        let no_memory = BufferError::NoMemory { folios: self.list.len() as u64 + 1, bytes: size_of::<Run>() };
+        self.list.try_reserve(1).map_err(|_| no_memory)?;
+        self.list.push(Run { addr, segment });
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Result<Registered, BufferError> {
+        check_extent(self.addr, self.len)?;
+        Ok(Registered { addr: self.addr, len: self.len, table: Table::new(&self.list)? })
+    }
+}

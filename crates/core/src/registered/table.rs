@@ -1,0 +1,251 @@
+//! The table of folios: where each is for the device, found by one shift, or by two.
+//!
+//! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is contiguous for the device
+//! is a folio, and its entry is what the device calls its start. A cell that is not is divided evenly once more, by a
+//! shift of its own; its entry then says where its folios are in a second list. One bit a cell tells the two apart;
+//! a table without divided cells has no bits, and no second list.
+
+use super::BufferError;
+use super::runs::Run;
+use crate::addr::{Iova, PageSize, Segment};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// The shift of a buffer that is contiguous for the device: everything lies in one cell.
+const ONE_CELL: u32 = 63;
+/// Shifts that are tried beside the finest: 64 KiB (a common size of larger folios in Linux), and hugepages.
+const SHIFTS: [u32; 3] = [16, PageSize::Size2M.shift(), PageSize::Size1G.shift()];
+/// The bits of a divided cell's entry that hold its shift; above them is where its folios are.
+const SHIFT_BITS: u32 = 6;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Table {
+    shift: u32,
+    mask: u64,
+    /// How far into its first cell the buffer begins.
+    head: u64,
+    /// What the device calls the start of each cell, or where the folios of a divided one are. The start of a partial
+    /// first cell is a reckoning (it may lie below 0, hence wraps) of which only the part inside the buffer is given
+    /// out; so with a partial first folio, and with the place of a divided first cell's folios.
+    cells: Box<[u64]>,
+    /// A bit a cell: whether it is divided. Empty where none is.
+    divided: Box<[u64]>,
+    /// What the device calls the start of each folio of the divided cells.
+    fine: Box<[u64]>,
+    /// log2 of the smallest folio.
+    finest: u32,
+}
+
+/// How a shift would divide the buffer.
+#[derive(Clone, Copy)]
+struct Plan {
+    shift: u32,
+    cells: u64,
+    fine: u64,
+}
+
+impl Plan {
+    /// How many words of bits it has.
+    fn bits(&self) -> u64 {
+        if self.fine == 0 { 0 } else { self.cells.div_ceil(64) }
+    }
+
+    fn words(&self) -> u64 {
+        self.cells.saturating_add(self.fine).saturating_add(self.bits())
+    }
+}
+
+/// The part of a buffer that one cell or folio of `2^shift` bytes has: first and last address.
+#[derive(Clone, Copy)]
+struct Part {
+    first: u64,
+    last: u64,
+}
+
+impl Part {
+    /// What of it lies in the piece of `2^shift` bytes around `at`.
+    fn around(self, at: u64, shift: u32) -> Self {
+        if shift == ONE_CELL {
+            return self;
+        }
+        let mask = (1 << shift) - 1;
+        Self { first: self.first.max(at & !mask), last: self.last.min(at | mask) }
+    }
+
+    /// How many pieces of `2^shift` bytes it touches.
+    fn pieces(self, shift: u32) -> u64 {
+        if shift == ONE_CELL { 1 } else { (self.last >> shift) - (self.first >> shift) + 1 }
+    }
+}
+
+impl Table {
+    /// The table of these runs: at least one, in the order of their addresses and without gaps, at most 1 TiB in all
+    /// that does not wrap, each but the first at a multiple of 4 KiB.
+    pub(super) fn new(runs: &[Run]) -> Result<Self, BufferError> {
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
+            return Err(BufferError::Empty { addr: 0 });
+        };
+        let whole = Part { first: first.addr, last: last.addr + (last.segment.len - 1) };
+        let jumps = runs.get(1..).unwrap_or(&[]);
+        let finest = jumps.iter().map(|run| run.addr.trailing_zeros()).min().unwrap_or(ONE_CELL);
+        let plan = plan(whole, jumps, finest);
+        let mask = (1u64 << plan.shift) - 1;
+        // A buffer of one cell needs no head, and one high in a kernel's half would not fit in it.
+        let head = if plan.shift == ONE_CELL { 0 } else { whole.first & mask };
+        let mut build = Build::new(plan)?;
+        let mut rest = runs;
+        let mut at = whole.first;
+        for _ in 0..plan.cells {
+            let part = whole.around(at, plan.shift);
+            build.cell(&mut rest, part);
+            at = part.last.wrapping_add(1);
+        }
+        Ok(Self {
+            shift: plan.shift,
+            mask,
+            head,
+            cells: build.cells.into_boxed_slice(),
+            divided: build.divided.into_boxed_slice(),
+            fine: build.fine.into_boxed_slice(),
+            finest,
+        })
+    }
+
+    pub(super) fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    pub(super) fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    #[inline]
+    pub(super) fn head(&self) -> u64 {
+        self.head
+    }
+
+    pub(super) fn finest(&self) -> u32 {
+        self.finest
+    }
+
+    pub(super) fn divided(&self) -> usize {
+        self.divided.iter().map(|bits| bits.count_ones() as usize).sum()
+    }
+
+    pub(super) fn folios(&self) -> usize {
+        self.cells.len() - self.divided() + self.fine.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.cells) + size_of_val(&*self.divided) + size_of_val(&*self.fine)
+    }
+
+    /// Where the byte is that lies `at` bytes after the start of the first cell, and how many follow in its folio.
+    #[inline]
+    pub(super) fn locate(&self, at: u64) -> Option<Segment> {
+        let cell = usize::try_from(at >> self.shift).ok()?;
+        let entry = *self.cells.get(cell)?;
+        let within = at & self.mask;
+        if self.divided.get(cell / 64).is_some_and(|bits| bits >> (cell % 64) & 1 == 1) {
+            return self.locate_fine(entry, within);
+        }
+        Some(Segment { iova: Iova::new(entry.wrapping_add(within)), len: self.mask - within + 1 })
+    }
+
+    #[inline]
+    fn locate_fine(&self, entry: u64, within: u64) -> Option<Segment> {
+        let shift = entry & ((1 << SHIFT_BITS) - 1);
+        let place = (entry.cast_signed() >> SHIFT_BITS).cast_unsigned().wrapping_add(within >> shift);
+        let start = *self.fine.get(usize::try_from(place).ok()?)?;
+        let mask = (1u64 << shift) - 1;
+        let within = within & mask;
+        Some(Segment { iova: Iova::new(start.wrapping_add(within)), len: mask - within + 1 })
+    }
+}
+
+/// The shift that makes the smallest table.
+fn plan(whole: Part, jumps: &[Run], finest: u32) -> Plan {
+    let even = Plan { shift: finest, cells: whole.pieces(finest), fine: 0 };
+    // Each cell is a run: nothing is smaller.
+    if even.cells <= jumps.len() as u64 + 1 {
+        return even;
+    }
+    let larger = SHIFTS.into_iter().filter(|&shift| shift > finest);
+    let plans =
+        larger.map(|shift| Plan { shift, cells: whole.pieces(shift), fine: fine(whole, jumps, shift) });
+    plans.fold(even, |best, plan| if plan.words() < best.words() { plan } else { best })
+}
+
+/// How many folios the divided cells have if cells have `2^shift` bytes.
+fn fine(whole: Part, jumps: &[Run], shift: u32) -> u64 {
+    let same = |a: &Run, b: &Run| a.addr >> shift == b.addr >> shift;
+    let of_cell = |group: &[Run]| {
+        let first = group.first()?;
+        let finest = inner_shift(group, shift)?;
+        Some(whole.around(first.addr, shift).pieces(finest))
+    };
+    jumps.chunk_by(same).filter_map(of_cell).sum()
+}
+
+/// The shift by which a cell with these jumps is divided; none where they are all at its start.
+fn inner_shift(jumps: &[Run], shift: u32) -> Option<u32> {
+    jumps.iter().map(|run| run.addr.trailing_zeros()).filter(|&zeros| zeros < shift).min()
+}
+
+struct Build {
+    shift: u32,
+    cells: Vec<u64>,
+    divided: Vec<u64>,
+    fine: Vec<u64>,
+}
+
+impl Build {
+    fn new(plan: Plan) -> Result<Self, BufferError> {
+        let no_memory = BufferError::NoMemory { folios: plan.words(), bytes: size_of::<u64>() };
+        let room = |words: u64| -> Result<Vec<u64>, BufferError> {
+            let mut list = Vec::new();
+            let words = usize::try_from(words).map_err(|_| no_memory)?;
+            list.try_reserve_exact(words).map_err(|_| no_memory)?;
+            Ok(list)
+        };
+        let mut divided = room(plan.bits())?;
+        divided.extend((0..plan.bits()).map(|_| 0));
+        Ok(Self { shift: plan.shift, cells: room(plan.cells)?, divided, fine: room(plan.fine)? })
+    }
+
+    /// The next cell, of which the buffer has `part`; `runs` begins with the one that `part` begins in.
+    fn cell(&mut self, runs: &mut &[Run], part: Part) {
+        let start = start_of(runs, part.first, self.shift);
+        let inside = runs.get(1..).unwrap_or(&[]);
+        let inside = inside.get(..inside.partition_point(|run| run.addr <= part.last)).unwrap_or(&[]);
+        let Some(shift) = inner_shift(inside, self.shift) else {
+            self.cells.push(start);
+            return;
+        };
+        let place = self.cells.len();
+        if let Some(bits) = self.divided.get_mut(place / 64) {
+            *bits |= 1 << (place % 64);
+        }
+        // The folios before the buffer's first are not in the list, hence the place may lie before its start.
+        let mask = (1u64 << self.shift) - 1;
+        let first = (self.fine.len() as u64).wrapping_sub((part.first & mask) >> shift);
+        self.cells.push(first << SHIFT_BITS | u64::from(shift));
+        let mut at = part.first;
+        for _ in 0..part.pieces(shift) {
+            self.fine.push(start_of(runs, at, shift));
+            at = part.around(at, shift).last.wrapping_add(1);
+        }
+    }
+}
+
+/// What the device calls the start of the piece of `2^shift` bytes around `at`; drops the runs that end before `at`.
+fn start_of(runs: &mut &[Run], at: u64, shift: u32) -> u64 {
+    while let [_, next, ..] = runs
+        && next.addr <= at
+    {
+        *runs = runs.get(1..).unwrap_or(&[]);
+    }
+    let within = if shift == ONE_CELL { 0 } else { at & ((1 << shift) - 1) };
+    let start = runs.first().map_or(0, |run| run.segment.iova.raw().wrapping_add(at - run.addr));
+    start.wrapping_sub(within)
+}

@@ -1,0 +1,139 @@
+//! The table of registered buffers.
+
+use super::*;
+
+fn plain(addr: usize, len: u64) -> Registered {
+    Registered::from_segments(addr, [seg(addr as u64, len)]).unwrap()
+}
+
+#[test]
+fn the_table_refuses_what_is_wrong_and_stays_as_it_was() {
+    assert_eq!(Registry::<Registered>::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
+    assert_eq!(Registry::<Registered>::new(16_385).unwrap_err(), RegisterError::Capacity { asked: 16_385 });
+    let mut table = Registry::new(2).unwrap();
+    let first = table.register(plain(0x1000, 0x1000)).unwrap();
+    let overlap = RegisterError::Overlaps { addr: 0x1fff, len: 1, with: first };
+    assert_eq!(table.register(plain(0x1fff, 1)), Err(overlap));
+    assert_eq!(table.register_at(first, plain(0x9000, 1)), Err(RegisterError::Taken { index: first }));
+    let beyond = IndexError::Beyond { index: BufferIndex::new(2), capacity: 2 };
+    assert_eq!(table.register_at(BufferIndex::new(2), plain(0x9000, 1)), Err(beyond.into()));
+    let second = table.register(plain(0x2000, 0x1000)).unwrap();
+    assert_eq!(table.register(plain(0x9000, 1)), Err(RegisterError::Full { capacity: 2 }));
+    assert_eq!(table.find(0x2fff), Some((second, 0xfff)));
+    assert_eq!(table.find(0x3000), None);
+    assert_eq!(table.unregister(first), Ok(Unregistered::Free(plain(0x1000, 0x1000))));
+    assert_eq!(table.unregister(first), Err(IndexError::Vacant { index: first }));
+    assert_eq!(table.unregister(BufferIndex::new(7)).unwrap_err().to_string(), {
+        "buffer:7 does not exist: the buffer table has 2 places"
+    });
+    assert_eq!(table.locate(second, 1), Ok(seg(0x2001, 0xfff)));
+    assert!(matches!(table.segments(second, 0, 0x1001), Err(IndexError::Outside(_))));
+    assert_eq!((table.len(), table.is_empty()), (1, false));
+}
+
+proptest! {
+    #[test]
+    fn the_table_agrees_with_a_map_of_bytes(
+        steps in prop::collection::vec((any::<bool>(), 0usize..96, 1u64..24, 0u16..10), 1..200)
+    ) {
+        let mut table = Registry::new(8).unwrap();
+        let mut model: [Option<u16>; 128] = [None; 128];
+        for (add, addr, len, index) in steps {
+            let span = addr..addr + usize::try_from(len).unwrap();
+            let index = BufferIndex::new(index);
+            if add {
+                let free = model[span.clone()].iter().all(Option::is_none);
+                match table.register(plain(addr, len)) {
+                    Ok(index) => {
+                        prop_assert!(free);
+                        model[span].fill(Some(index.get()));
+                    }
+                    Err(RegisterError::Overlaps { with, .. }) => {
+                        prop_assert!(model[span].contains(&Some(with.get())));
+                    }
+                    Err(error) => prop_assert_eq!((error, table.len()), (RegisterError::Full { capacity: 8 }, 8)),
+                }
+            } else {
+                let there = model.contains(&Some(index.get()));
+                prop_assert_eq!(table.unregister(index).is_ok(), there);
+                model.iter_mut().filter(|byte| **byte == Some(index.get())).for_each(|byte| *byte = None);
+            }
+            for (addr, byte) in model.iter().enumerate() {
+                prop_assert_eq!(table.find(addr).map(|(index, _)| index.get()), *byte);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_held_leaves_its_place_at_once_and_comes_back_with_the_last_hold() {
+    let mut table = Registry::new(4).unwrap();
+    let index = table.register(plain(0x1000, 0x1000)).unwrap();
+    let (one, two) = (table.hold(index).unwrap(), table.hold(index).unwrap());
+    assert_eq!((table.holds(index), one.index()), (Ok(2), index));
+    assert_eq!(table.unregister(index), Ok(Unregistered::Held { holds: 2 }));
+    assert_eq!(table.unregister(index), Err(IndexError::Vacant { index }), "twice");
+    assert_eq!(table.hold(index), Err(IndexError::Vacant { index }), "nothing new begins on it");
+    // The place, and the memory, are free for others, whose holds are their own.
+    assert_eq!(table.register(plain(0x1800, 0x1000)), Ok(index));
+    let newer = table.hold(index).unwrap();
+    assert_eq!((table.release(one), table.leaving()), (Ok(None), 1));
+    assert_eq!(table.release(two), Ok(Some(plain(0x1000, 0x1000))));
+    assert_eq!((table.holds(index), table.leaving()), (Ok(1), 0));
+    assert_eq!(table.release(newer), Ok(None));
+    assert_eq!(table.unregister(index), Ok(Unregistered::Free(plain(0x1800, 0x1000))));
+}
+
+#[test]
+fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
+    let mut table = Registry::new(3).unwrap();
+    let [a, b, c] = [0, 1, 2].map(BufferIndex::new);
+    assert_eq!(table.update(c, plain(0x5000, 0x1000)), Ok(None), "sparse");
+    assert_eq!(table.register(plain(0x1000, 0x1000)), Ok(a));
+    let hold = table.hold(a).unwrap();
+    let overlap = RegisterError::Overlaps { addr: 0x1000, len: 0x5000, with: c };
+    assert_eq!(table.update(a, plain(0x1000, 0x5000)), Err(overlap));
+    assert_eq!(table.get(a), Ok(&plain(0x1000, 0x1000)), "what was there still is");
+    assert_eq!(table.update(a, plain(0x1800, 0x2000)), Ok(Some(Unregistered::Held { holds: 1 })));
+    assert_eq!(table.find(0x1000), None);
+    assert_eq!(table.find(0x1800), Some((a, 0)));
+    assert_eq!(table.release(hold), Ok(Some(plain(0x1000, 0x1000))));
+    let listed: Vec<_> = table.iter().map(|(index, buffer)| (index, buffer.addr())).collect();
+    assert_eq!(listed, [(a, 0x1800), (c, 0x5000)]);
+    assert_eq!(table.prepare(None, 0x9000, 1), Ok(b));
+    assert_eq!(table.prepare(Some(c), 0x5800, 0x1000), Ok(c));
+    assert!(matches!(table.prepare(None, 0x5800, 1), Err(RegisterError::Overlaps { with, .. }) if with == c));
+}
+
+#[test]
+fn a_hold_of_another_table_is_refused() {
+    let mut one = Registry::new(1).unwrap();
+    let mut other = Registry::new(1).unwrap();
+    let index = one.register(plain(0x1000, 0x1000)).unwrap();
+    let foreign = one.hold(index).unwrap();
+    assert_eq!(other.release(foreign), Err(IndexError::NotHeld { index }));
+    other.register(plain(0x1000, 0x1000)).unwrap();
+    let foreign = one.hold(index).unwrap();
+    assert_eq!(other.release(foreign), Err(IndexError::NotHeld { index }), "nothing is held there");
+    assert_eq!(one.holds(index), Ok(2));
+}
+
+#[test]
+fn the_largest_table_is_full_at_its_last_place() {
+    let mut table = Registry::new(Registry::<Registered>::MAX_BUFFERS).unwrap();
+    let tib = Registered::MAX_BYTES;
+    // 127 buffers of 1 TiB are all that 47 bits of addresses hold; the rest are small.
+    for i in 0..127 {
+        table.register(plain(usize::try_from(i * tib).unwrap(), tib)).unwrap();
+    }
+    for i in 127..16_384 {
+        let index = BufferIndex::new(i);
+        table.register_at(index, plain((127 << 40) + usize::from(i) * 8192, 4096)).unwrap();
+    }
+    let full = RegisterError::Full { capacity: 16_384 };
+    assert_eq!(table.register(plain((127 << 40) + (16_384 << 13), 1)), Err(full));
+    assert_eq!(table.find((126 << 40) + 5), Some((BufferIndex::new(126), 5)));
+    let beyond = plain(usize::try_from(64 * tib).unwrap(), tib);
+    assert!(matches!(table.update(BufferIndex::new(63), beyond), Err(RegisterError::Overlaps { .. })));
+    assert!(matches!(Registered::from_segments(0, [seg(0, tib + 1)]), Err(BufferError::TooLong { .. })));
+}

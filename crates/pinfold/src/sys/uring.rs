@@ -1,0 +1,123 @@
+//! `io_uring_register` for buffers, on any ring's descriptor: the ring may be somebody else's, and then no library's value
+//! for it is at hand.
+
+use super::{Errno, last_errno};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// `struct io_uring_rsrc_register`.
+#[repr(C)]
+#[derive(Default)]
+struct Table {
+    count: u32,
+    flags: u32,
+    reserved: u64,
+    vectors: u64,
+    tags: u64,
+}
+
+/// `struct io_uring_rsrc_update2`.
+#[repr(C)]
+#[derive(Default)]
+struct Update {
+    first: u32,
+    reserved: u32,
+    vectors: u64,
+    tags: u64,
+    count: u32,
+    reserved2: u32,
+}
+
+/// `struct io_uring_clone_buffers`; the fields behind `flags` count since Linux 6.13, and 0 means "all" to those, too.
+#[repr(C)]
+#[derive(Default)]
+struct Clone {
+    source: u32,
+    flags: u32,
+    source_first: u32,
+    destination_first: u32,
+    count: u32,
+    reserved: [u32; 3],
+}
+
+const _: () = assert!(size_of::<Table>() == 32 && size_of::<Update>() == 32 && size_of::<Clone>() == 32);
+
+const REGISTER_BUFFERS: u32 = 0;
+const UNREGISTER_BUFFERS: u32 = 1;
+const REGISTER_BUFFERS2: u32 = 15;
+const REGISTER_BUFFERS_UPDATE: u32 = 16;
+const REGISTER_CLONE_BUFFERS: u32 = 30;
+/// `IORING_RSRC_REGISTER_SPARSE`.
+const SPARSE: u32 = 1;
+
+/// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel pins the memory and nothing else: whoever
+/// makes the ring transfer with it answers for that.
+pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<(), Errno> {
+    let count = u32::try_from(vectors.len()).unwrap_or(u32::MAX);
+    // SAFETY: the kernel reads `count` vectors from there during the call.
+    unsafe { call(ring, REGISTER_BUFFERS, vectors.as_ptr().cast(), count) }
+}
+
+/// The same with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags` is as long as `vectors`.
+pub(crate) fn register_tagged(
+    ring: BorrowedFd<'_>,
+    vectors: &[libc::iovec],
+    tags: &[u64],
+) -> Result<(), Errno> {
+    let count = u32::try_from(vectors.len().min(tags.len())).unwrap_or(u32::MAX);
+    let (vectors, tags) = (vectors.as_ptr().expose_provenance(), tags.as_ptr().expose_provenance());
+    let table = Table { count, vectors: vectors as u64, tags: tags as u64, ..Table::default() };
+    // SAFETY: the kernel reads the table, which is 32 bytes, and `count` vectors and tags from where it says.
+    unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) }
+}
+
+/// A table of vacant places: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13) vectors of no memory do the same.
+pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
+    let table = Table { count, flags: SPARSE, ..Table::default() };
+    // SAFETY: the kernel reads the table, which is 32 bytes, and nothing else.
+    match unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) } {
+        Err(errno) if errno.raw() == libc::EINVAL => {
+            let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            let none = vec![nothing; count as usize];
+            register_tagged(ring, &none, &vec![0; none.len()])
+        }
+        answered => answered,
+    }
+}
+
+/// Puts other memory, or none, in one place: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13. What was there is kept until the
+/// last transfer with it is over.
+pub(crate) fn update(ring: BorrowedFd<'_>, place: u32, vector: libc::iovec, tag: u64) -> Result<(), Errno> {
+    let at = |pointer: *const ()| pointer.expose_provenance() as u64;
+    let (vectors, tags) = (std::ptr::from_ref(&vector).cast(), std::ptr::from_ref(&tag).cast());
+    let update = Update { first: place, vectors: at(vectors), tags: at(tags), count: 1, ..Update::default() };
+    // SAFETY: the kernel reads the update, which is 32 bytes, and a vector and a tag from where it says.
+    unsafe { call(ring, REGISTER_BUFFERS_UPDATE, std::ptr::from_ref(&update).cast(), 32) }
+}
+
+/// Gives `ring` the table of `source`, without pinning anything again: `IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12.
+pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), Errno> {
+    let source = u32::try_from(source.as_raw_fd()).unwrap_or(u32::MAX);
+    let clone = Clone { source, ..Clone::default() };
+    // SAFETY: the kernel reads these 32 bytes.
+    unsafe { call(ring, REGISTER_CLONE_BUFFERS, std::ptr::from_ref(&clone).cast(), 1) }
+}
+
+/// Gives the table up: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. What transfers still use is kept until they are over.
+pub(crate) fn unregister(ring: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: the call takes no pointer.
+    unsafe { call(ring, UNREGISTER_BUFFERS, std::ptr::null(), 0) }
+}
+
+/// # Safety
+/// `argument` must be what the operation reads.
+unsafe fn call(
+    ring: BorrowedFd<'_>,
+    operation: u32,
+    argument: *const libc::c_void,
+    count: u32,
+) -> Result<(), Errno> {
+    let ring = ring.as_fd().as_raw_fd();
+    // SAFETY: passed on from this function's contract.
+    let answer = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
+    if answer < 0 { Err(last_errno()) } else { Ok(()) }
+}

@@ -1,0 +1,117 @@
+//! How a ring is made: with what the kernel has of what is asked for, and a note of what it has not.
+
+use super::super::file::errno_of;
+use super::super::note::Note;
+use super::super::registered::places::Places;
+use super::super::slot::{Fixed, Options};
+use crate::sys::uring;
+use io_uring::{IoUring, Probe, opcode, types};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// A ring, and what it was made with.
+pub(super) struct Made {
+    pub(super) ring: IoUring,
+    /// Completions are delivered to the thread that made it, when it asks.
+    pub(super) one_thread: bool,
+    /// Completions are looked for at the device.
+    pub(super) polled: bool,
+    pub(super) file_registered: bool,
+    pub(super) fixed: Option<Places>,
+}
+
+/// A ring with the file and the memory registered.
+pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Result<Made, Errno> {
+    let (mut ring, one_thread) = build(options, false, notes)?;
+    let mut polled = false;
+    if options.poll {
+        match polling(file, options) {
+            Ok(polling) => (ring, polled) = (polling, true),
+            Err(errno) => notes.push(Note::NotPolled { errno }),
+        }
+    }
+    let registered = ring.submitter().register_files(&[file.as_raw_fd()]);
+    if let Err(error) = &registered {
+        notes.push(Note::FileNotRegistered { errno: errno_of(error) });
+    }
+    let fixed = register(&ring, options.fixed).unwrap_or_else(|note| {
+        notes.push(note);
+        None
+    });
+    Ok(Made { ring, one_thread, polled, file_registered: registered.is_ok(), fixed })
+}
+
+/// A ring that makes the transfers, delivered to one thread where that is asked for and the kernel can.
+fn build(options: &Options<'_, '_>, poll: bool, notes: &mut Vec<Note>) -> Result<(IoUring, bool), Errno> {
+    let mut one_thread = options.one_thread;
+    let ring = if one_thread {
+        match built(options.depth, poll, true) {
+            Ok(ring) => ring,
+            Err(errno) => {
+                one_thread = false;
+                notes.push(Note::NotDeferred { errno });
+                built(options.depth, poll, false)?
+            }
+        }
+    } else {
+        built(options.depth, poll, false)?
+    };
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error))?;
+    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+    if !needed.iter().all(|&code| probe.is_supported(code)) {
+        return Err(Errno::NOSYS);
+    }
+    Ok((ring, one_thread))
+}
+
+fn built(depth: u32, poll: bool, one_thread: bool) -> Result<IoUring, Errno> {
+    let mut builder = IoUring::builder();
+    builder.dontfork();
+    if one_thread {
+        builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
+    }
+    if poll {
+        builder.setup_iopoll();
+    }
+    builder.build(depth).map_err(|error| errno_of(&error))
+}
+
+/// What a transfer to find out whether the file can be polled goes to.
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+/// A ring that polls, on a file that has been seen to take it.
+fn polling(file: &File, options: &Options<'_, '_>) -> Result<IoUring, Errno> {
+    let (mut ring, _) = build(options, true, &mut Vec::new())?;
+    let mut page = Box::new(Page([0; 4096]));
+    let read = opcode::Read::new(types::Fd(file.as_raw_fd()), page.0.as_mut_ptr(), 4096).build();
+    let mut queue = ring.submission();
+    // SAFETY: file and page live until the completion; a page whose completion is not seen is leaked. Nobody else reaches it.
+    let pushed = unsafe { queue.push(&read) };
+    drop(queue);
+    let over = pushed.is_ok().then(|| ring.submit_and_wait(1));
+    let answer = ring.completion().next();
+    match (over, answer) {
+        (_, Some(over)) if over.result() >= 0 => Ok(ring),
+        (_, Some(over)) => Err(Errno::from_raw_os_error(-over.result())),
+        (over, None) => {
+            std::mem::forget(page);
+            Err(over.and_then(Result::err).map_or(Errno::NOTSUP, |error| errno_of(&error)))
+        }
+    }
+}
+
+/// Registers the memory in pieces that the kernel takes, all or nothing.
+fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Option<Places>, Note> {
+    if fixed.is_empty() {
+        return Ok(None);
+    }
+    let asked = fixed.iter().map(|memory| memory.len as u64).sum();
+    let places = Places::of(fixed.iter().map(|memory| (memory.addr, memory.len)));
+    let places = places.map_err(|_| Note::not_fixed(asked, Errno::TOOBIG))?;
+    let registered = uring::register(ring.as_fd(), &places.vectors());
+    let refused = |errno: crate::Errno| Note::not_fixed(asked, Errno::from_raw_os_error(errno.raw()));
+    registered.map(|()| Some(places)).map_err(refused)
+}

@@ -1,0 +1,79 @@
+//! What a queue does without, and transfers that come in parts.
+
+use super::super::slot::RETRIES;
+use super::super::*;
+use super::memory::{arena, create, pattern, without_ipc_lock};
+use super::transfers::round_trip;
+use rustix::io::Errno;
+
+#[test]
+fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    // Pinning has to touch the pages, so a large limit is not worth its test.
+    let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memlock");
+    let asked = limit.next_multiple_of(4096) + (1 << 20);
+    let memory = arena(usize::try_from(asked).unwrap());
+    let fixed = [memory.into()];
+    let notes = without_ipc_lock(|| {
+        round_trip(&path, &pattern(50_000, 4), 4096, memory, &Options { fixed: &fixed, ..Options::default() })
+    });
+    let [.., Note::NotFixed { asked: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
+        // No ring at all, or none that counts.
+        assert!(notes.iter().any(|note| matches!(note, Note::NoRing { .. })), "{notes:?}");
+        return;
+    };
+    assert_eq!((said, of), (asked, limit));
+    let text = notes.last().unwrap().to_string();
+    assert!(
+        text.contains(&format!("{asked} bytes asked for"))
+            && text.contains("sudo prlimit --pid $$ --memlock="),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("parts");
+    let file = create().open(&path).unwrap();
+    let mut target = Target::new(file, &path, false, 512, &mut Vec::new()).unwrap();
+    target.block = 512;
+    let slot = |op, len, padded| Slot {
+        buffer: (),
+        tag: 0,
+        op,
+        offset: 0,
+        len,
+        padded,
+        done: 0,
+        retries: 0,
+        since: Instant::now(),
+    };
+    let mut read = slot(Op::Read, 1000, 1024);
+    assert_eq!(read.verdict(&target, Ok(512)), None);
+    assert_eq!(read.verdict(&target, Err(Errno::INTR)), None);
+    assert_eq!(read.verdict(&target, Ok(488)), Some(Ok(())));
+    let mut short = slot(Op::Read, 1000, 1024);
+    assert!(matches!(short.verdict(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
+    // A padded write is over when the padding is written.
+    let mut write = slot(Op::Write, 600, 1024);
+    assert_eq!(write.verdict(&target, Ok(512)), None);
+    assert!(matches!(write.verdict(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
+    let mut busy = slot(Op::Write, 512, 512);
+    for _ in 0..RETRIES {
+        assert_eq!(busy.verdict(&target, Err(Errno::AGAIN)), None);
+    }
+    let gone = busy.verdict(&target, Err(Errno::AGAIN));
+    assert!(matches!(gone, Some(Err(FileError::Transfer { errno: Errno::AGAIN, .. }))));
+}
+
+#[test]
+fn notes_name_the_command_that_mends_them() {
+    let text = |note: Note| note.to_string();
+    assert!(text(Note::NoRing { errno: Errno::PERM }).contains("sysctl kernel.io_uring_disabled=0"));
+    assert!(text(Note::NoRing { errno: Errno::NOSYS }).contains("Linux 5.6"));
+    let why = BufferedWhy::Block { asked: 512, needed: 4096 };
+    assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
+}

@@ -1,0 +1,134 @@
+//! What is written is read, in every mode.
+
+use super::super::*;
+use super::memory::{Pages, Piece, arena, create, pattern};
+
+/// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at `options.depth`.
+pub(super) fn round_trip(
+    path: &Path,
+    content: &[u8],
+    block: usize,
+    memory: DmaMemory<'static>,
+    options: &Options<'_, 'static>,
+) -> Vec<Note> {
+    let mut queue: FileQueue<Piece> = FileQueue::open(path, &create(), options).unwrap();
+    let room = block.next_multiple_of(4096);
+    let mut free: Vec<Piece> =
+        (0..options.depth as usize).map(|i| Piece(memory.part(i * room, room).unwrap())).collect();
+    for op in [Op::Write, Op::Read] {
+        let mut left: Vec<(u64, &[u8])> =
+            content.chunks(block).enumerate().map(|(i, part)| ((i * block) as u64, part)).collect();
+        let mut done = Vec::new();
+        let mut seen = 0;
+        while seen < content.len() {
+            while !free.is_empty() && !left.is_empty() {
+                let (piece, (offset, part)) = (free.pop().unwrap(), left.pop().unwrap());
+                match op {
+                    Op::Write => {
+                        piece.0.copy_from_slice(0, part).unwrap();
+                        queue.write(piece, offset, part.len(), offset).unwrap();
+                    }
+                    Op::Read => {
+                        piece.0.fill(0, room, 0xee).unwrap();
+                        queue.read(piece, offset, part.len(), offset).unwrap();
+                    }
+                }
+            }
+            assert!(queue.wait(1, &mut done).unwrap() >= 1);
+            for over in done.drain(..) {
+                over.result.unwrap();
+                let start = usize::try_from(over.offset).unwrap();
+                assert_eq!((over.tag, over.op), (over.offset, op));
+                if op == Op::Read {
+                    let mut bytes = vec![0; over.len];
+                    over.buffer.0.copy_to_slice(0, &mut bytes).unwrap();
+                    assert!(bytes == content[start..start + over.len], "at {start}");
+                }
+                seen += over.len;
+                free.push(over.buffer);
+            }
+        }
+        if op == Op::Write {
+            queue.set_len(content.len() as u64).unwrap();
+            queue.sync(true).unwrap();
+            assert_eq!(queue.len().unwrap(), content.len() as u64);
+        }
+    }
+    assert_eq!(queue.in_flight(), 0);
+    assert!(std::fs::read(path).unwrap() == content);
+    queue.notes().to_vec()
+}
+
+#[test]
+fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
+    let folder = tempfile::tempdir().unwrap();
+    // One arena for all, larger than any of them needs.
+    let memory = arena(16 << 20);
+    let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 100_000, 1_234_567];
+    for (i, len) in sizes.into_iter().enumerate() {
+        for (block, depth) in [(4096, 1), (16 << 10, 7), (64 << 10, 256)] {
+            for (direct, ring, fix) in
+                [(true, true, true), (true, true, false), (false, true, true), (true, false, false)]
+            {
+                let path = folder.path().join(format!("{i}-{block}-{direct}-{ring}-{fix}"));
+                let all = [memory.into()];
+                let fixed: &[Fixed<'static>] = if fix { &all } else { &[] };
+                let options = Options { depth, direct, ring, fixed, ..Options::default() };
+                let notes = round_trip(&path, &pattern(len, i as u64), block, memory, &options);
+                assert!(direct || !notes.iter().any(|note| matches!(note, Note::Buffered(_))));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { block: 512, ..Options::default() };
+    let notes = round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, arena(64 << 20), &options);
+    let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("512"), &create(), &options).unwrap();
+    assert_eq!(queue.is_direct(), !notes.iter().any(|note| matches!(note, Note::Buffered(_))));
+    assert!(!queue.is_direct() || queue.logical_block() <= 512);
+    // A block that no O_DIRECT takes is taken, with a note.
+    let options = Options { block: 1, ..Options::default() };
+    let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, arena(8 << 20), &options);
+    assert!(matches!(notes[..], [Note::Buffered(BufferedWhy::Block { asked: 1, .. }), ..]), "{notes:?}");
+}
+
+#[test]
+fn memory_file_systems_work_direct_or_not() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let notes = round_trip(
+        &folder.path().join("shm"),
+        &pattern(99_999, 3),
+        8192,
+        arena(8 << 20),
+        &Options::default(),
+    );
+    assert!(notes.iter().all(|note| matches!(note, Note::Buffered(BufferedWhy::Refused(_)))), "{notes:?}");
+}
+
+#[test]
+fn polling_finds_what_is_over_without_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut queue = FileQueue::open(&folder.path().join("poll"), &create(), &Options::default()).unwrap();
+    let mut done = Vec::new();
+    queue.write(Pages::new(4096), 0, 4096, 5).unwrap();
+    assert_eq!(queue.poll(&mut done).unwrap(), 0, "nothing goes before it is submitted");
+    let submitted = queue.submit().unwrap();
+    assert!(submitted.transfers == 1 && !submitted.elapsed.is_zero());
+    while queue.poll(&mut done).unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    assert!(done[0].tag == 5 && done[0].result.is_ok() && !done[0].latency.is_zero());
+}
+
+#[test]
+fn buffers_in_registered_memory_are_fixed_across_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = [arena(1 << 20).into(), arena(64 << 10).into()];
+    let options = Options { fixed: &memory, ..Options::default() };
+    let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
+    let refused = queue.notes().iter().any(|note| matches!(note, Note::NotFixed { .. }));
+    assert_eq!(queue.fixed_bytes(), if refused { 0 } else { (1 << 20) + (64 << 10) });
+}
