@@ -78,6 +78,18 @@ pub(crate) enum LimitError {
         /// The target.
         target: String,
     },
+    /// `--numjobs 100 --size 4k`.
+    #[error(
+        "--numjobs {jobs}: {target} is used in {blocks} requests' worth of bytes, and each job needs one at least"
+    )]
+    Jobs {
+        /// What was asked for.
+        jobs: usize,
+        /// How many requests there are.
+        blocks: u64,
+        /// The target.
+        target: String,
+    },
     /// A size where the target has one of its own.
     #[error("--size {size}: {target} has only {capacity} bytes")]
     Beyond {

@@ -23,8 +23,21 @@ pub(crate) struct Verified {
     pub(crate) requests: u64,
     /// Bytes that were read and compared, in all parts.
     pub(crate) compared_bytes: u64,
-    /// The SHA-256 of what the region must hold now.
-    pub(crate) sha256: Hash,
+    /// The SHA-256 of what the region must hold now, where one job checked it.
+    pub(crate) sha256: Option<Hash>,
+    /// The same of the part of each job, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<Hash>,
+}
+
+impl Verified {
+    /// What another job found to be right in the part behind is added.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.compared_bytes += other.compared_bytes;
+        self.parts.extend(self.sha256.take());
+        self.parts.extend(other.sha256);
+    }
 }
 
 /// Which requests come next.
@@ -92,7 +105,8 @@ pub(crate) fn run<B: Bytes>(
     }
     let outcome = middle.ok_or(PumpError::NoBuffers)?;
     let requests = outcome.reads.requests + outcome.writes.requests;
-    Ok((outcome, Verified { requests, compared_bytes, sha256: ledger.hash() }))
+    let sha256 = Some(ledger.hash());
+    Ok((outcome, Verified { requests, compared_bytes, sha256, parts: Vec::new() }))
 }
 
 impl<B: Bytes> Check<'_, '_, B> {

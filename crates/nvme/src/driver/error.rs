@@ -184,4 +184,7 @@ pub enum PollError {
     /// Its registers read as all ones.
     #[error("the controller is gone: its registers read as all ones")]
     Gone,
+    /// The system asks for it back ([`Registers::is_asked_back`](crate::Registers::is_asked_back)).
+    #[error("the controller is being taken away: the system asks for it back")]
+    AskedBack,
 }

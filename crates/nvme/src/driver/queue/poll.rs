@@ -148,6 +148,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let failed = match csts {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
+            _ if self.core.registers.is_asked_back() => PollError::AskedBack,
             _ => return Ok(()),
         };
         // A reset that begins now clears the flag; the queue is then stale and its requests end that way.

@@ -75,6 +75,8 @@ pub(crate) const CONFIG_REGION: u32 = 7;
 pub(crate) const IRQ_MSI: u32 = 1;
 /// `VFIO_PCI_MSIX_IRQ_INDEX`.
 pub(crate) const IRQ_MSIX: u32 = 2;
+/// `VFIO_PCI_REQ_IRQ_INDEX` (Linux 4.0): the kernel asks for the device back.
+pub(crate) const IRQ_REQUEST: u32 = 4;
 
 pub(crate) const IRQ_EVENTFD: u32 = 1;
 
