@@ -3,6 +3,7 @@
 //! By rustix where it has the call, by libc where not (`mbind`, `AF_XDP` sockets).
 
 pub(crate) mod asking;
+pub(crate) mod iommufd;
 pub(crate) mod limits;
 pub(crate) mod memfd;
 pub(crate) mod numa;

@@ -29,6 +29,7 @@ mod bind;
 mod device;
 mod error;
 mod in_use;
+mod iommufd;
 mod irq;
 mod lookup;
 mod mapper;

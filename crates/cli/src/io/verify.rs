@@ -12,7 +12,7 @@ use crate::copy::error::PumpError;
 use crate::lane::{Landed, Lane};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Request, Target, Way};
+use crate::target::{Bytes, Request, Target, Way, file};
 use ledger::{Ledger, Run};
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,11 @@ struct Check<'a, 't, B> {
     compared: u64,
 }
 
+/// What is checked as one: the target's block; of a file, which has none, what its requests are multiples of.
+pub(crate) fn unit<B>(target: &dyn Target<B>) -> usize {
+    target.info().block.max(file::BLOCK)
+}
+
 /// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
 /// of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
 pub(crate) fn run<B: Bytes>(
@@ -74,7 +79,7 @@ pub(crate) fn run<B: Bytes>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<(Outcome, Verified), PumpError> {
-    let block = target.info().block.max(1);
+    let block = unit(target);
     let lengths = ((least / block).max(1), (workload.block / block).max(1));
     let mut ledger = Ledger::new(workload.blocks, block);
     let mut compared_bytes = 0;

@@ -1,4 +1,4 @@
-//! Numbers and structures of `linux/vfio.h` and `linux/iommufd.h`. A test compares the former with `vfio-bindings`.
+//! Numbers and structures of `linux/vfio.h`. A test compares them with those that bindgen made of it (`vfio-bindings`).
 
 /// `_IO(';', 100 + n)`: VFIO encodes no size, each structure says its own in `argsz`.
 const fn vfio(n: u32) -> u32 {
@@ -148,3 +148,6 @@ pub(crate) struct DmaUnmap {
     pub(crate) iova: u64,
     pub(crate) size: u64,
 }
+
+#[cfg(test)]
+mod tests;
