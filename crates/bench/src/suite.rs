@@ -2,13 +2,15 @@
 
 pub mod frame;
 mod hand;
+pub mod page_pool;
 pub mod pool;
 
 use crate::baseline::BaselineError;
 use crate::harness::{Harness, Options, Turn};
 use crate::record::Record;
-use pinfold_core::dma_pool;
 use pinfold_core::frame::FrameError;
+use pinfold_core::mem::AccessError;
+use pinfold_core::{dma_pool, page_pool as pages};
 
 /// A suite.
 #[derive(Clone, Copy)]
@@ -37,6 +39,11 @@ pub const SUITES: &[Suite] = &[
         name: "frame",
         about: "page frames: pairs, bulk, 2 MiB runs, the RPC server's refill",
         run: frame::run,
+    },
+    Suite {
+        name: "page-pool",
+        about: "pages that keep their mapping: the consumer's pairs, the ring, from below, a receive path",
+        run: page_pool::run,
     },
 ];
 
@@ -86,6 +93,18 @@ pub enum BenchError {
     /// A zone refused frames.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A page pool was not made.
+    #[error(transparent)]
+    CreatePages(#[from] pages::CreateError),
+    /// A page pool handed nothing out.
+    #[error(transparent)]
+    AllocPage(#[from] pages::AllocError),
+    /// A page pool took a page not back.
+    #[error(transparent)]
+    FreePage(#[from] pages::FreeError),
+    /// A packet lies outside its page.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// A bulk call got less than the subject has.
     #[error("{got} of {asked} were handed out, although all are there")]
     Short {

@@ -90,3 +90,17 @@ fn frame_has_its_cases_and_subjects() {
     }
     assert_eq!(cases(&records), expected);
 }
+
+#[test]
+fn page_pool_has_its_cases_and_subjects() {
+    let records = run("page-pool");
+    lines_are_well_formed("page-pool", &records);
+    let expected = BTreeSet::from(["local", "local-64", "ring", "slow", "rx-512"]);
+    if COUNTS_RMW {
+        assert!(records.iter().all(|record| record.unit == "rmw/op"));
+    } else {
+        assert_eq!(subjects(&records, "rx-512"), ["pinfold", "pinfold-bulk", "single", "list", "array"]);
+        assert_eq!(subjects(&records, "local"), ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]);
+    }
+    assert_eq!(cases(&records), expected);
+}
