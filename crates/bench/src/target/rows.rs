@@ -94,4 +94,7 @@ pub(super) const TARGETS: &[Target] = &[
     row("segments of 8 MiB on 2 MiB pages", AtMost, (4.0, Some(1.0)), "segments", |f| {
         f.other("buffer", "gather-8m", "pinfold", Metric::Segments)
     }),
+    row("a read of 8 MiB submitted: 4 KiB pages take", AtLeast, (20.0, None), "x", |f| {
+        f.times("buffer", "io-submit", "pages-4k")
+    }),
 ];
