@@ -8,7 +8,7 @@ WORK ?= target/run
 
 .PHONY: help
 help: ## This list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make run FILE=/path/to/file    your own file instead of the 256 MiB sample"
 	@echo "  make run PROTECT=strict        static, revoke (what is used if nothing is said) or strict"
@@ -32,6 +32,19 @@ test: setup ## Everything that must hold: format, lints, docs, tests, loom model
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench
+
+.PHONY: vm-test
+vm-test: setup ## Real devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
+	vm/test
+
+.PHONY: vm-test-iommufd
+vm-test-iommufd: setup ## The same on a kernel with iommufd, which is built once (nine minutes)
+	vm/kernel-iommufd
+	vm/test --kernel iommufd
+
+.PHONY: vm-demo
+vm-demo: setup ## A file (FILE=..., else a sample) into a virtual machine's NVMe disk by VFIO and back, compared
+	vm/demo "$(FILE)"
 
 .PHONY: clean
 clean: ## Removes what was built

@@ -5,10 +5,11 @@
 
 # make_initramfs KERNEL_FOLDER FILE WORK ENTRY...: an ENTRY is FILE=PATH, a file of the host and its place in the guest.
 make_initramfs() {
-    local kernel=$1 archive=$2 root=$3/root entry
+    local kernel=$1 archive=$2 root=$3/root busybox entry
     shift 3
+    busybox=$(static_busybox)
     mkdir -p "$root"/{bin,dev,proc,sys,tmp,modules,share}
-    cp "$(static_busybox)" "$root/bin/busybox"
+    cp "$busybox" "$root/bin/busybox"
     ln -s busybox "$root/bin/sh"
     cp "$vm_folder/guest/init" "$root/init"
     if compgen -G "$kernel/modules/*.ko" >/dev/null; then
@@ -19,14 +20,29 @@ make_initramfs() {
         cp "${entry%%=*}" "$root/${entry#*=}"
     done
     # Not compressed: it is read by DMA, and unpacking is what would take long under emulation.
-    (cd "$root" && find . -mindepth 1 -printf '%P\n' | cpio --quiet -o -H newc -R 0:0) >"$archive"
+    (cd "$root" && find . -mindepth 1 -printf '%P\n' | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$archive"
     rm -rf "$root"
 }
 
+# static_busybox: this machine's, if it is linked statically, else Debian's, unpacked into the cache and not installed.
 static_busybox() {
-    local path
-    path=$(command -v busybox) || die "no busybox although busybox-static is installed"
+    local path cache
+    path=$(command -v busybox) && ! ldd "$path" >/dev/null 2>&1 || {
+        cache=$(cache_folder)
+        path=$cache/busybox
+        locked "$cache/.lock" fetch_busybox "$path" >&2 || exit 125
+    }
     printf '%s\n' "$path"
+}
+
+fetch_busybox() {
+    local path=$1 work
+    [ ! -e "$path" ] || return 0
+    need dpkg-deb:dpkg
+    work=$(fetched busybox-static)
+    cp "$work"/root/*bin/busybox "$path.new" 2>/dev/null || cp "$work"/root/usr/bin/busybox "$path.new"
+    mv "$path.new" "$path"
+    rm -rf "$work"
 }
 
 # build_pinfold: the program, statically linked; prints where it is.

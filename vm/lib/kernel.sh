@@ -54,13 +54,8 @@ fetch_debian_kernel() {
         *) say "apt offers no 6.12 kernel here; taking $release" ;;
     esac
 
-    work=$(mktemp -d "$cache/.fetch-XXXXXX")
-    # The fetcher drops its rights, and must still be able to write there.
-    chmod 755 "$work"
     say "fetching $package by apt, to be unpacked and not installed"
-    (cd "$work" && apt_get -o APT::Sandbox::User=root download "$package") ||
-        { rm -rf "$work"; die "could not fetch $package (apt's words are above)"; }
-    dpkg-deb -x "$work"/*.deb "$work/root"
+    work=$(fetched "$package")
     tree=$work/root/lib/modules/$release
     [ -d "$tree" ] || tree=$work/root/usr/lib/modules/$release
     depmod_base=${tree%/lib/modules/*}

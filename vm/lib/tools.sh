@@ -45,6 +45,22 @@ need() {
     fi
 }
 
+# fetched PACKAGE...: apt's packages as files, unpacked together; prints the folder, in which they are under `root`.
+# The caller removes it.
+fetched() {
+    local work package
+    work=$(mktemp -d "$(cache_folder)/.fetch-XXXXXX")
+    # The fetcher drops its rights where it can, and must still be able to write there.
+    chmod 755 "$work"
+    (cd "$work" && apt_get -o APT::Sandbox::User=root download "$@") ||
+        { rm -rf "$work"; die "apt could not fetch $* (its words are above)"; }
+    for package in "$work"/*.deb; do
+        dpkg-deb -x "$package" "$work/root"
+        rm "$package"
+    done
+    printf '%s\n' "$work"
+}
+
 # locked FILE COMMAND [ARGS]: two runs side by side must not both fetch.
 locked() {
     local lock=$1

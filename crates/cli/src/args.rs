@@ -1,11 +1,12 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
 
 use crate::target::spec::TargetSpec;
-use crate::units::{ByteSize, SizeRange};
+use crate::units::{ByteSize, SizeRange, TimeSpan};
 use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pinfold::vfio::Bdf;
 use pinfold_bench::SUITES;
 use std::path::PathBuf;
 
@@ -44,6 +45,12 @@ pub(crate) enum Command {
     /// Measure Pinfold head to head with what it replaces
     #[command(after_long_help = help::BENCH, after_help = help::SHORT)]
     Bench(BenchArgs),
+    /// Give devices to VFIO, so that programs can drive them
+    #[command(after_long_help = help::BIND, after_help = help::SHORT)]
+    Bind(BindArgs),
+    /// Give devices back to the drivers that they had
+    #[command(after_long_help = help::UNBIND, after_help = help::SHORT)]
+    Unbind(UnbindArgs),
     /// Print completions for a shell
     #[command(after_long_help = help::COMPLETIONS, after_help = help::SHORT)]
     Completions {
@@ -67,9 +74,13 @@ fn target() -> impl TypedValueParser<Value = TargetSpec> {
     OsStringValueParser::new().try_map(TargetSpec::from_os_string)
 }
 
+fn controller() -> impl TypedValueParser<Value = TargetSpec> {
+    OsStringValueParser::new().try_map(TargetSpec::controller)
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Where the bytes are: file:PATH or a bare path, soft:IMAGE
+    /// Where the bytes are: file:PATH or a bare path, soft:IMAGE, vfio:BDF[/NSID]
     #[arg(value_name = "SRC", value_parser = target())]
     pub(crate) source: TargetSpec,
 
@@ -81,9 +92,17 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "TARGET", value_parser = target())]
     pub(crate) via: Option<TargetSpec>,
 
-    /// Replace the destination if it exists; overwrite an image given with --via
+    /// Replace the destination if it exists; overwrite an image given with --via, or a real controller's namespace
     #[arg(long)]
     pub(crate) force: bool,
+
+    /// Copy so many bytes from the start of the source; all of them if not given
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) size: Option<ByteSize>,
+
+    /// Ask controllers for completions again and again, instead of sleeping until an interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
 
     /// Read source and destination again and compare their SHA-256 before the destination gets its name
     #[arg(long)]
@@ -161,7 +180,7 @@ pub(crate) enum Memory {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct IoArgs {
-    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE
+    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
     #[arg(value_name = "TARGET", value_parser = target())]
     pub(crate) target: TargetSpec,
 
@@ -187,9 +206,17 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) size: Option<ByteSize>,
 
-    /// Stop after so many seconds, if --size has not been moved before
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) runtime: Option<u64>,
+    /// How many jobs run side by side, each with a thread, a queue, --iodepth requests and a part of the target
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) numjobs: u16,
+
+    /// Ask a controller for completions again and again, instead of sleeping until its interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
+
+    /// Stop after so long (10, 10s, 500ms, 2m), if --size has not been moved before
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true)]
+    pub(crate) runtime: Option<TimeSpan>,
 
     /// Go on until --runtime is over, however much has been moved
     #[arg(long, visible_alias = "time_based", requires = "runtime")]
@@ -211,7 +238,7 @@ pub(crate) struct IoArgs {
     #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
     pub(crate) number_ios: Option<u64>,
 
-    /// Write over what an existing file or image holds
+    /// Write over what an existing file or image, or a real controller's namespace, holds
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -261,10 +288,36 @@ pub(crate) struct DoctorArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NvmeArgs {
     /// The controller: BDF or vfio:BDF, soft:SIZE, soft:IMAGE
-    #[arg(value_name = "TARGET", value_parser = target())]
+    #[arg(value_name = "TARGET", value_parser = controller())]
     pub(crate) target: TargetSpec,
 
     /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BindArgs {
+    /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
+    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    pub(crate) devices: Vec<Bdf>,
+
+    /// Also where a file system, swap or a network interface on it is in use
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Print one JSON object a device
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UnbindArgs {
+    /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
+    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    pub(crate) devices: Vec<Bdf>,
+
+    /// Print one JSON object a device
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -9,7 +9,7 @@ use crate::account::{CopyAccount, Hashes, PhaseAccount, StackAccount};
 use crate::args::CopyArgs;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{BLOCK, OpenError, Opened, Place, Scratch, Use};
+use crate::open::{BLOCK, OpenError, Opened, Place, Scratch, Use, domain_of};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -52,11 +52,16 @@ struct Job {
 
 impl Job {
     fn prepare(args: &CopyArgs) -> Result<Self, Failure> {
-        let (source, total) = open_source(&args.source)?;
+        let (source, capacity) = open_source(&args.source, args.poll)?;
+        let total = args.size.map_or(capacity, |size| size.0);
+        if total > capacity {
+            let target = source.name;
+            return Err(LimitError::Beyond { size: total, capacity, target }.into());
+        }
         let (via, scratch) = match &args.via {
             None => (None, None),
             Some(spec) => {
-                let (place, scratch) = open_via(spec, args.force, total)?;
+                let (place, scratch) = open_via(spec, args, total)?;
                 if place.is_same_file(&source) {
                     return Err(OpenError::ViaIsSource(place.name).into());
                 }
@@ -72,22 +77,27 @@ impl Job {
     }
 }
 
-fn open_source(spec: &TargetSpec) -> Result<(Place, u64), Failure> {
+fn open_source(spec: &TargetSpec, poll: bool) -> Result<(Place, u64), Failure> {
     match spec {
         TargetSpec::File(path) => Ok(Place::read_file(spec, path)?),
         TargetSpec::SoftImage(path) => Ok(Place::image(spec, path, false)?),
         TargetSpec::SoftMemory(_) => Err(LimitError::EmptySource(spec.to_string()).into()),
+        TargetSpec::Vfio { bdf, nsid } => Ok(Place::pci(spec, *bdf, *nsid, u32::from(!poll))?),
     }
 }
 
-fn open_via(spec: &TargetSpec, force: bool, total: u64) -> Result<(Place, Option<Scratch>), Failure> {
+fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<(Place, Option<Scratch>), Failure> {
     let (place, capacity, scratch) = match spec {
         TargetSpec::SoftMemory(size) => (Place::memory(spec, *size, total)?, size.0, None),
         TargetSpec::SoftImage(path) => {
             let (place, bytes) = Place::image(spec, path, true)?;
-            if place.holds_data() && !force {
+            if place.holds_data() && !args.force {
                 return Err(OpenError::HoldsData(place.name).into());
             }
+            (place, bytes, None)
+        }
+        TargetSpec::Vfio { .. } => {
+            let (place, bytes) = overwritten(spec, args)?;
             (place, bytes, None)
         }
         TargetSpec::File(path) => {
@@ -97,6 +107,16 @@ fn open_via(spec: &TargetSpec, force: bool, total: u64) -> Result<(Place, Option
     };
     room(&place.name, capacity, total)?;
     Ok((place, scratch))
+}
+
+/// A real controller's namespace, whose bytes will be written over, and how many they are.
+fn overwritten(spec: &TargetSpec, args: &CopyArgs) -> Result<(Place, u64), Failure> {
+    match spec {
+        TargetSpec::Vfio { bdf, nsid } if args.force => {
+            Ok(Place::pci(spec, *bdf, *nsid, u32::from(!args.poll))?)
+        }
+        _ => Err(OpenError::HoldsData(spec.to_string()).into()),
+    }
 }
 
 fn open_destination(
@@ -109,6 +129,11 @@ fn open_destination(
         TargetSpec::SoftMemory(size) => {
             let place = Place::memory(spec, *size, total)?;
             room(&place.name, size.0, total)?;
+            return Ok((place, None, total));
+        }
+        TargetSpec::Vfio { .. } => {
+            let (place, capacity) = overwritten(spec, args)?;
+            room(&place.name, capacity, total)?;
             return Ok((place, None, total));
         }
         TargetSpec::File(path) => (path, total),
@@ -185,10 +210,11 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
     let job = Job::prepare(args)?;
     let (block, depth) = limits::check(args.bs, args.iodepth, &job.places().collect::<Vec<_>>())?;
     let slots = limits::slots(job.total, block, depth);
+    let domain = domain_of(&job.places().collect::<Vec<_>>())?;
     let controllers = job.places().filter(|place| place.has_controller()).count() as u64;
-    let stack = Stack::build(args.stack, (slots, block), controllers)?;
+    let stack = Stack::build(args.stack, domain, (slots, block), controllers)?;
     let open = |place| -> Result<Opened<'_>, Failure> {
-        let mut opened = Opened::open(place, &stack, Use { block, depth: slots, jobs: 1, poll: false })?;
+        let mut opened = Opened::open(place, &stack, Use { block, depth: slots, jobs: 1, poll: args.poll })?;
         limits::check_opened(block, depth, opened.target().info())?;
         Ok(opened)
     };
@@ -205,7 +231,9 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
             run.phase(via, &mut destination, "and back")?;
         }
     }
-    unchanged(&args.source, &source, total)?;
+    if args.size.is_none() {
+        unchanged(&args.source, &source, total)?;
+    }
     let sha256 = if args.verify { Some(run.verify(&mut source, &mut destination)?) } else { None };
 
     let opened: Vec<_> = [&source, &destination].into_iter().chain(&via).collect();

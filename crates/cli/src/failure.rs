@@ -78,6 +78,18 @@ pub(crate) enum LimitError {
         /// The target.
         target: String,
     },
+    /// `--numjobs 100 --size 4k`.
+    #[error(
+        "--numjobs {jobs}: {target} is used in {blocks} requests' worth of bytes, and each job needs one at least"
+    )]
+    Jobs {
+        /// What was asked for.
+        jobs: usize,
+        /// How many requests there are.
+        blocks: u64,
+        /// The target.
+        target: String,
+    },
     /// A size where the target has one of its own.
     #[error("--size {size}: {target} has only {capacity} bytes")]
     Beyond {
@@ -153,6 +165,9 @@ pub(crate) enum Failure {
         /// The hash of the destination.
         wrote: String,
     },
+    /// A device was not given to VFIO, or not given back.
+    #[error(transparent)]
+    Bind(#[from] pinfold::vfio::BindError),
     /// A suite was not measured.
     #[error(transparent)]
     Bench(#[from] pinfold_bench::BenchError),

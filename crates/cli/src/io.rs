@@ -2,6 +2,7 @@
 
 mod cpu;
 pub(crate) mod engine;
+pub(crate) mod jobs;
 pub(crate) mod report;
 pub(crate) mod verify;
 
@@ -9,19 +10,19 @@ use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch, Use};
+use crate::open::{OpenError, Opened, Place, Scratch, Use, domain_of};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::stack::Stack;
 use crate::target::Bytes;
 use crate::target::spec::TargetSpec;
+use crate::units::TimeSpan;
 use cpu::CpuAccount;
-use engine::{Outcome, Workload};
+use engine::Workload;
+use jobs::{Did, Task};
 use pinfold::{Buffer, CpuTime};
 use report::IoAccount;
-use std::time::Duration;
-use verify::Verified;
 
 /// Runs the workload, and prints what it did.
 pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
@@ -39,6 +40,13 @@ fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
             return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, None));
         }
         TargetSpec::SoftImage(path) => Place::image(spec, path, args.writes())?,
+        TargetSpec::Vfio { .. } if args.writes() && !args.force => {
+            return Err(OpenError::HoldsData(spec.to_string()).into());
+        }
+        TargetSpec::Vfio { bdf, nsid } => {
+            let interrupts = if args.poll { 0 } else { args.numjobs.into() };
+            Place::pci(spec, *bdf, *nsid, interrupts)?
+        }
         TargetSpec::File(path) if !path.exists() => {
             let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
             let (scratch, file) = Scratch::create(path)?;
@@ -73,8 +81,14 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     limits::check(least, args.iodepth, &[&place])?;
     let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;
-    let stack = Stack::build(args.stack, (depth, block), u64::from(place.has_controller()))?;
-    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs: 1, poll: false })?;
+    let jobs = usize::from(args.numjobs);
+    if (jobs as u64) > blocks {
+        return Err(LimitError::Jobs { jobs, blocks, target: place.name }.into());
+    }
+    let slots = depth.saturating_mul(jobs);
+    let stack =
+        Stack::build(args.stack, domain_of(&[&place])?, (slots, block), u64::from(place.has_controller()))?;
+    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs, poll: args.poll })?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
     fill(&mut buffers, block)?;
@@ -84,22 +98,21 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         block,
         blocks,
         requests: args.number_ios.unwrap_or(if args.time_based { u64::MAX } else { blocks }),
-        runtime: args.runtime.map(Duration::from_secs),
+        runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
         reads_in_100: args.rwmixread,
     };
     if scratch.is_some() && args.rw != Rw::Write && !args.verify {
         let lay_out = Workload { rw: Rw::Write, requests: blocks, runtime: None, ..workload };
-        go(&mut opened, lay_out, &mut buffers, ("laying out", interrupt))?;
+        go(&mut opened, (lay_out, Task::Run), &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
-    let before = CpuTime::here();
-    let (outcome, verified) = if args.verify {
-        let least = usize::try_from(least.0).unwrap_or(block);
-        let (outcome, verified) = checked(&mut opened, (&workload, least), &mut buffers, interrupt)?;
-        (outcome, Some(verified))
+    let (task, title) = if args.verify {
+        (Task::Check(usize::try_from(least.0).unwrap_or(block)), "verifying")
     } else {
-        (go(&mut opened, workload, &mut buffers, ("running", interrupt))?, None)
+        (Task::Run, "running")
     };
+    let before = CpuTime::here();
+    let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
     let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
     if args.writes() {
         opened.target().sync()?;
@@ -108,7 +121,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     let notes = opened.notes();
     let target = args.target.to_string();
     let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
-    account.least_block_bytes = least.0;
+    (account.least_block_bytes, account.numjobs) = (least.0, jobs as u64);
     account.verified = verified;
     account.cpu = cpu;
     drop((opened, scratch));
@@ -117,27 +130,16 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
 
 fn go(
     opened: &mut Opened<'_>,
-    workload: Workload,
+    (workload, task): (Workload, Task),
     buffers: &mut Vec<Buffer>,
     (title, interrupt): (&str, &Interrupt),
-) -> Result<Outcome, Failure> {
-    let total = workload.requests.min(workload.blocks).saturating_mul(workload.block as u64);
-    let progress = Progress::new(title, total);
-    Ok(engine::run(opened.target(), workload, buffers, &progress, interrupt)?)
-}
-
-/// Runs the workload with every byte checked; `least` bytes are the fewest of a request.
-fn checked(
-    opened: &mut Opened<'_>,
-    (workload, least): (&Workload, usize),
-    buffers: &mut Vec<Buffer>,
-    interrupt: &Interrupt,
-) -> Result<(Outcome, Verified), Failure> {
-    let unit = opened.target().info().block.max(1);
-    let region = workload.blocks.saturating_mul(workload.block as u64);
-    let workload = Workload { blocks: region / unit as u64, ..*workload };
-    let progress = Progress::new("verifying", region.saturating_mul(2));
-    Ok(verify::run(opened.target(), (&workload, least), buffers, &progress, interrupt)?)
+) -> Result<Did, Failure> {
+    let blocks = match task {
+        Task::Run => workload.requests.min(workload.blocks),
+        Task::Check(_) => workload.blocks.saturating_mul(2),
+    };
+    let progress = Progress::new(title, blocks.saturating_mul(workload.block as u64));
+    Ok(jobs::run(opened.targets(), (&workload, task), buffers, &progress, interrupt)?)
 }
 
 /// What is written: bytes that do not compress, and are not the same in any two buffers.

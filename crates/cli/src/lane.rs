@@ -19,6 +19,17 @@ pub(crate) struct Figures {
     pub(crate) total: Histogram,
 }
 
+impl Figures {
+    /// Another queue's figures are added.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+        self.submission.add(&other.submission);
+        self.completion.add(&other.completion);
+        self.total.add(&other.total);
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     way: Way,

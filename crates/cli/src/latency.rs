@@ -72,6 +72,18 @@ impl Histogram {
         self.sum_of_squares += (ns as f64).powi(2);
     }
 
+    /// What another one counted is counted too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (bucket, more) in self.buckets.iter_mut().zip(&other.buckets) {
+            *bucket += more;
+        }
+        self.count += other.count;
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        self.sum += other.sum;
+        self.sum_of_squares += other.sum_of_squares;
+    }
+
     /// The least, ns; 0 where nothing was counted.
     pub(crate) fn min(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min }
@@ -176,6 +188,18 @@ mod tests {
         assert_eq!((summary.min_ns, summary.max_ns, summary.count), (1, 100_000, 100_000));
         assert!((histogram.mean() - 50_000.5).abs() < 1e-6);
         assert!((histogram.deviation() - 28_867.5).abs() < 1.0);
+    }
+
+    #[test]
+    fn two_are_as_if_one_had_counted_both() {
+        let (mut both, mut a, mut b) = (Histogram::default(), Histogram::default(), Histogram::default());
+        for ns in 1..=1000u64 {
+            let took = Duration::from_nanos(ns * ns);
+            both.record(took);
+            if ns % 3 == 0 { a.record(took) } else { b.record(took) }
+        }
+        a.add(&b);
+        assert_eq!(a.summary(), both.summary());
     }
 
     #[test]

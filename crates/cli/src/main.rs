@@ -3,7 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
-//! | [`copy`], [`io`], [`doctor`], [`nvme`], [`pools`], [`mod@bench`] | the commands |
+//! | [`copy`], [`io`], [`doctor`], [`nvme`], [`pools`], [`mod@bench`], [`bind`] | the commands |
 //! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
@@ -13,6 +13,7 @@
 mod account;
 mod args;
 mod bench;
+mod bind;
 mod copy;
 mod doctor;
 mod failure;
@@ -57,6 +58,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Nvme(args) => nvme::run(&args),
         Command::Pools(args) => pools::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Bind(args) => bind::bind(&args),
+        Command::Unbind(args) => bind::unbind(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);

@@ -4,7 +4,7 @@ mod text;
 
 use crate::args::{Memory, NvmeArgs, Protect, StackArgs};
 use crate::failure::Failure;
-use crate::open::{Device, Medium, OpenError, Place, Use};
+use crate::open::{Device, Medium, OpenError, Place, Use, domain_of};
 use crate::output;
 use crate::stack::Stack;
 use crate::target::spec::TargetSpec;
@@ -154,12 +154,13 @@ pub(crate) fn run(args: &NvmeArgs) -> Result<(), Failure> {
 
 fn ask(spec: &TargetSpec) -> Result<Report, Failure> {
     let place = Place::controller(spec)?;
+    let domain = domain_of(&[&place])?;
     let Place { name, medium: Medium::Controller(medium), .. } = place else {
         return Err(OpenError::NoController(spec.to_string()).into());
     };
     let how = Use { block: 4096, depth: 1, jobs: 16, poll: true };
     let args = StackArgs { protect: Protect::Static, memory: Memory::Auto };
-    let stack = Stack::build(args, (1, how.block), 1)?;
+    let stack = Stack::build(args, domain, (1, how.block), 1)?;
     let device = Device::open(&name, medium, &stack, how)?;
     let controller = device.controller(&name, &stack, how)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };

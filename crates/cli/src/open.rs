@@ -5,7 +5,7 @@ mod place;
 mod scratch;
 
 pub(crate) use device::Device;
-pub(crate) use place::{BLOCK, ControllerMedium, Medium, Place};
+pub(crate) use place::{BLOCK, ControllerMedium, Medium, Place, domain_of};
 pub(crate) use scratch::Scratch;
 
 use crate::account::{DeviceAccount, PoolAccount};
@@ -13,10 +13,13 @@ use crate::stack::Stack;
 use crate::target::Target;
 use crate::target::file::FileTarget;
 use crate::target::nvme::NvmeTarget;
+use pinfold::arena::BuildError;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
+use pinfold_core::domain::BackendError;
 use pinfold_nvme::Registers;
 use pinfold_nvme::model::ModelError;
+use pinfold_nvme::vfio::PciError;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -101,6 +104,35 @@ pub(crate) enum OpenError {
     /// A controller without a namespace.
     #[error("{0}: the controller has no namespace that can be used")]
     NoNamespace(String),
+    /// A real controller is not to be had.
+    #[error("{name}: {error}")]
+    Pci {
+        /// Which.
+        name: String,
+        /// Why not.
+        error: PciError,
+    },
+    /// No memory to ask a real controller what it is.
+    #[error("{name}: no DMA memory to start it: {error}")]
+    Rings {
+        /// Which.
+        name: String,
+        /// Why not.
+        error: BuildError,
+    },
+    /// No I/O address space.
+    #[error("no I/O address space: {0}")]
+    Domain(BackendError),
+    /// Two controllers that are not in one address space.
+    #[error(
+        "{first} and {other} are in different address spaces: in one run a real controller is the only controller"
+    )]
+    Mixed {
+        /// The real one.
+        first: String,
+        /// The other one.
+        other: String,
+    },
     /// A file where a controller is asked for.
     #[error("{0} is no controller: name one as vfio:BDF, soft:SIZE or soft:IMAGE")]
     NoController(String),

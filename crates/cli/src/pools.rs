@@ -24,6 +24,8 @@ pub(crate) fn run(args: PoolsArgs) -> Result<(), Failure> {
         bs: ByteSize(1 << 20),
         iodepth: 32,
         size: None,
+        numjobs: 1,
+        poll: false,
         runtime: None,
         time_based: false,
         rwmixread: 50,

@@ -4,9 +4,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the user has asked the program to stop.
+/// Whether the user, or another job, has asked to stop.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt {
+    flag: Arc<AtomicBool>,
+    parent: Option<Arc<AtomicBool>>,
+}
 
 impl Interrupt {
     /// From here on SIGINT, SIGTERM and SIGHUP do not end the program but raise the flag. Nor does SIGXFSZ (`ulimit -f`):
@@ -17,17 +20,22 @@ impl Interrupt {
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-        Ok(Self(flag))
+        Ok(Self { flag, parent: None })
     }
 
-    /// Whether one of the signals has come.
+    /// Whether one of the signals has come, or the flag was raised.
     pub(crate) fn asked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        let set = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
+        set(&self.flag) || self.parent.as_ref().is_some_and(set)
+    }
+
+    /// One that is raised with this one, and can be raised by itself.
+    pub(crate) fn child(&self) -> Self {
+        Self { flag: Arc::default(), parent: Some(self.flag.clone()) }
     }
 
     /// Raises the flag as a signal would.
-    #[cfg(test)]
     pub(crate) fn raise(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.flag.store(true, Ordering::Relaxed);
     }
 }

@@ -74,16 +74,16 @@ fn control_bytes(slots: usize, bytes: usize) -> u64 {
 }
 
 impl Stack {
-    /// A stack with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
+    /// A stack in `domain` with room for `slots` buffers of `bytes` bytes, and for `controllers` controllers.
     pub(crate) fn build(
         args: StackArgs,
+        domain: Domain,
         (slots, bytes): (usize, usize),
         controllers: u64,
     ) -> Result<Self, StackError> {
         let too_much = || StackError::TooMuch { slots, bytes };
         let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;
-        let domain = Domain::soft()?;
         let exposure = if args.protect == Protect::Static { Exposure::Whole } else { Exposure::PerUse };
         let mut builder = Arena::builder().size(data_bytes as u64).exposure(exposure);
         if let Some(source) = source(args.memory) {

@@ -3,6 +3,7 @@
 
 pub(crate) mod file;
 pub(crate) mod nvme;
+pub(crate) mod part;
 pub(crate) mod spec;
 
 #[cfg(test)]

@@ -61,6 +61,45 @@ impl FromStr for SizeRange {
     }
 }
 
+/// A time as fio writes it: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `1d`. From 1 ms to a day.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TimeSpan(pub(crate) Duration);
+
+/// Why a word is not a time.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum TimeError {
+    /// It does not start with digits, or the unit is unknown.
+    #[error("{0:?} is not a time: write a whole number of seconds, or one with ms, s, m, h or d behind it")]
+    Word(String),
+    /// It is none, or too long.
+    #[error("{0:?} is not between 1ms and 1d")]
+    Outside(String),
+}
+
+impl FromStr for TimeSpan {
+    type Err = TimeError;
+
+    fn from_str(word: &str) -> Result<Self, TimeError> {
+        let digits = word.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = word.split_at(digits);
+        let milliseconds: u64 = match unit {
+            "ms" => 1,
+            "" | "s" | "sec" => 1000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(TimeError::Word(word.to_owned())),
+        };
+        if number.is_empty() {
+            return Err(TimeError::Word(word.to_owned()));
+        }
+        let outside = || TimeError::Outside(word.to_owned());
+        let number: u64 = number.parse().map_err(|_| outside())?;
+        let span = number.checked_mul(milliseconds).filter(|ms| (1..=86_400_000).contains(ms));
+        span.map(|ms| Self(Duration::from_millis(ms))).ok_or_else(outside)
+    }
+}
+
 impl ByteSize {
     /// As it is written on a command line: `512M`.
     pub(crate) fn word(self) -> String {
@@ -143,6 +182,20 @@ pub(crate) fn rate(bytes: u64, elapsed: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_fios() {
+        for (word, ms) in [("10", 10_000), ("2s", 2000), ("500ms", 500), ("2m", 120_000), ("1d", 86_400_000)]
+        {
+            assert_eq!(word.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{word}");
+        }
+        for word in ["", "s", "-1", "1.5s", "1us", "2 s"] {
+            assert_eq!(word.parse::<TimeSpan>(), Err(TimeError::Word(word.to_owned())), "{word}");
+        }
+        for word in ["0", "0ms", "2d", "86401", "99999999999999999999s"] {
+            assert_eq!(word.parse::<TimeSpan>(), Err(TimeError::Outside(word.to_owned())), "{word}");
+        }
+    }
 
     #[test]
     fn ranges_are_two_sizes_the_lesser_one_first() {

@@ -21,6 +21,7 @@ use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -97,14 +98,15 @@ struct Static {
 pub struct Domain {
     backend: Box<dyn Backend>,
     iovas: IovaSpace,
-    statics: Mutex<Vec<Static>>,
+    /// By their first address.
+    statics: Mutex<BTreeMap<Iova, Static>>,
     counts: Counts,
 }
 
 impl Domain {
     /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
-        Self { backend, iovas, statics: Mutex::new(Vec::new()), counts: Counts::default() }
+        Self { backend, iovas, statics: Mutex::new(BTreeMap::new()), counts: Counts::default() }
     }
 
     /// What the backend is called.
@@ -141,7 +143,7 @@ impl Domain {
     ) -> Result<Mapped<'_, P, D>, Refused<P>> {
         let _ = direction; // its type says everything
         let memory = payload.memory();
-        if let Some(iova) = payload.fixed_iova().and_then(|at| self.fixed(at, memory, D::ACCESS)) {
+        if let Some(iova) = payload.fixed_iova().and_then(|at| self.static_at(at, memory, D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
             self.counts.maps.fetch_add(1, Ordering::Relaxed);
             return Ok(Mapped::new(self, payload, iova, true));
@@ -195,7 +197,7 @@ impl Domain {
     /// [expelled](Self::expel), the caller keeps it valid and takes no reference into it.
     pub unsafe fn map_static(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
         let iova = self.map_fresh(memory, access)?;
-        self.statics.lock().push(Static { iova, addr: memory.addr(), access });
+        self.statics.lock().insert(iova.start(), Static { iova, addr: memory.addr(), access });
         Ok(iova)
     }
 
@@ -204,7 +206,12 @@ impl Domain {
     /// # Errors
     /// As for [`unmap_at`](Self::unmap_at); then the addresses are not used again.
     pub fn unmap_static(&self, iova: IovaRange) -> Result<(), BackendError> {
-        self.statics.lock().retain(|s| s.iova != iova);
+        {
+            let mut statics = self.statics.lock();
+            if statics.get(&iova.start()).is_some_and(|s| s.iova == iova) {
+                statics.remove(&iova.start());
+            }
+        }
         self.unmap_at(iova)?;
         self.release_iova(iova)
     }
@@ -283,8 +290,8 @@ impl Domain {
         &*self.backend
     }
 
-    /// Where `memory` is mapped for as long as it lives, if this domain knows that it is, at `start`.
-    fn fixed(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
+    /// Where `memory` is mapped for as long as it lives, if this domain knows that it is, at `start`. O(log statics).
+    pub fn static_at(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
         let iova = IovaRange::new(start, memory.len() as u64).ok()?;
         let here = |s: &Static| {
             s.access.contains(access)
@@ -292,7 +299,9 @@ impl Domain {
                 && iova.start().checked_offset_from(s.iova.start())
                     == memory.addr().checked_sub(s.addr).map(|offset| offset as u64)
         };
-        self.statics.lock().iter().any(here).then_some(iova)
+        let statics = self.statics.lock();
+        let (_, nearest) = statics.range(..=start).next_back()?;
+        here(nearest).then_some(iova)
     }
 
     fn map_fresh(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {

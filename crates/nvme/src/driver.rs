@@ -29,6 +29,7 @@ mod stats;
 
 pub use clock::{Clock, SystemClock};
 pub use config::Config;
+pub(crate) use controller::quiet;
 pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo};
 pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
 pub use payload::Payload;

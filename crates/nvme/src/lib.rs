@@ -7,6 +7,7 @@
 //! | [`spec`] | registers, commands, completions, identify data, by the specification |
 //! | [`registers`] | the seam between the first two; a real controller's registers fit it as well |
 //! | [`interrupt`] | what a queue's owner sleeps on |
+//! | [`vfio`] | a real controller's registers and interrupts, by VFIO |
 //!
 //! There is no `unsafe` in this crate: memory that a device shares is reached through
 //! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access.
@@ -47,6 +48,7 @@ pub mod interrupt;
 pub mod model;
 pub mod registers;
 pub mod spec;
+pub mod vfio;
 
 pub use interrupt::{EventFd, Interrupt};
 pub use registers::Registers;

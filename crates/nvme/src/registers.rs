@@ -17,6 +17,12 @@ pub trait Registers: Send + Sync {
     fn write32(&self, offset: u32, value: u32);
     /// Writes the 64 bits at `offset` bytes.
     fn write64(&self, offset: u32, value: u64);
+
+    /// Whether the system asks for the device back: it still works, but will be taken away as soon as it is let go. The
+    /// driver asks now and then, not for each command.
+    fn is_asked_back(&self) -> bool {
+        false
+    }
 }
 
 impl<R: Registers + ?Sized> Registers for std::sync::Arc<R> {
@@ -31,5 +37,8 @@ impl<R: Registers + ?Sized> Registers for std::sync::Arc<R> {
     }
     fn write64(&self, offset: u32, value: u64) {
         (**self).write64(offset, value);
+    }
+    fn is_asked_back(&self) -> bool {
+        (**self).is_asked_back()
     }
 }

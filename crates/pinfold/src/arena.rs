@@ -214,6 +214,12 @@ impl Arena {
         })
     }
 
+    /// Whether a buffer of it that is not mapped is its owner's alone: no device reaches it, and no other process (nor
+    /// this one by `write`, which is safe) has it as a file.
+    pub(crate) fn is_private(&self) -> bool {
+        self.0.exposure == Exposure::PerUse && self.0.memfd.is_none()
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.0
     }
@@ -231,10 +237,12 @@ impl Run {
         u64::from(self.frames) * Frame::BYTES
     }
 
-    /// The order whose run it is, where it is one: then the zone has it by order, else by length.
+    /// The order whose run it is, where it is one: then the zone has it by order, else by length. (A part of a run may
+    /// be of such a length and not start where one of that order does.)
     fn order(self) -> Option<Order> {
         let order = u8::try_from(self.frames.trailing_zeros()).ok()?;
-        (self.frames.is_power_of_two() && order <= Order::HUGE.get()).then(|| Order::new(order)).flatten()
+        let whole = self.frames.is_power_of_two() && self.first.index().is_multiple_of(self.frames);
+        (whole && order <= Order::HUGE.get()).then(|| Order::new(order)).flatten()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A buffer: a run of an arena's frames, owned.
 
-use crate::arena::{Arena, Exposure, Run, Shared};
+use crate::arena::{Arena, Run, Shared};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::Pinned;
 use pinfold_core::mem::DmaMemory;
@@ -66,7 +66,7 @@ impl Buffer {
     /// The bytes. Takes the buffer for itself, because others may write through [`memory`](Self::memory).
     ///
     /// # Errors
-    /// [`Shared`] where the arena is exposed whole: a device could write them meanwhile.
+    /// [`Shared`] where the arena is exposed whole, or has a memfd: others could write them meanwhile.
     pub fn as_slice(&mut self) -> Result<&[u8], Shared> {
         self.private()?;
         // SAFETY: the run is mapped, initialized (the kernel zeroes fresh pages) and this value's alone until it is
@@ -95,10 +95,7 @@ impl Buffer {
     }
 
     fn private(&self) -> Result<(), Shared> {
-        match self.arena.exposure() {
-            Exposure::PerUse => Ok(()),
-            Exposure::Whole => Err(Shared),
-        }
+        if self.arena.is_private() { Ok(()) } else { Err(Shared) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The DMA memory stack for user space.
 //!
-//! [`pinfold_core`] keeps the accounts; this crate gets the memory from Linux ([`arena`], [`buffer`]), keeps the
+//! [`pinfold_core`] keeps the accounts; this crate gets the memory from Linux ([`arena`], [`buffer`]) or takes what the
+//! program has ([`registered`]), keeps the
 //! address spaces of devices ([`domain`], [`soft`]), moves files through io_uring ([`uring`]) and says what the machine offers ([`probe`]).
 //!
 //! # What it feels like
@@ -30,10 +31,13 @@
 //!
 //! What the arena did not get, and the command that mends it, is in its [account](Arena::account).
 
+pub mod adapters;
 pub mod arena;
 pub mod buffer;
+pub mod cache;
 pub mod domain;
 pub mod probe;
+pub mod registered;
 pub mod soft;
 mod sys;
 pub mod uring;

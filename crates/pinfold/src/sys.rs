@@ -4,12 +4,16 @@
 
 pub(crate) mod asking;
 pub(crate) mod cpu;
+pub(crate) mod iommufd;
 pub(crate) mod limits;
+pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod numa;
+pub(crate) mod pages;
 pub(crate) mod region;
 pub(crate) mod smaps;
 pub(crate) mod uring;
+pub(crate) mod userfault;
 pub(crate) mod vfio;
 
 use std::fmt;
@@ -46,6 +50,12 @@ impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// A number of bytes, or an address of this process, that the kernel or the core has in 64 bits. There are no larger
+/// ones than fit, where a process has 64-bit addresses.
+pub(crate) fn bytes(raw: u64) -> usize {
+    usize::try_from(raw).unwrap_or(usize::MAX)
 }
 
 /// What the last failed call of libc said.

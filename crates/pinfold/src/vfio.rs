@@ -25,8 +25,13 @@
 
 mod bar;
 mod bdf;
+mod bind;
 mod device;
 mod error;
+#[cfg(test)]
+pub(crate) mod fake;
+mod in_use;
+mod iommufd;
 mod irq;
 mod lookup;
 mod mapper;
@@ -36,8 +41,10 @@ mod type1;
 
 pub use bar::Bar;
 pub use bdf::{Bdf, NotBdf};
+pub use bind::{After, BindError, Binder, Files, Handed, SysFiles};
 pub use device::{Device, Ids};
 pub use error::{DeviceError, Neighbour, OpenError};
+pub use in_use::InUse;
 pub use irq::Irq;
 pub use mapper::Limits;
 pub use open::{Chosen, Options, Way};

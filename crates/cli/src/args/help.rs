@@ -7,6 +7,7 @@ Targets:
   file:PATH   a file, by io_uring, past the page cache where the file system allows it; a bare PATH is the same
   soft:SIZE   a model NVMe controller on SIZE bytes of memory: zeroes at first, gone at the end
   soft:IMAGE  the same on an image file (a name that reads as a size: soft:./512M)
+  vfio:BDF    a real NVMe controller that is bound to vfio-pci: its first namespace, or vfio:BDF/NSID
 "
     };
 }
@@ -54,7 +55,9 @@ Examples:
   pinfold copy big.iso copy.iso
   pinfold copy big.iso copy.iso --via soft:8G --protect strict --verify
   pinfold copy big.iso soft:disk.img --bs 128k --iodepth 64
-  pinfold copy soft:disk.img back.iso --force --json"
+  pinfold copy soft:disk.img back.iso --force --json
+  pinfold copy big.iso vfio:0000:01:00.0 --force
+  pinfold copy vfio:0000:01:00.0/1 back.iso --size 700M"
 );
 
 pub(super) const IO: &str = concat!(
@@ -70,6 +73,8 @@ Examples:
   pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
   pinfold io scratch.bin --rw randrw --rwmixread 70 --size 256M --iodepth 16
   pinfold io disk.img --rw read --bs 1M --iodepth 8 --json
+  pinfold io vfio:0000:01:00.0 --rw randread --bs 4k --iodepth 64 --numjobs 2 --poll --runtime 10s --time-based
+  pinfold io vfio:0000:01:00.0/1 --rw randrw --bsrange 512-1M --number-ios 10000 --size 64M --verify --force
   pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 100000 --size 64M --verify"
 );
 
@@ -89,8 +94,26 @@ log page. It reads and writes no data.
     "
 Examples:
   pinfold nvme soft:64M
-  pinfold nvme soft:disk.img --json | jq .smart"
+  pinfold nvme 0000:01:00.0
+  pinfold nvme vfio:0000:01:00.0 --json | jq .smart"
 );
+
+pub(super) const BIND: &str = "\
+Takes each device from its driver and gives it to vfio-pci (by driver_override), or leaves everything as it was. What was
+there is kept in /run/pinfold, and `pinfold unbind` puts it back. A device whose disk is mounted, holds swap or is part
+of something, or whose network interface is up, is left alone without --force. Needs root. To use the device
+without root afterwards: sudo chown $USER /dev/vfio/GROUP, and the limit of locked memory (`pinfold doctor`).
+
+Examples:
+  pinfold bind 0000:01:00.0
+  pinfold bind 01:00.0 01:00.1 --json";
+
+pub(super) const UNBIND: &str = "\
+Gives each device back to the driver that it had before `pinfold bind`; where that is not known, to the one that the
+kernel chooses. A device that a program has open is left alone. Needs root.
+
+Examples:
+  pinfold unbind 0000:01:00.0";
 
 pub(super) const POOLS: &str = "\
 Reads and writes 64 MiB of a model controller on memory, and prints the DMA pools that its driver used: in the kernel's

@@ -24,8 +24,10 @@ pub(crate) struct IoAccount {
     pub(crate) block_bytes: u64,
     /// The fewest bytes of one request.
     pub(crate) least_block_bytes: u64,
-    /// The most requests in flight.
+    /// The most requests in flight of one job.
     pub(crate) iodepth: u64,
+    /// How many jobs there were, each with a queue and a part of the target.
+    pub(crate) numjobs: u64,
     /// How many bytes of the target were used.
     pub(crate) size_bytes: u64,
     /// How long it took.
@@ -82,6 +84,7 @@ impl IoAccount {
             block_bytes: workload.block as u64,
             least_block_bytes: workload.block as u64,
             iodepth,
+            numjobs: 1,
             size_bytes: workload.blocks.saturating_mul(workload.block as u64),
             seconds: outcome.elapsed.as_secs_f64(),
             read: WayAccount::new(RequestAccount::new(&outcome.reads), outcome.elapsed),
@@ -101,10 +104,11 @@ impl IoAccount {
             (least, most) if least < most => format!("{least}B-{most}"),
             (_, bs) => bs.to_string(),
         };
+        let jobs = if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
         // Writing to a `String` does not fail, here and below.
         let _ = writeln!(
             out,
-            "{}: rw={rw}, bs={bs}B, iodepth={}, size={}B",
+            "{}: rw={rw}, bs={bs}B, iodepth={}{jobs}, size={}B",
             self.target, self.iodepth, self.size_bytes
         );
         for (name, way) in [("read", &self.read), ("write", &self.write)] {
@@ -121,10 +125,15 @@ impl IoAccount {
                 let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
             }
         }
-        if let Some(Verified { requests, compared_bytes, sha256 }) = &self.verified {
+        if let Some(Verified { requests, compared_bytes, sha256, parts }) = &self.verified {
             let (requests, compared) = (counted(*requests, "request"), binary(*compared_bytes as f64));
             let _ = writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all right");
-            let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
+            if let Some(sha256) = sha256 {
+                let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
+            }
+            for (job, sha256) in (1..).zip(parts) {
+                let _ = writeln!(out, "sha256 of the part of job {job}: {sha256}");
+            }
         }
         self.stack.to_text(&mut out);
         for note in &self.notes {

@@ -12,7 +12,7 @@ use crate::copy::error::PumpError;
 use crate::lane::{Landed, Lane};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Request, Target, Way};
+use crate::target::{Bytes, Request, Target, Way, file};
 use ledger::{Ledger, Run};
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,21 @@ pub(crate) struct Verified {
     pub(crate) requests: u64,
     /// Bytes that were read and compared, in all parts.
     pub(crate) compared_bytes: u64,
-    /// The SHA-256 of what the region must hold now.
-    pub(crate) sha256: Hash,
+    /// The SHA-256 of what the region must hold now, where one job checked it.
+    pub(crate) sha256: Option<Hash>,
+    /// The same of the part of each job, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<Hash>,
+}
+
+impl Verified {
+    /// What another job found to be right in the part behind is added.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.compared_bytes += other.compared_bytes;
+        self.parts.extend(self.sha256.take());
+        self.parts.extend(other.sha256);
+    }
 }
 
 /// Which requests come next.
@@ -52,6 +65,11 @@ struct Check<'a, 't, B> {
     compared: u64,
 }
 
+/// What is checked as one: the target's block; of a file, which has none, what its requests are multiples of.
+pub(crate) fn unit<B>(target: &dyn Target<B>) -> usize {
+    target.info().block.max(file::BLOCK)
+}
+
 /// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
 /// of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
 pub(crate) fn run<B: Bytes>(
@@ -61,7 +79,7 @@ pub(crate) fn run<B: Bytes>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<(Outcome, Verified), PumpError> {
-    let block = target.info().block.max(1);
+    let block = unit(target);
     let lengths = ((least / block).max(1), (workload.block / block).max(1));
     let mut ledger = Ledger::new(workload.blocks, block);
     let mut compared_bytes = 0;
@@ -92,7 +110,8 @@ pub(crate) fn run<B: Bytes>(
     }
     let outcome = middle.ok_or(PumpError::NoBuffers)?;
     let requests = outcome.reads.requests + outcome.writes.requests;
-    Ok((outcome, Verified { requests, compared_bytes, sha256: ledger.hash() }))
+    let sha256 = Some(ledger.hash());
+    Ok((outcome, Verified { requests, compared_bytes, sha256, parts: Vec::new() }))
 }
 
 impl<B: Bytes> Check<'_, '_, B> {

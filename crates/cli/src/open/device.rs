@@ -2,9 +2,10 @@
 
 use super::{ControllerMedium, OpenError, Use};
 use crate::stack::Stack;
-use pinfold::Arena;
+use pinfold::{Arena, Exposure, Source};
 use pinfold_nvme::driver::{Config, Controller, Namespace, Vector};
 use pinfold_nvme::model::{self, FileMedia, Media, MemoryMedia, ModelConfig, ModelController};
+use pinfold_nvme::vfio::PciController;
 use pinfold_nvme::{Interrupt, Registers};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,20 +13,26 @@ use std::time::Duration;
 /// How long the driver waits for an answer: a controller that has not answered by then never will.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A controller that was started.
+pub(crate) type Driver = Controller<Arc<dyn Registers>, Arena>;
+
 /// A controller, and what it runs on.
 pub(crate) struct Device {
     registers: Arc<dyn Registers>,
-    /// Where the vectors arrive that were asked for, the first one at number 1; number 0 is the admin queue's.
-    vectors: Vec<Arc<dyn Interrupt>>,
+    /// The vectors that may be used, from number 1 on: number 0 is the admin queue's.
+    vectors: Vec<Vector>,
     /// The namespace that was named.
     nsid: Option<u32>,
     /// Dropped last.
     _keeper: Keeper,
 }
 
+#[expect(dead_code, reason = "kept for their drops")]
 enum Keeper {
     /// Runs until it is dropped.
-    Model(#[expect(dead_code, reason = "kept for its drop")] ModelController),
+    Model(ModelController),
+    /// Can reach memory until it is dropped.
+    Pci(PciController),
 }
 
 impl Device {
@@ -37,6 +44,14 @@ impl Device {
         how: Use,
     ) -> Result<Self, OpenError> {
         let media: Arc<dyn Media> = match medium {
+            ControllerMedium::Pci { pci, nsid } => {
+                return Ok(Self {
+                    registers: pci.registers(),
+                    vectors: (1..).map_while(|number| pci.vector(number)).collect(),
+                    nsid: Some(nsid),
+                    _keeper: Keeper::Pci(pci),
+                });
+            }
             ControllerMedium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),
             ControllerMedium::Memory { bytes } => Arc::new(MemoryMedia::new(bytes)),
         };
@@ -50,11 +65,14 @@ impl Device {
         }
         let vectors = config.vectors;
         let model = ModelController::spawn(port, config).map_err(model_error)?;
-        let vectors =
-            (1..vectors).map_while(|n| model.interrupt(n).map(|event| -> Arc<dyn Interrupt> { event }));
+        let vectors = (1..vectors).map_while(|number| {
+            let interrupt: Arc<dyn Interrupt> = model.interrupt(number)?;
+            Some(Vector { number, interrupt })
+        });
+        let vectors = vectors.collect();
         Ok(Self {
             registers: Arc::new(model.registers()),
-            vectors: vectors.collect(),
+            vectors,
             nsid: None,
             _keeper: Keeper::Model(model),
         })
@@ -66,27 +84,14 @@ impl Device {
         name: &str,
         stack: &Stack,
         how: Use,
-    ) -> Result<(Controller<Arc<dyn Registers>, Arena>, Namespace), OpenError> {
+    ) -> Result<(Driver, Namespace), OpenError> {
         let controller = self.controller(name, stack, how)?;
-        let namespaces = controller.namespaces();
-        let namespace = match self.nsid {
-            None => namespaces.first().ok_or_else(|| OpenError::NoNamespace(name.to_owned())),
-            Some(nsid) => {
-                let found = namespaces.iter().find(|namespace| namespace.nsid == nsid);
-                found.ok_or_else(|| OpenError::NoSuchNamespace { name: name.to_owned(), nsid })
-            }
-        };
-        let namespace = *namespace?;
+        let namespace = find(name, &controller, self.nsid)?;
         Ok((controller, namespace))
     }
 
     /// Starts the controller.
-    pub(crate) fn controller(
-        &self,
-        name: &str,
-        stack: &Stack,
-        how: Use,
-    ) -> Result<Controller<Arc<dyn Registers>, Arena>, OpenError> {
+    pub(crate) fn controller(&self, name: &str, stack: &Stack, how: Use) -> Result<Driver, OpenError> {
         let queues = u16::try_from(how.jobs).unwrap_or(u16::MAX);
         let config = Config { timeout: TIMEOUT, queues, ..Config::default() };
         let source = stack.control.clone().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))?;
@@ -101,8 +106,28 @@ impl Device {
 
     /// The interrupt of a job, where it shall have one.
     pub(crate) fn vector(&self, job: usize, how: Use) -> Option<Vector> {
-        let interrupt = self.vectors.get(job).filter(|_| !how.poll && self.has_interrupts(how.jobs))?.clone();
-        let number = u16::try_from(job).ok()?.checked_add(1)?;
-        Some(Vector { number, interrupt })
+        self.vectors.get(job).filter(|_| !how.poll && self.has_interrupts(how.jobs)).cloned()
+    }
+}
+
+/// Starts a real controller in little memory of its own, to ask it something.
+pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, OpenError> {
+    let rings = Arena::builder().size(1 << 20).source(Source::Plain).exposure(Exposure::Whole);
+    let rings = rings.build(pci.domain());
+    let rings = rings.map_err(|error| OpenError::Rings { name: name.to_owned(), error })?;
+    let registers: Arc<dyn Registers> = pci.registers();
+    Controller::start(registers, rings, Config { timeout: TIMEOUT, ..Config::default() })
+        .map_err(|error| OpenError::Driver { name: name.to_owned(), error })
+}
+
+/// The namespace that was named, or the first that can be used.
+pub(super) fn find(name: &str, controller: &Driver, nsid: Option<u32>) -> Result<Namespace, OpenError> {
+    let namespaces = controller.namespaces();
+    match nsid {
+        None => namespaces.first().copied().ok_or_else(|| OpenError::NoNamespace(name.to_owned())),
+        Some(nsid) => {
+            let found = namespaces.into_iter().find(|namespace| namespace.nsid == nsid);
+            found.ok_or_else(|| OpenError::NoSuchNamespace { name: name.to_owned(), nsid })
+        }
     }
 }

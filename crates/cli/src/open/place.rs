@@ -1,8 +1,11 @@
 //! What a target is before it is opened: its file, checked, or how much memory it shall have.
 
-use super::OpenError;
+use super::{OpenError, device};
 use crate::target::spec::TargetSpec;
 use crate::units::ByteSize;
+use pinfold::Domain;
+use pinfold::vfio::{Bdf, Options};
+use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -37,6 +40,13 @@ pub(crate) enum ControllerMedium {
         /// How large the controller is.
         bytes: u64,
     },
+    /// A real controller's namespace.
+    Pci {
+        /// The controller.
+        pci: PciController,
+        /// The namespace.
+        nsid: u32,
+    },
 }
 
 /// A target before it is opened.
@@ -70,6 +80,21 @@ impl Place {
         })
     }
 
+    /// A namespace of a real controller, and how many bytes it has. The controller is open, and quiet; it was started to be
+    /// asked, and is started again when it is used. It shall have `interrupts` besides the admin queue's.
+    pub(crate) fn pci(
+        spec: &TargetSpec,
+        bdf: Bdf,
+        nsid: Option<u32>,
+        interrupts: u32,
+    ) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let pci = open_pci(&name, bdf, interrupts)?;
+        let namespace = device::find(&name, &device::start_alone(&name, &pci)?, nsid)?;
+        let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: namespace.nsid });
+        Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
+    }
+
     /// A file that exists, to be read, and how many bytes it has.
     pub(crate) fn read_file(spec: &TargetSpec, path: &Path) -> Result<(Self, u64), OpenError> {
         let (file, bytes) = open_regular(path, false, spec.to_string())?;
@@ -99,6 +124,12 @@ impl Place {
             TargetSpec::SoftMemory(size) => Self::memory(spec, *size, 0),
             TargetSpec::SoftImage(path) => Self::image(spec, path, false).map(|(place, _)| place),
             TargetSpec::File(_) => Err(OpenError::NoController(spec.to_string())),
+            TargetSpec::Vfio { bdf, nsid } => {
+                let name = spec.to_string();
+                let pci = open_pci(&name, *bdf, 0)?;
+                let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: nsid.unwrap_or(1) });
+                Ok(Self { path: PathBuf::from(&name), name, medium })
+            }
         }
     }
 
@@ -131,9 +162,36 @@ impl Place {
         id(self).is_some() && id(self) == id(other)
     }
 
-    /// Whether any block of its file is not a hole.
+    /// The address space that a real controller is in.
+    pub(crate) fn domain(&self) -> Option<&Domain> {
+        match &self.medium {
+            Medium::Controller(ControllerMedium::Pci { pci, .. }) => Some(pci.domain()),
+            _ => None,
+        }
+    }
+
+    /// Whether any block of its file is not a hole; of a real controller it is taken for granted.
     pub(crate) fn holds_data(&self) -> bool {
-        self.file().and_then(|file| file.metadata().ok()).is_some_and(|metadata| metadata.blocks() > 0)
+        self.domain().is_some()
+            || self.file().and_then(|file| file.metadata().ok()).is_some_and(|metadata| metadata.blocks() > 0)
+    }
+}
+
+fn open_pci(name: &str, bdf: Bdf, interrupts: u32) -> Result<PciController, OpenError> {
+    // Number 0 is the admin queue's.
+    let vectors = if interrupts > 0 { interrupts.saturating_add(1) } else { 0 };
+    PciController::open(&bdf.to_string(), &Options::new(), vectors)
+        .map_err(|error| OpenError::Pci { name: name.to_owned(), error })
+}
+
+/// The address space of a run with these targets: that of the real controller, or one behind the software IOMMU.
+pub(crate) fn domain_of(places: &[&Place]) -> Result<Domain, OpenError> {
+    let mut real = places.iter().filter_map(|place| Some((place, place.domain()?)));
+    let Some((first, domain)) = real.next() else { return Domain::soft().map_err(OpenError::Domain) };
+    let others = places.iter().filter(|place| place.has_controller() && place.name != first.name);
+    match others.map(|place| place.name.clone()).next() {
+        Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),
+        None => Ok(domain.clone()),
     }
 }
 

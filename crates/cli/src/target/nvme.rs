@@ -106,15 +106,23 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
 
     /// Takes what the controller completed.
     fn take_completions(&mut self, done: &mut Vec<Done<B>>) -> Result<(), PollError> {
+        let mut taken_away = Ok(());
         loop {
             let completion = match self.queue.poll() {
                 Ok(Some(completion)) => completion,
-                Ok(None) => return Ok(()),
-                // A controller that failed gives nothing back by itself. Once it has been reset, all that was in
-                // flight ends with an error, and the buffers are safe.
+                Ok(None) => return taken_away,
+                // A controller that failed gives nothing back by itself. Once it has been seen disabled, all that was
+                // in flight ends with an error, and the buffers are safe.
                 Err(error) => {
-                    if self.controller.reset().is_err() {
+                    let over = match error {
+                        PollError::AskedBack => self.controller.disable(),
+                        _ => self.controller.reset(),
+                    };
+                    if over.is_err() {
                         return Err(error);
+                    }
+                    if error == PollError::AskedBack {
+                        taken_away = Err(error);
                     }
                     continue;
                 }

@@ -1,6 +1,7 @@
 //! What a user writes for a target.
 
 use crate::units::ByteSize;
+use pinfold::vfio::{Bdf, NotBdf};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The words that a target may start with, for messages and for `--help`.
-pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE";
+pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]";
 
 /// A target as the user named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +20,13 @@ pub(crate) enum TargetSpec {
     SoftMemory(ByteSize),
     /// The model controller on an image file.
     SoftImage(PathBuf),
+    /// A real controller, by VFIO.
+    Vfio {
+        /// Where it is.
+        bdf: Bdf,
+        /// Which of its namespaces; the first that can be used, if none is named.
+        nsid: Option<u32>,
+    },
 }
 
 /// Why a word is no target.
@@ -38,6 +46,17 @@ pub(crate) enum SpecError {
     /// `soft:0`, `soft:3`.
     #[error("soft:{0} has no blocks; the smallest controller is soft:512")]
     NoBlocks(u64),
+    /// `vfio:nonsense`.
+    #[error("{text:?} is no controller: {error}")]
+    Address {
+        /// The whole.
+        text: String,
+        /// What is wrong with the address.
+        error: NotBdf,
+    },
+    /// `vfio:0000:01:00.0/x`.
+    #[error("{0:?}: behind the slash stands the number of a namespace, from 1 on")]
+    Namespace(String),
 }
 
 impl TargetSpec {
@@ -53,17 +72,37 @@ impl TargetSpec {
         };
         let rest = OsStr::from_bytes(rest);
         match (word, rest.is_empty()) {
-            (b"file" | b"soft", true) => Err(empty()),
+            (b"file" | b"soft" | b"vfio", true) => Err(empty()),
             (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
             (b"soft", false) => match rest.to_str().map(ByteSize::from_str) {
                 Some(Ok(ByteSize(bytes @ ..512))) => Err(SpecError::NoBlocks(bytes)),
                 Some(Ok(size)) => Ok(Self::SoftMemory(size)),
                 _ => Ok(Self::SoftImage(PathBuf::from(rest))),
             },
+            (b"vfio", false) => Self::vfio(&rest.to_string_lossy(), &text.to_string_lossy()),
             _ => Err(SpecError::UnknownKind {
                 word: String::from_utf8_lossy(word).into_owned(),
                 rest: text.to_string_lossy().into_owned(),
             }),
+        }
+    }
+
+    /// `BDF` or `BDF/NSID`, of which `text` is the whole.
+    fn vfio(rest: &str, text: &str) -> Result<Self, SpecError> {
+        let (address, nsid) = rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
+        let bdf =
+            Bdf::from_str(address).map_err(|error| SpecError::Address { text: text.to_owned(), error })?;
+        let number = |nsid: &str| nsid.parse().ok().filter(|nsid| (1..u32::MAX).contains(nsid));
+        let nsid =
+            nsid.map(|nsid| number(nsid).ok_or_else(|| SpecError::Namespace(text.to_owned()))).transpose()?;
+        Ok(Self::Vfio { bdf, nsid })
+    }
+
+    /// The same, or the bare address of a controller.
+    pub(crate) fn controller(text: OsString) -> Result<Self, SpecError> {
+        match text.to_str().map(Bdf::from_str) {
+            Some(Ok(bdf)) => Ok(Self::Vfio { bdf, nsid: None }),
+            _ => Self::from_os_string(text),
         }
     }
 
@@ -84,6 +123,8 @@ impl fmt::Display for TargetSpec {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::SoftMemory(size) => write!(f, "soft:{}", size.word()),
             Self::SoftImage(path) => write!(f, "soft:{}", path.display()),
+            Self::Vfio { bdf, nsid: None } => write!(f, "vfio:{bdf}"),
+            Self::Vfio { bdf, nsid: Some(nsid) } => write!(f, "vfio:{bdf}/{nsid}"),
         }
     }
 }
@@ -120,12 +161,29 @@ mod tests {
     }
 
     #[test]
+    fn a_real_controller_is_named_by_its_address() {
+        let vfio = |bdf: &str, nsid| Ok(TargetSpec::Vfio { bdf: bdf.parse().unwrap(), nsid });
+        assert_eq!(parse("vfio:0000:01:00.0"), vfio("0000:01:00.0", None));
+        assert_eq!(parse("vfio:01:00.0/2"), vfio("0000:01:00.0", Some(2)));
+        assert_eq!(parse("vfio:01:00.0/2").unwrap().to_string(), "vfio:0000:01:00.0/2");
+        assert_eq!(TargetSpec::controller("01:00.0".into()), vfio("0000:01:00.0", None));
+        assert_eq!(TargetSpec::controller("vfio:01:00.0".into()), vfio("0000:01:00.0", None));
+        assert_eq!(TargetSpec::controller("soft:1M".into()), parse("soft:1M"));
+        for text in ["vfio:1", "vfio:0000:01:00", "vfio:/2", "vfio:../x"] {
+            assert!(matches!(parse(text), Err(SpecError::Address { .. })), "{text}");
+        }
+        for text in ["vfio:01:00.0/", "vfio:01:00.0/0", "vfio:01:00.0/x", "vfio:01:00.0/4294967295"] {
+            assert_eq!(parse(text), Err(SpecError::Namespace(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_unknown_is_named_with_what_is_known() {
-        for text in ["vfio:0000:01:00.0", "http://x", "SOFT:1M"] {
+        for text in ["nvme:0000:01:00.0", "http://x", "SOFT:1M"] {
             let message = parse(text).unwrap_err().to_string();
             assert!(message.contains("soft:SIZE") && message.contains(text), "{message}");
         }
-        for text in ["", "file:", "soft:"] {
+        for text in ["", "file:", "soft:", "vfio:"] {
             assert_eq!(parse(text), Err(SpecError::Empty(text.to_owned())));
         }
     }

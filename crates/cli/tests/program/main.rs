@@ -12,3 +12,7 @@ mod common;
 mod copy;
 #[cfg(test)]
 mod io;
+#[cfg(test)]
+mod jobs;
+#[cfg(test)]
+mod nvme;

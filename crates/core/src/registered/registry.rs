@@ -203,14 +203,14 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.leaving.len()
     }
 
-    /// Whether `len` bytes at `addr` could be entered in this place (or, with `None`, in the first vacant one, which
-    /// is given back): what [`update`](Self::update) and [`register`](Self::register) check, before anything is done
-    /// to the memory. Linear in the number of places for `None`, else logarithmic.
+    /// Sees that `len` bytes at `addr` can be entered in this place (or, with `None`, in the first vacant one, which is
+    /// given back), and makes room: an [`update`](Self::update) of that place with that buffer then succeeds. For those
+    /// who have something to do to the memory before. Linear in the number of places for `None`, else logarithmic.
     ///
     /// # Errors
-    /// As for those two.
-    pub fn check(
-        &self,
+    /// As `update`; [`RegisterError::Full`].
+    pub fn prepare(
+        &mut self,
         index: Option<BufferIndex>,
         addr: usize,
         len: u64,
@@ -220,10 +220,13 @@ impl<B: AsRef<Registered>> Registry<B> {
             None => self.vacant()?,
         };
         self.place(at)?;
-        match self.overlapping(addr, len, index) {
-            Some(with) => Err(RegisterError::Overlaps { addr, len, with }),
-            None => Ok(at),
+        if let Some(with) = self.overlapping(addr, len, index) {
+            return Err(RegisterError::Overlaps { addr, len, with });
         }
+        // Room for each buffer that may have to be kept when it leaves.
+        let room = self.len() + 1;
+        self.leaving.try_reserve(room).map_err(|_| RegisterError::NoMemory)?;
+        Ok(at)
     }
 
     /// Enters the buffer in the first vacant place. Linear in the number of places.
@@ -261,10 +264,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         buffer: B,
     ) -> Result<Option<Unregistered<B>>, RegisterError> {
         let (addr, len) = (buffer.as_ref().addr(), buffer.as_ref().len());
-        self.check(Some(index), addr, len)?;
-        // Room for each buffer that may have to be kept when it leaves.
-        let room = self.len() + 1;
-        self.leaving.try_reserve(room).map_err(|_| RegisterError::NoMemory)?;
+        self.prepare(Some(index), addr, len)?;
         let before = self.unregister(index).ok();
         let at = self.order.partition_point(|&(start, _)| start <= addr);
         self.order.insert(at, (addr, index));

@@ -5,6 +5,7 @@ mod core;
 mod health;
 mod identify;
 
+pub(crate) use self::bring_up::quiet;
 pub(super) use self::core::{Core, Grave};
 pub use health::Health;
 pub use identify::{Identity, Namespace, NamespaceInfo};
@@ -59,6 +60,15 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// recoverable. It may be called again.
     pub fn reset(&self) -> Result<(), Error> {
         self.core.bring_up()
+    }
+
+    /// Disables the controller. When this succeeds it makes no access to memory any more: everything that was in flight
+    /// ends as with [`reset`](Self::reset), which also takes it into use again.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`], [`Error::Gone`]: nothing is recoverable.
+    pub fn disable(&self) -> Result<(), Error> {
+        self.core.shut_down()
     }
 
     /// What the controller is.

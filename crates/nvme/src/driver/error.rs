@@ -184,4 +184,10 @@ pub enum PollError {
     /// Its registers read as all ones.
     #[error("the controller is gone: its registers read as all ones")]
     Gone,
+    /// CSTS.RDY went away, and nobody here disabled it.
+    #[error("the controller has stopped (CSTS.RDY is 0): somebody else reset it, or it lost power; reset it")]
+    Stopped,
+    /// The system asks for it back ([`Registers::is_asked_back`](crate::Registers::is_asked_back)).
+    #[error("the controller is being taken away: the system asks for it back")]
+    AskedBack,
 }

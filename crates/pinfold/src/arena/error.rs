@@ -101,9 +101,10 @@ pub enum AllocError {
     Frames(#[from] FrameError),
 }
 
-/// Why no slice was lent: the arena is exposed whole, and a device may write the bytes at any time.
+/// Why no slice was lent: the arena is exposed whole, or others have it by its memfd, and the bytes may be written at
+/// any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "a device may reach this buffer at any time (its arena is exposed whole): copy through memory(), or build the arena with Exposure::PerUse"
+    "this buffer may be written at any time (its arena is exposed whole, or shared by a memfd): copy through memory(), or build the arena with Exposure::PerUse and no memfd"
 )]
 pub struct Shared;

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(chosen("always [madvise"), None);
         assert_eq!(list("0-2,5\n"), [0, 1, 2, 5]);
         assert_eq!(list("0-4294967295").len(), 4096);
-        assert_eq!(list("x,3-1,"), []);
+        assert!(list("x,3-1,").is_empty());
     }
 
     proptest! {

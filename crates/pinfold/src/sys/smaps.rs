@@ -13,12 +13,16 @@ pub(crate) struct Vma {
     pub(crate) transparent: u64,
     /// Bytes on pages of the hugetlb pool.
     pub(crate) hugetlb: u64,
+    /// `KernelPageSize`.
+    pub(crate) page_bytes: u64,
+    /// The file that is mapped, or what the kernel calls it; empty for anonymous memory.
+    pub(crate) name: String,
     flags: String,
 }
 
 impl Vma {
-    /// Whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages asked for.
-    #[cfg(test)]
+    /// Whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages asked for, `rd`
+    /// readable, `wr` writable, `io` and `pf` a device's.
     pub(crate) fn has_flag(&self, flag: &str) -> bool {
         self.flags.split_whitespace().any(|have| have == flag)
     }
@@ -26,9 +30,13 @@ impl Vma {
 
 /// What is said of the mapping that has all of the `len` bytes from `addr`. O(mappings of the process).
 pub(crate) fn of_range(addr: usize, len: usize) -> Option<Vma> {
-    let smaps = std::fs::read("/proc/self/smaps").ok()?;
     let end = addr.checked_add(len)?;
-    parse(&smaps).into_iter().find(|vma| vma.start <= addr && end <= vma.end)
+    all().into_iter().find(|vma| vma.start <= addr && end <= vma.end)
+}
+
+/// All mappings of the process, in order; none where the file can not be read.
+pub(crate) fn all() -> Vec<Vma> {
+    std::fs::read("/proc/self/smaps").map(|smaps| parse(&smaps)).unwrap_or_default()
 }
 
 /// Reads as much as makes sense; a line that does not is skipped.
@@ -36,7 +44,9 @@ fn parse(smaps: &[u8]) -> Vec<Vma> {
     let mut all: Vec<Vma> = Vec::new();
     for line in text::lines(smaps) {
         if let Some((start, end)) = header(&line) {
-            all.push(Vma { start, end, ..Vma::default() });
+            // `start-end rights offset device inode name`
+            let name = line.split_whitespace().skip(5).collect::<Vec<_>>().join(" ");
+            all.push(Vma { start, end, name, ..Vma::default() });
             continue;
         }
         let (Some(vma), Some((key, value))) = (all.last_mut(), line.split_once(':')) else { continue };
@@ -48,6 +58,7 @@ fn parse(smaps: &[u8]) -> Vec<Vma> {
             "Shared_Hugetlb" | "Private_Hugetlb" => {
                 vma.hugetlb = vma.hugetlb.saturating_add(text::kib(value).unwrap_or(0));
             }
+            "KernelPageSize" => vma.page_bytes = text::kib(value).unwrap_or(0),
             "VmFlags" => value.clone_into(&mut vma.flags),
             _ => {}
         }

@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// # Safety
 /// `T` is the structure that `request` takes, `repr(C)` and of plain numbers; what it says of its own length
 /// (`argsz`) and of memory elsewhere is true.
-unsafe fn with_struct<T>(fd: BorrowedFd<'_>, request: u32, arg: &mut T) -> Result<i32, Errno> {
+pub(crate) unsafe fn with_struct<T>(fd: BorrowedFd<'_>, request: u32, arg: &mut T) -> Result<i32, Errno> {
     // SAFETY: a structure is a pointer to memory for the time of the call; the rest is the caller's promise.
     unsafe { with_pointer(fd, request, std::ptr::from_mut(arg).cast()) }
 }
@@ -51,7 +51,7 @@ unsafe fn with_number(fd: BorrowedFd<'_>, request: u32, number: libc::c_ulong) -
 }
 
 /// How long a structure is, as `argsz` wants it.
-const fn argsz<T>() -> u32 {
+pub(crate) const fn argsz<T>() -> u32 {
     // No structure here is anywhere near 4 GiB.
     #[expect(clippy::cast_possible_truncation, reason = "a structure of a few words")]
     let bytes = size_of::<T>() as u32;

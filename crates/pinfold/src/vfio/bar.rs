@@ -4,6 +4,7 @@ use super::device::{Device, Region};
 use super::error::DeviceError;
 use crate::sys::vfio::device::Window;
 use std::fmt;
+use std::ptr::NonNull;
 
 /// The registers behind a BAR.
 ///
@@ -51,6 +52,13 @@ impl Bar {
     /// How many of them are mapped.
     pub fn mapped_len(&self) -> u64 {
         self.windows.iter().map(|(_, window)| window.len() as u64).sum()
+    }
+
+    /// Where the `len` bytes at `offset` are in this process, if they are mapped in one piece: for drivers that bring
+    /// their own way to registers. It is valid as long as this value lives.
+    pub fn as_ptr(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
+        let (window, at) = self.mapped(offset)?;
+        window.part(at, len)
     }
 
     /// Its device.

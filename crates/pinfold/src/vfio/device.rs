@@ -147,6 +147,15 @@ impl Device {
     pub fn interrupts(&self, count: u32) -> Result<Vec<Irq>, DeviceError> {
         irq::enable(&self.0, count)
     }
+
+    /// What is raised when the kernel asks for the device back, because it is being unplugged or unbound. The kernel
+    /// waits, and asks again from time to time, until the device is closed. Linux 4.0.
+    ///
+    /// # Errors
+    /// [`DeviceError::Interrupts`] where the kernel does not tell; [`DeviceError::Kernel`].
+    pub fn request(&self) -> Result<Irq, DeviceError> {
+        irq::request(&self.0)
+    }
 }
 
 impl Inner {

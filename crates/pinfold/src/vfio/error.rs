@@ -74,9 +74,14 @@ pub enum OpenError {
     /// The kernel speaks another version of the interface.
     #[error("the kernel speaks version {0} of VFIO's interface, and this program version 0")]
     Version(i32),
-    /// Asked for by name, and not there.
-    #[error("{0}")]
-    Way(String),
+    /// iommufd was asked for by name.
+    #[error("{bdf} can not be had by iommufd ({why}): open it by type1")]
+    NoIommufd {
+        /// The device.
+        bdf: Bdf,
+        /// Why not.
+        why: String,
+    },
     /// Without an IOMMU, but not asked for.
     #[error(
         "{0} has no IOMMU, and VFIO would let it reach all memory: where that is wanted it has to be asked for by name"

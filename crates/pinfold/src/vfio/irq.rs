@@ -67,6 +67,19 @@ pub(super) fn enable(of: &Arc<Inner>, count: u32) -> Result<Vec<Irq>, DeviceErro
     Ok((0..).zip(events).map(|(vector, event)| Irq { event, vector, _on: Arc::clone(&on) }).collect())
 }
 
+/// What is written to when the kernel asks for the device back.
+pub(super) fn request(of: &Arc<Inner>) -> Result<Irq, DeviceError> {
+    let kind = layout::IRQ_REQUEST;
+    let has = device::irqs(of.fd(), kind).map_err(|e| of.failed("VFIO_DEVICE_GET_IRQ_INFO", e))?;
+    if has == 0 {
+        return Err(DeviceError::Interrupts { bdf: of.bdf, asked: 1, has });
+    }
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let event = rustix::event::eventfd(0, flags).map_err(|e| of.failed("eventfd", e.into()))?;
+    device::set_irqs(of.fd(), kind, &[event.as_fd()]).map_err(|e| of.failed("VFIO_DEVICE_SET_IRQS", e))?;
+    Ok(Irq { event, vector: 0, _on: Arc::new(On { device: Arc::clone(of), kind }) })
+}
+
 impl Irq {
     /// Its number on the device.
     pub fn vector(&self) -> u32 {

@@ -3,6 +3,7 @@
 use super::bdf::Bdf;
 use super::device::{Device, Inner};
 use super::error::OpenError;
+use super::iommufd::Iommufd;
 use super::lookup::{self, Found, VFIO_PCI};
 use super::mapper::{Limits, Mapper, iova_space};
 use super::table::KernelTable;
@@ -13,7 +14,7 @@ use crate::sys::Errno;
 use crate::sys::vfio::layout;
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -25,6 +26,39 @@ pub enum Way {
     Best,
     /// A container with type1 (Linux 4.0).
     Type1,
+    /// An address space of `/dev/iommu` (Linux 6.6).
+    Iommufd,
+}
+
+/// Which of the two it is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Choice {
+    pub(crate) way: Way,
+    pub(crate) why: String,
+    /// The device's own node, for iommufd.
+    node: Option<PathBuf>,
+}
+
+/// iommufd where the kernel has it for this device and this user may open it; else type1. Why, in a few words.
+pub(crate) fn choose(roots: &Roots, cdev: Option<&str>) -> Choice {
+    let type1 = |why: String| Choice { way: Way::Type1, why, node: None };
+    let iommu = roots.dev.join("iommu");
+    let Some(cdev) = cdev else {
+        return type1(
+            "type1: the kernel has no iommufd for VFIO's devices (Linux 6.6, VFIO_DEVICE_CDEV)".to_owned(),
+        );
+    };
+    let node = roots.dev.join("vfio/devices").join(cdev);
+    for path in [&iommu, &node] {
+        use rustix::fs::Access;
+        match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::NOENT) => return type1(format!("type1: no {}", path.display())),
+            Err(_) => return type1(format!("type1: {} may not be opened by this user", path.display())),
+        }
+    }
+    let why = format!("iommufd: {} and {} can be opened", iommu.display(), node.display());
+    Choice { way: Way::Iommufd, why, node: Some(node) }
 }
 
 /// How a device is opened.
@@ -68,7 +102,7 @@ pub struct Chosen {
     /// The interface: never [`Way::Best`].
     pub way: Way,
     /// Why this one, in a few words.
-    pub why: &'static str,
+    pub why: String,
     /// What the kernel said that it translates.
     pub limits: Limits,
 }
@@ -84,7 +118,18 @@ impl Device {
     pub fn open(address: &str, options: &Options) -> Result<Self, OpenError> {
         let roots = &options.roots;
         let found = check(roots, Bdf::from_str(address)?)?;
-        by_type1(options, &found)
+        let best = choose(roots, found.cdev.as_deref());
+        match (options.way, best) {
+            (Way::Best, Choice { way: Way::Iommufd, why, node: Some(node) }) => {
+                by_iommufd(options, &found, &node, why)
+            }
+            (Way::Iommufd, Choice { node: Some(node), .. }) => {
+                by_iommufd(options, &found, &node, "iommufd: asked for by name".to_owned())
+            }
+            (Way::Iommufd, Choice { why, .. }) => Err(OpenError::NoIommufd { bdf: found.bdf, why }),
+            (Way::Best, Choice { why, .. }) => by_type1(options, &found, why),
+            (Way::Type1, _) => by_type1(options, &found, "type1: asked for by name".to_owned()),
+        }
     }
 }
 
@@ -102,7 +147,22 @@ fn check(roots: &Roots, bdf: Bdf) -> Result<Found, OpenError> {
     }
 }
 
-fn by_type1(options: &Options, found: &Found) -> Result<Device, OpenError> {
+fn by_iommufd(options: &Options, found: &Found, node: &Path, why: String) -> Result<Device, OpenError> {
+    let space = Arc::new(Iommufd::open(&options.roots)?);
+    let opened = space.device(node);
+    let group = found.group.as_ref().map(|group| group.number);
+    let fd = opened.map_err(|error| match (&error, group) {
+        // The kernel says no more than that somebody owns the group.
+        (OpenError::Busy { .. } | OpenError::Kernel { .. }, Some(group)) => {
+            let others = lookup::in_the_way(&options.roots, group);
+            if others.is_empty() { error } else { OpenError::NotViable { bdf: found.bdf, group, others } }
+        }
+        _ => error,
+    })?;
+    finish(options, found.bdf, space, fd, Way::Iommufd, why)
+}
+
+fn by_type1(options: &Options, found: &Found, why: String) -> Result<Device, OpenError> {
     let bdf = found.bdf;
     let group = found.group.as_ref().ok_or(OpenError::NoIommu(bdf))?;
     let container = Arc::new(Type1::open(&options.roots)?);
@@ -111,7 +171,6 @@ fn by_type1(options: &Options, found: &Found) -> Result<Device, OpenError> {
         let others = lookup::in_the_way(&options.roots, group.number);
         return Err(OpenError::NotViable { bdf, group: group.number, others });
     };
-    let why = "type1: asked for, or the kernel has no iommufd for this device";
     finish(options, bdf, container, fd, Way::Type1, why)
 }
 
@@ -122,7 +181,7 @@ fn finish<M: Mapper + 'static>(
     mapper: Arc<M>,
     fd: OwnedFd,
     way: Way,
-    why: &'static str,
+    why: String,
 ) -> Result<Device, OpenError> {
     let limits = mapper.limits().map_err(|errno| OpenError::Kernel {
         call: "the INFO call",

@@ -14,6 +14,9 @@ use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+#[cfg(test)]
+mod tests;
+
 /// A [`Backend`] above the calls of `M`.
 pub(crate) struct KernelTable<M> {
     mapper: M,
@@ -87,11 +90,13 @@ impl<M: Mapper> KernelTable<M> {
         let unmapped = self.mapper.unmap(range);
         let mut account = self.account();
         match unmapped {
-            Ok(bytes) if bytes == range.len() => {
-                account.forget(range);
-                Ok(())
-            }
             Ok(bytes) => {
+                account.forget(range);
+                if bytes == range.len() {
+                    return Ok(());
+                }
+                // Somebody took back what was not all mapped. What was, is not any more; but who is so wrong about
+                // what is where is not told that all is well.
                 tracing::error!(%range, bytes, "the kernel unmapped another number of bytes");
                 Err(BackendError::NotRevoked)
             }

@@ -100,9 +100,9 @@ fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
     assert_eq!(table.release(hold), Ok(Some(plain(0x1000, 0x1000))));
     let listed: Vec<_> = table.iter().map(|(index, buffer)| (index, buffer.addr())).collect();
     assert_eq!(listed, [(a, 0x1800), (c, 0x5000)]);
-    assert_eq!(table.check(None, 0x9000, 1), Ok(b));
-    assert_eq!(table.check(Some(c), 0x5800, 0x1000), Ok(c));
-    assert!(matches!(table.check(None, 0x5800, 1), Err(RegisterError::Overlaps { with, .. }) if with == c));
+    assert_eq!(table.prepare(None, 0x9000, 1), Ok(b));
+    assert_eq!(table.prepare(Some(c), 0x5800, 0x1000), Ok(c));
+    assert!(matches!(table.prepare(None, 0x5800, 1), Err(RegisterError::Overlaps { with, .. }) if with == c));
 }
 
 #[test]

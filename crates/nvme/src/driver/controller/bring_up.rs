@@ -2,10 +2,10 @@
 
 use super::core::{Control, Core};
 use super::identify;
-use crate::driver::clock::Backoff;
+use crate::driver::clock::{Backoff, Clock, SystemClock};
 use crate::driver::error::Error;
 use crate::registers::Registers;
-use crate::spec::{Cc, Command, ControllerData, Csts, admin, cns, feature, offset};
+use crate::spec::{Cap, Cc, Command, ControllerData, Csts, admin, cns, feature, offset};
 use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::little_endian::U32;
 
@@ -24,7 +24,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let Control { admin: Some(admin), .. } = &mut *control else { return Err(Error::NeedsReset) };
         admin.attach(&self.registers);
         self.registers.write32(offset::CC, Cc::ENABLED.0);
-        self.wait_ready(true)?;
+        wait_ready(&self.registers, self.cap, &*self.config.clock, true)?;
         admin.set_usable(true);
         let asked = self.ask(&mut control);
         if asked.is_err()
@@ -35,41 +35,19 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         asked
     }
 
-    /// When this succeeds, the controller makes no access to memory any more.
-    pub(super) fn disable(&self) -> Result<(), Error> {
-        let csts = self.registers.read32(offset::CSTS);
-        if csts == Csts::GONE {
-            return Err(Error::Gone);
+    pub(super) fn shut_down(&self) -> Result<(), Error> {
+        let mut control = self.control();
+        if let Some(admin) = &mut control.admin {
+            admin.set_usable(false);
         }
-        self.registers.write32(offset::CC, Cc::DISABLED.0);
-        self.wait_ready(false)
+        self.disable()?;
+        self.on_disabled(&mut control);
+        Ok(())
     }
 
-    /// Waits until CSTS.RDY is `ready`, at most CAP.TO.
-    fn wait_ready(&self, ready: bool) -> Result<(), Error> {
-        // TO may be 0 where a controller is quick; one unit is then what it gets.
-        let limit = self.cap.timeout_ns().max(500_000_000);
-        let start = self.config.clock.now_ns();
-        let mut backoff = Backoff::default();
-        loop {
-            let csts = self.registers.read32(offset::CSTS);
-            if csts == Csts::GONE {
-                return Err(Error::Gone);
-            }
-            let csts = Csts::from_bits_retain(csts);
-            // While it is being disabled it may still show the failure for which it is reset.
-            if ready && csts.contains(Csts::FATAL) {
-                return Err(Error::Fatal);
-            }
-            if csts.contains(Csts::READY) == ready {
-                return Ok(());
-            }
-            if self.config.clock.now_ns().saturating_sub(start) >= limit {
-                let wanted = if ready { "ready" } else { "disabled" };
-                return Err(Error::NotReady { wanted, limit_ms: limit / 1_000_000 });
-            }
-            backoff.pause();
-        }
+    /// When this succeeds, the controller makes no access to memory any more.
+    pub(super) fn disable(&self) -> Result<(), Error> {
+        disable(&self.registers, self.cap, &*self.config.clock)
     }
 
     fn ask(&self, control: &mut Control<S>) -> Result<(), Error> {
@@ -105,5 +83,50 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         facts.identity = identify::identity(&data, self.cap, granted, max, version);
         facts.namespaces = namespaces.into();
         Ok(())
+    }
+}
+
+/// Disables the controller behind `registers`, whoever enabled it: another program, perhaps, that was killed.
+pub(crate) fn quiet(registers: &impl Registers) -> Result<(), Error> {
+    let cap = Cap(registers.read64(offset::CAP));
+    if cap.0 == u64::MAX {
+        return Err(Error::Gone);
+    }
+    disable(registers, cap, &SystemClock::default())
+}
+
+/// When this succeeds, the controller makes no access to memory any more.
+fn disable(registers: &impl Registers, cap: Cap, clock: &dyn Clock) -> Result<(), Error> {
+    if registers.read32(offset::CSTS) == Csts::GONE {
+        return Err(Error::Gone);
+    }
+    registers.write32(offset::CC, Cc::DISABLED.0);
+    wait_ready(registers, cap, clock, false)
+}
+
+/// Waits until CSTS.RDY is `ready`, at most CAP.TO.
+fn wait_ready(registers: &impl Registers, cap: Cap, clock: &dyn Clock, ready: bool) -> Result<(), Error> {
+    // TO may be 0 where a controller is quick; one unit is then what it gets.
+    let limit = cap.timeout_ns().max(500_000_000);
+    let start = clock.now_ns();
+    let mut backoff = Backoff::default();
+    loop {
+        let csts = registers.read32(offset::CSTS);
+        if csts == Csts::GONE {
+            return Err(Error::Gone);
+        }
+        let csts = Csts::from_bits_retain(csts);
+        // While it is being disabled it may still show the failure for which it is reset.
+        if ready && csts.contains(Csts::FATAL) {
+            return Err(Error::Fatal);
+        }
+        if csts.contains(Csts::READY) == ready {
+            return Ok(());
+        }
+        if clock.now_ns().saturating_sub(start) >= limit {
+            let wanted = if ready { "ready" } else { "disabled" };
+            return Err(Error::NotReady { wanted, limit_ms: limit / 1_000_000 });
+        }
+        backoff.pause();
     }
 }

@@ -148,9 +148,11 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let failed = match csts {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
+            _ if self.core.registers.is_asked_back() => PollError::AskedBack,
+            csts if !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
             _ => return Ok(()),
         };
-        // A reset that begins now clears the flag; the queue is then stale and its requests end that way.
+        // A reset that begins now clears it; the queue is then stale and its requests end that way.
         self.failed = Some(failed);
         Err(failed)
     }

@@ -107,14 +107,17 @@ impl Window {
         self.len
     }
 
-    /// Where `size` bytes at `offset` are, if they are inside and aligned.
-    fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
-        let inside = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
-        if !inside || !offset.is_multiple_of(size_of::<T>()) {
-            return None;
-        }
+    /// Where `len` bytes at `offset` are, if they are inside.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         // SAFETY: `offset` is inside the mapping, which is one allocation of `len` bytes.
-        Some(unsafe { self.base.byte_add(offset) }.cast())
+        inside.then(|| unsafe { self.base.byte_add(offset) }.cast())
+    }
+
+    /// Where a register at `offset` is, if it is inside and aligned.
+    fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
+        let at = self.part(offset, size_of::<T>())?;
+        offset.is_multiple_of(size_of::<T>()).then_some(at.cast())
     }
 
     /// Reads a register; `None` where it is not inside or not aligned.

@@ -1,4 +1,4 @@
-//! Numbers and structures of `linux/vfio.h` and `linux/iommufd.h`. A test compares the former with `vfio-bindings`.
+//! Numbers and structures of `linux/vfio.h`. A test compares them with those that bindgen made of it (`vfio-bindings`).
 
 /// `_IO(';', 100 + n)`: VFIO encodes no size, each structure says its own in `argsz`.
 const fn vfio(n: u32) -> u32 {
@@ -75,6 +75,8 @@ pub(crate) const CONFIG_REGION: u32 = 7;
 pub(crate) const IRQ_MSI: u32 = 1;
 /// `VFIO_PCI_MSIX_IRQ_INDEX`.
 pub(crate) const IRQ_MSIX: u32 = 2;
+/// `VFIO_PCI_REQ_IRQ_INDEX` (Linux 4.0): the kernel asks for the device back.
+pub(crate) const IRQ_REQUEST: u32 = 4;
 
 pub(crate) const IRQ_EVENTFD: u32 = 1;
 
@@ -146,3 +148,6 @@ pub(crate) struct DmaUnmap {
     pub(crate) iova: u64,
     pub(crate) size: u64,
 }
+
+#[cfg(test)]
+mod tests;

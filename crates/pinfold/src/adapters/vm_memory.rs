@@ -1,0 +1,198 @@
+//! Guest memory over an arena: [`vm_memory`]'s traits.
+//!
+//! A virtual machine monitor, or a device model of one, reaches the memory by [`VolatileSlice`]s and as
+//! [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so any arena will do. With
+//! [`Exposure::Whole`](crate::Exposure::Whole) a device of the arena's domain reaches all of it at
+//! [`GuestRegion::iova`], as a device that is passed through to the guest must.
+
+use crate::arena::Source;
+use crate::buffer::Buffer;
+use ::vm_memory::bitmap::BS;
+use ::vm_memory::guest_memory::Result as GuestResult;
+use ::vm_memory::{
+    Address, GuestAddress, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionCollection, GuestUsize, MemoryRegionAddress, VolatileSlice,
+};
+use pinfold_core::addr::Iova;
+use std::fmt;
+
+/// Guest memory of several regions, in order of their addresses: what implements
+/// [`GuestMemory`](::vm_memory::GuestMemory).
+pub type GuestArena = GuestRegionCollection<GuestRegion>;
+
+/// A buffer as a region of a guest's memory. All of it counts, also what was rounded up.
+#[derive(Debug)]
+pub struct GuestRegion {
+    buffer: Buffer,
+    start: GuestAddress,
+}
+
+/// The region would not end within the guest's 64 bits; here is the buffer.
+#[derive(thiserror::Error)]
+#[error("a region of {len} bytes at guest address {start:#x} ends past the last address", len = .buffer.len())]
+pub struct PastEnd {
+    /// What was to be the region.
+    pub buffer: Buffer,
+    /// Where it was to start.
+    pub start: u64,
+}
+
+impl fmt::Debug for PastEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PastEnd").field("start", &self.start).finish_non_exhaustive()
+    }
+}
+
+impl GuestRegion {
+    /// The buffer at `start` of the guest's addresses. What is in it stays there:
+    /// [`alloc_zeroed`](crate::Arena::alloc_zeroed) where the guest must not see what was there before.
+    ///
+    /// # Errors
+    /// [`PastEnd`], with the buffer.
+    pub fn new(buffer: Buffer, start: GuestAddress) -> Result<Self, PastEnd> {
+        // A buffer has at least one byte, so its last byte is `len - 1` further on.
+        match start.checked_add(buffer.len() as u64 - 1) {
+            Some(_) => Ok(Self { buffer, start }),
+            None => Err(PastEnd { buffer, start: start.raw_value() }),
+        }
+    }
+
+    /// What a device of the arena's domain calls the first byte, where the arena is exposed whole; the rest follows
+    /// linearly.
+    pub fn iova(&self) -> Option<Iova> {
+        self.buffer.fixed_iova()
+    }
+
+    /// The buffer again, when the guest is gone.
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
+
+impl GuestMemoryRegion for GuestRegion {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.buffer.len() as u64
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.start
+    }
+
+    fn bitmap(&self) -> BS<'_, Self::B> {}
+
+    fn get_host_address(&self, addr: MemoryRegionAddress) -> GuestResult<*mut u8> {
+        Ok(self.get_slice(addr, 1)?.ptr_guard_mut().as_ptr())
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> GuestResult<VolatileSlice<'_, BS<'_, Self::B>>> {
+        let outside = GuestMemoryError::InvalidBackendAddress;
+        let offset = usize::try_from(offset.raw_value()).map_err(|_| outside)?;
+        let outside = GuestMemoryError::InvalidBackendAddress;
+        let memory = self.buffer.memory().part(offset, count).map_err(|_| outside)?;
+        // SAFETY: `part` proved that the bytes lie in the buffer's memory, which stays where it is while the buffer,
+        // that is, `self`, is borrowed. Nobody has a reference into it: that takes the buffer by exclusive borrow, and
+        // it is private here. Others that reach it are devices, as volatile accesses expect.
+        Ok(unsafe { VolatileSlice::new(memory.as_ptr().as_ptr(), memory.len()) })
+    }
+
+    fn is_hugetlbfs(&self) -> Option<bool> {
+        let source = self.buffer.arena().account().source;
+        (source != Source::Caller).then(|| source.is_hugetlb())
+    }
+}
+
+impl GuestMemoryRegionBytes for GuestRegion {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arena, Domain, Exposure};
+    use ::vm_memory::{Bytes, GuestMemory, GuestMemoryBackend};
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    const GIB: u64 = 1 << 30;
+
+    fn guest(exposure: Exposure) -> (Domain, GuestArena) {
+        let domain = Domain::soft().unwrap();
+        let arena = Arena::builder().size(4 << 20).exposure(exposure).build(&domain).unwrap();
+        // As on a PC: one part low, the other above the hole at 4 GiB.
+        let low = GuestRegion::new(arena.alloc_zeroed(1 << 20).unwrap(), GuestAddress(0)).unwrap();
+        let high = GuestRegion::new(arena.alloc_zeroed(2 << 20).unwrap(), GuestAddress(4 * GIB)).unwrap();
+        (domain, GuestArena::from_regions(vec![low, high]).unwrap())
+    }
+
+    #[test]
+    fn it_reads_what_was_written_and_ends_where_it_ends() {
+        let (_domain, memory) = guest(Exposure::PerUse);
+        memory.write_slice(b"boot", GuestAddress(0x7c00)).unwrap();
+        memory.write_obj(0x1234_5678_u32, GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap();
+        let mut back = [0; 4];
+        memory.read_slice(&mut back, GuestAddress(0x7c00)).unwrap();
+        assert_eq!(&back, b"boot");
+        assert_eq!(memory.read_obj::<u32>(GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap(), 0x1234_5678);
+        memory.store(7_u64, GuestAddress(4 * GIB), Ordering::Release).unwrap();
+        assert_eq!(memory.load::<u64>(GuestAddress(4 * GIB), Ordering::Acquire).unwrap(), 7);
+        // The hole, the last byte and what crosses it.
+        memory.write_obj(1_u8, GuestAddress(1 << 20)).unwrap_err();
+        memory.write_obj(1_u64, GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap_err();
+        memory.read_obj::<u8>(GuestAddress(u64::MAX)).unwrap_err();
+    }
+
+    #[test]
+    fn slices_outside_of_a_region_are_refused() {
+        let (_domain, memory) = guest(Exposure::PerUse);
+        let region = memory.find_region(GuestAddress(0)).unwrap();
+        let (len, at) = (1 << 20, MemoryRegionAddress);
+        assert_eq!(region.get_slice(at(0), len).unwrap().len(), len);
+        assert_eq!(region.get_slice(at(len as u64), 0).unwrap().len(), 0);
+        for (offset, count) in [(0, len + 1), (len as u64, 1), (u64::MAX, 1), (1, usize::MAX)] {
+            assert!(region.get_slice(at(offset), count).is_err(), "{offset} {count}");
+        }
+        assert!(region.get_host_address(at(len as u64)).is_err());
+        let first = region.as_volatile_slice().unwrap().ptr_guard().as_ptr();
+        assert_eq!(region.get_host_address(at(5)).unwrap().addr(), first.addr() + 5);
+    }
+
+    #[test]
+    fn a_region_past_the_last_address_gives_the_buffer_back() {
+        let domain = Domain::soft().unwrap();
+        let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
+        let refused =
+            GuestRegion::new(arena.alloc(8192).unwrap(), GuestAddress(u64::MAX - 4096)).unwrap_err();
+        assert_eq!(refused.buffer.len(), 8192);
+        let last = GuestRegion::new(refused.buffer, GuestAddress(u64::MAX - 8191)).unwrap();
+        assert_eq!(last.last_addr(), GuestAddress(u64::MAX));
+        drop(last.into_buffer());
+        assert_eq!(arena.stats().frames_in_use, 0);
+    }
+
+    #[test]
+    fn a_device_reaches_the_guest_where_it_is_exposed_whole_and_not_else() {
+        let (domain, memory) = guest(Exposure::Whole);
+        let region = memory.find_region(GuestAddress(4 * GIB)).unwrap();
+        let at = region.iova().unwrap().checked_add(0x2000).unwrap();
+        domain.port().unwrap().write(at, b"packet").unwrap();
+        let mut back = [0; 6];
+        memory.read_slice(&mut back, GuestAddress(4 * GIB + 0x2000)).unwrap();
+        assert_eq!(&back, b"packet");
+
+        let (_domain, memory) = guest(Exposure::PerUse);
+        assert_eq!(memory.find_region(GuestAddress(0)).unwrap().iova(), None);
+    }
+
+    #[test]
+    fn the_crate_s_traits_are_there() {
+        fn is_guest_memory(_: &impl GuestMemory) {}
+        fn is_shared<T: Send + Sync>() {}
+        let (_domain, memory) = guest(Exposure::PerUse);
+        is_guest_memory(&memory);
+        is_shared::<Arc<GuestArena>>();
+    }
+}

@@ -1,0 +1,205 @@
+//! Pinning by io_uring: a table of registered buffers in rings of our own.
+//!
+//! The kernel holds each page of such a buffer (`FOLL_LONGTERM`): it stays where it is, and is nobody else's, until it
+//! is taken out of the table, whatever the process does to its addresses meanwhile.
+
+use super::coverage::Coverage;
+use super::footprint::Footprint;
+use crate::sys::Errno;
+use io_uring::IoUring;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The most that one place of a ring's table takes. Pieces end at multiples of it, so that no page is in two.
+const PIECE: usize = 1 << 30;
+/// The most places that a ring has: enough for 15 buffers of the largest size.
+const MAX_PLACES: u32 = 16_384;
+/// How many places the largest buffer (1 TiB) needs.
+const LARGEST: u32 = 1025;
+
+/// A place in a ring's table of buffers, and the memory that it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingPlace {
+    /// Its number: what a request names.
+    pub index: u32,
+    /// Where the memory starts in this process.
+    pub addr: usize,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Memory that is pinned: where in which ring, and what that was charged.
+#[derive(Debug)]
+pub(super) struct Pins {
+    ring: usize,
+    places: Vec<RingPlace>,
+    pub(super) charged: u64,
+}
+
+impl Pins {
+    /// Which of the rings it is in, and which places it has there.
+    pub(super) fn places(&self) -> (usize, &[RingPlace]) {
+        (self.ring, &self.places)
+    }
+}
+
+/// Rings that do nothing but pin.
+pub(super) struct PinRings {
+    rings: Vec<PinRing>,
+    capacity: u32,
+}
+
+struct PinRing {
+    ring: IoUring,
+    vacant: Vec<u32>,
+    /// The pages of several frames that the kernel has charged to this ring's table.
+    larger: Coverage,
+    charged: u64,
+}
+
+impl Drop for PinRing {
+    fn drop(&mut self) {
+        // Closing would do, but not at once.
+        if let Err(error) = self.ring.submitter().unregister_buffers() {
+            tracing::debug!(%error, "buffers are unregistered as their ring is closed");
+        }
+    }
+}
+
+impl std::fmt::Debug for PinRings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PinRings").field("rings", &self.rings.len()).finish_non_exhaustive()
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::new(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+impl PinRing {
+    fn new(places: u32) -> Result<Self, Errno> {
+        let ring = IoUring::builder().dontfork().build(1).map_err(|error| errno_of(&error))?;
+        ring.submitter().register_buffers_sparse(places).map_err(|error| errno_of(&error))?;
+        Ok(Self { ring, vacant: (0..places).rev().collect(), larger: Coverage::default(), charged: 0 })
+    }
+
+    /// Puts memory into a place, or vacates it (`len` 0).
+    fn set(&self, place: u32, addr: usize, len: usize) -> Result<(), Errno> {
+        let iov_base = std::ptr::with_exposed_provenance_mut(if len == 0 { 0 } else { addr });
+        let vector = libc::iovec { iov_base, iov_len: len };
+        // SAFETY: the kernel pins the pages, and reaches them only in requests, of which this ring has none. Whoever
+        // has the ring's buffers cloned answers for the requests there.
+        let set = unsafe { self.ring.submitter().register_buffers_update(place, &[vector], None) };
+        set.map_err(|error| errno_of(&error))
+    }
+}
+
+impl PinRings {
+    /// A ring with room for `buffers` small buffers and a large one. Sparse tables: since Linux 5.19.
+    pub(super) fn new(buffers: usize) -> Result<Self, Errno> {
+        let capacity = u32::try_from(buffers).unwrap_or(MAX_PLACES).saturating_add(LARGEST).min(MAX_PLACES);
+        Ok(Self { rings: vec![PinRing::new(capacity)?], capacity })
+    }
+
+    /// The ring of this number, whose buffers may be cloned to others.
+    pub(super) fn fd(&self, ring: usize) -> Option<BorrowedFd<'_>> {
+        let fd = self.rings.get(ring)?.ring.as_raw_fd();
+        // SAFETY: the descriptor is open as long as the ring, which `self` owns.
+        Some(unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Whether the rings are still there.
+    pub(super) fn alive(&self) -> bool {
+        self.rings.iter().all(|ring| ring.vacant.last().is_none_or(|&place| ring.set(place, 0, 0).is_ok()))
+    }
+
+    /// What the kernel has charged in all.
+    pub(super) fn charged(&self) -> u64 {
+        self.rings.iter().map(|ring| ring.charged).sum()
+    }
+
+    /// What the kernel would charge for memory on these pages.
+    pub(super) fn charge(&self, footprint: &Footprint, places: usize) -> u64 {
+        let ring = self.rings.iter().find(|ring| ring.vacant.len() >= places);
+        let none = Coverage::default();
+        charge(ring.map_or(&none, |ring| &ring.larger), footprint)
+    }
+
+    /// Pins the memory, all or nothing. The pages are brought in if they are not there.
+    pub(super) fn pin(&mut self, addr: usize, len: usize) -> Result<Pins, Errno> {
+        let pieces: Vec<_> = pieces(addr, len).collect();
+        let at = match self.rings.iter().position(|ring| ring.vacant.len() >= pieces.len()) {
+            Some(at) => at,
+            None => {
+                self.rings.push(PinRing::new(self.capacity)?);
+                self.rings.len() - 1
+            }
+        };
+        let Some(ring) = self.rings.get_mut(at) else { return Err(Errno::new(libc::ENOMEM)) };
+        let mut pins = Pins { ring: at, places: Vec::with_capacity(pieces.len()), charged: 0 };
+        for (addr, len) in pieces {
+            let Some(index) = ring.vacant.pop() else { break };
+            if let Err(errno) = ring.set(index, addr, len) {
+                ring.vacant.push(index);
+                self.release(&pins);
+                return Err(errno);
+            }
+            pins.places.push(RingPlace { index, addr, len });
+        }
+        Ok(pins)
+    }
+
+    /// Enters what pinned memory was charged for.
+    pub(super) fn account(&mut self, pins: &mut Pins, footprint: &Footprint) {
+        if let Some(ring) = self.rings.get_mut(pins.ring) {
+            pins.charged = charge(&ring.larger, footprint);
+            ring.charged += pins.charged;
+            footprint.larger.iter().for_each(|&(start, end)| ring.larger.add(start, end));
+        }
+    }
+
+    /// Lets go of memory whose pages were entered by [`account`](Self::account).
+    pub(super) fn unpin(&mut self, pins: &Pins, footprint: &Footprint) {
+        self.release(pins);
+        if let Some(ring) = self.rings.get_mut(pins.ring) {
+            ring.charged -= pins.charged;
+            for &(start, end) in &footprint.larger {
+                ring.larger.remove(start, end);
+            }
+        }
+    }
+
+    /// Lets go of memory that was not accounted for.
+    pub(super) fn release(&mut self, pins: &Pins) {
+        let Some(ring) = self.rings.get_mut(pins.ring) else { return };
+        for &RingPlace { index, addr, len } in &pins.places {
+            match ring.set(index, 0, 0) {
+                Ok(()) => ring.vacant.push(index),
+                // The place stays taken, and the memory pinned until the ring is closed.
+                Err(errno) => tracing::error!(addr, len, %errno, "memory could not be unpinned"),
+            }
+        }
+    }
+}
+
+/// What the kernel charges: every plain page, and each larger one that the table does not have yet.
+fn charge(larger: &Coverage, footprint: &Footprint) -> u64 {
+    let mut seen = Coverage::default();
+    let new = footprint.larger.iter().map(|&(start, end)| {
+        // The same page may come twice in one footprint; it is whole, so it is missing whole or not at all.
+        let missing = larger.missing(start, end).min(seen.missing(start, end));
+        seen.add(start, end);
+        missing
+    });
+    new.sum::<u64>() + footprint.plain_bytes()
+}
+
+/// The parts of the memory that one place each takes.
+pub(super) fn pieces(addr: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let end = addr.saturating_add(len);
+    let mut at = addr;
+    std::iter::from_fn(move || {
+        let start = at;
+        at = (start / PIECE).saturating_add(1).saturating_mul(PIECE).min(end);
+        (start < end).then(|| (start, at - start))
+    })
+}

@@ -1,0 +1,180 @@
+//! Sees registered memory go away, by a userfaultfd.
+//!
+//! Whoever unmaps, moves or discards watched memory waits in the kernel until the event has been read. The thread that
+//! reads it says so *before* it reads (`busy`), and takes that back when the registrations are marked. So whoever asks
+//! about a registration after such a call has returned either sees the mark, or sees `busy` and waits for the mark:
+//! no use of addresses that have become something else goes unnoticed.
+//!
+//! The thread allocates nothing and takes no lock: the one that waits for it may hold any.
+
+use super::coverage::Coverage;
+use super::error::Gone;
+use crate::sys::userfault::{Event, Userfault, What};
+use crate::sys::{Errno, bytes};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// The number of a place in the watch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Watched {
+    place: usize,
+    /// The pages that are watched for it.
+    start: usize,
+    end: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    vacant: Vec<usize>,
+    /// Pages may be watched for several: they are forgotten with the last.
+    pages: Coverage,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    userfault: Userfault,
+    /// Events are being read and marked.
+    busy: AtomicBool,
+    places: Box<[Place]>,
+}
+
+/// A range that is watched: empty where the place is vacant.
+#[derive(Debug, Default)]
+struct Place {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// What became of it: 0, or one of the codes; the address is written before.
+    gone: AtomicUsize,
+    gone_at: AtomicUsize,
+}
+
+const GONE: [(usize, Gone); 3] = [(1, Gone::Unmapped), (2, Gone::Moved), (3, Gone::Discarded)];
+
+impl Watch {
+    /// A watch of at most `places` ranges at once.
+    pub(super) fn new(places: usize) -> Result<Self, Errno> {
+        let userfault = Userfault::new()?;
+        let table = std::iter::repeat_with(Place::default).take(places).collect();
+        let shared = Arc::new(Shared { userfault, busy: AtomicBool::new(false), places: table });
+        let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
+        let (seen, halt) = (shared.clone(), stop.clone());
+        let named = std::thread::Builder::new().name("pinfold-watch".to_owned());
+        let thread = named.spawn(move || seen.run(&halt));
+        let thread = thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        let vacant = (0..places).rev().collect();
+        Ok(Self { shared, vacant, pages: Coverage::default(), stop, thread: Some(thread) })
+    }
+
+    /// Watches `addr..end`, by the pages `first..last` that it is on.
+    pub(super) fn watch(
+        &mut self,
+        (addr, end): (usize, usize),
+        (first, last): (usize, usize),
+    ) -> Result<Watched, Errno> {
+        let place = self.vacant.pop().ok_or(Errno::new(libc::ENOSPC))?;
+        // What became of these addresses before is not this registration's.
+        self.shared.settle();
+        if let Some(entry) = self.shared.places.get(place) {
+            entry.gone.store(0, Ordering::Relaxed);
+            entry.start.store(addr, Ordering::Relaxed);
+            entry.end.store(end, Ordering::Release);
+        }
+        // Entered before: nothing that happens from here on is missed.
+        if let Err(errno) = self.shared.userfault.watch(first, last) {
+            self.vacate(place);
+            return Err(errno);
+        }
+        self.pages.add(first as u64, last as u64);
+        Ok(Watched { place, start: first, end: last })
+    }
+
+    /// No longer watches it.
+    pub(super) fn forget(&mut self, watched: Watched) {
+        let gone = self.gone(watched).is_some();
+        self.vacate(watched.place);
+        for (start, end) in self.pages.remove(watched.start as u64, watched.end as u64) {
+            // What went away may be somebody else's now.
+            if !gone && let Err(errno) = self.shared.userfault.forget(bytes(start), bytes(end)) {
+                tracing::debug!(start, end, %errno, "memory stays watched");
+            }
+        }
+    }
+
+    fn vacate(&mut self, place: usize) {
+        if let Some(entry) = self.shared.places.get(place) {
+            entry.end.store(0, Ordering::Release);
+        }
+        self.vacant.push(place);
+    }
+
+    /// What became of it, and where.
+    #[inline]
+    pub(super) fn gone(&self, watched: Watched) -> Option<(Gone, usize)> {
+        self.shared.settle();
+        let place = self.shared.places.get(watched.place)?;
+        let code = place.gone.load(Ordering::Acquire);
+        let &(_, gone) = GONE.iter().find(|(have, _)| *have == code)?;
+        Some((gone, place.gone_at.load(Ordering::Relaxed)))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The counter is at 0, so that this does not block.
+        let told = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Waits until the events that have been read are marked.
+    #[inline]
+    fn settle(&self) {
+        while self.busy.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn run(&self, stop: &OwnedFd) {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.userfault.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            ];
+            let polled = rustix::event::poll(&mut fds, None);
+            let [_, halt] = fds;
+            if !halt.revents().is_empty() || polled.is_err_and(|errno| errno != rustix::io::Errno::INTR) {
+                return;
+            }
+            self.busy.store(true, Ordering::SeqCst);
+            while let Some(event) = self.userfault.next() {
+                self.mark(event);
+            }
+            self.busy.store(false, Ordering::Release);
+        }
+    }
+
+    fn mark(&self, event: Event) {
+        let code = match event.what {
+            What::Unmapped => 1,
+            What::Moved => 2,
+            What::Removed => 3,
+        };
+        for place in &self.places {
+            let (end, start) = (place.end.load(Ordering::Acquire), place.start.load(Ordering::Relaxed));
+            if start < event.end && event.start < end && place.gone.load(Ordering::Relaxed) == 0 {
+                place.gone_at.store(event.start.max(start), Ordering::Relaxed);
+                place.gone.store(code, Ordering::Release);
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! iommufd's system calls (`linux/iommufd.h`), and VFIO's for devices without groups. Linux 6.2; devices since 6.6.
+
+use super::Errno;
+use super::vfio::{argsz, with_struct};
+use pinfold_core::access::Access;
+use pinfold_core::addr::IovaRange;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+/// `_IO(';', 0x80 + n)`: each structure says its own size in its first field.
+const fn iommu(n: u32) -> u32 {
+    ((b';' as u32) << 8) | (0x80 + n)
+}
+
+const DESTROY: u32 = iommu(0);
+const IOAS_ALLOC: u32 = iommu(1);
+const IOAS_IOVA_RANGES: u32 = iommu(4);
+const IOAS_MAP: u32 = iommu(5);
+const IOAS_UNMAP: u32 = iommu(6);
+const DEVICE_BIND: u32 = ((b';' as u32) << 8) | 118;
+const DEVICE_ATTACH: u32 = ((b';' as u32) << 8) | 119;
+
+const MAP_FIXED_IOVA: u32 = 1;
+const MAP_WRITEABLE: u32 = 2;
+const MAP_READABLE: u32 = 4;
+
+/// `iommu_destroy`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Destroy {
+    size: u32,
+    id: u32,
+}
+
+/// `iommu_ioas_alloc`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Alloc {
+    size: u32,
+    flags: u32,
+    out_ioas_id: u32,
+}
+
+/// `iommu_ioas_iova_ranges`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Ranges {
+    size: u32,
+    ioas_id: u32,
+    num_iovas: u32,
+    reserved: u32,
+    allowed_iovas: u64,
+    out_iova_alignment: u64,
+}
+
+/// `iommu_ioas_map`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Map {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    reserved: u32,
+    user_va: u64,
+    length: u64,
+    iova: u64,
+}
+
+/// `iommu_ioas_unmap`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Unmap {
+    size: u32,
+    ioas_id: u32,
+    iova: u64,
+    length: u64,
+}
+
+/// `vfio_device_bind_iommufd`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Bind {
+    argsz: u32,
+    flags: u32,
+    iommufd: i32,
+    out_devid: u32,
+}
+
+/// `vfio_device_attach_iommufd_pt`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Attach {
+    argsz: u32,
+    flags: u32,
+    pt_id: u32,
+}
+
+// The sizes that the kernel takes for the first version of each (`MIN_SIZE` in drivers/iommu/iommufd/main.c).
+const _: () = {
+    assert!(size_of::<Destroy>() == 8 && size_of::<Alloc>() == 12 && size_of::<Ranges>() == 32);
+    assert!(size_of::<Map>() == 40 && size_of::<Unmap>() == 24);
+    assert!(size_of::<Bind>() == 16 && size_of::<Attach>() == 12);
+};
+
+/// The number of an address space of one iommufd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ioas(u32);
+
+/// A new address space with nothing in it.
+pub(crate) fn alloc(iommufd: BorrowedFd<'_>) -> Result<Ioas, Errno> {
+    let mut alloc = Alloc { size: argsz::<Alloc>(), ..Alloc::default() };
+    // SAFETY: the structure is the one that the call fills in.
+    unsafe { with_struct(iommufd, IOAS_ALLOC, &mut alloc) }?;
+    Ok(Ioas(alloc.out_ioas_id))
+}
+
+/// Takes an address space away; no device may be attached to it.
+pub(crate) fn destroy(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> {
+    let mut destroy = Destroy { size: argsz::<Destroy>(), id: ioas.0 };
+    // SAFETY: the structure is the one that the call reads.
+    unsafe { with_struct(iommufd, DESTROY, &mut destroy) }.map(drop)
+}
+
+/// The first and the last address of each range that may be used, and the alignment of a mapping. With each device
+/// that is attached the ranges may shrink.
+pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u64)>, u64), Errno> {
+    /// `iommu_iova_range`.
+    #[derive(Clone, Copy, Default)]
+    #[repr(C)]
+    struct Range {
+        start: u64,
+        last: u64,
+    }
+    let mut room = 16u32;
+    loop {
+        let mut list = vec![Range::default(); usize::try_from(room).unwrap_or(0)];
+        let mut ask = Ranges {
+            size: argsz::<Ranges>(),
+            ioas_id: ioas.0,
+            num_iovas: room,
+            allowed_iovas: list.as_mut_ptr().expose_provenance() as u64,
+            ..Ranges::default()
+        };
+        // SAFETY: the structure is the one that the call fills in; `allowed_iovas` is room for `num_iovas` ranges,
+        // reached by nobody else during the call.
+        let asked = unsafe { with_struct(iommufd, IOAS_IOVA_RANGES, &mut ask) };
+        match asked {
+            Ok(_) => {
+                list.truncate(usize::try_from(ask.num_iovas).unwrap_or(0));
+                let pairs = list.iter().map(|range| (range.start, range.last)).collect();
+                return Ok((pairs, ask.out_iova_alignment));
+            }
+            // The kernel says how many there are.
+            Err(errno) if errno.raw() == libc::EMSGSIZE && ask.num_iovas > room && room < 1 << 16 => {
+                room = ask.num_iovas.min(1 << 16);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn flags(access: Access) -> u32 {
+    let mut flags = MAP_FIXED_IOVA;
+    if access.contains(Access::READ) {
+        flags |= MAP_READABLE;
+    }
+    if access.contains(Access::WRITE) {
+        flags |= MAP_WRITEABLE;
+    }
+    flags
+}
+
+/// Pins the memory and maps it, all or nothing.
+///
+/// # Safety
+/// Until [`unmap`] has taken the range back, or the iommufd and all devices bound to it are closed, the memory from `addr`
+/// (`iova.len()` bytes of this process) is mapped, the caller's to give, and nobody has a reference to it.
+pub(crate) unsafe fn map(
+    iommufd: BorrowedFd<'_>,
+    ioas: Ioas,
+    iova: IovaRange,
+    addr: NonNull<u8>,
+    access: Access,
+) -> Result<(), Errno> {
+    let mut map = Map {
+        size: argsz::<Map>(),
+        flags: flags(access),
+        ioas_id: ioas.0,
+        user_va: addr.as_ptr().expose_provenance() as u64,
+        length: iova.len(),
+        iova: iova.start().raw(),
+        ..Map::default()
+    };
+    // SAFETY: the structure is the one that the call reads; that a device may have the memory is the caller's promise.
+    unsafe { with_struct(iommufd, IOAS_MAP, &mut map) }.map(drop)
+}
+
+/// Takes access to the range back and unpins; no device reaches it when this returns. How many bytes were mapped there.
+pub(crate) fn unmap(iommufd: BorrowedFd<'_>, ioas: Ioas, iova: IovaRange) -> Result<u64, Errno> {
+    let mut unmap =
+        Unmap { size: argsz::<Unmap>(), ioas_id: ioas.0, iova: iova.start().raw(), length: iova.len() };
+    // SAFETY: the structure is the one that the call reads and fills in; taking access away harms nobody's memory.
+    unsafe { with_struct(iommufd, IOAS_UNMAP, &mut unmap) }?;
+    Ok(unmap.length)
+}
+
+/// Binds a VFIO device, opened by its own node, to the iommufd. `VFIO_DEVICE_BIND_IOMMUFD`: Linux 6.6.
+pub(crate) fn bind(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut bind = Bind { argsz: argsz::<Bind>(), iommufd: iommufd.as_raw_fd(), ..Bind::default() };
+    // SAFETY: the structure is the one that the call reads and fills in.
+    unsafe { with_struct(device, DEVICE_BIND, &mut bind) }.map(drop)
+}
+
+/// Puts a bound device into the address space. `VFIO_DEVICE_ATTACH_IOMMUFD_PT`: Linux 6.6.
+pub(crate) fn attach(device: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> {
+    let mut attach = Attach { argsz: argsz::<Attach>(), flags: 0, pt_id: ioas.0 };
+    // SAFETY: the structure is the one that the call reads and fills in.
+    unsafe { with_struct(device, DEVICE_ATTACH, &mut attach) }.map(drop)
+}

@@ -1,0 +1,166 @@
+//! What is mapped at an address: its bounds, its rights and its page size.
+
+use super::{Errno, smaps};
+use rustix::ioctl::{Updater, opcode};
+use std::fs::File;
+
+/// One mapping of this process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Mapping {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The size of the pages that the kernel maps it by: that of its hugetlb pool, else 4096. Transparent hugepages
+    /// do not show here.
+    pub(crate) page_bytes: u64,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) file: bool,
+    name: String,
+}
+
+impl Mapping {
+    /// Whether it is no memory, but a device's registers or pages of the kernel's own.
+    ///
+    /// O(mappings of the process) where its name makes that possible, else constant.
+    pub(crate) fn is_special(&self) -> bool {
+        if self.name.starts_with("[v") {
+            return true;
+        }
+        let suspect = self.name.starts_with("/dev/") || self.name.starts_with("anon_inode:");
+        let flags = |vma: smaps::Vma| vma.has_flag("io") || vma.has_flag("pf");
+        suspect && smaps::of_range(self.start, self.end - self.start).is_none_or(flags)
+    }
+}
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name_addr: u64,
+    build_id_addr: u64,
+}
+
+const _: () = assert!(size_of::<Query>() == 104);
+
+const QUERY: rustix::ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+/// The longest name that the kernel gives (`PATH_MAX`).
+const NAME: u32 = 4096;
+
+/// The mappings of this process, one query at a time where the kernel has that.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    maps: File,
+    /// All of them, by `/proc/self/smaps`, where the kernel answers no queries.
+    read: Option<Vec<smaps::Vma>>,
+}
+
+impl Mappings {
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let maps = File::open("/proc/self/maps").map_err(|error| error.raw_os_error());
+        Ok(Self { maps: maps.map_err(|raw| Errno::new(raw.unwrap_or(0)))?, read: None })
+    }
+
+    /// As if the kernel answered no queries.
+    #[cfg(test)]
+    pub(crate) fn by_smaps() -> Result<Self, Errno> {
+        Ok(Self { read: Some(smaps::all()), ..Self::open()? })
+    }
+
+    /// Whether queries are answered; else `/proc/self/smaps` was read, once for all.
+    pub(crate) fn are_queried(&self) -> bool {
+        self.read.is_none()
+    }
+
+    /// The mapping that `addr` lies in. `PROCMAP_QUERY`: since Linux 6.11; before, all of `/proc/self/smaps`.
+    pub(crate) fn at(&mut self, addr: usize) -> Result<Option<Mapping>, Errno> {
+        if self.read.is_none() {
+            match self.query(addr) {
+                Ok(mapping) => return Ok(Some(mapping)),
+                Err(errno) if errno.raw() == libc::ENOENT => return Ok(None),
+                Err(errno) if errno.raw() == libc::ENOTTY => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let all = self.read.get_or_insert_with(smaps::all);
+        let vma = all.iter().find(|vma| vma.start <= addr && addr < vma.end);
+        Ok(vma.map(|vma| Mapping {
+            start: vma.start,
+            end: vma.end,
+            page_bytes: vma.page_bytes,
+            readable: vma.has_flag("rd"),
+            writable: vma.has_flag("wr"),
+            file: vma.name.starts_with('/'),
+            name: vma.name.clone(),
+        }))
+    }
+
+    fn query(&self, addr: usize) -> Result<Mapping, Errno> {
+        let mut name = vec![0u8; NAME as usize];
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            addr: addr as u64,
+            name_size: NAME,
+            name_addr: name.as_mut_ptr().expose_provenance() as u64,
+            ..Query::default()
+        };
+        // SAFETY: the opcode is `PROCMAP_QUERY`, whose argument is this structure (its size is asserted above).
+        let ioctl = unsafe { Updater::<QUERY, Query>::new(&mut query) };
+        // SAFETY: the kernel writes to `query`, and at most `name_size` bytes to `name`, which outlives the call.
+        unsafe { rustix::ioctl::ioctl(&self.maps, ioctl) }?;
+        let bytes = name.get(..query.name_size.saturating_sub(1) as usize).unwrap_or(&[]);
+        Ok(Mapping {
+            start: super::bytes(query.start),
+            end: super::bytes(query.end),
+            page_bytes: query.page_size,
+            readable: query.vma_flags & READABLE != 0,
+            writable: query.vma_flags & WRITABLE != 0,
+            file: query.inode != 0,
+            name: String::from_utf8_lossy(bytes).into_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::region::Region;
+
+    #[test]
+    fn both_ways_say_the_same() {
+        let region = Region::anonymous(8192, 4096).unwrap();
+        let mut queried = Mappings::open().unwrap();
+        let mut read = Mappings::by_smaps().unwrap();
+        let here = std::ptr::from_ref(&queried).addr();
+        for addr in [region.addr(), region.addr() + 8191, region.addr() - 1, here, 1, usize::MAX] {
+            let (one, other) = (queried.at(addr).unwrap(), read.at(addr).unwrap());
+            assert_eq!(one, other, "{addr:#x}");
+            assert_eq!(one.is_none(), addr == 1 || addr == usize::MAX);
+        }
+        let mapping = queried.at(region.addr()).unwrap().unwrap();
+        assert!(mapping.writable && !mapping.file && !mapping.is_special());
+        assert_eq!((mapping.start, mapping.page_bytes), (region.addr(), 4096));
+        assert!(!queried.at(region.addr() - 1).unwrap().unwrap().readable, "the guard");
+    }
+
+    #[test]
+    fn pages_of_the_kernel_are_special() {
+        let vvar = smaps::all().into_iter().find(|vma| vma.name.starts_with("[vvar"));
+        let Some(vvar) = vvar else { return eprintln!("SKIPPED: no vvar page") };
+        assert!(Mappings::open().unwrap().at(vvar.start).unwrap().unwrap().is_special());
+        assert!(Mappings::by_smaps().unwrap().at(vvar.start).unwrap().unwrap().is_special());
+    }
+}

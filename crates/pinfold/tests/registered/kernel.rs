@@ -1,0 +1,162 @@
+//! The kernel's own view: data goes through rings that have the memory from ours.
+
+use crate::common::*;
+use crate::shapes::IntoIndex;
+use io_uring::{IoUring, opcode, types};
+use pinfold::registered::{BufferIndex, Buffers, RingPlace, View};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// A ring of the caller's, which has a buffer's places from ours without pinning again.
+pub(crate) fn cloned(buffers: &Buffers<'_>, index: BufferIndex) -> Option<(IoUring, Vec<RingPlace>)> {
+    let (fd, places) = buffers.ring(index).unwrap().unwrap();
+    let ring = IoUring::new(8).unwrap();
+    let before = pinned_by_kernel();
+    match ring.submitter().register_buffers_clone(fd.as_raw_fd()) {
+        Ok(()) => {
+            assert_eq!(pinned_by_kernel(), before, "pinned and charged once");
+            Some((ring, places.to_vec()))
+        }
+        Err(error) => {
+            skipped(&format!("no cloning of registered buffers (Linux 6.12): {error}"));
+            None
+        }
+    }
+}
+
+/// One transfer between a file and registered memory: the result as the kernel gives it.
+pub(crate) fn transfer(
+    ring: &mut IoUring,
+    file: &File,
+    write: bool,
+    RingPlace { index, addr, len }: RingPlace,
+    offset: u64,
+) -> i32 {
+    let fd = types::Fd(file.as_raw_fd());
+    let (at, len) = (std::ptr::with_exposed_provenance_mut(addr), u32::try_from(len).unwrap());
+    let place = u16::try_from(index).unwrap();
+    let entry = match write {
+        true => opcode::WriteFixed::new(fd, at, len, place).offset(offset).build(),
+        false => opcode::ReadFixed::new(fd, at, len, place).offset(offset).build(),
+    };
+    // SAFETY: the memory is registered, and the test's; the transfer is waited for.
+    unsafe { ring.submission().push(&entry) }.unwrap();
+    ring.submit_and_wait(1).unwrap();
+    ring.completion().next().unwrap().result()
+}
+
+fn byte(at: usize, seed: usize) -> u8 {
+    (at.wrapping_mul(31) ^ (at >> 9) ^ seed).to_le_bytes()[0]
+}
+
+#[test]
+fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
+    let _alone = alone();
+    let Some(_pages) = Hugepages::reserve(2) else { return skipped("may not reserve hugepages") };
+    let parts = [
+        (Kind::Plain, 3 * PAGE),
+        (Kind::Hugetlb, HUGE),
+        (Kind::Transparent, HUGE),
+        (Kind::Untouched, 7 * PAGE),
+        (Kind::Memfd, HUGE - 7 * PAGE),
+        (Kind::HugetlbMemfd, HUGE),
+        (Kind::PrivateFile, 5 * PAGE),
+    ];
+    let area = Area::new(HUGE - 3 * PAGE, &parts).unwrap();
+    let Some(mut buffers) = buffers(View::Process) else { return };
+    let (addr, len) = (area.addr + 100, area.bytes - 300);
+    let index = register(&mut buffers, addr, len).unwrap().into_index();
+    let Some((mut ring, places)) = cloned(&buffers, index) else { return };
+    let file = tempfile::tempfile().unwrap();
+    (0..len).for_each(|at| poke(addr + at, byte(at, 1)));
+    let mut offset = 0;
+    for &place in &places {
+        assert_eq!(transfer(&mut ring, &file, true, place, offset), i32::try_from(place.len).unwrap());
+        offset += place.len as u64;
+    }
+    let mut written = vec![0; len];
+    file.read_exact_at(&mut written, 0).unwrap();
+    assert!(written.iter().enumerate().all(|(at, have)| *have == byte(at, 1)), "what the file has");
+    let other: Vec<u8> = (0..len).map(|at| byte(at, 2)).collect();
+    file.write_all_at(&other, 0).unwrap();
+    offset = 0;
+    for &place in &places {
+        assert_eq!(transfer(&mut ring, &file, false, place, offset), i32::try_from(place.len).unwrap());
+        offset += place.len as u64;
+    }
+    assert!((0..len).all(|at| peek(addr + at) == byte(at, 2)), "what the memory has");
+    // Beyond the end of what is registered the kernel refuses, too.
+    let last = *places.last().unwrap();
+    let beyond = RingPlace { addr: last.addr + last.len - 1, len: 2, ..last };
+    assert_eq!(transfer(&mut ring, &file, false, beyond, 0), -libc::EFAULT);
+}
+
+#[test]
+fn what_is_unregistered_while_io_is_under_way_stays_pinned_until_that_is_over() {
+    let _alone = alone();
+    let Some(mut buffers) = buffers(View::Process) else { return };
+    let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
+    let before = pinned_by_kernel();
+    let index = area.register(&mut buffers).unwrap().into_index();
+    let (one, two) = (buffers.hold(index).unwrap(), buffers.hold(index).unwrap());
+    use pinfold::registered::Left;
+    assert_eq!(buffers.unregister(index), Ok(Left::AfterIo { holds: 2 }));
+    assert!(buffers.unregister(index).is_err(), "twice");
+    assert!(buffers.get(index).is_err() && buffers.is_empty());
+    assert_eq!(pinned_by_kernel() - before, 4 * PAGE as u64);
+    // The same memory, and the same place, for a new one meanwhile.
+    assert_eq!(area.register(&mut buffers).unwrap().into_index(), index);
+    assert_eq!(buffers.account().pinned_bytes, 4 * PAGE as u64, "once");
+    buffers.release(one).unwrap();
+    assert_eq!((buffers.account().leaving, pinned_by_kernel() - before), (1, 8 * PAGE as u64));
+    buffers.release(two).unwrap();
+    assert_eq!((buffers.account().leaving, pinned_by_kernel() - before), (0, 4 * PAGE as u64));
+    assert_eq!(buffers.unregister(index), Ok(Left::Now));
+    assert_eq!(pinned_by_kernel(), before);
+}
+
+#[test]
+fn an_update_in_place_lets_go_of_what_was_there() {
+    let _alone = alone();
+    let Some(mut buffers) = buffers(View::Process) else { return };
+    let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
+    let before = pinned_by_kernel();
+    let at = BufferIndex::new(40);
+    // SAFETY: the memory is the test's.
+    let mut put = |addr, len: usize| unsafe { buffers.register_addresses(Some(at), addr, len as u64, BOTH) };
+    assert_eq!(put(area.addr, PAGE), Ok(at), "sparse");
+    assert_eq!(put(area.addr, 3 * PAGE), Ok(at));
+    assert!(put(area.addr, 0).is_err());
+    assert_eq!(pinned_by_kernel() - before, 3 * PAGE as u64);
+    assert_eq!((buffers.len(), buffers.get(at).unwrap().table().len()), (1, 3 * PAGE as u64));
+    drop(buffers);
+    assert_eq!(pinned_by_kernel(), before, "dropping unpins");
+}
+
+#[test]
+fn a_table_dropped_while_io_is_under_way_keeps_its_memory_for_ever() {
+    let _alone = alone();
+    let Some(mut buffers) = buffers(View::Process) else { return };
+    let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
+    let (before, leaked) = (pinned_by_kernel(), pinfold::registered::leaked_bytes());
+    let index = area.register(&mut buffers).unwrap().into_index();
+    let _hold = buffers.hold(index).unwrap();
+    drop(buffers);
+    assert_eq!(pinned_by_kernel() - before, 4 * PAGE as u64);
+    assert_eq!(pinfold::registered::leaked_bytes() - leaked, 4 * PAGE as u64);
+}
+
+#[test]
+fn memory_lent_by_the_program_is_reached_through_the_table_meanwhile() {
+    let _alone = alone();
+    let mut own = vec![7u8; 100_000];
+    let Some(mut buffers) = buffers(View::Process) else { return };
+    let index = buffers.register_slice(&mut own, BOTH).unwrap();
+    let memory = buffers.memory(index).unwrap().unwrap();
+    memory.write_u8(99_999, 9).unwrap();
+    assert_eq!(buffers.find(memory.addr() + 5), Some((index, 5)));
+    assert_eq!(buffers.segments(index, 1, 99_999).unwrap().count(), 1);
+    drop(buffers);
+    assert_eq!((own[0], own[99_999]), (7, 9));
+}

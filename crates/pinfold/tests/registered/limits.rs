@@ -1,0 +1,86 @@
+//! `RLIMIT_MEMLOCK`, as it holds for those without `CAP_IPC_LOCK`.
+
+use crate::common::*;
+use crate::shapes::IntoIndex;
+use pinfold::registered::{RegistrationError, View};
+use rustix::thread::CapabilitySet;
+
+fn limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+#[test]
+fn what_is_too_much_is_refused_with_figures_and_a_command_and_nothing_is_pinned() {
+    let _alone = alone();
+    // Pinning has to touch the pages, so a large limit is not worth its test.
+    let Some(limit) = limit().filter(|limit| *limit <= 256 << 20) else {
+        return skipped("RLIMIT_MEMLOCK is large, or there is none");
+    };
+    let asked = usize::try_from(limit).unwrap().next_multiple_of(PAGE) + (1 << 20);
+    let area = Area::new(0, &[(Kind::Untouched, asked)]).unwrap();
+    without(CapabilitySet::IPC_LOCK, || {
+        let Some(mut buffers) = buffers(View::Process) else { return };
+        assert!(!buffers.account().lifted);
+        let before = pinned_by_kernel();
+        let small = register(&mut buffers, area.addr, PAGE).unwrap().into_index();
+        let error = register(&mut buffers, area.addr + PAGE, asked - PAGE).unwrap_err();
+        let RegistrationError::Memlock { asked: said, used, allowed, command } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((*said, *used, *allowed), ((asked - PAGE) as u64, before + PAGE as u64, limit));
+        assert!(command.contains("prlimit") || command.contains("ulimit -l"), "{command}");
+        assert!(error.to_string().contains(&format!("{said} bytes")) && error.to_string().contains(command));
+        assert_eq!((pinned_by_kernel() - before, buffers.account().pinned_bytes), (PAGE as u64, PAGE as u64));
+        assert!(buffers.get(small).is_ok());
+    });
+}
+
+#[test]
+fn a_hugepage_counts_whole_also_where_few_bytes_of_it_are_asked_for() {
+    let _alone = alone();
+    let Some(limit) = limit().filter(|limit| (2 << 20..64 << 20).contains(limit)) else {
+        return skipped("RLIMIT_MEMLOCK is small or large, or there is none");
+    };
+    let pages = limit / HUGE as u64 + 1;
+    let Some(_pages) = Hugepages::reserve(pages) else { return skipped("may not reserve hugepages") };
+    let area = Area::new(0, &[(Kind::Hugetlb, HUGE * usize::try_from(pages).unwrap())]).unwrap();
+    without(CapabilitySet::IPC_LOCK, || {
+        let Some(mut buffers) = buffers(View::Process) else { return };
+        let before = pinned_by_kernel();
+        let mut fit = 0;
+        let refused = (area.addr..area.addr + area.bytes).step_by(HUGE).find_map(|page| {
+            let registered = register(&mut buffers, page + 5, 10);
+            fit += u64::from(registered.is_ok());
+            registered.err()
+        });
+        let Some(RegistrationError::Memlock { asked, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(asked, HUGE as u64, "for 10 bytes");
+        assert_eq!(buffers.account().charged_bytes, fit * HUGE as u64);
+        assert_eq!(pinned_by_kernel() - before, fit * HUGE as u64, "as was predicted");
+    });
+}
+
+#[test]
+fn memory_that_turns_out_larger_than_was_known_is_refused_by_the_kernel_and_said_so() {
+    let _alone = alone();
+    let Some(limit) = limit().filter(|limit| (4 << 20..64 << 20).contains(limit)) else {
+        return skipped("RLIMIT_MEMLOCK is small or large, or there is none");
+    };
+    // Bytes here and there in memory that becomes hugepages only as it is touched.
+    let pages = usize::try_from(limit).unwrap() / HUGE + 2;
+    let area = Area::new(0, &[(Kind::Untouched, pages * HUGE)]).unwrap();
+    advise(area.addr, area.bytes, libc::MADV_HUGEPAGE);
+    without(CapabilitySet::IPC_LOCK, || {
+        let Some(mut buffers) = buffers(View::Process) else { return };
+        let before = pinned_by_kernel();
+        let refused = (0..pages).find_map(|page| register(&mut buffers, area.addr + page * HUGE, PAGE).err());
+        match refused {
+            Some(RegistrationError::Memlock { asked, used, .. }) => {
+                assert_eq!((asked, used), (HUGE as u64, pinned_by_kernel()));
+            }
+            Some(error) => panic!("{error}"),
+            None => skipped("no transparent hugepages"),
+        }
+        assert_eq!(pinned_by_kernel() - before, buffers.account().charged_bytes);
+    });
+}

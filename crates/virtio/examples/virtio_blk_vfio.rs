@@ -1,0 +1,173 @@
+//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, against a real device: over PCI, through VFIO, behind an
+//! IOMMU. (`vm/run` has such a device without hardware: `vm/guest/tests/virtio.sh` runs this there.)
+//!
+//! `virtio_blk_vfio BDF IN OUT`: reads as much of the disk as IN is long to OUT, then writes IN to the disk, from its first
+//! sector, and reads it back. It fails unless it is the same, and all memory has come back afterwards.
+
+use pinfold::vfio::{Device, Options};
+use pinfold::{Arena, Buffer};
+use pinfold_virtio::{Installed, PinfoldHal, Process, install, pci};
+use std::error::Error;
+use std::fs;
+use std::process::ExitCode;
+use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
+
+type Driver = VirtIOBlk<PinfoldHal, pci::Transport>;
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// How many bytes a request moves.
+const PIECE: usize = 64 << 10;
+/// How many requests are under way at once.
+const DEPTH: usize = 8;
+
+/// The disk, and a buffer of Pinfold's.
+struct Rig {
+    driver: Driver,
+    buffer: Buffer,
+}
+
+impl Rig {
+    /// Payloads of the heap: by way of a copy. One request after the other.
+    fn by_copy(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
+        for (number, piece) in data.chunks_mut(PIECE).enumerate() {
+            let sector = (from + number * PIECE) / SECTOR_SIZE;
+            match write {
+                true => self.driver.write_blocks(sector, piece)?,
+                false => self.driver.read_blocks(sector, piece)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Payloads of Pinfold's: where they lie. `DEPTH` requests at a time.
+    fn in_place(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
+        for (number, run) in data.chunks_mut(DEPTH * PIECE).enumerate() {
+            let sector = (from + number * DEPTH * PIECE) / SECTOR_SIZE;
+            let lent = self.buffer.as_mut_slice()?.get_mut(..run.len()).ok_or("the buffer is short")?;
+            if write {
+                lent.copy_from_slice(run);
+            }
+            at_once(&mut self.driver, sector, lent, write)?;
+            if !write {
+                run.copy_from_slice(lent);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What belongs to a request that is under way.
+#[derive(Default)]
+struct UnderWay {
+    req: BlkReq,
+    resp: BlkResp,
+    token: u16,
+}
+
+/// All pieces of `data` under way together, and waits for them.
+fn at_once(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> Result<()> {
+    let mut under_way: Vec<UnderWay> = data.chunks(PIECE).map(|_| UnderWay::default()).collect();
+    for (number, (piece, place)) in data.chunks_mut(PIECE).zip(&mut under_way).enumerate() {
+        let UnderWay { req, resp, token } = place;
+        let sector = sector + number * PIECE / SECTOR_SIZE;
+        *token = if write {
+            // SAFETY: piece, header and status stay where they are, and untouched, until completed below.
+            unsafe { driver.write_blocks_nb(sector, req, piece, resp) }?
+        } else {
+            // SAFETY: likewise.
+            unsafe { driver.read_blocks_nb(sector, req, piece, resp) }?
+        };
+    }
+    for _ in 0..under_way.len() {
+        let used = loop {
+            match driver.peek_used() {
+                Some(token) => break token,
+                None => std::hint::spin_loop(),
+            }
+        };
+        let mut places = data.chunks_mut(PIECE).zip(&mut under_way);
+        let (piece, place) = places.find(|(_, place)| place.token == used).ok_or("whose is that?")?;
+        let UnderWay { req, resp, token } = place;
+        let over = if write {
+            // SAFETY: the same three that it was begun with.
+            unsafe { driver.complete_write_blocks(*token, req, piece, resp) }
+        } else {
+            // SAFETY: likewise.
+            unsafe { driver.complete_read_blocks(*token, req, piece, resp) }
+        };
+        over?;
+    }
+    Ok(())
+}
+
+fn work(stack: &Installed<Process>, device: &Device, [_, input, output]: &[String; 3]) -> Result<()> {
+    let mut data = fs::read(input)?;
+    let transport = pci::open(device)?;
+    let mut rig = Rig { driver: VirtIOBlk::new(transport)?, buffer: stack.arena().alloc(DEPTH * PIECE)? };
+    let bytes = rig.driver.capacity() * SECTOR_SIZE as u64;
+    let mut id = [0; 20];
+    let id_len = rig.driver.device_id(&mut id)?;
+    println!("a disk of {bytes} bytes, {:?}", String::from_utf8_lossy(id.get(..id_len).unwrap_or_default()));
+    if data.is_empty() || !data.len().is_multiple_of(SECTOR_SIZE) || data.len() as u64 > bytes {
+        return Err(
+            format!("{input}: {} bytes: whole sectors, of the disk's size at most", data.len()).into()
+        );
+    }
+
+    // Half of it one way, half the other; and back the other way round.
+    let middle = data.len() / SECTOR_SIZE / 2 * SECTOR_SIZE;
+    let mut back = vec![0; data.len()];
+    let (first, second) = back.split_at_mut(middle);
+    rig.by_copy(0, first, false)?;
+    rig.in_place(middle, second, false)?;
+    fs::write(output, &back)?;
+    println!("{} bytes read from the disk to {output}", back.len());
+
+    let (first, second) = data.split_at_mut(middle);
+    rig.in_place(0, first, true)?;
+    rig.by_copy(middle, second, true)?;
+    rig.driver.flush()?;
+    println!("{} bytes written from {input}", data.len());
+
+    back.fill(0);
+    let (first, second) = back.split_at_mut(middle);
+    rig.by_copy(0, first, false)?;
+    rig.in_place(middle, second, false)?;
+    let live = device.domain().stats().backend;
+    println!("while it runs: {} entries of the IOMMU, {} bytes pinned", live.entries, live.pinned_bytes);
+    if back == data { Ok(()) } else { Err("what was read back differs".into()) }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("virtio_blk_vfio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = <[String; 3]>::try_from(words).map_err(|_| "usage: virtio_blk_vfio BDF IN OUT")?;
+    let device = Device::open(&words[0], &Options::new())?;
+    let domain = device.domain().clone();
+    println!("{} in a domain of its own ({})", device.address(), domain.name());
+    let stack = install::<Process>(&domain, Arena::builder().size(8 << 20))?;
+    println!("an arena of {} bytes from {}", stack.arena().len(), stack.arena().account().source);
+    let worked = work(&stack, &device, &words);
+
+    // The leak check, whether or not it worked.
+    let account = stack.finish()?;
+    println!("{account}");
+    let (stats, leaked) = (domain.stats(), pinfold::arena::leaked_bytes());
+    println!(
+        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes in quarantine, {leaked} bytes leaked",
+        stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes
+    );
+    worked?;
+    let clean = account.is_clean()
+        && [stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes, leaked] == [0; 4];
+    if clean { Ok(()) } else { Err("not everything came back".into()) }
+}

@@ -1,0 +1,63 @@
+//! The `Hal`: the one set of functions by which `virtio-drivers` asks for memory.
+
+use crate::slot::{Place, Process};
+use crate::stack::ShareError;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use virtio_drivers::{BufferDirection, Hal, PhysAddr};
+
+/// The platform of a driver whose memory is in the place `P`: `VirtIOBlk::<PinfoldHal, _>::new(..)`.
+///
+/// What a device reaches, and what happens where there is no memory, is told in the [crate's](crate) documentation.
+#[derive(Debug)]
+pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
+
+// SAFETY: `dma_alloc` gives frames of their own, zeroed, at multiples of 4096, which stay the driver's alone (and its
+// device's) until `dma_dealloc`; `share` and `unshare` reach the payload during the call only, but where the device was
+// given it in place, which ends before `unshare` returns. `mmio_phys_to_virt` returns nothing.
+unsafe impl<P: Place> Hal for PinfoldHal<P> {
+    fn dma_alloc(pages: usize, direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
+        let had = P::slot().with_owned(|stack| stack.dma_alloc(pages, direction));
+        had.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| {
+            tracing::error!(pages, %error, "no memory for a ring");
+            (0, NonNull::dangling()) // which the driver takes for a refusal
+        })
+    }
+
+    unsafe fn dma_dealloc(paddr: PhysAddr, vaddr: NonNull<u8>, pages: usize) -> i32 {
+        let back = P::slot().with_last(|stack| stack.dma_dealloc(paddr, vaddr, pages));
+        if back == Some(true) { 0 } else { -1 }
+    }
+
+    unsafe fn mmio_phys_to_virt(paddr: PhysAddr, size: usize) -> NonNull<u8> {
+        refuse(format_args!(
+            "{size} bytes of registers at {paddr:#x}: a driver in user space has no physical addresses; make the transport with pinfold_virtio::pci"
+        ))
+    }
+
+    unsafe fn share(buffer: NonNull<[u8]>, direction: BufferDirection) -> PhysAddr {
+        // SAFETY: valid, and nobody else's during the call, is the caller's promise here. That nobody reaches it
+        // until it is unshared is what `VirtQueue::add`, which calls this, asks of its callers.
+        let shared = P::slot().with(|stack| unsafe { stack.share(buffer, direction) });
+        shared
+            .unwrap_or(Err(ShareError::NotInstalled))
+            .unwrap_or_else(|error| refuse(format_args!("{error}")))
+    }
+
+    unsafe fn unshare(paddr: PhysAddr, buffer: NonNull<[u8]>, direction: BufferDirection) {
+        // SAFETY: the same payload as was shared at `paddr`, valid and nobody else's during the call, is the
+        // caller's promise.
+        let unshared = P::slot().with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
+        unshared
+            .unwrap_or(Err(ShareError::NotInstalled))
+            .unwrap_or_else(|error| refuse(format_args!("{error}")));
+    }
+}
+
+#[expect(
+    clippy::panic,
+    reason = "the trait has no way to say no, and to go on would hang or give away memory"
+)]
+fn refuse(why: std::fmt::Arguments<'_>) -> ! {
+    panic!("{why}")
+}

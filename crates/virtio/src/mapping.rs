@@ -1,0 +1,115 @@
+//! Memory that a device reaches, in one direction, until it is taken back.
+
+use pinfold::{Buffer, Domain};
+use pinfold_core::access::Access;
+use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
+use virtio_drivers::BufferDirection;
+
+const PAGE: u64 = 4096;
+
+/// Whether the driver's bytes go to the device, and the device's to the driver.
+pub(crate) fn access(direction: BufferDirection) -> Access {
+    match direction {
+        BufferDirection::DriverToDevice => Access::READ,
+        BufferDirection::DeviceToDriver => Access::WRITE,
+        BufferDirection::Both => Access::READ | Access::WRITE,
+    }
+}
+
+/// Maps memory at an address that is not 0, which `virtio-drivers` takes for a refusal.
+///
+/// # Safety
+/// Until [`unmap`] has returned `Ok`, or for ever after an error that
+/// [stays reachable](BackendError::stays_reachable), the caller keeps the memory valid and lets nobody reach it by a
+/// reference.
+pub(crate) unsafe fn map(
+    domain: &Domain,
+    memory: DmaMemory<'_>,
+    direction: BufferDirection,
+) -> Result<IovaRange, BackendError> {
+    let reserve = || domain.reserve_iova(memory.len() as u64, PAGE);
+    let mut iova = reserve()?;
+    if iova.start().raw() == 0 {
+        let zero = iova;
+        let other = reserve();
+        domain.release_iova(zero)?;
+        iova = other?;
+    }
+    // SAFETY: the caller's promise is the one that the domain asks for.
+    let mapped = unsafe { domain.map_at(iova, memory, access(direction)) };
+    let Err(error) = mapped else { return Ok(iova) };
+    if !error.stays_reachable() {
+        domain.release_iova(iova)?;
+    }
+    Err(error)
+}
+
+/// Takes the memory back and waits. On an error a device may reach it for ever.
+pub(crate) fn unmap(domain: &Domain, iova: IovaRange) -> Result<(), BackendError> {
+    domain.unmap_at(iova)?;
+    domain.release_iova(iova)
+}
+
+/// Frames that a device reaches. Dropped by [`take_back`](Self::take_back) only: otherwise they are leaked, as what a
+/// device may reach must be.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    buffer: std::mem::ManuallyDrop<Buffer>,
+    iova: IovaRange,
+}
+
+impl Lent {
+    /// Maps the buffer. On an error the buffer is gone; the second value is how many bytes were lost with it.
+    pub(crate) fn new(
+        domain: &Domain,
+        buffer: Buffer,
+        direction: BufferDirection,
+    ) -> Result<Self, (BackendError, u64)> {
+        let mut buffer = std::mem::ManuallyDrop::new(buffer);
+        let bytes = buffer.len() as u64;
+        // SAFETY: the buffer is kept until `take_back` has unmapped it, and never where that fails; it is lent by copies
+        // (`memory`) alone.
+        match unsafe { map(domain, buffer.memory(), direction) } {
+            Ok(iova) => Ok(Self { buffer, iova }),
+            Err(error) if error.stays_reachable() => {
+                domain.note_quarantined(bytes);
+                Err((error, bytes))
+            }
+            Err(error) => {
+                // SAFETY: not dropped before, and not used after; no device reaches it.
+                unsafe { std::mem::ManuallyDrop::drop(&mut buffer) };
+                Err((error, 0))
+            }
+        }
+    }
+
+    pub(crate) fn iova(&self) -> IovaRange {
+        self.iova
+    }
+
+    pub(crate) fn memory(&self) -> DmaMemory<'_> {
+        self.buffer.memory()
+    }
+
+    /// Takes the frames from the device, lets `read` see what it left there, and frees them. Where they can not be
+    /// taken they are kept for ever; how many bytes that is.
+    pub(crate) fn take_back(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
+        let unmapped = unmap(domain, self.iova);
+        read(self.buffer.memory());
+        match unmapped {
+            Ok(()) => {
+                // SAFETY: not dropped before, and `self` ends here; no device reaches it.
+                unsafe { std::mem::ManuallyDrop::drop(&mut self.buffer) };
+                Ok(())
+            }
+            Err(error) => {
+                let bytes = self.buffer.len() as u64;
+                tracing::error!(iova = %self.iova, bytes, %error, "frames are kept for ever: a device may reach them");
+                domain.note_quarantined(bytes);
+                Err(bytes)
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A model of a virtio disk (virtio 1.2 section 5.2), behind the software IOMMU.
+//!
+//! It reaches memory through a [`Port`] and nothing else, so what a driver forgets to share is a fault, and what it
+//! shares too long is found by trying. It answers in [`notify`](Transport::notify): when a driver looks, the request is over.
+//!
+//! As QEMU's behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM`, and refuses a driver that does not accept it.
+
+mod queue;
+mod request;
+
+use crate::translated::ACCESS_PLATFORM;
+use pinfold::soft::{Fault, Port};
+use pinfold_core::addr::Iova;
+use queue::{Piece, Queue};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
+use virtio_drivers::{Error, PhysAddr, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Bytes of a sector.
+pub const SECTOR: usize = 512;
+const QUEUE_SIZE: u32 = 128;
+/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_INDIRECT_DESC`, `VIRTIO_F_VERSION_1`: sections 5.2.3 and 6.
+const FEATURES: u64 = 1 << 9 | 1 << 28 | 1 << 32;
+
+/// A piece of memory that a request gave to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Given {
+    /// Where the device finds it.
+    pub iova: Iova,
+    /// How many bytes.
+    pub len: u32,
+    /// Whether it was given to be written.
+    pub writable: bool,
+}
+
+/// A disk. A handle: a clone is the same one, so that a test keeps it while a driver has it as its transport.
+#[derive(Clone, Debug)]
+pub struct Disk(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    port: Port,
+    media: Vec<u8>,
+    status: DeviceStatus,
+    driver_features: u64,
+    queue: Option<Queue>,
+    /// Where the rings are, also after the queue is gone.
+    rings: [Iova; 3],
+    /// Of the last request, what it gave.
+    given: Vec<Given>,
+    /// Whether requests wait until [`Disk::serve`].
+    held: bool,
+    /// How many bytes of a read are left out, at its end.
+    short: usize,
+    /// Whether no driver's features will do.
+    refuses: bool,
+}
+
+impl Disk {
+    /// A disk of zeroes of at least `bytes` bytes, in whole sectors.
+    pub fn new(port: Port, bytes: usize) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            port,
+            media: vec![0; bytes.div_ceil(SECTOR) * SECTOR],
+            status: DeviceStatus::empty(),
+            driver_features: 0,
+            queue: None,
+            rings: [Iova::new(0); 3],
+            given: Vec::new(),
+            held: false,
+            short: 0,
+            refuses: false,
+        })))
+    }
+
+    /// What is on the disk.
+    pub fn media(&self) -> Vec<u8> {
+        self.state().media.clone()
+    }
+
+    /// What the last request gave to the device, in its order: header, data, status.
+    pub fn given(&self) -> Vec<Given> {
+        self.state().given.clone()
+    }
+
+    /// Where the rings are: descriptors, what the driver offers, what the device has used.
+    pub fn rings(&self) -> [Iova; 3] {
+        self.state().rings
+    }
+
+    /// A write of the device to wherever it likes.
+    ///
+    /// # Errors
+    /// [`Fault`] where the IOMMU is in the way.
+    pub fn attack(&self, iova: Iova, bytes: &[u8]) -> std::result::Result<(), Fault> {
+        self.state().port.write(iova, bytes)
+    }
+
+    /// A read of the device from wherever it likes.
+    ///
+    /// # Errors
+    /// As [`attack`](Self::attack).
+    pub fn spy(&self, iova: Iova, to: &mut [u8]) -> std::result::Result<(), Fault> {
+        self.state().port.read(iova, to)
+    }
+
+    /// From here on requests wait until [`serve`](Self::serve).
+    pub fn hold(&self) {
+        self.state().held = true;
+    }
+
+    /// Serves what waits.
+    pub fn serve(&self) {
+        self.state().serve();
+    }
+
+    /// From here on reads leave out their last `bytes` bytes, and say so in the used ring.
+    pub fn read_short(&self, bytes: usize) {
+        self.state().short = bytes;
+    }
+
+    /// From here on no driver's features will do.
+    pub fn refuse_all(&self) {
+        self.state().refuses = true;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn accepts(&self) -> bool {
+        let known = self.driver_features & !(FEATURES | ACCESS_PLATFORM) == 0;
+        known && self.driver_features & ACCESS_PLATFORM != 0 && !self.refuses
+    }
+
+    fn serve(&mut self) {
+        let Some(mut queue) = self.queue.take() else { return };
+        if self.status.contains(DeviceStatus::DRIVER_OK) && self.serve_all(&mut queue).is_err() {
+            // A ring that can not be reached: section 2.1.2.
+            self.status |= DeviceStatus::DEVICE_NEEDS_RESET;
+        }
+        self.queue = Some(queue);
+    }
+
+    fn serve_all(&mut self, queue: &mut Queue) -> std::result::Result<(), Fault> {
+        while let Some(head) = queue.next(&self.port)? {
+            let chain = queue.chain(&self.port, head)?;
+            self.given = chain.iter().map(Piece::given).collect();
+            let written = request::serve(&self.port, &mut self.media, &chain, self.short);
+            queue.used(&self.port, head, written)?;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Disk {
+    fn device_type(&self) -> DeviceType {
+        DeviceType::Block
+    }
+
+    fn read_device_features(&mut self) -> u64 {
+        FEATURES | ACCESS_PLATFORM
+    }
+
+    fn write_driver_features(&mut self, driver_features: u64) {
+        self.state().driver_features = driver_features;
+    }
+
+    fn max_queue_size(&mut self, queue: u16) -> u32 {
+        if queue == 0 { QUEUE_SIZE } else { 0 }
+    }
+
+    fn notify(&mut self, _queue: u16) {
+        let mut state = self.state();
+        if !state.held {
+            state.serve();
+        }
+    }
+
+    fn get_status(&self) -> DeviceStatus {
+        self.state().status
+    }
+
+    fn set_status(&mut self, status: DeviceStatus) {
+        let mut state = self.state();
+        if status.is_empty() {
+            state.queue = None;
+            state.driver_features = 0;
+        }
+        let refused = status.contains(DeviceStatus::FEATURES_OK) && !state.accepts();
+        state.status = if refused { status - DeviceStatus::FEATURES_OK } else { status };
+    }
+
+    fn set_guest_page_size(&mut self, _guest_page_size: u32) {}
+
+    fn requires_legacy_layout(&self) -> bool {
+        false
+    }
+
+    fn queue_set(
+        &mut self,
+        _queue: u16,
+        size: u32,
+        descriptors: PhysAddr,
+        driver_area: PhysAddr,
+        device_area: PhysAddr,
+    ) {
+        let mut state = self.state();
+        state.rings = [descriptors, driver_area, device_area].map(Iova::new);
+        state.queue = u16::try_from(size).ok().and_then(|size| Queue::new(size, state.rings));
+    }
+
+    fn queue_unset(&mut self, _queue: u16) {
+        self.state().queue = None;
+    }
+
+    fn queue_used(&mut self, _queue: u16) -> bool {
+        self.state().queue.is_some()
+    }
+
+    fn ack_interrupt(&mut self) -> InterruptStatus {
+        InterruptStatus::empty()
+    }
+
+    fn read_config_generation(&self) -> u32 {
+        0
+    }
+
+    fn read_config_space<C: FromBytes + IntoBytes>(&self, offset: usize) -> Result<C> {
+        // Section 5.2.4: the capacity in sectors comes first; the rest is 0.
+        let mut config = [0; 64];
+        let sectors = (self.state().media.len() / SECTOR) as u64;
+        config[..8].copy_from_slice(&sectors.to_le_bytes());
+        let bytes = config.get(offset..).ok_or(Error::ConfigSpaceTooSmall)?;
+        C::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| Error::ConfigSpaceTooSmall)
+    }
+
+    fn write_config_space<C: IntoBytes + Immutable>(&mut self, _offset: usize, _value: C) -> Result<()> {
+        Err(Error::Unsupported)
+    }
+}

@@ -1,0 +1,269 @@
+//! The memory and the domain behind a `Hal`, and what is out.
+
+use crate::account::{Account, Counts, count};
+use crate::mapping::{self, Lent};
+use pinfold::arena::{AllocError, BuildError};
+use pinfold::{Arena, Domain, Exposure};
+use pinfold_core::access::Access;
+use pinfold_core::addr::IovaRange;
+use pinfold_core::dma_pool::{self, ChunkSource, CreateError, DmaPool, RawBlock};
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use virtio_drivers::BufferDirection;
+
+/// The largest payload that is copied into a block of the pool; larger ones have frames of their own. A request's
+/// header, its status, and a list of 16 descriptors fit.
+pub const SMALL_BYTES: usize = 256;
+const _: () = assert!(SMALL_BYTES >= 16 * 16, "a descriptor has 16 bytes");
+
+const PAGE: usize = 4096;
+
+/// Why a payload could not be shared with the device, or not be taken back.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// Nobody has installed a stack.
+    #[error(
+        "no stack is installed in this place: keep what install() returns for as long as the driver lives"
+    )]
+    NotInstalled,
+    /// No frames for a copy.
+    #[error("no frames for a copy of the payload: {0}")]
+    Frames(#[from] AllocError),
+    /// No block for a copy.
+    #[error("no block for a copy of the payload: {0}")]
+    Block(#[from] dma_pool::AllocError),
+    /// The domain did not map it.
+    #[error("the payload was not mapped for the device: {0}")]
+    Map(BackendError),
+    /// The domain did not take it back.
+    #[error("the device may still reach {bytes} bytes of the program at {iova}: {error}")]
+    NotRevoked {
+        /// Where the device finds them.
+        iova: IovaRange,
+        /// How many.
+        bytes: usize,
+        /// Why.
+        error: BackendError,
+    },
+}
+
+/// How a payload is shared.
+#[derive(Debug)]
+enum Share {
+    InPlace(IovaRange),
+    Small(RawBlock),
+    Frames(Lent),
+}
+
+/// What is out, by the device's address.
+#[derive(Debug, Default)]
+struct Out {
+    dma: HashMap<u64, Lent>,
+    shares: HashMap<u64, Share>,
+}
+
+/// The memory and the domain behind a `Hal`.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    small: DmaPool<Arena>,
+    arena: Arena,
+    domain: Domain,
+    out: Mutex<Out>,
+    counts: Counts,
+}
+
+/// Why there is no stack.
+#[derive(Debug)]
+pub(crate) enum NoStack {
+    Arena(BuildError),
+    Pool(CreateError),
+}
+
+impl Stack {
+    pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, NoStack> {
+        // Exposed whole, references could not be lent into it, and nothing would be taken from the device.
+        let arena = arena.exposure(Exposure::PerUse).build(domain).map_err(NoStack::Arena)?;
+        let small =
+            DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(NoStack::Pool)?;
+        Ok(Self { small, arena, domain: domain.clone(), out: Mutex::default(), counts: Counts::default() })
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub(crate) fn account(&self) -> Account {
+        let out = self.out();
+        let pages = |lent: &Lent| lent.iova().len() / PAGE as u64;
+        self.counts.account(out.dma.values().map(pages).sum(), out.shares.len() as u64)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let out = self.out();
+        out.dma.is_empty() && out.shares.is_empty()
+    }
+
+    /// Zeroed pages, mapped: where the device finds them, and the program.
+    pub(crate) fn dma_alloc(
+        &self,
+        pages: usize,
+        direction: BufferDirection,
+    ) -> Result<(u64, NonNull<u8>), ShareError> {
+        let buffer = self.arena.alloc_zeroed(pages.saturating_mul(PAGE))?;
+        let lent = self.lend(buffer, direction)?;
+        let (iova, base) = (lent.iova().start().raw(), lent.memory().as_ptr());
+        self.out().dma.insert(iova, lent);
+        count(&self.counts.dma_allocs, 1);
+        Ok((iova, base))
+    }
+
+    /// Whether that was out.
+    pub(crate) fn dma_dealloc(&self, iova: u64, base: NonNull<u8>, pages: usize) -> bool {
+        let mut out = self.out();
+        let same = |lent: &Lent| {
+            let memory = lent.memory();
+            memory.as_ptr() == base && pages.checked_mul(PAGE) == Some(memory.len())
+        };
+        let lent = if out.dma.get(&iova).is_some_and(same) { out.dma.remove(&iova) } else { None };
+        drop(out);
+        match lent {
+            Some(lent) => self.take_back(lent, |_| {}),
+            None => self.stray(iova),
+        }
+    }
+
+    /// # Safety
+    /// The payload is valid, and reached by nobody else during the call; where it lies in the arena, nobody reaches it
+    /// until [`unshare`](Self::unshare).
+    pub(crate) unsafe fn share(
+        &self,
+        payload: NonNull<[u8]>,
+        direction: BufferDirection,
+    ) -> Result<u64, ShareError> {
+        let (iova, share) = if self.in_whole_pages(payload) {
+            // SAFETY: the caller's promise.
+            unsafe { self.share_in_place(payload, direction) }?
+        } else {
+            // SAFETY: valid, and reached by nobody else meanwhile, is the caller's promise.
+            self.share_copy(unsafe { payload.as_ref() }, direction)?
+        };
+        self.out().shares.insert(iova, share);
+        count(&self.counts.shares, 1);
+        Ok(iova)
+    }
+
+    /// # Safety
+    /// The payload is the one that was shared, valid, and reached by nobody else during the call.
+    pub(crate) unsafe fn unshare(
+        &self,
+        iova: u64,
+        mut payload: NonNull<[u8]>,
+        direction: BufferDirection,
+    ) -> Result<(), ShareError> {
+        let Some(share) = self.out().shares.remove(&iova) else {
+            self.stray(iova);
+            return Ok(());
+        };
+        let mut copy_out = |memory: DmaMemory<'_>| {
+            if mapping::access(direction).contains(Access::WRITE) {
+                let n = payload.len().min(memory.len());
+                // SAFETY: valid, writable in this direction, and reached by nobody else meanwhile: the caller's promise.
+                let to = unsafe { payload.as_mut() };
+                // As long as the copy that was made of it, so this does not fail.
+                let copied = to.get_mut(..n).is_some_and(|to| memory.copy_to_slice(0, to).is_ok());
+                debug_assert!(copied, "a payload of another length than was shared");
+                count(&self.counts.copied_bytes, n as u64);
+            }
+        };
+        match share {
+            Share::InPlace(range) => mapping::unmap(&self.domain, range)
+                .map_err(|error| ShareError::NotRevoked { iova: range, bytes: payload.len(), error })?,
+            Share::Small(block) => {
+                // It is out until it is freed here, once, so neither of these fails.
+                if let Ok(memory) = self.small.memory(block) {
+                    copy_out(memory);
+                }
+                let freed = self.small.free_raw(block);
+                debug_assert_eq!(freed, Ok(()));
+            }
+            Share::Frames(lent) => _ = self.take_back(lent, copy_out),
+        }
+        Ok(())
+    }
+
+    /// Whether the payload is all there is in its pages, and these are the arena's.
+    fn in_whole_pages(&self, payload: NonNull<[u8]>) -> bool {
+        let span = self.arena.span();
+        let (addr, len) = (payload.addr().get(), payload.len());
+        let offset = addr.checked_sub(span.addr().get());
+        let end = offset.and_then(|offset| offset.checked_add(len));
+        (addr | len).is_multiple_of(PAGE) && len > 0 && end.is_some_and(|end| end <= span.len())
+    }
+
+    /// # Safety
+    /// As for [`share`](Self::share).
+    unsafe fn share_in_place(
+        &self,
+        payload: NonNull<[u8]>,
+        direction: BufferDirection,
+    ) -> Result<(u64, Share), ShareError> {
+        // SAFETY: valid by the caller's promise, in one arena, and reached by nobody as long as it is shared; here it
+        // is only told to the domain.
+        let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
+        // SAFETY: valid until it is unshared, by the caller's promise; where it can not be taken back, `Hal` panics.
+        let range = unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::Map)?;
+        count(&self.counts.shares_in_place, 1);
+        Ok((range.start().raw(), Share::InPlace(range)))
+    }
+
+    /// Shares a copy. What the device does not write is to stay as it was, so the copy holds it in either direction;
+    /// a device that may only write does not see it.
+    fn share_copy(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), ShareError> {
+        let copy_in = |memory: DmaMemory<'_>| {
+            let copied = memory.copy_from_slice(0, payload);
+            debug_assert!(copied.is_ok(), "as long as the payload");
+            count(&self.counts.copied_bytes, payload.len() as u64);
+        };
+        if payload.len() <= SMALL_BYTES {
+            let block = self.small.alloc_raw()?;
+            // It was just allocated, so this does not fail.
+            if let Ok(memory) = self.small.memory(block) {
+                copy_in(memory);
+            }
+            count(&self.counts.shares_small, 1);
+            return Ok((block.iova().raw(), Share::Small(block)));
+        }
+        let buffer = self.arena.alloc(payload.len())?;
+        copy_in(buffer.memory());
+        let lent = self.lend(buffer, direction)?;
+        Ok((lent.iova().start().raw(), Share::Frames(lent)))
+    }
+
+    fn lend(&self, buffer: pinfold::Buffer, direction: BufferDirection) -> Result<Lent, ShareError> {
+        Lent::new(&self.domain, buffer, direction).map_err(|(error, lost)| {
+            count(&self.counts.quarantined_bytes, lost);
+            ShareError::Map(error)
+        })
+    }
+
+    fn take_back(&self, lent: Lent, read: impl FnOnce(DmaMemory<'_>)) -> bool {
+        if let Err(lost) = lent.take_back(&self.domain, read) {
+            count(&self.counts.quarantined_bytes, lost);
+        }
+        true
+    }
+
+    fn stray(&self, iova: u64) -> bool {
+        tracing::error!(iova, "a driver gave back what was not out");
+        count(&self.counts.strays, 1);
+        false
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

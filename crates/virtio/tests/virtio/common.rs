@@ -1,0 +1,62 @@
+//! A driver with all that it stands on.
+
+use pinfold::{Arena, Domain};
+use pinfold_virtio::model::Disk;
+use pinfold_virtio::{Installed, PinfoldHal, Place, Translated, install};
+use virtio_drivers::device::blk::VirtIOBlk;
+
+/// A place of a test's own, so that tests run side by side.
+macro_rules! place {
+    ($name:ident) => {
+        struct $name;
+        impl pinfold_virtio::Place for $name {
+            fn slot() -> &'static pinfold_virtio::Slot {
+                static SLOT: pinfold_virtio::Slot = pinfold_virtio::Slot::new();
+                &SLOT
+            }
+        }
+    };
+}
+pub(crate) use place;
+
+pub(crate) type Driver<P> = VirtIOBlk<PinfoldHal<P>, Translated<Disk>>;
+
+pub(crate) const DISK: usize = 1 << 20;
+
+pub(crate) struct Rig<P: Place> {
+    pub(crate) driver: Driver<P>,
+    pub(crate) disk: Disk,
+    pub(crate) stack: Installed<P>,
+    pub(crate) domain: Domain,
+}
+
+impl<P: Place> Rig<P> {
+    pub(crate) fn new(arena_bytes: u64) -> Self {
+        let domain = Domain::soft().unwrap();
+        let stack = install::<P>(&domain, Arena::builder().size(arena_bytes)).unwrap();
+        let disk = Disk::new(domain.port().unwrap(), DISK);
+        let driver = VirtIOBlk::new(Translated::new(disk.clone())).unwrap();
+        Self { driver, disk, stack, domain }
+    }
+
+    /// Takes all down; everything must have come back.
+    pub(crate) fn finish(self) -> pinfold_virtio::Account {
+        let Self { driver, disk, stack, domain } = self;
+        drop(driver);
+        let arena = stack.arena().clone();
+        let account = stack.finish().unwrap();
+        assert!(account.is_clean(), "{account}");
+        assert_eq!(arena.stats().frames_in_use, 0);
+        let leaked = pinfold::arena::leaked_bytes();
+        drop((arena, disk));
+        assert_eq!(pinfold::arena::leaked_bytes(), leaked);
+        let stats = domain.stats();
+        assert_eq!((stats.live, stats.quarantined, stats.iova_extents), (0, 0, 2), "below and above 4 GiB");
+        account
+    }
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0_u8..251).cycle().map(|byte| byte ^ seed).take(len).collect()
+}

@@ -1,0 +1,176 @@
+//! A stack's life: installed once, asked for too much, left behind.
+
+use crate::common::{Driver, Rig, place};
+use pinfold::soft::SoftConfig;
+use pinfold::{Arena, Domain};
+use pinfold_virtio::model::{Disk, SECTOR};
+use pinfold_virtio::{InstallError, PinfoldHal, Translated, install};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+use virtio_drivers::device::blk::{BlkReq, BlkResp, VirtIOBlk};
+use virtio_drivers::transport::{DeviceStatus, Transport};
+use virtio_drivers::{BufferDirection, Error, Hal};
+
+#[test]
+fn a_place_is_taken_once() {
+    place!(Here);
+    let domain = Domain::soft().unwrap();
+    let first = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
+    let refused = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap_err();
+    assert!(matches!(refused, InstallError::Occupied { .. }), "{refused}");
+    assert!(first.finish().unwrap().is_clean());
+    // An arena that can not be had leaves the place free.
+    assert!(matches!(install::<Here>(&domain, Arena::builder()).unwrap_err(), InstallError::Arena(_)));
+    drop(install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap());
+    install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap().finish().unwrap();
+}
+
+#[test]
+fn a_driver_that_keeps_something_is_found_out() {
+    place!(Here);
+    let Rig { mut driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
+    disk.hold();
+    let (mut req, mut data, mut resp) = (BlkReq::default(), [0; SECTOR], BlkResp::default());
+    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    let token = unsafe { driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
+    let leak = stack.finish().unwrap_err();
+    assert_eq!((leak.account.dma_pages_live, leak.account.shares_live), (2, 4), "{leak}");
+    // It is whole: the request ends as if nobody had asked.
+    disk.serve();
+    // SAFETY: the same three.
+    unsafe { driver.complete_read_blocks(token, &req, &mut data, &mut resp) }.unwrap();
+    drop(driver);
+    assert!(leak.installed.finish().unwrap().is_clean());
+}
+
+#[test]
+fn a_stack_that_goes_before_its_driver_waits_for_it_and_gives_nothing_new() {
+    place!(Here);
+    let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
+    drop(stack);
+    let again = || install::<Here>(&domain, Arena::builder().size(1 << 20));
+    assert!(
+        matches!(again().unwrap_err(), InstallError::Occupied { account } if account.dma_pages_live == 2)
+    );
+    assert_eq!(
+        Driver::<Here>::new(Translated::new(disk.clone())).err(),
+        Some(Error::DmaError),
+        "another driver gets no rings"
+    );
+    drop(driver);
+    again().unwrap().finish().unwrap();
+}
+
+#[test]
+fn without_a_stack_a_driver_gets_no_rings() {
+    place!(Nowhere);
+    let disk = Disk::new(Domain::soft().unwrap().port().unwrap(), 4096);
+    assert_eq!(Driver::<Nowhere>::new(Translated::new(disk)).err(), Some(Error::DmaError));
+}
+
+#[test]
+fn a_disk_behind_an_iommu_takes_no_driver_that_does_not_know_it() {
+    place!(Here);
+    let Rig { driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
+    drop(driver);
+    // As the driver alone does it: then it believes that all is well, and would hang at its first request.
+    drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(disk.clone()).unwrap());
+    assert!(!disk.get_status().contains(DeviceStatus::FEATURES_OK));
+    drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(Translated::new(disk.clone())).unwrap());
+    assert!(disk.get_status().contains(DeviceStatus::FEATURES_OK));
+    // And where the device will not have it all the same.
+    disk.refuse_all();
+    let refused = VirtIOBlk::<PinfoldHal<Here>, _>::new(Translated::new(disk));
+    assert_eq!(refused.err(), Some(Error::InvalidParam));
+    assert!(stack.finish().unwrap().is_clean());
+}
+
+#[test]
+fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_that_says_so() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(64 << 10);
+    let (iova, _) = PinfoldHal::<Here>::dma_alloc(1000, BufferDirection::Both);
+    assert_eq!(iova, 0, "a refusal");
+    let (iova, _) = PinfoldHal::<Here>::dma_alloc(usize::MAX, BufferDirection::Both);
+    assert_eq!(iova, 0, "a refusal");
+    let (data, live) = (vec![0; 128 << 10], rig.stack.account().shares_live);
+    // Below the driver, which is in no state to go on after a panic.
+    let shared = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the payload is valid and nobody else's.
+        unsafe { PinfoldHal::<Here>::share(data.as_slice().into(), BufferDirection::DriverToDevice) }
+    }));
+    let said = shared.unwrap_err();
+    let said = said.downcast_ref::<String>().unwrap();
+    assert!(said.contains("131072 bytes"), "{said}");
+    assert_eq!(rig.stack.account().shares_live, live, "nothing is half shared");
+    rig.driver.read_blocks(0, &mut [0; SECTOR]).unwrap();
+    rig.finish();
+}
+
+#[test]
+fn what_was_never_out_is_counted_and_does_no_harm() {
+    place!(Here);
+    let rig = Rig::<Here>::new(4 << 20);
+    let (iova, base) = PinfoldHal::<Here>::dma_alloc(2, BufferDirection::Both);
+    let mut data = [0; 16];
+    let dealloc = |iova, pages| {
+        // SAFETY: mostly not what was allocated, which is what is tested: it is looked up, and nothing is reached.
+        unsafe { PinfoldHal::<Here>::dma_dealloc(iova, base, pages) }
+    };
+    assert_eq!((dealloc(iova, 1), dealloc(iova + 4096, 2)), (-1, -1));
+    // SAFETY: likewise.
+    unsafe { PinfoldHal::<Here>::unshare(iova, data.as_mut_slice().into(), BufferDirection::Both) };
+    assert_eq!((dealloc(iova, 2), dealloc(iova, 2)), (0, -1));
+    let Rig { driver, disk, stack, domain } = rig;
+    drop(driver);
+    let account = stack.finish().unwrap();
+    assert_eq!((account.strays, account.is_clean()), (4, false));
+    drop((disk, domain));
+}
+
+#[test]
+fn rings_are_zero_also_when_their_frames_were_another_s() {
+    place!(Here);
+    let domain = Domain::soft().unwrap();
+    let stack = install::<Here>(&domain, Arena::builder().size(64 << 10)).unwrap();
+    for _ in 0..40 {
+        let (iova, base) = PinfoldHal::<Here>::dma_alloc(4, BufferDirection::Both);
+        assert_ne!(iova, 0);
+        for offset in (0..16384).step_by(8) {
+            // SAFETY: inside the four pages, which are this test's alone.
+            let at = unsafe { base.add(offset) }.cast::<u64>();
+            // SAFETY: as above, and aligned.
+            assert_eq!(unsafe { at.replace(u64::MAX) }, 0);
+        }
+        // SAFETY: just allocated.
+        assert_eq!(unsafe { PinfoldHal::<Here>::dma_dealloc(iova, base, 4) }, 0);
+    }
+    assert!(stack.finish().unwrap().is_clean());
+}
+
+#[test]
+fn what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted() {
+    place!(Here);
+    let mut config = SoftConfig::default();
+    (config.hang_from, config.timeout) = (Some(1), Duration::from_millis(2));
+    let domain = Domain::soft_with(config).unwrap();
+    let stack = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
+    let hal = |payload: &mut [u8]| {
+        // SAFETY: the payload is valid and nobody else's.
+        let iova = unsafe { PinfoldHal::<Here>::share(payload.into(), BufferDirection::DeviceToDriver) };
+        // SAFETY: the same one.
+        unsafe { PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver) };
+    };
+    // A copy: the program has its payload again, the copy's frames are lost.
+    hal(&mut [0; SECTOR]);
+    let account = stack.account();
+    assert_eq!((account.shares_live, account.quarantined_bytes), (0, 4096));
+    // In place: the program must not go on as if the bytes were its own.
+    let mut buffer = stack.arena().alloc(4096).unwrap();
+    let said = catch_unwind(AssertUnwindSafe(|| hal(buffer.as_mut_slice().unwrap()))).unwrap_err();
+    assert!(said.downcast_ref::<String>().unwrap().contains("may still reach 4096 bytes"));
+    std::mem::forget(buffer);
+    let account = stack.finish().unwrap();
+    assert!(!account.is_clean(), "{account}");
+    assert_eq!(domain.stats().quarantined_bytes, 4096);
+}

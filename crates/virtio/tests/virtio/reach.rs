@@ -1,0 +1,143 @@
+//! What the device reaches: what it was given, in the direction in which it was given, for as long as it was.
+
+use crate::common::{Driver, Rig, pattern, place};
+use pinfold::soft::{Fault, FaultKind};
+use pinfold_core::addr::Iova;
+use pinfold_virtio::model::SECTOR;
+use virtio_drivers::device::blk::{BlkReq, BlkResp};
+
+fn kind(result: Result<(), Fault>) -> Option<FaultKind> {
+    result.err().map(|fault| fault.kind)
+}
+
+fn later(iova: Iova, bytes: u64) -> Iova {
+    iova.checked_add(bytes).unwrap()
+}
+
+#[test]
+fn a_stale_access_to_a_payload_in_place_does_not_land() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    let mut buffer = rig.stack.arena().alloc(4096).unwrap();
+    rig.driver.read_blocks(0, buffer.as_mut_slice().unwrap()).unwrap();
+    let data = rig.disk.given()[1];
+    assert!(data.writable);
+    assert_eq!(kind(rig.disk.attack(data.iova, &[0xbd; 4096])), Some(FaultKind::NotMapped));
+    assert_eq!(kind(rig.disk.spy(data.iova, &mut [0; 8])), Some(FaultKind::NotMapped));
+    assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn a_stale_access_to_a_copy_does_not_land() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    let mut data = [0; SECTOR];
+    rig.driver.read_blocks(0, &mut data).unwrap();
+    let given = rig.disk.given()[1];
+    assert_eq!(kind(rig.disk.attack(given.iova, &[0xbd; SECTOR])), Some(FaultKind::NotMapped));
+    assert_eq!(data, [0; SECTOR]);
+    rig.finish();
+}
+
+#[test]
+fn a_stale_access_to_a_small_copy_reaches_no_byte_of_the_program() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    rig.disk.hold();
+    let (mut req, mut data, mut resp) = (BlkReq::default(), [0; SECTOR], BlkResp::default());
+    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    let token = unsafe { rig.driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
+    rig.disk.serve();
+    // SAFETY: the same three.
+    unsafe { rig.driver.complete_read_blocks(token, &req, &mut data, &mut resp) }.unwrap();
+    let status = rig.disk.given()[2];
+    rig.disk.attack(status.iova, &[0xbd]).unwrap(); // the pool's block, free by now
+    assert_eq!(resp.status(), virtio_drivers::device::blk::RespStatus::OK);
+    rig.finish();
+}
+
+#[test]
+fn what_is_to_be_read_is_not_written_and_the_other_way_round() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    rig.disk.hold();
+    let mut buffer = rig.stack.arena().alloc(8192).unwrap();
+    buffer.as_mut_slice().unwrap().copy_from_slice(&pattern(8192, 9));
+    let (out, into) = buffer.as_mut_slice().unwrap().split_at_mut(4096);
+    let (mut req, mut resp) =
+        ([BlkReq::default(), BlkReq::default()], [BlkResp::default(), BlkResp::default()]);
+    let ([req_out, req_in], [resp_out, resp_in]) = (&mut req, &mut resp);
+
+    // SAFETY: all of it stays where it is, and untouched, until the request is completed below.
+    let token = unsafe { rig.driver.write_blocks_nb(0, req_out, out, resp_out) }.unwrap();
+    rig.disk.serve();
+    let data = rig.disk.given()[1];
+    assert_eq!(kind(rig.disk.attack(data.iova, &[0; 8])), Some(FaultKind::NoWrite));
+    // SAFETY: the same.
+    unsafe { rig.driver.complete_write_blocks(token, req_out, out, resp_out) }.unwrap();
+
+    // SAFETY: as above.
+    let token = unsafe { rig.driver.read_blocks_nb(0, req_in, into, resp_in) }.unwrap();
+    rig.disk.serve();
+    let data = rig.disk.given()[1];
+    assert_eq!(kind(rig.disk.spy(data.iova, &mut [0; 8])), Some(FaultKind::NoRead));
+    // The first half lies in the page before, which the device was not given.
+    assert_eq!(kind(rig.disk.attack(later(data.iova, 4096), &[0])), Some(FaultKind::NotMapped));
+    // SAFETY: the same.
+    unsafe { rig.driver.complete_read_blocks(token, req_in, into, resp_in) }.unwrap();
+    assert_eq!(out, into);
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn the_neighbours_of_a_part_of_a_page_are_not_reached() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    rig.disk.hold();
+    let mut buffer = rig.stack.arena().alloc(4096).unwrap();
+    buffer.as_mut_slice().unwrap().fill(0x77);
+    let (part, rest) = buffer.as_mut_slice().unwrap().split_at_mut(SECTOR);
+    let (mut req, mut resp) = (BlkReq::default(), BlkResp::default());
+    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    let token = unsafe { rig.driver.read_blocks_nb(0, &mut req, part, &mut resp) }.unwrap();
+    rig.disk.serve();
+    rig.disk.attack(rig.disk.given()[1].iova, &[0xbd; 4096]).unwrap(); // a whole page: of the copy
+    // SAFETY: the same three.
+    unsafe { rig.driver.complete_read_blocks(token, &req, part, &mut resp) }.unwrap();
+    assert!(part.iter().all(|byte| *byte == 0xbd), "what was given was the device's to write");
+    assert!(rest.iter().all(|byte| *byte == 0x77));
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn descriptors_are_not_the_device_s_to_write_and_rings_go_with_the_driver() {
+    place!(Here);
+    let rig = Rig::<Here>::new(4 << 20);
+    let [descriptors, offered, used] = rig.disk.rings();
+    assert_eq!(kind(rig.disk.attack(descriptors, &[0xff; 16])), Some(FaultKind::NoWrite));
+    assert_eq!(kind(rig.disk.attack(offered, &[0xff; 4])), Some(FaultKind::NoWrite));
+    assert_eq!(kind(rig.disk.spy(used, &mut [0; 4])), Some(FaultKind::NoRead));
+    let disk = rig.disk.clone();
+    rig.finish();
+    for ring in [descriptors, offered, used] {
+        assert_eq!(kind(disk.attack(ring, &[0])), Some(FaultKind::NotMapped));
+        assert_eq!(kind(disk.spy(ring, &mut [0])), Some(FaultKind::NotMapped));
+    }
+}
+
+#[test]
+fn two_places_are_two_worlds() {
+    place!(One);
+    place!(Other);
+    let (mut one, mut other) = (Rig::<One>::new(4 << 20), Rig::<Other>::new(4 << 20));
+    let write = |driver: &mut Driver<One>| driver.write_blocks(0, &pattern(SECTOR, 1)).unwrap();
+    write(&mut one.driver);
+    other.driver.write_blocks(0, &pattern(SECTOR, 2)).unwrap();
+    assert_eq!(one.disk.media()[..SECTOR], pattern(SECTOR, 1));
+    assert_eq!(other.disk.media()[..SECTOR], pattern(SECTOR, 2));
+    assert_eq!((one.finish().shares, other.finish().shares), (4, 4));
+}

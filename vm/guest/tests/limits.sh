@@ -1,0 +1,107 @@
+# shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
+# Limits lowered on purpose, and a device that is taken away.
+
+# as_user KIB COMMAND [ARGS]: as user 1000, who may have KIB pinned and none of root's rights.
+as_user() {
+    kib=$1
+    program=$2
+    shift 2
+    (
+        # shellcheck disable=SC3045 # busybox has it
+        ulimit -l "$kib"
+        exec start-stop-daemon -S -q -c 1000:1000 -x "/bin/$program" -- "$@"
+    )
+}
+
+group_of() { basename "$(readlink "/sys/bus/pci/devices/$1/iommu_group")"; }
+
+limits_memlock_is_named() {
+    taken $nvme0
+    node=/dev/vfio/$(group_of $nvme0)
+    chown 1000:1000 "$node"
+    chmod 666 /dev/vfio/vfio
+    before=$(free_hugepages)
+    refused 'MEMLOCK' as_user 256 pinfold io vfio:$nvme0 --rw read --size 1M
+    note "$(cat /tmp/refused)"
+    same "free hugepages" "$before" "$(free_hugepages)"
+    # An ordinary user with enough of it needs nothing else.
+    as_user 262144 pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
+    has /tmp/io '^Verified: '
+    chown 0:0 "$node"
+}
+
+limits_entries_are_named() {
+    taken $nvme0
+    parameter=/sys/module/vfio_iommu_type1/parameters/dma_entry_limit
+    kept=$(cat $parameter)
+    before=$(free_hugepages)
+    echo 2 >$parameter
+    # Each buffer in flight is an entry where access is taken back one by one.
+    if pinfold io vfio:$nvme0 --rw randread --bs 64k --iodepth 64 --size 16M --protect strict >/tmp/io 2>&1; then code=0; else code=$?; fi
+    echo "$kept" >$parameter
+    cat /tmp/io
+    [ $code = 1 ] || fail "must have failed with 1, not $code"
+    has /tmp/io 'entries|mappings'
+    note "$(tail -n 1 /tmp/io)"
+    same "free hugepages" "$before" "$(free_hugepages)"
+    pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
+}
+
+# pull BDF: the slot's power goes off, as when a card is pulled; nobody is asked. The device is off the bus at once.
+pull() {
+    port=$(dirname "$(readlink -f "/sys/bus/pci/devices/$1")")
+    byte() { od -An -tu1 -j "$1" -N1 "$port/config" | tr -d ' '; }
+    # The PCI Express capability, and in it Slot Control: power off (bit 10), power indicator off (bits 9 and 8).
+    at=$(byte 52)
+    while [ "$(byte "$at")" != 16 ]; do at=$(byte $((at + 1))); done
+    at=$((at + 24))
+    word=$(($(od -An -tu2 -j "$at" -N2 "$port/config") | 0x700))
+    # shellcheck disable=SC2059 # the format is the bytes
+    printf "\\$(printf %03o $((word & 255)))\\$(printf %03o $((word >> 8)))" |
+        dd of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
+}
+
+# ends_with_error PID SECONDS: by itself, with an error of ours and not by a signal.
+ends_with_error() {
+    began=$(hundredths)
+    while kill -0 "$1" 2>/dev/null; do
+        [ $(($(hundredths) - began)) -lt $(($2 * 100)) ] || fail "still there after $2 s"
+        sleep 0.1
+    done
+    took=$(($(hundredths) - began))
+    if wait "$1"; then code=0; else code=$?; fi
+    cat /tmp/io
+    same "exit code" 1 "$code"
+    note "after $((took / 100)).$((took % 100 / 10)) s: $(tail -n 1 /tmp/io)"
+}
+
+vfio_pulled_in_the_middle() {
+    taken $nvme1
+    before=$(free_hugepages)
+    pinfold io vfio:$nvme1 --rw randrw --bs 64k --iodepth 32 --runtime 100 --time-based --force $1 >/tmp/io 2>&1 &
+    pid=$!
+    sleep 2
+    kill -0 $pid
+    pull $nvme1
+    ends_with_error $pid 30
+    same "free hugepages" "$before" "$(free_hugepages)"
+}
+
+vfio_unplugged_in_the_middle() {
+    taken $nvme2
+    before=$(free_hugepages)
+    pinfold io vfio:$nvme2/1 --rw randrw --bs 64k --iodepth 32 --runtime 100 --time-based --force >/tmp/io 2>&1 &
+    pid=$!
+    sleep 2
+    kill -0 $pid
+    # QEMU presses the slot's button; five seconds later the kernel asks whoever has the device to let go of it.
+    echo "device_del nvme2" >/dev/host-control
+    ends_with_error $pid 60
+    same "free hugepages" "$before" "$(free_hugepages)"
+    waited=0
+    while [ -e /sys/bus/pci/devices/$nvme2 ]; do
+        sleep 0.5
+        waited=$((waited + 1))
+        [ $waited -lt 30 ] || fail "the device is still on the bus"
+    done
+}

@@ -1,0 +1,32 @@
+# shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
+# The program in the guest, without a real device.
+
+program_doctor_sees_the_machine() {
+    pinfold doctor >/tmp/doctor
+    has /tmp/doctor '^good +IOMMU groups .*dmar0'
+    has /tmp/doctor "^good +hugepages 2 MiB +$hugepages free of $hugepages reserved"
+    has /tmp/doctor '^(good|limited) +VFIO '
+    if [ -c /dev/iommu ]; then has /tmp/doctor '^good +iommufd'; else has /tmp/doctor '^missing +iommufd'; fi
+}
+
+program_copies_through_the_model() {
+    dd if=/dev/urandom of=/tmp/a bs=1M count=16 2>/dev/null
+    for protect in static revoke strict; do
+        pinfold copy /tmp/a /tmp/b --via soft:32M --protect $protect --force
+        cmp /tmp/a /tmp/b
+    done
+}
+
+program_verifies_the_model() {
+    pinfold io soft:16M --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 2000 --verify >/tmp/io
+    has /tmp/io '^Verified: 2,000 requests'
+}
+
+program_uses_and_returns_hugepages() {
+    before=$(free_hugepages)
+    pinfold io soft:256M --rw randread --runtime 3 --time-based --bs 1M --iodepth 16 >/tmp/io &
+    sleep 1.5
+    [ "$(free_hugepages)" -lt "$before" ] || fail "no hugepage in use while it runs"
+    wait $!
+    same "free hugepages afterwards" "$before" "$(free_hugepages)"
+}

@@ -1,0 +1,138 @@
+# shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
+# Pinfold's own driver on the machine's controllers, through VFIO.
+
+# Four namespaces: target, what it is, the most of the requests.
+namespaces="$nvme0/1 $nvme1/1 $nvme2/1 $nvme2/2"
+
+kind_of() {
+    case $1 in
+        "$nvme0/1") echo "512-byte blocks, MDTS 512 KiB" ;;
+        "$nvme1/1") echo "4 KiB blocks, MDTS 16 KiB" ;;
+        "$nvme2/1") echo "512-byte blocks, no MDTS" ;;
+        "$nvme2/2") echo "4 KiB blocks, no MDTS, second namespace" ;;
+    esac
+}
+
+# taken BDF: it is ours, whatever the test before did.
+taken() { [ "$(driver_of "$1")" = vfio-pci ] || pinfold bind "$1"; }
+
+# given_back BDF: it is the kernel's.
+given_back() { [ "$(driver_of "$1")" = nvme ] || pinfold unbind "$1"; }
+
+# Faults that the IOMMU saw since boot.
+faults() { dmesg | grep -c 'DMAR: \[DMA' || true; }
+
+vfio_bind_takes_and_puts_back() {
+    for bdf in $nvme0 $nvme1 $nvme2; do
+        same "driver of $bdf" nvme "$(driver_of $bdf)"
+        pinfold bind $bdf
+        same "driver of $bdf" vfio-pci "$(driver_of $bdf)"
+        pinfold unbind $bdf
+        same "driver of $bdf" nvme "$(driver_of $bdf)"
+        disk $bdf 1 >/dev/null
+    done
+}
+
+vfio_says_what_is_wrong() {
+    given_back $nvme0
+    # The disk is the kernel's: the way out is named.
+    refused "pinfold bind $nvme0" pinfold io vfio:$nvme0 --rw read --size 1M
+    refused '0000:09:00.0' pinfold io vfio:0000:09:00.0 --rw read --size 1M
+    refused '0000:09:00.0' pinfold bind 0000:09:00.0
+    taken $nvme0
+    refused 'namespace' pinfold io vfio:$nvme0/7 --rw read --size 1M
+    # One program at a time.
+    pinfold io vfio:$nvme0 --rw read --runtime 3 --time-based >/tmp/io &
+    sleep 1
+    refused "$nvme0" pinfold io vfio:$nvme0 --rw read --size 1M
+    wait $!
+}
+
+vfio_controllers_are_described() {
+    for bdf in $nvme0 $nvme1 $nvme2; do
+        taken $bdf
+        pinfold nvme $bdf >/tmp/nvme
+        has /tmp/nvme 'pinfold[012]'
+    done
+    cat /tmp/nvme
+    has /tmp/nvme '4096|4 KiB'
+}
+
+vfio_copies() {
+    dd if=/dev/urandom of=/tmp/a bs=1000 count=20001 2>/dev/null
+    for target in $namespaces; do
+        taken "${target%/*}"
+        for protect in static revoke strict; do
+            pinfold copy /tmp/a /tmp/b --via "vfio:$target" --protect $protect --force
+            cmp /tmp/a /tmp/b
+        done
+    done
+}
+
+# verify TARGET PROTECT REQUESTS: at depth 1 and 64, polled and by interrupt, a quarter of the requests each.
+vfio_verifies() {
+    target=$1 protect=$2 requests=$(($3 / 4))
+    taken "${target%/*}"
+    before=$(faults)
+    for depth in 1 64; do
+        for mode in --poll ''; do
+            # shellcheck disable=SC2086 # an option or nothing
+            pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth $depth --number-ios $requests --size 16M \
+                --protect "$protect" --verify --force $mode >/tmp/io
+            has /tmp/io '^Verified: '
+            sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
+        done
+    done
+    same "faults that the IOMMU saw" "$before" "$(faults)"
+    note "$(kind_of "$target")"
+}
+
+vfio_kernel_reads_the_same() {
+    for target in $namespaces; do
+        bdf=${target%/*}
+        taken "$bdf"
+        pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth 16 --number-ios 300 --size 32M --verify --force >/tmp/io
+        wrote=$(sed -n 's/^sha256 of .*: //p' /tmp/io)
+        pinfold unbind "$bdf"
+        node=$(disk "$bdf" "${target#*/}")
+        read=$(dd if="$node" bs=1M count=32 iflag=direct 2>/dev/null | sha256sum)
+        same "what the kernel reads from $node" "$wrote" "${read%% *}"
+    done
+}
+
+vfio_reads_what_the_kernel_wrote() {
+    for target in $nvme1/1 $nvme2/2; do
+        bdf=${target%/*}
+        given_back "$bdf"
+        node=$(disk "$bdf" "${target#*/}")
+        dd if=/dev/urandom of=/tmp/sample bs=1M count=16 2>/dev/null
+        dd if=/tmp/sample of="$node" bs=1M oflag=direct 2>/dev/null
+        pinfold bind "$bdf"
+        pinfold copy "vfio:$target" /tmp/all --force
+        head -c 16777216 /tmp/all | cmp - /tmp/sample
+        rm /tmp/all
+    done
+}
+
+# Killed while it starts, while it runs, at whatever it does: the controller must be found in order by the next.
+vfio_survives_kill_9() {
+    times=$1
+    taken $nvme0
+    before=$(free_hugepages)
+    killed=0
+    while [ $killed -lt "$times" ]; do
+        pinfold io vfio:$nvme0 --rw randrw --bs 64k --iodepth 32 --runtime 60 --time-based --force >/tmp/io 2>&1 &
+        # 0 to 400 ms: from before the first system call to the middle of the transfers.
+        usleep $(($(od -An -tu2 -N2 /dev/urandom) * 6))
+        kill -9 $! || fail "ended by itself: $(cat /tmp/io)"
+        wait $! || true
+        killed=$((killed + 1))
+        if [ $((killed % 25)) = 0 ]; then
+            pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
+            has /tmp/io '^Verified: '
+            same "free hugepages after $killed" "$before" "$(free_hugepages)"
+        fi
+    done
+    same "free hugepages" "$before" "$(free_hugepages)"
+    note "$killed times, $(faults) faults seen by the IOMMU"
+}
