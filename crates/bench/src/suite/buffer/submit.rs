@@ -112,33 +112,27 @@ impl Reader<'_> {
     }
 }
 
-/// A file of 64 MiB that is gone when this is.
+/// A file of 64 MiB without a name, so that nothing of it stays, however the program ends.
 struct Scratch {
     path: PathBuf,
+    file: File,
 }
 
 impl Scratch {
     /// `None` where it can not be made there.
     fn create(folder: &Path) -> Option<Self> {
         let path = folder.join(format!(".pinfold-bench-{}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&path).ok()?;
-        let scratch = Self { path };
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).ok()?;
+        std::fs::remove_file(&path).ok()?;
         let content: Vec<u8> = (0..BYTES).map(|i| (i % 251).to_le_bytes()[0]).collect();
         for _ in 0..BLOCKS {
             file.write_all(&content).ok()?;
         }
         file.sync_all().ok()?;
-        Some(scratch)
+        Some(Self { path, file })
     }
 
     fn open(&self) -> Result<File, BenchError> {
-        File::open(&self.path).map_err(BenchError::Scratch)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What can not be removed is in nobody's way but the disk's.
-        let _ = std::fs::remove_file(&self.path);
+        self.file.try_clone().map_err(BenchError::Scratch)
     }
 }
