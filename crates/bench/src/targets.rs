@@ -181,6 +181,7 @@ impl Targets<'_> {
             at_most("gather-8m", best("gather-8m"), 40.0, 40.0, "ns"),
             at_least("gather-8m: pages-4k / pinfold", pages("gather-8m"), 60.0, 60.0),
             at_most("gather-8m, segments", segments, 4.0, 1.0, ""),
+            at_least("io-submit of 8 MiB: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
         ]
     }
 
