@@ -18,16 +18,16 @@ use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight,
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type IoQueue = Queue<Arc<PciRegisters>, Rings>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// An arena that knows which chunk was taken last.
+/// An arena that knows which chunks were taken of it.
 #[derive(Clone)]
 struct Rings {
     arena: Arena,
-    last: Arc<Mutex<Option<IovaRange>>>,
+    taken: Arc<Mutex<Vec<IovaRange>>>,
 }
 
 // SAFETY: what is promised is the arena's promise: each call is handed on as it is.
@@ -42,12 +42,18 @@ unsafe impl ChunkSource for Rings {
         let frame = self.arena.acquire(order)?;
         let at = ChunkSource::iova(self).checked_add(u64::from(frame.index()) * Frame::BYTES);
         let range = at.and_then(|at| IovaRange::new(at, u64::from(order.frames()) * Frame::BYTES).ok());
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = range;
+        self.taken().extend(range);
         Ok(frame)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
         // SAFETY: the caller's promise is the one that is asked for.
         unsafe { self.arena.release(frame, order) };
+    }
+}
+
+impl Rings {
+    fn taken(&self) -> MutexGuard<'_, Vec<IovaRange>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,6 +73,8 @@ struct Bench {
     queue: IoQueue,
     nsid: u32,
     block: usize,
+    /// The most bytes in one command.
+    most: usize,
 }
 
 /// What the controller said.
@@ -82,13 +90,16 @@ impl Bench {
     fn open(address: &str, nsid: u32) -> Outcome<Self> {
         let pci = PciController::open(address, &Options::new(), 0)?;
         let rings = Arena::builder().size(4 << 20).exposure(Exposure::PerUse).build(pci.domain())?;
-        let rings = Rings { arena: rings, last: Arc::default() };
+        let rings = Rings { arena: rings, taken: Arc::default() };
         let data = Arena::builder().size(4 << 20).exposure(Exposure::PerUse).build(pci.domain())?;
         let controller = Controller::start(pci.registers(), rings.clone(), Config::default())?;
         let namespace = controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
         let block = namespace.ok_or("no such namespace")?.block_bytes as usize;
         let queue = controller.create_queue(8)?;
-        Ok(Self { pci, rings, data, queue, nsid, block })
+        // What is taken from here on is list pages.
+        rings.taken().clear();
+        let most = controller.identify().max_transfer_bytes as usize;
+        Ok(Self { pci, rings, data, queue, nsid, block, most })
     }
 
     fn blocks(&self, bytes: usize) -> u32 {
@@ -176,11 +187,16 @@ impl Bench {
 
     /// A write whose PRP list was taken back: an error status, and nothing written.
     fn write_by_stale_list(&mut self) -> Outcome<()> {
-        let bytes = 64 << 10;
+        // One command, so that there is one list.
+        let bytes = self.most.min(64 << 10);
         self.write(bytes, 0x11)?;
-        // The list page of that write is the last chunk that was taken, and the next write's list is in it again.
-        let last = self.rings.last.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.pci.domain().unmap_at(last.ok_or("a write of 16 pages took no list page")?)?;
+        let lists = std::mem::take(&mut *self.rings.taken());
+        if lists.is_empty() {
+            return Err("a write of several pages took no list page".into());
+        }
+        for list in lists {
+            self.pci.domain().unmap_at(list)?;
+        }
         let result = self.try_write(bytes, 0x22)?;
         let Err(CommandError::Status(status)) = result else {
             return Err(format!("a write whose PRP list was taken back: {}", said(&result)).into());
