@@ -33,9 +33,9 @@ pub(crate) mod fake;
 mod in_use;
 mod iommufd;
 mod irq;
-mod lookup;
+pub(crate) mod lookup;
 mod mapper;
-mod open;
+pub(crate) mod open;
 mod table;
 mod type1;
 

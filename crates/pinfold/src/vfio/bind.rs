@@ -233,7 +233,8 @@ impl<F: Files> Binder<F> {
 
     fn handed(&self, found: Found, from: Option<String>) -> Handed {
         let group = found.group.map(|group| group.number);
-        let others = group.map(|number| in_the_way(&self.roots, number)).unwrap_or_default();
+        let mut others = group.map(|number| in_the_way(&self.roots, number)).unwrap_or_default();
+        others.retain(|other| other.address != found.bdf.to_string());
         Handed { bdf: found.bdf, from, to: found.driver, group, others }
     }
 

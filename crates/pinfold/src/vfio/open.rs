@@ -43,22 +43,26 @@ pub(crate) struct Choice {
 pub(crate) fn choose(roots: &Roots, cdev: Option<&str>) -> Choice {
     let type1 = |why: String| Choice { way: Way::Type1, why, node: None };
     let iommu = roots.dev.join("iommu");
-    let Some(cdev) = cdev else {
-        return type1(
-            "type1: the kernel has no iommufd for VFIO's devices (Linux 6.6, VFIO_DEVICE_CDEV)".to_owned(),
-        );
-    };
-    let node = roots.dev.join("vfio/devices").join(cdev);
-    for path in [&iommu, &node] {
+    let node = cdev.map(|cdev| roots.dev.join("vfio/devices").join(cdev));
+    for path in [Some(&iommu), node.as_ref()].into_iter().flatten() {
         use rustix::fs::Access;
         match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
             Ok(()) => {}
-            Err(rustix::io::Errno::NOENT) => return type1(format!("type1: no {}", path.display())),
-            Err(_) => return type1(format!("type1: {} may not be opened by this user", path.display())),
+            Err(rustix::io::Errno::NOENT) => {
+                return type1(format!("type1, for there is no {}", path.display()));
+            }
+            Err(_) => return type1(format!("type1, for {} may not be opened by this user", path.display())),
         }
     }
-    let why = format!("iommufd: {} and {} can be opened", iommu.display(), node.display());
-    Choice { way: Way::Iommufd, why, node: Some(node) }
+    match node {
+        None => type1(
+            "type1, for the kernel has no device nodes of VFIO (Linux 6.6, VFIO_DEVICE_CDEV)".to_owned(),
+        ),
+        Some(node) => {
+            let why = format!("iommufd, for {} and {} can be opened", iommu.display(), node.display());
+            Choice { way: Way::Iommufd, why, node: Some(node) }
+        }
+    }
 }
 
 /// How a device is opened.
@@ -124,11 +128,11 @@ impl Device {
                 by_iommufd(options, &found, &node, why)
             }
             (Way::Iommufd, Choice { node: Some(node), .. }) => {
-                by_iommufd(options, &found, &node, "iommufd: asked for by name".to_owned())
+                by_iommufd(options, &found, &node, "iommufd, for it was asked for by name".to_owned())
             }
             (Way::Iommufd, Choice { why, .. }) => Err(OpenError::NoIommufd { bdf: found.bdf, why }),
             (Way::Best, Choice { why, .. }) => by_type1(options, &found, why),
-            (Way::Type1, _) => by_type1(options, &found, "type1: asked for by name".to_owned()),
+            (Way::Type1, _) => by_type1(options, &found, "type1, for it was asked for by name".to_owned()),
         }
     }
 }

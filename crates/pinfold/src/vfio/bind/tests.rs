@@ -104,7 +104,8 @@ fn what_was_there_comes_back() {
     let bound = kernel.state();
     kernel.binder().bind(bdf(), false).unwrap();
     assert_eq!(kernel.state(), bound, "the second time nothing is changed, nor what was written down");
-    kernel.binder().unbind(bdf()).unwrap();
+    let handed = kernel.binder().unbind(bdf()).unwrap();
+    assert_eq!((handed.to.as_deref(), handed.others), (Some("nvme"), vec![]));
     assert_eq!(kernel.state(), before);
     let again = kernel.binder().unbind(bdf());
     assert_eq!(again, Err(BindError::NotBound { bdf: bdf(), driver: Some("nvme".into()) }));
