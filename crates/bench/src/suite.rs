@@ -3,6 +3,7 @@
 pub mod frame;
 mod hand;
 pub mod pool;
+pub mod vfio;
 
 use crate::baseline::BaselineError;
 use crate::harness::{Harness, Options, Turn};
@@ -18,6 +19,8 @@ pub struct Suite {
     /// What it measures.
     pub about: &'static str,
     run: fn(&Harness<'_>) -> Result<Vec<Record>, BenchError>,
+    /// Why it can not be measured on this machine, if it can not.
+    unable: fn() -> Option<String>,
 }
 
 impl std::fmt::Debug for Suite {
@@ -32,11 +35,19 @@ pub const SUITES: &[Suite] = &[
         name: "pool",
         about: "DMA pools: the 373,959-block workload, pairs, bulk, two threads",
         run: pool::run,
+        unable: || None,
     },
     Suite {
         name: "frame",
         about: "page frames: pairs, bulk, 2 MiB runs, the RPC server's refill",
         run: frame::run,
+        unable: || None,
+    },
+    Suite {
+        name: "vfio",
+        about: "mappings by the kernel's table: map and unmap by size and page size, the registration cache",
+        run: vfio::run,
+        unable: vfio::unable,
     },
 ];
 
@@ -44,6 +55,11 @@ impl Suite {
     /// The suite of this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         SUITES.iter().find(|suite| suite.name == name).copied()
+    }
+
+    /// Why it can not be measured on this machine, if it can not: it lacks a device, say.
+    pub fn unable(&self) -> Option<String> {
+        (self.unable)()
     }
 
     /// Measures it; `watch` is told of each run before it is made.
@@ -94,6 +110,15 @@ pub enum BenchError {
         /// How many came.
         got: usize,
     },
+    /// There is nothing to measure with.
+    #[error("no device is bound to VFIO: `sudo pinfold bind BDF` gives it one (BDF: a device's address)")]
+    NoDevice,
+    /// No device that is bound to VFIO can be opened.
+    #[error(transparent)]
+    Device(#[from] pinfold::vfio::OpenError),
+    /// A cache refused.
+    #[error(transparent)]
+    Cache(#[from] pinfold::cache::CacheError),
     /// A thread of the measurement ended early.
     #[error("a thread of the measurement ended before it was done")]
     Thread,

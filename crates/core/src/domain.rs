@@ -219,8 +219,12 @@ impl Domain {
     /// Sets `len` bytes of the address space aside, aligned to `align` bytes, for [`map_at`](Self::map_at).
     ///
     /// # Errors
-    /// [`BackendError::Iova`] where there is no such range.
+    /// [`BackendError::Iova`] where there is no such range, [`BackendError::NoTranslation`] where the backend does not
+    /// [translate](Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+        if !self.backend.translates() {
+            return Err(BackendError::NoTranslation);
+        }
         Ok(self.iovas.alloc(len, align, None)?)
     }
 
@@ -306,7 +310,13 @@ impl Domain {
 
     fn map_fresh(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
         check_pages(memory)?;
-        let iova = self.reserve_iova(memory.len() as u64, alignment(memory))?;
+        let iova = match self.backend.place(memory)? {
+            Some(place) => {
+                self.iovas.alloc_at(place)?;
+                place
+            }
+            None => self.reserve_iova(memory.len() as u64, alignment(memory))?,
+        };
         let Err(error) = self.backend.map(iova, memory, access) else { return Ok(iova) };
         if !error.stays_reachable() {
             self.release_iova(iova)?;

@@ -3,7 +3,8 @@
 //!
 //! `WHAT` is `device` (registers, memory, interrupts; what is tried if nothing is said), `entries` (the limit of entries
 //! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or `memlock` (run by a user
-//! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd` or `type1` behind them names the way.
+//! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`, `type1` or
+//! `noiommu` behind them names the way.
 #![forbid(unsafe_code)]
 
 use pinfold::cache::{Budget, RegistrationCache};
@@ -20,17 +21,15 @@ fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|w| w == word);
     let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
-    let way = match (has("type1"), has("iommufd")) {
-        (true, _) => Way::Type1,
-        (_, true) => Way::Iommufd,
-        _ => Way::Best,
-    };
+    let ways = [("type1", Way::Type1), ("iommufd", Way::Iommufd), ("noiommu", Way::NoIommu)];
+    let way = ways.iter().find(|(word, _)| has(word)).map_or(Way::Best, |(_, way)| *way);
     let device = Device::open(address, &Options::new().way(way))?;
     let chosen = device.chosen();
     println!("{address}: {} ({:x?})", chosen.why, chosen.limits);
     match () {
         () if has("entries") => entries(device.domain())?,
         () if has("memlock") => memlock(device.domain())?,
+        () if way == Way::NoIommu => unprotected(&device)?,
         () => whole(&device)?,
     }
     let stats = device.domain().stats();
@@ -109,6 +108,29 @@ fn cached(domain: &Domain) -> Outcome {
     cache.clear();
     let held = cache.hold_all(&buffers)?;
     check("three neighbours are one entry", held.len() == 3 && domain.stats().backend.entries == 1)
+}
+
+/// Nothing is translated.
+fn unprotected(device: &Device) -> Outcome {
+    registers(device)?;
+    let domain = device.domain();
+    check("the backend says that there is none", domain.name() == "none")?;
+    let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
+    let arena = two.build(domain)?;
+    println!("a hugepage at {}", arena.iova());
+    check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
+    let buffer = arena.alloc(8192)?;
+    let fixed = buffer.fixed_iova();
+    let mapped = domain.map(buffer, Both)?;
+    check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
+    drop(mapped);
+    let can_move =
+        Arena::builder().size(2 << 20).source(Source::Plain).exposure(Exposure::Whole).build(domain);
+    println!("{}", can_move.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    check("memory that can move is refused", can_move.is_err())?;
+    let per_use = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).build(domain);
+    println!("{}", per_use.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    check("what nothing can take back is not lent for a while", per_use.is_err())
 }
 
 /// The kernel allows 16.

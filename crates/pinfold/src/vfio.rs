@@ -35,6 +35,7 @@ mod iommufd;
 mod irq;
 pub(crate) mod lookup;
 mod mapper;
+mod noiommu;
 pub(crate) mod open;
 mod table;
 mod type1;

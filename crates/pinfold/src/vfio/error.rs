@@ -87,6 +87,23 @@ pub enum OpenError {
         "{0} has no IOMMU, and VFIO would let it reach all memory: where that is wanted it has to be asked for by name"
     )]
     Unprotected(Bdf),
+    /// Asked for without an IOMMU, and it has one.
+    #[error("{0} has an IOMMU: open it with it")]
+    Protected(Bdf),
+    /// Asked for without an IOMMU, and the kernel does not allow it.
+    #[error(
+        "{0} has no IOMMU, and the kernel does not allow it to be used without: \
+         `echo Y | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode`, then unbind and bind it again"
+    )]
+    NoIommuMode(Bdf),
+    /// The IOMMU has no small pages.
+    #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (sizes: {page_sizes:#x})")]
+    PageSize {
+        /// The device.
+        bdf: Bdf,
+        /// A bit for each size.
+        page_sizes: u64,
+    },
     /// Another call failed.
     #[error("{call} of {path} failed: {errno}")]
     Kernel {

@@ -5,6 +5,7 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::BackendError;
 use pinfold_core::iova::IovaSpace;
+use pinfold_core::mem::DmaMemory;
 use std::ptr::NonNull;
 
 /// What the kernel translates for the devices of a domain.
@@ -42,6 +43,17 @@ pub(crate) trait Mapper: Send + Sync {
 
     /// What can be mapped now.
     fn limits(&self) -> Result<Limits, Errno>;
+
+    /// As for [`Backend::translates`](pinfold_core::domain::Backend::translates).
+    fn translates(&self) -> bool {
+        true
+    }
+
+    /// As for [`Backend::place`](pinfold_core::domain::Backend::place).
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        let _ = memory;
+        Ok(None)
+    }
 }
 
 impl<M: Mapper + ?Sized> Mapper for std::sync::Arc<M> {
@@ -63,6 +75,12 @@ impl<M: Mapper + ?Sized> Mapper for std::sync::Arc<M> {
     }
     fn limits(&self) -> Result<Limits, Errno> {
         (**self).limits()
+    }
+    fn translates(&self) -> bool {
+        (**self).translates()
+    }
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        (**self).place(memory)
     }
 }
 

@@ -6,6 +6,7 @@ use super::error::OpenError;
 use super::iommufd::Iommufd;
 use super::lookup::{self, Found, VFIO_PCI};
 use super::mapper::{Limits, Mapper, iova_space};
+use super::noiommu::NoIommu;
 use super::table::KernelTable;
 use super::type1::Type1;
 use crate::domain::{Behind, Domain};
@@ -28,6 +29,12 @@ pub enum Way {
     Type1,
     /// An address space of `/dev/iommu` (Linux 6.6).
     Iommufd,
+    /// Without an IOMMU (Linux 4.5), where the kernel was told to allow that.
+    ///
+    /// **Nothing is protected.** The device reaches all memory of the machine at its physical address, whatever this program
+    /// says, and a revocation takes nothing away: what a wrong or hostile device does with it is beyond this library's
+    /// promises. Arenas must be exposed whole and come from hugetlb pages.
+    NoIommu,
 }
 
 /// Which of the two it is to be.
@@ -121,7 +128,10 @@ impl Device {
     /// [`OpenError`], which names the command that mends it.
     pub fn open(address: &str, options: &Options) -> Result<Self, OpenError> {
         let roots = &options.roots;
-        let found = check(roots, Bdf::from_str(address)?)?;
+        let found = check(options, Bdf::from_str(address)?)?;
+        if options.way == Way::NoIommu {
+            return without_iommu(options, &found);
+        }
         let best = choose(roots, found.cdev.as_deref());
         match (options.way, best) {
             (Way::Best, Choice { way: Way::Iommufd, why, node: Some(node) }) => {
@@ -131,24 +141,37 @@ impl Device {
                 by_iommufd(options, &found, &node, "iommufd, for it was asked for by name".to_owned())
             }
             (Way::Iommufd, Choice { why, .. }) => Err(OpenError::NoIommufd { bdf: found.bdf, why }),
-            (Way::Best, Choice { why, .. }) => by_type1(options, &found, why),
+            (Way::Best | Way::NoIommu, Choice { why, .. }) => by_type1(options, &found, why),
             (Way::Type1, _) => by_type1(options, &found, "type1, for it was asked for by name".to_owned()),
         }
     }
 }
 
 /// The device, if it can be opened as far as `/sys` tells.
-fn check(roots: &Roots, bdf: Bdf) -> Result<Found, OpenError> {
-    let found = lookup::find(roots, bdf)?;
+fn check(options: &Options, bdf: Bdf) -> Result<Found, OpenError> {
+    let found = lookup::find(&options.roots, bdf)?;
     if found.driver.as_deref() != Some(VFIO_PCI) {
         let driver = found.driver;
         return Err(OpenError::OtherDriver { bdf, driver });
     }
+    let by_name = options.way == Way::NoIommu;
     match &found.group {
+        None if by_name => Err(OpenError::NoIommuMode(bdf)),
         None => Err(OpenError::NoIommu(bdf)),
-        Some(group) if group.unprotected => Err(OpenError::Unprotected(bdf)),
+        Some(group) if group.unprotected && !by_name => Err(OpenError::Unprotected(bdf)),
+        Some(group) if !group.unprotected && by_name => Err(OpenError::Protected(bdf)),
         Some(_) => Ok(found),
     }
+}
+
+fn without_iommu(options: &Options, found: &Found) -> Result<Device, OpenError> {
+    let bdf = found.bdf;
+    tracing::warn!(%bdf, "opened without an IOMMU: the device can read and write all memory of this machine");
+    let group = found.group.as_ref().ok_or(OpenError::NoIommu(bdf))?;
+    let space = Arc::new(NoIommu::open(&options.roots)?);
+    let opened = space.device(&options.roots, group, &name(bdf)?)?;
+    let fd = opened.ok_or(OpenError::NotViable { bdf, group: group.number, others: Vec::new() })?;
+    finish(options, bdf, space, fd, Way::NoIommu, "no IOMMU, for that was asked for by name".to_owned())
 }
 
 fn by_iommufd(options: &Options, found: &Found, node: &Path, why: String) -> Result<Device, OpenError> {
@@ -192,6 +215,10 @@ fn finish<M: Mapper + 'static>(
         path: bdf.to_string(),
         errno,
     })?;
+    // The stack maps pieces of 4 KiB; larger ones of IOMMUs that have no such pages are nothing that it could cut.
+    if limits.page_sizes.trailing_zeros() > 12 {
+        return Err(OpenError::PageSize { bdf, page_sizes: limits.page_sizes });
+    }
     let iovas = iova_space(&limits, options.iova_bits)?;
     let table = KernelTable::new(mapper, limits.entries_left);
     let domain = Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Kernel);

@@ -47,6 +47,7 @@ fn numbers_are_the_kernels() {
     let pairs = [
         (API_VERSION.cast_unsigned(), theirs::VFIO_API_VERSION),
         (TYPE1_V2, theirs::VFIO_TYPE1v2_IOMMU),
+        (NOIOMMU, theirs::VFIO_NOIOMMU_IOMMU),
         (GROUP_VIABLE, theirs::VFIO_GROUP_FLAGS_VIABLE),
         (DEVICE_RESETS, theirs::VFIO_DEVICE_FLAGS_RESET),
         (REGION_READ, theirs::VFIO_REGION_INFO_FLAG_READ),
