@@ -114,6 +114,11 @@ impl Domain {
         self.backend.name()
     }
 
+    /// Whether a mapping pins its memory, and charges it to the process: then locking it too would be charged twice.
+    pub fn pins(&self) -> bool {
+        self.backend.pins()
+    }
+
     /// Makes the memory known: only memory that was admitted can be mapped.
     ///
     /// # Errors

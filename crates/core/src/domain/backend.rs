@@ -229,6 +229,11 @@ pub trait Backend: Send + Sync {
         true
     }
 
+    /// Whether what is mapped is pinned by the mapping itself, and charged to the process by that.
+    fn pins(&self) -> bool {
+        false
+    }
+
     /// Where memory has to be mapped, if that is nobody's to choose: without translation, at its physical address.
     ///
     /// # Errors

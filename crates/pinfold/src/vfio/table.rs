@@ -237,6 +237,10 @@ impl<M: Mapper> Backend for KernelTable<M> {
         self.mapper.translates()
     }
 
+    fn pins(&self) -> bool {
+        self.mapper.translates()
+    }
+
     fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         self.mapper.place(memory)
     }

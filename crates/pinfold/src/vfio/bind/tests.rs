@@ -160,6 +160,18 @@ fn whichever_write_fails_everything_is_as_before() {
 }
 
 #[test]
+fn a_device_without_an_iommu_only_where_the_kernel_allows_it() {
+    let kernel = Kernel::new();
+    std::fs::remove_file(kernel.device().join("iommu_group")).unwrap();
+    assert_eq!(kernel.binder().bind(bdf(), false), Err(OpenError::NoIommu(bdf()).into()));
+    assert_eq!(kernel.writes.get(), 0);
+    let parameters = kernel.root.path().join("module/vfio/parameters");
+    std::fs::create_dir_all(&parameters).unwrap();
+    std::fs::write(parameters.join("enable_unsafe_noiommu_mode"), "Y\n").unwrap();
+    assert_eq!(kernel.binder().bind(bdf(), false).unwrap().group, None);
+}
+
+#[test]
 fn a_driver_that_does_not_take_it() {
     let mut kernel = Kernel::new();
     kernel.refuses = VFIO_PCI;

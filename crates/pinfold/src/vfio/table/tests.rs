@@ -35,6 +35,14 @@ fn an_arena_is_one_entry_whatever_its_size() {
 }
 
 #[test]
+fn what_is_pinned_is_not_locked_as_well() {
+    let (_, domain) = domain();
+    let (whole, per_use) = (arena(&domain, MIB, Exposure::Whole), arena(&domain, MIB, Exposure::PerUse));
+    assert_eq!(whole.account().residency, crate::arena::Residency::ByMapping);
+    assert_eq!((whole.stats().pinned_bytes, per_use.stats().pinned_bytes), (MIB, 0));
+}
+
+#[test]
 fn a_buffer_of_small_pages_is_one_entry() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 8 * GIB, Exposure::PerUse);
