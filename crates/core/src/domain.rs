@@ -233,6 +233,14 @@ impl Domain {
         Ok(self.iovas.alloc(len, align, None)?)
     }
 
+    /// Keeps `range` from ever being handed out: a device does not reach it.
+    ///
+    /// # Errors
+    /// [`BackendError::Iova`] where some of it is in use.
+    pub fn keep_out(&self, range: IovaRange) -> Result<(), BackendError> {
+        Ok(self.iovas.reserve(range)?)
+    }
+
     /// Gives a reserved range back. Nothing may be mapped in it.
     ///
     /// # Errors

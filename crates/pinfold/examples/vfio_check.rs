@@ -4,7 +4,7 @@
 //! `WHAT` is `device` (registers, memory, interrupts; what is tried if nothing is said), `entries` (the limit of entries
 //! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or `memlock` (run by a user
 //! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`, `type1` or
-//! `noiommu` behind them names the way.
+//! `noiommu` behind them names the way. `with=BDF` puts a second device into the same domain.
 #![forbid(unsafe_code)]
 
 use pinfold::cache::{Budget, RegistrationCache};
@@ -26,6 +26,16 @@ fn main() -> Outcome {
     let device = Device::open(address, &Options::new().way(way))?;
     let chosen = device.chosen();
     println!("{address}: {} ({:x?})", chosen.why, chosen.limits);
+    let second = words.iter().find_map(|word| word.strip_prefix("with="));
+    let second = second.map(|name| Device::open_in(name, device.domain(), &Options::new())).transpose()?;
+    if let Some(second) = &second {
+        println!("{}: {}", second.address(), second.chosen().why);
+        registers(second)?;
+        check(
+            "a device is in one domain once",
+            Device::open(&second.address().to_string(), &Options::new()).is_err(),
+        )?;
+    }
     match () {
         () if has("entries") => entries(device.domain())?,
         () if has("memlock") => memlock(device.domain())?,
@@ -66,6 +76,10 @@ fn registers(device: &Device) -> Outcome {
     check("it is there after a reset", bar.read64(0)? == cap)?;
     let irqs = device.interrupts(2)?;
     check("no interrupt that nobody raised", irqs.iter().all(|irq| irq.take() == Ok(0)))?;
+    check("they are had once", device.interrupts(1).is_err())?;
+    drop(irqs);
+    check("and again when they are off", device.interrupts(3)?.len() == 3)?;
+    check("nobody wants the device back", device.request()?.take() == Ok(0))?;
     check("more than there are are refused", device.interrupts(100_000).is_err())
 }
 

@@ -2,7 +2,7 @@
 
 use super::facts::Roots;
 use super::text;
-use crate::vfio::{Way, lookup, open};
+use crate::vfio::{Way, choice, lookup};
 use rustix::fs::Access as Mode;
 use std::path::Path;
 
@@ -108,7 +108,7 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
 fn bound(roots: &Roots) -> Vec<Bound> {
     let choose = |address: String| {
         let found = lookup::find(roots, address.parse().ok()?).ok()?;
-        let choice = open::choose(roots, found.cdev.as_deref());
+        let choice = choice::choose(roots, found.cdev.as_deref());
         (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
             address,
             way: choice.way,

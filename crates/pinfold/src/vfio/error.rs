@@ -82,6 +82,9 @@ pub enum OpenError {
         /// Why not.
         why: String,
     },
+    /// The domain is none of VFIO's.
+    #[error("{0} can not be put into a domain that the kernel does not keep")]
+    OtherDomain(Bdf),
     /// Without an IOMMU, but not asked for.
     #[error(
         "{0} has no IOMMU, and VFIO would let it reach all memory: where that is wanted it has to be asked for by name"
@@ -167,6 +170,9 @@ pub enum DeviceError {
         /// How many there are.
         has: u32,
     },
+    /// They can not be switched on piece by piece.
+    #[error("interrupts of {0} are on already: ask for all of them at once, or drop those first")]
+    InterruptsOn(Bdf),
     /// The device can not be reset by itself.
     #[error("{0} can not be reset by itself")]
     NoReset(Bdf),

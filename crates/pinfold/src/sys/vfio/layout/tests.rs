@@ -58,6 +58,7 @@ fn numbers_are_the_kernels() {
         (CONFIG_REGION, theirs::VFIO_PCI_CONFIG_REGION_INDEX),
         (IRQ_MSI, theirs::VFIO_PCI_MSI_IRQ_INDEX),
         (IRQ_MSIX, theirs::VFIO_PCI_MSIX_IRQ_INDEX),
+        (IRQ_REQUEST, theirs::VFIO_PCI_REQ_IRQ_INDEX),
         (IRQ_EVENTFD, theirs::VFIO_IRQ_INFO_EVENTFD),
         (IRQ_DATA_NONE, theirs::VFIO_IRQ_SET_DATA_NONE),
         (IRQ_DATA_EVENTFD, theirs::VFIO_IRQ_SET_DATA_EVENTFD),
