@@ -32,6 +32,7 @@ test: setup ## Everything that must hold: format, lints, docs, tests, loom model
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench
+	@echo; scripts/fio-beside
 
 .PHONY: vm-test
 vm-test: setup ## Real devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)

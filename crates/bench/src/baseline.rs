@@ -5,6 +5,7 @@ pub mod inblock;
 pub mod lifo;
 pub mod linear;
 pub mod malloc;
+pub mod page_segments;
 pub mod pages;
 pub mod rbtree;
 
@@ -23,6 +24,9 @@ pub enum BaselineError {
     /// An address that no page holds. (The real ones log it or corrupt their lists.)
     #[error("no page holds offset {0:#x}")]
     Foreign(Offset),
+    /// A part of a buffer was more than the device takes.
+    #[error("more segments than the {0} that there is room for, or one that the device does not take")]
+    Segments(usize),
     /// A link in a block pointed outside the memory.
     #[error(transparent)]
     Access(#[from] AccessError),

@@ -12,7 +12,7 @@ pub mod plot;
 pub mod published;
 pub mod record;
 pub mod suite;
-pub mod target;
+pub mod targets;
 
 pub use harness::{COUNTS_RMW, Harness, Options, Turn};
 pub use record::{Metric, Record, Table};

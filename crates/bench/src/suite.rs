@@ -1,15 +1,18 @@
 //! The suites: what is measured, subject by subject.
 
+pub mod buffer;
 pub mod frame;
 mod hand;
+pub mod page_pool;
 pub mod pool;
 pub mod vfio;
 
 use crate::baseline::BaselineError;
 use crate::harness::{Harness, Options, Turn};
 use crate::record::Record;
-use pinfold_core::dma_pool;
 use pinfold_core::frame::FrameError;
+use pinfold_core::mem::AccessError;
+use pinfold_core::{dma_pool, gather, page_pool as pages};
 
 /// A suite.
 #[derive(Clone, Copy)]
@@ -48,6 +51,18 @@ pub const SUITES: &[Suite] = &[
         about: "mappings by the kernel's table: map and unmap by size and page size, the registration cache",
         run: vfio::run,
         unable: vfio::unable,
+    },
+    Suite {
+        name: "page-pool",
+        about: "pages that keep their mapping: the consumer's pairs, the ring, from below, a receive path",
+        run: page_pool::run,
+        unable: || None,
+    },
+    Suite {
+        name: "buffer",
+        about: "registered buffers: describing 1 GiB, finding an offset, 8 MiB to a device, a read of 8 MiB",
+        run: buffer::run,
+        unable: || None,
     },
 ];
 
@@ -102,6 +117,39 @@ pub enum BenchError {
     /// A zone refused frames.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A page pool was not made.
+    #[error(transparent)]
+    CreatePages(#[from] pages::CreateError),
+    /// A page pool handed nothing out.
+    #[error(transparent)]
+    AllocPage(#[from] pages::AllocError),
+    /// A page pool took a page not back.
+    #[error(transparent)]
+    FreePage(#[from] pages::FreeError),
+    /// A packet lies outside its page.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A buffer was not described.
+    #[error(transparent)]
+    Register(#[from] pinfold_core::registered::BufferError),
+    /// An offset was not found.
+    #[error(transparent)]
+    Outside(#[from] pinfold_core::registered::OutsideBuffer),
+    /// A device's profile is impossible.
+    #[error(transparent)]
+    Profile(#[from] gather::ProfileError),
+    /// A part of a buffer was not cut into what a device takes.
+    #[error(transparent)]
+    Gather(#[from] gather::GatherError),
+    /// A PRP list was not laid out.
+    #[error(transparent)]
+    Prp(#[from] gather::prp::PrpError<gather::prp::PoolTakeError>),
+    /// A file's queue failed.
+    #[error(transparent)]
+    File(#[from] pinfold::uring::FileError),
+    /// The file that is read for the measurement is gone.
+    #[error("the file made for the measurement: {0}")]
+    Scratch(#[source] std::io::Error),
     /// A bulk call got less than the subject has.
     #[error("{got} of {asked} were handed out, although all are there")]
     Short {

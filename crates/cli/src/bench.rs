@@ -6,7 +6,7 @@ use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold_bench::plot::Plot;
 use pinfold_bench::published::Published;
-use pinfold_bench::target::Targets;
+use pinfold_bench::targets::Targets;
 use pinfold_bench::{COUNTS_RMW, Options, Record, SUITES, Suite, Table, Turn};
 use std::path::{Path, PathBuf};
 

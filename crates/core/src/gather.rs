@@ -13,7 +13,7 @@ pub mod sgl;
 #[cfg(test)]
 mod tests;
 
-use crate::addr::{Iova, IovaRange, RangeError, Segment};
+use crate::addr::{Address, Iova, IovaRange, RangeError, Segment};
 use core::iter::FusedIterator;
 
 /// What a device takes: how many segments, how long, and where they may lie.
@@ -155,17 +155,54 @@ impl Profile {
         segments: impl IntoIterator<Item = Segment>,
         slots: &'s mut [Segment],
     ) -> Result<&'s mut [Segment], GatherError> {
+        let room = usize::try_from(self.max_segments).unwrap_or(usize::MAX).min(slots.len());
+        let (slots, _) = slots.split_at_mut(room);
+        let mut segments = segments.into_iter();
         let mut filled = 0;
-        let limit = u64::from(self.max_segments).min(slots.len() as u64);
-        for segment in self.gather_at_most(segments, limit) {
-            let segment = segment?;
-            if let Some(slot) = slots.get_mut(filled) {
-                *slot = segment;
-                filled += 1;
+        // Where the run that grows begins and ends; nowhere before the first.
+        let (mut start, mut end) = (0, 0);
+        while let Some(Segment { iova, len }) = segments.next() {
+            let next = iova.raw().checked_add(len).filter(|_| len > 0);
+            let next = next.ok_or(Wild(Segment { iova, len }))?;
+            if iova.raw() != end {
+                let whole = self.cut_into(slots, &mut filled, (start, end))?;
+                if let Err(left) = whole {
+                    let ahead = IovaRange::new(iova, len).ok();
+                    return Err(self.too_many(Merged { inner: segments, ahead }, left, room as u64));
+                }
+                start = iova.raw();
             }
+            end = next;
+        }
+        match self.cut_into(slots, &mut filled, (start, end))? {
+            Ok(()) => {}
+            Err(left) => return Err(self.too_many(Merged::new(segments), left, room as u64)),
         }
         let (full, _) = slots.split_at_mut(filled);
         Ok(full)
+    }
+
+    /// Cuts one run, or none, into the slots behind those that are filled; gives back where what finds no slot begins, and
+    /// how long it is.
+    #[inline]
+    fn cut_into(
+        &self,
+        slots: &mut [Segment],
+        filled: &mut usize,
+        (mut start, end): (u64, u64),
+    ) -> Result<Result<(), (u64, u64)>, GatherError> {
+        if (start | end) & (self.align - 1) != 0 {
+            return Err(self.misaligned(start, end - start));
+        }
+        while start != end {
+            let left = end - start;
+            let Some(slot) = slots.get_mut(*filled) else { return Ok(Err((start, left))) };
+            let len = left.min(self.reach(start));
+            *slot = Segment { iova: Iova::new(start), len };
+            *filled += 1;
+            start += len;
+        }
+        Ok(Ok(()))
     }
 
     /// How many segments the device would be given, however many it takes. Linear in the segments that go in, not
@@ -190,11 +227,30 @@ impl Profile {
         Gather { profile: *self, limit, merged: Merged::new(segments), rest: None, given: 0, over: false }
     }
 
+    /// What to say where `filled` are given and a run from `start` is left, and what follows it.
+    #[cold]
+    fn too_many<I>(&self, merged: Merged<I>, (start, left): (u64, u64), filled: u64) -> GatherError
+    where
+        I: Iterator<Item = Segment>,
+    {
+        let mut needed = filled.saturating_add(self.pieces(start, left));
+        for run in merged.map_while(Result::ok) {
+            needed = needed.saturating_add(self.pieces(run.start().raw(), run.len()));
+        }
+        GatherError::TooMany { needed, limit: filled }
+    }
+
+    #[inline]
     fn check(&self, run: &IovaRange) -> Result<(), GatherError> {
         if run.is_aligned(self.align) {
             return Ok(());
         }
-        Err(GatherError::Misaligned { iova: run.start(), len: run.len(), align: self.align })
+        Err(self.misaligned(run.start().raw(), run.len()))
+    }
+
+    #[cold]
+    fn misaligned(&self, start: u64, len: u64) -> GatherError {
+        GatherError::Misaligned { iova: Iova::new(start), len, align: self.align }
     }
 
     /// How long a segment from `start` can be.
@@ -244,22 +300,14 @@ impl<I: Iterator<Item = Segment>> Gather<I> {
             },
         };
         if self.given == self.limit {
-            return Err(self.too_many(rest));
+            let merged = Merged { inner: self.merged.inner.by_ref(), ahead: self.merged.ahead.take() };
+            return Err(self.profile.too_many(merged, (rest.iova.raw(), rest.len), self.given));
         }
         self.given += 1;
         let len = rest.len.min(self.profile.reach(rest.iova.raw()));
         let after = rest.iova.checked_add(len).filter(|_| len < rest.len);
         self.rest = after.map(|iova| Segment { iova, len: rest.len - len });
         Ok(Some(Segment { iova: rest.iova, len }))
-    }
-
-    #[cold]
-    fn too_many(&mut self, rest: Segment) -> GatherError {
-        let mut needed = self.given.saturating_add(self.profile.pieces(rest.iova.raw(), rest.len));
-        while let Some(Ok(run)) = self.merged.next() {
-            needed = needed.saturating_add(self.profile.pieces(run.start().raw(), run.len()));
-        }
-        GatherError::TooMany { needed, limit: self.limit }
     }
 }
 
@@ -286,35 +334,64 @@ struct Merged<I> {
     ahead: Option<IovaRange>,
 }
 
+/// A segment that is no range: what is wrong with it is said when somebody asks.
+#[derive(Clone, Copy, Debug)]
+struct Wild(Segment);
+
+impl From<Wild> for RangeError {
+    #[cold]
+    fn from(Wild(Segment { iova, len }): Wild) -> Self {
+        match len {
+            0 => Self::Empty { kind: Iova::KIND, start: iova.raw() },
+            len => Self::Wraps { kind: Iova::KIND, start: iova.raw(), len },
+        }
+    }
+}
+
+impl From<Wild> for GatherError {
+    #[cold]
+    fn from(wild: Wild) -> Self {
+        Self::Range(wild.into())
+    }
+}
+
 impl<I: Iterator<Item = Segment>> Merged<I> {
     #[inline]
     fn new(segments: impl IntoIterator<IntoIter = I>) -> Self {
         Self { inner: segments.into_iter(), ahead: None }
     }
+
+    #[inline]
+    fn one(&mut self) -> Option<Result<IovaRange, Wild>> {
+        let segment = self.inner.next()?;
+        Some(IovaRange::new(segment.iova, segment.len).map_err(|_| Wild(segment)))
+    }
 }
 
 impl<I: Iterator<Item = Segment>> Iterator for Merged<I> {
-    type Item = Result<IovaRange, RangeError>;
+    type Item = Result<IovaRange, Wild>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        let mut run = self.ahead.take();
-        for segment in self.inner.by_ref() {
-            let next = match IovaRange::new(segment.iova, segment.len) {
+        let mut run = match self.ahead.take() {
+            Some(ahead) => ahead,
+            None => match self.one()? {
+                Ok(first) => first,
+                Err(wild) => return Some(Err(wild)),
+            },
+        };
+        while let Some(next) = self.one() {
+            let next = match next {
                 Ok(next) => next,
-                Err(error) => return Some(Err(error)),
+                Err(wild) => return Some(Err(wild)),
             };
-            run = match run {
-                None => Some(next),
-                Some(before) => match before.merged(&next).filter(|_| before.end() == next.start()) {
-                    Some(both) => Some(both),
-                    None => {
-                        self.ahead = Some(next);
-                        return Some(Ok(before));
-                    }
-                },
-            };
+            if run.end() != next.start() {
+                self.ahead = Some(next);
+                break;
+            }
+            // Both end below 2^64, so together they do, too.
+            run = run.merged(&next).unwrap_or(run);
         }
-        run.map(Ok)
+        Some(Ok(run))
     }
 }

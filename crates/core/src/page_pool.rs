@@ -45,6 +45,7 @@ mod consumer;
 mod destroy;
 mod error;
 mod fragment;
+mod magazine;
 mod remote;
 mod report;
 mod ring;

@@ -246,12 +246,12 @@ impl Registered {
         if len == 0 || !inside {
             return Err(OutsideBuffer { offset, len, size: self.len });
         }
-        Ok(Segments { table: &self.table, at: self.table.head() + offset, left: len })
+        Ok(Segments::new(&self.table, self.table.head() + offset, len))
     }
 
     /// How many segments the whole buffer is for the device. Linear in the number of folios.
     pub fn segment_count(&self) -> usize {
-        Segments { table: &self.table, at: self.table.head(), left: self.len }.count()
+        Segments::new(&self.table, self.table.head(), self.len).count()
     }
 }
 
@@ -259,24 +259,32 @@ impl Registered {
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
     table: &'a Table,
-    /// Where the rest begins, from the start of the first folio.
+    /// Where what is behind `ahead` begins, from the start of the first folio.
     at: u64,
+    /// How much that is.
     left: u64,
+    /// What comes next, or the first part of it: it is seen before it is known where it ends.
+    ahead: Option<Segment>,
 }
 
-impl Segments<'_> {
-    /// The rest of the folio that `at` lies in, as far as it is asked for.
+impl<'a> Segments<'a> {
     #[inline]
-    fn piece(&self) -> Option<Segment> {
-        let piece = self.table.locate(self.at)?;
-        let len = piece.len.min(self.left);
-        (len > 0).then_some(Segment { iova: piece.iova, len })
+    fn new(table: &'a Table, at: u64, left: u64) -> Self {
+        let mut segments = Self { table, at, left, ahead: None };
+        segments.ahead = segments.piece();
+        segments
     }
 
+    /// The rest of the folio that `at` lies in, as far as it is asked for.
     #[inline]
-    fn advance(&mut self, bytes: u64) {
-        self.at += bytes;
-        self.left -= bytes;
+    fn piece(&mut self) -> Option<Segment> {
+        if self.left == 0 {
+            return None;
+        }
+        let piece = self.table.locate(self.at)?;
+        let len = piece.len.min(self.left);
+        (self.at, self.left) = (self.at + len, self.left - len);
+        Some(Segment { iova: piece.iova, len })
     }
 }
 
@@ -285,20 +293,20 @@ impl Iterator for Segments<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Segment> {
-        let mut segment = self.piece()?;
-        self.advance(segment.len);
+        let mut segment = self.ahead.take()?;
         while let Some(next) = self.piece() {
             if segment.iova.checked_add(segment.len) != Some(next.iova) {
+                self.ahead = Some(next);
                 break;
             }
             segment.len += next.len;
-            self.advance(next.len);
         }
         Some(segment)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (usize::from(self.left > 0), usize::try_from((self.left >> self.table.finest()) + 2).ok())
+        let most = (self.left >> self.table.finest()) + 3;
+        (usize::from(self.ahead.is_some()), usize::try_from(most).ok())
     }
 }
 

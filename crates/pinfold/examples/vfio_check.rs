@@ -13,11 +13,22 @@ use pinfold::{Arena, Domain, Exposure, Source};
 use pinfold_core::access::Both;
 use pinfold_core::domain::BackendError;
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-fn main() -> Outcome {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|w| w == word);
     let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;

@@ -29,7 +29,7 @@
 //! | `munmap`, `mmap` over it | no longer sees the pages | revoked |
 //! | `mremap` to elsewhere | sees the same pages at other addresses | revoked |
 //! | `MADV_DONTNEED`, `MADV_REMOVE`, a hole in the file | sees zeroes in new pages | revoked |
-//! | `fork` | keeps the pages (Linux 5.9; the child has copies) | as it was; the child must not use it |
+//! | `fork` | keeps the pages (Linux 5.9; the child has copies) | as it was; the child can not change it |
 //! | `mprotect` | may no longer write; devices still may | as it was |
 //!
 //! *Revoked*: where userfaultfd can be had (Linux 5.19, for anonymous memory, hugetlb and memfd), the call returns only
@@ -60,6 +60,7 @@
 
 mod account;
 mod coverage;
+mod enter;
 mod error;
 mod footprint;
 mod pin;
@@ -74,15 +75,14 @@ pub use pinfold_core::registered::{BufferIndex, Hold, Registered};
 pub use registration::{Registration, View};
 pub use survey::{Backing, Means, Piece, Survey};
 
-use crate::sys::limits::MemlockLimit;
-use crate::sys::{Errno, bytes};
+use crate::sys::Errno;
 use coverage::Coverage;
-use footprint::Footprint;
+use enter::Extent;
 use pin::PinRings;
 use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::registered::{IndexError, Registry, Segments, Unregistered};
+use pinfold_core::registered::{IndexError, Registry, Segments};
 use registration::Keeper;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -114,6 +114,8 @@ pub struct Buffers<'m> {
     pinned: Coverage,
     /// The addresses of pages that are locked.
     locked: Coverage,
+    /// The process that it belongs to: a child has a copy of the table, and the same rings.
+    process: u32,
     /// Whether `CAP_IPC_LOCK` was there when the rings were made: they are charged nothing then.
     lifted: bool,
     memory: PhantomData<DmaMemory<'m>>,
@@ -138,6 +140,7 @@ impl<'m> Buffers<'m> {
             watch: Watch::new(capacity),
             pinned: Coverage::default(),
             locked: Coverage::default(),
+            process: std::process::id(),
             lifted,
             memory: PhantomData,
         })
@@ -210,150 +213,15 @@ impl<'m> Buffers<'m> {
         unsafe { self.enter(index, Extent { addr, len, lent: None }, access) }.map(|(index, _)| index)
     }
 
-    /// # Safety
-    /// As for `register_addresses`.
-    unsafe fn enter(
-        &mut self,
-        index: Option<BufferIndex>,
-        extent: Extent,
-        access: Access,
-    ) -> Result<(BufferIndex, Left), RegistrationError> {
-        let Extent { addr, len, lent } = extent;
-        let before = Survey::with(&mut self.eyes, addr, len, access)?;
-        let index = self.table.prepare(index, addr, len)?;
-        self.check_limit(&before)?;
-        let keeper = self.keep(&before)?;
-        // Known for good only now that the pages are there and stay.
-        let registration = Survey::with(&mut self.eyes, addr, len, access)
-            .map_err(RegistrationError::from)
-            .and_then(|survey| Ok((self.view.describe(&survey)?, survey)));
-        let (described, survey) = match registration {
-            Ok(both) => both,
-            Err(error) => {
-                self.let_go(&keeper, &Footprint::default());
-                return Err(error);
-            }
-        };
-        let footprint = Footprint::of(&self.eyes, &survey);
-        let registration =
-            Registration { lent, ..self.account_for(described, survey, footprint, keeper, access) };
-        // Prepared above, so it succeeds.
-        let left = self.table.update(index, registration)?;
-        Ok((index, left.map_or(Left::Now, |left| self.left(left))))
-    }
-
-    /// Refuses what would be too much, before any page is brought in for it.
-    fn check_limit(&self, survey: &Survey) -> Result<(), RegistrationError> {
-        if self.lifted || survey.is_read_only() {
-            return Ok(());
-        }
-        let asked = self.asked(survey);
-        let (limit, used) = account::limit_for_rings();
-        // What the process has pinned in all may be charged to nobody, so only this table's own part is sure.
-        let sure = self.rings.charged().saturating_add(asked);
-        match limit.soft.filter(|allowed| sure > *allowed) {
-            Some(_) => Err(account::refusal(limit, asked, used)),
-            None => Ok(()),
-        }
-    }
-
-    fn asked(&self, survey: &Survey) -> u64 {
-        let places = pin::pieces(survey.addr(), bytes(survey.len())).count();
-        self.rings.charge(&Footprint::of(&self.eyes, survey), places)
-    }
-
-    /// Pins or locks it; the pages are there afterwards.
-    fn keep(&mut self, survey: &Survey) -> Result<Keeper, RegistrationError> {
-        let (addr, len) = (survey.addr(), survey.len());
-        let kept = if survey.is_read_only() {
-            let (first, last) = survey.page_bounds();
-            registration::lock(first, last).map(|()| Keeper::Locked { first, last })
-        } else {
-            self.rings.pin(addr, bytes(len)).map(Keeper::Pinned)
-        };
-        kept.map_err(|errno| match errno.raw() {
-            libc::ENOMEM if survey.is_read_only() => {
-                let limit = MemlockLimit::here();
-                account::refusal(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
-            }
-            libc::ENOMEM if !self.lifted => {
-                let (limit, used) = account::limit_for_rings();
-                // The attempt has brought the pages in, so that they are known better than before.
-                let again = Survey::with(&mut self.eyes, addr, len, Access::empty());
-                account::refusal(limit, again.map_or(len, |survey| self.asked(&survey)), used)
-            }
-            libc::EBADF | libc::ENXIO | libc::EBADFD | libc::EOPNOTSUPP if !self.rings.alive() => {
-                RegistrationError::RingGone { errno }
-            }
-            _ => RegistrationError::NotPinned { addr, len, errno },
-        })
-    }
-
-    fn account_for(
-        &mut self,
-        table: Registered,
-        survey: Survey,
-        footprint: Footprint,
-        mut keeper: Keeper,
-        access: Access,
-    ) -> Registration {
-        match &mut keeper {
-            Keeper::Pinned(pins) => self.rings.account(pins, &footprint),
-            Keeper::Locked { first, last } => self.locked.add(*first as u64, *last as u64),
-        }
-        footprint.ranges().for_each(|(start, end)| self.pinned.add(start, end));
-        let range = (survey.addr(), survey.end());
-        let watched = match &mut self.watch {
-            Ok(watch) => watch.watch(range, survey.page_bounds()),
-            Err(errno) => Err(*errno),
-        };
-        Registration { table, survey, footprint, keeper, access, watched, lent: None }
-    }
-
-    /// Undoes `keep`, and what was accounted for.
-    fn let_go(&mut self, keeper: &Keeper, footprint: &Footprint) {
-        match keeper {
-            Keeper::Pinned(pins) => self.rings.unpin(pins, footprint),
-            Keeper::Locked { first, last } => registration::unlock(*first, *last),
-        }
-    }
-
     /// Takes the buffer out of the table. Where I/O is under way on it, it stays pinned until that is over.
     ///
     /// # Errors
-    /// [`RegistrationError::Index`] where nothing is registered there, also when it is unregistered twice.
+    /// [`RegistrationError::Index`] where nothing is registered there, also when it is unregistered twice;
+    /// [`RegistrationError::Forked`].
     pub fn unregister(&mut self, index: BufferIndex) -> Result<Left, RegistrationError> {
+        self.check_process()?;
         let left = self.table.unregister(index)?;
         Ok(self.left(left))
-    }
-
-    fn left(&mut self, left: Unregistered<Registration>) -> Left {
-        match left {
-            Unregistered::Free(registration) => {
-                self.end(registration);
-                Left::Now
-            }
-            Unregistered::Held { holds } => Left::AfterIo { holds },
-        }
-    }
-
-    /// The end of a registration: what it kept is let go.
-    fn end(&mut self, registration: Registration) {
-        let Registration { keeper, footprint, watched, .. } = registration;
-        for (start, end) in footprint.ranges() {
-            self.pinned.remove(start, end);
-        }
-        match &keeper {
-            Keeper::Pinned(pins) => self.rings.unpin(pins, &footprint),
-            Keeper::Locked { first, last } => {
-                for (start, end) in self.locked.remove(*first as u64, *last as u64) {
-                    registration::unlock(bytes(start), bytes(end));
-                }
-            }
-        }
-        if let (Ok(watch), Ok(watched)) = (&mut self.watch, watched) {
-            watch.forget(watched);
-        }
     }
 
     /// Says that I/O begins on the buffer: until the hold is released it stays pinned, whatever becomes of its place.
@@ -373,7 +241,9 @@ impl<'m> Buffers<'m> {
     /// [`RegistrationError::Index`] where the hold is not of this table.
     #[inline]
     pub fn release(&mut self, hold: Hold) -> Result<(), RegistrationError> {
-        if let Some(registration) = self.table.release(hold)? {
+        if let Some(registration) = self.table.release(hold)?
+            && self.check_process().is_ok()
+        {
             self.end(registration);
         }
         Ok(())
@@ -484,21 +354,6 @@ impl<'m> Buffers<'m> {
     }
 }
 
-/// What is to be registered.
-struct Extent {
-    addr: usize,
-    len: u64,
-    lent: Option<DmaMemory<'static>>,
-}
-
-impl From<DmaMemory<'_>> for Extent {
-    fn from(memory: DmaMemory<'_>) -> Self {
-        // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table may have it.
-        let lent = unsafe { memory.extend() };
-        Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent) }
-    }
-}
-
 /// When a buffer that was unregistered or replaced is let go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
@@ -513,6 +368,9 @@ pub enum Left {
 
 impl Drop for Buffers<'_> {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            return;
+        }
         let held = self.table.iter().any(|(index, _)| self.table.holds(index).is_ok_and(|holds| holds > 0));
         if held || self.table.leaving() > 0 {
             tracing::warn!(bytes = self.pinned.bytes(), "buffers with I/O under way stay pinned for ever");

@@ -69,7 +69,7 @@ vfio_copies() {
     done
 }
 
-# verify TARGET PROTECT REQUESTS: at depth 1 and 64, polled and by interrupt, a quarter of the requests each.
+# vfio_verifies TARGET PROTECT REQUESTS: at depth 1 and 64, polled and by interrupt, a quarter of the requests each.
 vfio_verifies() {
     target=$1 protect=$2 requests=$(($3 / 4))
     taken "${target%/*}"
@@ -84,7 +84,7 @@ vfio_verifies() {
         done
     done
     same "faults that the IOMMU saw" "$before" "$(faults)"
-    note "$(kind_of "$target")"
+    note "$(kind_of "$target"), $((4 * requests)) requests"
 }
 
 vfio_kernel_reads_the_same() {
@@ -122,12 +122,12 @@ vfio_survives_kill_9() {
     killed=0
     while [ $killed -lt "$times" ]; do
         pinfold io vfio:$nvme0 --rw randrw --bs 64k --iodepth 32 --runtime 60 --time-based --force >/tmp/io 2>&1 &
-        # 0 to 400 ms: from before the first system call to the middle of the transfers.
-        usleep $(($(od -An -tu2 -N2 /dev/urandom) * 6))
+        # 0 to 262 ms: from before the first system call to the middle of the transfers.
+        usleep $(($(od -An -tu2 -N2 /dev/urandom) * 4))
         kill -9 $! || fail "ended by itself: $(cat /tmp/io)"
         wait $! || true
         killed=$((killed + 1))
-        if [ $((killed % 25)) = 0 ]; then
+        if [ $((killed % 50)) = 0 ]; then
             pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
             has /tmp/io '^Verified: '
             same "free hugepages after $killed" "$before" "$(free_hugepages)"

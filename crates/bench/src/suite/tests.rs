@@ -2,6 +2,7 @@
 
 use super::{Record, Suite};
 use crate::harness::{COUNTS_RMW, Options};
+use crate::record::Metric;
 use std::collections::BTreeSet;
 
 fn run(suite: &str) -> Vec<Record> {
@@ -101,4 +102,45 @@ fn vfio_is_measured_or_says_why_not() {
         (Some(why), Err(error)) => assert_eq!(error.to_string(), why),
         (unable, ran) => panic!("{unable:?}, {ran:?}"),
     }
+}
+
+#[test]
+fn page_pool_has_its_cases_and_subjects() {
+    let records = run("page-pool");
+    lines_are_well_formed("page-pool", &records);
+    let expected = BTreeSet::from(["local", "local-64", "ring", "slow", "rx-512"]);
+    if COUNTS_RMW {
+        assert!(records.iter().all(|record| record.unit == "rmw/op"));
+    } else {
+        assert_eq!(subjects(&records, "rx-512"), ["pinfold", "pinfold-bulk", "single", "list", "array"]);
+        assert_eq!(subjects(&records, "local"), ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]);
+    }
+    assert_eq!(cases(&records), expected);
+}
+
+#[test]
+fn buffer_has_its_cases_and_subjects() {
+    let records = run("buffer");
+    if COUNTS_RMW {
+        assert!(records.is_empty());
+        return;
+    }
+    lines_are_well_formed("buffer", &records);
+    let mut expected = BTreeSet::from(["register-1g", "locate", "locate-1", "gather-8m", "gather-8m-prp"]);
+    let all = cases(&records);
+    if all.contains("io-submit") {
+        expected.extend(["io-submit", "io-submit-1"]);
+        let four = ["pinfold", "unregistered", "pages-4k", "pages-4k-unregistered"];
+        assert_eq!(subjects(&records, "io-submit"), four);
+    }
+    assert_eq!(all, expected);
+    let figure = |case: &str, subject: &str, metric| {
+        records.iter().find(|r| (r.case, r.subject, r.metric) == (case, subject, metric)).unwrap().median
+    };
+    // These do not depend on the machine.
+    assert_eq!(figure("gather-8m", "pinfold", Metric::Segments), 4.0);
+    assert_eq!(figure("gather-8m", "pages-4k", Metric::Segments), 2048.0);
+    assert_eq!(figure("gather-8m-prp", "pinfold", Metric::Segments), 2048.0);
+    let table = |subject| figure("register-1g", subject, Metric::Bytes);
+    assert!(table("pages-4k") / table("pinfold") >= 500.0);
 }

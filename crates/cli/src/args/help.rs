@@ -127,8 +127,8 @@ Examples:
 pub(super) const BENCH: &str = "\
 The subjects of a case take turns in one process, so that the ratio between two of them holds where the machine's
 speed drifts; each figure is the median of the runs, with the least and the greatest beside it. In the table the
-last column is the ratio to the case's first subject. Without --json the published figures for the same work follow.
-Nothing else should run meanwhile. `linear` alone takes some 20 seconds: its free is quadratic.
+last column is the ratio to the case's first subject. Without --json the published figures for the same work follow,
+then the targets, each with what was measured; without --quick, too, which changes the work. Nothing else should run meanwhile. `linear` alone takes some 20 seconds: its free is quadratic.
 
 A line of --json:
   {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",\"metric\":\"time\",\"unit\":\"ns/op\",

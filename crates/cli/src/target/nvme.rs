@@ -106,24 +106,19 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
 
     /// Takes what the controller completed.
     fn take_completions(&mut self, done: &mut Vec<Done<B>>) -> Result<(), PollError> {
-        let mut taken_away = Ok(());
+        let mut failed = Ok(());
         loop {
             let completion = match self.queue.poll() {
                 Ok(Some(completion)) => completion,
-                Ok(None) => return taken_away,
+                Ok(None) => return failed,
                 // A controller that failed gives nothing back by itself. Once it has been seen disabled, all that was
                 // in flight ends with an error, and the buffers are safe.
                 Err(error) => {
-                    let over = match error {
-                        PollError::AskedBack => self.controller.disable(),
-                        _ => self.controller.reset(),
-                    };
-                    if over.is_err() {
-                        return Err(error);
-                    }
-                    if error == PollError::AskedBack {
-                        taken_away = Err(error);
-                    }
+                    // Now, because what follows (a device that is gone is closed by a kernel that waits for it) may take
+                    // its time.
+                    tracing::warn!("{}: {error}", self.info.name);
+                    self.controller.disable().map_err(|_| error)?;
+                    failed = Err(error);
                     continue;
                 }
             };

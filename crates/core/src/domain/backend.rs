@@ -88,7 +88,7 @@ pub enum BackendError {
     },
     /// The kernel pins what it maps, and this process may not pin so much.
     #[error(
-        "{asked} more bytes can not be pinned: {used} of the {limit} bytes that may be locked are; {remedy}"
+        "{asked} more bytes can not be pinned: RLIMIT_MEMLOCK allows {limit}, of which {used} are in use; {remedy}"
     )]
     LockedMemory {
         /// How many bytes were to be mapped.

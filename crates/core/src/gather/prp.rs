@@ -187,7 +187,7 @@ struct Layout<'l, L: ListPages, const LISTS: usize> {
 impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
     fn all(&mut self, segments: impl IntoIterator<Item = Segment>) -> Result<(), PrpError<L::TakeError>> {
         for run in Merged::new(segments) {
-            self.run(run?)?;
+            self.run(run.map_err(RangeError::from)?)?;
         }
         if self.end.is_none() { Err(PrpError::Empty) } else { Ok(()) }
     }

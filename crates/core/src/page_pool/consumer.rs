@@ -1,6 +1,7 @@
 //! The consumer's side: the magazine, and what fills it.
 
 use super::fragment::Open;
+use super::magazine::Magazine;
 use super::ring::Entry;
 use super::shared::{Keep, Shared, give_back};
 use super::{
@@ -9,7 +10,6 @@ use super::{
 };
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
-use crate::magazine::Magazine;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,7 +25,7 @@ const BULK_PAGES: u32 = 64;
 /// Dropping it is [`close`](Self::close).
 pub struct PagePool<S: ChunkSource> {
     pub(super) keep: Keep<S>,
-    pub(super) magazine: Magazine<u32, BULK>,
+    pub(super) magazine: Magazine,
     pub(super) counts: Counts,
     /// The frames of the newest chunk that were never handed out: the first, and the end.
     pub(super) fresh: (u32, u32),
@@ -158,13 +158,25 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     /// Takes a page back into the magazine; one of another pool goes to its own.
-    #[inline]
+    #[inline(always)]
     pub fn recycle(&mut self, page: Page<S>) {
         if page.shared != self.keep.as_ptr() {
             return drop(page);
         }
         let frame = page.into_entry().frame();
-        self.put_owned(frame);
+        self.put_owned::<true>(frame);
+    }
+
+    /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
+    /// nothing else.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn recycle_uncounted(&mut self, page: Page<S>) {
+        if page.shared != self.keep.as_ptr() {
+            return drop(page);
+        }
+        let frame = page.into_entry().frame();
+        self.put_owned::<false>(frame);
     }
 
     /// Takes a raw page back into the magazine.
@@ -177,7 +189,7 @@ impl<S: ChunkSource> PagePool<S> {
         Shared::<S>::check_raw(account, page)?;
         account.set_free();
         self.keep.sync_for_device(frame, self.written as usize);
-        self.put(frame);
+        self.put::<true>(frame);
         Ok(())
     }
 
@@ -206,7 +218,12 @@ impl<S: ChunkSource> PagePool<S> {
 
     /// The eleven counters.
     pub fn counts(&self) -> Counts {
-        self.keep.counts(self.counts)
+        self.keep.counts(self.own_counts())
+    }
+
+    /// What the consumer has counted itself.
+    pub(super) fn own_counts(&self) -> Counts {
+        Counts { fast: self.magazine.fast(), cached: self.magazine.cached(), ..self.counts }
     }
 
     /// Where the pool's pages are. O(chunks).
@@ -232,43 +249,39 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    pub(super) fn put_owned(&mut self, frame: u32) {
+    pub(super) fn put_owned<const COUNT: bool>(&mut self, frame: u32) {
         if let Some(account) = self.keep.directory.account(frame) {
             account.set_free();
         }
-        self.put(frame);
+        self.put::<COUNT>(frame);
     }
 
     #[inline(always)]
     fn take(&mut self) -> Result<u32, AllocError> {
-        match self.magazine.pop() {
-            Some(frame) => {
-                self.counts.fast += 1;
-                Ok(frame)
-            }
+        match self.magazine.take() {
+            Some(frame) => Ok(frame),
             None => self.take_slow(),
         }
     }
 
     #[inline(always)]
-    fn put(&mut self, frame: u32) {
-        self.counts.cached += 1;
-        if self.magazine.push(frame).is_err() {
-            self.put_slow(frame);
+    fn put<const COUNT: bool>(&mut self, frame: u32) {
+        if self.magazine.put::<COUNT>(frame).is_err() {
+            self.put_slow::<COUNT>(frame);
         }
     }
 
     #[cold]
-    fn put_slow(&mut self, frame: u32) {
+    fn put_slow<const COUNT: bool>(&mut self, frame: u32) {
         self.counts.cache_full += 1;
         let mut half = [Entry::default(); BULK];
-        for (entry, &frame) in half.iter_mut().zip(self.magazine.pop_slice(BULK)) {
+        for (entry, &frame) in half.iter_mut().zip(self.magazine.draw_half()) {
             *entry = Entry::owned(frame);
         }
         // SAFETY: the pages were in the magazine, so each is nobody's and goes this once. The pool is alive: `keep`.
         unsafe { give_back(self.keep.as_ptr(), &half) };
         // There is room now.
-        let _ = self.magazine.push(frame);
+        let _ = self.magazine.put::<COUNT>(frame);
     }
 
     #[cold]
@@ -297,10 +310,10 @@ impl<S: ChunkSource> PagePool<S> {
             keep.ring.drain(BULK as u64, |entry| {
                 seen = true;
                 // There is room: the magazine is empty, and takes twice as many.
-                let placed = keep.accept(entry) && magazine.push(entry.frame()).is_ok();
+                let placed = keep.accept(entry) && magazine.stock(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.pop();
+            let frame = magazine.draw();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -318,10 +331,10 @@ impl<S: ChunkSource> PagePool<S> {
             keep.unspill(BULK, |entry| {
                 seen = true;
                 *unspilled += 1;
-                let placed = keep.accept(entry) && magazine.push(entry.frame()).is_ok();
+                let placed = keep.accept(entry) && magazine.stock(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.pop();
+            let frame = magazine.draw();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -344,7 +357,7 @@ impl<S: ChunkSource> PagePool<S> {
             let frame = first + page * step;
             self.keep.sync_for_device(frame, self.written as usize);
             // There is room, as above.
-            let _ = self.magazine.push(frame);
+            let _ = self.magazine.stock(frame);
         }
         self.keep.sync_for_device(first, self.written as usize);
         Ok(first)

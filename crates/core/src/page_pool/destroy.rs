@@ -77,10 +77,11 @@ impl<S: ChunkSource> PagePool<S> {
     fn take_down(&mut self) {
         self.closed = true;
         self.end_fragments();
+        self.counts = self.own_counts();
         let step = self.keep.config.order.frames() as usize;
         let fresh = (self.fresh.0..self.fresh.1).step_by(step);
         let magazine = &mut self.magazine;
-        let own = core::iter::from_fn(|| magazine.pop()).chain(fresh);
+        let own = core::iter::from_fn(|| magazine.draw()).chain(fresh);
         let waive = &mut self.counts.waive;
         self.keep.take_down(own, || *waive += 1);
     }

@@ -154,7 +154,7 @@ impl<S: ChunkSource> PagePool<S> {
         let frame = fragment.frame;
         core::mem::forget(fragment);
         if last {
-            self.put_owned(frame);
+            self.put_owned::<true>(frame);
         }
     }
 
@@ -163,7 +163,7 @@ impl<S: ChunkSource> PagePool<S> {
         let Some(open) = self.open.take() else { return };
         let last = |count: &AtomicU32| is_last(count, BIAS - open.cut);
         if self.keep.directory.account(open.frame).is_some_and(|account| last(account.shares())) {
-            self.put_owned(open.frame);
+            self.put_owned::<true>(open.frame);
         }
     }
 }

@@ -5,8 +5,8 @@ use core::fmt;
 
 /// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and `page_pool_recycle_stats`).
 ///
-/// Those of the consumer's own path are plain numbers that it keeps; `ring` is the ring's own position, so counting it
-/// costs nothing; `ring_full` and `released_refcnt` are off the hot path.
+/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's own state, `ring` is the ring's
+/// own position; `ring_full` and `released_refcnt` are off the hot path.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// alloc: pages from the magazine.

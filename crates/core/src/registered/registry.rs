@@ -157,6 +157,8 @@ pub struct Registry<B = Registered> {
     /// Buffers that have left their places and are held.
     leaving: Vec<(BufferIndex, Entry<B>)>,
     next_generation: u64,
+    /// All places before this one are taken.
+    first_vacant: usize,
 }
 
 #[derive(Debug)]
@@ -180,7 +182,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         }
         let places = core::iter::repeat_with(|| None).take(capacity).collect();
         let order = Vec::with_capacity(capacity);
-        Ok(Self { places, order, leaving: Vec::new(), next_generation: 0 })
+        Ok(Self { places, order, leaving: Vec::new(), next_generation: 0, first_vacant: 0 })
     }
 
     /// How many places there are.
@@ -205,7 +207,7 @@ impl<B: AsRef<Registered>> Registry<B> {
 
     /// Sees that `len` bytes at `addr` can be entered in this place (or, with `None`, in the first vacant one, which is
     /// given back), and makes room: an [`update`](Self::update) of that place with that buffer then succeeds. For those
-    /// who have something to do to the memory before. Linear in the number of places for `None`, else logarithmic.
+    /// who have something to do to the memory before. Logarithmic; for `None` linear in the places that became taken since.
     ///
     /// # Errors
     /// As `update`; [`RegisterError::Full`].
@@ -229,7 +231,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(at)
     }
 
-    /// Enters the buffer in the first vacant place. Linear in the number of places.
+    /// Enters the buffer in the first vacant place. Linear in the number of buffers that lie behind it in memory.
     ///
     /// # Errors
     /// [`RegisterError::Full`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
@@ -285,6 +287,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         let place =
             self.places.get_mut(usize::from(index.0)).ok_or(IndexError::Beyond { index, capacity })?;
         let entry = place.take().ok_or(IndexError::Vacant { index })?;
+        self.first_vacant = self.first_vacant.min(usize::from(index.0));
         self.order.retain(|&(_, i)| i != index);
         if entry.holds == 0 {
             return Ok(Unregistered::Free(entry.buffer));
@@ -390,9 +393,12 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.places.get(usize::from(index.0)).ok_or(beyond)
     }
 
-    fn vacant(&self) -> Result<BufferIndex, RegisterError> {
-        let vacant = self.places.iter().position(Option::is_none).and_then(|i| u16::try_from(i).ok());
-        vacant.map(BufferIndex).ok_or(RegisterError::Full { capacity: self.capacity() })
+    fn vacant(&mut self) -> Result<BufferIndex, RegisterError> {
+        let rest = self.places.get(self.first_vacant..).unwrap_or(&[]);
+        let vacant = rest.iter().position(Option::is_none).map(|after| self.first_vacant + after);
+        self.first_vacant = vacant.unwrap_or(self.capacity());
+        let index = vacant.and_then(|index| u16::try_from(index).ok());
+        index.map(BufferIndex).ok_or(RegisterError::Full { capacity: self.capacity() })
     }
 
     /// A registered buffer, other than `except`, that shares memory with `len` bytes at `addr`.

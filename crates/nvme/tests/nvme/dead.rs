@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::faults::{SECOND, by_hand, quarantined, settle};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Config, Controller, Error, PollError};
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, PollError, Reject};
 use pinfold_nvme::model::{Fault, ModelConfig, ModelController, When};
 use pinfold_nvme::spec::{Status, admin, nvm};
 use std::sync::Arc;
@@ -120,6 +120,75 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
     drop(read);
     assert_eq!(bench.controller.stats().leaked, 0);
     assert!(bench.arena.0.used() < used);
+}
+
+/// The model's registers, in a system that may ask for the device back.
+#[derive(Clone)]
+struct Lent {
+    registers: pinfold_nvme::model::ModelRegisters,
+    asked_back: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Registers for Lent {
+    fn read32(&self, offset: u32) -> u32 {
+        self.registers.read32(offset)
+    }
+    fn read64(&self, offset: u32) -> u64 {
+        self.registers.read64(offset)
+    }
+    fn write32(&self, offset: u32, value: u32) {
+        self.registers.write32(offset, value);
+    }
+    fn write64(&self, offset: u32, value: u64) {
+        self.registers.write64(offset, value);
+    }
+    fn is_asked_back(&self) -> bool {
+        self.asked_back.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_controller_that_is_asked_back_is_disabled_with_everything_given_back() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let lent = Lent { registers: model.registers(), asked_back: Arc::default() };
+    let controller = Controller::start(lent.clone(), arena.clone(), Config::default()).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    model.faults().inject(When::Every(1), Fault::Late);
+    let flying = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
+    lent.asked_back.store(true, Ordering::SeqCst);
+    assert_eq!(queue.wait().unwrap_err(), PollError::AskedBack);
+    controller.disable().unwrap();
+    let completion = queue.poll().unwrap().unwrap();
+    let Finished::Done { payload, result } = flying.finish(completion) else { panic!() };
+    assert_eq!(result, Err(CommandError::Reset));
+    assert_eq!(queue.flush(1).unwrap_err().reason, Reject::NeedsReset);
+    assert_eq!(controller.create_queue(1).unwrap_err(), Error::NeedsReset);
+    drop((payload, queue, controller));
+    assert_eq!(arena.0.used(), 0);
+}
+
+#[test]
+fn a_controller_that_somebody_else_stopped_is_an_error_at_once() {
+    let (bench, hand) = by_hand();
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    bench.model.faults().inject(When::Every(1), Fault::Late);
+    let flying = queue.flush(1).unwrap();
+    queue.ring();
+    let registers = bench.model.registers();
+    registers.write32(0x14, 0);
+    while registers.read32(0x1c) != 0 {
+        std::thread::yield_now();
+    }
+    hand.turn(2_000_000);
+    assert_eq!(queue.wait().unwrap_err(), PollError::Stopped);
+    bench.model.faults().clear();
+    bench.controller.reset().unwrap();
+    drop(flying);
+    assert_eq!(bench.controller.stats().leaked, 0);
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
 }
 
 #[test]

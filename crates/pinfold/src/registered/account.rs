@@ -17,7 +17,7 @@ pub struct Account {
     /// How many bytes the tables of where they are have.
     pub table_bytes: u64,
     /// How many bytes the pages have that are pinned (or locked) for them: each page whole, and each once. Where frames
-    /// may not be known, memory that is mapped twice counts twice.
+    /// may not be known, shared memory that is mapped twice counts twice.
     pub pinned_bytes: u64,
     /// What the kernel charges for what is pinned: plain pages to each registration, larger ones once a table.
     pub charged_bytes: u64,

@@ -103,6 +103,9 @@ pub enum RegistrationError {
         /// What the kernel said.
         errno: Errno,
     },
+    /// The table is another process's.
+    #[error("the table of buffers is that of the process that forked this one: make a new one here")]
+    Forked,
     /// The frames are needed, and the process may not know them.
     #[error(
         "where the memory at {addr:#x} lies is not known: /proc/self/pagemap tells it to CAP_SYS_ADMIN only; \

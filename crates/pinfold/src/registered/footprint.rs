@@ -1,10 +1,10 @@
 //! Which pages some memory is on, as they count: each whole, and each once.
 
-use super::survey::{Backing, Eyes, Piece, Survey};
+use super::survey::{Eyes, FrameRun, Piece, Survey};
 use pinfold_core::addr::PageSize;
 
-/// Pages whose frames are not known go by their address in this process instead, in a part of the numbers where there
-/// are no frames. The same memory mapped twice then counts twice.
+/// Pages that no other mapping has, and those whose frames are not known, go by their address in this process, in a part
+/// of the numbers where there are no frames.
 const BY_ADDRESS: u64 = 1 << 63;
 
 /// The pages that some memory touches, as ranges.
@@ -17,42 +17,72 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
+    /// O(mappings and hugepages), and O(pages of 4 KiB) of what is on these where their frames may be known.
     pub(super) fn of(eyes: &Eyes, survey: &Survey) -> Self {
         let mut footprint = Self::default();
         for piece in survey.pieces() {
-            footprint.piece(eyes, piece);
+            if piece.page != PageSize::Size4K && !piece.shared {
+                footprint.by_address(piece);
+                continue;
+            }
+            let mut found = Self::default();
+            let told = FrameRun::each(eyes, piece, |run| found.run(eyes, piece, run));
+            if told {
+                found.plain.into_iter().for_each(|(start, end)| footprint.add_plain(start, end));
+                footprint.larger.append(&mut found.larger);
+            } else {
+                footprint.by_address(piece);
+            }
         }
         footprint
     }
 
-    fn piece(&mut self, eyes: &Eyes, piece: &Piece) {
-        let start = piece.phys.map_or(piece.addr as u64 | BY_ADDRESS, |phys| phys.raw());
-        // Where a piece's frames are known, it begins as far into its page for the device as for the process.
-        let whole = |page: PageSize| {
-            (start & !page.mask(), (start + piece.len).saturating_add(page.mask()) & !page.mask())
-        };
-        let (first, end) = whole(PageSize::Size4K);
-        let frames = piece.phys.filter(|_| piece.backing != Backing::Hugetlb);
-        let folios = frames.and_then(|_| eyes.pagemap.folios(first / 4096, (end - first) / 4096));
-        match folios {
-            Some(folios) => {
-                let mut at = first;
-                for (frame, frames) in folios {
-                    let (from, to) = (frame * 4096, (frame + frames) * 4096);
-                    self.add_plain(at, from);
-                    self.larger.push((from, to));
-                    at = at.max(to);
-                }
-                self.add_plain(at, end);
-            }
-            None if piece.page == PageSize::Size4K => self.add_plain(first, end),
-            None => self.larger.push(whole(piece.page)),
+    /// A piece that is all of one kind.
+    fn by_address(&mut self, piece: &Piece) {
+        let (start, mask) = (piece.addr as u64, piece.page.mask());
+        let (first, last) = (start & !mask | BY_ADDRESS, (start + piece.len + mask) & !mask | BY_ADDRESS);
+        match piece.page {
+            PageSize::Size4K => self.add_plain(first, last),
+            _ => self.larger.push((first, last)),
         }
     }
 
+    /// Pages whose frames follow one another.
+    fn run(&mut self, eyes: &Eyes, piece: &Piece, run: FrameRun) {
+        let by_address = (run.start as u64 | BY_ADDRESS, run.end as u64 | BY_ADDRESS);
+        let length = by_address.1 - by_address.0;
+        let Some(frame) = run.frame else {
+            return match piece.page {
+                PageSize::Size4K => self.add_plain(by_address.0, by_address.1),
+                _ => self.larger.push(by_address),
+            };
+        };
+        let first = frame * 4096;
+        if piece.page != PageSize::Size4K {
+            self.larger.push((first, first + length));
+            return;
+        }
+        // Plain pages may be parts of larger ones that are not mapped as such.
+        let folios = eyes.pagemap.folios(frame, length / 4096).unwrap_or_default();
+        let mut plain = |from: u64, to: u64| match piece.shared {
+            true => self.add_plain(from, to),
+            false => self.add_plain(by_address.0 + (from - first), by_address.0 + (to - first)),
+        };
+        let mut at = first;
+        for &(frame, frames) in &folios {
+            plain(at, (frame * 4096).max(at));
+            at = at.max((frame + frames) * 4096);
+        }
+        plain(at.min(first + length), first + length);
+        let ranges = folios.into_iter().map(|(frame, frames)| (frame * 4096, (frame + frames) * 4096));
+        self.larger.extend(ranges);
+    }
+
     fn add_plain(&mut self, start: u64, end: u64) {
-        if start < end {
-            self.plain.push((start, end));
+        match self.plain.last_mut().filter(|last| last.1 == start) {
+            Some(last) => last.1 = end,
+            None if start < end => self.plain.push((start, end)),
+            None => {}
         }
     }
 

@@ -203,3 +203,26 @@ pub(super) fn pieces(addr: usize, len: usize) -> impl Iterator<Item = (usize, us
         (start < end).then(|| (start, at - start))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_of_a_gib_at_most_and_part_no_page(addr in 0usize..1 << 47, len in 1usize..=1 << 40) {
+            let mut at = addr;
+            let mut count = 0;
+            for (start, bytes) in pieces(addr, len) {
+                prop_assert_eq!(start, at);
+                prop_assert!((1..=PIECE).contains(&bytes));
+                at = start + bytes;
+                prop_assert!(at == addr + len || at.is_multiple_of(PIECE));
+                count += 1;
+            }
+            prop_assert_eq!(at, addr + len);
+            prop_assert!(count <= LARGEST);
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use super::error::RegistrationError;
 use super::footprint::Footprint;
 use super::pin::Pins;
-use super::survey::Survey;
+use super::survey::{Eyes, Survey};
 use super::watch::Watched;
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
@@ -22,7 +22,7 @@ pub enum View {
 }
 
 impl View {
-    pub(super) fn describe(self, survey: &Survey) -> Result<Registered, RegistrationError> {
+    pub(super) fn describe(self, eyes: &Eyes, survey: &Survey) -> Result<Registered, RegistrationError> {
         let addr = survey.addr();
         match self {
             Self::Process => {
@@ -30,6 +30,8 @@ impl View {
                 Ok(Registered::from_segments(addr, [whole])?)
             }
             Self::Physical => {
+                let mut survey = survey.clone();
+                survey.find_frames(eyes);
                 let unknown = survey.pieces().iter().find(|piece| piece.phys.is_none());
                 if let Some(piece) = unknown {
                     return Err(RegistrationError::FramesUnknown { addr: piece.addr });
@@ -77,7 +79,8 @@ impl Registration {
         &self.table
     }
 
-    /// What the memory is made of, and by what means that is known. It was found when the pages were pinned.
+    /// What the memory is made of, and by what means that is known, as it was when the pages were pinned. Without their
+    /// frames: a [`Survey`] of its own has them.
     pub fn survey(&self) -> &Survey {
         &self.survey
     }

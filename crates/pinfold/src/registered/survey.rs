@@ -2,7 +2,7 @@
 
 use super::error::MemoryError;
 use crate::sys::mapping::{Mapping, Mappings};
-use crate::sys::pages::Pagemap;
+use crate::sys::pages::{Entry, Pagemap};
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PageSize, PhysAddr};
@@ -31,6 +31,8 @@ pub struct Piece {
     pub page: PageSize,
     /// Where the pages come from.
     pub backing: Backing,
+    /// Whether other mappings may have the same pages.
+    pub shared: bool,
     /// Where it starts in memory; `None` where that may not be known, or no page is there yet.
     pub phys: Option<PhysAddr>,
 }
@@ -74,31 +76,44 @@ impl Eyes {
 
 /// Pages whose frames follow one another, or that are not there.
 #[derive(Clone, Copy)]
-struct FrameRun {
-    start: usize,
-    end: usize,
-    frame: Option<u64>,
+pub(super) struct FrameRun {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) frame: Option<u64>,
 }
 
-/// The frames of the pages in `start..end`; `None` where they may not be known.
-fn frame_runs(eyes: &Eyes, start: usize, end: usize) -> Option<Vec<FrameRun>> {
-    let mut runs: Vec<FrameRun> = Vec::new();
-    let mut hidden = false;
-    let read = eyes.pagemap.each(start, end, |addr, entry| {
-        let frame = entry.frame();
-        hidden |= entry.is_present() && frame.is_none();
-        let goes_on = |run: &&mut FrameRun| match (run.frame, frame) {
-            (Some(first), Some(frame)) => first + ((addr - run.start) / 4096) as u64 == frame,
-            (None, None) => true,
-            _ => false,
+impl FrameRun {
+    /// Calls `each` with the frames of the pages that the piece is on, run by run; whether they may be known (if not,
+    /// what it was called with is not all, or says of pages that are there that they are not).
+    pub(super) fn each(eyes: &Eyes, piece: &Piece, mut each: impl FnMut(Self)) -> bool {
+        let (page, mask) = (bytes(piece.page.bytes()), bytes(piece.page.mask()));
+        let (first, last) = (piece.addr & !mask, (piece.addr + bytes(piece.len) + mask) & !mask);
+        let mut run = Self { start: first, end: first, frame: None };
+        let mut hidden = false;
+        let mut enter = |addr: usize, entry: Entry| {
+            let frame = entry.frame();
+            hidden |= entry.is_present() && frame.is_none();
+            let next = run.frame.map(|first| first + ((addr - run.start) / 4096) as u64);
+            if frame == next {
+                run.end = addr + page;
+                return;
+            }
+            if run.start < run.end {
+                each(run);
+            }
+            run = Self { start: addr, end: addr + page, frame };
         };
-        match runs.last_mut().filter(goes_on) {
-            Some(run) => run.end = addr + 4096,
-            None => runs.push(FrameRun { start: addr, end: addr + 4096, frame }),
+        let read = if piece.page == PageSize::Size4K {
+            eyes.pagemap.each(first, last, enter)
+        } else {
+            // What one entry maps is in one piece: its first page tells.
+            (first..last).step_by(page).try_for_each(|at| eyes.pagemap.each(at, at + 4096, &mut enter))
+        };
+        if run.start < run.end {
+            each(run);
         }
-    });
-    let told = read.is_ok() && !hidden && runs.iter().any(|run| run.frame.is_some());
-    told.then_some(runs)
+        read.is_ok() && !hidden
+    }
 }
 
 fn check_rights(mapping: &Mapping, addr: usize, access: Access) -> Result<(), MemoryError> {
@@ -142,10 +157,19 @@ impl Survey {
     /// [`MemoryError`]: empty, wrapping, longer than a registered buffer may be, not mapped or special in some part,
     /// or without the rights that the access needs; or `/proc` is not there.
     pub fn new(addr: usize, len: u64, access: Access) -> Result<Self, MemoryError> {
-        Self::with(&mut Eyes::open()?, addr, len, access)
+        let mut eyes = Eyes::open()?;
+        let mut survey = Self::of_mappings(&mut eyes, addr, len, access)?;
+        survey.find_frames(&eyes);
+        Ok(survey)
     }
 
-    pub(super) fn with(eyes: &mut Eyes, addr: usize, len: u64, access: Access) -> Result<Self, MemoryError> {
+    /// Without the frames. O(mappings touched).
+    pub(super) fn of_mappings(
+        eyes: &mut Eyes,
+        addr: usize,
+        len: u64,
+        access: Access,
+    ) -> Result<Self, MemoryError> {
         let (end, _) = super::error::check_extent(addr, len)?;
         let mut survey = Self {
             addr,
@@ -165,16 +189,16 @@ impl Survey {
             at = upto;
         }
         survey.means.mappings_queried = eyes.mappings.are_queried();
-        survey.frames(eyes, end);
         Ok(survey)
     }
 
     /// Enters the part `at..end`, which one mapping has, in pieces.
     fn mapping(&mut self, eyes: &Eyes, mapping: &Mapping, at: usize, end: usize) {
+        let shared = mapping.shared;
         // A hugetlb page of a size that has no name here is at least as large as the next smaller one.
         let page = PageSize::ALL.into_iter().rev().find(|page| page.bytes() <= mapping.page_bytes);
         if let Some(page) = page.filter(|page| *page != PageSize::Size4K) {
-            self.push(at, end, page, Backing::Hugetlb);
+            self.push(at, end, page, Backing::Hugetlb, shared);
             return;
         }
         let huge = bytes(PageSize::Size2M.bytes());
@@ -192,43 +216,42 @@ impl Survey {
             // Only what lies on whole hugepages is theirs.
             let (start, stop) = (start.next_multiple_of(huge).max(from), (stop & !(huge - 1)).min(end));
             if start < stop {
-                self.push(from, start, PageSize::Size4K, Backing::Plain);
-                self.push(start, stop, PageSize::Size2M, Backing::Transparent);
+                self.push(from, start, PageSize::Size4K, Backing::Plain, shared);
+                self.push(start, stop, PageSize::Size2M, Backing::Transparent, shared);
                 from = stop;
             }
         }
-        self.push(from, end, PageSize::Size4K, Backing::Plain);
+        self.push(from, end, PageSize::Size4K, Backing::Plain, shared);
     }
 
-    fn push(&mut self, addr: usize, end: usize, page: PageSize, backing: Backing) {
+    fn push(&mut self, addr: usize, end: usize, page: PageSize, backing: Backing, shared: bool) {
         if addr < end {
-            self.pieces.push(Piece { addr, len: (end - addr) as u64, page, backing, phys: None });
+            self.pieces.push(Piece { addr, len: (end - addr) as u64, page, backing, shared, phys: None });
         }
     }
 
     /// Divides the pieces where their frames do not follow one another, if these may be known.
-    fn frames(&mut self, eyes: &Eyes, end: usize) {
-        let Some(runs) = frame_runs(eyes, self.addr & !4095, end.next_multiple_of(4096)) else { return };
-        self.means.frames = true;
-        let mut divided = Vec::with_capacity(self.pieces.len().max(runs.len()));
-        let mut runs = runs.into_iter().peekable();
+    ///
+    /// O(pages), of their real size.
+    pub(super) fn find_frames(&mut self, eyes: &Eyes) {
+        let mut divided = Vec::with_capacity(self.pieces.len());
+        let mut known = false;
         for piece in &self.pieces {
             let stop = piece.addr + bytes(piece.len);
-            let mut from = piece.addr;
-            while from < stop {
-                let Some(run) = runs.next_if(|run| run.end <= from).or_else(|| runs.peek().copied()) else {
-                    break;
-                };
-                if run.end <= from {
-                    continue;
-                }
-                let to = run.end.min(stop);
+            let told = FrameRun::each(eyes, piece, |run| {
+                known |= run.frame.is_some();
+                let (from, to) = (run.start.max(piece.addr), run.end.min(stop));
                 let phys = run.frame.map(|frame| PhysAddr::new(frame * 4096 + (from - run.start) as u64));
                 divided.push(Piece { addr: from, len: (to - from) as u64, phys, ..*piece });
-                from = to;
+            });
+            if !told {
+                return;
             }
         }
-        self.pieces = divided;
+        if known {
+            self.means.frames = true;
+            self.pieces = divided;
+        }
     }
 
     /// Where it starts in this process.
@@ -279,5 +302,39 @@ impl Survey {
     /// How many bytes the pages have that the memory touches, each whole.
     pub fn touched_bytes(&self) -> u64 {
         PageSize::ALL.into_iter().map(|page| self.pages(page) * page.bytes()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memfd;
+    use crate::sys::region::Region;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_kernel_that_answers_no_queries_is_understood_too() {
+        let region = Region::anonymous(64 << 10, 4096).unwrap();
+        region.ask_for_plain_pages().unwrap();
+        region.populate(32 << 10).unwrap();
+        let fd = memfd::create(64 << 10, PageSize::Size4K).unwrap();
+        let shared = Region::shared(fd.as_fd(), 64 << 10).unwrap();
+        shared.populate(64 << 10).unwrap();
+        for (addr, is_shared) in [(region.addr(), false), (shared.addr(), true)] {
+            let eyes = || Eyes::open().unwrap();
+            let read = Eyes { mappings: Mappings::by_smaps().unwrap(), ..eyes() };
+            let [one, other] = [eyes(), read].map(|mut eyes| {
+                let mut survey = Survey::of_mappings(&mut eyes, addr + 5, 50_000, Access::WRITE).unwrap();
+                survey.find_frames(&eyes);
+                survey
+            });
+            assert_eq!(one.pieces(), other.pieces());
+            assert!(
+                one.pieces().iter().all(|piece| piece.shared == is_shared && piece.page == PageSize::Size4K)
+            );
+            assert_eq!((one.pages(PageSize::Size4K), one.touched_bytes()), (13, 13 * 4096));
+            assert!(!other.means().mappings_queried);
+            assert!(other.means().to_string().starts_with("mappings by /proc/self/smaps, "));
+        }
     }
 }

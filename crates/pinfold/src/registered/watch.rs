@@ -34,6 +34,8 @@ pub(super) struct Watch {
     pages: Coverage,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// The process that the thread is in.
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,14 @@ impl Watch {
         let thread = named.spawn(move || seen.run(&halt));
         let thread = thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         let vacant = (0..places).rev().collect();
-        Ok(Self { shared, vacant, pages: Coverage::default(), stop, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            vacant,
+            pages: Coverage::default(),
+            stop,
+            thread: Some(thread),
+            process: std::process::id(),
+        })
     }
 
     /// Watches `addr..end`, by the pages `first..last` that it is on.
@@ -126,6 +135,9 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         // The counter is at 0, so that this does not block.
         let told = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (told, self.thread.take()) {

@@ -14,7 +14,8 @@ pub(crate) struct Mapping {
     pub(crate) page_bytes: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    pub(crate) file: bool,
+    /// Whether other mappings may have the same pages.
+    pub(crate) shared: bool,
     name: String,
 }
 
@@ -57,6 +58,7 @@ const _: () = assert!(size_of::<Query>() == 104);
 const QUERY: rustix::ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
+const SHARED: u64 = 8;
 /// The longest name that the kernel gives (`PATH_MAX`).
 const NAME: u32 = 4096;
 
@@ -103,7 +105,7 @@ impl Mappings {
             page_bytes: vma.page_bytes,
             readable: vma.has_flag("rd"),
             writable: vma.has_flag("wr"),
-            file: vma.name.starts_with('/'),
+            shared: vma.has_flag("sh"),
             name: vma.name.clone(),
         }))
     }
@@ -128,7 +130,7 @@ impl Mappings {
             page_bytes: query.page_size,
             readable: query.vma_flags & READABLE != 0,
             writable: query.vma_flags & WRITABLE != 0,
-            file: query.inode != 0,
+            shared: query.vma_flags & SHARED != 0,
             name: String::from_utf8_lossy(bytes).into_owned(),
         })
     }
@@ -151,7 +153,7 @@ mod tests {
             assert_eq!(one.is_none(), addr == 1 || addr == usize::MAX);
         }
         let mapping = queried.at(region.addr()).unwrap().unwrap();
-        assert!(mapping.writable && !mapping.file && !mapping.is_special());
+        assert!(mapping.writable && !mapping.shared && !mapping.is_special());
         assert_eq!((mapping.start, mapping.page_bytes), (region.addr(), 4096));
         assert!(!queried.at(region.addr() - 1).unwrap().unwrap().readable, "the guard");
     }

@@ -61,6 +61,8 @@ const _: () = assert!(size_of::<Scan>() == 96 && size_of::<Region>() == 24);
 
 /// `PAGE_IS_HUGE`: mapped by one entry for 2 MiB or more.
 const HUGE: u64 = 1 << 6;
+/// `PAGE_IS_PFNZERO`: the page of zeroes that stands for memory that was only read so far.
+const ZERO: u64 = 1 << 5;
 
 /// `PAGEMAP_SCAN` as rustix wants it; its answer is how many regions it filled.
 struct ScanCall<'a>(&'a mut Scan);
@@ -97,7 +99,8 @@ impl Pagemap {
         Ok(Self { pagemap, flags: File::open("/proc/kpageflags").ok() })
     }
 
-    /// The ranges of `start..end` that are mapped by entries for 2 MiB or more, in order.
+    /// The ranges of `start..end` that are mapped by entries for 2 MiB or more, in order. One that was only read so far
+    /// is none: it becomes a page when it is written, and nobody knows of what size.
     ///
     /// `PAGEMAP_SCAN`: since Linux 6.7; `ENOTTY` before.
     pub(crate) fn huge(&self, start: usize, end: usize) -> Result<Vec<(usize, usize)>, Errno> {
@@ -111,7 +114,8 @@ impl Pagemap {
                 end: end as u64,
                 vec: regions.as_mut_ptr().expose_provenance() as u64,
                 vec_len: regions.len() as u64,
-                category_mask: HUGE,
+                category_inverted: ZERO,
+                category_mask: HUGE | ZERO,
                 return_mask: HUGE,
                 ..Scan::default()
             };

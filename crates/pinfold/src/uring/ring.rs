@@ -152,12 +152,10 @@ impl Uring {
         let mut retries = 0;
         loop {
             let entered = match timed {
-                None if want == 0 && asks => {
-                    let count = u32::try_from(ring.submission().len()).unwrap_or(u32::MAX);
-                    // SAFETY: no argument; the entries before the kernel are those that `push` answers for.
-                    unsafe {
-                        ring.submitter().enter::<libc::sigset_t>(count, 0, EnterFlags::GETEVENTS.bits(), None)
-                    }
+                None if want == 0 && ring.submission().is_empty() => {
+                    let ask = EnterFlags::GETEVENTS.bits();
+                    // SAFETY: no argument, and nothing to submit.
+                    unsafe { ring.submitter().enter::<libc::sigset_t>(0, 0, ask, None) }
                 }
                 None => ring.submit_and_wait(want),
                 Some(limit) => {

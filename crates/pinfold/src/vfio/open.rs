@@ -82,6 +82,9 @@ impl Device {
         let (way, why) = match options.way {
             Way::Best => (best.way, best.why),
             Way::Type1 => (Way::Type1, by_name("type1")),
+            Way::Iommufd if best.way != Way::Iommufd => {
+                return Err(OpenError::NoIommufd { bdf: found.bdf, why: best.why });
+            }
             Way::Iommufd => (Way::Iommufd, by_name("iommufd")),
             Way::NoIommu => (Way::NoIommu, by_name("no IOMMU")),
         };

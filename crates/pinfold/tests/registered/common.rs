@@ -78,9 +78,11 @@ pub(crate) enum Kind {
     Hugetlb,
     HugetlbShared,
     HugetlbMemfd,
-    /// Plain pages of a memfd, and of a file.
+    /// Plain pages of a memfd: shared, and private.
     Memfd,
     PrivateFile,
+    /// Private pages of a file on disk.
+    Disk,
     ReadOnly,
     /// Nothing.
     Hole,
@@ -121,6 +123,7 @@ impl Area {
             Kind::HugetlbMemfd => map(at, len, rw, libc::MAP_SHARED, Some(memfd(len, libc::MFD_HUGETLB)?))?,
             Kind::Memfd => map(at, len, rw, libc::MAP_SHARED, Some(memfd(len, 0)?))?,
             Kind::PrivateFile => map(at, len, rw, libc::MAP_PRIVATE, Some(memfd(len, 0)?))?,
+            Kind::Disk => map(at, len, rw, libc::MAP_PRIVATE, Some(disk(len)?))?,
             Kind::ReadOnly => map(at, len, libc::PROT_READ, anonymous, None)?,
             Kind::Plain | Kind::Untouched | Kind::Transparent => map(at, len, rw, anonymous, None)?,
         };
@@ -171,7 +174,13 @@ pub(crate) fn advise(addr: usize, len: usize, advice: i32) {
     assert_eq!(unsafe { libc::madvise(ptr(addr), len, advice) }, 0);
 }
 
-fn memfd(len: usize, flags: u32) -> Option<OwnedFd> {
+fn disk(len: usize) -> Option<OwnedFd> {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).ok()?;
+    file.set_len(len as u64).ok()?;
+    Some(file.into())
+}
+
+pub(crate) fn memfd(len: usize, flags: u32) -> Option<OwnedFd> {
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | flags) };
     if fd < 0 {

@@ -79,6 +79,27 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
 }
 
 #[test]
+fn memory_that_can_not_be_watched_says_so_and_keeps_its_old_pages() {
+    let _alone = alone();
+    let Some((mut buffers, area, index)) = registered(Kind::Disk, 4 * PAGE) else { return };
+    let registration = buffers.get(index).unwrap();
+    assert!(registration.is_pinned() && registration.charged_bytes() == 4 * PAGE as u64);
+    if registration.watched().is_ok() {
+        return skipped("the file's memory can be watched");
+    }
+    let Some((mut ring, places)) = cloned(&buffers, index) else { return };
+    poke(area.addr, 0x42);
+    unmap(area.addr, 4 * PAGE).unwrap();
+    assert!(buffers.get(index).is_ok(), "nobody knows");
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(transfer(&mut ring, &file, true, places[0], 0), 4 * i32::try_from(PAGE).unwrap());
+    let mut written = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut written, 0).unwrap();
+    assert_eq!(written, [0x42]);
+    buffers.unregister(index).unwrap();
+}
+
+#[test]
 fn a_neighbour_on_the_same_page_stays_watched() {
     let _alone = alone();
     let Some((mut buffers, area, one)) = registered(Kind::Plain, 4 * PAGE) else { return };
@@ -127,17 +148,24 @@ fn a_page_that_is_unmapped_while_pinned_never_becomes_anybody_elses() {
 }
 
 #[test]
-fn after_a_fork_the_parent_keeps_the_pages() {
+fn after_a_fork_the_parent_keeps_the_pages_and_the_child_can_not_let_them_go() {
     let _alone = alone();
-    let Some((buffers, area, index)) = registered(Kind::Plain, 4 * PAGE) else { return };
+    let Some((mut buffers, area, index)) = registered(Kind::Plain, 4 * PAGE) else { return };
+    let before = pinned_by_kernel();
     let Some((mut ring, places)) = cloned(&buffers, index) else { return };
     poke(area.addr, 1);
-    // SAFETY: the child only writes to its own copy and ends, by calls that may be made after a fork.
+    // SAFETY: the child writes to its own copy, frees what it has of the table, and ends; glibc's allocator may be used
+    // after a fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
         poke(area.addr, 2);
+        let hold = buffers.hold(index).unwrap();
+        let forked = buffers.unregister(index) == Err(RegistrationError::Forked)
+            && area.register(&mut buffers) == Err(RegistrationError::Forked)
+            && buffers.release(hold).is_ok();
+        drop(buffers);
         // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(i32::from(peek(area.addr) != 2)) };
+        unsafe { libc::_exit(i32::from(peek(area.addr) != 2 || !forked)) };
     }
     poke(area.addr, 3);
     let mut status = 0;
@@ -151,7 +179,9 @@ fn after_a_fork_the_parent_keeps_the_pages() {
     let mut written = [0];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut written, 0).unwrap();
     assert_eq!(written, [3], "what the parent wrote after the fork is what the device sees");
-    assert!(buffers.get(index).is_ok());
+    assert_eq!(pinned_by_kernel(), before);
+    unmap(area.addr, PAGE).unwrap();
+    gone(&mut buffers, index, Gone::Unmapped, area.addr);
 }
 
 #[test]

@@ -8,4 +8,5 @@ mod common;
 mod gone;
 mod kernel;
 mod limits;
+mod random;
 mod shapes;

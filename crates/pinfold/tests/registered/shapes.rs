@@ -79,8 +79,11 @@ fn plain_pages_are_charged_each() {
     if buffers(View::Process).is_none() {
         return;
     }
-    for kind in [Kind::Plain, Kind::Untouched, Kind::Memfd, Kind::PrivateFile] {
-        let area = Area::new(PAGE, &[(kind, 100 * PAGE)]).unwrap();
+    for kind in [Kind::Plain, Kind::Untouched, Kind::Memfd, Kind::PrivateFile, Kind::Disk] {
+        let Some(area) = Area::new(PAGE, &[(kind, 100 * PAGE)]) else {
+            skipped(&format!("no {kind:?} memory"));
+            continue;
+        };
         for (from, len, pages) in [(0, 100 * PAGE, 100), (1, 1, 1), (PAGE - 1, 2, 2), (5, 99 * PAGE, 100)] {
             assert_eq!(charged(area.addr + from, len), pages * PAGE as u64, "{kind:?} {from} {len}");
         }
@@ -101,6 +104,12 @@ fn transparent_hugepages_are_found_and_charged_whole() {
     if buffers(View::Process).is_some() {
         assert_eq!(charged(area.addr + 5, 2 * HUGE), 3 * HUGE as u64);
     }
+    // What was only read is not there yet, though zeroes are mapped by one entry.
+    let read = Area::new(0, &[(Kind::Untouched, 2 * HUGE)]).unwrap();
+    advise(read.addr, 2 * HUGE, libc::MADV_HUGEPAGE);
+    assert_eq!(peek(read.addr + HUGE), 0);
+    let survey_read = Survey::new(read.addr, 2 * HUGE as u64, BOTH).unwrap();
+    assert_eq!(survey_read.pages(PageSize::Size4K), 1024);
     // One of them is no longer mapped as one: its pages are plain.
     advise(area.addr + HUGE + PAGE, PAGE, libc::MADV_DONTNEED);
     let survey = Survey::new(area.addr, 3 * HUGE as u64, BOTH).unwrap();
@@ -167,7 +176,8 @@ fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
     let mixed = mixture().unwrap();
     let index = mixed.register(&mut buffers).unwrap().into_index();
     let registration = buffers.get(index).unwrap();
-    let (table, survey) = (registration.table(), registration.survey());
+    let table = registration.table();
+    let survey = Survey::new(mixed.addr, mixed.bytes as u64, BOTH).unwrap();
     // Every page is where the survey says, and in the table no more than its folio is divided.
     for piece in survey.pieces() {
         let offset = (piece.addr - mixed.addr) as u64;
@@ -213,4 +223,29 @@ fn plain_pages_that_two_buffers_share_are_pinned_once_and_charged_twice() {
     assert_eq!((account.pinned_bytes, account.charged_bytes), (3 * page, 4 * page));
     assert_eq!(pinned_by_kernel() - before, 4 * page);
     assert_eq!(account.kernel_bytes, Some(pinned_by_kernel()));
+}
+
+#[test]
+fn shared_memory_that_is_mapped_twice_is_pinned_once() {
+    let _alone = alone();
+    let Some(_pages) = Hugepages::reserve(1) else { return skipped("may not reserve hugepages") };
+    for (flags, len, charges) in [(0, 8 * PAGE, 2), (libc::MFD_HUGETLB, HUGE, 1)] {
+        let Some(mut buffers) = buffers(View::Process) else { return };
+        let fd = memfd(len, flags).unwrap();
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        let [one, two] =
+            [(); 2].map(|()| map(0, len, rw, libc::MAP_SHARED, Some(fd.try_clone().unwrap())).unwrap());
+        poke(one, 77);
+        assert_eq!(peek(two), 77);
+        let before = pinned_by_kernel();
+        register(&mut buffers, one, len).unwrap();
+        register(&mut buffers, two, len).unwrap();
+        let account = buffers.account();
+        assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{flags}");
+        if Survey::new(two, 1, BOTH).unwrap().means().frames {
+            assert_eq!((account.pinned_bytes, account.charged_bytes), (len as u64, charges * len as u64));
+        }
+        drop(buffers);
+        [one, two].into_iter().for_each(|at| unmap(at, len).unwrap());
+    }
 }

@@ -137,18 +137,17 @@ fn a_command_that_never_completes_quarantines_its_buffer_and_no_other() {
 }
 
 #[test]
-fn a_controller_that_fails_is_reset_so_that_all_buffers_come_back() {
+fn a_controller_that_fails_is_disabled_so_that_all_buffers_come_back() {
     for protect in PROTECTIONS {
         let bench = Bench::new(protect);
         let mut target = bench.target();
         let mut buffers = bench.buffers();
         bench.model.faults().inject(When::Nth(20), Fault::Fatal);
         let error = write(&mut target, &mut buffers).unwrap_err();
-        let reset =
-            matches!(error, PumpError::Target(TargetError::Command { error: CommandError::Reset, .. }));
-        assert!(reset, "{error:?}");
+        let PumpError::Target(TargetError::Poll { error, .. }) = error else { panic!("{error:?}") };
+        assert_eq!(error, PollError::Fatal);
         assert_eq!(buffers.len(), 8, "{protect:?}");
-        // Its queue is gone: what comes now is refused, and does not hang.
+        // It is not taken into use again: what comes now is refused, and does not hang.
         let error = write(&mut target, &mut buffers).unwrap_err();
         assert!(matches!(error, PumpError::Target(TargetError::Rejected { .. })), "{error:?}");
         assert_eq!(buffers.len(), 8);

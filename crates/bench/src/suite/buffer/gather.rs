@@ -1,0 +1,100 @@
+//! 8 MiB to what a device takes.
+
+use super::{BenchError, HUGEPAGES, large, pages};
+use crate::baseline::page_segments::PageSegments;
+use crate::harness::{Cost, Harness, Samples, Subject};
+use crate::record::{Metric, Record};
+use pinfold::{Arena, Domain, Exposure};
+use pinfold_core::addr::{Iova, Segment};
+use pinfold_core::dma_pool::{DmaPool, RawBlock};
+use pinfold_core::gather::Profile;
+use pinfold_core::gather::prp::{ControllerPage, Prps};
+use pinfold_core::registered::Registered;
+use std::hint::black_box;
+
+const BYTES: u64 = 8 << 20;
+/// The most segments that the device takes: as many as pages of 4 KiB need.
+const SEGMENTS: usize = 2048;
+
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let count = usize::try_from(HUGEPAGES).unwrap_or(0) * 512;
+    let (folios, list) = (large()?, PageSegments::register(count, pages()));
+    let mut records = segments(harness, &folios, &list)?;
+    records.extend(prps(harness, &folios, &list)?);
+    Ok(records)
+}
+
+/// Where the operations begin: at each 8 MiB of the buffer in turn.
+fn offsets(times: usize) -> impl Iterator<Item = u64> {
+    (0..times as u64).map(|i| i * BYTES % (HUGEPAGES << 21))
+}
+
+fn segments(
+    harness: &Harness<'_>,
+    folios: &Registered,
+    list: &PageSegments,
+) -> Result<Vec<Record>, BenchError> {
+    const CASE: &str = "gather-8m";
+    let (many, few) = (harness.scale(1_000_000), harness.scale(20_000));
+    // As an NVMe controller takes SGLs: dwords, lengths of 32 bits.
+    let profile = Profile::new(2048, u64::from(u32::MAX), 0, 4)?;
+    let none = Segment { iova: Iova::new(0), len: 0 };
+    harness.interleave(vec![
+        Subject::new("pinfold", move |out: &mut Samples| {
+            let mut slots = vec![none; SEGMENTS];
+            let (cost, segments) = Cost::of(|| {
+                offsets(many).try_fold(0, |_, offset| {
+                    let full = profile.gather_into(folios.segments(offset, BYTES)?, black_box(&mut slots))?;
+                    Ok::<_, BenchError>(full.len())
+                })
+            });
+            tell(out, CASE, cost, many, segments?);
+            Ok(())
+        }),
+        Subject::new("pages-4k", move |out: &mut Samples| {
+            let mut slots = vec![none; SEGMENTS];
+            let (cost, segments) = Cost::of(|| {
+                offsets(few)
+                    .try_fold(0, |_, offset| list.gather((offset, BYTES), &profile, black_box(&mut slots)))
+            });
+            tell(out, CASE, cost, few, segments?);
+            Ok(())
+        }),
+    ])
+}
+
+fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Result<Vec<Record>, BenchError> {
+    const CASE: &str = "gather-8m-prp";
+    let times = harness.scale(10_000);
+    let domain = Domain::soft()?;
+    let arena = Arena::builder().size(1 << 20).exposure(Exposure::Whole).build(&domain)?;
+    let pool = DmaPool::new(&arena, "prp lists", 4096, 4096, 0)?;
+    let pool = &pool;
+    let lay_out = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {
+        let prps: Prps<RawBlock> = Prps::new(ControllerPage::SIZE_4K, parts, pool)?;
+        let entries = usize::try_from(prps.entries()).unwrap_or(usize::MAX);
+        prps.release(pool)?;
+        Ok(entries)
+    };
+    harness.interleave(vec![
+        Subject::new("pinfold", move |out: &mut Samples| {
+            let (cost, entries) = Cost::of(|| {
+                offsets(times).try_fold(0, |_, offset| lay_out(&mut folios.segments(offset, BYTES)?))
+            });
+            tell(out, CASE, cost, times, entries?);
+            Ok(())
+        }),
+        Subject::new("pages-4k", move |out: &mut Samples| {
+            let (cost, entries) =
+                Cost::of(|| offsets(times).try_fold(0, |_, offset| lay_out(&mut list.part(offset, BYTES))));
+            tell(out, CASE, cost, times, entries?);
+            Ok(())
+        }),
+    ])
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few thousand segments")]
+fn tell(out: &mut Samples, case: &'static str, cost: Cost, times: usize, segments: usize) {
+    out.cost(case, cost, times);
+    out.figure(case, Metric::Segments, "segments", segments as f64);
+}

@@ -1,0 +1,138 @@
+//! Handing the kernel a read of 8 MiB.
+
+use super::BenchError;
+use crate::harness::{Cost, Harness, Samples, Subject};
+use crate::record::Record;
+use pinfold::uring::{Done, FileQueue, Fixed, Note, Options};
+use pinfold::{Arena, Buffer, Domain, Source};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const BYTES: usize = 8 << 20;
+/// How many of them the file has.
+const BLOCKS: u64 = 8;
+
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    // Beside the program's own folder, where there is a disk; temporary files may be in memory, which is read by copying.
+    let Some(file) = Scratch::create(Path::new(".")).or_else(|| Scratch::create(&std::env::temp_dir()))
+    else {
+        return Ok(Vec::new());
+    };
+    // As deep as the seed's queue; and one at a time, so that nobody waits for room in the device's.
+    let mut records = case(harness, "io-submit", harness.scale(64).max(8), &file)?;
+    records.extend(case(harness, "io-submit-1", 1, &file)?);
+    Ok(records)
+}
+
+/// Reads with `depth` of them under way.
+fn case(
+    harness: &Harness<'_>,
+    case: &'static str,
+    depth: usize,
+    file: &Scratch,
+) -> Result<Vec<Record>, BenchError> {
+    let domain = Domain::soft()?;
+    // Each subject's buffers, and those of the one that has the same memory.
+    let builder = || Arena::builder().size((2 * depth * BYTES) as u64);
+    let (hugepages, plain) = (builder().build(&domain)?, builder().source(Source::Plain).build(&domain)?);
+    let (huge, small) = ([hugepages.fixed()], [plain.fixed()]);
+    let subjects: [(&'static str, &Arena, &[Fixed<'_>]); 4] = [
+        ("pinfold", &hugepages, &huge),
+        ("unregistered", &hugepages, &[]),
+        ("pages-4k", &plain, &small),
+        ("pages-4k-unregistered", &plain, &[]),
+    ];
+    let mut readers = Vec::new();
+    for (name, arena, fixed) in subjects {
+        let options = Options {
+            depth: u32::try_from(depth).unwrap_or(1),
+            fixed,
+            one_thread: true,
+            ..Options::default()
+        };
+        let queue: FileQueue<'_, Buffer> = FileQueue::new(file.open()?, &file.path, &options)?;
+        if queue.notes().iter().any(|note| !matches!(note, Note::NotDeferred { .. })) {
+            // Without O_DIRECT, a ring or the right to pin there is nothing to compare; `pinfold doctor` says more.
+            return Ok(Vec::new());
+        }
+        let idle = (0..depth).map(|_| arena.alloc_zeroed(BYTES)).collect::<Result<_, _>>()?;
+        readers.push((name, Reader { queue, idle, done: Vec::with_capacity(depth) }));
+    }
+    let times = harness.scale(64).max(8) + depth;
+    let subject = |(name, reader)| subject(name, case, reader, times);
+    harness.interleave(readers.into_iter().map(subject).collect())
+}
+
+fn subject<'m>(
+    name: &'static str,
+    case: &'static str,
+    mut reader: Reader<'m>,
+    times: usize,
+) -> Subject<'m, BenchError> {
+    Subject::new(name, move |out: &mut Samples| {
+        out.cost(case, reader.reads(times)?, times);
+        Ok(())
+    })
+}
+
+/// A queue and its buffers.
+struct Reader<'m> {
+    queue: FileQueue<'m, Buffer>,
+    idle: Vec<Buffer>,
+    done: Vec<Done<Buffer>>,
+}
+
+impl Reader<'_> {
+    /// What it costs to hand over so many reads, each by itself and as many under way as there are buffers.
+    fn reads(&mut self, times: usize) -> Result<Cost, BenchError> {
+        let mut cost = Cost::default();
+        for i in 0..times as u64 {
+            if self.idle.is_empty() {
+                self.wait(1)?;
+            }
+            let Some(buffer) = self.idle.pop() else { break };
+            let offset = i % BLOCKS * BYTES as u64;
+            self.queue.read(buffer, offset, BYTES, i).map_err(|rejected| rejected.error)?;
+            let (submission, submitted) = Cost::of(|| self.queue.submit());
+            submitted?;
+            cost = cost + submission;
+        }
+        self.wait(usize::MAX)?;
+        Ok(cost)
+    }
+
+    fn wait(&mut self, min: usize) -> Result<(), BenchError> {
+        self.queue.wait(min, &mut self.done)?;
+        for over in self.done.drain(..) {
+            over.result?;
+            self.idle.push(over.buffer);
+        }
+        Ok(())
+    }
+}
+
+/// A file of 64 MiB without a name, so that nothing of it stays, however the program ends.
+struct Scratch {
+    path: PathBuf,
+    file: File,
+}
+
+impl Scratch {
+    /// `None` where it can not be made there.
+    fn create(folder: &Path) -> Option<Self> {
+        let path = folder.join(format!(".pinfold-bench-{}", std::process::id()));
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).ok()?;
+        std::fs::remove_file(&path).ok()?;
+        let content: Vec<u8> = (0..BYTES).map(|i| (i % 251).to_le_bytes()[0]).collect();
+        for _ in 0..BLOCKS {
+            file.write_all(&content).ok()?;
+        }
+        file.sync_all().ok()?;
+        Some(Self { path, file })
+    }
+
+    fn open(&self) -> Result<File, BenchError> {
+        self.file.try_clone().map_err(BenchError::Scratch)
+    }
+}

@@ -1,0 +1,245 @@
+//! `rx-512`: a network card's receive path.
+//!
+//! The first thread plays the device and its driver: 64 packets arrive in the pages of a ring of 512 descriptors, are handed
+//! to the second thread, and their descriptors get other pages. The second thread reads each packet and frees its page.
+//! What is timed is all of it, from the first packet to the last free.
+
+use super::{BenchError, FRAMES, pool};
+use crate::baseline::Offset;
+use crate::baseline::buddy::Buddy;
+use crate::harness::{Cost, Harness, Samples, Subject};
+use crate::record::Record;
+use crate::suite::hand::slots;
+use pinfold::Arena;
+use pinfold_core::frame::{Frame, Order, Zone};
+use pinfold_core::mem::DmaMemory;
+use pinfold_core::page_pool::Page;
+use std::hint::black_box;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// How many descriptors the ring has.
+const DESCRIPTORS: usize = 512;
+/// How many packets are handled at a time.
+const BUDGET: usize = 64;
+/// How many batches may be on their way.
+const BATCHES: usize = 16;
+
+type Done = Result<(), BenchError>;
+
+/// What a driver does with its pages.
+struct Path<Refill, Write, Read, Freer> {
+    /// Fills the empty descriptors.
+    refill: Refill,
+    /// What the device writes into a page.
+    write: Write,
+    /// What the second thread reads there.
+    read: Read,
+    /// Makes the second thread's way to free a batch.
+    freer: Freer,
+}
+
+pub(super) fn run<'a>(
+    harness: &Harness<'_>,
+    arena: &'a Arena,
+    packets: DmaMemory<'_>,
+    buddy: &Buddy,
+) -> Result<Vec<Record>, BenchError> {
+    let batches = harness.scale(4_000);
+    let zone = Zone::new(FRAMES)?;
+    let zone = &zone;
+    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+    let write_frame = |frame: &Frame, word| Ok(packets.write_u64(at(frame.offset()), word)?);
+    let read_frame = |frame: &Frame| Ok(packets.read_u64(at(frame.offset()))?);
+    let give_frames = || {
+        let mut local = zone.local();
+        move |batch: &mut Vec<Frame>| -> Done {
+            batch.drain(..).try_for_each(|frame| Ok(local.free(frame, Order::PAGE)?))
+        }
+    };
+    let (mut for_list, mut for_array) = (zone.local(), zone.local());
+    let (mut dropped, mut bulk) = (pool(arena, 2048)?, pool(arena, 2048)?);
+    let remote = bulk.remote();
+    let remote = &remote;
+    let write_page = |page: &Page<&'a Arena>, word| Ok(page.memory().write_u64(0, word)?);
+    let read_page = |page: &Page<&'a Arena>| Ok(page.memory().read_u64(0)?);
+    let all = |full: usize| match full {
+        BUDGET => Ok(()),
+        got => Err(BenchError::Short { asked: BUDGET, got }),
+    };
+    harness.interleave(vec![
+        Subject::countable(
+            "pinfold",
+            receive(
+                batches,
+                Path {
+                    refill: move |ring: &mut [_]| all(dropped.fill(ring)),
+                    write: write_page,
+                    read: read_page,
+                    freer: || {
+                        |batch: &mut Vec<Page<&'a Arena>>| -> Done {
+                            batch.clear();
+                            Ok(())
+                        }
+                    },
+                },
+            ),
+        ),
+        Subject::countable(
+            "pinfold-bulk",
+            receive(
+                batches,
+                Path {
+                    refill: move |ring: &mut [_]| all(bulk.fill(ring)),
+                    write: write_page,
+                    read: read_page,
+                    freer: move || {
+                        move |batch: &mut Vec<Page<&'a Arena>>| -> Done {
+                            remote.recycle_all(batch.drain(..));
+                            Ok(())
+                        }
+                    },
+                },
+            ),
+        ),
+        Subject::new(
+            "single",
+            receive(
+                batches,
+                Path {
+                    refill: |ring: &mut [Option<Offset>]| {
+                        ring.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
+                            *slot = Some(buddy.alloc_page()?);
+                            Ok(())
+                        })
+                    },
+                    write: |page: &Offset, word| Ok(packets.write_u64(at(*page), word)?),
+                    read: |page: &Offset| Ok(packets.read_u64(at(*page))?),
+                    freer: || {
+                        |batch: &mut Vec<Offset>| -> Done {
+                            batch.drain(..).for_each(|page| buddy.free_page(page));
+                            Ok(())
+                        }
+                    },
+                },
+            ),
+        ),
+        Subject::countable(
+            "list",
+            receive(
+                batches,
+                Path {
+                    refill: move |ring: &mut [Option<Frame>]| {
+                        let holes = ring.iter().filter(|slot| slot.is_none()).count();
+                        let mut pages = for_list.take_list(holes);
+                        ring.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = pages.next());
+                        Ok(())
+                    },
+                    write: write_frame,
+                    read: read_frame,
+                    freer: give_frames,
+                },
+            ),
+        ),
+        Subject::countable(
+            "array",
+            receive(
+                batches,
+                Path {
+                    refill: move |ring: &mut [_]| all(for_array.fill(ring)),
+                    write: write_frame,
+                    read: read_frame,
+                    freer: give_frames,
+                },
+            ),
+        ),
+    ])
+}
+
+/// A run: so many batches of packets. The ring stays full from one run to the next.
+fn receive<'s, P, Free>(
+    batches: usize,
+    mut path: Path<
+        impl FnMut(&mut [Option<P>]) -> Done + 's,
+        impl Fn(&P, u64) -> Done + 's,
+        impl Fn(&P) -> Result<u64, BenchError> + Sync + 's,
+        impl Fn() -> Free + Sync + 's,
+    >,
+) -> impl FnMut(&mut Samples) -> Done + 's
+where
+    P: Send + 's,
+    Free: FnMut(&mut Vec<P>) -> Done,
+{
+    let mut ring: Vec<Option<P>> = slots(DESCRIPTORS);
+    move |out| {
+        ring.chunks_exact_mut(BUDGET).try_for_each(&mut path.refill)?;
+        let (to_freer, full) = sync_channel(BATCHES);
+        let (to_driver, empty) = sync_channel(BATCHES);
+        for _ in 0..BATCHES {
+            to_driver.send(Vec::with_capacity(BUDGET)).map_err(|_| BenchError::Thread)?;
+        }
+        let (read, freer) = (&path.read, &path.freer);
+        let (refill, write) = (&mut path.refill, &path.write);
+        let ring = &mut ring;
+        let (cost, (received, freed)) = Cost::of(|| {
+            std::thread::scope(|scope| {
+                let second = scope.spawn(move || {
+                    let (cost, result) = Cost::of(|| consume(&full, &to_driver, read, freer()));
+                    result.map(|()| cost.rmw)
+                });
+                let received = arrive(ring, batches, &empty, to_freer, refill, write);
+                (received, second.join().unwrap_or(Err(BenchError::Thread)))
+            })
+        });
+        let rmw = cost.rmw + freed?;
+        received?;
+        out.cost("rx-512", Cost { rmw, ..cost }, batches * BUDGET);
+        Ok(())
+    }
+}
+
+/// The device and its driver.
+#[inline(always)]
+fn arrive<P>(
+    ring: &mut [Option<P>],
+    batches: usize,
+    empty: &Receiver<Vec<P>>,
+    full: SyncSender<Vec<P>>,
+    mut refill: impl FnMut(&mut [Option<P>]) -> Done,
+    write: impl Fn(&P, u64) -> Done,
+) -> Done {
+    let windows = DESCRIPTORS / BUDGET;
+    for number in 0..batches {
+        let mut batch = empty.recv().map_err(|_| BenchError::Thread)?;
+        let window = ring.chunks_exact_mut(BUDGET).nth(number % windows).unwrap_or_default();
+        for slot in &mut *window {
+            if let Some(page) = slot.take() {
+                write(&page, number as u64)?;
+                batch.push(page);
+            }
+        }
+        refill(window)?;
+        full.send(batch).map_err(|_| BenchError::Thread)?;
+    }
+    // The other ends when nothing more can come.
+    drop(full);
+    Ok(())
+}
+
+/// The second thread.
+#[inline(always)]
+fn consume<P>(
+    full: &Receiver<Vec<P>>,
+    empty: &SyncSender<Vec<P>>,
+    read: impl Fn(&P) -> Result<u64, BenchError>,
+    mut free: impl FnMut(&mut Vec<P>) -> Done,
+) -> Done {
+    while let Ok(mut batch) = full.recv() {
+        for page in &batch {
+            black_box(read(page)?);
+        }
+        free(&mut batch)?;
+        // Nobody wants it any more when the last batches come.
+        let _ = empty.send(batch);
+    }
+    Ok(())
+}
