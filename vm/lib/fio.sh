@@ -6,7 +6,7 @@ fio_files() {
     local cache folder
     cache=$(cache_folder)
     folder=$cache/fio
-    locked "$cache/.lock" fetch_fio "$folder" >&2 || exit 125
+    locked "$cache/.lock" fetch_fio "$folder" >&2
     find "$folder" -type f -printf "%p=/%P\n"
 }
 

@@ -27,11 +27,12 @@ make_initramfs() {
 # static_busybox: this machine's, if it is linked statically, else Debian's, unpacked into the cache and not installed.
 static_busybox() {
     local path cache
-    path=$(command -v busybox) && ! ldd "$path" >/dev/null 2>&1 || {
+    path=$(command -v busybox || true)
+    if [ -z "$path" ] || ldd "$path" >/dev/null 2>&1; then
         cache=$(cache_folder)
         path=$cache/busybox
-        locked "$cache/.lock" fetch_busybox "$path" >&2 || exit 125
-    }
+        locked "$cache/.lock" fetch_busybox "$path" >&2
+    fi
     printf '%s\n' "$path"
 }
 
@@ -40,7 +41,7 @@ fetch_busybox() {
     [ ! -e "$path" ] || return 0
     need dpkg-deb:dpkg
     work=$(fetched busybox-static)
-    cp "$work"/root/*bin/busybox "$path.new" 2>/dev/null || cp "$work"/root/usr/bin/busybox "$path.new"
+    cp "$(find "$work/root" -path '*bin/busybox' -type f)" "$path.new"
     mv "$path.new" "$path"
     rm -rf "$work"
 }

@@ -28,7 +28,7 @@ kernel_package() {
 debian_kernel() {
     local cache found
     cache=$(cache_folder)
-    locked "$cache/.lock" fetch_debian_kernel "$cache" >&2 || exit 125
+    locked "$cache/.lock" fetch_debian_kernel "$cache" >&2
     found=$(newest_kernel "$cache")
     [ -n "$found" ] || die "no kernel in $cache although it was fetched"
     printf '%s\n' "$found"

@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # What the machine is built with, and a line for a person. Sourced.
 
+# What fails in $(...) must not go unnoticed either.
+shopt -s inherit_errexit
+
 say() { printf 'vm: %s\n' "$*" >&2; }
 die() {
     say "$*"
@@ -52,8 +55,10 @@ fetched() {
     work=$(mktemp -d "$(cache_folder)/.fetch-XXXXXX")
     # The fetcher drops its rights where it can, and must still be able to write there.
     chmod 755 "$work"
-    (cd "$work" && apt_get -o APT::Sandbox::User=root download "$@") ||
-        { rm -rf "$work"; die "apt could not fetch $* (its words are above)"; }
+    if ! (cd "$work" && apt_get -o APT::Sandbox::User=root download "$@"); then
+        rm -rf "$work"
+        die "apt could not fetch $* (its words are above)"
+    fi
     for package in "$work"/*.deb; do
         dpkg-deb -x "$package" "$work/root"
         rm "$package"
