@@ -5,6 +5,7 @@ pub mod frame;
 mod hand;
 pub mod page_pool;
 pub mod pool;
+pub mod vfio;
 
 use crate::baseline::BaselineError;
 use crate::harness::{Harness, Options, Turn};
@@ -21,6 +22,8 @@ pub struct Suite {
     /// What it measures.
     pub about: &'static str,
     run: fn(&Harness<'_>) -> Result<Vec<Record>, BenchError>,
+    /// Why it can not be measured on this machine, if it can not.
+    unable: fn() -> Option<String>,
 }
 
 impl std::fmt::Debug for Suite {
@@ -35,21 +38,31 @@ pub const SUITES: &[Suite] = &[
         name: "pool",
         about: "DMA pools: the 373,959-block workload, pairs, bulk, two threads",
         run: pool::run,
+        unable: || None,
     },
     Suite {
         name: "frame",
         about: "page frames: pairs, bulk, 2 MiB runs, the RPC server's refill",
         run: frame::run,
+        unable: || None,
+    },
+    Suite {
+        name: "vfio",
+        about: "mappings by the kernel's table: map and unmap by size and page size, the registration cache",
+        run: vfio::run,
+        unable: vfio::unable,
     },
     Suite {
         name: "page-pool",
         about: "pages that keep their mapping: the consumer's pairs, the ring, from below, a receive path",
         run: page_pool::run,
+        unable: || None,
     },
     Suite {
         name: "buffer",
         about: "registered buffers: describing 1 GiB, finding an offset, 8 MiB to a device, a read of 8 MiB",
         run: buffer::run,
+        unable: || None,
     },
 ];
 
@@ -57,6 +70,11 @@ impl Suite {
     /// The suite of this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         SUITES.iter().find(|suite| suite.name == name).copied()
+    }
+
+    /// Why it can not be measured on this machine, if it can not: it lacks a device, say.
+    pub fn unable(&self) -> Option<String> {
+        (self.unable)()
     }
 
     /// Measures it; `watch` is told of each run before it is made.
@@ -140,6 +158,15 @@ pub enum BenchError {
         /// How many came.
         got: usize,
     },
+    /// There is nothing to measure with.
+    #[error("no device is bound to VFIO: `sudo pinfold bind BDF` gives it one (BDF: a device's address)")]
+    NoDevice,
+    /// No device that is bound to VFIO can be opened.
+    #[error(transparent)]
+    Device(#[from] pinfold::vfio::OpenError),
+    /// A cache refused.
+    #[error(transparent)]
+    Cache(#[from] pinfold::cache::CacheError),
     /// A thread of the measurement ended early.
     #[error("a thread of the measurement ended before it was done")]
     Thread,

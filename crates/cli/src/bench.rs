@@ -31,6 +31,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     let mut all: Vec<Record> = Vec::new();
     for suite in chosen(&args.suites) {
+        // Who names a suite wants to know that it fails; who wants all there is gets the rest.
+        if let Some(why) = suite.unable().filter(|_| args.suites.is_empty()) {
+            eprintln!("pinfold: {} is left out: {why}", suite.name);
+            continue;
+        }
         let records = measure(suite, options)?;
         if let Some(folder) = &args.plot {
             plot(folder, suite, &records)?;

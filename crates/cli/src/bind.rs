@@ -7,6 +7,9 @@ use pinfold::vfio::{Bdf, Binder, Handed};
 use serde::Serialize;
 use std::fmt::Write;
 
+/// The driver that gives devices to programs.
+const VFIO: &str = "vfio-pci";
+
 #[derive(Serialize)]
 struct Report {
     device: String,
@@ -60,7 +63,7 @@ fn words(handed: &Handed) -> String {
         Some(group) => writeln!(line, ", group {group}"),
         None => writeln!(line, ", in no IOMMU group"),
     };
-    if !handed.others.is_empty() {
+    if handed.to.as_deref() == Some(VFIO) && !handed.others.is_empty() {
         let others: Vec<String> =
             handed.others.iter().map(|other| format!("{} ({})", other.address, other.driver)).collect();
         let _ = writeln!(

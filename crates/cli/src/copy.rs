@@ -213,8 +213,10 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
     let domain = domain_of(&job.places().collect::<Vec<_>>())?;
     let controllers = job.places().filter(|place| place.has_controller()).count() as u64;
     let stack = Stack::build(args.stack, domain, (slots, block), controllers)?;
-    let open = |place| -> Result<Opened<'_>, Failure> {
-        let mut opened = Opened::open(place, &stack, Use { block, depth: slots, jobs: 1, poll: args.poll })?;
+    let open = |place: Place| -> Result<Opened<'_>, Failure> {
+        // Only controllers are polled: a file that is still empty can not be asked whether it can be.
+        let poll = args.poll && place.has_controller();
+        let mut opened = Opened::open(place, &stack, Use { block, depth: slots, jobs: 1, poll })?;
         limits::check_opened(block, depth, opened.target().info())?;
         Ok(opened)
     };

@@ -114,6 +114,11 @@ impl Domain {
         self.backend.name()
     }
 
+    /// Whether a mapping pins its memory, and charges it to the process: then locking it too would be charged twice.
+    pub fn pins(&self) -> bool {
+        self.backend.pins()
+    }
+
     /// Makes the memory known: only memory that was admitted can be mapped.
     ///
     /// # Errors
@@ -219,9 +224,21 @@ impl Domain {
     /// Sets `len` bytes of the address space aside, aligned to `align` bytes, for [`map_at`](Self::map_at).
     ///
     /// # Errors
-    /// [`BackendError::Iova`] where there is no such range.
+    /// [`BackendError::Iova`] where there is no such range, [`BackendError::NoTranslation`] where the backend does not
+    /// [translate](Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+        if !self.backend.translates() {
+            return Err(BackendError::NoTranslation);
+        }
         Ok(self.iovas.alloc(len, align, None)?)
+    }
+
+    /// Keeps `range` from ever being handed out: a device does not reach it.
+    ///
+    /// # Errors
+    /// [`BackendError::Iova`] where some of it is in use.
+    pub fn keep_out(&self, range: IovaRange) -> Result<(), BackendError> {
+        Ok(self.iovas.reserve(range)?)
     }
 
     /// Gives a reserved range back. Nothing may be mapped in it.
@@ -306,7 +323,13 @@ impl Domain {
 
     fn map_fresh(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
         check_pages(memory)?;
-        let iova = self.reserve_iova(memory.len() as u64, alignment(memory))?;
+        let iova = match self.backend.place(memory)? {
+            Some(place) => {
+                self.iovas.alloc_at(place)?;
+                place
+            }
+            None => self.reserve_iova(memory.len() as u64, alignment(memory))?,
+        };
         let Err(error) = self.backend.map(iova, memory, access) else { return Ok(iova) };
         if !error.stays_reachable() {
             self.release_iova(iova)?;

@@ -1,57 +1,204 @@
-//! What the VFIO backend promises, tried on a real device: `vfio_check BDF`. The device must be an NVMe controller that
-//! is bound to `vfio-pci`; it is not written to.
+//! What the VFIO and iommufd backends promise, tried on a real device: `vfio_check BDF [WHAT]`. The device must be an NVMe
+//! controller that is bound to `vfio-pci`; it is not written to.
+//!
+//! `WHAT` is `device` (registers, memory, interrupts; what is tried if nothing is said), `entries` (the limit of entries
+//! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or `memlock` (run by a user
+//! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`, `type1` or
+//! `noiommu` behind them names the way. `with=BDF` puts a second device into the same domain.
 #![forbid(unsafe_code)]
 
-use pinfold::vfio::{Device, Options};
-use pinfold::{Arena, Exposure};
+use pinfold::cache::{Budget, RegistrationCache};
+use pinfold::vfio::{Device, Options, Way};
+use pinfold::{Arena, Domain, Exposure, Source};
 use pinfold_core::access::Both;
+use pinfold_core::domain::BackendError;
 use std::error::Error;
+use std::process::ExitCode;
+use std::sync::Arc;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let address = std::env::args().nth(1).ok_or("usage: vfio_check BDF")?;
-    let device = Device::open(&address, &Options::new())?;
-    println!("opened {device:?}: {:x?}", device.chosen());
-    registers(&device)?;
-    memory(&device)?;
-    let stats = device.domain().stats();
-    println!("{:?}", stats.backend);
-    if stats.backend.entries != 0 || stats.backend.pinned_bytes != 0 {
-        return Err("a mapping was left behind".into());
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+fn run() -> Outcome {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let has = |word: &str| words.iter().any(|w| w == word);
+    let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
+    let ways = [("type1", Way::Type1), ("iommufd", Way::Iommufd), ("noiommu", Way::NoIommu)];
+    let way = ways.iter().find(|(word, _)| has(word)).map_or(Way::Best, |(_, way)| *way);
+    let device = Device::open(address, &Options::new().way(way))?;
+    let chosen = device.chosen();
+    println!("{address}: {} ({:x?})", chosen.why, chosen.limits);
+    let second = words.iter().find_map(|word| word.strip_prefix("with="));
+    let second = second.map(|name| Device::open_in(name, device.domain(), &Options::new())).transpose()?;
+    if let Some(second) = &second {
+        println!("{}: {}", second.address(), second.chosen().why);
+        registers(second)?;
+        check(
+            "a device is in one domain once",
+            Device::open(&second.address().to_string(), &Options::new()).is_err(),
+        )?;
+    }
+    match () {
+        () if has("entries") => entries(device.domain())?,
+        () if has("memlock") => memlock(device.domain())?,
+        () if way == Way::NoIommu => unprotected(&device)?,
+        () => whole(&device)?,
+    }
+    let stats = device.domain().stats();
+    check("no mapping is left behind", stats.backend.entries == 0 && stats.backend.pinned_bytes == 0)?;
+    check("nothing is in quarantine", stats.quarantined == 0)?;
     println!("ok");
     Ok(())
 }
 
-fn registers(device: &Device) -> Result<(), Box<dyn Error>> {
+fn check(what: &str, holds: bool) -> Outcome {
+    println!("{}: {what}", if holds { "yes" } else { "NO" });
+    if holds { Ok(()) } else { Err(format!("not so: {what}").into()) }
+}
+
+fn whole(device: &Device) -> Outcome {
+    registers(device)?;
+    memory(device.domain())?;
+    cached(device.domain())
+}
+
+fn registers(device: &Device) -> Outcome {
     let ids = device.ids()?;
     let bar = device.bar(0)?;
     let (cap, version) = (bar.read64(0)?, bar.read32(8)?);
     println!("{ids:x?} {bar:?} CAP {cap:#x} VS {version:#x}, {} interrupts", device.max_interrupts()?);
-    if ids.class >> 8 != 0x0108 || version >> 16 == 0 || version >> 16 > 2 {
-        return Err("that is no NVMe controller".into());
-    }
-    if bar.read32(bar.len()).is_ok() || bar.read32(2).is_ok() {
-        return Err("an access outside or across registers was let through".into());
-    }
+    check("it is an NVMe controller", ids.class >> 8 == 0x0108 && (1..=2).contains(&(version >> 16)))?;
+    check("two halves are the whole", u64::from(bar.read32(4)?) << 32 | u64::from(bar.read32(0)?) == cap)?;
+    check(
+        "accesses outside and across are refused",
+        bar.read32(bar.len()).is_err() && bar.read32(2).is_err(),
+    )?;
     device.set_bus_master(true)?;
     device.reset()?;
-    let irqs = device.interrupts(1)?;
-    if irqs.iter().any(|irq| irq.take() != Ok(0)) {
-        return Err("an interrupt that nobody raised".into());
-    }
-    Ok(())
+    check("it is there after a reset", bar.read64(0)? == cap)?;
+    let irqs = device.interrupts(2)?;
+    check("no interrupt that nobody raised", irqs.iter().all(|irq| irq.take() == Ok(0)))?;
+    check("they are had once", device.interrupts(1).is_err())?;
+    drop(irqs);
+    check("and again when they are off", device.interrupts(3)?.len() == 3)?;
+    check("nobody wants the device back", device.request()?.take() == Ok(0))?;
+    check("more than there are are refused", device.interrupts(100_000).is_err())
 }
 
-fn memory(device: &Device) -> Result<(), Box<dyn Error>> {
-    let domain = device.domain();
-    let arena = Arena::builder().size(64 << 20).exposure(Exposure::Whole).build(domain)?;
-    println!("arena at {} from {}: {:?}", arena.iova(), arena.account().source, domain.stats().backend);
-    if domain.stats().backend.entries != 1 {
-        return Err("an arena is more than one entry".into());
+fn memory(domain: &Domain) -> Outcome {
+    let whole = Arena::builder().size(64 << 20).exposure(Exposure::Whole).build(domain)?;
+    println!("64 MiB from {} at {}", whole.account().source, whole.iova());
+    check("an arena is one entry", domain.stats().backend.entries == 1)?;
+    let arena = Arena::builder().size(16 << 20).build(domain)?;
+    let mapped = domain.map(arena.alloc(1 << 20)?, Both)?;
+    let iova = mapped.iova();
+    check("a buffer is one entry", domain.stats().backend.entries == 2)?;
+    check(
+        "its address is not in the window for interrupts",
+        iova.end().raw() <= 0xfee0_0000 || iova.start().raw() >= 0xfef0_0000,
+    )?;
+    let revoked = mapped.revoke();
+    check("a revocation is over at once", revoked.is_quiesced())?;
+    let mut buffer = revoked.wait()?;
+    check("the buffer is ours again", buffer.as_mut_slice().is_ok())?;
+    let mapped = domain.map(buffer, Both)?;
+    check("its addresses are free again", mapped.iova() == iova)?;
+    drop(mapped);
+    let many: Vec<_> =
+        (0..64).map(|_| Ok(domain.map(arena.alloc(4096)?, Both)?)).collect::<Result<_, Box<dyn Error>>>()?;
+    let mut revoked = Vec::new();
+    domain.revoke_all(many, &mut revoked);
+    check("64 at once", revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1)
+}
+
+fn cached(domain: &Domain) -> Outcome {
+    let cache = RegistrationCache::new(domain, Budget { entries: 2, bytes: 8 << 20 });
+    let arena = Arena::builder().size(16 << 20).build(domain)?;
+    let buffers: Vec<_> =
+        (0..3).map(|_| Ok(Arc::new(arena.alloc(1 << 20)?))).collect::<Result<_, Box<dyn Error>>>()?;
+    for buffer in buffers.iter().chain(&buffers) {
+        drop(cache.hold(buffer)?);
     }
-    let lent = Arena::builder().size(16 << 20).build(domain)?;
-    let mapped = domain.map(lent.alloc(1 << 20)?, Both)?;
-    println!("buffer at {}", mapped.iova());
-    drop(mapped.unmap()?);
-    Ok(())
+    let stats = cache.stats();
+    check("the cache keeps two of three", (stats.entries, stats.misses, stats.evictions) == (2, 6, 4))?;
+    cache.clear();
+    let held = cache.hold_all(&buffers)?;
+    check("three neighbours are one entry", held.len() == 3 && domain.stats().backend.entries == 1)
+}
+
+/// Nothing is translated.
+fn unprotected(device: &Device) -> Outcome {
+    registers(device)?;
+    let domain = device.domain();
+    check("the backend says that there is none", domain.name() == "none")?;
+    let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
+    let arena = two.build(domain)?;
+    println!("a hugepage at {}", arena.iova());
+    check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
+    let buffer = arena.alloc(8192)?;
+    let fixed = buffer.fixed_iova();
+    let mapped = domain.map(buffer, Both)?;
+    check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
+    drop(mapped);
+    let can_move =
+        Arena::builder().size(2 << 20).source(Source::Plain).exposure(Exposure::Whole).build(domain);
+    println!("{}", can_move.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    check("memory that can move is refused", can_move.is_err())?;
+    let per_use = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).build(domain);
+    println!("{}", per_use.as_ref().err().map(ToString::to_string).unwrap_or_default());
+    check("what nothing can take back is not lent for a while", per_use.is_err())
+}
+
+/// The kernel allows 16.
+fn entries(domain: &Domain) -> Outcome {
+    let limit = domain.stats().backend.entries_limit;
+    println!("the kernel allows {limit:?} entries");
+    check("the limit is known before it is reached", limit == Some(16))?;
+    let arena = Arena::builder().size(16 << 20).build(domain)?;
+    let mut mapped = Vec::new();
+    let error = loop {
+        match domain.map(arena.alloc(4096)?, Both) {
+            Ok(one) => mapped.push(one),
+            Err(refused) => break refused.error,
+        }
+    };
+    println!("{error}");
+    check("all of them can be used", mapped.len() == 16)?;
+    check("the limit is named", matches!(error, BackendError::NoEntries { limit: 16, .. }))?;
+    mapped.pop();
+    check("one that is free is had again", domain.map(arena.alloc(4096)?, Both).is_ok())?;
+    drop(mapped);
+    let cache = RegistrationCache::new(domain, Budget { entries: 1000, bytes: u64::MAX });
+    for _ in 0..40 {
+        drop(cache.hold(&Arc::new(arena.alloc(4096)?))?);
+    }
+    check("a cache makes room", cache.stats().evictions == 24)
+}
+
+/// 8 MiB may be locked.
+fn memlock(domain: &Domain) -> Outcome {
+    let arena = Arena::builder().size(32 << 20).source(Source::Plain).build(domain)?;
+    println!("{:?}", arena.account().residency);
+    let fits = domain.map(arena.alloc(4 << 20)?, Both)?;
+    let refused = domain.map(arena.alloc(16 << 20)?, Both).err().ok_or("16 MiB were pinned")?;
+    println!("{}", refused.error);
+    let BackendError::LockedMemory { asked, limit, .. } = refused.error else {
+        return Err("another error than that of the limit".into());
+    };
+    check("what was asked and what is allowed is said", (asked, limit) == (16 << 20, 8 << 20))?;
+    check("the buffer came back", refused.payload.is_some())?;
+    let late = domain.map(arena.alloc(6 << 20)?, Both).err().ok_or("4 and 6 MiB were pinned")?;
+    println!("{}", late.error);
+    check("what is pinned already counts", matches!(late.error, BackendError::LockedMemory { .. }))?;
+    drop(fits);
+    check("what was taken back may be pinned again", domain.map(arena.alloc(6 << 20)?, Both).is_ok())
 }

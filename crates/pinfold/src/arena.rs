@@ -192,7 +192,11 @@ impl Arena {
     pub fn stats(&self) -> ArenaStats {
         let inner = &*self.0;
         let bytes = inner.account.bytes;
-        let pinned = !matches!(inner.account.residency, Residency::NotLocked(_));
+        let pinned = match inner.account.residency {
+            Residency::Hugetlb | Residency::Locked => true,
+            Residency::ByMapping => inner.exposure == Exposure::Whole,
+            Residency::NotLocked(_) => false,
+        };
         ArenaStats {
             bytes,
             frames: bytes / Frame::BYTES,

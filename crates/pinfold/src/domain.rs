@@ -1,6 +1,7 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 
 use crate::soft::{Port, SoftConfig, SoftIommu};
+use crate::vfio::open as vfio;
 use pinfold_core::domain::{BackendError, Paged};
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::table::{TablePages, VtdSecondStage};
@@ -26,7 +27,10 @@ pub(crate) enum Behind {
     /// Models, that reach memory through ports.
     Soft(SoftIommu),
     /// Real devices, for which the kernel keeps the table.
-    Kernel,
+    Kernel(vfio::Space),
+    /// Nothing.
+    #[cfg(test)]
+    Fake,
 }
 
 impl Domain {
@@ -75,17 +79,24 @@ impl Domain {
     pub fn soft_iommu(&self) -> Option<&SoftIommu> {
         match &self.0.behind {
             Behind::Soft(iommu) => Some(iommu),
-            Behind::Kernel => None,
+            _ => None,
+        }
+    }
+
+    /// What real devices of the domain are attached to.
+    pub(crate) fn kernel(&self) -> Option<&vfio::Space> {
+        match &self.0.behind {
+            Behind::Kernel(space) => Some(space),
+            _ => None,
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        match &self.behind {
-            // Ports may outlive the domain: from here on they find nothing, not even what was leaked.
-            Behind::Soft(iommu) => iommu.detach(),
-            Behind::Kernel => {}
+        // Ports may outlive the domain: from here on they find nothing, not even what was leaked.
+        if let Behind::Soft(iommu) = &self.behind {
+            iommu.detach();
         }
     }
 }

@@ -12,7 +12,7 @@ mod live;
 mod tests;
 pub(crate) mod text;
 
-pub use devices::{Access, Device, IommuGroup, Node, Vfio};
+pub use devices::{Access, Bound, Device, IommuGroup, Node, Vfio};
 pub use facts::{Facts, NumaNode, Roots};
 pub use hugepages::{HugetlbPool, Thp};
 pub use live::{Answer, IoUring, Live};

@@ -26,6 +26,7 @@
 mod bar;
 mod bdf;
 mod bind;
+pub(crate) mod choice;
 mod device;
 mod error;
 #[cfg(test)]
@@ -33,18 +34,20 @@ pub(crate) mod fake;
 mod in_use;
 mod iommufd;
 mod irq;
-mod lookup;
+pub(crate) mod lookup;
 mod mapper;
-mod open;
+mod noiommu;
+pub(crate) mod open;
 mod table;
 mod type1;
 
 pub use bar::Bar;
 pub use bdf::{Bdf, NotBdf};
 pub use bind::{After, BindError, Binder, Files, Handed, SysFiles};
+pub use choice::Way;
 pub use device::{Device, Ids};
 pub use error::{DeviceError, Neighbour, OpenError};
 pub use in_use::InUse;
 pub use irq::Irq;
 pub use mapper::Limits;
-pub use open::{Chosen, Options, Way};
+pub use open::{Chosen, Options};

@@ -92,6 +92,18 @@ fn frame_has_its_cases_and_subjects() {
     assert_eq!(cases(&records), expected);
 }
 
+/// Where there is a device the guest's tests run it.
+#[test]
+fn vfio_is_measured_or_says_why_not() {
+    let suite = Suite::named("vfio").unwrap();
+    let ran = suite.run(Options { runs: 1, quick: true }, &|_| ());
+    match (suite.unable(), ran) {
+        (None, Ok(records)) => lines_are_well_formed("vfio", &records),
+        (Some(why), Err(error)) => assert_eq!(error.to_string(), why),
+        (unable, ran) => panic!("{unable:?}, {ran:?}"),
+    }
+}
+
 #[test]
 fn page_pool_has_its_cases_and_subjects() {
     let records = run("page-pool");

@@ -88,7 +88,7 @@ pub enum BackendError {
     },
     /// The kernel pins what it maps, and this process may not pin so much.
     #[error(
-        "{asked} more bytes can not be pinned: {used} of the {limit} bytes that may be locked are; {remedy}"
+        "{asked} more bytes can not be pinned: RLIMIT_MEMLOCK allows {limit}, of which {used} are in use; {remedy}"
     )]
     LockedMemory {
         /// How many bytes were to be mapped.
@@ -105,6 +105,39 @@ pub enum BackendError {
     Unmappable {
         /// The range.
         iova: IovaRange,
+    },
+    /// Nothing translates here, so no addresses can be chosen.
+    #[error(
+        "without an IOMMU no addresses can be chosen for memory: build the arena with Exposure::Whole (--protect static)"
+    )]
+    NoTranslation,
+    /// Without translation memory must be in one piece.
+    #[error(
+        "{len:#x} bytes at {addr:#x} are not in one piece of physical memory (only {run:#x} from the start are), and there is no IOMMU to make them one: use an arena of one hugepage"
+    )]
+    NotContiguous {
+        /// Where the memory starts in this process.
+        addr: usize,
+        /// How many bytes it has.
+        len: usize,
+        /// How many bytes from its start are in one piece.
+        run: usize,
+    },
+    /// Without translation memory must stay where it is.
+    #[error(
+        "the kernel may move the {len:#x} bytes at {addr:#x} to other pages, and there is no IOMMU to follow them: use an arena from hugetlb-2m or hugetlb-1g"
+    )]
+    CanMove {
+        /// Where the memory starts in this process.
+        addr: usize,
+        /// How many bytes it has.
+        len: usize,
+    },
+    /// Where memory is in physical memory can not be known.
+    #[error("where the memory at {addr:#x} is can not be known: that needs CAP_SYS_ADMIN; try it with sudo")]
+    PlaceUnknown {
+        /// Where the memory starts in this process.
+        addr: usize,
     },
     /// The kernel refused.
     #[error("{call} of {iova} failed (system error {code}): nothing was mapped")]
@@ -190,4 +223,23 @@ pub trait Backend: Send + Sync {
 
     /// What has been done so far.
     fn stats(&self) -> BackendStats;
+
+    /// Whether it translates: else a device finds memory at its physical address, and all other memory too.
+    fn translates(&self) -> bool {
+        true
+    }
+
+    /// Whether what is mapped is pinned by the mapping itself, and charged to the process by that.
+    fn pins(&self) -> bool {
+        false
+    }
+
+    /// Where memory has to be mapped, if that is nobody's to choose: without translation, at its physical address.
+    ///
+    /// # Errors
+    /// [`BackendError::NotContiguous`], [`BackendError::CanMove`], [`BackendError::PlaceUnknown`].
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        let _ = memory;
+        Ok(None)
+    }
 }

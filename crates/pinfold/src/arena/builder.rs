@@ -120,7 +120,7 @@ impl ArenaBuilder {
     pub(super) fn build_in(self, space: Box<dyn Space>) -> Result<Arena, BuildError> {
         let plan = self.plan()?;
         let Obtained { region, memfd, source, page_size, refused } = obtain::obtain(&plan)?;
-        let residency = self.residency(&region, source)?;
+        let residency = self.residency(&region, source, space.pins())?;
         let bytes = region.len() as u64;
         let frames = u32::try_from(bytes / Frame::BYTES)
             .map_err(|_| BuildError::TooLarge { asked: plan.bytes, limit: Self::MAX_BYTES })?;
@@ -172,9 +172,13 @@ impl ArenaBuilder {
     }
 
     /// Locks the memory where that is allowed.
-    fn residency(&self, region: &Region, source: Source) -> Result<Residency, BuildError> {
+    fn residency(&self, region: &Region, source: Source, pins: bool) -> Result<Residency, BuildError> {
         if source.is_hugetlb() {
             return Ok(Residency::Hugetlb);
+        }
+        if pins {
+            // Locked as well it would count twice against RLIMIT_MEMLOCK, and fail at half of it.
+            return Ok(Residency::ByMapping);
         }
         let limit = MemlockLimit::here();
         let Err(errno) = region.lock() else { return Ok(Residency::Locked) };

@@ -195,6 +195,8 @@ pub enum Residency {
     Hugetlb,
     /// They are locked (`mlock2`, from when each is first touched).
     Locked,
+    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is exposed whole, else what is mapped.
+    ByMapping,
     /// Nothing does: they could not be locked. Right all the same where "physical" is an address of this process
     /// (the software IOMMU), or where the backend pins by itself; the kernel may swap them out.
     NotLocked(NotLocked),

@@ -33,6 +33,10 @@ pub(super) trait Space: Send + Sync {
     fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError>;
     /// Counts memory that is kept for ever, because a device may reach it for ever.
     fn note_quarantined(&self, bytes: u64);
+    /// Whether a mapping pins its memory by itself.
+    fn pins(&self) -> bool {
+        false
+    }
 }
 
 /// Why an arena did not get into its domain.
@@ -127,5 +131,8 @@ impl Space for Domain {
     }
     fn note_quarantined(&self, bytes: u64) {
         (**self).note_quarantined(bytes);
+    }
+    fn pins(&self) -> bool {
+        (**self).pins()
     }
 }

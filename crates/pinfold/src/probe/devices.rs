@@ -2,6 +2,7 @@
 
 use super::facts::Roots;
 use super::text;
+use crate::vfio::{Way, choice, lookup};
 use rustix::fs::Access as Mode;
 use std::path::Path;
 
@@ -69,6 +70,21 @@ pub struct Vfio {
     pub modules: Vec<String>,
     /// Whether VFIO is allowed to work without an IOMMU.
     pub noiommu: bool,
+    /// How many mappings type1 allows in an address space; `None` where it is not loaded or does not say.
+    pub entries: Option<u64>,
+    /// The devices that are bound to it.
+    pub bound: Vec<Bound>,
+}
+
+/// A device that is bound to VFIO, and how it would be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bound {
+    /// Its address: `0000:01:00.0`.
+    pub address: String,
+    /// By which of the kernel's interfaces.
+    pub way: Way,
+    /// Why by that one.
+    pub why: String,
 }
 
 const MODULES: [&str; 4] = ["vfio", "vfio_pci", "vfio_iommu_type1", "iommufd"];
@@ -84,7 +100,22 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
         devices: nodes(&folder.join("devices"), |_| true),
         modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
         noiommu: text::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
+        entries: text::number(&roots.sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit")),
+        bound: bound(roots),
     }
+}
+
+fn bound(roots: &Roots) -> Vec<Bound> {
+    let choose = |address: String| {
+        let found = lookup::find(roots, address.parse().ok()?).ok()?;
+        let choice = choice::choose(roots, found.cdev.as_deref());
+        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
+            address,
+            way: choice.way,
+            why: choice.why,
+        })
+    };
+    text::names(&lookup::devices(roots)).into_iter().filter_map(choose).collect()
 }
 
 fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {

@@ -94,6 +94,35 @@ fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
 }
 
 #[test]
+fn how_a_bound_device_would_be_opened_and_why() {
+    use crate::vfio::Way;
+    let files = [
+        EVERYTHING,
+        &[
+            ("sys", "bus/pci/devices/0000:01:00.0/vfio-dev/vfio0/dev", b"511:0\n".as_slice()),
+            ("sys", "bus/pci/devices/0000:02:00.0/vendor", b"0x1b36\n"),
+            ("sys", "module/vfio_iommu_type1/parameters/dma_entry_limit", b"65535\n"),
+        ],
+    ]
+    .concat();
+    let (_top, roots) = machine(&files);
+    let link = roots.sys.join("bus/pci/devices/0000:01:00.0/driver");
+    std::os::unix::fs::symlink("../../drivers/vfio-pci", link).unwrap();
+    let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
+    let ways: Vec<_> = facts.vfio.bound.iter().map(|bound| (bound.address.as_str(), bound.way)).collect();
+    assert_eq!(ways, [("0000:01:00.0", Way::Iommufd)], "the other one is not bound");
+    // Without the device's own node it is type1, and without /dev/iommu too.
+    for missing in ["vfio/devices/vfio0", "iommu"] {
+        std::fs::remove_file(roots.dev.join(missing)).unwrap();
+        let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
+        let findings = facts.findings();
+        let said = find(&findings, "0000:01:00.0");
+        assert!(said.detail.starts_with("by type1, for there is no "), "{}", said.detail);
+        assert!(said.detail.ends_with(&format!("{missing}; 65535 mappings at most")), "{}", said.detail);
+    }
+}
+
+#[test]
 fn a_machine_with_everything_is_good() {
     let (_top, roots) = machine(EVERYTHING);
     let link = roots.sys.join("kernel/iommu_groups/7/devices/0000:01:00.0/driver");

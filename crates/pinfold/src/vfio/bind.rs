@@ -8,7 +8,7 @@ use super::bdf::Bdf;
 use super::in_use::{InUse, uses};
 use super::lookup::{self, Found, VFIO_PCI, find, in_the_way};
 use super::{Neighbour, OpenError};
-use crate::probe::Roots;
+use crate::probe::{Roots, text};
 use crate::sys::Errno;
 use record::Record;
 use std::path::{Path, PathBuf};
@@ -188,6 +188,10 @@ impl<F: Files> Binder<F> {
             let missing = "the driver vfio-pci".to_owned();
             return Err(OpenError::NoModule { missing, type1: false }.into());
         }
+        let without = text::word(&self.roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode"));
+        if found.group.is_none() && without.as_deref() != Some("Y") {
+            return Err(OpenError::NoIommu(bdf).into());
+        }
         let uses = uses(&self.roots, &found);
         if !uses.is_empty() && !force {
             return Err(BindError::InUse { bdf, uses });
@@ -233,7 +237,8 @@ impl<F: Files> Binder<F> {
 
     fn handed(&self, found: Found, from: Option<String>) -> Handed {
         let group = found.group.map(|group| group.number);
-        let others = group.map(|number| in_the_way(&self.roots, number)).unwrap_or_default();
+        let mut others = group.map(|number| in_the_way(&self.roots, number)).unwrap_or_default();
+        others.retain(|other| other.address != found.bdf.to_string());
         Handed { bdf: found.bdf, from, to: found.driver, group, others }
     }
 
@@ -300,7 +305,7 @@ impl<F: Files> Binder<F> {
 
 /// What `driver_override` says, if it says something.
 fn overridden(found: &Found) -> Option<String> {
-    crate::probe::text::word(&found.folder.join("driver_override")).filter(|word| word != "(null)")
+    text::word(&found.folder.join("driver_override")).filter(|word| word != "(null)")
 }
 
 /// Why a step failed.

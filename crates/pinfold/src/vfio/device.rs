@@ -11,6 +11,7 @@ use crate::sys::vfio::{device, layout};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// PCI's command register in configuration space (PCI Local Bus 3.0, 6.2.2), and the bits of it that are used here.
 const COMMAND: u64 = 4;
@@ -29,6 +30,8 @@ pub(super) struct Inner {
     pub(super) fd: OwnedFd,
     pub(super) domain: Domain,
     pub(super) chosen: Chosen,
+    /// A bit for each kind of interrupt that is on.
+    pub(super) irqs_on: AtomicU32,
 }
 
 /// What configuration space says of a device.
@@ -139,11 +142,10 @@ impl Device {
     }
 
     /// Switches the device's first `count` interrupts by message (MSI-X, else MSI) on, each with an eventfd. All that
-    /// will be used must be asked for at once: a second call takes the place of the first. They are switched off when
-    /// the last of them is dropped.
+    /// will be used must be asked for at once. They are switched off when the last of them is dropped.
     ///
     /// # Errors
-    /// [`DeviceError::Interrupts`] where there are fewer; [`DeviceError::Kernel`].
+    /// [`DeviceError::Interrupts`] where there are fewer; [`DeviceError::InterruptsOn`] where some of them are on; [`DeviceError::Kernel`].
     pub fn interrupts(&self, count: u32) -> Result<Vec<Irq>, DeviceError> {
         irq::enable(&self.0, count)
     }

@@ -82,11 +82,31 @@ pub enum OpenError {
         /// Why not.
         why: String,
     },
+    /// The domain is none of VFIO's.
+    #[error("{0} can not be put into a domain that the kernel does not keep")]
+    OtherDomain(Bdf),
     /// Without an IOMMU, but not asked for.
     #[error(
         "{0} has no IOMMU, and VFIO would let it reach all memory: where that is wanted it has to be asked for by name"
     )]
     Unprotected(Bdf),
+    /// Asked for without an IOMMU, and it has one.
+    #[error("{0} has an IOMMU: open it with it")]
+    Protected(Bdf),
+    /// Asked for without an IOMMU, and the kernel does not allow it.
+    #[error(
+        "{0} has no IOMMU, and the kernel does not allow it to be used without: \
+         `echo Y | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode`, then unbind and bind it again"
+    )]
+    NoIommuMode(Bdf),
+    /// The IOMMU has no small pages.
+    #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (sizes: {page_sizes:#x})")]
+    PageSize {
+        /// The device.
+        bdf: Bdf,
+        /// A bit for each size.
+        page_sizes: u64,
+    },
     /// Another call failed.
     #[error("{call} of {path} failed: {errno}")]
     Kernel {
@@ -150,6 +170,9 @@ pub enum DeviceError {
         /// How many there are.
         has: u32,
     },
+    /// They can not be switched on piece by piece.
+    #[error("interrupts of {0} are on already: ask for all of them at once, or drop those first")]
+    InterruptsOn(Bdf),
     /// The device can not be reset by itself.
     #[error("{0} can not be reset by itself")]
     NoReset(Bdf),

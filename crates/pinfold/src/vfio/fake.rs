@@ -54,7 +54,7 @@ pub(crate) fn domain_of(kernel: &Arc<Fake>) -> Domain {
     let limits = kernel.limits().unwrap();
     let table = KernelTable::new(Arc::clone(kernel), limits.entries_left);
     let iovas = iova_space(&limits, 64).unwrap();
-    Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Kernel)
+    Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Fake)
 }
 
 impl Mapper for Fake {

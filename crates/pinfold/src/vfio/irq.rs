@@ -7,6 +7,7 @@ use crate::sys::vfio::{device, layout};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// One interrupt vector of a device. It may be waited for in any thread, and polled with other descriptors.
@@ -35,6 +36,7 @@ impl Drop for On {
         if let Err(errno) = device::set_irqs(self.device.fd(), self.kind, &[]) {
             tracing::debug!(%errno, "interrupts were not switched off; closing the device does it");
         }
+        self.device.irqs_on.fetch_and(!(1 << self.kind), Ordering::AcqRel);
     }
 }
 
@@ -53,6 +55,10 @@ pub(super) fn kind(of: &Arc<Inner>) -> Result<(u32, u32), DeviceError> {
 
 pub(super) fn enable(of: &Arc<Inner>, count: u32) -> Result<Vec<Irq>, DeviceError> {
     let (kind, has) = kind(of)?;
+    switch_on(of, kind, count, has)
+}
+
+fn switch_on(of: &Arc<Inner>, kind: u32, count: u32, has: u32) -> Result<Vec<Irq>, DeviceError> {
     if count == 0 || count > has {
         return Err(DeviceError::Interrupts { bdf: of.bdf, asked: count, has });
     }
@@ -61,9 +67,13 @@ pub(super) fn enable(of: &Arc<Inner>, count: u32) -> Result<Vec<Irq>, DeviceErro
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         events.push(rustix::event::eventfd(0, flags).map_err(|e| of.failed("eventfd", e.into()))?);
     }
+    if of.irqs_on.fetch_or(1 << kind, Ordering::AcqRel) & (1 << kind) != 0 {
+        return Err(DeviceError::InterruptsOn(of.bdf));
+    }
+    // From here on it is switched off by its drop, also where it could not be switched on.
+    let on = Arc::new(On { device: Arc::clone(of), kind });
     let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
     device::set_irqs(of.fd(), kind, &fds).map_err(|e| of.failed("VFIO_DEVICE_SET_IRQS", e))?;
-    let on = Arc::new(On { device: Arc::clone(of), kind });
     Ok((0..).zip(events).map(|(vector, event)| Irq { event, vector, _on: Arc::clone(&on) }).collect())
 }
 
@@ -71,13 +81,8 @@ pub(super) fn enable(of: &Arc<Inner>, count: u32) -> Result<Vec<Irq>, DeviceErro
 pub(super) fn request(of: &Arc<Inner>) -> Result<Irq, DeviceError> {
     let kind = layout::IRQ_REQUEST;
     let has = device::irqs(of.fd(), kind).map_err(|e| of.failed("VFIO_DEVICE_GET_IRQ_INFO", e))?;
-    if has == 0 {
-        return Err(DeviceError::Interrupts { bdf: of.bdf, asked: 1, has });
-    }
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let event = rustix::event::eventfd(0, flags).map_err(|e| of.failed("eventfd", e.into()))?;
-    device::set_irqs(of.fd(), kind, &[event.as_fd()]).map_err(|e| of.failed("VFIO_DEVICE_SET_IRQS", e))?;
-    Ok(Irq { event, vector: 0, _on: Arc::new(On { device: Arc::clone(of), kind }) })
+    let none = DeviceError::Interrupts { bdf: of.bdf, asked: 1, has };
+    switch_on(of, kind, 1, has)?.pop().ok_or(none)
 }
 
 impl Irq {

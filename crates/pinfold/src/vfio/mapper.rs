@@ -5,6 +5,7 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::BackendError;
 use pinfold_core::iova::IovaSpace;
+use pinfold_core::mem::DmaMemory;
 use std::ptr::NonNull;
 
 /// What the kernel translates for the devices of a domain.
@@ -42,6 +43,17 @@ pub(crate) trait Mapper: Send + Sync {
 
     /// What can be mapped now.
     fn limits(&self) -> Result<Limits, Errno>;
+
+    /// As for [`Backend::translates`](pinfold_core::domain::Backend::translates).
+    fn translates(&self) -> bool {
+        true
+    }
+
+    /// As for [`Backend::place`](pinfold_core::domain::Backend::place).
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        let _ = memory;
+        Ok(None)
+    }
 }
 
 impl<M: Mapper + ?Sized> Mapper for std::sync::Arc<M> {
@@ -64,6 +76,12 @@ impl<M: Mapper + ?Sized> Mapper for std::sync::Arc<M> {
     fn limits(&self) -> Result<Limits, Errno> {
         (**self).limits()
     }
+    fn translates(&self) -> bool {
+        (**self).translates()
+    }
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        (**self).place(memory)
+    }
 }
 
 /// What is free where the kernel does not say: the narrowest IOMMU of x86, without its window for interrupts.
@@ -71,30 +89,36 @@ const UNTOLD: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)]
 
 /// The addresses that may be handed out: what the kernel translates, within the `bits` that the device reaches.
 pub(crate) fn iova_space(limits: &Limits, bits: u32) -> Result<IovaSpace, BackendError> {
-    let mut ranges = limits.ranges.clone().unwrap_or_else(|| UNTOLD.to_vec());
-    ranges.retain(|(first, last)| first <= last);
-    ranges.sort_unstable();
-    let reach = ranges.iter().map(|(_, last)| u64::BITS - last.leading_zeros()).max().unwrap_or(0);
+    let reach = usable(limits).iter().map(|(_, last)| u64::BITS - last.leading_zeros()).max().unwrap_or(0);
     // Narrower than an `IovaSpace` can be is nothing that can be used; wider is used in part.
     let space = IovaSpace::new(reach.min(bits).min(57))?;
-    keep_out(&space, &ranges)?;
+    for gap in gaps(limits, bits) {
+        space.reserve(gap)?;
+    }
     Ok(space)
 }
 
-/// Reserves what lies between `ranges`, which are in order.
-pub(crate) fn keep_out(space: &IovaSpace, ranges: &[(u64, u64)]) -> Result<(), BackendError> {
+/// What lies between the usable ranges, behind them, and beyond `bits`.
+pub(crate) fn gaps(limits: &Limits, bits: u32) -> Vec<IovaRange> {
+    let mut gaps = Vec::new();
     let mut free_from = 0u64;
-    let end = u64::MAX;
-    for &(first, last) in ranges.iter().chain([&(end, end)]) {
+    let beyond = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
+    for (first, last) in usable(limits).into_iter().chain([(u64::MAX, u64::MAX)]) {
         // A range need not begin or end at a page: the granules that it does not fill are kept out with the gap.
-        if let Some(gap) = first.checked_sub(free_from).filter(|gap| *gap > 0)
-            && let Ok(range) = IovaRange::new(Iova::new(free_from), gap)
-        {
-            space.reserve(range)?;
-        }
+        let gap = first.saturating_sub(free_from);
+        gaps.extend(IovaRange::new(Iova::new(free_from), gap));
         free_from = free_from.max(last.saturating_add(1));
     }
-    Ok(())
+    gaps.extend(IovaRange::new(Iova::new(beyond), u64::MAX - beyond));
+    gaps
+}
+
+/// The usable ranges, in order.
+fn usable(limits: &Limits) -> Vec<(u64, u64)> {
+    let mut ranges = limits.ranges.clone().unwrap_or_else(|| UNTOLD.to_vec());
+    ranges.retain(|(first, last)| first <= last);
+    ranges.sort_unstable();
+    ranges
 }
 
 #[cfg(test)]

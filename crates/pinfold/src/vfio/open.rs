@@ -1,11 +1,13 @@
 //! From an address to an open device: the checks that a person forgets, in the order in which they fail.
 
 use super::bdf::Bdf;
+use super::choice::{Choice, Way, choose};
 use super::device::{Device, Inner};
 use super::error::OpenError;
 use super::iommufd::Iommufd;
 use super::lookup::{self, Found, VFIO_PCI};
-use super::mapper::{Limits, Mapper, iova_space};
+use super::mapper::{Limits, Mapper, gaps, iova_space};
+use super::noiommu::NoIommu;
 use super::table::KernelTable;
 use super::type1::Type1;
 use crate::domain::{Behind, Domain};
@@ -14,52 +16,10 @@ use crate::sys::Errno;
 use crate::sys::vfio::layout;
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-
-/// Which of the kernel's interfaces gives the device.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Way {
-    /// iommufd where the kernel has it for the device, else type1.
-    #[default]
-    Best,
-    /// A container with type1 (Linux 4.0).
-    Type1,
-    /// An address space of `/dev/iommu` (Linux 6.6).
-    Iommufd,
-}
-
-/// Which of the two it is to be.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Choice {
-    pub(crate) way: Way,
-    pub(crate) why: String,
-    /// The device's own node, for iommufd.
-    node: Option<PathBuf>,
-}
-
-/// iommufd where the kernel has it for this device and this user may open it; else type1. Why, in a few words.
-pub(crate) fn choose(roots: &Roots, cdev: Option<&str>) -> Choice {
-    let type1 = |why: String| Choice { way: Way::Type1, why, node: None };
-    let iommu = roots.dev.join("iommu");
-    let Some(cdev) = cdev else {
-        return type1(
-            "type1: the kernel has no iommufd for VFIO's devices (Linux 6.6, VFIO_DEVICE_CDEV)".to_owned(),
-        );
-    };
-    let node = roots.dev.join("vfio/devices").join(cdev);
-    for path in [&iommu, &node] {
-        use rustix::fs::Access;
-        match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::NOENT) => return type1(format!("type1: no {}", path.display())),
-            Err(_) => return type1(format!("type1: {} may not be opened by this user", path.display())),
-        }
-    }
-    let why = format!("iommufd: {} and {} can be opened", iommu.display(), node.display());
-    Choice { way: Way::Iommufd, why, node: Some(node) }
-}
+use std::sync::atomic::AtomicU32;
 
 /// How a device is opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -116,88 +76,138 @@ impl Device {
     /// # Errors
     /// [`OpenError`], which names the command that mends it.
     pub fn open(address: &str, options: &Options) -> Result<Self, OpenError> {
-        let roots = &options.roots;
-        let found = check(roots, Bdf::from_str(address)?)?;
-        let best = choose(roots, found.cdev.as_deref());
-        match (options.way, best) {
-            (Way::Best, Choice { way: Way::Iommufd, why, node: Some(node) }) => {
-                by_iommufd(options, &found, &node, why)
+        let found = lookup::find(&options.roots, Bdf::from_str(address)?)?;
+        let best = choose(&options.roots, found.cdev.as_deref());
+        let by_name = |name: &str| format!("{name}, for it was asked for by name");
+        let (way, why) = match options.way {
+            Way::Best => (best.way, best.why),
+            Way::Type1 => (Way::Type1, by_name("type1")),
+            Way::Iommufd if best.way != Way::Iommufd => {
+                return Err(OpenError::NoIommufd { bdf: found.bdf, why: best.why });
             }
-            (Way::Iommufd, Choice { node: Some(node), .. }) => {
-                by_iommufd(options, &found, &node, "iommufd: asked for by name".to_owned())
-            }
-            (Way::Iommufd, Choice { why, .. }) => Err(OpenError::NoIommufd { bdf: found.bdf, why }),
-            (Way::Best, Choice { why, .. }) => by_type1(options, &found, why),
-            (Way::Type1, _) => by_type1(options, &found, "type1: asked for by name".to_owned()),
+            Way::Iommufd => (Way::Iommufd, by_name("iommufd")),
+            Way::NoIommu => (Way::NoIommu, by_name("no IOMMU")),
+        };
+        check(&found, way)?;
+        let space = Space::new(way, options)?;
+        let fd = space.device(options, &found)?;
+        let limits = limits(&space, found.bdf)?;
+        let iovas = iova_space(&limits, options.iova_bits)?;
+        let table = KernelTable::new(space.mapper(), limits.entries_left);
+        let core = pinfold_core::domain::Domain::new(Box::new(table), iovas);
+        let domain = Domain::new(core, Behind::Kernel(space));
+        let chosen = Chosen { way, why, limits };
+        Ok(Self(Arc::new(Inner { bdf: found.bdf, fd, domain, chosen, irqs_on: AtomicU32::new(0) })))
+    }
+
+    /// Opens the device at `address` in the domain of another one: both reach the same memory at the same addresses, by one
+    /// entry and one pin. Of `options` the way is not looked at: it is the domain's.
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::OtherDomain`] where the domain is not one of VFIO's, and [`OpenError::Domain`] where
+    /// something is mapped at an address that this device does not reach.
+    pub fn open_in(address: &str, domain: &Domain, options: &Options) -> Result<Self, OpenError> {
+        let found = lookup::find(&options.roots, Bdf::from_str(address)?)?;
+        let space = domain.kernel().ok_or(OpenError::OtherDomain(found.bdf))?;
+        let (way, bdf) = (space.way(), found.bdf);
+        check(&found, way)?;
+        let fd = space.device(options, &found)?;
+        let limits = limits(space, bdf)?;
+        for gap in gaps(&limits, options.iova_bits) {
+            domain.keep_out(gap)?;
         }
+        let chosen = Chosen { way, why: "that of its domain".to_owned(), limits };
+        Ok(Self(Arc::new(Inner { bdf, fd, domain: domain.clone(), chosen, irqs_on: AtomicU32::new(0) })))
     }
 }
 
-/// The device, if it can be opened as far as `/sys` tells.
-fn check(roots: &Roots, bdf: Bdf) -> Result<Found, OpenError> {
-    let found = lookup::find(roots, bdf)?;
+/// Whether the device can be opened that way, as far as `/sys` tells.
+fn check(found: &Found, way: Way) -> Result<(), OpenError> {
+    let bdf = found.bdf;
     if found.driver.as_deref() != Some(VFIO_PCI) {
-        let driver = found.driver;
+        let driver = found.driver.clone();
         return Err(OpenError::OtherDriver { bdf, driver });
     }
+    let by_name = way == Way::NoIommu;
     match &found.group {
+        None if by_name => Err(OpenError::NoIommuMode(bdf)),
         None => Err(OpenError::NoIommu(bdf)),
-        Some(group) if group.unprotected => Err(OpenError::Unprotected(bdf)),
-        Some(_) => Ok(found),
+        Some(group) if group.unprotected && !by_name => Err(OpenError::Unprotected(bdf)),
+        Some(group) if !group.unprotected && by_name => Err(OpenError::Protected(bdf)),
+        Some(_) => Ok(()),
     }
 }
 
-fn by_iommufd(options: &Options, found: &Found, node: &Path, why: String) -> Result<Device, OpenError> {
-    let space = Arc::new(Iommufd::open(&options.roots)?);
-    let opened = space.device(node);
-    let group = found.group.as_ref().map(|group| group.number);
-    let fd = opened.map_err(|error| match (&error, group) {
-        // The kernel says no more than that somebody owns the group.
-        (OpenError::Busy { .. } | OpenError::Kernel { .. }, Some(group)) => {
-            let others = lookup::in_the_way(&options.roots, group);
-            if others.is_empty() { error } else { OpenError::NotViable { bdf: found.bdf, group, others } }
+/// What the kernel translates for the devices that are in it.
+fn limits(space: &Space, bdf: Bdf) -> Result<Limits, OpenError> {
+    let failed = |errno| OpenError::Kernel { call: "the INFO call", path: bdf.to_string(), errno };
+    let limits = space.mapper().limits().map_err(failed)?;
+    // The stack maps pieces of 4 KiB; larger ones of IOMMUs that have no such pages are nothing that it could cut.
+    if limits.page_sizes.trailing_zeros() > 12 {
+        return Err(OpenError::PageSize { bdf, page_sizes: limits.page_sizes });
+    }
+    Ok(limits)
+}
+
+/// The kernel's side of a domain: what its devices are attached to. A handle.
+#[derive(Clone, Debug)]
+pub(crate) enum Space {
+    Type1(Arc<Type1>),
+    Iommufd(Arc<Iommufd>),
+    NoIommu(Arc<NoIommu>),
+}
+
+impl Space {
+    fn new(way: Way, options: &Options) -> Result<Self, OpenError> {
+        let roots = &options.roots;
+        Ok(match way {
+            Way::Best | Way::Type1 => Self::Type1(Arc::new(Type1::open(roots)?)),
+            Way::Iommufd => Self::Iommufd(Arc::new(Iommufd::open(roots)?)),
+            Way::NoIommu => Self::NoIommu(Arc::new(NoIommu::open(roots)?)),
+        })
+    }
+
+    fn way(&self) -> Way {
+        match self {
+            Self::Type1(_) => Way::Type1,
+            Self::Iommufd(_) => Way::Iommufd,
+            Self::NoIommu(_) => Way::NoIommu,
         }
-        _ => error,
-    })?;
-    finish(options, found.bdf, space, fd, Way::Iommufd, why)
-}
+    }
 
-fn by_type1(options: &Options, found: &Found, why: String) -> Result<Device, OpenError> {
-    let bdf = found.bdf;
-    let group = found.group.as_ref().ok_or(OpenError::NoIommu(bdf))?;
-    let container = Arc::new(Type1::open(&options.roots)?);
-    let opened = container.device(&options.roots, group, &name(bdf)?, layout::TYPE1_V2)?;
-    let Some(fd) = opened else {
-        let others = lookup::in_the_way(&options.roots, group.number);
-        return Err(OpenError::NotViable { bdf, group: group.number, others });
-    };
-    finish(options, bdf, container, fd, Way::Type1, why)
-}
+    fn mapper(&self) -> Arc<dyn Mapper> {
+        match self {
+            Self::Type1(space) => Arc::clone(space) as Arc<dyn Mapper>,
+            Self::Iommufd(space) => Arc::clone(space) as Arc<dyn Mapper>,
+            Self::NoIommu(space) => Arc::clone(space) as Arc<dyn Mapper>,
+        }
+    }
 
-/// The domain above the kernel's table, and the device in it.
-fn finish<M: Mapper + 'static>(
-    options: &Options,
-    bdf: Bdf,
-    mapper: Arc<M>,
-    fd: OwnedFd,
-    way: Way,
-    why: String,
-) -> Result<Device, OpenError> {
-    let limits = mapper.limits().map_err(|errno| OpenError::Kernel {
-        call: "the INFO call",
-        path: bdf.to_string(),
-        errno,
-    })?;
-    let iovas = iova_space(&limits, options.iova_bits)?;
-    let table = KernelTable::new(mapper, limits.entries_left);
-    let domain = Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), Behind::Kernel);
-    let chosen = Chosen { way, why, limits };
-    Ok(Device(Arc::new(Inner { bdf, fd, domain, chosen })))
-}
-
-/// The device's name as the kernel wants it.
-fn name(bdf: Bdf) -> Result<CString, OpenError> {
-    CString::new(bdf.to_string()).map_err(|_| OpenError::NoDevice(bdf))
+    /// Opens a device, attached.
+    fn device(&self, options: &Options, found: &Found) -> Result<OwnedFd, OpenError> {
+        let (bdf, roots) = (found.bdf, &options.roots);
+        let group = found.group.as_ref().ok_or(OpenError::NoIommu(bdf))?;
+        let name = CString::new(bdf.to_string()).map_err(|_| OpenError::NoDevice(bdf))?;
+        let opened = match self {
+            Self::Type1(space) => space.device(roots, group, &name, layout::TYPE1_V2),
+            Self::Iommufd(space) => match choose(roots, found.cdev.as_deref()) {
+                Choice { node: Some(node), .. } => space.device(&node).map(Some),
+                Choice { why, .. } => Err(OpenError::NoIommufd { bdf, why }),
+            },
+            Self::NoIommu(space) => {
+                tracing::warn!(%bdf, "opened without an IOMMU: the device can reach all memory of this machine");
+                space.device(roots, group, &name)
+            }
+        };
+        // Some calls say no more than that somebody owns the group.
+        let unclear = matches!(opened, Ok(None) | Err(OpenError::Busy { .. } | OpenError::Kernel { .. }));
+        let others = if unclear { lookup::in_the_way(roots, group.number) } else { Vec::new() };
+        match opened {
+            Ok(Some(fd)) => Ok(fd),
+            Err(error) if others.is_empty() => Err(error),
+            _ => Err(OpenError::NotViable { bdf, group: group.number, others }),
+        }
+    }
 }
 
 /// What the kernel's refusal means.

@@ -68,7 +68,9 @@ impl<M: Mapper> KernelTable<M> {
         if let Some(limit) = self.limit.filter(|limit| entries >= *limit) {
             return Err(BackendError::NoEntries { limit, remedy: self.mapper.more_entries().to_owned() });
         }
-        refuse_hopeless(account.pinned, iova.len())?;
+        if self.mapper.translates() {
+            refuse_hopeless(account.pinned, iova.len())?;
+        }
         account.live.insert(iova.start().raw(), Entry { len: iova.len(), addr: memory.addr() });
         account.pinned = account.pinned.saturating_add(iova.len());
         account.peak = account.peak.max(entries + 1);
@@ -229,6 +231,18 @@ impl<M: Mapper> Backend for KernelTable<M> {
             self.account().forget(iova);
             self.refusal(iova, errno)
         })
+    }
+
+    fn translates(&self) -> bool {
+        self.mapper.translates()
+    }
+
+    fn pins(&self) -> bool {
+        self.mapper.translates()
+    }
+
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        self.mapper.place(memory)
     }
 
     /// Neighbours in the order of `ranges` are taken back by one call.

@@ -1,10 +1,13 @@
 //! The ways to a real device: IOMMU, VFIO, iommufd.
 
-use super::super::{Access, Facts, Finding, Node, State};
+use super::super::{Access, Bound, Facts, Finding, Node, State};
 use super::finding;
+use crate::vfio::Way;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
-    vec![iommu(facts), vfio(facts), iommufd(facts)]
+    let mut all = vec![iommu(facts), vfio(facts), iommufd(facts)];
+    all.extend(facts.vfio.bound.iter().map(|bound| chosen(bound, facts)));
+    all
 }
 
 fn iommu(facts: &Facts) -> Finding {
@@ -58,10 +61,8 @@ fn vfio(facts: &Facts) -> Finding {
     let (bound, kind) =
         if vfio.groups.is_empty() { (&vfio.devices, "devices") } else { (&vfio.groups, "groups") };
     let Some(first) = bound.first() else {
-        let bind = "sudo sh -c 'echo vfio-pci > /sys/bus/pci/devices/$BDF/driver_override && \
-                    echo $BDF > /sys/bus/pci/devices/$BDF/driver/unbind; \
-                    echo $BDF > /sys/bus/pci/drivers_probe'";
         let detail = format!("no device is bound to it (BDF: the device's address){unprotected}");
+        let bind = "sudo pinfold bind $BDF";
         return finding(what, State::Limited, detail).mended_by(bind);
     };
     let allowed = bound.iter().filter(|node| node.access == Access::Allowed).count();
@@ -71,6 +72,15 @@ fn vfio(facts: &Facts) -> Finding {
         _ if vfio.noiommu => finding(what, State::Limited, detail),
         _ => finding(what, State::Good, detail),
     }
+}
+
+/// By which interface a device is opened, why, and what that one allows.
+fn chosen(bound: &Bound, facts: &Facts) -> Finding {
+    let limit = match (bound.way, facts.vfio.entries) {
+        (Way::Type1, Some(entries)) => format!("; {entries} mappings at most"),
+        _ => String::new(),
+    };
+    finding(bound.address.clone(), State::Good, format!("by {}{limit}", bound.why))
 }
 
 fn own(node: &Node) -> String {

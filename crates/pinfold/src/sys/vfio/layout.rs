@@ -24,6 +24,8 @@ pub(crate) const IOMMU_UNMAP_DMA: u32 = vfio(14);
 pub(crate) const API_VERSION: i32 = 0;
 /// `VFIO_TYPE1v2_IOMMU`: one entry a map, and an unmap cuts none.
 pub(crate) const TYPE1_V2: u32 = 3;
+/// `VFIO_NOIOMMU_IOMMU`: nothing is translated (Linux 4.5).
+pub(crate) const NOIOMMU: u32 = 8;
 
 pub(crate) const GROUP_VIABLE: u32 = 1;
 

@@ -104,7 +104,8 @@ fn what_was_there_comes_back() {
     let bound = kernel.state();
     kernel.binder().bind(bdf(), false).unwrap();
     assert_eq!(kernel.state(), bound, "the second time nothing is changed, nor what was written down");
-    kernel.binder().unbind(bdf()).unwrap();
+    let handed = kernel.binder().unbind(bdf()).unwrap();
+    assert_eq!((handed.to.as_deref(), handed.others), (Some("nvme"), vec![]));
     assert_eq!(kernel.state(), before);
     let again = kernel.binder().unbind(bdf());
     assert_eq!(again, Err(BindError::NotBound { bdf: bdf(), driver: Some("nvme".into()) }));
@@ -156,6 +157,18 @@ fn whichever_write_fails_everything_is_as_before() {
             assert_eq!(kernel.state(), before, "write {number}");
         }
     }
+}
+
+#[test]
+fn a_device_without_an_iommu_only_where_the_kernel_allows_it() {
+    let kernel = Kernel::new();
+    std::fs::remove_file(kernel.device().join("iommu_group")).unwrap();
+    assert_eq!(kernel.binder().bind(bdf(), false), Err(OpenError::NoIommu(bdf()).into()));
+    assert_eq!(kernel.writes.get(), 0);
+    let parameters = kernel.root.path().join("module/vfio/parameters");
+    std::fs::create_dir_all(&parameters).unwrap();
+    std::fs::write(parameters.join("enable_unsafe_noiommu_mode"), "Y\n").unwrap();
+    assert_eq!(kernel.binder().bind(bdf(), false).unwrap().group, None);
 }
 
 #[test]

@@ -35,6 +35,14 @@ fn an_arena_is_one_entry_whatever_its_size() {
 }
 
 #[test]
+fn what_is_pinned_is_not_locked_as_well() {
+    let (_, domain) = domain();
+    let (whole, per_use) = (arena(&domain, MIB, Exposure::Whole), arena(&domain, MIB, Exposure::PerUse));
+    assert_eq!(whole.account().residency, crate::arena::Residency::ByMapping);
+    assert_eq!((whole.stats().pinned_bytes, per_use.stats().pinned_bytes), (MIB, 0));
+}
+
+#[test]
 fn a_buffer_of_small_pages_is_one_entry() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 8 * GIB, Exposure::PerUse);
@@ -126,7 +134,10 @@ fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
     let limit = |soft, lifted| MemlockLimit { soft, hard: soft, used: Some(64 << 10), lifted };
     let refused = locked(&limit(Some(8 * MIB), false), 8 * MIB, 0).unwrap();
     let text = refused.to_string();
-    assert!(text.contains("65536 of the 8388608 bytes") && text.contains("prlimit"), "{text}");
+    assert!(
+        text.contains("RLIMIT_MEMLOCK allows 8388608, of which 65536") && text.contains("prlimit"),
+        "{text}"
+    );
     assert_eq!(locked(&limit(Some(8 * MIB), true), GIB, 0), None, "with CAP_IPC_LOCK there is none");
     assert_eq!(locked(&limit(None, false), GIB, 0), None);
     assert_eq!(locked(&limit(Some(8 * MIB), false), MIB, MIB), None);

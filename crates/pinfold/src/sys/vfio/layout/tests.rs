@@ -47,6 +47,7 @@ fn numbers_are_the_kernels() {
     let pairs = [
         (API_VERSION.cast_unsigned(), theirs::VFIO_API_VERSION),
         (TYPE1_V2, theirs::VFIO_TYPE1v2_IOMMU),
+        (NOIOMMU, theirs::VFIO_NOIOMMU_IOMMU),
         (GROUP_VIABLE, theirs::VFIO_GROUP_FLAGS_VIABLE),
         (DEVICE_RESETS, theirs::VFIO_DEVICE_FLAGS_RESET),
         (REGION_READ, theirs::VFIO_REGION_INFO_FLAG_READ),
@@ -57,6 +58,7 @@ fn numbers_are_the_kernels() {
         (CONFIG_REGION, theirs::VFIO_PCI_CONFIG_REGION_INDEX),
         (IRQ_MSI, theirs::VFIO_PCI_MSI_IRQ_INDEX),
         (IRQ_MSIX, theirs::VFIO_PCI_MSIX_IRQ_INDEX),
+        (IRQ_REQUEST, theirs::VFIO_PCI_REQ_IRQ_INDEX),
         (IRQ_EVENTFD, theirs::VFIO_IRQ_INFO_EVENTFD),
         (IRQ_DATA_NONE, theirs::VFIO_IRQ_SET_DATA_NONE),
         (IRQ_DATA_EVENTFD, theirs::VFIO_IRQ_SET_DATA_EVENTFD),

@@ -1,0 +1,123 @@
+//! VFIO without an IOMMU: nothing is translated and nothing is protected. The device finds memory at its physical address,
+//! and finds all other memory too.
+//!
+//! The kernel gives the device and its interrupts, and does not care for memory. So what a device is to reach must
+//! stay where it is by itself: hugetlb pages do, as long as they are mapped. Other pages can be moved by the kernel
+//! although they are locked, and are refused.
+
+use super::error::OpenError;
+use super::lookup::Group;
+use super::mapper::{Limits, Mapper};
+use super::type1::Type1;
+use crate::probe::Roots;
+use crate::sys::pages::Pagemap;
+use crate::sys::vfio::layout;
+use crate::sys::{Errno, smaps};
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+/// A container that maps nothing, and the way to physical addresses.
+#[derive(Debug)]
+pub(crate) struct NoIommu {
+    container: Type1,
+    pagemap: Pagemap,
+}
+
+impl NoIommu {
+    pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
+        let pagemap = Pagemap::open().map_err(|errno| OpenError::Kernel {
+            call: "open",
+            path: "/proc/self/pagemap".to_owned(),
+            errno,
+        })?;
+        Ok(Self { container: Type1::open(roots)?, pagemap })
+    }
+
+    pub(crate) fn device(
+        &self,
+        roots: &Roots,
+        group: &Group,
+        name: &CStr,
+    ) -> Result<Option<OwnedFd>, OpenError> {
+        self.container.device(roots, group, name, layout::NOIOMMU)
+    }
+
+    /// Where the pages of the memory are, if they are side by side.
+    fn physical(&self, memory: DmaMemory) -> Result<u64, BackendError> {
+        let (start, end) = (memory.addr(), memory.addr().saturating_add(memory.len()));
+        let mut first = None;
+        let mut contiguous = 0usize;
+        let mut known = true;
+        let looked = self.pagemap.each(start, end, |at, entry| {
+            let (Some(frame), offset) = (entry.frame(), (at - start) as u64 / 4096) else {
+                known = false;
+                return;
+            };
+            let wanted = *first.get_or_insert(frame) + offset;
+            if frame == wanted && contiguous == at - start {
+                contiguous += 4096;
+            }
+        });
+        let frame = first.filter(|_| known && looked.is_ok());
+        let frame = frame.ok_or(BackendError::PlaceUnknown { addr: start })?;
+        if contiguous < memory.len() {
+            return Err(BackendError::NotContiguous { addr: start, len: memory.len(), run: contiguous });
+        }
+        frame.checked_mul(4096).ok_or(BackendError::PlaceUnknown { addr: start })
+    }
+}
+
+impl Mapper for NoIommu {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn call(&self) -> &'static str {
+        "looking memory up"
+    }
+
+    fn more_entries(&self) -> &'static str {
+        "there is no limit"
+    }
+
+    fn translates(&self) -> bool {
+        false
+    }
+
+    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
+        if page < 2 << 20 {
+            return Err(BackendError::CanMove { addr, len });
+        }
+        // A page that was never touched is nowhere yet. Written to without a change, lest it be a shared page of zeroes.
+        let step = usize::try_from(page).unwrap_or(usize::MAX);
+        for offset in (0..len).step_by(step) {
+            if let Ok(word) = memory.atomic_u64(offset) {
+                word.fetch_or(0, Ordering::Relaxed);
+            }
+        }
+        let start = Iova::new(self.physical(memory)?);
+        IovaRange::new(start, len as u64).map(Some).map_err(|_| BackendError::PlaceUnknown { addr })
+    }
+
+    /// There is nothing to do: the device reaches it anyway.
+    unsafe fn map(&self, _: IovaRange, _: NonNull<u8>, _: Access) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Nor here: it reaches it still.
+    fn unmap(&self, iova: IovaRange) -> Result<u64, Errno> {
+        Ok(iova.len())
+    }
+
+    fn limits(&self) -> Result<Limits, Errno> {
+        Ok(Limits { ranges: Some(vec![(0, u64::MAX)]), page_sizes: 4096, entries_left: None })
+    }
+}
