@@ -79,6 +79,8 @@ vfio_verifies() {
             pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth $depth --number-ios $requests --size 16M \
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
+            # It slept, or it never did.
+            if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .* [1-9][0-9,]* interrupt'; fi
             sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
         done
     done
