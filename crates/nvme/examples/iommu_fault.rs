@@ -3,7 +3,7 @@
 //!
 //! - Data: a buffer is mapped, its addresses are noted, its mapping is revoked, and a command is sent with these
 //!   addresses. Not a byte of the buffer may change, and not a byte of what is in it may reach the namespace. What the
-//!   controller says is printed. (A real one says that the transfer failed; QEMU's, up to 10.0 at least, takes no notice
+//!   controller says is printed. (A real one says that the transfer failed; QEMU's, 7.2 at least, takes no notice
 //!   of data that it could not move, and says that all went well.)
 //! - A PRP list: it is taken back while the command is under way. The command must end with an error status, and the
 //!   namespace hold what it held.

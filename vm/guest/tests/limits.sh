@@ -21,7 +21,7 @@ limits_memlock_is_named() {
     chown 1000:1000 "$node"
     chmod 666 /dev/vfio/vfio
     before=$(free_hugepages)
-    refused 'may be locked.*memlock=' as_user 256 pinfold io vfio:$nvme0 --rw read --size 1M
+    refused 'RLIMIT_MEMLOCK.*memlock=' as_user 256 pinfold io vfio:$nvme0 --rw read --size 1M
     note "$(cat /tmp/refused)"
     same "free hugepages" "$before" "$(free_hugepages)"
     # An ordinary user with enough of it needs nothing else.

@@ -8,6 +8,8 @@ pub(super) struct Life {
     /// Grows when the controller has been seen disabled: what was submitted under a lower number is over.
     epoch: AtomicU64,
     queues: AtomicU32,
+    /// How many threads are disabling or enabling the controller.
+    changing: AtomicU32,
     pub(super) quarantined: AtomicU64,
     pub(super) leaked: AtomicU64,
 }
@@ -20,6 +22,17 @@ impl Life {
     /// The controller is disabled: it makes no access any more.
     pub(super) fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// From here until the value is dropped, CSTS.RDY may be 0 because of this thread.
+    pub(super) fn change(&self) -> Change<'_> {
+        self.changing.fetch_add(1, Ordering::AcqRel);
+        Change(self)
+    }
+
+    /// Whether somebody is disabling or enabling the controller.
+    pub(super) fn is_changing(&self) -> bool {
+        self.changing.load(Ordering::Acquire) > 0
     }
 
     /// A number for a queue that no other queue has had.
@@ -35,5 +48,14 @@ impl Life {
             self.leaked.fetch_add(1, Ordering::Relaxed);
             std::mem::forget(payload);
         }
+    }
+}
+
+/// The controller is being disabled or enabled.
+pub(super) struct Change<'l>(&'l Life);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.changing.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -108,12 +108,13 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
 fn bound(roots: &Roots) -> Vec<Bound> {
     let choose = |address: String| {
         let found = lookup::find(roots, address.parse().ok()?).ok()?;
+        let unprotected = found.group.as_ref().is_some_and(|group| group.unprotected);
         let choice = choice::choose(roots, found.cdev.as_deref());
-        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
-            address,
-            way: choice.way,
-            why: choice.why,
-        })
+        let (way, why) = match unprotected {
+            true => (Way::NoIommu, "name alone, for it has no IOMMU".to_owned()),
+            false => (choice.way, choice.why),
+        };
+        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, way, why })
     };
     text::names(&lookup::devices(roots)).into_iter().filter_map(choose).collect()
 }

@@ -47,30 +47,50 @@ impl NoIommu {
     ) -> Result<Option<OwnedFd>, OpenError> {
         self.container.device(roots, group, name, layout::NOIOMMU)
     }
+}
 
-    /// Where the pages of the memory are, if they are side by side.
-    fn physical(&self, memory: DmaMemory) -> Result<u64, BackendError> {
-        let (start, end) = (memory.addr(), memory.addr().saturating_add(memory.len()));
-        let mut first = None;
-        let mut contiguous = 0usize;
-        let mut known = true;
-        let looked = self.pagemap.each(start, end, |at, entry| {
-            let (Some(frame), offset) = (entry.frame(), (at - start) as u64 / 4096) else {
-                known = false;
-                return;
-            };
-            let wanted = *first.get_or_insert(frame) + offset;
-            if frame == wanted && contiguous == at - start {
-                contiguous += 4096;
-            }
-        });
-        let frame = first.filter(|_| known && looked.is_ok());
-        let frame = frame.ok_or(BackendError::PlaceUnknown { addr: start })?;
-        if contiguous < memory.len() {
-            return Err(BackendError::NotContiguous { addr: start, len: memory.len(), run: contiguous });
+/// Where the pages of the memory are, if they are side by side.
+fn physical(pagemap: &Pagemap, memory: DmaMemory) -> Result<u64, BackendError> {
+    let (start, end) = (memory.addr(), memory.addr().saturating_add(memory.len()));
+    let mut first = None;
+    let mut contiguous = 0usize;
+    let mut known = true;
+    let looked = pagemap.each(start, end, |at, entry| {
+        let (Some(frame), offset) = (entry.frame(), (at - start) as u64 / 4096) else {
+            known = false;
+            return;
+        };
+        let wanted = *first.get_or_insert(frame) + offset;
+        if frame == wanted && contiguous == at - start {
+            contiguous += 4096;
         }
-        frame.checked_mul(4096).ok_or(BackendError::PlaceUnknown { addr: start })
+    });
+    let frame = first.filter(|_| known && looked.is_ok());
+    let frame = frame.ok_or(BackendError::PlaceUnknown { addr: start })?;
+    if contiguous < memory.len() {
+        return Err(BackendError::NotContiguous { addr: start, len: memory.len(), run: contiguous });
     }
+    frame.checked_mul(4096).ok_or(BackendError::PlaceUnknown { addr: start })
+}
+
+/// Where the device finds the memory, if it stays there and is in one piece.
+fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError> {
+    let (addr, len) = (memory.addr(), memory.len());
+    let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
+    if page < 2 << 20 {
+        return Err(BackendError::CanMove { addr, len });
+    }
+    // A page that was never touched is nowhere yet. It is written to without a change: by a compare-and-swap, for compilers
+    // make a read, or nothing, of an `or` with 0. Where it fails, somebody else has touched the page.
+    let step = usize::try_from(page).unwrap_or(usize::MAX);
+    for offset in (0..len).step_by(step) {
+        if let Ok(word) = memory.atomic_u64(offset) {
+            let now = word.load(Ordering::Relaxed);
+            let _ = word.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+    let start = Iova::new(physical(pagemap, memory)?);
+    IovaRange::new(start, len as u64).map_err(|_| BackendError::PlaceUnknown { addr })
 }
 
 impl Mapper for NoIommu {
@@ -91,20 +111,7 @@ impl Mapper for NoIommu {
     }
 
     fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
-        let (addr, len) = (memory.addr(), memory.len());
-        let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
-        if page < 2 << 20 {
-            return Err(BackendError::CanMove { addr, len });
-        }
-        // A page that was never touched is nowhere yet. Written to without a change, lest it be a shared page of zeroes.
-        let step = usize::try_from(page).unwrap_or(usize::MAX);
-        for offset in (0..len).step_by(step) {
-            if let Ok(word) = memory.atomic_u64(offset) {
-                word.fetch_or(0, Ordering::Relaxed);
-            }
-        }
-        let start = Iova::new(self.physical(memory)?);
-        IovaRange::new(start, len as u64).map(Some).map_err(|_| BackendError::PlaceUnknown { addr })
+        place(&self.pagemap, memory).map(Some)
     }
 
     /// There is nothing to do: the device reaches it anyway.
@@ -119,5 +126,35 @@ impl Mapper for NoIommu {
 
     fn limits(&self) -> Result<Limits, Errno> {
         Ok(Limits { ranges: Some(vec![(0, u64::MAX)]), page_sizes: 4096, entries_left: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arena, Domain, Source};
+
+    fn place_of(source: Source) -> Option<Result<IovaRange, BackendError>> {
+        let domain = Domain::soft().unwrap();
+        let arena = Arena::builder().size(2 << 20).source(source).build(&domain).ok()?;
+        let buffer = arena.alloc(2 << 20).unwrap();
+        Some(place(&Pagemap::open().unwrap(), buffer.memory()))
+    }
+
+    #[test]
+    fn memory_that_can_move_is_refused() {
+        assert!(matches!(place_of(Source::Plain), Some(Err(BackendError::CanMove { .. }))));
+    }
+
+    #[test]
+    fn a_hugepage_is_where_it_is() {
+        match place_of(Source::Hugetlb2M) {
+            None => eprintln!("skipped: no hugepages are reserved here"),
+            Some(Ok(place)) => assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}"),
+            Some(Err(error)) => {
+                assert!(matches!(error, BackendError::PlaceUnknown { .. }), "{error}");
+                assert!(!crate::sys::asking::pagemap_tells_frames(), "{error}");
+            }
+        }
     }
 }

@@ -16,6 +16,7 @@ const PAGE_BYTES_32: u32 = 4096;
 impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     pub(super) fn bring_up(&self) -> Result<(), Error> {
         let mut control = self.control();
+        let _change = self.life.change();
         if let Some(admin) = &mut control.admin {
             admin.set_usable(false);
         }
@@ -37,6 +38,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
 
     pub(super) fn shut_down(&self) -> Result<(), Error> {
         let mut control = self.control();
+        let _change = self.life.change();
         if let Some(admin) = &mut control.admin {
             admin.set_usable(false);
         }

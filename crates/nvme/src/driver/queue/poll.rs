@@ -144,12 +144,15 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     fn check_status(&mut self) -> Result<(), PollError> {
+        // Looked at before and after: a reset that began and ended in between has made this queue stale.
+        let changing = self.core.life.is_changing();
         let csts = self.core.registers.read32(offset::CSTS);
+        let ours = changing || self.core.life.is_changing() || self.is_stale();
         let failed = match csts {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
             _ if self.core.registers.is_asked_back() => PollError::AskedBack,
-            csts if !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
+            csts if !ours && !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
             _ => return Ok(()),
         };
         // A reset that begins now clears it; the queue is then stale and its requests end that way.

@@ -80,7 +80,8 @@ fn chosen(bound: &Bound, facts: &Facts) -> Finding {
         (Way::Type1, Some(entries)) => format!("; {entries} mappings at most"),
         _ => String::new(),
     };
-    finding(bound.address.clone(), State::Good, format!("by {}{limit}", bound.why))
+    let state = if bound.way == Way::NoIommu { State::Limited } else { State::Good };
+    finding(bound.address.clone(), state, format!("by {}{limit}", bound.why))
 }
 
 fn own(node: &Node) -> String {

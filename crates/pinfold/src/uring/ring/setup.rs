@@ -94,7 +94,9 @@ fn polling(file: &File, options: &Options<'_, '_>) -> Result<IoUring, Errno> {
     let over = pushed.is_ok().then(|| ring.submit_and_wait(1));
     let answer = ring.completion().next();
     match (over, answer) {
-        (_, Some(over)) if over.result() >= 0 => Ok(ring),
+        (_, Some(over)) if over.result() > 0 => Ok(ring),
+        // Of a file that is still empty nothing reached the device: it may refuse the first transfer that does.
+        (_, Some(over)) if over.result() == 0 => Err(Errno::NODATA),
         (_, Some(over)) => Err(Errno::from_raw_os_error(-over.result())),
         (over, None) => {
             std::mem::forget(page);
