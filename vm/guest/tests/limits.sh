@@ -63,15 +63,16 @@ pull() {
     at=$((at + 24))
     before=$(($(od -An -tu2 -j "$at" -N2 "$port/config")))
     # Power off (bit 10), power indicator off (bits 9 and 8), no interrupts (bit 5).
-    slot_control $(((before | 0x700) & ~0x20))
-    slot_control $before
+    word $(((before | 0x700) & ~0x20)) >/tmp/off
+    word $before >/tmp/on
+    # One right behind the other: a driver that gives up in between has the kernel reset what is not there, for 60 s.
+    dd if=/tmp/off of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
+    dd if=/tmp/on of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
 }
 
-slot_control() {
-    # shellcheck disable=SC2059 # the format is the bytes
-    printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8)))" |
-        dd of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
-}
+# word N: its two bytes.
+# shellcheck disable=SC2059 # the format is the bytes
+word() { printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8)))"; }
 
 # ends_with_error PID SECONDS: by itself, with an error of ours and not by a signal.
 ends_with_error() {
