@@ -40,6 +40,12 @@ fn is_mapped(addr: usize) -> bool {
     smaps::of_range(addr, 4096).is_some()
 }
 
+/// Whether what `makes_and_drops` had mapped is gone afterwards. Tests that run beside this one may be given the very
+/// addresses at once, so a second look is taken, each at other memory; what stays is found by all of them.
+fn is_gone(makes_and_drops: impl Fn() -> usize) -> bool {
+    (0..20).any(|_| !is_mapped(makes_and_drops()))
+}
+
 fn addr_of(arena: &Arena) -> usize {
     arena.inner().region.addr()
 }

@@ -178,15 +178,17 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let leaked = leaked_here();
     let domain = soft();
     for exposure in [Exposure::PerUse, Exposure::Whole] {
-        let arena =
-            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
-        let addr = addr_of(&arena);
-        let buffer = arena.alloc(4096).unwrap();
-        drop(arena);
-        assert!(is_mapped(addr), "a buffer keeps its arena");
-        buffer.memory().write_u8(0, 1).unwrap();
-        drop(buffer);
-        assert!(!is_mapped(addr));
+        assert!(is_gone(|| {
+            let plain = Arena::builder().size(4 << 20).source(Source::Plain);
+            let arena = plain.exposure(exposure).build(&domain).unwrap();
+            let addr = addr_of(&arena);
+            let buffer = arena.alloc(4096).unwrap();
+            drop(arena);
+            assert!(is_mapped(addr), "a buffer keeps its arena");
+            buffer.memory().write_u8(0, 1).unwrap();
+            drop(buffer);
+            addr
+        }));
     }
     assert_eq!(leaked_here(), leaked);
     assert_eq!(domain.stats().statics, 0);

@@ -118,15 +118,17 @@ fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
 
 #[test]
 fn a_chunk_that_can_not_be_mapped_goes_back_to_its_zone() {
-    let fake = Fake::failing("map_at", REFUSED);
-    let arena = fake.build(Exposure::PerUse).unwrap();
-    assert!(arena.acquire(Order::HUGE).is_err());
-    let stats = arena.stats();
-    assert_eq!((stats.frames_in_use, stats.frames_quarantined), (0, 0));
-    let addr = addr_of(&arena);
-    drop(arena);
-    assert!(!is_mapped(addr));
-    assert_eq!(fake.done(), ["admit", "reserve", "map_at", "release", "expel"]);
+    assert!(is_gone(|| {
+        let fake = Fake::failing("map_at", REFUSED);
+        let arena = fake.build(Exposure::PerUse).unwrap();
+        assert!(arena.acquire(Order::HUGE).is_err());
+        let stats = arena.stats();
+        assert_eq!((stats.frames_in_use, stats.frames_quarantined), (0, 0));
+        let addr = addr_of(&arena);
+        drop(arena);
+        assert_eq!(fake.done(), ["admit", "reserve", "map_at", "release", "expel"]);
+        addr
+    }));
 }
 
 #[test]
