@@ -217,7 +217,9 @@ impl Build {
     fn cell(&mut self, runs: &mut &[Run], part: Part) {
         let start = start_of(runs, part.first, self.shift);
         let inside = runs.get(1..).unwrap_or(&[]);
-        let inside = inside.get(..inside.partition_point(|run| run.addr <= part.last)).unwrap_or(&[]);
+        // One after the other: what is passed here is not looked at for the next cell, so it is linear in all.
+        let count = inside.iter().take_while(|run| run.addr <= part.last).count();
+        let inside = inside.get(..count).unwrap_or(&[]);
         let Some(shift) = inner_shift(inside, self.shift) else {
             self.cells.push(start);
             return;
