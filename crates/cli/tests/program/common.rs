@@ -1,6 +1,7 @@
 //! What the tests of the built program have in common.
 use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What a run of the program ended with.
 #[derive(Debug)]
 pub(crate) struct Ended {
+    /// The exit code, or 128 and the signal that ended it, as a shell says it.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -67,7 +69,7 @@ pub(crate) fn finish(mut child: Child) -> Ended {
         let err = scope.spawn(move || read(&mut err));
         let code = loop {
             match child.try_wait().unwrap() {
-                Some(status) => break status.code(),
+                Some(status) => break status.code().or(status.signal().map(|signal| 128 + signal)),
                 None if Instant::now() > until => {
                     child.kill().unwrap();
                     panic!("the program hangs");

@@ -1,6 +1,7 @@
 //! What goes in comes out: sizes, protections, block sizes, depths, memories, and ways.
 
 use crate::common::{Folder, assert_same, bytes, pinfold, skipped, words};
+use std::time::{Duration, Instant};
 
 fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value {
     let line = format!("copy {source} {} {options} --json", folder.arg("out"));
@@ -109,6 +110,38 @@ fn every_memory_that_this_machine_has() {
             assert_eq!(folder.names(), ["in"]);
         }
     }
+}
+
+/// A reservation alone is not enough: the pool that is made smaller at the wrong moment takes promised pages too. With
+/// pages taken only at their first touch one run in sixty ended with a `SIGBUS` here.
+#[test]
+fn a_pool_of_hugepages_that_shrinks_meanwhile_is_no_signal() {
+    const POOL: &str = "/proc/sys/vm/nr_hugepages";
+    let before = std::fs::read_to_string(POOL).unwrap();
+    if std::fs::write(POOL, &before).is_err() {
+        return skipped("may not change the pool of hugepages");
+    }
+    let until = Instant::now() + Duration::from_secs(4);
+    let copies = || {
+        let folder = Folder::new();
+        let source = folder.file("in", &bytes(5_000_000));
+        while Instant::now() < until {
+            round_trip(&folder, &source, "--via soft:8M");
+        }
+    };
+    std::thread::scope(|scope| {
+        let copying = [scope.spawn(copies), scope.spawn(copies), scope.spawn(copies)];
+        while Instant::now() < until {
+            for pages in ["0", "7"] {
+                std::fs::write(POOL, pages).unwrap();
+                std::thread::sleep(Duration::from_millis(12));
+            }
+        }
+        std::fs::write(POOL, &before).unwrap();
+        for thread in copying {
+            thread.join().unwrap();
+        }
+    });
 }
 
 #[test]

@@ -122,10 +122,10 @@ fn attempt(plan: &Plan, source: Source) -> Result<(Region, Option<OwnedFd>), Sto
         Source::Plain | Source::Caller => (plain(len, no_room)?, None),
     };
     settle(&region, plan.node).map_err(Stop::Here)?;
-    match (source, plan.node) {
-        (Source::Transparent, _) => touch_transparent(&region)?,
-        (_, Some(node)) if source.is_hugetlb() => take_all(&region, node, page)?,
-        _ => {}
+    if source.is_hugetlb() {
+        take_all(&region, plan.node, page)?;
+    } else if source == Source::Transparent {
+        touch_transparent(&region)?;
     }
     Ok((region, fd))
 }
@@ -176,13 +176,22 @@ fn touch_transparent(region: &Region) -> Result<(), Why> {
     if touched.is_ok() && got > 0 { Ok(()) } else { Err(Why::PlainInstead) }
 }
 
-/// Takes all of a hugetlb region's pages from the node now. The pool's reservation was made without regard to nodes,
-/// so a page that the node does not have would be a `SIGBUS` later.
-fn take_all(region: &Region, node: u32, page: PageSize) -> Result<(), Why> {
-    region.populate(region.len()).map_err(|errno| match errno.raw() {
-        libc::EINVAL => Why::Kernel { call: "madvise(MADV_POPULATE_WRITE)", errno },
-        _ => Why::FewOnNode { node, page, pages: region.len() as u64 / page.bytes() },
-    })
+/// Takes all of a hugetlb region's pages from the pool now: what is missing later is no error but a `SIGBUS`.
+///
+/// The reservation that `mmap` made does not suffice. It is made without regard to nodes; and a pool that is made
+/// smaller at that moment, or 1 GiB pages that are put together out of it, can take a page that was promised.
+fn take_all(region: &Region, node: Option<u32>, page: PageSize) -> Result<(), Why> {
+    let Err(errno) = region.populate(region.len()) else { return Ok(()) };
+    match (errno.raw(), node) {
+        // Before Linux 5.14 the reservation is all there is; for a node it is not even that.
+        (libc::EINVAL, None) => Ok(()),
+        (libc::EINVAL, Some(_)) => Err(Why::Kernel { call: "madvise(MADV_POPULATE_WRITE)", errno }),
+        (_, Some(node)) => Err(Why::FewOnNode { node, page, pages: region.len() as u64 / page.bytes() }),
+        (_, None) => {
+            let pool = hugepages::pool(Path::new(SYS), page).ok_or(Why::NoSuchPages { page })?;
+            Err(few(&pool, page, region.len()))
+        }
+    }
 }
 
 /// What a refused mapping from the hugetlb pool means.
@@ -195,15 +204,14 @@ fn few_hugepages(call: &'static str, errno: Errno, page: PageSize, len: usize) -
     }
     let pool = hugepages::pool(Path::new(SYS), page);
     match (errno.raw(), pool) {
-        (libc::ENOMEM | libc::ENOSPC, Some(pool)) => Why::FewHugepages {
-            page,
-            needed: len as u64 / page.bytes(),
-            free: pool.available(),
-            total: pool.total,
-        },
+        (libc::ENOMEM | libc::ENOSPC, Some(pool)) => few(&pool, page, len),
         (libc::EINVAL | libc::ENODEV | libc::ENOMEM, None) => Why::NoSuchPages { page },
         _ => Why::Kernel { call, errno },
     }
+}
+
+fn few(pool: &hugepages::HugetlbPool, page: PageSize, len: usize) -> Why {
+    Why::FewHugepages { page, needed: len as u64 / page.bytes(), free: pool.available(), total: pool.total }
 }
 
 /// The command that mends it, where one does.
