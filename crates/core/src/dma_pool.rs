@@ -34,6 +34,7 @@
 mod account;
 mod bulk;
 mod coherent;
+mod current;
 mod depot;
 mod directory;
 mod error;
@@ -43,7 +44,6 @@ mod house;
 mod list;
 mod local;
 mod owner;
-mod recent;
 mod report;
 mod row;
 mod shared;

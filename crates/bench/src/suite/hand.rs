@@ -225,7 +225,7 @@ impl Dice {
 }
 
 /// How many pairs each of two threads makes: fewer would be over before both run.
-pub(super) const TWO: usize = 500_000;
+pub(super) const TWO: usize = 2_000_000;
 
 /// [`pairs`] by two threads at the same time, each with a hand of its own. The time runs from the first start to the
 /// last end.

@@ -109,7 +109,6 @@ impl Depot {
 
     /// Takes whole rows that an owner has too many of. Constant time.
     pub(super) fn take_surplus(&self, owner: &mut Owner) {
-        owner.forget();
         let tally = owner.tally();
         let mut shelves = self.0.lock();
         shelves.note(&tally);

@@ -10,24 +10,22 @@ use crate::addr::Iova;
 impl<S: ChunkSource> Shared<S> {
     #[inline(always)]
     pub(super) fn free(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        if self.place().offset_of(block).is_some_and(|offset| owner.push_recent(offset)) {
+        if self.place().offset_of(block).is_some_and(|offset| owner.push(offset)) {
             return Ok(());
         }
         self.free_found(owner, block)
     }
 
-    /// Frees a block that is not of the owner's recent row, or that cannot be freed.
+    /// Frees a block that is not of the owner's current row, or that cannot be freed.
     #[inline(never)]
     fn free_found(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
         let found = self.find(block)?;
-        if owner.is_full() {
-            self.make_room(owner);
-        }
-        let Found { chunk, row, bit, offset } = found;
+        let Found { chunk, row, bit, .. } = found;
         let freed = match &self.watch {
-            None => owner.free(&self.geometry, row, bit, offset),
+            None => owner.free(&self.geometry, row, bit),
             Some(watch) => self.free_watched(watch, owner, &found, block),
         };
+        self.relieve(owner);
         if freed { Ok(()) } else { Err(self.not_live(chunk, block)) }
     }
 
@@ -39,10 +37,9 @@ impl<S: ChunkSource> Shared<S> {
             return false;
         }
         book.take_back(found.offset, self.memory_of(block), tag_of(owner));
-        let freed = owner.free(&self.geometry, found.row, found.bit, found.offset);
-        drop(book);
-        // The magazine stays empty, so that no quick path finds anything there.
-        self.make_room(owner);
+        let freed = owner.free(&self.geometry, found.row, found.bit);
+        // No current row stays, so that no quick path finds anything there.
+        owner.settle();
         freed
     }
 
@@ -53,23 +50,20 @@ impl<S: ChunkSource> Shared<S> {
     #[inline(always)]
     pub(super) unsafe fn free_unchecked(&self, owner: &mut Owner, block: RawBlock) {
         let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr()) as u64;
-        if !owner.push_recent_unchecked(offset) {
+        if !owner.push_unchecked(offset) {
             self.free_found_unchecked(owner, block);
         }
     }
 
     #[inline(never)]
     fn free_found_unchecked(&self, owner: &mut Owner, block: RawBlock) {
-        let Ok(Found { row, bit, offset, .. }) = self.find(block) else { return };
-        if owner.is_full() {
-            self.make_room(owner);
-        }
-        owner.push_unchecked(&self.geometry, row, bit, offset);
+        let Ok(Found { row, bit, .. }) = self.find(block) else { return };
+        owner.free_unchecked(&self.geometry, row, bit);
+        self.relieve(owner);
     }
 
-    #[cold]
-    pub(super) fn make_room(&self, owner: &mut Owner) {
-        owner.flush();
+    /// Takes rows from an owner who has too many.
+    fn relieve(&self, owner: &mut Owner) {
         if owner.surplus() > 0 {
             self.depot.take_surplus(owner);
         }

@@ -175,17 +175,6 @@ impl Geometry {
         let group = self.by_group.quotient(index);
         (group << self.group_shift) + (index - group * self.group_blocks) * self.size
     }
-
-    /// Where the blocks of a row are: from the start of its chunk and the number there of its first block to what a bit
-    /// of it stands for, in bytes from the start of the span.
-    #[inline(always)]
-    pub(super) fn offsets_from(&self, chunk: u64, first: u64) -> impl Fn(u32) -> u64 + use<'_> {
-        let start = chunk + first * self.size;
-        move |bit| match self.is_even() {
-            true => start + u64::from(bit) * self.size,
-            false => chunk + self.offset_of(first + u64::from(bit)),
-        }
-    }
 }
 
 /// How many bytes a run of the order has.

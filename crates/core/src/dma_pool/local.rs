@@ -5,7 +5,8 @@ use super::shared::Shared;
 use super::{AllocError, Block, BulkFreeError, ChunkSource, FreeError, RawBlock};
 use core::fmt;
 
-/// One owner's way to a pool: it has a magazine, and rows of blocks that nobody else draws from.
+/// One owner's way to a pool: it keeps rows of blocks that nobody else draws from, and
+/// has one of them at hand.
 ///
 /// Its calls take no lock, and no atomic read-modify-write but where rows change hands (once in 64 blocks or less)
 /// and for a block of a row that another owner keeps. What it holds goes to the depot when it is dropped, which
@@ -93,7 +94,7 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     #[inline]
     pub unsafe fn alloc_raw_unchecked(&mut self) -> Result<RawBlock, AllocError> {
         loop {
-            if let Some(offset) = self.owner.pop_unmarked() {
+            if let Some(offset) = self.owner.pop_unmarked(&self.pool.geometry) {
                 return Ok(self.pool.block_at(offset));
             }
             self.pool.stock(&mut self.owner)?;

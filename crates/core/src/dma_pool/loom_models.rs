@@ -37,7 +37,7 @@ impl Pool {
 
     fn alloc(&self, owner: &mut Owner) -> Option<u64> {
         loop {
-            if let Some(block) = owner.pop() {
+            if let Some(block) = owner.pop(&self.geometry) {
                 self.use_memory(block);
                 return Some(block);
             }
@@ -61,10 +61,7 @@ impl Pool {
     fn free_again(&self, owner: &mut Owner, block: u64) -> bool {
         let (number, bit) = split(self.geometry.index_of(block).unwrap());
         let row = self.chunk.row(number).unwrap();
-        if owner.is_full() {
-            owner.flush();
-        }
-        owner.push_recent(block) || owner.free(&self.geometry, row, bit, block)
+        owner.push(block) || owner.free(&self.geometry, row, bit)
     }
 
     /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.
@@ -136,7 +133,7 @@ fn a_free_elsewhere_against_letting_go() {
             assert!(pool.free(b, x));
             assert!(pool.free(b, y));
         });
-        // The magazine is empty: the row of `x` and `y` is let go.
+        // Nothing is left to draw: the row of `x` and `y` is let go.
         let z = pool.alloc(&mut a).unwrap();
         assert!(pool.free(&mut a, z));
         pool.depot.dismiss(&mut a);

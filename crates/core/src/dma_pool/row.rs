@@ -239,6 +239,11 @@ impl Row {
         self.owner.fetch_add(0, Ordering::AcqRel) == NOBODY
     }
 
+    /// Whether no block is handed out. By who has all the pool for himself.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_whole() || self.census().live == 0
+    }
+
     /// How many blocks are handed out, drawn but free, and free in the row: a glimpse while others are at work.
     pub(super) fn census(&self) -> Census {
         let mut census = Census { in_depot: self.is_kept_by(DEPOT), ..Census::default() };
@@ -308,51 +313,11 @@ impl RowRef {
     }
 }
 
-impl Default for RowRef {
-    /// A place holder for slots of a magazine that hold nothing. It is never looked at.
-    fn default() -> Self {
-        Self(NonNull::dangling())
-    }
-}
-
 impl core::ops::Deref for RowRef {
     type Target = Row;
     #[inline(always)]
     fn deref(&self) -> &Row {
-        // SAFETY: the row is alive by the contract of `new`, the only way to a value that is ever looked at (a
-        // magazine gives out only what was put in, never the default).
+        // SAFETY: the row is alive by the contract of `new`, the only way to a value.
         unsafe { self.0.as_ref() }
-    }
-}
-
-/// A block of a row: a [`RowRef`] with the block's bit in the low bits, which a row's alignment leaves free.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot(RowRef);
-
-const _: () = assert!(ROW < align_of::<Row>());
-
-impl Slot {
-    #[inline(always)]
-    pub(super) fn new(row: RowRef, bit: u32) -> Self {
-        Self(RowRef(row.0.map_addr(|addr| addr | (bit as usize & (ROW - 1)))))
-    }
-
-    #[inline(always)]
-    pub(super) fn row(self) -> RowRef {
-        let row = self.0.0.as_ptr().map_addr(|addr| addr & !(ROW - 1));
-        // The bits above are those of a row's address, which is not null.
-        NonNull::new(row).map_or(self.0, RowRef)
-    }
-
-    #[inline(always)]
-    pub(super) fn bit(self) -> u32 {
-        #[expect(clippy::cast_possible_truncation, reason = "the low bits")]
-        (self.0.0.addr().get() as u32 & (ROW_BLOCKS - 1))
-    }
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self::new(RowRef::default(), 0)
     }
 }

@@ -136,7 +136,7 @@ impl<S: ChunkSource> Shared<S> {
     #[inline(always)]
     pub(super) fn alloc(&self, owner: &mut Owner) -> Result<RawBlock, AllocError> {
         loop {
-            if let Some(offset) = owner.pop() {
+            if let Some(offset) = owner.pop(&self.geometry) {
                 return Ok(self.block_at(offset));
             }
             // What comes back says only whether: so the block stays in registers.
@@ -144,14 +144,14 @@ impl<S: ChunkSource> Shared<S> {
         }
     }
 
-    /// Brings at least one block into the owner's empty magazine (in debug mode one, looked at and filled).
+    /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled).
     #[cold]
     #[inline(never)]
     pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
         while !owner.refill(&self.geometry) {
             self.bring_rows(owner)?;
         }
-        if let (Some(watch), Some(offset)) = (&self.watch, owner.next()) {
+        if let (Some(watch), Some(offset)) = (&self.watch, owner.next(&self.geometry)) {
             let block = self.block_at(offset);
             watch.book().hand_out(offset, block, self.memory_of(block), tag_of(owner));
         }
@@ -265,7 +265,7 @@ impl<S: ChunkSource> Drop for Shared<S> {
     fn drop(&mut self) {
         // A device may still write where blocks are out: such chunks are kept for ever.
         let mut chunks = self.chunks.lock();
-        let idle = |chunk: &Chunk| chunk.rows().all(|row| row.census().live == 0);
+        let idle = |chunk: &Chunk| chunk.rows().all(|row| row.is_idle());
         // SAFETY: as in `shrink`; the pool itself goes.
         chunks.leave(&self.directory, idle, |frame, order| unsafe { self.source.release(frame, order) });
     }

@@ -1,87 +1,108 @@
-//! The quick paths: between the program and the magazine, by plain loads and stores.
+//! The quick paths: blocks of the current row, by plain loads and stores.
 
-use super::{Held, Owner};
+use super::{Geometry, Owner};
 
 impl Owner {
-    /// A free block's offset in the span, now handed out; `None` where the magazine is empty.
+    /// A free block's offset in the span, now handed out; `None` where the current row has none.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop(&mut self) -> Option<u64> {
-        let held = self.magazine.pop()?;
-        self.low = self.low.min(self.magazine.len());
-        held.slot.row().hand_out(held.slot.bit());
-        Some(held.offset)
+    pub(in crate::dma_pool) fn pop(&mut self, geometry: &Geometry) -> Option<u64> {
+        let (row, bit) = self.current.first()?;
+        let offset = self.pop_first(geometry, bit);
+        // Last: after a store into the row nothing of the owner is known to be in registers any more.
+        row.hand_out(bit);
+        Some(offset)
     }
 
     /// The same without a record that it is handed out.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop_unmarked(&mut self) -> Option<u64> {
-        let held = self.magazine.pop()?;
-        self.low = self.low.min(self.magazine.len());
-        Some(held.offset)
+    pub(in crate::dma_pool) fn pop_unmarked(&mut self, geometry: &Geometry) -> Option<u64> {
+        let (_, bit) = self.current.first()?;
+        Some(self.pop_first(geometry, bit))
     }
 
-    /// Fills empty slots from the magazine, as far as it goes; returns how many slots from the start are full.
+    #[inline(always)]
+    fn pop_first(&mut self, geometry: &Geometry, bit: u32) -> u64 {
+        self.current.drop_first();
+        self.count_out(1);
+        self.current.offset_of(geometry, bit)
+    }
+
+    /// Fills empty slots from the current row, as far as it goes; returns how many slots from the start are full.
     #[inline(always)]
     pub(in crate::dma_pool) fn pop_into<B>(
         &mut self,
+        geometry: &Geometry,
         slots: &mut [Option<B>],
         block_at: impl Fn(u64) -> B,
     ) -> usize {
-        let all = self.magazine.as_slice();
-        let mut held = all.iter().rev();
-        let mut full = 0;
+        let mut current = self.current;
+        let (mut full, mut popped) = (0, 0);
         for slot in slots {
             if slot.is_none() {
-                let Some(held) = held.next() else { break };
-                held.slot.row().hand_out(held.slot.bit());
-                *slot = Some(block_at(held.offset));
+                let Some((row, bit)) = current.first() else { break };
+                current.drop_first();
+                row.hand_out(bit);
+                *slot = Some(block_at(current.offset_of(geometry, bit)));
+                popped += 1;
             }
             full += 1;
         }
-        let popped = all.len() - held.len();
-        self.magazine.pop_slice(popped);
-        self.low = self.low.min(self.magazine.len());
+        self.current = current;
+        self.count_out(popped);
         full
     }
 
-    /// Takes back the block at `offset` if it is one of the recent row's, in use, and there is room for it.
+    /// Takes back the block at `offset` if it is one of the current row's, in use.
     ///
     /// `false` says nothing about the block: it has to be looked up.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push_recent(&mut self, offset: u64) -> bool {
-        let Some(slot) = self.recent.find(offset) else { return false };
-        let row = slot.row();
-        if !row.is_live(slot.bit()) || self.magazine.push(Held { slot, offset }).is_err() {
+    pub(in crate::dma_pool) fn push(&mut self, offset: u64) -> bool {
+        let Some((row, bit)) = self.current.find(offset) else { return false };
+        if !row.is_live(bit) {
             return false;
         }
         // No second look: what was posted in between is found when it is collected (see `row`).
-        row.set_free(slot.bit());
+        row.set_free(bit);
+        self.put(1 << bit, 1);
         true
     }
 
     /// The same for many, up to the first that cannot be taken back so. Returns how many were.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push_recent_many(
-        &mut self,
-        offsets: impl Iterator<Item = Option<u64>>,
-    ) -> usize {
-        let recent = self.recent;
-        self.magazine.push_from(offsets.map_while(|offset| {
-            let offset = offset?;
-            let slot = recent.find(offset)?;
-            let row = slot.row();
-            row.is_live(slot.bit()).then(|| {
-                row.set_free(slot.bit());
-                Held { slot, offset }
-            })
-        }))
+    pub(in crate::dma_pool) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
+        let current = self.current;
+        let (mut blocks, mut pushed) = (0, 0);
+        for offset in offsets {
+            let Some((row, bit)) = offset.and_then(|offset| current.find(offset)) else { break };
+            if !row.is_live(bit) {
+                break;
+            }
+            row.set_free(bit);
+            blocks |= 1 << bit;
+            pushed += 1;
+        }
+        self.put(blocks, pushed);
+        usize::try_from(pushed).unwrap_or(0)
     }
 
-    /// Takes back a block of the recent row without a look at whether it is one and in use; `false` where the row has
-    /// to be looked up, or the magazine is full.
+    /// Takes back a block of the current row without a look at whether it is one and in use; `false` where the row has
+    /// to be looked up.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push_recent_unchecked(&mut self, offset: u64) -> bool {
-        let slot = self.recent.find_unchecked(offset);
-        slot.is_some_and(|slot| self.magazine.push(Held { slot, offset }).is_ok())
+    pub(in crate::dma_pool) fn push_unchecked(&mut self, offset: u64) -> bool {
+        let Some((_, bit)) = self.current.find_unchecked(offset) else { return false };
+        self.put(1 << bit, 1);
+        true
+    }
+
+    #[inline(always)]
+    pub(super) fn put(&mut self, blocks: u64, count: i64) {
+        self.current.put(blocks);
+        self.used -= count;
+    }
+
+    #[inline(always)]
+    fn count_out(&mut self, blocks: i64) {
+        self.used += blocks;
+        self.peak = self.peak.max(self.used);
     }
 }
