@@ -11,6 +11,8 @@ pub(super) struct Magazine {
     ways: Box<[Part]>,
     /// A bit for each way that has a word, and for some that have none.
     used: Box<[u64]>,
+    /// How many bits those are.
+    uses: u32,
     /// The way that the next frame comes from: its frames came back last.
     current: usize,
 }
@@ -28,6 +30,7 @@ impl Magazine {
         Self {
             ways: vec![Part::NONE; ways as usize].into(),
             used: vec![0; ways.div_ceil(64) as usize].into(),
+            uses: 0,
             current: 0,
         }
     }
@@ -73,7 +76,9 @@ impl Magazine {
     pub(super) fn put(&mut self, part: Part) {
         let index = self.index_of(part.word);
         self.ways[index] = part;
-        self.used[index / 64] |= 1 << (index % 64);
+        let used = &mut self.used[index / 64];
+        self.uses += u32::from(*used & 1 << (index % 64) == 0);
+        *used |= 1 << (index % 64);
         self.current = index;
     }
 
@@ -83,7 +88,9 @@ impl Magazine {
 
     /// Empties a way.
     pub(super) fn take(&mut self, index: usize) -> Part {
-        self.used[index / 64] &= !(1 << (index % 64));
+        let used = &mut self.used[index / 64];
+        self.uses -= u32::from(*used & 1 << (index % 64) != 0);
+        *used &= !(1 << (index % 64));
         core::mem::replace(&mut self.ways[index], Part::NONE)
     }
 
@@ -95,6 +102,9 @@ impl Magazine {
 
     /// Makes a way with frames the current one, if there is any. O(ways that were emptied since).
     pub(super) fn seek(&mut self) -> bool {
+        if self.uses == 0 {
+            return false;
+        }
         // On from the current one: then words that came back together leave together.
         let start = self.current / 64;
         for step in 0..self.used.len() {
