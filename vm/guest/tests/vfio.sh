@@ -80,7 +80,7 @@ vfio_verifies() {
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
             # It slept, or it never did.
-            if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .* [1-9][0-9,]* interrupt'; fi
+            if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .*by interrupt: .* [1-9][0-9,]* interrupt'; fi
             sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
         done
     done
