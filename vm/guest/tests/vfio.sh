@@ -27,7 +27,8 @@ vfio_bind_takes_and_puts_back() {
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         pinfold bind $bdf
         same "driver of $bdf" vfio-pci "$(driver_of $bdf)"
-        pinfold unbind $bdf
+        pinfold unbind $bdf >/tmp/unbound
+        same "what unbind says" "$bdf: vfio-pci -> nvme, group $(group_of $bdf)" "$(cat /tmp/unbound)"
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         disk $bdf 1 >/dev/null
     done
