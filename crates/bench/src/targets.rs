@@ -98,6 +98,7 @@ impl Targets<'_> {
         rows.extend(self.frame_rows());
         rows.extend(self.page_pool_rows());
         rows.extend(self.buffer_rows());
+        rows.extend(self.vfio_rows());
         rows.extend(self.quiet_row());
         rows
     }
@@ -182,6 +183,20 @@ impl Targets<'_> {
             at_least("gather-8m: pages-4k / pinfold", pages("gather-8m"), 60.0, 60.0),
             at_most("gather-8m, segments", segments, 4.0, 1.0, ""),
             at_least("io-submit of 8 MiB: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
+        ]
+    }
+
+    /// Requests a second beside the kernel's driver.
+    fn vfio_rows(&self) -> Vec<Row> {
+        let rate = |subject| Some(self.find("vfio", "randread-4k-64", subject, Metric::Rate)?.median);
+        let row =
+            |what, over, under| at_least(what, rate(over).zip(rate(under)).map(|(o, u)| o / u), 1.0, 1.0);
+        vec![
+            row("4 KiB reads, 64 at a time: static / fio", "pinfold-static", "fio"),
+            row("4 KiB reads, 64 at a time: polled / fio", "pinfold-polled", "fio"),
+            row("4 KiB reads, 64 at a time: revoke / fio", "pinfold-revoke", "fio"),
+            row("4 KiB reads, 64 at a time: strict / fio", "pinfold-strict", "fio"),
+            row("the same: static / fio-batched", "pinfold-static", "fio-batched"),
         ]
     }
 
@@ -272,6 +287,19 @@ mod tests {
             0,
             "what was not measured is left out"
         );
+    }
+
+    #[test]
+    fn of_rates_more_is_better() {
+        let rate = |subject, median| Record {
+            suite: "vfio",
+            ..record("randread-4k-64", subject, Metric::Rate, [1.0, median, 9e9])
+        };
+        let text = lines(&[rate("fio", 100.0), rate("pinfold-static", 283.0), rate("pinfold-strict", 99.0)]);
+        let line = |what: &str| text.lines().find(|line| line.contains(what)).unwrap();
+        assert!(line("static / fio").contains("2.83 x") && line("static / fio").ends_with("aim reached"));
+        assert!(line("strict / fio").contains(">= 1") && line("strict / fio").ends_with("FALLS SHORT"));
+        assert!(!text.contains("polled") && !text.contains("batched"), "{text}");
     }
 
     #[test]

@@ -185,6 +185,8 @@ pub(crate) struct DeviceAccount {
     pub(crate) timeouts: u64,
     /// Doorbell writes.
     pub(crate) doorbells: u64,
+    /// Whether a wait sleeps until an interrupt, as is asked for without `--poll`, or asks again and again.
+    pub(crate) by_interrupt: bool,
     /// How often the program slept until an interrupt.
     pub(crate) sleeps: u64,
     /// Interrupts that woke it.

@@ -1,5 +1,10 @@
 //! `bench`: head to head with what Pinfold replaces.
 
+mod iops;
+mod kernel;
+
+pub(crate) use kernel::KernelError;
+
 use crate::args::BenchArgs;
 use crate::failure::Failure;
 use crate::output;
@@ -30,25 +35,28 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         );
     }
     let mut all: Vec<Record> = Vec::new();
+    let mut real = false;
     for suite in chosen(&args.suites) {
         // Who names a suite wants to know that it fails; who wants all there is gets the rest.
         if let Some(why) = suite.unable().filter(|_| args.suites.is_empty()) {
             eprintln!("pinfold: {} is left out: {why}", suite.name);
             continue;
         }
-        let records = measure(suite, options)?;
-        if let Some(folder) = &args.plot {
-            plot(folder, suite, &records)?;
+        let records = measured(suite.name, |watch| Ok(suite.run(options, watch)?))?;
+        show(args, (suite.name, suite.about), records, &mut all)?;
+        real |= suite.name == "vfio";
+    }
+    // Last, because it hands the device over, and catches the signals.
+    if real && !COUNTS_RMW {
+        match iops::able() {
+            Err(why) => {
+                eprintln!("pinfold: vfio: requests a second beside the kernel's driver are left out: {why}")
+            }
+            Ok(able) => {
+                let records = measured("vfio", |watch| iops::run(&able, options, watch))?;
+                show(args, ("vfio-iops", iops::ABOUT), records, &mut all)?;
+            }
         }
-        if args.json {
-            output::text(
-                &records.iter().fold(String::new(), |text, record| text + &record.to_json() + "\n"),
-            )?;
-        } else {
-            let gap = if all.is_empty() { "" } else { "\n" };
-            output::text(&format!("{gap}{}: {}\n{}", suite.name, suite.about, Table(&records)))?;
-        }
-        all.extend(records);
     }
     if !args.json {
         output::text(&Published { records: &all, quick: args.quick }.to_string())?;
@@ -63,24 +71,48 @@ fn chosen(names: &[String]) -> Vec<Suite> {
     SUITES.iter().filter(wanted).copied().collect()
 }
 
-fn measure(suite: Suite, options: Options) -> Result<Vec<Record>, Failure> {
+/// What `run` measures, with a line on a terminal that says how far it is.
+fn measured(
+    name: &'static str,
+    run: impl FnOnce(&dyn Fn(Turn)) -> Result<Vec<Record>, Failure>,
+) -> Result<Vec<Record>, Failure> {
     // Drawn between runs only: a thread that ticks would be measured, too.
     let line = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{prefix}: {wide_msg}") {
         line.set_style(style);
     }
-    line.set_prefix(suite.name);
-    let records = suite.run(options, &|turn: Turn| {
+    line.set_prefix(name);
+    let records = run(&|turn: Turn| {
         line.set_message(format!("round {} of {}, {}", turn.round, turn.rounds, turn.subject));
         line.tick();
     });
     line.finish_and_clear();
-    Ok(records?)
+    records
 }
 
-fn plot(folder: &Path, suite: Suite, records: &[Record]) -> Result<(), Failure> {
-    let path: PathBuf = folder.join(suite.name).with_extension("svg");
-    let title = format!("pinfold bench {}: {}", suite.name, suite.about);
+/// Prints the records, draws them where that is asked for, and adds them to `all`.
+fn show(
+    args: &BenchArgs,
+    (name, about): (&str, &str),
+    records: Vec<Record>,
+    all: &mut Vec<Record>,
+) -> Result<(), Failure> {
+    if let Some(folder) = &args.plot {
+        plot(folder, (name, about), &records)?;
+    }
+    if args.json {
+        output::text(&records.iter().fold(String::new(), |text, record| text + &record.to_json() + "\n"))?;
+    } else {
+        let gap = if all.is_empty() { "" } else { "\n" };
+        output::text(&format!("{gap}{name}: {about}\n{}", Table(&records)))?;
+    }
+    all.extend(records);
+    Ok(())
+}
+
+fn plot(folder: &Path, (name, about): (&str, &str), records: &[Record]) -> Result<(), Failure> {
+    let path: PathBuf = folder.join(name).with_extension("svg");
+    let title = format!("pinfold bench {name}: {about}");
     let picture = Plot { title: &title, records }.to_string();
     std::fs::write(&path, picture).map_err(|error| Failure::Plot { path, error })
 }

@@ -171,6 +171,9 @@ pub(crate) enum Failure {
     /// A suite was not measured.
     #[error(transparent)]
     Bench(#[from] pinfold_bench::BenchError),
+    /// The kernel's side of a comparison was not measured.
+    #[error(transparent)]
+    Kernel(#[from] crate::bench::KernelError),
     /// A picture could not be written.
     #[error("{} could not be written: {error}; name a folder that may be written with --plot", path.display())]
     Plot {

@@ -7,6 +7,7 @@
 //! `noiommu` behind them names the way. `with=BDF` puts a second device into the same domain.
 #![forbid(unsafe_code)]
 
+use pinfold::arena::Residency;
 use pinfold::cache::{Budget, RegistrationCache};
 use pinfold::vfio::{Device, Options, Way};
 use pinfold::{Arena, Domain, Exposure, Source};
@@ -143,6 +144,7 @@ fn unprotected(device: &Device) -> Outcome {
     let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
     let arena = two.build(domain)?;
     println!("a hugepage at {}", arena.iova());
+    check("nothing pins it, and it stays", arena.account().residency == Residency::Hugetlb)?;
     check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
     let buffer = arena.alloc(8192)?;
     let fixed = buffer.fixed_iova();

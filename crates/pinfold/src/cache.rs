@@ -11,14 +11,16 @@
 
 use crate::buffer::Buffer;
 use crate::domain::Domain;
+pub use held::Held;
 use pinfold_core::access::Access;
-use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{BackendError, Pinned};
+use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
 use slots::{Entry, Slots};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+mod held;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -93,18 +95,6 @@ struct Inner {
 struct State {
     slots: Slots,
     stats: CacheStats,
-}
-
-/// A buffer that is mapped, and stays so at least until this is dropped. The device's access is both ways.
-///
-/// As it is [`Pinned`] with a fixed address, [`Domain::map`](pinfold_core::domain::Domain::map) takes it where a driver
-/// wants a mapping, at the cost of a look-up.
-pub struct Held {
-    cache: Arc<Inner>,
-    owner: Arc<Buffer>,
-    /// `None` where the buffer is mapped as long as it lives, without the cache.
-    slot: Option<usize>,
-    iova: IovaRange,
 }
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -370,43 +360,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Each `Held` has a handle, so nothing is held any more.
         while self.evict_oldest() {}
-    }
-}
-
-impl Held {
-    /// Where the device finds it.
-    pub fn iova(&self) -> IovaRange {
-        self.iova
-    }
-
-    /// The buffer.
-    pub fn buffer(&self) -> &Arc<Buffer> {
-        &self.owner
-    }
-}
-
-// SAFETY: the memory is a buffer's, which the value has a share of, so that it stays where it is; who has a share of a
-// buffer can not have it for himself, which a reference into it takes. The range is mapped as long as the entry is held.
-unsafe impl Pinned for Held {
-    fn memory(&self) -> DmaMemory<'_> {
-        self.owner.memory()
-    }
-    fn fixed_iova(&self) -> Option<Iova> {
-        Some(self.iova.start())
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            self.cache.state().slots.release(slot);
-        }
-    }
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("iova", &self.iova).finish_non_exhaustive()
     }
 }
 

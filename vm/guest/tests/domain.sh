@@ -37,3 +37,32 @@ domain_is_measured() {
     done
     note "$(sed -n 's/.*"case":"\(map-[48][km]\)","subject":"\([^"]*\)".*"median":\([0-9]*\).*/\1 \2 \3 ns/p' /tmp/bench | tr '\n' ',')"
 }
+
+# fio itself is not in the machine: a stand-in reads the disk that it is given, and so shows whose it is at that moment.
+iops_are_measured_in_turn() {
+    taken $nvme0
+    pinfold bench vfio --quick --json --runs 1 >/tmp/bench 2>/tmp/left-out
+    has /tmp/left-out 'left out: no fio on PATH'
+    mkdir -p /tmp/stand-in
+    cat >/tmp/stand-in/fio <<'END'
+#!/bin/sh
+for word in "$@"; do case $word in --filename=*) node=${word#*=} ;; esac; done
+dd if="$node" of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null || exit 1
+echo "$@" >>/tmp/stand-in/words
+echo '{"jobs":[{"read":{"iops":1000.5}}]}'
+END
+    chmod +x /tmp/stand-in/fio
+    rm -f /tmp/stand-in/words
+    PATH=/tmp/stand-in:$PATH pinfold bench vfio --quick --json --runs 1 >/tmp/bench
+    for subject in fio fio-batched pinfold-static pinfold-polled pinfold-revoke pinfold-strict; do
+        has /tmp/bench "\"case\":\"randread-4k-64\",\"subject\":\"$subject\",\"metric\":\"rate\""
+    done
+    has /tmp/bench '"subject":"fio",.*"median":1000.5'
+    same "runs of fio" 4 "$(wc -l </tmp/stand-in/words)"
+    has /tmp/stand-in/words '--readonly.*--filename=/dev/nvme.*--iodepth=64'
+    same "driver afterwards" vfio-pci "$(driver_of $nvme0)"
+    # A fio that fails is an error, and the controller is VFIO's again all the same.
+    printf '#!/bin/sh\necho "the last words" >&2\nexit 3\n' >/tmp/stand-in/fio
+    PATH=/tmp/stand-in:$PATH refused 'the last words' pinfold bench vfio --quick --runs 1
+    same "driver afterwards" vfio-pci "$(driver_of $nvme0)"
+}

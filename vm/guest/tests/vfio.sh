@@ -27,7 +27,8 @@ vfio_bind_takes_and_puts_back() {
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         pinfold bind $bdf
         same "driver of $bdf" vfio-pci "$(driver_of $bdf)"
-        pinfold unbind $bdf
+        pinfold unbind $bdf >/tmp/unbound
+        same "what unbind says" "$bdf: vfio-pci -> nvme, group $(group_of $bdf)" "$(cat /tmp/unbound)"
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         disk $bdf 1 >/dev/null
     done
@@ -80,7 +81,7 @@ vfio_verifies() {
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
             # It slept, or it never did.
-            if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .* [1-9][0-9,]* interrupt'; fi
+            if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .*by interrupt: .* [1-9][0-9,]* interrupt'; fi
             sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
         done
     done

@@ -16,6 +16,9 @@
 //! | `one-by-one`, `together` | each by a call of its own, or all by `revoke_all` |
 //!
 //! `map-32m` is an arena's worth: what it costs once to have no cost afterwards.
+//!
+//! What `pinfold bench vfio` prints behind it, requests a second beside the kernel's driver, is the program's: it drives
+//! the device with what `pinfold io` has.
 
 use super::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};

@@ -168,9 +168,11 @@ impl DeviceAccount {
         let _ = writeln!(out, "\ncontroller {}", self.name);
         let requests = counted(self.requests, "I/O");
         line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
-        let waits = match self.sleeps {
-            0 => "polled".to_owned(),
-            sleeps => format!("{}, {}", counted(sleeps, "sleep"), counted(self.interrupts, "interrupt")),
+        let waits = if self.by_interrupt {
+            let (sleeps, interrupts) = (counted(self.sleeps, "sleep"), counted(self.interrupts, "interrupt"));
+            format!("by interrupt: {sleeps}, {interrupts}")
+        } else {
+            "polled".to_owned()
         };
         let queues = counted(self.queues, "queue");
         line(out, "queues", format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")));
@@ -302,6 +304,23 @@ mod tests {
     fn the_pools_report_is_the_kernels() {
         let expected = "poolinfo - 0.1\nchain pool       373959 386048  128 12064\n";
         assert_eq!(stack().pools_to_kernel_text(), expected);
+    }
+
+    #[test]
+    fn who_asked_for_interrupts_is_not_told_of_polling() {
+        let queues = |by_interrupt, sleeps| {
+            let mut text = String::new();
+            DeviceAccount { queues: 1, by_interrupt, sleeps, interrupts: sleeps, ..Default::default() }
+                .to_text(&mut text);
+            text.lines().find_map(|line| Some(line.split_once("0 doorbells, ")?.1.to_owned())).unwrap()
+        };
+        assert_eq!(queues(false, 0), "polled");
+        assert_eq!(queues(true, 3), "by interrupt: 3 sleeps, 3 interrupts");
+        assert_eq!(
+            queues(true, 0),
+            "by interrupt: 0 sleeps, 0 interrupts",
+            "each wait found something at once"
+        );
     }
 
     #[test]

@@ -130,6 +130,10 @@ speed drifts; each figure is the median of the runs, with the least and the grea
 last column is the ratio to the case's first subject. Without --json the published figures for the same work follow,
 then the targets, each with what was measured; without --quick, too, which changes the work. Nothing else should run meanwhile. `linear` alone takes some 20 seconds: its free is quadratic.
 
+vfio needs a device that was given to VFIO. Behind it stand requests a second (vfio-iops), 4 KiB read anywhere with 64 in
+flight, where that device is an NVMe controller, the user is root and fio is on PATH: the controller goes to the
+kernel's driver for fio, and back, each round. Nothing is written to it. What is left out is said on standard error.
+
 A line of --json:
   {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",\"metric\":\"time\",\"unit\":\"ns/op\",
    \"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
@@ -145,6 +149,7 @@ SIGINT ends it at once: it leaves nothing behind.
 Examples:
   pinfold bench
   pinfold bench pool --quick
+  sudo pinfold bench vfio
   pinfold bench frame --json --runs 21 > frame.json
   pinfold bench --plot pictures";
 

@@ -85,6 +85,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             retries: self.reads.retries() + self.writes.retries(),
             timeouts: queue.timeouts,
             doorbells: queue.doorbells,
+            by_interrupt: self.queue.has_interrupt(),
             sleeps: queue.sleeps,
             interrupts: queue.interrupts,
             segments: queue.segments,

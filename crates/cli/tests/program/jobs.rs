@@ -15,6 +15,7 @@ fn each_job_has_a_queue_and_a_part_of_the_target() {
         let device = &result["stack"]["devices"][0];
         assert_eq!((&device["queues"], &device["requests"]), (&3.into(), &1024.into()));
         assert_eq!(device["sleeps"] == 0, rest == " --poll", "{device}");
+        assert_eq!(device["by_interrupt"], rest.is_empty(), "{device}");
     }
     let result =
         json("soft:4M --rw randrw --bsrange 512-64k --iodepth 16 --numjobs 4 --number-ios 2000 --verify");

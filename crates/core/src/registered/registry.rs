@@ -1,9 +1,12 @@
 //! The table of registered buffers.
 
-use super::{OutsideBuffer, Registered, Segments};
+use super::{Registered, Segments};
 use crate::addr::Segment;
 use alloc::vec::Vec;
 use core::fmt;
+pub use error::{IndexError, RegisterError};
+
+mod error;
 
 /// The largest table, that of io_uring.
 const MAX_BUFFERS: usize = 16_384;
@@ -34,84 +37,6 @@ impl fmt::Debug for BufferIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// Why a buffer was not registered. Nothing has changed when one is returned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegisterError {
-    /// All places of the table are taken.
-    #[error("all {capacity} places of the buffer table are taken: unregister one first")]
-    Full {
-        /// How many there are.
-        capacity: usize,
-    },
-    /// A table has a largest size.
-    #[error(
-        "a buffer table of {asked} places is impossible: 1 to {limit} are possible",
-        limit = MAX_BUFFERS
-    )]
-    Capacity {
-        /// How many were asked for.
-        asked: usize,
-    },
-    /// The place is taken by another buffer.
-    #[error("{index} is registered already: unregister it first")]
-    Taken {
-        /// Which place.
-        index: BufferIndex,
-    },
-    /// The buffer shares memory with one that is registered.
-    #[error("{len:#x} bytes at {addr:#x} overlap {with}, which is registered already")]
-    Overlaps {
-        /// Where the buffer starts in the process.
-        addr: usize,
-        /// How many bytes it has.
-        len: u64,
-        /// The one that it overlaps.
-        with: BufferIndex,
-    },
-    /// The table could not grow.
-    #[error("no memory for another entry of the buffer table")]
-    NoMemory,
-    /// The table has no such place.
-    #[error(transparent)]
-    Index(#[from] IndexError),
-}
-
-/// Why nothing was found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum IndexError {
-    /// The table is not that large.
-    #[error("{index} does not exist: the buffer table has {capacity} places")]
-    Beyond {
-        /// Which place.
-        index: BufferIndex,
-        /// How many there are.
-        capacity: usize,
-    },
-    /// Nothing is registered there.
-    #[error("{index} is not registered")]
-    Vacant {
-        /// Which place.
-        index: BufferIndex,
-    },
-    /// As much I/O as can be counted is under way.
-    #[error("{index} is held {limit} times, which is as often as can be counted", limit = u32::MAX)]
-    TooManyHolds {
-        /// Which place.
-        index: BufferIndex,
-    },
-    /// The hold was never given, or by another table.
-    #[error("a hold on {index} that this table did not give")]
-    NotHeld {
-        /// Which place.
-        index: BufferIndex,
-    },
-    /// The range is not inside the buffer.
-    #[error(transparent)]
-    Outside(#[from] OutsideBuffer),
 }
 
 /// That I/O is under way on a registered buffer: what [`Registry::hold`] gives and [`Registry::release`] takes.

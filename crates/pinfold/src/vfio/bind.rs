@@ -90,17 +90,19 @@ pub enum After {
     /// As before.
     AsBefore,
     /// The old driver could not be had back: the device is without one, or with another.
-    NotAsBefore,
+    NotAsBefore(Bdf),
 }
 
 impl std::fmt::Display for After {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::AsBefore => "everything is as it was",
-            Self::NotAsBefore => {
-                "and the old driver did not take the device back: `echo BDF | sudo tee /sys/bus/pci/drivers_probe`"
-            }
-        })
+        match self {
+            Self::AsBefore => f.write_str("everything is as it was"),
+            Self::NotAsBefore(bdf) => write!(
+                f,
+                "and the old driver did not take the device back: `echo {bdf} | sudo tee /sys/bus/pci/drivers_probe` \
+                 offers it again"
+            ),
+        }
     }
 }
 
@@ -277,7 +279,7 @@ impl<F: Files> Binder<F> {
         let now = lookup::link_name(&found.folder.join("driver"));
         // A refused write does not matter where everything is as it was all the same.
         let same = now == record.driver && overridden(found) == record.forced;
-        if back.is_ok() || same { After::AsBefore } else { After::NotAsBefore }
+        if back.is_ok() || same { After::AsBefore } else { After::NotAsBefore(found.bdf) }
     }
 
     fn leave_without(&self, found: &Found, forced: &str) -> Result<(), Step> {

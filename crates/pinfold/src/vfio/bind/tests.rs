@@ -183,6 +183,12 @@ fn a_driver_that_does_not_take_it() {
 }
 
 #[test]
+fn the_way_out_names_the_device() {
+    let words = After::NotAsBefore(bdf()).to_string();
+    assert!(words.contains("`echo 0000:01:00.0 | sudo tee /sys/bus/pci/drivers_probe`"), "{words}");
+}
+
+#[test]
 fn the_disk_of_a_mounted_file_system_is_not_taken_away() {
     let kernel = Kernel::new();
     let sys = kernel.root.path();

@@ -1,0 +1,67 @@
+//! A controller without an IOMMU: `unprotected BDF` writes over the first MiB of its first namespace and reads it back. The
+//! controller must be bound to `vfio-pci` by a kernel that allows this (`enable_unsafe_noiommu_mode`), and hugepages
+//! must be reserved: its addresses are physical ones.
+#![forbid(unsafe_code)]
+
+use pinfold::vfio::{Options, Way};
+use pinfold::{Arena, Exposure, Source};
+use pinfold_core::access::{FromDevice, ToDevice};
+use pinfold_nvme::driver::{Config, Controller, Finished, InFlight, Queue};
+use pinfold_nvme::vfio::{PciController, PciRegisters};
+use std::error::Error;
+use std::sync::Arc;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+const BYTES: usize = 1 << 20;
+/// What every controller takes in one command.
+const PIECE: usize = 4096;
+
+fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>) -> Outcome<P> {
+    let completion = queue.wait()?.ok_or("nothing was under way")?;
+    match in_flight.finish(completion) {
+        Finished::Done { payload, result } => result.map(|()| payload).map_err(Into::into),
+        _ => Err("no answer in time".into()),
+    }
+}
+
+/// The byte at this place: no page is like another.
+fn byte(at: usize) -> u8 {
+    u8::try_from((at ^ (at >> 8) ^ (at >> 16)) & 0xff).unwrap_or(0)
+}
+
+fn main() -> Outcome<()> {
+    let address = std::env::args().nth(1).ok_or("usage: unprotected BDF")?;
+    let pci = PciController::open(&address, &Options::new().way(Way::NoIommu), 1)?;
+    let domain = pci.domain().clone();
+    // Two hugepages lie side by side by chance only.
+    let page = || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
+    let (rings, data) = (page().build(&domain)?, page().build(&domain)?);
+    println!("rings at {}, data at {}", rings.iova(), data.iova());
+    let controller = Controller::start(pci.registers(), rings, Config::default())?;
+    let namespace = controller.namespaces().into_iter().next().ok_or("no namespace")?;
+    let mut queue = controller.create_queue(8)?;
+    let blocks = u32::try_from(PIECE)? / namespace.block_bytes;
+    let place = |at: usize| at as u64 / u64::from(namespace.block_bytes);
+
+    let pattern: Vec<u8> = (0..BYTES).map(byte).collect();
+    for at in (0..BYTES).step_by(PIECE) {
+        let buffer = data.alloc(PIECE)?;
+        buffer.memory().copy_from_slice(0, pattern.get(at..at + PIECE).unwrap_or_default())?;
+        let mapped = domain.map(buffer, ToDevice)?;
+        let flight = queue.write(namespace.nsid, place(at), blocks, mapped).map_err(|r| r.reason)?;
+        drop(finish(&mut queue, flight)?.unmap()?);
+    }
+    let mut found = vec![0; PIECE];
+    for at in (0..BYTES).step_by(PIECE) {
+        let mapped = domain.map(data.alloc(PIECE)?, FromDevice)?;
+        let flight = queue.read(namespace.nsid, place(at), blocks, mapped).map_err(|r| r.reason)?;
+        let mapped = finish(&mut queue, flight)?;
+        mapped.unmap()?.memory().copy_to_slice(0, &mut found)?;
+        if pattern.get(at..at + PIECE) != Some(&found) {
+            return Err(format!("what is read at {at:#x} is not what was written").into());
+        }
+    }
+    println!("1 MiB written and read back by physical addresses");
+    Ok(())
+}
