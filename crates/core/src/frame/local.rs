@@ -11,7 +11,8 @@ use super::{Frame, FrameError, Order};
 /// The magazine holds frames as parts of words of the map, found by the word's number. So a frame that comes back is
 /// checked against the magazine at once, frames of one word go back by one compare-and-swap, and a frame handed out
 /// and taken back costs no atomic read-modify-write. Frames that come back in any order gather there until their
-/// words are worth it: when the magazine is full, the words with the most frames go back first. All goes back on
+/// words are worth it: when the magazine is full, the highest words go back first, since the zone
+/// hands out low ones first: so what is free gathers at the top and becomes whole. All goes back on
 /// drop, and whenever the zone has run out ([`Zone::pressed`]) and the owner comes by.
 #[derive(Debug)]
 pub struct Local<'z> {
@@ -68,7 +69,7 @@ impl<'z> Local<'z> {
 
     /// How many frames lie in the magazine. O(words that it has frames of).
     pub fn held(&self) -> u32 {
-        self.magazine.held().frames
+        self.magazine.held()
     }
 
     /// One run of 2^order frames, aligned to its size; single frames come from the magazine. O(1) for order 0.
@@ -133,22 +134,15 @@ impl<'z> Local<'z> {
         self.fold_if_due();
     }
 
-    /// Gives back the words with the most frames until at most `keep` frames are held.
+    /// Gives back the highest words until at most `keep` frames are held: the zone hands out low ones first, so what is
+    /// high is left to become whole.
     fn trim(&mut self, keep: u32) {
         let mut held = self.magazine.held();
-        while held.frames > keep {
-            // Some way has the mean at least, so each turn gives something back.
-            let mean = held.frames.div_ceil(held.ways.max(1));
-            let mut from = 0;
-            while let Some(index) = self.magazine.next_used(from).filter(|_| held.frames > keep) {
-                let part = self.magazine.peek(index);
-                if part.len() >= mean {
-                    self.evict(index);
-                    held.frames -= part.len();
-                    held.ways -= 1;
-                }
-                from = index + 1;
-            }
+        let mut end = usize::MAX;
+        while let Some(index) = self.magazine.last_used(end).filter(|_| held > keep) {
+            held -= self.magazine.peek(index).len();
+            self.evict(index);
+            end = index;
         }
     }
 

@@ -17,13 +17,6 @@ pub(super) struct Magazine {
     current: usize,
 }
 
-/// How much lies in a magazine.
-#[derive(Clone, Copy)]
-pub(super) struct Held {
-    pub(super) frames: u32,
-    pub(super) ways: u32,
-}
-
 impl Magazine {
     /// An empty one with so many ways, a power of two.
     pub(super) fn new(ways: u32) -> Self {
@@ -40,12 +33,11 @@ impl Magazine {
         word as usize & (self.ways.len() - 1)
     }
 
-    pub(super) fn held(&self) -> Held {
-        let mut held = Held { frames: 0, ways: 0 };
-        let mut from = 0;
+    /// How many frames lie here. O(ways that have some).
+    pub(super) fn held(&self) -> u32 {
+        let (mut held, mut from) = (0, 0);
         while let Some(index) = self.next_used(from) {
-            held.frames += self.peek(index).len();
-            held.ways += 1;
+            held += self.peek(index).len();
             from = index + 1;
         }
         held
@@ -133,6 +125,25 @@ impl Magazine {
                     return Some(index);
                 }
                 used &= used - 1;
+            }
+        }
+        None
+    }
+
+    /// The last way below `end` that has frames.
+    pub(super) fn last_used(&self, end: usize) -> Option<usize> {
+        let end = end.min(self.ways.len());
+        let mut mask = !(!0 << (end % 64));
+        for word in (0..=end / 64).rev() {
+            let mut used = self.used.get(word).map_or(0, |used| used & mask);
+            mask = !0;
+            while used != 0 {
+                let bit = used.ilog2();
+                let index = word * 64 + bit as usize;
+                if self.ways[index].mask != 0 {
+                    return Some(index);
+                }
+                used &= !(1 << bit);
             }
         }
         None
