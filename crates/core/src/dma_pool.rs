@@ -12,10 +12,11 @@
 //!
 //! The blocks of a chunk are accounted for in *rows* of 64, 128 bytes each: a bit for each free block, a byte for each
 //! block's state, and who keeps the row. An owner ([`Local`]; the pool itself has one, under a lock, for calls without a
-//! `Local`) keeps rows and draws blocks from them into a magazine, half a magazine at a time. Alloc and free through a
-//! `Local` touch its magazine and the block's state by plain loads and stores. A free finds its row from the
+//! `Local`) keeps rows and has one of them at hand, whose free blocks are its magazine: one word of bits. Alloc and free
+//! through a `Local` clear or set a bit of that word and write the block's state, by plain loads and stores. When it is
+//! empty, or a block of another row is freed, that other row is the one at hand. A free finds its row from the
 //! address: a range check, a table that the pool owns, a multiplication and a shift; never a header. Of a block of the
-//! same row as the last one the multiplication alone proves where it is.
+//! row at hand the multiplication alone proves where it is.
 //!
 //! A row whose blocks are all out is nobody's, and whoever frees one of them keeps it next; a block of a row that another
 //! owner keeps is *posted* to that owner. Rows that are wholly free go to and from the depot, many at a time.
