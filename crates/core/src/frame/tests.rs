@@ -256,7 +256,8 @@ fn read_modify_writes_are_few() {
         (0..1_usize << 16).for_each(|i| local.free(all[i * 7919 % (1 << 16)], Order::PAGE).unwrap());
         all.clear();
     }
-    assert!(rmw_count() <= 131_072 / 50, "{} for 131,072 operations", rmw_count());
+    // Each word goes out once; back, the highest go more than once, half full, so that regions become whole again.
+    assert!(rmw_count() <= 131_072 / 40, "{} for 131,072 operations", rmw_count());
     let mut slots = vec![None; 512];
     assert_eq!(local.fill(&mut slots), 512);
     rmw_reset();
