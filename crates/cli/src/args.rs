@@ -299,7 +299,7 @@ pub(crate) struct NvmeArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BindArgs {
     /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
-    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    #[arg(value_name = "BDF", required = true)]
     pub(crate) devices: Vec<Bdf>,
 
     /// Also where a file system, swap or a network interface on it is in use
@@ -314,7 +314,7 @@ pub(crate) struct BindArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UnbindArgs {
     /// The addresses of PCI devices: 0000:01:00.0, or 01:00.0
-    #[arg(value_name = "BDF", required = true, value_parser = crate::bind::address)]
+    #[arg(value_name = "BDF", required = true)]
     pub(crate) devices: Vec<Bdf>,
 
     /// Print one JSON object a device

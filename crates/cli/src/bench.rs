@@ -1,9 +1,7 @@
 //! `bench`: head to head with what Pinfold replaces.
 
 mod iops;
-mod kernel;
-
-pub(crate) use kernel::KernelError;
+pub(crate) mod kernel;
 
 use crate::args::BenchArgs;
 use crate::failure::Failure;

@@ -3,7 +3,7 @@
 use crate::args::{BindArgs, UnbindArgs};
 use crate::failure::Failure;
 use crate::output;
-use pinfold::vfio::{Bdf, Binder, Handed};
+use pinfold::vfio::{Binder, Handed};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -73,11 +73,6 @@ fn words(handed: &Handed) -> String {
         );
     }
     line
-}
-
-/// An address on the command line.
-pub(crate) fn address(text: &str) -> Result<Bdf, pinfold::vfio::NotBdf> {
-    text.parse()
 }
 
 #[cfg(test)]

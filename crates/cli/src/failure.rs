@@ -173,7 +173,7 @@ pub(crate) enum Failure {
     Bench(#[from] pinfold_bench::BenchError),
     /// The kernel's side of a comparison was not measured.
     #[error(transparent)]
-    Kernel(#[from] crate::bench::KernelError),
+    Kernel(#[from] crate::bench::kernel::KernelError),
     /// A picture could not be written.
     #[error("{} could not be written: {error}; name a folder that may be written with --plot", path.display())]
     Plot {
