@@ -49,6 +49,11 @@ pub(crate) trait Mapper: Send + Sync {
         true
     }
 
+    /// Whether what is mapped counts against `RLIMIT_MEMLOCK`: what is translated is pinned for it.
+    fn is_charged(&self) -> bool {
+        self.translates()
+    }
+
     /// As for [`Backend::place`](pinfold_core::domain::Backend::place).
     fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
@@ -78,6 +83,9 @@ impl<M: Mapper + ?Sized> Mapper for std::sync::Arc<M> {
     }
     fn translates(&self) -> bool {
         (**self).translates()
+    }
+    fn is_charged(&self) -> bool {
+        (**self).is_charged()
     }
     fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         (**self).place(memory)

@@ -68,7 +68,7 @@ impl<M: Mapper> KernelTable<M> {
         if let Some(limit) = self.limit.filter(|limit| entries >= *limit) {
             return Err(BackendError::NoEntries { limit, remedy: self.mapper.more_entries().to_owned() });
         }
-        if self.mapper.translates() {
+        if self.mapper.is_charged() {
             refuse_hopeless(account.pinned, iova.len())?;
         }
         account.live.insert(iova.start().raw(), Entry { len: iova.len(), addr: memory.addr() });
