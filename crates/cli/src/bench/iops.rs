@@ -4,7 +4,7 @@
 //! It reads 4 KiB anywhere on the first namespace, 64 at a time, and never writes. Every run opens the device anew and
 //! takes its figure from the first request to the last completion.
 
-use super::kernel::{self, Fio, KernelError};
+use super::kernel::{self, Fio};
 use crate::args::{IoArgs, Memory, Protect, Rw, StackArgs};
 use crate::failure::Failure;
 use crate::io;
@@ -16,7 +16,7 @@ use pinfold::vfio::{Bdf, BindError, Binder};
 use pinfold_bench::harness::{Samples, Subject};
 use pinfold_bench::{Harness, Metric, Options, Record, Turn};
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What it measures.
@@ -25,7 +25,7 @@ pub(super) const ABOUT: &str = "requests a second, 4 KiB read anywhere, 64 at a 
 const CASE: &str = "randread-4k-64";
 const BLOCK: u64 = 4096;
 const DEPTH: u32 = 64;
-/// Of one run, seconds.
+/// How long a run is.
 const RUN: Duration = Duration::from_secs(2);
 const QUICK_RUN: Duration = Duration::from_secs(1);
 /// What the kernel has to write to hand a device over.
@@ -112,7 +112,8 @@ pub(super) fn run(able: &Able, options: Options, watch: &dyn Fn(Turn)) -> Result
         Subject::new(name, move |out: &mut Samples| {
             let rate = match who {
                 Who::Kernel(words) => {
-                    let ran = controller.give().and_then(|disk| Ok(fio(able, &disk, runtime, words)?));
+                    let reads = |disk: PathBuf| Ok(able.fio.reads(&disk, (BLOCK, DEPTH), runtime, words)?);
+                    let ran = controller.give().and_then(reads);
                     // It was ended by the same signal; what it says then is of no interest.
                     if interrupt.asked() {
                         return Err(crate::copy::error::PumpError::Interrupted.into());
@@ -132,11 +133,7 @@ pub(super) fn run(able: &Able, options: Options, watch: &dyn Fn(Turn)) -> Result
     Harness::new("vfio", options, watch).interleave(subjects.collect())
 }
 
-fn fio(able: &Able, disk: &Path, runtime: Duration, words: &[&str]) -> Result<f64, KernelError> {
-    able.fio.reads(disk, (BLOCK, DEPTH), runtime, words)
-}
-
-/// The same for `pinfold io`.
+/// What `pinfold io` is told.
 fn words((bdf, nsid): (Bdf, Option<u32>), runtime: Duration, protect: Protect, poll: bool) -> IoArgs {
     IoArgs {
         target: TargetSpec::Vfio { bdf, nsid },

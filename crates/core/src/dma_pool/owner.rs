@@ -111,6 +111,7 @@ impl Owner {
             };
             self.turn_to(geometry, row, ROW, stands);
         }
+        // Also after the look above: a post of the same block may have been collected on the way here.
         let live = row.is_live(bit);
         if live {
             row.set_free(bit);

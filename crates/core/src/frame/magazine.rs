@@ -11,7 +11,7 @@ pub(super) struct Magazine {
     ways: Box<[Part]>,
     /// A bit for each way that has a word, and for some that have none.
     used: Box<[u64]>,
-    /// How many bits those are.
+    /// How many bits those are: an empty magazine is not searched.
     uses: u32,
     /// The way that the next frame comes from: its frames came back last.
     current: usize,

@@ -160,11 +160,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// Takes a page back into the magazine; one of another pool goes to its own.
     #[inline(always)]
     pub fn recycle(&mut self, page: Page<S>) {
-        if page.shared != self.keep.as_ptr() {
-            return drop(page);
-        }
-        let frame = page.into_entry().frame();
-        self.put_owned::<true>(frame);
+        self.take_back::<true>(page);
     }
 
     /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
@@ -172,11 +168,16 @@ impl<S: ChunkSource> PagePool<S> {
     #[doc(hidden)]
     #[inline(always)]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
+        self.take_back::<false>(page);
+    }
+
+    #[inline(always)]
+    fn take_back<const COUNT: bool>(&mut self, page: Page<S>) {
         if page.shared != self.keep.as_ptr() {
             return drop(page);
         }
         let frame = page.into_entry().frame();
-        self.put_owned::<false>(frame);
+        self.put_owned::<COUNT>(frame);
     }
 
     /// Takes a raw page back into the magazine.
