@@ -56,11 +56,11 @@ drive() { machine+=(-drive "id=$1,file=$2,if=none,format=raw,cache=unsafe,discar
 # Without "erms" and "fsrm", with which kernel and C library would copy by `rep movsb`: a byte at a time under emulation.
 cpu_model=qemu64,+pdpe1gb,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt
 
-# channel_arguments WORK: the guest's log, and three byte streams to the host: output, errors, and requests.
+# channel_arguments WORK: the guest's log, and four byte streams to the host: output, errors, requests, and signs of life.
 channel_arguments() {
     local work=$1 name
     machine+=(-chardev "file,id=log,path=$work/guest.log" -serial chardev:log -device virtio-serial-pci,bus=pcie.0,addr=0x10)
-    for name in out err control; do
+    for name in out err control beat; do
         machine+=(-chardev "file,id=$name,path=$work/$name" -device "virtserialport,chardev=$name,name=$name")
     done
     machine+=(-qmp "pipe:$work/qmp")
