@@ -60,7 +60,8 @@ pub fn abandoned_buffers() -> u64 {
 ///
 /// Dropping it waits until the kernel is done with all buffers, at most 30 s (kernels before 5.11: without limit);
 /// those that it still holds then are leaked and [counted](abandoned_buffers), never freed. What was queued and not
-/// yet submitted is not begun.
+/// yet submitted is not begun. File and registered memory are the kernel's no more when a drop on the queue's own thread
+/// returns.
 pub struct FileQueue<'m, B: Pinned> {
     target: Target,
     ring: Ring,
@@ -378,6 +379,7 @@ impl<B: Pinned> Drop for FileQueue<'_, B> {
                 }
             });
             if self.ring.in_kernel() == 0 {
+                self.ring.give_back();
                 return;
             }
             let patience = end.saturating_duration_since(Instant::now());

@@ -3,6 +3,7 @@
 use super::super::*;
 use super::memory::{Counted, Pages, create, pattern, waiting};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -53,5 +54,39 @@ fn a_drop_waits_for_the_kernel_and_leaks_what_it_never_gives_back() {
         assert!(start.elapsed() < Duration::from_secs(10));
         assert_eq!(freed.load(Ordering::SeqCst), usize::from(answered));
         assert!(answered || abandoned_buffers() > before);
+    }
+}
+
+/// Whether anybody has the file open to write it: a read lease is refused then (`fcntl(2)`). `None` where the file system
+/// has no leases.
+fn is_being_written(path: &Path) -> Option<bool> {
+    let reader = std::fs::File::open(path).unwrap();
+    // SAFETY: the call takes no memory, and the descriptor is open.
+    match unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) } {
+        0 => Some(false),
+        _ => match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::EAGAIN) => Some(true),
+            _ => None,
+        },
+    }
+}
+
+#[test]
+fn a_queue_that_is_gone_has_its_file_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("let go");
+    std::fs::write(&path, pattern(1 << 20, 0)).unwrap();
+    for one_thread in [true, false] {
+        let options = Options { one_thread, ..Options::default() };
+        let mut queue = FileQueue::<Pages>::open(&path, &create(), &options).unwrap();
+        queue.read(Pages::new(4096), 0, 4096, 0).unwrap();
+        queue.submit().unwrap();
+        let Some(open) = is_being_written(&path) else {
+            println!("not tried: the file system has no leases");
+            return;
+        };
+        assert!(open);
+        drop(queue);
+        assert_eq!(is_being_written(&path), Some(false), "one thread: {one_thread}");
     }
 }
