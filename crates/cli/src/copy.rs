@@ -79,7 +79,7 @@ impl Job {
 
 fn open_source(spec: &TargetSpec, poll: bool) -> Result<(Place, u64), Failure> {
     match spec {
-        TargetSpec::File(path) => Ok(Place::read_file(spec, path)?),
+        TargetSpec::File(path) => Ok(Place::existing(spec, path, false)?),
         TargetSpec::SoftImage(path) => Ok(Place::image(spec, path, false)?),
         TargetSpec::SoftMemory(_) => Err(LimitError::EmptySource(spec.to_string()).into()),
         TargetSpec::Vfio { bdf, nsid } => Ok(Place::pci(spec, *bdf, *nsid, u32::from(!poll))?),

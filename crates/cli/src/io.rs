@@ -15,8 +15,8 @@ use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::stack::Stack;
-use crate::target::Bytes;
 use crate::target::spec::TargetSpec;
+use crate::target::{Bytes, file};
 use crate::units::TimeSpan;
 use cpu::CpuAccount;
 use engine::Workload;
@@ -52,8 +52,7 @@ fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
             let (scratch, file) = Scratch::create(path)?;
             return Ok((Place::staged(spec, path, file, size.0), size.0, Some(scratch)));
         }
-        TargetSpec::File(path) if args.writes() => Place::write_file(spec, path)?,
-        TargetSpec::File(path) => Place::read_file(spec, path)?,
+        TargetSpec::File(path) => Place::existing(spec, path, args.writes())?,
     };
     if args.writes() && !args.force && place.holds_data() {
         return Err(OpenError::HoldsData(place.name).into());
@@ -78,7 +77,7 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
 pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
     let (place, capacity, scratch) = place(args)?;
     let (least, most) = args.lengths();
-    limits::check(least, args.iodepth, &[&place])?;
+    let (shortest, _) = limits::check(least, args.iodepth, &[&place])?;
     let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
     let blocks = region(args, &place.name, capacity, block)?;
     let jobs = usize::from(args.numjobs);
@@ -88,7 +87,8 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     let slots = depth.saturating_mul(jobs);
     let stack =
         Stack::build(args.stack, domain_of(&[&place])?, (slots, block), u64::from(place.has_controller()))?;
-    let mut opened = Opened::open(place, &stack, Use { block, depth, jobs, poll: args.poll })?;
+    let how = Use { block: file::granule((shortest, block)), depth, jobs, poll: args.poll };
+    let mut opened = Opened::open(place, &stack, how)?;
     limits::check_opened(block, depth, opened.target().info())?;
     let mut buffers = stack.buffers()?;
     fill(&mut buffers, block)?;
@@ -106,11 +106,8 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         go(&mut opened, (lay_out, Task::Run), &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
-    let (task, title) = if args.verify {
-        (Task::Check(usize::try_from(least.0).unwrap_or(block)), "verifying")
-    } else {
-        (Task::Run, "running")
-    };
+    let (task, title) =
+        if args.verify { (Task::Check(shortest), "verifying") } else { (Task::Run, "running") };
     let before = CpuTime::here();
     let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
     let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);

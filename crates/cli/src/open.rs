@@ -36,8 +36,8 @@ pub(crate) enum OpenError {
         /// What it said.
         error: io::Error,
     },
-    /// A folder, a device, a pipe.
-    #[error("{0} is not a regular file: name a file or an image")]
+    /// A folder, a pipe, a device that is none of blocks.
+    #[error("{0} is not a regular file: name a file or an image, or a block device without soft:")]
     NotRegular(String),
     /// An image that is no whole number of blocks.
     #[error(
@@ -160,6 +160,7 @@ fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => ": check the path",
         io::ErrorKind::PermissionDenied => ": check who may read and write it",
+        io::ErrorKind::ResourceBusy => ": it is in use: unmount it, or name another (lsblk shows who has it)",
         io::ErrorKind::ReadOnlyFilesystem => ": choose a place on another file system",
         _ => "",
     }

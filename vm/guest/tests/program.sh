@@ -30,3 +30,22 @@ program_uses_and_returns_hugepages() {
     wait $!
     same "free hugepages afterwards" "$before" "$(free_hugepages)"
 }
+
+# The kernel's own disks, as they are met on a machine without anything taken from the kernel.
+program_uses_block_devices() {
+    node=$(disk $nvme1 1)
+    refused 'holds data that would be written over' pinfold io "$node" --rw randwrite --size 16M
+    pinfold io "$node" --rw randrw --bsrange 4k-256k --iodepth 16 --number-ios 500 --size 16M --verify --force >/tmp/io
+    has /tmp/io '^Verified: 500 requests'
+    pinfold copy "$node" /tmp/whole --size 16M --verify
+    cmp -n 16777216 "$node" /tmp/whole
+    refused '268435456' pinfold io "$node" --rw randread --size 257M
+    refused 'not a regular file' pinfold copy /tmp/whole "$node" --force
+    refused 'without soft:' pinfold copy "soft:$node" /tmp/other
+    # Somebody else's: read, not written.
+    mkswap "$node" >/dev/null
+    swapon "$node"
+    refused 'in use: unmount it' pinfold io "$node" --rw randwrite --size 1M --force
+    pinfold io "$node" --rw randread --size 1M
+    swapoff "$node"
+}

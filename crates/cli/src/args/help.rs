@@ -4,7 +4,8 @@ macro_rules! targets {
     () => {
         "\
 Targets:
-  file:PATH   a file, by io_uring, past the page cache where the file system allows it; a bare PATH is the same
+  file:PATH   a file, by io_uring, past the page cache where the file system allows it; a bare PATH is the same. A block
+              device is read by `copy` and `io`, and written by `io --force` where nobody else has it
   soft:SIZE   a model NVMe controller on SIZE bytes of memory: zeroes at first, gone at the end
   soft:IMAGE  the same on an image file (a name that reads as a size: soft:./512M)
   vfio:BDF    a real NVMe controller that is bound to vfio-pci: its first namespace, or vfio:BDF/NSID
@@ -64,8 +65,8 @@ pub(super) const IO: &str = concat!(
     targets!(),
     "
 The words are fio's. It ends when --size bytes have been moved or --runtime is over, whichever comes first; with
---time-based only the time counts. What an existing file or image holds is written over only with --force. A file
-that does not exist is made with --size bytes, written once before it is read, and removed at the end.
+--time-based only the time counts. What an existing file, image or device holds is written over only with --force.
+A file that does not exist is made with --size bytes, written once before it is read, and removed at the end.
 ",
     exits!(),
     "

@@ -65,9 +65,13 @@ struct Check<'a, 't, B> {
     compared: u64,
 }
 
-/// What is checked as one: the target's block; of a file, which has none, what its requests are multiples of.
-pub(crate) fn unit<B>(target: &dyn Target<B>) -> usize {
-    target.info().block.max(file::BLOCK)
+/// What is checked as one, and what every request of `lengths` (fewest and most bytes) is a multiple of, in place and
+/// length: the target's block; of a file, which has none, what it was opened for.
+pub(crate) fn unit<B>(target: &dyn Target<B>, lengths: (usize, usize)) -> usize {
+    match target.info().block {
+        1 => file::granule(lengths).max(file::BLOCK),
+        block => block,
+    }
 }
 
 /// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
@@ -79,7 +83,7 @@ pub(crate) fn run<B: Bytes>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<(Outcome, Verified), PumpError> {
-    let block = unit(target);
+    let block = unit(target, (least, workload.block));
     let lengths = ((least / block).max(1), (workload.block / block).max(1));
     let mut ledger = Ledger::new(workload.blocks, block);
     let mut compared_bytes = 0;

@@ -7,8 +7,9 @@ use pinfold::Domain;
 use pinfold::vfio::{Bdf, Options};
 use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The block of a model controller.
@@ -95,16 +96,15 @@ impl Place {
         Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
     }
 
-    /// A file that exists, to be read, and how many bytes it has.
-    pub(crate) fn read_file(spec: &TargetSpec, path: &Path) -> Result<(Self, u64), OpenError> {
-        let (file, bytes) = open_regular(path, false, spec.to_string())?;
-        Ok((Self { name: spec.to_string(), path: path.to_owned(), medium: Medium::File(file) }, bytes))
-    }
-
-    /// A file that exists, to be read and written.
-    pub(crate) fn write_file(spec: &TargetSpec, path: &Path) -> Result<(Self, u64), OpenError> {
-        let (file, bytes) = open_regular(path, true, spec.to_string())?;
-        Ok((Self { name: spec.to_string(), path: path.to_owned(), medium: Medium::File(file) }, bytes))
+    /// A file or a block device that exists, to be read and, where `write` says so, written; and how many bytes it has.
+    pub(crate) fn existing(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let (file, bytes) = if is_block_device(path) {
+            open_device(path, write, &name)?
+        } else {
+            open_regular(path, write, name.clone())?
+        };
+        Ok((Self { name, path: path.to_owned(), medium: Medium::File(file) }, bytes))
     }
 
     /// An image that exists, and how many bytes it has.
@@ -170,10 +170,10 @@ impl Place {
         }
     }
 
-    /// Whether any block of its file is not a hole; of a real controller it is taken for granted.
+    /// Whether any block of its file is not a hole; of a real controller and a block device it is taken for granted.
     pub(crate) fn holds_data(&self) -> bool {
-        self.domain().is_some()
-            || self.file().and_then(|file| file.metadata().ok()).is_some_and(|metadata| metadata.blocks() > 0)
+        let used = |metadata: Metadata| metadata.file_type().is_block_device() || metadata.blocks() > 0;
+        self.domain().is_some() || self.file().and_then(|file| file.metadata().ok()).is_some_and(used)
     }
 }
 
@@ -193,6 +193,20 @@ pub(crate) fn domain_of(places: &[&Place]) -> Result<Domain, OpenError> {
         Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),
         None => Ok(domain.clone()),
     }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+}
+
+/// A block device; one that is written must be nobody else's: no file system's, no swap, no part of another device.
+fn open_device(path: &Path, write: bool, name: &str) -> Result<(File, u64), OpenError> {
+    let system = |error| OpenError::System { name: name.to_owned(), error };
+    let flags = if write { OFlags::EXCL.bits().cast_signed() } else { 0 };
+    let mut file =
+        OpenOptions::new().read(true).write(write).custom_flags(flags).open(path).map_err(system)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(system)?;
+    Ok((file, bytes))
 }
 
 fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), OpenError> {

@@ -28,6 +28,11 @@ impl Bytes for Buffer {
     }
 }
 
+/// The largest power of two, up to a page, that both are multiples of: O_DIRECT is asked whether it takes that.
+pub(crate) fn granule((fewest, most): (usize, usize)) -> usize {
+    1 << (fewest | most).trailing_zeros().min(12)
+}
+
 /// A file as a target. It grows with what is written.
 #[derive(Debug)]
 pub(crate) struct FileTarget<'m, B: Pinned> {
@@ -48,7 +53,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         memory: Fixed<'m>,
         (one_thread, poll): (bool, bool),
     ) -> Result<Self, FileError> {
-        let block = u32::try_from(1usize << block.trailing_zeros().min(12)).unwrap_or(4096);
+        let block = u32::try_from(granule((block, block))).unwrap_or(4096);
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let fixed = [memory];
         let options = Options { depth, direct: true, block, fixed: &fixed, ring: true, one_thread, poll };
