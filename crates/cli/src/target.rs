@@ -78,6 +78,8 @@ pub(crate) struct Info {
     pub(crate) capacity: Option<u64>,
     /// The unit of offsets, bytes: a power of two.
     pub(crate) block: usize,
+    /// What requests are best multiples of, in place and length, bytes: the block, or what a file without one was opened for.
+    pub(crate) unit: usize,
     /// How many requests may be in flight.
     pub(crate) max_depth: usize,
     /// The largest request, bytes.

@@ -124,7 +124,7 @@ fn go<B: Bytes>(
             Ok(Did { outcome, verified: None })
         }
         Task::Check(least) => {
-            let unit = verify::unit(target, (least, workload.block));
+            let unit = target.info().unit;
             let region = workload.blocks.saturating_mul(workload.block as u64);
             let workload = Workload { blocks: region / unit as u64, ..*workload };
             let (outcome, verified) = verify::run(target, (&workload, least), buffers, progress, interrupt)?;

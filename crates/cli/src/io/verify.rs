@@ -12,7 +12,7 @@ use crate::copy::error::PumpError;
 use crate::lane::{Landed, Lane};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Request, Target, Way, file};
+use crate::target::{Bytes, Request, Target, Way};
 use ledger::{Ledger, Run};
 use std::time::{Duration, Instant};
 
@@ -65,15 +65,6 @@ struct Check<'a, 't, B> {
     compared: u64,
 }
 
-/// What is checked as one, and what every request of `lengths` (fewest and most bytes) is a multiple of, in place and
-/// length: the target's block; of a file, which has none, what it was opened for.
-pub(crate) fn unit<B>(target: &dyn Target<B>, lengths: (usize, usize)) -> usize {
-    match target.info().block {
-        1 => file::granule(lengths).max(file::BLOCK),
-        block => block,
-    }
-}
-
 /// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
 /// of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
 pub(crate) fn run<B: Bytes>(
@@ -83,7 +74,8 @@ pub(crate) fn run<B: Bytes>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<(Outcome, Verified), PumpError> {
-    let block = unit(target, (least, workload.block));
+    // What is checked as one.
+    let block = target.info().unit;
     let lengths = ((least / block).max(1), (workload.block / block).max(1));
     let mut ledger = Ledger::new(workload.blocks, block);
     let mut compared_bytes = 0;

@@ -42,6 +42,7 @@ pub(crate) struct Fake<B = Vec<u8>> {
     pub(crate) requests: usize,
     pub(crate) at_most: usize,
     pub(crate) synced: bool,
+    is_direct: bool,
     random: u64,
 }
 
@@ -51,6 +52,7 @@ impl<B: Bytes> Fake<B> {
             name: "fake".into(),
             capacity: Some(data.len() as u64),
             block,
+            unit: block,
             max_depth: 1024,
             max_transfer: usize::MAX,
         };
@@ -63,8 +65,15 @@ impl<B: Bytes> Fake<B> {
             requests: 0,
             at_most: 0,
             synced: false,
+            is_direct: false,
             random: 0x9e37_79b9_7f4a_7c15,
         }
+    }
+
+    /// Of a file that was opened past the page cache for multiples of `unit` bytes: it takes no others.
+    pub(crate) fn direct(mut self, unit: usize) -> Self {
+        (self.info.block, self.info.unit, self.is_direct) = (1, unit, true);
+        self
     }
 
     pub(crate) fn grows(mut self) -> Self {
@@ -116,6 +125,10 @@ impl<B: Bytes> Target<B> for Fake<B> {
     fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
         assert!(request.offset.is_multiple_of(self.info.block as u64));
         assert!(request.len > 0);
+        if self.is_direct {
+            assert!(request.offset.is_multiple_of(self.info.unit as u64), "at {}", request.offset);
+            assert!(request.len.is_multiple_of(self.info.unit), "{} bytes", request.len);
+        }
         assert!(self.in_flight.iter().all(|other| other.slot != request.slot), "a slot used twice");
         self.requests += 1;
         if let Some((at, len)) = self.shrink

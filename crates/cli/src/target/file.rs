@@ -53,7 +53,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         memory: Fixed<'m>,
         (one_thread, poll): (bool, bool),
     ) -> Result<Self, FileError> {
-        let block = u32::try_from(granule((block, block))).unwrap_or(4096);
+        let unit = granule((block, block));
+        let block = u32::try_from(unit).unwrap_or(4096);
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let fixed = [memory];
         let options = Options { depth, direct: true, block, fixed: &fixed, ring: true, one_thread, poll };
@@ -62,6 +63,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             name: path.display().to_string(),
             capacity: None,
             block: 1,
+            unit,
             max_depth: MAX_DEPTH,
             max_transfer: MAX_TRANSFER,
         };

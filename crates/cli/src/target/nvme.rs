@@ -59,10 +59,12 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             None => controller.create_queue(depth)?,
             Some(vector) => controller.create_queue_with(depth, vector)?,
         };
+        let block = namespace.block_bytes as usize;
         let info = Info {
             name,
             capacity: Some(namespace.bytes()),
-            block: namespace.block_bytes as usize,
+            block,
+            unit: block,
             max_depth: controller.max_depth(),
             max_transfer: MAX_TRANSFER,
         };

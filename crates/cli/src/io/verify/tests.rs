@@ -1,6 +1,6 @@
 use super::*;
 use crate::target::fake::{Fake, Fault};
-use crate::target::{Done, Info, Refused, TargetError};
+use crate::target::{Done, Info, Refused, TargetError, file};
 use sha2::{Digest, Sha256};
 
 fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
@@ -147,39 +147,13 @@ fn a_failure_ends_it_and_gives_the_buffers_back() {
     }
 }
 
-/// A file as O_DIRECT has it: it takes multiples of so many bytes.
-struct Direct {
-    file: Fake,
-    grain: usize,
-}
-
-impl Target<Vec<u8>> for Direct {
-    fn info(&self) -> &Info {
-        self.file.info()
-    }
-    fn submit(&mut self, request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
-        assert!(request.offset.is_multiple_of(self.grain as u64), "{request:?}");
-        assert!(request.len.is_multiple_of(self.grain), "{request:?}");
-        self.file.submit(request)
-    }
-    fn poll(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
-        self.file.poll(done)
-    }
-    fn wait(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
-        self.file.wait(done)
-    }
-    fn sync(&mut self) -> Result<(), TargetError> {
-        self.file.sync()
-    }
-}
-
 #[test]
 fn requests_of_a_file_are_multiples_of_what_it_was_opened_for() {
     for (least, most, grain) in
         [(4096, 4096, 4096), (4096, 65_536, 4096), (4096, 6144, 2048), (512, 4096, 512)]
     {
-        let mut target = Direct { file: Fake::new(vec![0; 64 * grain], 1), grain };
-        assert_eq!(unit(&target, (least, most)), grain);
+        assert_eq!(file::granule((least, most)), grain);
+        let mut target = Fake::new(vec![0; 64 * grain], 1).direct(grain);
         let workload = Workload { block: most, ..workload(Rw::Randrw, 64, 300) };
         let mut buffers = vec![vec![0; most]; 8];
         let interrupt = Interrupt::default();
