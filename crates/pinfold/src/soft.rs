@@ -4,16 +4,17 @@
 //! unpleasant as the specification lets it be:
 //!
 //! - its IOTLB keeps every entry until it is told to drop it, or until the room is needed;
-//! - its walk caches hold table pages, and a flush of leaves alone leaves them there;
-//! - a flush takes effect at once or at the last moment, and is over late and out of order if it is so
-//!   [configured](SoftConfig);
-//! - with caching mode it also remembers that nothing was mapped;
+//! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them there;
+//! - each request of a batch takes effect at a time of its own, and batches complete late and out of order if it is so
+//!   [configured](SoftConfig); completions are published in order, as the sequence of an invalidation queue is;
+//! - with caching mode it also caches entries that are not present, at every level;
 //! - it decodes table entries by itself, not by the core's code that wrote them.
 //!
 //! It does no harm that a real IOMMU could not do either: it only touches memory that was admitted to it, so that
 //! a wrong entry is a [`Fault`] and not a wild access. "Physical" addresses are addresses in this process.
 //!
-//! Its cost model is a time line and not a thread: a flush that is submitted at t is over at max(t, previous) + cost.
+//! Its cost model is a time line and not a thread: a batch that is submitted at t completes at max(t, previous) + cost,
+//! and later at random. What is due takes effect when a waiter polls.
 //! So a waiter really waits, also on two cores.
 
 use pinfold_core::addr::{PhysAddr, PhysRange};

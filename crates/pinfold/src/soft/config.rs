@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// When, between its submission and its end, a flush takes effect.
+/// When, between the submission and the completion of their batch, requests take effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// When it is submitted: this finds flushes that are submitted before entries are cleared.
     AtOnce,
     /// When it is over: this finds what does not wait for it.
     AtLast,
-    /// One or the other.
+    /// Each request by itself: at once, at the last moment, or at any time between.
     AtRandom,
 }
 
@@ -21,13 +21,14 @@ pub struct SoftConfig {
     pub iotlb_entries: usize,
     /// What a batch of flushes costs: one that is submitted at t is over at max(t, previous) + cost.
     pub flush_cost: Duration,
-    /// A flush is over up to this much later, at random, and so out of order.
+    /// A batch completes up to this much later, at random (a thousandth of it is as likely as all of it), and so out
+    /// of order.
     pub late_by: Duration,
-    /// When, until then, it takes effect.
+    /// When, until then, its requests take effect.
     pub effect: Effect,
     /// What the randomness starts from.
     pub seed: u64,
-    /// Entries that are not present are cached too (VT-d: caching mode), so that a map needs a flush.
+    /// Entries that are not present are cached too, at every level (VT-d: caching mode), so that a map needs a flush.
     pub caching_mode: bool,
     /// From this batch on (the first is 1) no flush is ever over: the IOMMU hangs.
     pub hang_from: Option<u64>,
@@ -35,6 +36,9 @@ pub struct SoftConfig {
     pub timeout: Duration,
     /// Memory for I/O page tables, in bytes; used as it is needed.
     pub table_bytes: usize,
+    /// The largest piece of memory that is physically contiguous, rounded up to a power of two: a buffer that is
+    /// larger is mapped in several steps, as scattered pages are. `None`: all memory is contiguous.
+    pub contiguous_bytes: Option<u64>,
     /// Levels of the table: 3 for 39 bits of address, 4 for 48, 5 for 57.
     pub levels: u8,
 }
@@ -52,6 +56,7 @@ impl Default for SoftConfig {
             hang_from: None,
             timeout: Duration::from_secs(5),
             table_bytes: 16 << 20,
+            contiguous_bytes: None,
             levels: 4,
         }
     }

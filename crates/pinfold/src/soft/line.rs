@@ -1,92 +1,144 @@
-//! The time line: when which flush takes effect.
+//! The time line: when each request of each batch takes effect, and when each batch completes.
+//!
+//! Batches complete in any order, and are published in the order of their tickets. Between its submission and the
+//! completion of its batch each request takes effect at a time of its own, so that a half-executed batch is a state
+//! that devices run in.
 
 use super::config::Effect;
-use pinfold_core::invalidate::{Batch, Flush, Ticket};
+use pinfold_core::invalidate::{Flush, Ticket};
 use std::collections::VecDeque;
 
-/// A batch on its way.
-#[derive(Debug)]
-pub(super) struct Pending {
-    ticket: Ticket,
-    /// When it is over; `u64::MAX` for never.
-    at_ns: u64,
-    /// Whether it has taken effect.
-    effected: bool,
-    pub(super) whole: bool,
-    pub(super) flushes: Vec<Flush>,
+/// What a request drops from the caches of every device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Invalidation {
+    /// All that is cached.
+    Whole,
+    /// All that is cached for a range.
+    Range(Flush),
 }
 
-/// All batches on their way, in the order of their tickets.
+/// A request that has not taken effect, and when it will.
+#[derive(Debug)]
+struct Request {
+    what: Invalidation,
+    at_ns: u64,
+}
+
+/// A batch in flight.
+#[derive(Debug)]
+struct Pending {
+    ticket: Ticket,
+    /// When it completes; `u64::MAX` for never.
+    at_ns: u64,
+    /// The requests that have not taken effect. None is due later than the batch.
+    requests: Vec<Request>,
+}
+
+/// All batches in flight, in the order of their tickets.
 #[derive(Debug)]
 pub(super) struct TimeLine {
     pending: VecDeque<Pending>,
     last_ns: u64,
     random: u64,
     submitted: u64,
-    spare: Vec<Vec<Flush>>,
+    /// Requests that take effect together.
+    due: Vec<Invalidation>,
+    spare: Vec<Vec<Request>>,
 }
 
 impl TimeLine {
     pub(super) fn new(seed: u64) -> Self {
-        Self { pending: VecDeque::new(), last_ns: 0, random: seed | 1, submitted: 0, spare: Vec::new() }
+        Self {
+            pending: VecDeque::new(),
+            last_ns: 0,
+            random: seed | 1,
+            submitted: 0,
+            due: Vec::new(),
+            spare: Vec::new(),
+        }
     }
 
-    /// Adds a batch at the time `now_ns`. `effect` happens now or when the batch is over.
+    /// Adds a batch at the time `now_ns`; `effect` is called with the requests that take effect at once, if any do.
     pub(super) fn add(
         &mut self,
-        batch: &Batch,
+        batch: impl IntoIterator<Item = Invalidation>,
         ticket: Ticket,
         now_ns: u64,
         model: &Model,
-        effect: impl FnOnce(&Pending),
+        effect: impl FnOnce(&[Invalidation]),
     ) {
         self.submitted += 1;
         self.last_ns = self.last_ns.max(now_ns).saturating_add(model.cost_ns);
-        let late = if model.late_ns == 0 { 0 } else { self.next_random() % model.late_ns };
         let hangs = model.hang_from.is_some_and(|first| self.submitted >= first);
-        let at_ns = if hangs { u64::MAX } else { self.last_ns.saturating_add(late) };
-        let mut flushes = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(Batch::CAPACITY));
-        flushes.clear();
-        flushes.extend_from_slice(batch.flushes());
-        let effected = match model.effect {
-            Effect::AtOnce => true,
-            Effect::AtLast => false,
-            Effect::AtRandom => self.next_random().is_multiple_of(2),
-        };
-        let pending = Pending { ticket, at_ns, effected, whole: batch.is_whole(), flushes };
-        if effected && !hangs {
-            effect(&pending);
+        let at_ns = if hangs { u64::MAX } else { self.last_ns.saturating_add(self.late_ns(model)) };
+        let mut requests = self.spare.pop().unwrap_or_default();
+        for what in batch {
+            let at_ns = if hangs { u64::MAX } else { self.effect_ns(now_ns, at_ns, model.effect) };
+            requests.push(Request { what, at_ns });
         }
-        self.pending.push_back(pending);
+        self.pending.push_back(Pending { ticket, at_ns, requests });
+        self.take_effect(now_ns, effect);
     }
 
-    /// Lets `effect` happen for every batch that is over at `now_ns`; then says up to which ticket all are.
-    pub(super) fn advance(&mut self, now_ns: u64, mut effect: impl FnMut(&Pending)) -> Option<Ticket> {
-        for batch in self.pending.iter_mut().filter(|batch| !batch.effected && batch.at_ns <= now_ns) {
-            effect(batch);
-            batch.effected = true;
-        }
+    /// Lets every request that is due at `now_ns` take effect. Returns the ticket up to which all batches are complete,
+    /// if there is a new one.
+    pub(super) fn advance(&mut self, now_ns: u64, effect: impl FnOnce(&[Invalidation])) -> Option<Ticket> {
+        self.take_effect(now_ns, effect);
         let mut completed = None;
         while let Some(batch) = self.pending.pop_front_if(|batch| batch.at_ns <= now_ns) {
             completed = Some(batch.ticket);
-            self.spare.push(batch.flushes);
+            self.spare.push(batch.requests);
         }
         completed
     }
 
-    /// When there is something to do next.
+    /// When there is something to do next; `u64::MAX` for never.
     pub(super) fn next_ns(&self) -> u64 {
         let front = self.pending.front().map(|batch| batch.at_ns);
-        let late = self.pending.iter().filter(|batch| !batch.effected).map(|batch| batch.at_ns);
-        late.chain(front).min().unwrap_or(u64::MAX)
+        let requests = self.pending.iter().flat_map(|batch| &batch.requests).map(|request| request.at_ns);
+        requests.chain(front).min().unwrap_or(u64::MAX)
+    }
+
+    fn take_effect(&mut self, now_ns: u64, effect: impl FnOnce(&[Invalidation])) {
+        self.due.clear();
+        for batch in &mut self.pending {
+            let due = batch.requests.extract_if(.., |request| request.at_ns <= now_ns);
+            self.due.extend(due.map(|request| request.what));
+        }
+        if !self.due.is_empty() {
+            effect(&self.due);
+        }
+    }
+
+    /// How much later than its cost a batch completes. Short delays are as likely as long ones: from a thousandth of
+    /// the limit to all of it.
+    fn late_ns(&mut self, model: &Model) -> u64 {
+        if model.late_ns == 0 {
+            return 0;
+        }
+        let late = self.next_random() % model.late_ns;
+        late >> (self.next_random() % 11)
+    }
+
+    fn effect_ns(&mut self, now_ns: u64, over_ns: u64, effect: Effect) -> u64 {
+        match effect {
+            Effect::AtOnce => now_ns,
+            Effect::AtLast => over_ns,
+            // The ends of the interval are the extreme cases, so that each is as likely as all that is between.
+            Effect::AtRandom => match self.next_random() % 3 {
+                0 => now_ns,
+                1 => over_ns,
+                _ => now_ns + self.next_random() % (over_ns - now_ns).max(1),
+            },
+        }
     }
 
     fn next_random(&mut self) -> u64 {
-        // xorshift64: good enough for being late.
+        // xorshift64*; the low bits of the bare state follow each other.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        self.random
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 }
 
@@ -97,4 +149,73 @@ pub(super) struct Model {
     pub(super) cost_ns: u64,
     pub(super) late_ns: u64,
     pub(super) hang_from: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold_core::addr::{Iova, IovaRange};
+
+    fn model(effect: Effect) -> Model {
+        Model { effect, cost_ns: 10, late_ns: 1_000_000, hang_from: None }
+    }
+
+    fn request(page: u64) -> Invalidation {
+        let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
+        Invalidation::Range(Flush { range, leaf_only: true })
+    }
+
+    #[test]
+    fn batches_complete_out_of_order_and_are_published_in_order() {
+        let mut line = TimeLine::new(3);
+        for ticket in 1..=64 {
+            line.add([request(ticket)], Ticket(ticket), ticket, &model(Effect::AtLast), |_| {});
+        }
+        let times: Vec<u64> = line.pending.iter().map(|batch| batch.at_ns).collect();
+        let overtaken = times.iter().zip(&times[1..]).filter(|(first, second)| second < first).count();
+        assert!(overtaken > 16, "batches complete in the order of their submission: {times:?}");
+        let short = times.iter().filter(|at| **at < 10_000).count();
+        assert!(short > 4 && short < 60, "short delays are as likely as long ones: {times:?}");
+        let (mut published, mut effects) = (0, 0);
+        while published < 64 {
+            let now = line.next_ns();
+            if let Some(ticket) = line.advance(now, |due| effects += due.len()) {
+                published = ticket.0;
+            }
+            let prefix = times.iter().take_while(|at| **at <= now).count() as u64;
+            assert_eq!(published, prefix, "at {now}");
+            // What has completed out of order has taken effect, although it is not published.
+            assert_eq!(effects, times.iter().filter(|at| **at <= now).count(), "at {now}");
+        }
+    }
+
+    #[test]
+    fn each_request_of_a_batch_takes_effect_at_its_own_time() {
+        let mut line = TimeLine::new(5);
+        let mut at_once = 0;
+        line.add((0..200).map(request), Ticket(1), 0, &model(Effect::AtRandom), |due| at_once = due.len());
+        let over = line.pending[0].at_ns;
+        assert!((30..110).contains(&at_once), "{at_once} of 200 requests took effect at once");
+        let (mut steps, mut last) = (0, 0);
+        while line.next_ns() < over {
+            let now = line.next_ns();
+            assert!(now > last && line.advance(now, |_| steps += 1).is_none());
+            last = now;
+        }
+        assert!(steps > 20, "only {steps} effects between submission and completion");
+        let mut rest = 0;
+        assert_eq!(line.advance(over, |due| rest = due.len()), Some(Ticket(1)));
+        assert!(rest > 30, "{rest} of 200 requests took effect at the last moment");
+        assert_eq!(line.next_ns(), u64::MAX);
+    }
+
+    #[test]
+    fn what_hangs_never_takes_effect_and_holds_up_what_follows() {
+        let mut line = TimeLine::new(1);
+        let hangs = Model { hang_from: Some(2), late_ns: 0, ..model(Effect::AtOnce) };
+        for ticket in 1..=3 {
+            line.add([request(ticket)], Ticket(ticket), 0, &hangs, |due| assert_eq!(due, [request(1)]));
+        }
+        assert_eq!(line.advance(u64::MAX - 1, |_| unreachable!()), Some(Ticket(1)));
+    }
 }

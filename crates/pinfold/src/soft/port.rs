@@ -1,7 +1,7 @@
 //! A device's way to memory.
 
 use super::fault::{Fault, FaultKind};
-use super::line::Pending;
+use super::line::Invalidation;
 use super::memory::inside;
 use super::tlb::{Iotlb, Leaf, WalkCache};
 use super::to_usize;
@@ -87,16 +87,19 @@ impl State {
             return Ok(leaf);
         }
         self.stats.misses += 1;
-        let found = walk(unit, self, iova);
-        match found {
-            Ok(leaf) => self.tlb.put(iova, leaf),
-            Err(FaultKind::NotMapped) if unit.config.caching_mode => {
-                let nothing = Leaf { memory: None, access: Access::empty(), size: PageSize::Size4K };
-                self.tlb.put(iova, nothing);
-            }
-            Err(_) => {}
+        let leaf = walk(unit, self, iova)?;
+        self.tlb.put(iova, leaf);
+        Ok(leaf)
+    }
+
+    /// Caches that the entry for `iova` at `level` is not present.
+    pub(super) fn put_absent(&mut self, level: u8, iova: Iova) {
+        if level == 1 {
+            let nothing = Leaf { memory: None, access: Access::empty(), size: PageSize::Size4K };
+            self.tlb.put(iova, nothing);
+        } else {
+            self.walks.put(level - 1, iova, None);
         }
-        found
     }
 
     /// The memory behind `iova` up to the end of its leaf.
@@ -118,17 +121,21 @@ impl Device {
         lock(&self.state)
     }
 
-    /// Drops what a flush names.
-    pub(super) fn flush(&self, batch: &Pending) {
+    /// Drops what the requests name.
+    pub(super) fn flush(&self, due: &[Invalidation]) {
         let mut state = self.state();
-        if batch.whole {
-            state.tlb.drop_all();
-            state.walks.drop_all();
-        }
-        for flush in &batch.flushes {
-            state.tlb.drop_range(&flush.range);
-            if !flush.leaf_only {
-                state.walks.drop_range(&flush.range);
+        for what in due {
+            match what {
+                Invalidation::Whole => {
+                    state.tlb.drop_all();
+                    state.walks.drop_all();
+                }
+                Invalidation::Range(flush) => {
+                    state.tlb.drop_range(&flush.range);
+                    if !flush.leaf_only {
+                        state.walks.drop_range(&flush.range);
+                    }
+                }
             }
         }
     }

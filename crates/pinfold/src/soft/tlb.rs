@@ -130,24 +130,25 @@ pub(super) struct Held {
     pub(super) access: Access,
 }
 
-/// The table pages that a walker holds, so as not to begin at the root.
+/// The table pages that a walker holds, so as not to begin at the root. `None` where it holds that the entry which
+/// would lead to the page is not present.
 #[derive(Debug)]
 pub(super) struct WalkCache {
-    /// Pages of level 1, 2 and 3, whose reach is 2 MiB, 1 GiB and 512 GiB.
-    levels: [Cache<Held>; 3],
+    /// Pages of level 1, 2, 3 and 4, whose reach is 2 MiB, 1 GiB, 512 GiB and 256 TiB.
+    levels: [Cache<Option<Held>>; 4],
 }
 
 impl WalkCache {
     pub(super) fn new() -> Self {
-        Self { levels: [Cache::new(21, 64), Cache::new(30, 16), Cache::new(39, 4)] }
+        Self { levels: [Cache::new(21, 64), Cache::new(30, 16), Cache::new(39, 4), Cache::new(48, 2)] }
     }
 
-    /// The lowest page on the way to `iova` that is held, and its level.
-    pub(super) fn lowest(&self, iova: Iova) -> Option<(u8, Held)> {
+    /// The lowest page on the way to `iova` of which anything is held, and its level.
+    pub(super) fn lowest(&self, iova: Iova) -> Option<(u8, Option<Held>)> {
         (1..).zip(&self.levels).find_map(|(level, cache)| Some((level, cache.get(iova)?)))
     }
 
-    pub(super) fn put(&mut self, level: u8, iova: Iova, held: Held) {
+    pub(super) fn put(&mut self, level: u8, iova: Iova, held: Option<Held>) {
         if let Some(cache) = usize::from(level).checked_sub(1).and_then(|i| self.levels.get_mut(i)) {
             cache.put(iova, held);
         }

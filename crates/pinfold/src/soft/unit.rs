@@ -2,7 +2,7 @@
 
 use super::config::SoftConfig;
 use super::fault::{Fault, FaultLog};
-use super::line::{Model, Pending, TimeLine};
+use super::line::{Invalidation, Model, TimeLine};
 use super::memory::{Registry, TableMemory, inside};
 use super::port::{Device, PortStats};
 use super::to_usize;
@@ -13,6 +13,8 @@ use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
 
 /// Order of the locks: `line`, `devices`, a device's state, `registry`, `faults`.
 #[derive(Debug)]
@@ -28,7 +30,7 @@ pub(super) struct Unit {
     devices: Mutex<Vec<Weak<Device>>>,
     line: Mutex<TimeLine>,
     model: Model,
-    /// When the next batch is over; `u64::MAX` for never.
+    /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
     next_ns: AtomicU64,
     completed: AtomicU64,
     faults: Mutex<FaultLog>,
@@ -108,7 +110,13 @@ impl Unit {
     }
 
     pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)
+        let run = self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)?;
+        let Some(piece) = self.config.contiguous_bytes else { return Ok(run) };
+        // Up to the next multiple of the piece; the memory is whole pages, so the run is not empty.
+        let piece = piece.max(PAGE).checked_next_power_of_two().unwrap_or(u64::MAX);
+        let to_border = piece - run.start().raw() % piece;
+        PhysRange::new(run.start(), run.len().min(to_border))
+            .map_err(|_| BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() })
     }
 
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
@@ -117,17 +125,20 @@ impl Unit {
 
     pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
         let mut line = lock(&self.line);
-        line.add(batch, ticket, self.now_ns(), &self.model, |batch| self.flush(batch));
+        let whole = batch.is_whole().then_some(Invalidation::Whole);
+        let ranges = batch.flushes().iter().map(|flush| Invalidation::Range(*flush));
+        let requests = whole.into_iter().chain(ranges);
+        line.add(requests, ticket, self.now_ns(), &self.model, |due| self.flush(due));
         self.next_ns.store(line.next_ns(), Ordering::Release);
     }
 
-    /// Lets what is due take effect. Whoever comes while another one is at it goes on with what was known before.
+    /// Lets what is due take effect. If another thread is already doing so, returns the last published ticket.
     pub(super) fn completed(&self) -> Ticket {
         let now = self.now_ns();
         if self.next_ns.load(Ordering::Acquire) <= now
             && let Ok(mut line) = self.line.try_lock()
         {
-            let completed = line.advance(now, |batch| self.flush(batch));
+            let completed = line.advance(now, |due| self.flush(due));
             if let Some(ticket) = completed {
                 self.completed.store(ticket.0, Ordering::Release);
             }
@@ -160,8 +171,8 @@ impl Unit {
         sum
     }
 
-    fn flush(&self, batch: &Pending) {
-        self.each_device(|device| device.flush(batch));
+    fn flush(&self, due: &[Invalidation]) {
+        self.each_device(|device| device.flush(due));
     }
 
     fn drop_everywhere(&self) {

@@ -25,7 +25,11 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
         return Err(FaultKind::TooWide);
     }
     let both = Access::READ | Access::WRITE;
-    let (mut level, mut at) = state.walks.lowest(iova).unwrap_or((levels, Held { page: root, access: both }));
+    let (mut level, mut at) = match state.walks.lowest(iova) {
+        Some((level, Some(held))) => (level, held),
+        Some((_, None)) => return Err(FaultKind::NotMapped),
+        None => (levels, Held { page: root, access: both }),
+    };
     loop {
         let shift = 12 + 9 * (u32::from(level) - 1);
         let index = to_usize(iova.raw() >> shift & 511);
@@ -38,6 +42,9 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
         state.stats.walk_reads += 1;
         let access = at.access & Access::from_bits_truncate((entry & 3) as u8);
         if entry & 3 == 0 {
+            if unit.config.caching_mode {
+                state.put_absent(level, iova);
+            }
             return Err(FaultKind::NotMapped);
         }
         if level == 1 || entry & LEAF != 0 {
@@ -48,7 +55,7 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
         inside(tables, page, PAGE).ok_or(FaultKind::BadTable)?;
         level -= 1;
         at = Held { page: page - tables.addr(), access };
-        state.walks.put(level, iova, at);
+        state.walks.put(level, iova, Some(at));
     }
 }
 

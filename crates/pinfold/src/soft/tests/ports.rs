@@ -2,11 +2,13 @@
 
 use super::harness::{Arena, PAGE};
 use crate::Domain;
-use crate::soft::{Fault, FaultKind, SoftConfig};
+use crate::soft::{Effect, Fault, FaultKind, SoftConfig, SoftIommu};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
-use pinfold_core::addr::Iova;
-use pinfold_core::domain::BackendError;
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{BackendError, Physical};
+use pinfold_core::invalidate::{Flush, Invalidator};
 use proptest::prelude::*;
+use std::sync::atomic::Ordering;
 
 fn after(iova: Iova, bytes: u64) -> Iova {
     iova.checked_add(bytes).unwrap()
@@ -131,13 +133,54 @@ fn a_caching_iommu_remembers_that_nothing_was_there_until_the_map_flushes() {
     for _ in 0..2 {
         assert_eq!(kind(port.read(range.start(), &mut [0; 8])), Some(FaultKind::NotMapped));
     }
-    assert_eq!(port.stats().hits, 1, "the second time from the cache");
+    assert_eq!(port.stats().walk_reads, 1, "the second time from the cache");
     // SAFETY: as above.
     unsafe { domain.map_at(range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
     assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
     assert_eq!(domain.stats().backend.invalidations.waits, 1);
     domain.unmap_at(range).unwrap();
     domain.expel(arena.memory());
+}
+
+/// Writes a table by hand, one level at a time, and flushes as told: what is cached at each level is then visible.
+#[test]
+fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() {
+    let config = SoftConfig { caching_mode: true, effect: Effect::AtOnce, ..SoftConfig::default() };
+    let iommu = SoftIommu::new(config).unwrap();
+    let arena = Arena::new(1);
+    // SAFETY: the IOMMU is detached below, before the arena is freed.
+    unsafe { iommu.admit(arena.memory()) }.unwrap();
+    let (tables, port) = (iommu.table_memory(), iommu.port());
+    iommu.attach(iommu.table_phys(), 4);
+    let iova = Iova::new(0x0123_4567_8000);
+    let range = IovaRange::new(iova, 4096).unwrap();
+    let invalidator = Invalidator::new(iommu.clone());
+    let flush = |leaf_only| {
+        let ticket = invalidator.request([Flush { range, leaf_only }]);
+        invalidator.wait(ticket).unwrap();
+    };
+    let look = || {
+        let before = port.stats().walk_reads;
+        let found = kind(port.read(iova, &mut [0; 8]));
+        (found, port.stats().walk_reads - before)
+    };
+    let absent = Some(FaultKind::NotMapped);
+    // From the root down: the entry of each level is absent, is cached as absent, and is then written.
+    for (page, level) in [4u64, 3, 2, 1].into_iter().enumerate() {
+        assert_eq!(look(), (absent, page as u64 + 1), "level {level}");
+        let next = iommu.table_phys().raw() + (page as u64 + 1) * 4096;
+        let entry = if level == 1 { arena.memory().addr() as u64 } else { next } | 3;
+        let slot = crate::soft::to_usize(iova.raw() >> (3 + 9 * level) & 511);
+        tables.atomic_u64(page * PAGE + slot * 8).unwrap().store(entry, Ordering::Release);
+        assert_eq!(look(), (absent, 0), "cached at level {level}");
+        if level > 1 {
+            flush(true);
+            assert_eq!(look(), (absent, 0), "a flush of leaves leaves it there: level {level}");
+        }
+        flush(level == 1);
+    }
+    assert_eq!(look().0, None);
+    iommu.detach();
 }
 
 proptest! {
