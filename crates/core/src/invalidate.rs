@@ -2,34 +2,48 @@
 //!
 //! Clearing a table entry does not take a device's access away: the IOMMU may have cached the entry and keeps it
 //! until it is told. An [`Invalidator`] gathers the requests of all owners into one open [`Batch`], hands it to the
-//! [`Sink`] followed by one wait, and publishes the sequence number of the last wait that is over. While a batch is
-//! on its way the next one gathers, so that a burst of requests costs one flush and one wait.
+//! [`Sink`] followed by one wait, and publishes the sequence number of the last wait that is over. Up to
+//! [`Sink::queue_depth`] batches are in flight; while there is no room for another, the open one gathers, so that a
+//! burst of requests costs one flush and one wait.
 //!
 //! ```text
 //! clear entries -> request(ranges) -> Ticket     the open batch
-//!                  submit()                      the batch goes to the sink, one at a time
+//!                  submit()                      the batch goes to the sink, if the queue has room
 //!                  is_done(ticket) / wait(ticket)
 //! ```
 //!
 //! The rule that everything rests on: **a request is made after its entries are cleared, and its ticket is done only
 //! when a flush that was submitted after the request is over.** The lock on the open batch orders the two; no lock is
-//! held while anybody waits. A waiter that finds the batch on its way finished submits the next one itself, so no
-//! owner depends on another one running.
+//! held while a thread waits. A waiter that finds room in the queue submits the open batch itself, so no owner depends
+//! on another one running.
+//!
+//! # Deadlines
+//! A deadline counts from the submission of a batch, whoever waits, and however often. Completion is published in
+//! order, so a ticket cannot complete before the oldest batch in flight: when that is past its deadline, every wait for it
+//! or for a later ticket ends with [`WaitError::TimedOut`]. The flush may still complete, and a later look finds it.
+//! A unit that [has failed](Sink::has_failed) is another matter: all waits end at once with [`WaitError::UnitFailed`].
 
 use crate::addr::IovaRange;
-use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering};
+use clock::Clock;
 use core::fmt;
 
 mod batch;
+mod clock;
 #[cfg(all(test, loom))]
 mod loom_model;
 #[cfg(test)]
 mod picture;
+mod sink;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 
 pub use batch::{Batch, Flush};
+pub use sink::{Sink, SinkError, WaitLimit};
+
+/// The most batches that can be in flight, whatever the [`Sink::queue_depth`].
+pub const MAX_IN_FLIGHT: u64 = clock::ENTRIES as u64;
 
 /// A point in the sequence of an invalidation queue: `done >= ticket` means that the flush is over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -42,76 +56,33 @@ impl Ticket {
     pub const NEVER: Self = Self(u64::MAX);
 }
 
-/// How long a waiter waits before it gives the flush up; whichever is reached first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WaitLimit {
-    /// Nanoseconds of the sink's clock, if it has one.
-    pub time_ns: u64,
-    /// How often a waiter asks.
-    pub polls: u64,
-}
-
-/// Why a sink did not take a batch. Nothing of the batch was taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SinkError {
-    /// The queue has no room; it is tried again when somebody asks.
-    #[error("the invalidation queue has no room for a batch")]
-    Full,
-    /// The unit that flushes has failed.
-    #[error("the invalidation unit does not take batches any more")]
-    Gone,
-}
-
-/// What carries flushes out: the queue of an IOMMU.
-pub trait Sink: Send + Sync {
-    /// Takes all of a batch and, behind it, a wait whose completion makes [`completed`](Self::completed) return
-    /// `ticket`. Must not block until the flush is over. Tickets come in ascending order.
-    ///
-    /// # Errors
-    /// [`SinkError`]; then nothing was taken.
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError>;
-
-    /// The last ticket up to which *all* waits are over. It never goes back, and reads memory only.
-    ///
-    /// When it returns `t`, no device uses anything that the batches up to `t` cover, and accesses that had begun
-    /// with it have ended.
-    fn completed(&self) -> Ticket;
-
-    /// Called between two polls; `polls` counts from 0.
-    fn relax(&self, polls: u64);
-
-    /// A clock that only goes forward, if there is one.
-    fn now_ns(&self) -> Option<u64> {
-        None
-    }
-
-    /// How long to wait.
-    fn limit(&self) -> WaitLimit;
-
-    /// Whether entries that are *not* present are cached too, so that a map needs a flush (VT-d: caching mode).
-    fn caches_absent(&self) -> bool {
-        false
-    }
-}
-
 /// Why a wait ended without the flush being over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The flush may still be on its way: what it covers must be treated as reachable for ever.
+    /// The deadline has passed. The flush may still complete; until then a device may reach what it covers.
     #[error(
-        "an invalidation (ticket {}) was not over after {waited_ns} ns and {polls} polls: \
-         a device may still reach what it covers, so that memory is not used again",
+        "an invalidation (ticket {}) has not completed {waited_ns} ns and {polls} polls after its submission, or \
+         after that of an earlier one: a device may still reach what it covers; wait longer, or look again later",
         ticket.0
     )]
     TimedOut {
         /// What was waited for.
         ticket: Ticket,
-        /// How long, in nanoseconds; 0 where the sink has no clock.
+        /// Nanoseconds since the oldest batch in flight was submitted; 0 where the sink has no clock.
         waited_ns: u64,
-        /// How often it was asked.
+        /// How often waiters have asked since then, where the [`WaitLimit`] limits it.
         polls: u64,
+    },
+    /// The unit that flushes has failed for good: a device may reach what the flush covers for ever.
+    #[error(
+        "the invalidation unit has failed, so the flush (ticket {}) never completes: \
+         a device may reach what it covers for ever, so that memory is not used again",
+        ticket.0
+    )]
+    UnitFailed {
+        /// What was waited for.
+        ticket: Ticket,
     },
     /// The ticket was never given out.
     #[error("ticket {} was never given out (the last one is {})", ticket.0, last.0)]
@@ -141,11 +112,13 @@ pub struct InvalidationStats {
     pub whole: u64,
     /// Waits handed to the sink: one a batch.
     pub waits: u64,
+    /// The most batches that were in flight at once.
+    pub in_flight_peak: u64,
     /// Calls that had to wait.
     pub waited: u64,
     /// Nanoseconds spent in them, where the sink has a clock.
     pub wait_ns: u64,
-    /// Waits that were given up.
+    /// Waits that ended without the flush being over.
     pub timed_out: u64,
 }
 
@@ -166,6 +139,11 @@ pub struct Invalidator<S> {
     submitted: CachePadded<AtomicU64>,
     /// The last ticket that is over. What followers poll.
     done: CachePadded<AtomicU64>,
+    /// How many batches may be in flight.
+    depth: u64,
+    clock: Clock,
+    /// Whether the sink has refused a batch for good.
+    refused: AtomicBool,
     waited: AtomicU64,
     wait_ns: AtomicU64,
     timed_out: AtomicU64,
@@ -185,6 +163,9 @@ impl<S: Sink> Invalidator<S> {
     /// An invalidator in front of `sink`. Allocates the only memory that it ever uses.
     pub fn new(sink: S) -> Self {
         Self {
+            depth: sink.queue_depth().clamp(1, MAX_IN_FLIGHT),
+            clock: Clock::new(),
+            refused: AtomicBool::new(false),
             sink,
             queue: Mutex::new(Queue { open: Batch::new(), next: 1, stats: InvalidationStats::default() }),
             requested: AtomicU64::new(0),
@@ -221,16 +202,26 @@ impl<S: Sink> Invalidator<S> {
         Ticket(ticket)
     }
 
-    /// Hands what was asked for to the sink, if no batch is on its way; else it gathers on until that one is over.
+    /// Submits the open batch, if the queue has room for it; else requests gather in it until there is.
     pub fn submit(&self) {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.done.load(Ordering::Acquire) < submitted {
             self.publish();
         }
-        let idle = self.done.load(Ordering::Acquire) >= submitted;
-        if idle && self.requested.load(Ordering::Acquire) > submitted {
+        let asked = self.requested.load(Ordering::Acquire) > submitted;
+        if asked && self.has_room(submitted) && !self.refused.load(Ordering::Relaxed) {
             self.submit_open();
         }
+    }
+
+    fn has_room(&self, submitted: u64) -> bool {
+        // `done` may have passed the `submitted` that the caller has read.
+        submitted.saturating_sub(self.done.load(Ordering::Acquire)) < self.depth
+    }
+
+    /// Whether the unit has failed for good: no ticket that is not done will ever be.
+    pub fn has_failed(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) || self.sink.has_failed()
     }
 
     /// Whether the flush is over. Never blocks beyond the hand-over of a batch; sends the next one if it can go.
@@ -247,12 +238,50 @@ impl<S: Sink> Invalidator<S> {
         Ticket(self.done.load(Ordering::Acquire))
     }
 
-    /// Waits until the flush is over.
+    /// Waits until the flush is over, or the sink's [`limit`](Sink::limit) is reached, which counts from the submission
+    /// of the oldest batch in flight.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`] after the sink's [`limit`](Sink::limit): what the flush covers may still be reached.
-    /// [`WaitError::Unknown`] where no such ticket was given out.
+    /// [`WaitError::TimedOut`] past the deadline: what the flush covers may be reached until it completes, and the
+    /// ticket may be waited for again. [`WaitError::UnitFailed`] where it never completes. [`WaitError::Unknown`] where
+    /// no such ticket was given out.
     pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {
+        let limit = self.sink.limit();
+        self.wait_while(ticket, |_| {
+            let oldest = self.oldest();
+            if limit.polls < u64::MAX {
+                self.clock.count_poll(oldest);
+            }
+            let age = self.clock.age(oldest, self.sink.now_ns())?;
+            let over = age.ns >= limit.time_ns || age.polls > limit.polls;
+            over.then_some(WaitError::TimedOut {
+                ticket,
+                waited_ns: age.ns,
+                polls: age.polls.min(limit.polls),
+            })
+        })
+    }
+
+    /// Waits until the flush is over, or `limit` is reached, which counts from now: for a ticket past its deadline.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), WaitError> {
+        let start = self.sink.now_ns();
+        self.wait_while(ticket, |polls| {
+            let waited_ns = elapsed(start, self.sink.now_ns());
+            let over = waited_ns >= limit.time_ns || polls >= limit.polls;
+            over.then_some(WaitError::TimedOut { ticket, waited_ns, polls })
+        })
+    }
+
+    /// The oldest ticket that is not done: none can be done before it is.
+    fn oldest(&self) -> Ticket {
+        Ticket(self.done.load(Ordering::Acquire).saturating_add(1))
+    }
+
+    /// Waits until the flush is over or `over`, which is told how often it has been asked, gives a reason to stop.
+    fn wait_while(&self, ticket: Ticket, over: impl Fn(u64) -> Option<WaitError>) -> Result<(), WaitError> {
         if self.is_done(ticket) {
             return Ok(());
         }
@@ -260,28 +289,24 @@ impl<S: Sink> Invalidator<S> {
         if ticket > last {
             return Err(WaitError::Unknown { ticket, last });
         }
-        self.waited.fetch_add(1, Ordering::Relaxed);
         let start = self.sink.now_ns();
-        let limit = self.sink.limit();
         let mut polls = 0;
-        loop {
+        let result = loop {
+            let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { over(polls) };
+            // The flush may have completed before the unit failed, or while the clock was read.
+            if self.is_done(ticket) {
+                break Ok(());
+            }
+            if let Some(error) = error {
+                break Err(error);
+            }
             self.sink.relax(polls);
             polls += 1;
-            let over = self.is_done(ticket);
-            let waited_ns = match (start, self.sink.now_ns()) {
-                (Some(start), Some(now)) => now.saturating_sub(start),
-                _ => 0,
-            };
-            if over {
-                self.wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
-                return Ok(());
-            }
-            if waited_ns >= limit.time_ns || polls >= limit.polls {
-                self.wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
-                self.timed_out.fetch_add(1, Ordering::Relaxed);
-                return Err(WaitError::TimedOut { ticket, waited_ns, polls });
-            }
-        }
+        };
+        self.waited.fetch_add(1, Ordering::Relaxed);
+        self.wait_ns.fetch_add(elapsed(start, self.sink.now_ns()), Ordering::Relaxed);
+        self.timed_out.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+        result
     }
 
     /// What has been done so far.
@@ -306,22 +331,33 @@ impl<S: Sink> Invalidator<S> {
     fn submit_open(&self) {
         let mut queue = self.queue.lock();
         let queue = &mut *queue;
-        let idle = self.done.load(Ordering::Acquire) >= self.submitted.load(Ordering::Relaxed);
-        if !idle || queue.open.is_empty() {
-            return; // somebody else was faster
+        if !self.has_room(self.submitted.load(Ordering::Relaxed)) || queue.open.is_empty() {
+            return; // another thread was faster
         }
+        let ticket = Ticket(queue.next);
         queue.open.merge();
-        // A batch that is not taken stays open and goes with the next attempt; its waiters time out if none succeeds.
-        if self.sink.submit(&queue.open, Ticket(queue.next)).is_ok() {
-            queue.stats.sent += queue.open.flushes_sent();
-            queue.stats.merged += queue.open.take_absorbed();
-            queue.stats.whole += u64::from(queue.open.is_whole());
-            queue.stats.waits += 1;
-            queue.open.clear();
-            self.submitted.store(queue.next, Ordering::Release);
-            queue.next += 1;
+        self.clock.start(ticket, self.sink.now_ns());
+        match self.sink.submit(&queue.open, ticket) {
+            Ok(()) => {
+                queue.stats.sent += queue.open.flushes_sent();
+                queue.stats.merged += queue.open.take_absorbed();
+                queue.stats.whole += u64::from(queue.open.is_whole());
+                queue.stats.waits += 1;
+                queue.open.clear();
+                let in_flight = queue.next - self.done.load(Ordering::Relaxed);
+                queue.stats.in_flight_peak = queue.stats.in_flight_peak.max(in_flight);
+                self.submitted.store(queue.next, Ordering::Release);
+                queue.next += 1;
+            }
+            // The batch stays open, and its deadline counts from this first attempt.
+            Err(SinkError::Full) => {}
+            Err(SinkError::Gone) => self.refused.store(true, Ordering::Relaxed),
         }
     }
+}
+
+fn elapsed(start: Option<u64>, now: Option<u64>) -> u64 {
+    start.zip(now).map_or(0, |(start, now)| now.saturating_sub(start))
 }
 
 /// A flush of all that is cached for `range`, except table pages.

@@ -12,6 +12,12 @@ struct Hand {
     batches: std::sync::Mutex<Vec<(Ticket, Vec<Flush>, bool)>>,
     completed: core::sync::atomic::AtomicU64,
     full: AtomicBool,
+    relaxed: core::sync::atomic::AtomicU64,
+    /// How many batches may be in flight; 0 is the default.
+    depth: u64,
+    gone: AtomicBool,
+    /// Fails while a waiter waits, after so many polls.
+    fails_after: Option<u64>,
 }
 
 impl Sink for Hand {
@@ -19,13 +25,24 @@ impl Sink for Hand {
         if self.full.load(Ordering::SeqCst) {
             return Err(SinkError::Full);
         }
+        if self.gone.load(Ordering::SeqCst) {
+            return Err(SinkError::Gone);
+        }
         self.batches.lock().unwrap().push((ticket, batch.flushes().to_vec(), batch.is_whole()));
         Ok(())
     }
     fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::SeqCst))
     }
-    fn relax(&self, _polls: u64) {}
+    fn relax(&self, _polls: u64) {
+        self.relaxed.fetch_add(1, Ordering::SeqCst);
+    }
+    fn queue_depth(&self) -> u64 {
+        self.depth.max(1)
+    }
+    fn has_failed(&self) -> bool {
+        self.fails_after.is_some_and(|polls| self.relaxed.load(Ordering::SeqCst) >= polls)
+    }
     fn limit(&self) -> WaitLimit {
         WaitLimit { time_ns: u64::MAX, polls: 10 }
     }
@@ -95,6 +112,103 @@ fn timed_out_is_not_done_and_nobody_waits_for_a_ticket_that_was_not_given_out() 
     complete(&inv, 1);
     assert_eq!(inv.wait(ticket), Ok(()));
     assert_eq!(inv.stats().timed_out, 1);
+}
+
+/// On a queue that is stuck, what many waiters wait for together is one limit, not one limit each.
+#[test]
+fn deadlines_count_from_the_submission_and_not_from_each_wait() {
+    let inv = Invalidator::new(Hand::default());
+    for page in 0..100 {
+        let ticket = inv.request([flush(page * 2, 1)]);
+        assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
+        assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
+    }
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
+    // A late completion is found by a later look, and the next batch has its own time.
+    complete(&inv, 1);
+    assert!(inv.is_done(Ticket(1)) && !inv.is_done(Ticket(2)));
+    assert!(matches!(inv.wait(Ticket(2)), Err(WaitError::TimedOut { polls: 10, .. })));
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 20);
+    complete(&inv, 2);
+    assert_eq!(inv.wait(Ticket(2)), Ok(()));
+}
+
+#[test]
+fn a_wait_for_longer_counts_from_now() {
+    let inv = Invalidator::new(Hand::default());
+    let ticket = inv.request([flush(1, 1)]);
+    assert!(inv.wait(ticket).is_err());
+    let before = inv.sink().relaxed.load(Ordering::SeqCst);
+    let longer = WaitLimit { time_ns: u64::MAX, polls: 7 };
+    assert_eq!(inv.wait_for(ticket, longer), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 7 }));
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst) - before, 7);
+    complete(&inv, 1);
+    assert_eq!(inv.wait_for(ticket, longer), Ok(()));
+}
+
+#[test]
+fn a_unit_that_fails_is_reported_at_once_to_every_waiter() {
+    let inv = Invalidator::new(Hand { depth: 2, fails_after: Some(3), ..Hand::default() });
+    let tickets: Vec<_> = (0..3)
+        .map(|page| {
+            let ticket = inv.request([flush(page * 2, 1)]);
+            inv.submit();
+            ticket
+        })
+        .collect();
+    complete(&inv, 1);
+    for (i, &ticket) in tickets.iter().enumerate().rev() {
+        let expected = if i == 0 { Ok(()) } else { Err(WaitError::UnitFailed { ticket }) };
+        assert_eq!(inv.wait(ticket), expected);
+        assert_eq!(inv.wait_for(ticket, inv.sink().limit()), expected);
+    }
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 3, "only the first waiter had to wait");
+}
+
+#[test]
+fn a_unit_that_refuses_a_batch_for_good_has_failed() {
+    let inv = Invalidator::new(Hand { gone: true.into(), ..Hand::default() });
+    let ticket = inv.request([flush(1, 1)]);
+    assert!(!inv.has_failed());
+    assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
+    assert!(inv.has_failed());
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn as_many_batches_are_in_flight_as_the_sink_allows_and_they_are_published_in_order() {
+    let inv = Invalidator::new(Hand { depth: 3, ..Hand::default() });
+    for page in 0..5 {
+        inv.request([flush(page * 2, 1)]);
+        inv.submit();
+    }
+    let submitted = || inv.sink().batches.lock().unwrap().len();
+    assert_eq!(submitted(), 3, "the fourth gathers what came after");
+    complete(&inv, 2); // the third may have completed before the second: this is when both are over
+    assert!(inv.is_done(Ticket(1)) && inv.is_done(Ticket(2)) && !inv.is_done(Ticket(3)));
+    assert!(!inv.is_done(Ticket(4)), "but it is submitted by who asks");
+    assert_eq!(submitted(), 4);
+    assert_eq!(inv.sink().batches.lock().unwrap()[3].1, [flush(6, 1), flush(8, 1)]);
+    complete(&inv, 4);
+    assert!(inv.is_done(Ticket(4)));
+    assert_eq!(inv.stats().in_flight_peak, 3);
+}
+
+/// More tickets than the clock has entries, most of them in time.
+#[test]
+fn each_batch_has_its_own_deadline() {
+    let inv = Invalidator::new(Hand { depth: 4, ..Hand::default() });
+    for first in 0..3 * MAX_IN_FLIGHT {
+        let ticket = inv.request([flush(first, 1)]);
+        let limit = WaitLimit { time_ns: u64::MAX, polls: 9 };
+        assert!(inv.wait_for(ticket, limit).is_err());
+        complete(&inv, ticket.0);
+        assert_eq!(inv.wait(ticket), Ok(()));
+    }
+    let ticket = inv.request([flush(1, 1)]);
+    let before = inv.sink().relaxed.load(Ordering::SeqCst);
+    assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
+    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst) - before, 10);
 }
 
 #[test]
