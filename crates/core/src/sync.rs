@@ -2,7 +2,7 @@
 //!
 //! Concurrent structures of this crate take their atomics from here and from nowhere else. Then `--cfg loom`
 //! replaces them by those of a model checker that tries every interleaving, and the feature `count-rmw` by ones
-//! that count read-modify-writes: on two cores scaling cannot be timed, but it can be counted.
+//! that count read-modify-writes and locks: on two cores scaling cannot be timed, but it can be counted.
 //!
 //! Memory that a *device* shares does not come through here: that is [`mem`](crate::mem).
 
@@ -24,7 +24,7 @@ pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 pub(crate) use core::sync::atomic::Ordering;
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
-pub use counting::{rmw_count, rmw_reset};
+pub use counting::{lock_count, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
@@ -51,6 +51,8 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
+        #[cfg(all(not(loom), feature = "count-rmw"))]
+        counting::count_lock();
         #[cfg(any(loom, feature = "std"))]
         return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(all(not(loom), not(feature = "std")))]

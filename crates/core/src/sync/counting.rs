@@ -1,24 +1,45 @@
-//! Atomics that count their read-modify-writes, one count a thread.
+//! Atomics and locks that count, one count a thread.
+//!
+//! Counted as read-modify-writes are the operations of that name, failed compare-and-swaps included, and
+//! sequentially consistent stores, which are an `xchg` on x86-64. A lock counts once as a
+//! lock and [`LOCK_RMWS`] times as a read-modify-write; waiting for one that is held may take more, which is not seen.
 
 use core::cell::Cell;
 use core::sync::atomic::{self, Ordering};
 
 std::thread_local! {
     static RMW: Cell<u64> = const { Cell::new(0) };
+    static LOCKS: Cell<u64> = const { Cell::new(0) };
 }
+
+/// How many read-modify-writes an uncontended `std::sync::Mutex` makes: a compare-and-swap takes it, and a swap gives it
+/// back, because a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` gives back by a store.)
+const LOCK_RMWS: u64 = 2;
 
 fn count() {
     RMW.with(|c| c.set(c.get() + 1));
 }
 
-/// How many read-modify-writes this thread has made since [`rmw_reset`].
+/// Counts an acquisition of a lock, its release included.
+pub(super) fn count_lock() {
+    RMW.with(|c| c.set(c.get() + LOCK_RMWS));
+    LOCKS.with(|c| c.set(c.get() + 1));
+}
+
+/// Returns how many read-modify-writes this thread has made since [`rmw_reset`], those of locks included.
 pub fn rmw_count() -> u64 {
     RMW.with(Cell::get)
 }
 
-/// Sets this thread's count back to 0.
+/// Returns how many locks this thread has taken since [`rmw_reset`].
+pub fn lock_count() -> u64 {
+    LOCKS.with(Cell::get)
+}
+
+/// Sets this thread's counts back to 0.
 pub fn rmw_reset() {
     RMW.with(|c| c.set(0));
+    LOCKS.with(|c| c.set(0));
 }
 
 macro_rules! counting {
@@ -37,6 +58,9 @@ macro_rules! counting {
             }
             #[inline]
             pub(crate) fn store(&self, value: $value, order: Ordering) {
+                if order == Ordering::SeqCst {
+                    count();
+                }
                 self.0.store(value, order);
             }
             #[inline]
@@ -69,4 +93,33 @@ counting! {
     AtomicU8 u8 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
     AtomicU32 u32 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
     AtomicU64 u64 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Mutex;
+
+    #[test]
+    fn a_lock_is_counted_as_one_and_by_its_read_modify_writes() {
+        let lock = Mutex::new(0);
+        rmw_reset();
+        *lock.lock() += 1;
+        assert_eq!((lock_count(), rmw_count()), (1, LOCK_RMWS));
+        *lock.lock() += 1;
+        assert_eq!((lock_count(), rmw_count()), (2, 2 * LOCK_RMWS));
+        rmw_reset();
+        assert_eq!((lock_count(), rmw_count()), (0, 0));
+    }
+
+    #[test]
+    fn a_store_counts_where_it_is_an_exchange() {
+        let word = AtomicU64::new(0);
+        rmw_reset();
+        word.store(1, Ordering::Relaxed);
+        word.store(2, Ordering::Release);
+        assert_eq!((word.load(Ordering::SeqCst), rmw_count()), (2, 0));
+        word.store(3, Ordering::SeqCst);
+        assert_eq!((rmw_count(), lock_count()), (1, 0));
+    }
 }
