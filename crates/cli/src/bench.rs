@@ -26,10 +26,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         std::fs::create_dir_all(folder).map_err(|error| Failure::Plot { path: folder.clone(), error })?;
     }
     if COUNTS_RMW {
-        eprintln!("pinfold: this build counts read-modify-writes, so times and baselines are left out");
+        output::error("this build counts read-modify-writes, so times and baselines are left out");
     } else if !args.json {
-        eprintln!(
-            "pinfold: read-modify-writes are left out: they are counted by a build with --features count-rmw"
+        output::error(
+            "read-modify-writes are left out: they are counted by a build with --features count-rmw",
         );
     }
     let mut all: Vec<Record> = Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     for suite in chosen(&args.suites) {
         // Who names a suite wants to know that it fails; who wants all there is gets the rest.
         if let Some(why) = suite.unable().filter(|_| args.suites.is_empty()) {
-            eprintln!("pinfold: {} is left out: {why}", suite.name);
+            output::error(format_args!("{} is left out: {why}", suite.name));
             continue;
         }
         let records = measured(suite.name, |watch| Ok(suite.run(options, watch)?))?;
@@ -48,7 +48,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if real && !COUNTS_RMW {
         match iops::able() {
             Err(why) => {
-                eprintln!("pinfold: vfio: requests a second beside the kernel's driver are left out: {why}")
+                output::error(format_args!(
+                    "vfio: requests a second beside the kernel's driver are left out: {why}"
+                ));
             }
             Ok(able) => {
                 let records = measured("vfio", |watch| iops::run(&able, options, watch))?;

@@ -1,9 +1,11 @@
 //! `bind` and `unbind`: a device to VFIO, and back to the driver that it had.
 
 use crate::args::{BindArgs, UnbindArgs};
+use crate::copy::error::PumpError;
 use crate::failure::Failure;
 use crate::output;
-use pinfold::vfio::{Binder, Handed};
+use crate::signal::Interrupt;
+use pinfold::vfio::{Bdf, BindError, Binder, Handed};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -33,14 +35,28 @@ impl From<&Handed> for Report {
 
 /// Gives each device to VFIO, one after the other.
 pub(crate) fn bind(args: &BindArgs) -> Result<(), Failure> {
-    let binder = Binder::new();
-    args.devices.iter().try_for_each(|bdf| print(&binder.bind(*bdf, args.force)?, args.json))
+    each(&args.devices, args.json, |binder, bdf| binder.bind(bdf, args.force))
 }
 
 /// Gives each device back.
 pub(crate) fn unbind(args: &UnbindArgs) -> Result<(), Failure> {
+    each(&args.devices, args.json, Binder::unbind)
+}
+
+/// One device after the other. A signal ends it between two of them: none is left without a driver.
+fn each(
+    devices: &[Bdf],
+    json: bool,
+    hand: impl Fn(&Binder, Bdf) -> Result<Handed, BindError>,
+) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let binder = Binder::new();
-    args.devices.iter().try_for_each(|bdf| print(&binder.unbind(*bdf)?, args.json))
+    devices.iter().try_for_each(|bdf| {
+        if interrupt.asked() {
+            return Err(PumpError::Interrupted.into());
+        }
+        print(&hand(&binder, *bdf)?, json)
+    })
 }
 
 fn print(handed: &Handed, json: bool) -> Result<(), Failure> {

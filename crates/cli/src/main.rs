@@ -9,6 +9,8 @@
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
 //! | [`signal`], [`progress`], [`failure`] | stopping, showing, and saying what went wrong |
 #![forbid(unsafe_code)]
+// They panic where the stream cannot be written: `output` prints.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod account;
 mod args;
@@ -34,20 +36,23 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
-use failure::Failure;
+use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    log(cli.verbose);
-    match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("pinfold: {}", failure.line());
-            failure.exit().into()
+    let done = match Cli::try_parse() {
+        Ok(cli) => {
+            log(cli.verbose);
+            run(cli.command).map(|()| ExitCode::SUCCESS)
         }
-    }
+        Err(message) => output::clap(&message)
+            .map(|()| if message.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS }),
+    };
+    done.unwrap_or_else(|failure| {
+        output::error(failure.line());
+        failure.exit().into()
+    })
 }
 
 fn run(command: Command) -> Result<(), Failure> {
@@ -79,6 +84,8 @@ fn log(verbose: u8) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
+        // It would report a standard error that cannot be written there, and panic.
+        .log_internal_errors(false)
         .with_target(false)
         .without_time()
         .init();

@@ -1,7 +1,6 @@
 //! A bar on a terminal; nothing in a pipe.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::time::Duration;
 
 /// How far a phase has come. Drawn on standard error, and only where that is a terminal.
 #[derive(Debug)]
@@ -17,9 +16,6 @@ impl Progress {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_prefix(title.to_owned());
-        if !bar.is_hidden() {
-            bar.enable_steady_tick(Duration::from_millis(200));
-        }
         Self(bar)
     }
 

@@ -1,8 +1,18 @@
-//! SIGINT, SIGTERM and SIGHUP: a flag that the loops look at, so that what was begun is taken back before the program ends.
+//! SIGINT, SIGTERM and SIGHUP: a flag that the loops look at, so that what was begun is taken back before the program ends;
+//! and an end in bounded time where that cannot be done.
 
+use crate::output;
+use pinfold::Signals;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long after the first signal the program may take to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
+/// What the program ends with then, as where it takes everything back.
+const INTERRUPTED: i32 = 130;
 
 /// Whether the user, or another job, has asked to stop.
 #[derive(Clone, Debug, Default)]
@@ -12,13 +22,21 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// From here on SIGINT, SIGTERM and SIGHUP do not end the program but raise the flag. Nor does SIGXFSZ (`ulimit -f`):
-    /// the write that went too far fails, and is taken back as any other that fails.
-    pub(crate) fn catch() -> std::io::Result<Self> {
+    /// From here on the first SIGINT, SIGTERM or SIGHUP raises the flag. The second one, or 10 s, ends the program, even
+    /// while its other threads wait for a file system that does not answer. Signals that were ignored stay ignored.
+    /// SIGXFSZ (`ulimit -f`) ends nothing: the write that went too far fails, and is taken back as any other that fails.
+    ///
+    /// # Errors
+    /// A signal cannot be blocked, or the thread that waits for them cannot be started.
+    pub(crate) fn catch() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&flag))?;
-        }
+        let blocked = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
+        let signals = blocked.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        let raised = Arc::clone(&flag);
+        let watcher = std::thread::Builder::new().name("signals".into());
+        watcher.spawn(move || watch(signals, &raised)).map_err(|error| {
+            io::Error::new(error.kind(), format!("no thread to wait for them could be started: {error}"))
+        })?;
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Self { flag, parent: None })
     }
@@ -38,4 +56,17 @@ impl Interrupt {
     pub(crate) fn raise(&self) {
         self.flag.store(true, Ordering::Relaxed);
     }
+}
+
+fn watch(signals: Signals, raised: &AtomicBool) {
+    while signals.wait(None).is_none() {}
+    raised.store(true, Ordering::Relaxed);
+    let why = match signals.wait(Some(GRACE)) {
+        Some(_) => "interrupted again".to_owned(),
+        None => format!("interrupted, and requests are still not over after {} s", GRACE.as_secs()),
+    };
+    output::error(format_args!(
+        "{why}: ended without taking back what was begun; a temporary file (.pinfold-*.part) may be left"
+    ));
+    signal_hook::low_level::exit(INTERRUPTED);
 }

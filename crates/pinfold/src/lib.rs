@@ -49,3 +49,4 @@ pub use domain::Domain;
 pub use sys::Errno;
 pub use sys::cpu::CpuTime;
 pub use sys::limits::MemlockLimit;
+pub use sys::signals::Signals;

@@ -11,6 +11,7 @@ pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod pages;
 pub(crate) mod region;
+pub(crate) mod signals;
 pub(crate) mod smaps;
 pub(crate) mod uring;
 pub(crate) mod userfault;

@@ -20,7 +20,9 @@ Exit codes:
   0    all went well
   1    the run failed; one line on standard error says what happened and what to do
   2    the command line asks for something that is unknown or impossible
-  130  stopped by SIGINT, SIGTERM or SIGHUP, after everything unfinished was taken back
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after everything unfinished was taken back; a second signal, or 10 s in which
+       requests do not end (a file system that hangs), ends it without. A signal that was ignored at the start (nohup)
+       stays ignored. Where the kernel itself cannot interrupt a request, the process ends with that
 "
     };
 }

@@ -81,7 +81,7 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if let Err(error) = self.take() {
-            eprintln!("pinfold: {} is not VFIO's again: {error}", self.bdf);
+            crate::output::error(format_args!("{} is not VFIO's again: {error}", self.bdf));
         }
     }
 }

@@ -36,6 +36,19 @@ pub(crate) enum PumpError {
         /// How often the block was written by this run.
         writes: u32,
     },
+    /// The system starts no more threads.
+    #[error(
+        "no thread for job {job} of {jobs}: {error}; ask for fewer with --numjobs, or raise the limit (`ulimit -u`, the \
+         cgroup's pids.max)"
+    )]
+    NoThread {
+        /// The job, from 1 on.
+        job: usize,
+        /// How many there were to be.
+        jobs: usize,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// All buffers are quarantined.
     #[error("no buffer is left to go on with: the device kept them all")]
     NoBuffers,

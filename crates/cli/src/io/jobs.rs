@@ -77,12 +77,27 @@ pub(crate) fn run<B: Bytes + Send>(
         }
         (did, mine)
     };
+    let mut failed = None;
     let results: Vec<_> = std::thread::scope(|scope| {
         // The last one needs no thread of its own.
         let last = jobs.pop();
         let one = &one;
-        let threads: Vec<_> = jobs.into_iter().map(|job| scope.spawn(move || one(job))).collect();
-        let last = last.map(one);
+        let mut threads = Vec::with_capacity(jobs.len());
+        for (job, number) in jobs.into_iter().zip(1..) {
+            match std::thread::Builder::new()
+                .name(format!("job {number}"))
+                .spawn_scoped(scope, move || one(job))
+            {
+                Ok(thread) => threads.push(thread),
+                // Its buffers went with it; the arena has them again.
+                Err(error) => {
+                    failed = Some(PumpError::NoThread { job: number, jobs: count, error });
+                    stop.raise();
+                    break;
+                }
+            }
+        }
+        let last = last.filter(|_| failed.is_none()).map(one);
         let joined = threads.into_iter().map(|thread| match thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -91,7 +106,6 @@ pub(crate) fn run<B: Bytes + Send>(
     });
     let elapsed = began.elapsed();
     let mut dids = Vec::new();
-    let mut failed = None;
     for (did, mine) in results {
         buffers.extend(mine);
         match did {

@@ -56,17 +56,18 @@ pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
 }
 
 pub(crate) fn finish(mut child: Child) -> Ended {
-    let mut out = child.stdout.take().unwrap();
-    let mut err = child.stderr.take().unwrap();
-    let read = |pipe: &mut dyn Read| {
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    let read = |pipe: Option<&mut dyn Read>| {
         let mut text = String::new();
-        pipe.read_to_string(&mut text).unwrap();
+        if let Some(pipe) = pipe {
+            pipe.read_to_string(&mut text).unwrap();
+        }
         text
     };
     let until = Instant::now() + PATIENCE;
     let (code, out, err) = std::thread::scope(|scope| {
-        let out = scope.spawn(move || read(&mut out));
-        let err = scope.spawn(move || read(&mut err));
+        let out = scope.spawn(move || read(out.as_mut().map(|pipe| pipe as _)));
+        let err = scope.spawn(move || read(err.as_mut().map(|pipe| pipe as _)));
         let code = loop {
             match child.try_wait().unwrap() {
                 Some(status) => break status.code().or(status.signal().map(|signal| 128 + signal)),
@@ -80,6 +81,11 @@ pub(crate) fn finish(mut child: Child) -> Ended {
         (code, out.join().unwrap(), err.join().unwrap())
     });
     Ended { code, out, err }
+}
+
+/// Runs a command whose streams are set.
+pub(crate) fn finish_with(mut command: Command) -> Ended {
+    finish(command.spawn().unwrap())
 }
 
 pub(crate) fn pinfold<S: AsRef<OsStr>>(args: &[S]) -> Ended {

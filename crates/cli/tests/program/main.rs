@@ -16,3 +16,7 @@ mod io;
 mod jobs;
 #[cfg(test)]
 mod nvme;
+#[cfg(test)]
+mod signals;
+#[cfg(test)]
+mod streams;

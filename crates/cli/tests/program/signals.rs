@@ -1,0 +1,102 @@
+//! Signals: a run whose file system does not answer ends, and what was ignored stays ignored.
+
+use crate::common::{Folder, finish, skipped, start, words};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// A FUSE file system that never answers: each access sleeps until SIGKILL. Gone when this is dropped.
+struct Hung {
+    server: Child,
+    mount: String,
+}
+
+impl Hung {
+    fn mount(folder: &Folder) -> Option<Self> {
+        let mount = folder.arg("hung");
+        std::fs::create_dir(&mount).unwrap();
+        let script = "exec 3<>/dev/fuse && \
+            mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 hung \"$0\" && echo up && exec sleep 100";
+        let mut server = Command::new("sh");
+        server.args(["-c", script, &mount]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut server = server.spawn().unwrap();
+        let mut up = [0; 3];
+        let hung = server.stdout.take().unwrap().read_exact(&mut up);
+        let hung = hung.map(|()| Self { server, mount });
+        hung.map_err(|_| skipped("only root can mount a file system that hangs")).ok()
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+        Command::new("umount").arg("-l").arg(&self.mount).status().unwrap();
+    }
+}
+
+/// Starts `line`, and lets it get as far as it does.
+fn stuck(line: &str) -> Child {
+    let child = start(&words(line));
+    std::thread::sleep(Duration::from_millis(500));
+    child
+}
+
+#[test]
+fn a_run_whose_file_system_hangs_ends_at_once_by_the_second_signal() {
+    let folder = Folder::new();
+    let Some(hung) = Hung::mount(&folder) else { return };
+    let source = folder.file("in", b"x");
+    for line in [
+        format!("io {}/data --size 1M", hung.mount),
+        format!("copy {}/data {}", hung.mount, folder.arg("out")),
+        format!("copy {source} {}/out", hung.mount),
+        format!("copy {source} {} --via file:{}/via", folder.arg("out"), hung.mount),
+    ] {
+        let child = stuck(&line);
+        signal(&child, Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+        let began = Instant::now();
+        signal(&child, Signal::INT);
+        finish(child).failed(130, &["interrupted again"]);
+        assert!(began.elapsed() < Duration::from_secs(5), "{line}");
+    }
+    assert_eq!(folder.names(), ["hung", "in"]);
+}
+
+#[test]
+fn a_run_whose_file_system_hangs_ends_some_time_after_one_signal() {
+    let folder = Folder::new();
+    let Some(hung) = Hung::mount(&folder) else { return };
+    let children: Vec<_> = [Signal::INT, Signal::TERM, Signal::HUP]
+        .map(|number| {
+            let child = stuck(&format!("io {}/data --size 1M", hung.mount));
+            signal(&child, number);
+            child
+        })
+        .into();
+    let began = Instant::now();
+    for child in children {
+        finish(child).failed(130, &["interrupted", "not over after 10 s"]);
+    }
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn what_was_ignored_stays_ignored() {
+    for (word, number) in [("HUP", Signal::HUP), ("INT", Signal::INT), ("TERM", Signal::TERM)] {
+        let line = "io soft:1M --rw randread --runtime 1500ms --time-based --json";
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("trap '' {word}; exec \"$0\" {line}"), env!("CARGO_BIN_EXE_pinfold")]);
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        signal(&child, number);
+        assert!(finish(child).json()["seconds"].as_f64().unwrap() >= 1.5, "{word}");
+    }
+}
