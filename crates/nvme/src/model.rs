@@ -90,13 +90,24 @@ pub struct ModelConfig {
     pub stride_shift: u8,
     /// How many interrupt vectors there are, 0 to 2048; each is an eventfd.
     pub vectors: u16,
+    /// RTD3E: how long a shutdown may take, in microseconds; 0 is "not reported".
+    pub rtd3_entry_us: u32,
 }
 
 impl ModelConfig {
     /// A controller with these namespaces, transfers up to 1 MiB, 16 queue pairs of up to 1024 entries, 10 s to
     /// become ready, and no interrupts.
     pub fn new(namespaces: Vec<Namespace>) -> Self {
-        Self { namespaces, mdts: 8, mqes: 1023, queues: 16, timeout_500ms: 20, stride_shift: 0, vectors: 0 }
+        Self {
+            namespaces,
+            mdts: 8,
+            mqes: 1023,
+            queues: 16,
+            timeout_500ms: 20,
+            stride_shift: 0,
+            vectors: 0,
+            rtd3_entry_us: 0,
+        }
     }
 }
 
@@ -234,6 +245,8 @@ impl ModelController {
             interrupts: get(&self.counters.interrupts),
             doorbells: get(&self.shared.doorbells),
             bad_doorbells: get(&self.shared.bad_doorbells),
+            shutdowns: get(&self.counters.shutdowns),
+            early_changes: get(&self.shared.early_changes),
         }
     }
 }

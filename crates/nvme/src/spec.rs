@@ -13,7 +13,7 @@ pub use command::{Command, DsmRange, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
 pub use identify::{ControllerData, LbaFormat, NamespaceData, NamespaceList, PowerState, cns};
 pub use log::{SmartData, log_page};
-pub use register::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
+pub use register::{Cap, Cc, Crto, Csts, Doorbell, doorbell_offset, offset};
 
 /// The memory page that this driver and the model work with (CC.MPS = 0): 4096 bytes.
 pub const PAGE_BYTES: usize = 4096;

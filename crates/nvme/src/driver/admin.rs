@@ -55,6 +55,11 @@ impl<S: ChunkSource + Clone> Admin<S> {
         registers.write64(offset::ACQ, self.cq_span.iova().raw());
     }
 
+    /// How much memory it has.
+    pub(super) fn bytes(&self) -> u64 {
+        [&self.sq_span, &self.cq_span, &self.buffer].iter().map(|span| span.segment().len).sum()
+    }
+
     pub(super) fn set_usable(&mut self, usable: bool) {
         self.usable = usable;
     }

@@ -4,9 +4,12 @@ mod bring_up;
 mod core;
 mod health;
 mod identify;
+mod queues;
+mod switch;
 
-pub(crate) use self::bring_up::quiet;
 pub(super) use self::core::{Core, Grave};
+pub(super) use self::queues::{Attached, Sizes};
+pub(crate) use self::switch::quiet;
 pub use health::Health;
 pub use identify::{Identity, Namespace, NamespaceInfo};
 
@@ -22,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// An NVMe controller, enabled. A handle: a clone is the same controller. When the last one and all queues are dropped
-/// it is disabled.
+/// it is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is leaked
+/// ([`leaked_bytes`](super::leaked_bytes)).
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
     core: Arc<Core<R, S>>,
 }
@@ -62,8 +66,10 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.core.bring_up()
     }
 
-    /// Disables the controller. When this succeeds it makes no access to memory any more: everything that was in flight
-    /// ends as with [`reset`](Self::reset), which also takes it into use again.
+    /// Shuts the controller down and disables it. It is notified (CC.SHN) and has as long as it says (RTD3E; 10 s where
+    /// it says nothing, at most 60 s) to write back what is volatile; whether it does or not, it is disabled then. When
+    /// this succeeds it makes no access to memory any more: everything that was in flight ends as with
+    /// [`reset`](Self::reset), which also takes it into use again.
     ///
     /// # Errors
     /// [`Error::NotReady`], [`Error::Gone`]: nothing is recoverable.
@@ -134,6 +140,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
             list_pages_used: lists.in_use,
             list_pages_max: lists.high_water,
             quarantined: life.quarantined.load(Ordering::Relaxed),
+            quarantined_queues: life.quarantined_queues.load(Ordering::Relaxed),
             leaked: life.leaked.load(Ordering::Relaxed),
         }
     }

@@ -15,8 +15,8 @@ pub enum Error {
     /// CSTS.CFS.
     #[error("the controller reports a fatal status (CSTS.CFS): reset it")]
     Fatal,
-    /// CSTS.RDY did not follow CC.EN within CAP.TO.
-    #[error("the controller did not become {wanted} within {limit_ms} ms (CAP.TO)")]
+    /// CSTS.RDY did not follow CC.EN within CAP.TO or CRTO. Memory that it may reach is quarantined.
+    #[error("the controller did not become {wanted} within {limit_ms} ms (CAP.TO, CRTO): reset the device")]
     NotReady {
         /// "ready" or "disabled".
         wanted: &'static str,

@@ -2,6 +2,18 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of rings, buffers and PRP lists that were leaked in this process, because their controller could not be
+/// disabled. Payloads are counted by [`ControllerStats::leaked`](super::ControllerStats::leaked).
+pub fn leaked_bytes() -> u64 {
+    LEAKED_BYTES.load(Ordering::Relaxed)
+}
+
+pub(super) fn note_leaked_bytes(bytes: u64) {
+    LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+}
+
 /// Shared by a controller, its queues and everything in flight.
 #[derive(Debug, Default)]
 pub(super) struct Life {
@@ -11,6 +23,7 @@ pub(super) struct Life {
     /// How many threads are disabling or enabling the controller.
     changing: AtomicU32,
     pub(super) quarantined: AtomicU64,
+    pub(super) quarantined_queues: AtomicU64,
     pub(super) leaked: AtomicU64,
 }
 

@@ -5,20 +5,19 @@ mod sleep;
 mod submit;
 
 use super::config::nanoseconds;
-use super::controller::{Core, Grave, Namespace};
+use super::controller::{Attached, Core, Grave, Namespace, Sizes};
 use super::error::{Error, PollError};
 use super::request::{CommandSlot, CommandState, Completion, RequestSlot};
 use super::rings::{CompletionRing, SubmissionRing};
-use super::span::{self, Span};
+use super::span::Span;
 use super::stats::QueueStats;
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
-use crate::spec::{Command, Cqe, Doorbell, PAGE_BYTES, admin, create_cq};
+use crate::spec::Doorbell;
 use pinfold_core::dma_pool::ChunkSource;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use zerocopy::little_endian::{U32, U64};
 
 pub use sleep::Vector;
 
@@ -26,8 +25,6 @@ pub use sleep::Vector;
 pub(super) const MAX_DEPTH: usize = 1023;
 /// Even a shallow queue has room for this many commands, if the controller has: a large request is many.
 const COMMANDS: usize = 63;
-/// A completion queue has room for so many times the commands under way: its doorbell is then rung that much less.
-const COMPLETION_ROOM: usize = 4;
 
 /// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.
 pub struct Queue<R: Registers, S: ChunkSource + Clone> {
@@ -83,19 +80,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if depth == 0 || depth > limit {
             return Err(Error::Depth { depth, limit });
         }
-        let facts = core.facts();
         let slots = depth.max(COMMANDS).min(limit);
         let sizes = Sizes::new(slots + 1, usize::from(core.cap.mqes()) + 1);
         let number = vector.as_ref().map(|vector| vector.number);
-        let id = core.take_id()?;
-        let epoch = core.life.epoch();
-        let (sq, cq) = match attach(&core, id, sizes, number) {
-            Ok(spans) => spans,
-            Err(error) => {
-                core.give_id(id);
-                return Err(error);
-            }
-        };
+        let Attached { id, epoch, facts, sq, cq } = core.attach_queue(sizes, number)?;
         let now_ns = core.config.clock.now_ns();
         Ok(Self {
             id,
@@ -105,8 +93,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             max_transfer: facts.identity.max_transfer_bytes,
             can_discard: facts.identity.can_discard,
             timeout_ns: nanoseconds(core.config.timeout),
-            sq: SubmissionRing::new(Span::clone(&sq), entries_32(sizes.submission)),
-            cq: CompletionRing::new(Span::clone(&cq), entries_32(sizes.completion)),
+            sq: SubmissionRing::new(Span::clone(&sq), sizes.submission),
+            cq: CompletionRing::new(Span::clone(&cq), sizes.completion),
             spans: vec![sq, cq],
             commands: (0..slots).map(|_| CommandSlot::default()).collect(),
             free_commands: places(slots),
@@ -165,83 +153,13 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 }
 
-/// How many entries the rings of a queue pair have.
-#[derive(Clone, Copy)]
-struct Sizes {
-    submission: usize,
-    completion: usize,
-}
-
-impl Sizes {
-    /// For `submission` entries at a controller whose queues have at most `limit`.
-    fn new(submission: usize, limit: usize) -> Self {
-        let bytes = (submission * COMPLETION_ROOM * Cqe::BYTES).next_multiple_of(PAGE_BYTES);
-        Self { submission, completion: (bytes / Cqe::BYTES).min(limit).max(submission) }
-    }
-}
-
-/// At most 65,536 by CAP.MQES.
-fn entries_32(entries: usize) -> u32 {
-    u32::try_from(entries).unwrap_or(u32::MAX)
-}
-
 /// The numbers below `count`, so that 0 is taken first.
 fn places(count: usize) -> Vec<u16> {
     (0..count).rev().filter_map(|place| u16::try_from(place).ok()).collect()
 }
 
-/// Creates both queues at the controller (Base 5.3, 5.4): completion first.
-fn attach<R: Registers, S: ChunkSource + Clone>(
-    core: &Core<R, S>,
-    id: u16,
-    sizes: Sizes,
-    vector: Option<u16>,
-) -> Result<(Span<S>, Span<S>), Error> {
-    let source = &core.source;
-    let sq = span::take(source, sizes.submission * Command::BYTES, "a submission queue")?;
-    let cq = span::take(source, sizes.completion * Cqe::BYTES, "a completion queue")?;
-    let create = |opcode, at: &Span<S>, entries, cdw11| Command {
-        opcode,
-        prp1: U64::new(at.iova().raw()),
-        // The size counts from 0.
-        cdw10: U32::new(u32::from(id) | (entries_32(entries) - 1) << 16),
-        cdw11: U32::new(create_cq::CONTIGUOUS | cdw11),
-        ..Command::default()
-    };
-    let interrupts = vector.map_or(0, |vector| create_cq::INTERRUPTS | u32::from(vector) << 16);
-    let create_cq = create(admin::CREATE_CQ, &cq, sizes.completion, interrupts);
-    let create_sq = create(admin::CREATE_SQ, &sq, sizes.submission, u32::from(id) << 16);
-    let made = core.execute("create completion queue", create_cq).and_then(|_| {
-        let made = core.execute("create submission queue", create_sq);
-        if made.is_err() {
-            // Where this fails too, the memory is buried below.
-            let _ = core.execute("delete completion queue", delete(admin::DELETE_CQ, id));
-        }
-        made
-    });
-    match made {
-        Ok(_) => Ok((sq, cq)),
-        Err(error) => {
-            core.bury(Grave::of(vec![sq, cq]));
-            Err(error)
-        }
-    }
-}
-
-fn delete(opcode: u8, id: u16) -> Command {
-    Command { opcode, cdw10: U32::new(id.into()), ..Command::default() }
-}
-
 impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
     fn drop(&mut self) {
-        // After both deletions, or a reset, the controller reaches neither rings nor lists of this queue.
-        let over = self.is_stale()
-            || self
-                .core
-                .execute("delete submission queue", delete(admin::DELETE_SQ, self.id))
-                .and_then(|_| self.core.execute("delete completion queue", delete(admin::DELETE_CQ, self.id)))
-                .is_ok()
-            || self.is_stale();
         let mut grave = Grave::of(std::mem::take(&mut self.spans));
         for slot in &mut self.commands {
             if slot.state != CommandState::Free {
@@ -249,11 +167,6 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
                 grave.pages.extend(slot.page.take());
             }
         }
-        if over {
-            self.core.release(grave);
-            self.core.give_id(self.id);
-        } else {
-            self.core.bury_queue(grave, self.id, self.epoch);
-        }
+        self.core.detach_queue(self.id, self.epoch, grave);
     }
 }

@@ -70,6 +70,8 @@ pub struct ControllerStats {
     pub list_pages_max: u64,
     /// Payloads that are quarantined now.
     pub quarantined: u64,
+    /// Queue pairs whose memory is quarantined now: the controller did not confirm that it deleted them.
+    pub quarantined_queues: u64,
     /// Payloads that were dropped while the controller might still reach them, and therefore leaked.
     pub leaked: u64,
 }

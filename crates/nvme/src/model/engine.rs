@@ -47,6 +47,7 @@ pub(super) struct Engine<B> {
     counters: Arc<Counters>,
     namespaces: Vec<Namespace>,
     mdts: u8,
+    rtd3_entry_us: u32,
     queue_limit: u16,
     queues: Queues,
     enabled: bool,
@@ -76,6 +77,7 @@ impl<B: Bus> Engine<B> {
             counters,
             namespaces: config.namespaces,
             mdts: config.mdts,
+            rtd3_entry_us: config.rtd3_entry_us,
             queue_limit: config.queues,
             queues: Queues::new(config.queues),
             enabled: false,
@@ -128,8 +130,9 @@ impl<B: Bus> Engine<B> {
         if !self.enabled || csts.contains(Csts::FATAL) {
             return false;
         }
-        if cc.shutdown() && !csts.contains(Csts::SHUTDOWN_COMPLETE) {
+        if cc.shutdown() && !csts.contains(Csts::SHUTDOWN_COMPLETE) && !self.faults.is_shutdown_stuck() {
             let flushed = self.namespaces.iter().all(|namespace| namespace.media.flush().is_ok());
+            Counters::add(&self.counters.shutdowns, u64::from(flushed));
             self.shared.set_csts(csts | if flushed { Csts::SHUTDOWN_COMPLETE } else { Csts::FATAL });
             return true;
         }

@@ -105,6 +105,7 @@ struct Inner {
     armed: AtomicBool,
     release: AtomicBool,
     stuck: AtomicBool,
+    shutdown_stuck: AtomicBool,
     state: Mutex<State>,
     bus: Arc<dyn Bus>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -127,6 +128,7 @@ impl Faults {
             armed: AtomicBool::new(false),
             release: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
+            shutdown_stuck: AtomicBool::new(false),
             state: Mutex::new(State { rules: Vec::new(), remembered: Vec::new(), strikes: Vec::new() }),
             bus,
             wake,
@@ -159,6 +161,12 @@ impl Faults {
     /// While `stuck`, a change of CC.EN has no effect: CSTS.RDY stays what it is.
     pub fn set_stuck(&self, stuck: bool) {
         self.0.stuck.store(stuck, Ordering::SeqCst);
+        (self.0.wake)();
+    }
+
+    /// While `stuck`, a shutdown does not complete: CSTS.SHST stays what it is.
+    pub fn set_shutdown_stuck(&self, stuck: bool) {
+        self.0.shutdown_stuck.store(stuck, Ordering::SeqCst);
         (self.0.wake)();
     }
 
@@ -200,6 +208,10 @@ impl Faults {
 
     pub(super) fn is_stuck(&self) -> bool {
         self.0.stuck.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn is_shutdown_stuck(&self) -> bool {
+        self.0.shutdown_stuck.load(Ordering::SeqCst)
     }
 
     /// Whether a release was asked for since the last call.

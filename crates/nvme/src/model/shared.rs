@@ -46,6 +46,8 @@ pub(super) struct Shared {
     event: AtomicU32,
     pub(super) bad_doorbells: AtomicU64,
     pub(super) doorbells: AtomicU64,
+    /// How often CC.EN was changed while CSTS.RDY had not followed the last change: undefined results.
+    pub(super) early_changes: AtomicU64,
     parked: AtomicBool,
     pub(super) stop: AtomicBool,
 }
@@ -63,6 +65,7 @@ impl Shared {
             event: AtomicU32::new(NO_EVENT),
             bad_doorbells: AtomicU64::new(0),
             doorbells: AtomicU64::new(0),
+            early_changes: AtomicU64::new(0),
             parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         }
@@ -114,6 +117,17 @@ impl Shared {
     pub(super) fn wake(&self, thread: &Thread) {
         if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             thread.unpark();
+        }
+    }
+
+    fn configure(&self, value: u32) {
+        let before = Cc(self.cc.swap(value, Ordering::SeqCst));
+        let (csts, enabled) = (self.csts(), Cc(value).enabled());
+        // After a failure or a shutdown a reset is what is wanted.
+        let settled = csts.contains(Csts::READY) == before.enabled()
+            || csts.intersects(Csts::FATAL | Csts::SHUTDOWN_BUSY | Csts::SHUTDOWN_COMPLETE);
+        if before.enabled() != enabled && !settled {
+            self.early_changes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -176,7 +190,7 @@ impl Registers for ModelRegisters {
 
     fn write32(&self, at: u32, value: u32) {
         match at {
-            offset::CC => self.shared.cc.store(value, Ordering::SeqCst),
+            offset::CC => self.shared.configure(value),
             offset::AQA => self.shared.aqa.store(value, Ordering::SeqCst),
             offset::DOORBELLS.. => self.shared.ring(at, value),
             _ => return,

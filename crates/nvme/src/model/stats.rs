@@ -11,6 +11,7 @@ pub(super) struct Counters {
     pub(super) reads: AtomicU64,
     pub(super) writes: AtomicU64,
     pub(super) interrupts: AtomicU64,
+    pub(super) shutdowns: AtomicU64,
 }
 
 impl Counters {
@@ -37,4 +38,8 @@ pub struct ModelStats {
     pub doorbells: u64,
     /// Doorbell writes to queues that are not there, or with values that are not allowed.
     pub bad_doorbells: u64,
+    /// Shutdowns that were completed (CC.SHN).
+    pub shutdowns: u64,
+    /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results (Base 3.1.3.5).
+    pub early_changes: u64,
 }

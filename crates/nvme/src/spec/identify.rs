@@ -50,8 +50,14 @@ pub struct ControllerData {
     pub controller_id: U16,
     /// VER.
     pub version: U32,
-    /// RTD3R to the end of the first 256 bytes.
-    pub reserved_84: [u8; 172],
+    /// RTD3R: resume latency, microseconds.
+    pub rtd3_resume_us: U32,
+    /// RTD3E: entry latency, microseconds: how long a shutdown may take; 0 is "not reported".
+    pub rtd3_entry_us: U32,
+    /// OAES: optional asynchronous events.
+    pub oaes: U32,
+    /// CTRATT to the end of the first 256 bytes.
+    pub reserved_96: [u8; 160],
     /// OACS: optional admin commands.
     pub oacs: U16,
     /// ACL: abort command limit, counted from 0.
@@ -96,6 +102,9 @@ const _: () = {
     assert!(offset_of!(ControllerData, firmware) == 64);
     assert!(offset_of!(ControllerData, mdts) == 77);
     assert!(offset_of!(ControllerData, version) == 80);
+    assert!(offset_of!(ControllerData, oacs) == 256);
+    assert!(offset_of!(ControllerData, rtd3_entry_us) == 88);
+    assert!(offset_of!(ControllerData, oaes) == 92);
     assert!(offset_of!(ControllerData, oacs) == 256);
     assert!(offset_of!(ControllerData, sqes) == 512);
     assert!(offset_of!(ControllerData, namespaces) == 516);

@@ -20,6 +20,8 @@ pub mod offset {
     pub const ASQ: u32 = 0x28;
     /// ACQ, admin completion queue base address (64 bits).
     pub const ACQ: u32 = 0x30;
+    /// CRTO, controller ready timeouts (32 bits; Base 3.1.3.18).
+    pub const CRTO: u32 = 0x68;
     /// The first doorbell.
     pub const DOORBELLS: u32 = 0x1000;
 }
@@ -58,6 +60,14 @@ impl Cap {
     pub const fn doorbell_stride_shift(self) -> u8 {
         ((self.0 >> 32) & 0xf) as u8
     }
+    /// CRMS.CRWMS, bit 59: CRTO.CRWMT says how long enabling may take.
+    pub const fn has_ready_with_media_timeout(self) -> bool {
+        self.0 & (1 << 59) != 0
+    }
+    /// CSS, bits 44:37; bit 43 (IOCSS) says that there may be namespaces of other I/O command sets.
+    pub const fn has_io_command_sets(self) -> bool {
+        self.0 & (1 << 43) != 0
+    }
     /// CSS, bits 44:37; bit 37 is the NVM command set.
     pub const fn has_nvm_command_set(self) -> bool {
         self.0 & (1 << 37) != 0
@@ -89,12 +99,30 @@ pub struct Cc(pub u32);
 impl Cc {
     /// EN set, NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes (IOCQES 4).
     pub const ENABLED: Self = Self(1 | 6 << 16 | 4 << 20);
-    /// Everything 0: disabled.
-    pub const DISABLED: Self = Self(0);
+    /// SHN 01b: normal shutdown notification.
+    const SHUTDOWN_NORMAL: u32 = 1 << 14;
+    /// SHN, bits 15:14.
+    const SHUTDOWN: u32 = 3 << 14;
+    /// CRIME, bit 24: ready independent of media.
+    const READY_WITHOUT_MEDIA: u32 = 1 << 24;
 
     /// EN, bit 0.
     pub const fn enabled(self) -> bool {
         self.0 & 1 != 0
+    }
+    /// The same with EN and SHN cleared: the other fields do not change together with EN.
+    #[must_use]
+    pub const fn disabled(self) -> Self {
+        Self(self.0 & !(1 | Self::SHUTDOWN))
+    }
+    /// The same with SHN 01b: normal shutdown notification.
+    #[must_use]
+    pub const fn shutting_down(self) -> Self {
+        Self(self.0 & !Self::SHUTDOWN | Self::SHUTDOWN_NORMAL)
+    }
+    /// CRIME, bit 24: CSTS.RDY does not wait for the media.
+    pub const fn ready_without_media(self) -> bool {
+        self.0 & Self::READY_WITHOUT_MEDIA != 0
     }
     /// CSS, bits 6:4: 0 is the NVM command set.
     pub const fn command_set(self) -> u8 {
@@ -106,7 +134,7 @@ impl Cc {
     }
     /// SHN, bits 15:14: a shutdown was asked for.
     pub const fn shutdown(self) -> bool {
-        (self.0 >> 14) & 3 != 0
+        self.0 & Self::SHUTDOWN != 0
     }
     /// IOSQES, bits 19:16, as bytes.
     pub const fn submission_entry_bytes(self) -> u32 {
@@ -118,6 +146,21 @@ impl Cc {
     }
 }
 
+/// CRTO (Base, figure "Offset 68h: CRTO"), in units of 500 ms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Crto(pub u32);
+
+impl Crto {
+    /// CRWMT, bits 15:0: how long enabling may take with CC.CRIME cleared.
+    pub const fn with_media_ns(self) -> u64 {
+        (self.0 & 0xffff) as u64 * 500_000_000
+    }
+    /// CRIMT, bits 31:16: how long enabling may take with CC.CRIME set.
+    pub const fn without_media_ns(self) -> u64 {
+        (self.0 >> 16) as u64 * 500_000_000
+    }
+}
+
 bitflags::bitflags! {
     /// CSTS (Base, figure "Offset 1Ch: CSTS").
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,7 +169,9 @@ bitflags::bitflags! {
         const READY = 1;
         /// CFS: it failed, and only a reset can mend it.
         const FATAL = 1 << 1;
-        /// SHST = 10b: shutdown is complete.
+        /// SHST = 01b: shutdown processing is in progress.
+        const SHUTDOWN_BUSY = 1 << 2;
+        /// SHST = 10b: shutdown processing is complete.
         const SHUTDOWN_COMPLETE = 2 << 2;
     }
 }

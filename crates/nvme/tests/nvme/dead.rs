@@ -1,77 +1,14 @@
 //! A controller that fails as a whole, or is taken away: a typed error in time, and nothing given back that it may reach.
 
 use crate::common::*;
-use crate::faults::{SECOND, by_hand, quarantined, settle};
+use crate::faults::{by_hand, settle};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, PollError, Reject};
 use pinfold_nvme::model::{Fault, ModelConfig, ModelController, When};
 use pinfold_nvme::spec::{Status, admin, nvm};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-#[test]
-fn a_controller_that_does_not_change_its_state_is_given_up_in_time() {
-    let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let ticks = Arc::new(AtomicU64::new(0));
-    // Each look at the clock costs a tenth of a second.
-    let clock = move || ticks.fetch_add(SECOND / 10, Ordering::SeqCst);
-    let config = Config { clock: Arc::new(clock), ..Config::default() };
-    model.faults().set_stuck(true);
-    let error = Controller::start(model.registers(), arena.clone(), config.clone()).unwrap_err();
-    assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
-    model.faults().set_stuck(false);
-    while model.registers().read32(0x1c) != 0 {
-        std::thread::yield_now();
-    }
-    let config = Config { admin_timeout: Duration::from_secs(100_000), ..Config::default() };
-    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
-    let mut queue = controller.create_queue(2).unwrap();
-    let kept = queue.flush(1).unwrap();
-    one(&mut queue, kept).1.unwrap();
-    drop((controller, queue));
-    assert_eq!(arena.0.used(), 0);
-}
-
-#[test]
-fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
-    let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let ticks = Arc::new(AtomicU64::new(0));
-    let clock = {
-        let ticks = ticks.clone();
-        move || ticks.fetch_add(1000, Ordering::SeqCst)
-    };
-    let config = Config { clock: Arc::new(clock), ..Config::default() };
-    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
-    let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Nth(1), Fault::Lose);
-    let lost = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
-    queue.ring();
-    ticks.fetch_add(31 * SECOND, Ordering::SeqCst);
-    let lost = quarantined(&mut queue, lost);
-    model.faults().set_stuck(true);
-    let waiting = std::thread::spawn({
-        let ticks = ticks.clone();
-        move || {
-            std::thread::sleep(Duration::from_millis(20));
-            ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
-        }
-    });
-    assert!(matches!(controller.reset(), Err(Error::NotReady { wanted: "disabled", .. })));
-    waiting.join().unwrap();
-    assert!(lost.recover().is_err());
-    assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
-    let used = arena.0.used();
-    let waiting = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(20));
-        ticks.fetch_add(11 * SECOND, Ordering::SeqCst);
-    });
-    drop((controller, queue));
-    waiting.join().unwrap();
-    assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
-}
 
 #[test]
 fn admin_commands_that_fail_or_get_lost_are_named() {

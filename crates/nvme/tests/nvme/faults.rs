@@ -205,7 +205,11 @@ fn a_fatal_status_is_seen_and_a_reset_mends_it() {
     let error = loop {
         match queue.poll() {
             Ok(Some(completion)) => done.push(completion),
-            Ok(None) => hand.turn(1_000_000),
+            Ok(None) => {
+                // A loaded machine may not have run the model yet, and the requests have one second.
+                std::thread::sleep(Duration::from_millis(5));
+                hand.turn(1_000_000);
+            }
             Err(error) => break error,
         }
     };

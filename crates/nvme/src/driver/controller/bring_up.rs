@@ -2,10 +2,10 @@
 
 use super::core::{Control, Core};
 use super::identify;
-use crate::driver::clock::{Backoff, Clock, SystemClock};
+use super::switch::{Patience, Switch};
 use crate::driver::error::Error;
 use crate::registers::Registers;
-use crate::spec::{Cap, Cc, Command, ControllerData, Csts, admin, cns, feature, offset};
+use crate::spec::{Command, ControllerData, admin, cns, feature, offset};
 use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::little_endian::U32;
 
@@ -16,16 +16,16 @@ const PAGE_BYTES_32: u32 = 4096;
 impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     pub(super) fn bring_up(&self) -> Result<(), Error> {
         let mut control = self.control();
+        self.stop(&mut control, Patience::Full)?;
         let _change = self.life.change();
-        if let Some(admin) = &mut control.admin {
-            admin.set_usable(false);
-        }
-        self.disable()?;
-        self.on_disabled(&mut control);
-        let Control { admin: Some(admin), .. } = &mut *control else { return Err(Error::NeedsReset) };
+        let Control { admin: Some(admin), attached, unresponsive, .. } = &mut *control else {
+            return Err(Error::NeedsReset);
+        };
+        *attached = true;
         admin.attach(&self.registers);
-        self.registers.write32(offset::CC, Cc::ENABLED.0);
-        wait_ready(&self.registers, self.cap, &*self.config.clock, true)?;
+        let enabled = self.switch().enable();
+        *unresponsive = matches!(enabled, Err(Error::NotReady { .. }));
+        enabled?;
         admin.set_usable(true);
         let asked = self.ask(&mut control);
         if asked.is_err()
@@ -38,18 +38,37 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
 
     pub(super) fn shut_down(&self) -> Result<(), Error> {
         let mut control = self.control();
+        self.notify_shutdown(&control);
+        self.stop(&mut control, Patience::Full)
+    }
+
+    /// Tells a controller that works of the shutdown; what it does about it does not change what follows.
+    pub(super) fn notify_shutdown(&self, control: &Control<S>) {
+        if !control.attached || control.unresponsive {
+            return;
+        }
+        let _change = self.life.change();
+        if !self.switch().shut_down(control.facts.rtd3_entry_us) {
+            tracing::warn!("the controller did not complete its shutdown (CSTS.SHST)");
+        }
+    }
+
+    /// Disables the controller. When this succeeds it makes no access to memory any more, and what waited for that has
+    /// been released.
+    pub(super) fn stop(&self, control: &mut Control<S>, patience: Patience) -> Result<(), Error> {
         let _change = self.life.change();
         if let Some(admin) = &mut control.admin {
             admin.set_usable(false);
         }
-        self.disable()?;
-        self.on_disabled(&mut control);
+        let stopped = self.switch().disable(patience);
+        control.unresponsive = matches!(stopped, Err(Error::NotReady { .. }));
+        stopped?;
+        self.on_disabled(control);
         Ok(())
     }
 
-    /// When this succeeds, the controller makes no access to memory any more.
-    pub(super) fn disable(&self) -> Result<(), Error> {
-        disable(&self.registers, self.cap, &*self.config.clock)
+    fn switch(&self) -> Switch<'_, R> {
+        Switch::new(&self.registers, self.cap, &*self.config.clock)
     }
 
     fn ask(&self, control: &mut Control<S>) -> Result<(), Error> {
@@ -84,51 +103,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let facts = &mut control.facts;
         facts.identity = identify::identity(&data, self.cap, granted, max, version);
         facts.namespaces = namespaces.into();
+        facts.rtd3_entry_us = data.rtd3_entry_us.get();
         Ok(())
-    }
-}
-
-/// Disables the controller behind `registers`, whoever enabled it: another program, perhaps, that was killed.
-pub(crate) fn quiet(registers: &impl Registers) -> Result<(), Error> {
-    let cap = Cap(registers.read64(offset::CAP));
-    if cap.0 == u64::MAX {
-        return Err(Error::Gone);
-    }
-    disable(registers, cap, &SystemClock::default())
-}
-
-/// When this succeeds, the controller makes no access to memory any more.
-fn disable(registers: &impl Registers, cap: Cap, clock: &dyn Clock) -> Result<(), Error> {
-    if registers.read32(offset::CSTS) == Csts::GONE {
-        return Err(Error::Gone);
-    }
-    registers.write32(offset::CC, Cc::DISABLED.0);
-    wait_ready(registers, cap, clock, false)
-}
-
-/// Waits until CSTS.RDY is `ready`, at most CAP.TO.
-fn wait_ready(registers: &impl Registers, cap: Cap, clock: &dyn Clock, ready: bool) -> Result<(), Error> {
-    // TO may be 0 where a controller is quick; one unit is then what it gets.
-    let limit = cap.timeout_ns().max(500_000_000);
-    let start = clock.now_ns();
-    let mut backoff = Backoff::default();
-    loop {
-        let csts = registers.read32(offset::CSTS);
-        if csts == Csts::GONE {
-            return Err(Error::Gone);
-        }
-        let csts = Csts::from_bits_retain(csts);
-        // While it is being disabled it may still show the failure for which it is reset.
-        if ready && csts.contains(Csts::FATAL) {
-            return Err(Error::Fatal);
-        }
-        if csts.contains(Csts::READY) == ready {
-            return Ok(());
-        }
-        if clock.now_ns().saturating_sub(start) >= limit {
-            let wanted = if ready { "ready" } else { "disabled" };
-            return Err(Error::NotReady { wanted, limit_ms: limit / 1_000_000 });
-        }
-        backoff.pause();
     }
 }

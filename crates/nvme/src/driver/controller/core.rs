@@ -1,17 +1,19 @@
 //! What a controller and its queues have in common.
 
+use super::switch::Patience;
 use super::{Identity, Namespace};
 use crate::driver::admin::Admin;
 use crate::driver::config::Config;
 use crate::driver::error::Error;
-use crate::driver::life::Life;
+use crate::driver::life::{Life, note_leaked_bytes};
 use crate::driver::queue::MAX_DEPTH;
 use crate::driver::request::{PRPS_LISTS, Page};
 use crate::driver::span::Span;
 use crate::registers::Registers;
-use crate::spec::{Cap, Command, Doorbell, PAGE_BYTES, doorbell_offset, offset};
+use crate::spec::{Cap, Doorbell, PAGE, PAGE_BYTES, doorbell_offset, offset};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
 use pinfold_core::gather::prp::{ListPages, Prps};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What was found out when the controller was enabled.
@@ -19,12 +21,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(in crate::driver) struct Facts {
     pub(in crate::driver) identity: Identity,
     pub(in crate::driver) namespaces: Arc<[Namespace]>,
+    /// RTD3E.
+    pub(in crate::driver) rtd3_entry_us: u32,
 }
 
 /// What a queue left behind that the controller may still reach. It is released when the controller is disabled.
 pub(in crate::driver) struct Grave<S: ChunkSource> {
     /// Held, and released with it.
-    _spans: Vec<Span<S>>,
+    spans: Vec<Span<S>>,
     pub(in crate::driver) prps: Vec<Prps<Page, PRPS_LISTS>>,
     pub(in crate::driver) pages: Vec<Page>,
     /// The queue identifier that is free again then.
@@ -33,7 +37,7 @@ pub(in crate::driver) struct Grave<S: ChunkSource> {
 
 impl<S: ChunkSource> Grave<S> {
     pub(in crate::driver) fn of(spans: Vec<Span<S>>) -> Self {
-        Self { _spans: spans, prps: Vec::new(), pages: Vec::new(), id: None }
+        Self { spans, prps: Vec::new(), pages: Vec::new(), id: None }
     }
 }
 
@@ -42,10 +46,14 @@ pub(in crate::driver) struct Control<S: ChunkSource> {
     /// `None` only while the core is dropped.
     pub(in crate::driver) admin: Option<Admin<S>>,
     pub(in crate::driver) facts: Facts,
-    graves: Vec<Grave<S>>,
+    pub(super) graves: Vec<Grave<S>>,
+    /// Whether the controller has been told where the admin rings are, and not been seen disabled since.
+    pub(super) attached: bool,
+    /// Whether the last change of CC.EN did not take effect in time.
+    pub(super) unresponsive: bool,
     /// Which queue identifiers a [`Queue`](crate::driver::Queue) has: number 1 is first. An identifier stays taken
     /// until its queue is dropped, so that a doorbell of an old queue never reaches a new one.
-    ids: Vec<bool>,
+    pub(super) ids: Vec<bool>,
 }
 
 pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
@@ -73,8 +81,15 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let lists = DmaPool::new(source.clone(), "nvme prp", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
         let admin = Admin::new(&source)?;
         let identity = Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() };
-        let facts = Facts { identity, namespaces: Arc::from([]) };
-        let control = Control { admin: Some(admin), facts, graves: Vec::new(), ids: Vec::new() };
+        let facts = Facts { identity, namespaces: Arc::from([]), rtd3_entry_us: 0 };
+        let control = Control {
+            admin: Some(admin),
+            facts,
+            graves: Vec::new(),
+            attached: false,
+            unresponsive: false,
+            ids: Vec::new(),
+        };
         let life = Arc::new(Life::default());
         Ok(Self { registers, source, lists, config, cap, life, control: Mutex::new(control) })
     }
@@ -95,56 +110,6 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
 
     pub(in crate::driver) fn ring(&self, queue: u16, which: Doorbell, value: u32) {
         self.registers.write32(doorbell_offset(queue, which, self.cap.doorbell_stride_shift()), value);
-    }
-
-    /// Sends an admin command and waits.
-    pub(in crate::driver) fn execute(&self, what: &'static str, command: Command) -> Result<u32, Error> {
-        let mut control = self.control();
-        let admin = control.admin.as_mut().ok_or(Error::NeedsReset)?;
-        admin.execute(&self.registers, self.cap, &self.config, what, command)
-    }
-
-    /// A queue identifier that nobody has.
-    pub(in crate::driver) fn take_id(&self) -> Result<u16, Error> {
-        let mut control = self.control();
-        let limit = control.facts.identity.queues;
-        for id in 1..=limit {
-            let index = usize::from(id) - 1;
-            if control.ids.len() <= index {
-                control.ids.resize(index + 1, false);
-            }
-            if let Some(taken) = control.ids.get_mut(index).filter(|taken| !**taken) {
-                *taken = true;
-                return Ok(id);
-            }
-        }
-        Err(Error::NoQueueLeft { limit })
-    }
-
-    pub(in crate::driver) fn give_id(&self, id: u16) {
-        if let Some(taken) = self.control().ids.get_mut(usize::from(id).wrapping_sub(1)) {
-            *taken = false;
-        }
-    }
-
-    /// Keeps what the controller may still reach until it is disabled.
-    pub(in crate::driver) fn bury(&self, grave: Grave<S>) {
-        self.control().graves.push(grave);
-    }
-
-    /// Keeps what a dropped queue of `epoch` could not take from the controller. Its identifier stays taken at the
-    /// controller until that is disabled.
-    pub(in crate::driver) fn bury_queue(&self, mut grave: Grave<S>, id: u16, epoch: u64) {
-        let mut control = self.control();
-        if self.life.epoch() != epoch {
-            // Disabled between the caller's look and the lock.
-            drop(control);
-            self.release(grave);
-            self.give_id(id);
-        } else {
-            grave.id = Some(id);
-            control.graves.push(grave);
-        }
     }
 
     /// Gives back what nobody reaches any more.
@@ -168,10 +133,11 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     /// The controller has been seen disabled.
     pub(super) fn on_disabled(&self, control: &mut Control<S>) {
         self.life.next_epoch();
+        control.attached = false;
+        self.life.quarantined_queues.store(0, Ordering::Relaxed);
         for grave in std::mem::take(&mut control.graves) {
-            if let Some(taken) = grave.id.and_then(|id| control.ids.get_mut(usize::from(id).wrapping_sub(1)))
-            {
-                *taken = false;
+            if let Some(id) = grave.id {
+                control.give_id(id);
             }
             self.release(grave);
         }
@@ -179,20 +145,22 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Drop for Core<R, S> {
+    /// Waits for the shutdown (60 s at most) and for CSTS.RDY (as [`Switch`](super::switch::Switch) bounds it).
     fn drop(&mut self) {
-        let disabled = self.disable();
         let mut control = self.control();
-        let Some(admin) = control.admin.take() else { return };
-        match disabled {
-            Ok(()) => {
-                self.on_disabled(&mut control);
-                drop(admin);
-            }
-            // Rings, lists and buffers that a controller may still write to are nobody's any more.
-            Err(error) => {
-                tracing::warn!(%error, "the controller could not be disabled: its memory is leaked");
-                std::mem::forget((admin, std::mem::take(&mut control.graves)));
-            }
+        if !control.attached {
+            return;
         }
+        self.notify_shutdown(&control);
+        let patience = if control.unresponsive { Patience::Glance } else { Patience::Full };
+        let Err(error) = self.stop(&mut control, patience) else { return };
+        // Rings, lists and buffers that a controller may still write to are nobody's any more.
+        let (admin, graves) = (control.admin.take(), std::mem::take(&mut control.graves));
+        let queues = graves.iter().flat_map(|grave| &grave.spans).map(|span| span.segment().len);
+        let lists = self.lists.report().in_use * PAGE;
+        let bytes = admin.as_ref().map_or(0, Admin::bytes) + queues.sum::<u64>() + lists;
+        note_leaked_bytes(bytes);
+        tracing::warn!(%error, bytes, "the controller could not be disabled: its memory is leaked");
+        std::mem::forget((admin, graves));
     }
 }

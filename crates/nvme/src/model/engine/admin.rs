@@ -6,6 +6,7 @@ use crate::model::identify;
 use crate::spec::{Command, Doorbell, SmartData, Status, admin, cns, create_cq, feature, log_page};
 use pinfold_core::addr::Iova;
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
 
 type Done = Result<u32, Status>;
 
@@ -36,7 +37,8 @@ impl<B: Bus> Engine<B> {
         let nsid = command.nsid.get();
         match u8::try_from(command.cdw10.get() & 0xff).unwrap_or(u8::MAX) {
             cns::CONTROLLER => {
-                let data = identify::controller(self.mdts, count, self.shared.cap().mqes());
+                let mut data = identify::controller(self.mdts, count, self.shared.cap().mqes());
+                data.rtd3_entry_us = U32::new(self.rtd3_entry_us);
                 self.transfer(command, data.as_bytes())
             }
             cns::NAMESPACE => {

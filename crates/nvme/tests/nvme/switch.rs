@@ -1,0 +1,201 @@
+//! CC.EN, CC.SHN and CSTS: nothing is released before the controller is known to have stopped.
+
+use crate::common::*;
+use crate::faults::SECOND;
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{Config, Controller, Error, leaked_bytes};
+use pinfold_nvme::model::{Fault, ModelConfig, ModelController, ModelRegisters, When};
+use pinfold_nvme::spec::{Cc, Csts, offset};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A clock that goes by `step` ns with each reading.
+fn hasty(step: u64) -> (Config, Arc<AtomicU64>) {
+    let ticks = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let ticks = ticks.clone();
+        move || ticks.fetch_add(step, Ordering::SeqCst)
+    };
+    // Requests and admin commands have for ever; the controller's states have not.
+    let timeout = std::time::Duration::from_secs(1 << 30);
+    (Config { timeout, admin_timeout: timeout, clock: Arc::new(clock), ..Config::default() }, ticks)
+}
+
+fn spawn() -> (Arena, ModelController) {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    (arena, model)
+}
+
+fn wait_for(registers: &impl Registers, wanted: Csts) {
+    while Csts::from_bits_retain(registers.read32(offset::CSTS)) != wanted {
+        std::thread::yield_now();
+    }
+}
+
+/// Starts, uses and drops a controller.
+fn works(model: &ModelController, arena: &Arena) {
+    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+}
+
+#[test]
+fn an_enable_that_does_not_end_keeps_its_memory_and_is_not_called_off() {
+    let (arena, model) = spawn();
+    model.faults().set_stuck(true);
+    let leaked = leaked_bytes();
+    let error = Controller::start(model.registers(), arena.clone(), hasty(SECOND / 10).0).unwrap_err();
+    assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
+    assert_eq!(model.stats().early_changes, 0, "CC.EN was cleared while CSTS.RDY was 0");
+    // Two admin rings and the page that identify data goes to.
+    assert_eq!(arena.0.used(), 3, "the enable is still in progress, so the rings are the controller's");
+    assert!(leaked_bytes() - leaked >= 3 * 4096);
+    model.faults().set_stuck(false);
+    wait_for(&model.registers(), Csts::READY);
+    works(&model, &arena);
+    assert_eq!((model.stats().early_changes, arena.0.used()), (0, 3));
+}
+
+#[test]
+fn an_enable_in_progress_is_waited_for_before_it_is_taken_back() {
+    let (arena, model) = spawn();
+    let registers = model.registers();
+    model.faults().set_stuck(true);
+    registers.write32(offset::CC, Cc::ENABLED.0);
+    let faults = model.faults();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        faults.set_stuck(false);
+    });
+    // Another program's admin queues, which are nowhere: they are only looked at when a doorbell rings.
+    registers.write32(offset::AQA, 1 | 1 << 16);
+    works(&model, &arena);
+    late.join().unwrap();
+    assert_eq!((model.stats().early_changes, arena.0.used()), (0, 0));
+}
+
+/// A controller whose CAP says that CRTO holds (CRMS), and what CRTO says.
+#[derive(Clone)]
+struct Slow(ModelRegisters, u32);
+
+impl Registers for Slow {
+    fn read32(&self, at: u32) -> u32 {
+        if at == offset::CRTO { self.1 } else { self.0.read32(at) }
+    }
+    fn read64(&self, at: u32) -> u64 {
+        self.0.read64(at) | if at == offset::CAP { 1 << 59 } else { 0 }
+    }
+    fn write32(&self, at: u32, value: u32) {
+        self.0.write32(at, value);
+    }
+    fn write64(&self, at: u32, value: u64) {
+        self.0.write64(at, value);
+    }
+}
+
+#[test]
+fn enabling_takes_as_long_as_crto_says_within_reason() {
+    for (crto, limit_ms) in [(0, 10_000), (400, 200_000), (400 << 16, 10_000), (0xffff, 600_000)] {
+        let (arena, model) = spawn();
+        model.faults().set_stuck(true);
+        let registers = Slow(model.registers(), crto);
+        let error = Controller::start(registers, arena, hasty(SECOND).0).unwrap_err();
+        assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms }, "CRTO {crto:x}h");
+    }
+}
+
+#[test]
+fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
+    let (arena, model) = spawn();
+    let (config, ticks) = hasty(SECOND / 250);
+    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    model.faults().inject(When::Nth(1), Fault::Late);
+    let lost = queue.write(1, 0, 64, Buffer::new(&arena, 32 << 10)).unwrap();
+    queue.ring();
+    model.faults().set_stuck(true);
+    assert_eq!(controller.reset(), Err(Error::NotReady { wanted: "disabled", limit_ms: 10_000 }));
+    assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
+    let (used, leaked, before) = (arena.0.used(), leaked_bytes(), ticks.load(Ordering::SeqCst));
+    drop(lost);
+    drop(queue);
+    assert_eq!((controller.stats().leaked, controller.stats().quarantined_queues), (1, 1));
+    drop(controller);
+    assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
+    // Admin: 3 pages, queue pair: 2, PRP lists: 1.
+    assert!(leaked_bytes() - leaked >= 6 * 4096);
+    let waited = ticks.load(Ordering::SeqCst) - before;
+    assert!(waited < SECOND, "the drop waited again for what did not come before: {waited} ns");
+    assert_eq!(model.stats().early_changes, 0);
+}
+
+#[test]
+fn a_failed_enable_is_over_when_the_failure_is() {
+    /// Clears CC's entry sizes and sets a command set that the model does not have, so that enabling fails.
+    #[derive(Clone)]
+    struct Wrong(ModelRegisters, Arc<AtomicU32>);
+    impl Registers for Wrong {
+        fn read32(&self, at: u32) -> u32 {
+            let value = self.0.read32(at);
+            if at == offset::CSTS {
+                self.1.fetch_or(value, Ordering::SeqCst);
+            }
+            value
+        }
+        fn read64(&self, at: u32) -> u64 {
+            self.0.read64(at)
+        }
+        fn write32(&self, at: u32, value: u32) {
+            self.0.write32(at, if at == offset::CC { value | 1 << 4 } else { value });
+        }
+        fn write64(&self, at: u32, value: u64) {
+            self.0.write64(at, value);
+        }
+    }
+    let (arena, model) = spawn();
+    let registers = Wrong(model.registers(), Arc::default());
+    let error = Controller::start(registers.clone(), arena.clone(), Config::default()).unwrap_err();
+    assert_eq!(error, Error::Fatal);
+    assert_eq!(Csts::from_bits_retain(registers.1.load(Ordering::SeqCst)), Csts::FATAL);
+    assert_eq!(model.registers().read32(offset::CSTS), 0, "it was not seen to end its failure");
+    assert_eq!(arena.0.used(), 0);
+}
+
+#[test]
+fn an_orderly_close_notifies_the_controller_and_a_reset_does_not() {
+    let (arena, model) = spawn();
+    works(&model, &arena);
+    assert_eq!(model.stats().shutdowns, 1, "dropped");
+    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    controller.reset().unwrap();
+    assert_eq!(model.stats().shutdowns, 1, "reset");
+    controller.disable().unwrap();
+    assert_eq!(model.stats().shutdowns, 2, "disabled");
+    wait_for(&model.registers(), Csts::empty());
+    drop(controller);
+    assert_eq!(model.stats().shutdowns, 2, "disabled before");
+    assert_eq!(arena.0.used(), 0);
+}
+
+#[test]
+fn a_shutdown_that_does_not_complete_delays_the_close_by_its_limit_only() {
+    for (rtd3_entry_us, wait) in [(0, 10), (2_000_000, 2), (u32::MAX, 60)] {
+        let arena = Arena(Memory::new(256));
+        let mut config = ModelConfig::new(namespaces(1 << 20));
+        config.rtd3_entry_us = rtd3_entry_us;
+        let model = ModelController::spawn(arena.clone(), config).unwrap();
+        let (config, ticks) = hasty(SECOND / 250);
+        let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+        model.faults().set_shutdown_stuck(true);
+        let before = ticks.load(Ordering::SeqCst);
+        drop(controller);
+        let waited = ticks.load(Ordering::SeqCst) - before;
+        assert!(
+            (wait * SECOND..(wait + 10) * SECOND).contains(&waited),
+            "RTD3E {rtd3_entry_us}: {waited} ns"
+        );
+        assert_eq!((model.stats().shutdowns, arena.0.used()), (0, 0), "it was disabled all the same");
+    }
+}
