@@ -9,8 +9,11 @@
 //!   the [`Revoked`] and can neither be reused nor read until the ticket is done.
 //! - [`Domain::revoke_all`] takes many mappings back with one flush.
 //!
-//! A flush that is not seen to end is not over: its buffer goes into *quarantine*, that is, it is leaked with its
-//! addresses, and counted ([`DomainStats::quarantined`]). "Timed out" is not "completed".
+//! "Timed out" is not "completed", nor is it "never": a flush past its deadline is *late*. [`Revoked::wait`] then gives the
+//! `Revoked` back, to be waited for again; one that is dropped leaves its buffer with the domain, which holds it until
+//! the flush completes ([`DomainStats::deferred`], [`Domain::release_late`]). Only where that can never be (the unit has
+//! failed, or access could not be taken back) the buffer goes into *quarantine*: it is leaked with its addresses,
+//! and counted ([`DomainStats::quarantined`]).
 //!
 //! Memory that is mapped for as long as it lives (an arena that is exposed whole, the chunks of a pool) is mapped with
 //! [`Domain::map_static`] or [`Domain::map_at`] by whoever owns it.
@@ -24,8 +27,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
+use deferred::Deferred;
 
 mod backend;
+mod deferred;
 mod mapping;
 mod paged;
 #[cfg(test)]
@@ -33,7 +38,7 @@ mod paged;
 mod tests;
 
 pub use backend::{Backend, BackendError, BackendStats};
-pub use mapping::{Mapped, Refused, Revoked};
+pub use mapping::{Mapped, NotQuiesced, Refused, Revoked};
 pub use paged::{Paged, Physical};
 
 /// Memory that can be mapped: pinned, and owned by the value.
@@ -65,6 +70,10 @@ pub struct DomainStats {
     pub unmaps: u64,
     /// Mappings that a device may use now: neither given back nor in quarantine.
     pub live: u64,
+    /// Buffers that the domain holds until their flush, which is late, completes.
+    pub deferred: u64,
+    /// Bytes of these.
+    pub deferred_bytes: u64,
     /// Buffers that were leaked, because a device may reach them for ever.
     pub quarantined: u64,
     /// Bytes of these.
@@ -100,13 +109,15 @@ pub struct Domain {
     iovas: IovaSpace,
     /// By their first address.
     statics: Mutex<BTreeMap<Iova, Static>>,
+    deferred: Deferred,
     counts: Counts,
 }
 
 impl Domain {
     /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
-        Self { backend, iovas, statics: Mutex::new(BTreeMap::new()), counts: Counts::default() }
+        let (statics, deferred) = (Mutex::new(BTreeMap::new()), Deferred::new());
+        Self { backend, iovas, statics, deferred, counts: Counts::default() }
     }
 
     /// What the backend is called.
@@ -147,6 +158,7 @@ impl Domain {
         direction: D,
     ) -> Result<Mapped<'_, P, D>, Refused<P>> {
         let _ = direction; // its type says everything
+        self.release_late();
         let memory = payload.memory();
         if let Some(iova) = payload.fixed_iova().and_then(|at| self.static_at(at, memory, D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
@@ -158,12 +170,12 @@ impl Domain {
                 self.counts.maps.fetch_add(1, Ordering::Relaxed);
                 Ok(Mapped::new(self, payload, iova, false))
             }
-            Err(error) if error.stays_reachable() => {
+            Err((Some(iova), error)) => {
                 let bytes = memory.len();
-                self.quarantine(payload, bytes);
+                self.keep(payload, bytes, iova, error.late_ticket());
                 Err(Refused { payload: None, error })
             }
-            Err(error) => Err(Refused { payload: Some(payload), error }),
+            Err((None, error)) => Err(Refused { payload: Some(payload), error }),
         }
     }
 
@@ -175,6 +187,7 @@ impl Domain {
         mappings: impl IntoIterator<Item = Mapped<'d, P, D>>,
         revoked: &mut Vec<Revoked<'d, P>>,
     ) {
+        self.release_late();
         let first = revoked.len();
         for mapping in mappings {
             if mapping.belongs_to(self) {
@@ -201,7 +214,7 @@ impl Domain {
     /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been
     /// [expelled](Self::expel), the caller keeps it valid and takes no reference into it.
     pub unsafe fn map_static(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
-        let iova = self.map_fresh(memory, access)?;
+        let iova = self.map_fresh(memory, access).map_err(|(_, error)| error)?;
         self.statics.lock().insert(iova.start(), Static { iova, addr: memory.addr(), access });
         Ok(iova)
     }
@@ -289,7 +302,10 @@ impl Domain {
         // `revokes` before `maps`: a mapping that comes and goes meanwhile must not make `live` negative.
         let revokes = get(&self.counts.revokes);
         let maps = get(&self.counts.maps);
+        let (deferred, deferred_bytes) = self.deferred.counts();
         DomainStats {
+            deferred,
+            deferred_bytes,
             maps,
             maps_fixed: get(&self.counts.maps_fixed),
             revokes,
@@ -321,25 +337,30 @@ impl Domain {
         here(nearest).then_some(iova)
     }
 
-    fn map_fresh(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
-        check_pages(memory)?;
-        let iova = match self.backend.place(memory)? {
-            Some(place) => {
-                self.iovas.alloc_at(place)?;
-                place
-            }
-            None => self.reserve_iova(memory.len() as u64, alignment(memory))?,
-        };
+    /// Maps memory at addresses of the domain's choice. On an error, the addresses through which a device may still
+    /// reach the memory, if it may; otherwise they are free again.
+    fn map_fresh(
+        &self,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<IovaRange, (Option<IovaRange>, BackendError)> {
+        let iova = self.place(memory).map_err(|error| (None, error))?;
         let Err(error) = self.backend.map(iova, memory, access) else { return Ok(iova) };
-        if !error.stays_reachable() {
-            self.release_iova(iova)?;
+        if error.stays_reachable() {
+            return Err((Some(iova), error));
         }
-        Err(error)
+        self.release_iova(iova).map_err(|error| (None, error))?;
+        Err((None, error))
     }
 
-    fn quarantine<P>(&self, payload: P, bytes: usize) {
-        core::mem::forget(payload);
-        self.note_quarantined(bytes as u64);
+    /// Takes addresses for memory that is to be mapped.
+    fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
+        check_pages(memory)?;
+        if let Some(place) = self.backend.place(memory)? {
+            self.iovas.alloc_at(place)?;
+            return Ok(place);
+        }
+        self.reserve_iova(memory.len() as u64, alignment(memory))
     }
 
     fn count_revoked(&self) {

@@ -109,7 +109,7 @@ fn memory(domain: &Domain) -> Outcome {
     )?;
     let revoked = mapped.revoke();
     check("a revocation is over at once", revoked.is_quiesced())?;
-    let mut buffer = revoked.wait()?;
+    let mut buffer = revoked.wait().map_err(|refused| refused.error)?;
     check("the buffer is ours again", buffer.as_mut_slice().is_ok())?;
     let mapped = domain.map(buffer, Both)?;
     check("its addresses are free again", mapped.iova() == iova)?;

@@ -154,7 +154,7 @@ fn revokes(harness: &Harness<'_>, domain: &Domain, arena: &Arena) -> Result<Vec<
                 });
                 total = total + cost;
                 for one in revoked {
-                    buffers.push(one.wait()?);
+                    buffers.push(one.wait().map_err(|refused| refused.error)?);
                 }
             }
             out.cost("revoke-64", total, rounds * MANY);

@@ -162,7 +162,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         while at < self.held.len() {
             if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
                 let Held { slot, revoked, result } = self.held.swap_remove(at);
-                done.push(half::waited(&self.info.name, slot, revoked.wait(), result));
+                done.push(half::waited(&self.info.name, slot, revoked.wait().map_err(Into::into), result));
             } else {
                 at += 1;
             }

@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::{InvalidationStats, Ticket, WaitError};
+use crate::invalidate::{InvalidationStats, Ticket, WaitError, WaitLimit};
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::TableError;
@@ -64,10 +64,18 @@ pub enum BackendError {
     /// The table refused.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Access was taken back, but the flush was not seen to end: what it covers stays reachable.
+    /// Access was taken back, but the flush has not completed: what it covers stays reachable until it does.
     #[error(transparent)]
     Flush(#[from] WaitError),
-    /// A map failed in the middle, and what had been mapped of it was not seen to be flushed: it stays reachable.
+    /// The device was not told of a map in time; the map was taken back.
+    #[error("a map of {iova} was taken back, because the device could not be told of it in time: {flush}")]
+    NotAnnounced {
+        /// What was being mapped.
+        iova: IovaRange,
+        /// Why the device was not told.
+        flush: WaitError,
+    },
+    /// A map failed in the middle, and the flush of what had been mapped of it has not completed: it stays reachable.
     #[error("a map of {iova} failed in the middle, and taking it back failed too: {flush}")]
     Stuck {
         /// What was being mapped.
@@ -155,9 +163,19 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    /// Whether a device may reach the memory for ever, although the call failed: then it must not be used again.
+    /// Whether a device may still reach the memory, although the call failed: then it must not be used again, unless
+    /// the [late](Self::late_ticket) flush is seen to complete.
     pub fn stays_reachable(&self) -> bool {
         matches!(self, Self::Stuck { .. } | Self::NotRevoked | Self::Flush(_))
+    }
+
+    /// The ticket after which no device reaches the memory any more, where it is only late.
+    pub fn late_ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Stuck { flush: WaitError::TimedOut { ticket, .. }, .. }
+            | Self::Flush(WaitError::TimedOut { ticket, .. }) => Some(*ticket),
+            _ => None,
+        }
     }
 }
 
@@ -215,11 +233,26 @@ pub trait Backend: Send + Sync {
     /// Whether the flush is over. [`Ticket::NEVER`] never is.
     fn is_done(&self, ticket: Ticket) -> bool;
 
-    /// Waits until it is, or until the backend gives the device up.
+    /// Waits until it is, or its deadline has passed.
     ///
     /// # Errors
-    /// [`BackendError::Flush`]: what the flush covers may be reached for ever.
+    /// [`BackendError::Flush`]: what the flush covers may be reached until it completes, which may be
+    /// [never](WaitError::UnitFailed).
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError>;
+
+    /// Waits until it is, or `limit` is reached, which counts from now: for a ticket past its deadline.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait), which it is for a backend whose tickets are done when they are given out.
+    fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
+        let _ = limit;
+        self.wait(ticket)
+    }
+
+    /// Whether flushes will never complete again: then a ticket that is not done never is.
+    fn has_failed(&self) -> bool {
+        false
+    }
 
     /// What has been done so far.
     fn stats(&self) -> BackendStats;

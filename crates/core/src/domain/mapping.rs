@@ -3,7 +3,7 @@
 use super::{BackendError, Domain, Pinned};
 use crate::access::Direction;
 use crate::addr::{IovaRange, Segment};
-use crate::invalidate::Ticket;
+use crate::invalidate::{Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use core::fmt;
 use core::marker::PhantomData;
@@ -12,7 +12,8 @@ use core::marker::PhantomData;
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<P> {
-    /// What was to be mapped. `None` after [`BackendError::Stuck`]: a device may reach it, so it is in quarantine.
+    /// What was to be mapped. `None` where a device may still reach it ([`BackendError::stays_reachable`]): it is held
+    /// until the flush completes, or in quarantine.
     pub payload: Option<P>,
     /// Why it was not.
     #[source]
@@ -25,9 +26,35 @@ impl<P> fmt::Debug for Refused<P> {
     }
 }
 
+/// A buffer whose flush has not completed, although it was waited for.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct NotQuiesced<'d, P: Pinned> {
+    /// The buffer, to be waited for again. `None` where the flush never completes, or access could not be taken back:
+    /// then the buffer is in quarantine.
+    pub revoked: Option<Revoked<'d, P>>,
+    /// Why the wait ended.
+    #[source]
+    pub error: BackendError,
+}
+
+impl<P: Pinned> fmt::Debug for NotQuiesced<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotQuiesced").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+/// The reason alone. A buffer that was given back is left with the domain, which holds it until its flush completes.
+impl<P: Pinned> From<NotQuiesced<'_, P>> for BackendError {
+    fn from(refused: NotQuiesced<'_, P>) -> Self {
+        refused.error
+    }
+}
+
 /// A buffer in a domain: the device may reach it, and nobody can take a reference into it.
 ///
-/// Dropping it takes access back, waits, and drops the payload; where the wait is given up the payload is leaked.
+/// Dropping it takes access back, waits, and drops the payload; where the flush is late the domain holds the payload
+/// until it completes, and where it never completes the payload is leaked.
 #[must_use = "dropping a mapping takes the device's access away"]
 pub struct Mapped<'d, P: Pinned, D: Direction>(Revoked<'d, P>, PhantomData<D>);
 
@@ -36,7 +63,16 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
         let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
         let bytes = payload.memory().len();
         Self(
-            Revoked { domain, payload: Some(payload), bytes, iova, ticket, fixed, counted: false },
+            Revoked {
+                domain,
+                payload: Some(payload),
+                bytes,
+                iova,
+                ticket,
+                fixed,
+                counted: false,
+                late: false,
+            },
             PhantomData,
         )
     }
@@ -71,11 +107,14 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
 
     /// Takes access back and waits: when this returns, no device reaches the buffer.
     ///
+    /// To keep the buffer at hand where the flush is late: [`revoke`](Self::revoke), then [`Revoked::wait`].
+    ///
     /// # Errors
-    /// [`BackendError::Flush`] or [`BackendError::NotRevoked`]: a device may still reach the buffer, so it is in
-    /// quarantine (leaked and counted, with its addresses).
+    /// [`BackendError::Flush`]: a device may still reach the buffer. Where the flush is late the domain holds it until it
+    /// completes. Otherwise, and with [`BackendError::NotRevoked`], it is in quarantine (leaked and counted, with its
+    /// addresses).
     pub fn unmap(self) -> Result<P, BackendError> {
-        self.revoke().wait()
+        Ok(self.revoke().wait()?)
     }
 
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
@@ -83,6 +122,7 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
     }
 
     fn revoke_now(&mut self) {
+        self.0.domain.release_late();
         if !self.0.fixed {
             let ranges = &mut core::iter::once(self.0.iova);
             self.0.ticket = self.0.domain.backend().revoke(ranges).unwrap_or(Ticket::NEVER);
@@ -92,9 +132,9 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
 
     /// The same held by the type that waits for its ticket.
     pub(super) fn into_revoked(mut self) -> Revoked<'d, P> {
-        let Revoked { domain, bytes, iova, ticket, fixed, counted, .. } = self.0;
+        let Revoked { domain, bytes, iova, ticket, fixed, counted, late, .. } = self.0;
         // `self` keeps no payload, so its drop does nothing.
-        Revoked { domain, payload: self.0.payload.take(), bytes, iova, ticket, fixed, counted }
+        Revoked { domain, payload: self.0.payload.take(), bytes, iova, ticket, fixed, counted, late }
     }
 }
 
@@ -117,11 +157,12 @@ impl<P: Pinned, D: Direction> fmt::Debug for Mapped<'_, P, D> {
 
 /// A buffer whose access has been taken back, but which a device may still reach until the ticket is done.
 ///
-/// Dropping it waits and drops the payload; where the wait is given up the payload is leaked.
+/// Dropping it waits, unless a wait has failed before, and drops the payload; where the flush is late the domain holds
+/// the payload until it completes, and where it never completes the payload is leaked.
 #[must_use = "the buffer is held until its ticket is done: poll() or wait()"]
 pub struct Revoked<'d, P: Pinned> {
     domain: &'d Domain,
-    /// `None` once it has been given back or leaked.
+    /// `None` once it has been given back, deferred or leaked.
     payload: Option<P>,
     bytes: usize,
     iova: IovaRange,
@@ -129,9 +170,11 @@ pub struct Revoked<'d, P: Pinned> {
     fixed: bool,
     /// Whether the domain has counted the revocation.
     counted: bool,
+    /// Whether a wait has ended without the flush being over.
+    late: bool,
 }
 
-impl<P: Pinned> Revoked<'_, P> {
+impl<'d, P: Pinned> Revoked<'d, P> {
     /// The point in the sequence at which it is quiesced.
     pub fn ticket(&self) -> Ticket {
         self.ticket
@@ -152,19 +195,44 @@ impl<P: Pinned> Revoked<'_, P> {
     /// # Errors
     /// Itself, as long as a device may reach the buffer.
     pub fn poll(mut self) -> Result<P, Self> {
+        self.domain.release_late();
         if !self.is_quiesced() {
             return Err(self);
         }
         self.give_back().ok_or(self)
     }
 
-    /// Waits, and gives the buffer.
+    /// Waits for the deadline of the flush at most, and gives the buffer.
     ///
     /// # Errors
-    /// As for [`Mapped::unmap`].
-    pub fn wait(mut self) -> Result<P, BackendError> {
-        self.quiesce()?;
-        self.give_back().ok_or(BackendError::NotRevoked)
+    /// [`NotQuiesced`]: with itself past the deadline, to be waited for again; without where the flush never completes,
+    /// and the buffer is in quarantine (leaked and counted, with its addresses).
+    pub fn wait(self) -> Result<P, NotQuiesced<'d, P>> {
+        self.wait_by(|this| this.domain.backend().wait(this.ticket))
+    }
+
+    /// Waits for `limit` at most, counted from now, and gives the buffer: for one whose deadline has passed.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<'d, P>> {
+        self.wait_by(|this| this.domain.backend().wait_for(this.ticket, limit))
+    }
+
+    fn wait_by(
+        mut self,
+        wait: impl FnOnce(&Self) -> Result<(), BackendError>,
+    ) -> Result<P, NotQuiesced<'d, P>> {
+        self.domain.release_late();
+        let refused = match self.quiesce(wait) {
+            Ok(()) => match self.give_back() {
+                Some(payload) => return Ok(payload),
+                None => BackendError::NotRevoked, // it holds a payload until it is consumed
+            },
+            Err(error) => error,
+        };
+        let revoked = self.payload.is_some().then_some(self);
+        Err(NotQuiesced { revoked, error: refused })
     }
 
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
@@ -189,16 +257,19 @@ impl<P: Pinned> Revoked<'_, P> {
         }
     }
 
-    fn quiesce(&mut self) -> Result<(), BackendError> {
+    /// Waits by `wait`. Where the flush never completes the payload is leaked.
+    fn quiesce(&mut self, wait: impl FnOnce(&Self) -> Result<(), BackendError>) -> Result<(), BackendError> {
         let result = match self.ticket {
             _ if self.fixed => Ok(()),
             Ticket::NEVER => Err(BackendError::NotRevoked),
-            ticket => self.domain.backend().wait(ticket),
+            _ => wait(self),
         };
+        self.late = result.as_ref().is_err_and(|error| error.late_ticket().is_some());
         if result.is_err()
+            && !self.late
             && let Some(payload) = self.payload.take()
         {
-            self.domain.quarantine(payload, self.bytes);
+            self.domain.keep(payload, self.bytes, self.iova, None);
         }
         result
     }
@@ -213,8 +284,14 @@ impl<P: Pinned> Revoked<'_, P> {
 
 impl<P: Pinned> Drop for Revoked<'_, P> {
     fn drop(&mut self) {
-        if self.payload.is_some() && self.quiesce().is_ok() {
+        if self.payload.is_some() && !self.late {
+            // Where this fails for good the payload is leaked by it; where the flush is late it is dealt with below.
+            let _ = self.quiesce(|this| this.domain.backend().wait(this.ticket));
+        }
+        if self.is_quiesced() {
             drop(self.give_back());
+        } else if let Some(payload) = self.payload.take() {
+            self.domain.keep(payload, self.bytes, self.iova, Some(self.ticket));
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Backend, BackendError, BackendStats};
 use crate::access::Access;
 use crate::addr::{IovaRange, PhysAddr, PhysRange};
-use crate::invalidate::{Flush, Invalidator, Sink, Ticket};
+use crate::invalidate::{Flush, Invalidator, Sink, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
@@ -213,7 +213,7 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
             // The device may have cached that nothing is here, at any level.
             let ticket = self.invalidator.request([Flush { range: iova, leaf_only: false }]);
             if let Err(flush) = self.invalidator.wait(ticket) {
-                return Err(self.roll_back(iova, len, BackendError::Flush(flush)));
+                return Err(self.roll_back(iova, len, BackendError::NotAnnounced { iova, flush }));
             }
         }
         Ok(())
@@ -231,6 +231,14 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         Ok(self.invalidator.wait(ticket)?)
+    }
+
+    fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
+        Ok(self.invalidator.wait_for(ticket, limit)?)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.invalidator.has_failed()
     }
 
     fn stats(&self) -> BackendStats {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::access::{Both, FromDevice, ToDevice};
-use crate::invalidate::{Ticket, WaitError};
+use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 use proptest::prelude::*;
@@ -20,6 +20,9 @@ struct Mock {
     stick: AtomicBool,
     /// Waiting completes what it waits for; else it times out.
     obliging: AtomicBool,
+    /// The unit has failed for good.
+    failed: AtomicBool,
+    waits: AtomicU64,
 }
 
 fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
@@ -63,7 +66,14 @@ impl Backend for Arc<Mock> {
     fn is_done(&self, ticket: Ticket) -> bool {
         self.done.load(Ordering::SeqCst) >= ticket.0
     }
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.has_failed() && !self.is_done(ticket) {
+            return Err(WaitError::UnitFailed { ticket }.into());
+        }
         if self.obliging.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }
@@ -154,23 +164,90 @@ fn dropping_a_mapping_waits_and_frees() {
     assert_eq!(domain.stats().unmaps, 2);
 }
 
+fn complete(mock: &Mock, ticket: Ticket) {
+    mock.done.store(ticket.0, Ordering::SeqCst);
+}
+
 #[test]
-fn what_times_out_is_quarantined_with_its_addresses() {
+fn what_is_past_its_deadline_is_given_back_and_can_be_waited_for_again() {
     let (mock, domain, drops) = domain();
-    let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
-    let first = mapped.iova();
-    assert!(matches!(mapped.unmap(), Err(BackendError::Flush(WaitError::TimedOut { .. }))));
-    let mapped = domain.map(Buf::new(2, &drops), Both).unwrap();
-    let second = mapped.iova();
-    drop(mapped);
-    set(&mock.obliging);
-    for _ in 0..100 {
-        let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
-        assert!(!mapped.iova().overlaps(&first) && !mapped.iova().overlaps(&second));
-    }
+    let revoked = domain.map(Buf::new(1, &drops), Both).unwrap().revoke();
+    let ticket = revoked.ticket();
+    let refused = revoked.wait().unwrap_err();
+    assert!(matches!(refused.error, BackendError::Flush(WaitError::TimedOut { .. })));
+    let revoked = refused.revoked.expect("nothing is quarantined by a wait");
+    let longer = WaitLimit { time_ns: 1, polls: 1 };
+    let revoked = revoked.wait_for(longer).unwrap_err().revoked.unwrap();
     let stats = domain.stats();
-    assert_eq!((stats.quarantined, stats.quarantined_bytes), (2, 3 * 4096));
-    assert_eq!((drops.load(Ordering::SeqCst), stats.live), (100, 0));
+    assert_eq!((stats.quarantined, stats.deferred, stats.unmaps), (0, 0, 0));
+    complete(&mock, ticket);
+    drop(revoked.wait().unwrap());
+    assert_eq!((drops.load(Ordering::SeqCst), domain.stats().unmaps), (1, 1));
+}
+
+#[test]
+fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
+    let (mock, domain, drops) = domain();
+    let empty = domain.iovas.extents();
+    let first = domain.map(Buf::new(1, &drops), Both).unwrap();
+    let second = domain.map(Buf::new(2, &drops), Both).unwrap();
+    let held = [first.iova(), second.iova()];
+    assert!(matches!(first.unmap(), Err(BackendError::Flush(WaitError::TimedOut { .. }))));
+    drop(second);
+    let waits = mock.waits.load(Ordering::SeqCst);
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap().revoke().wait()); // and so is this one
+    assert_eq!(mock.waits.load(Ordering::SeqCst) - waits, 1, "a drop after a wait waits no more");
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.deferred_bytes, stats.quarantined), (3, 4 * 4096, 0));
+    let other = domain.map(Buf::new(1, &drops), Both).unwrap();
+    assert!(held.iter().all(|held| !held.overlaps(&other.iova())), "the addresses are held as well");
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    complete(&mock, Ticket(1));
+    set(&mock.obliging); // `other` is last: its flush is over when the others are
+    let revoked = other.revoke();
+    assert_eq!(drops.load(Ordering::SeqCst), 1, "a revocation looks whether the first is over");
+    drop(revoked.wait().unwrap());
+    assert_eq!(domain.release_late(), 0);
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.quarantined, stats.unmaps, stats.live), (0, 0, 4, 0));
+    assert_eq!((drops.load(Ordering::SeqCst), domain.iovas.extents()), (4, empty));
+}
+
+#[test]
+fn what_is_late_when_the_unit_fails_is_quarantined() {
+    let (mock, domain, drops) = domain();
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
+    let other = domain.map(Buf::new(2, &drops), Both).unwrap().revoke();
+    set(&mock.failed);
+    let refused = other.wait().unwrap_err();
+    assert!(refused.revoked.is_none() && !matches!(refused.error, BackendError::NotRevoked));
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.quarantined, stats.quarantined_bytes), (0, 2, 3 * 4096));
+    complete(&mock, Ticket(2));
+    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 0), "never given back");
+}
+
+#[test]
+fn what_is_late_when_the_domain_goes_away_is_leaked() {
+    let (mock, domain, drops) = domain();
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
+    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
+    complete(&mock, Ticket(1));
+    drop(domain);
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_map_whose_rollback_is_late_gives_its_buffer_back_in_the_end() {
+    let (mock, domain, drops) = domain();
+    let empty = domain.iovas.extents();
+    set(&mock.stick);
+    let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
+    assert!(stuck.payload.is_none());
+    assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
+    complete(&mock, Ticket(1));
+    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 1));
+    assert_eq!(domain.iovas.extents(), empty);
 }
 
 #[test]
@@ -182,7 +259,7 @@ fn what_can_not_be_revoked_is_never_given_back() {
     let revoked = mapped.revoke();
     assert_eq!(revoked.ticket(), Ticket::NEVER);
     let revoked = revoked.poll().expect_err("never");
-    assert!(matches!(revoked.wait(), Err(BackendError::NotRevoked)));
+    assert!(matches!(revoked.wait(), Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })));
     assert_eq!((drops.load(Ordering::SeqCst), domain.stats().quarantined), (0, 1));
 }
 
@@ -196,8 +273,8 @@ fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
     assert_eq!(domain.iovas.extents(), before);
     set(&mock.stick);
     let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
-    assert!(stuck.payload.is_none(), "a device may reach it for ever");
-    assert_eq!((domain.stats().quarantined, drops.load(Ordering::SeqCst)), (1, 0));
+    assert!(stuck.payload.is_none(), "a device may reach it");
+    assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
     assert_eq!(domain.iovas.extents().bytes_in_use, before.bytes_in_use + 4096);
 }
 

@@ -1,0 +1,120 @@
+//! Buffers whose flush is late: held by the domain until it completes, and only then dropped.
+//!
+//! A deadline that has passed is no verdict. The owner of a [`Revoked`](super::Revoked) may wait again; one that drops it
+//! leaves the buffer here, with its addresses. Later maps, revocations and waits look whether the oldest ticket here has
+//! completed, which costs them one load while nothing is held.
+
+use super::Domain;
+use crate::addr::IovaRange;
+use crate::invalidate::Ticket;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+
+/// A buffer that a device may reach until `ticket` has completed. Dropping it leaks the buffer.
+pub(super) struct Late {
+    pub(super) payload: ManuallyDrop<Box<dyn Send>>,
+    pub(super) bytes: usize,
+    pub(super) iova: IovaRange,
+    pub(super) ticket: Ticket,
+}
+
+pub(super) struct Deferred {
+    held: Mutex<Vec<Late>>,
+    /// The first ticket of those held; [`Ticket::NEVER`] while nothing is.
+    first: AtomicU64,
+}
+
+impl Deferred {
+    pub(super) fn new() -> Self {
+        Self { held: Mutex::new(Vec::new()), first: AtomicU64::new(Ticket::NEVER.0) }
+    }
+
+    pub(super) fn first(&self) -> Ticket {
+        Ticket(self.first.load(Ordering::Acquire))
+    }
+
+    fn push(&self, late: Late) {
+        let mut held = self.held.lock();
+        held.push(late);
+        self.note_first(&held);
+    }
+
+    /// Takes one out whose ticket is `ready`. O(buffers held).
+    fn pop(&self, ready: impl Fn(Ticket) -> bool) -> Option<Late> {
+        let mut held = self.held.lock();
+        let at = held.iter().position(|late| ready(late.ticket))?;
+        let late = held.swap_remove(at);
+        self.note_first(&held);
+        Some(late)
+    }
+
+    fn note_first(&self, held: &[Late]) {
+        let first = held.iter().map(|late| late.ticket.0).min().unwrap_or(Ticket::NEVER.0);
+        self.first.store(first, Ordering::Release);
+    }
+
+    /// How many buffers are held, and how many bytes they have.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let held = self.held.lock();
+        (held.len() as u64, held.iter().map(|late| late.bytes as u64).sum())
+    }
+}
+
+impl Domain {
+    /// Drops the buffers whose flush was late and has completed since, and returns how many are still held. O(1) while
+    /// nothing is held.
+    ///
+    /// Maps, revocations and waits do this by the way; a program that makes none calls it to have its memory back.
+    pub fn release_late(&self) -> u64 {
+        let first = self.deferred.first();
+        if first == Ticket::NEVER {
+            return 0;
+        }
+        let failed = self.backend.has_failed();
+        if failed || self.backend.is_done(first) {
+            // One by one: a drop may do anything, so it runs without the lock.
+            while let Some(late) = self.deferred.pop(|ticket| self.backend.is_done(ticket)) {
+                self.forget_mapping(late.iova, false);
+                drop(ManuallyDrop::into_inner(late.payload));
+            }
+        }
+        if failed {
+            while let Some(late) = self.deferred.pop(|_| true) {
+                self.note_quarantined(late.bytes as u64);
+            }
+        }
+        self.deferred.counts().0
+    }
+
+    /// Holds a buffer until its ticket has completed.
+    pub(super) fn defer<P: Send + 'static>(&self, payload: P, bytes: usize, iova: IovaRange, ticket: Ticket) {
+        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
+        self.deferred.push(Late { payload, bytes, iova, ticket });
+    }
+
+    /// Deals with a buffer that a device may still reach after `error`: held if the flush is late, else leaked.
+    pub(super) fn keep<P: Send + 'static>(
+        &self,
+        payload: P,
+        bytes: usize,
+        iova: IovaRange,
+        late: Option<Ticket>,
+    ) {
+        match late {
+            Some(ticket) => self.defer(payload, bytes, iova, ticket),
+            None => {
+                core::mem::forget(payload);
+                self.note_quarantined(bytes as u64);
+            }
+        }
+    }
+}
+
+impl Drop for Domain {
+    /// What is still held then stays leaked: no more is heard of its flush.
+    fn drop(&mut self) {
+        self.release_late();
+    }
+}
