@@ -19,7 +19,7 @@ cache_folder() {
 # apt_get ARGS: quiet unless it fails; then its own words are what helps.
 apt_get() {
     local words
-    words=$(DEBIAN_FRONTEND=noninteractive apt-get -y -o Dpkg::Use-Pty=0 "$@" 2>&1) || {
+    words=$(DEBIAN_FRONTEND=noninteractive apt-get -y -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 "$@" 2>&1) || {
         printf '%s\n' "$words" >&2
         return 1
     }
