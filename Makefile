@@ -26,8 +26,12 @@ run: build ## The main job: a file crosses the whole stack and comes back the sa
 	@scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
 
 .PHONY: test
-test: setup ## Everything that must hold: format, lints, docs, tests, loom models, sanitizer, smoke run
+test: setup ## What every change must pass: format, lints, docs, tests, no_std, the main job (minutes)
 	scripts/test
+
+.PHONY: test-all
+test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, fuzzing, the released program
+	scripts/test-all
 
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
