@@ -5,7 +5,7 @@ use std::fmt;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Whether this build counts read-modify-writes (feature `count-rmw`).
+/// Whether this build counts read-modify-writes and locks (feature `count-rmw`).
 ///
 /// Counting costs time, so such a build takes the counts and leaves the times out; and it measures only what can be
 /// counted, Pinfold's own atomics.
@@ -41,40 +41,68 @@ pub struct Sample {
     pub modelled: bool,
 }
 
+/// What a thread did in Pinfold that other cores see; nothing where the build does not count it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Read-modify-writes, those of locks included.
+    pub rmw: u64,
+    /// Locks taken.
+    pub locks: u64,
+}
+
+impl Counts {
+    fn of_thread() -> Self {
+        #[cfg(feature = "count-rmw")]
+        return Self { rmw: pinfold_core::sync::rmw_count(), locks: pinfold_core::sync::lock_count() };
+        #[cfg(not(feature = "count-rmw"))]
+        return Self::default();
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { rmw: self.rmw - before.rmw, locks: self.locks - before.locks }
+    }
+}
+
+impl std::ops::Add for Counts {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { rmw: self.rmw + other.rmw, locks: self.locks + other.locks }
+    }
+}
+
 /// What a piece of work cost.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {
     /// How long it took.
     pub ns: f64,
-    /// How many read-modify-writes this thread made in Pinfold; 0 where the build does not count them.
-    pub rmw: u64,
+    /// What this thread did that other cores see.
+    pub counts: Counts,
 }
 
 impl Cost {
     /// Of `work`, done once. What it returns is kept from the optimiser.
     #[inline]
     pub fn of<R>(work: impl FnOnce() -> R) -> (Self, R) {
-        let before = rmw_count();
+        let before = Counts::of_thread();
         let start = Instant::now();
         let result = black_box(work());
         #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
         let ns = start.elapsed().as_nanos() as f64;
-        (Self { ns, rmw: rmw_count() - before }, result)
+        (Self { ns, counts: Counts::of_thread().since(before) }, result)
+    }
+
+    /// The same with what another thread did meanwhile.
+    #[must_use]
+    pub fn with(self, counts: Counts) -> Self {
+        Self { counts: self.counts + counts, ..self }
     }
 }
 
 impl std::ops::Add for Cost {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self { ns: self.ns + other.ns, rmw: self.rmw + other.rmw }
+        Self { ns: self.ns + other.ns, counts: self.counts + other.counts }
     }
-}
-
-fn rmw_count() -> u64 {
-    #[cfg(feature = "count-rmw")]
-    return pinfold_core::sync::rmw_count();
-    #[cfg(not(feature = "count-rmw"))]
-    return 0;
 }
 
 /// The figures of one run.
@@ -82,12 +110,13 @@ fn rmw_count() -> u64 {
 pub struct Samples(Vec<Sample>);
 
 impl Samples {
-    /// What each of `operations` cost: its time, or its read-modify-writes in a build that counts those.
+    /// What each of `operations` cost: its time, or its read-modify-writes and locks in a build that counts those.
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
     pub fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
         let each = 1.0 / operations.max(1) as f64;
         if COUNTS_RMW {
-            self.figure(case, Metric::Count, "rmw/op", cost.rmw as f64 * each);
+            self.figure(case, Metric::Count, "rmw/op", cost.counts.rmw as f64 * each);
+            self.figure(case, Metric::Count, "locks/op", cost.counts.locks as f64 * each);
         } else {
             self.figure(case, Metric::Time, "ns/op", cost.ns * each);
         }
@@ -181,18 +210,21 @@ impl<'w> Harness<'w> {
         if self.options.quick { (full / 16).max(1) } else { full }
     }
 
-    /// Runs the subjects in turn, A B C A B C ..., first once without counting; returns a record for each case and
-    /// subject, cases in the order in which they first came up, subjects in the order given.
+    /// Runs the subjects in turn, first once without counting; each round begins with the next subject (A B C, B C A,
+    /// C A B, ...), so that none always comes behind the same other. Returns a record for each case and subject, cases
+    /// and subjects in the order given.
     ///
     /// # Errors
     /// What a subject returned; then there are no records.
     pub fn interleave<E>(&self, mut subjects: Vec<Subject<'_, E>>) -> Result<Vec<Record>, E> {
         subjects.retain(|subject| subject.countable || !COUNTS_RMW);
-        let mut kept: Vec<(&'static str, Sample, Vec<f64>)> = Vec::new();
+        let mut kept: Vec<Kept> = Vec::new();
         let mut samples = Samples::default();
         let rounds = self.options.runs.max(1);
         for round in self.first_round..=rounds {
-            for subject in &mut subjects {
+            for turn in 0..subjects.len() {
+                let at = (round + turn) % subjects.len();
+                let Some(subject) = subjects.get_mut(at) else { continue };
                 (self.watch)(Turn { suite: self.suite, subject: subject.name, round, rounds });
                 samples.0.clear();
                 touch_heap();
@@ -201,32 +233,43 @@ impl<'w> Harness<'w> {
                     continue;
                 }
                 for sample in &samples.0 {
-                    keep(&mut kept, subject.name, *sample);
+                    keep(&mut kept, at, subject.name, *sample);
                 }
             }
         }
-        Ok(self.records(&subjects, kept))
+        Ok(self.records(kept))
     }
 
-    fn records<E>(
-        &self,
-        subjects: &[Subject<'_, E>],
-        kept: Vec<(&'static str, Sample, Vec<f64>)>,
-    ) -> Vec<Record> {
-        let rank = |name| subjects.iter().position(|s| s.name == name);
-        let mut cases: Vec<(&str, Metric)> = Vec::new();
-        for (_, sample, _) in &kept {
-            if !cases.contains(&(sample.case, sample.metric)) {
-                cases.push((sample.case, sample.metric));
+    fn records(&self, mut kept: Vec<Kept>) -> Vec<Record> {
+        // In the order of the subjects, whoever began.
+        kept.sort_by_key(|one| one.at);
+        let mut cases: Vec<Key> = Vec::new();
+        for one in &kept {
+            if !cases.contains(&one.sample.key()) {
+                cases.push(one.sample.key());
             }
         }
-        let mut records: Vec<Record> = kept
-            .into_iter()
-            .map(|(subject, sample, values)| record(self.suite, subject, sample, values))
-            .collect();
-        records.sort_by_key(|r| (cases.iter().position(|c| *c == (r.case, r.metric)), rank(r.subject)));
-        records
+        kept.sort_by_key(|one| cases.iter().position(|case| *case == one.sample.key()));
+        kept.into_iter().map(|one| record(self.suite, one.subject, one.sample, one.values)).collect()
     }
+}
+
+/// What tells figures apart.
+type Key = (&'static str, Metric, &'static str);
+
+impl Sample {
+    fn key(&self) -> Key {
+        (self.case, self.metric, self.unit)
+    }
+}
+
+/// The figures of a subject so far.
+struct Kept {
+    /// Which subject of those given.
+    at: usize,
+    subject: &'static str,
+    sample: Sample,
+    values: Vec<f64>,
 }
 
 /// Touches 16 MiB of the process's heap. Subjects have their books there; what the one before gave back to the kernel
@@ -238,13 +281,10 @@ fn touch_heap() {
     drop(black_box(pages));
 }
 
-fn keep(kept: &mut Vec<(&'static str, Sample, Vec<f64>)>, subject: &'static str, sample: Sample) {
-    let same = |(name, s, _): &&mut (&'static str, Sample, Vec<f64>)| {
-        *name == subject && s.case == sample.case && s.metric == sample.metric
-    };
-    match kept.iter_mut().find(same) {
-        Some((_, _, values)) => values.push(sample.value),
-        None => kept.push((subject, sample, vec![sample.value])),
+fn keep(kept: &mut Vec<Kept>, at: usize, subject: &'static str, sample: Sample) {
+    match kept.iter_mut().find(|one| one.subject == subject && one.sample.key() == sample.key()) {
+        Some(one) => one.values.push(sample.value),
+        None => kept.push(Kept { at, subject, sample, values: vec![sample.value] }),
     }
 }
 
@@ -294,10 +334,36 @@ mod tests {
                 subject("b", &[99.0, 7.0, 7.0, 7.0, 8.0]),
             ])
             .unwrap();
-        assert_eq!(order.borrow()[..4], ["a", "b", "a", "b"]);
-        assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("a", 1)]);
+        assert_eq!(order.borrow()[..6], ["a", "b", "b", "a", "a", "b"], "none always comes behind the other");
+        assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("b", 1)]);
         let figures: Vec<_> = records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
         assert_eq!(figures, [("a", 2.5, 1.0, 4.0, 4), ("b", 7.0, 7.0, 8.0, 4)]);
+    }
+
+    /// Cases come in the order of the subjects, whichever round began with whom, and figures of two units stay two.
+    #[test]
+    fn records_are_in_the_order_given() {
+        let subject = |name, case, unit| {
+            Subject::countable(name, move |out: &mut Samples| -> Result<(), Infallible> {
+                out.figure(case, Metric::Count, unit, 1.0);
+                out.figure(case, Metric::Count, "other", 2.0);
+                Ok(())
+            })
+        };
+        let harness = Harness::new("s", Options { runs: 5, quick: false }, &|_| ());
+        let subjects = vec![subject("b", "y", "n"), subject("a", "y", "n"), subject("b", "x", "n")];
+        let records = harness.interleave(subjects).unwrap();
+        let named: Vec<_> = records.iter().map(|r| (r.case, r.unit, r.subject, r.median)).collect();
+        let expected = [
+            ("y", "n", "b", 1.0),
+            ("y", "n", "a", 1.0),
+            ("y", "other", "b", 2.0),
+            ("y", "other", "a", 2.0),
+            ("x", "n", "b", 1.0),
+            ("x", "other", "b", 2.0),
+        ];
+        assert_eq!(named, expected);
+        assert!(records.iter().all(|r| r.runs == 5));
     }
 
     #[test]

@@ -61,25 +61,26 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<22}{:<18}{:>12}{:>12}{:>12}  {:<14}{:>9}",
-            "case", "subject", "median", "min", "max", "unit", "ratio"
+            "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<14}{:>9}",
+            "case", "subject", "median", "min", "max", "runs", "unit", "ratio"
         )?;
         let mut first: Option<&Record> = None;
         for record in self.0 {
-            let same_case = first
-                .is_some_and(|f| (f.suite, f.case, f.metric) == (record.suite, record.case, record.metric));
+            let same_case =
+                first.is_some_and(|f| (f.suite, f.case, f.unit) == (record.suite, record.case, record.unit));
             if !same_case {
                 first = Some(record);
             }
             let base = first.map_or(record.median, |f| f.median);
             writeln!(
                 f,
-                "{:<22}{:<18}{:>12}{:>12}{:>12}  {:<14}{:>8.2}x{}",
+                "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<14}{:>8.2}x{}",
                 if same_case { "" } else { record.case },
                 record.subject,
                 digits(record.median),
                 digits(record.min),
                 digits(record.max),
+                record.runs,
                 record.unit,
                 if base == 0.0 { f64::NAN } else { record.median / base },
                 if record.modelled { "  modelled" } else { "" },

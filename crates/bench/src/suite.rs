@@ -99,6 +99,9 @@ pub enum BenchError {
     /// A piece of that memory could not be had.
     #[error(transparent)]
     Buffer(#[from] pinfold::arena::AllocError),
+    /// That memory cannot be the baselines' alone.
+    #[error(transparent)]
+    Shared(#[from] pinfold::arena::Shared),
     /// The domain for the subjects could not be had.
     #[error("the domain for the measurement could not be had: {0}")]
     Domain(#[from] pinfold_core::domain::BackendError),

@@ -1,18 +1,22 @@
 //! `single`: the page allocator of a kernel, one call for each page, from its description.
 //!
 //! Free runs of 2^order pages in a list for each order, split on the way out and merged with their buddy on the way
-//! back, under one lock; before it a list of single pages, which goes to the runs for 63 at a time, as each processor
-//! of a kernel has one. What a kernel does besides (zones and policies, page flags, control groups) is left out, which
-//! flatters the baseline.
+//! back, under one lock. Before it each owner has lists of its own, as each processor of a kernel has: one of single
+//! pages, which is refilled with 63 at a time and gives 63 back when it has more than six times as many, and one of runs
+//! of 2 MiB, with batches of 2 by the same rule. An owner's lists take no lock here (a kernel's since 6.0 do, one that
+//! nobody else wants). What a kernel does besides (zones and policies, page flags, control groups) is left out, too. All
+//! of that flatters the baseline. A list's links are indices of 4 bytes where a kernel's are pointers of 8.
 
-use super::{BaselineError, Blocks, Offset};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use super::lock::KernelLock;
+use super::{BaselineError, Blocks};
+
+/// A page or a run: its offset in the memory.
+pub type Offset = u64;
 
 /// log2 of the pages of the largest run: 4 MiB, as in kernels.
 const LARGEST: u8 = 10;
-const BATCH: usize = 63;
-/// The most that the list of single pages keeps.
-const HIGH: usize = 6 * BATCH;
+/// log2 of the pages of a hugepage.
+const HUGE: u8 = 9;
 const PAGE: u64 = 4096;
 const NONE: u32 = u32::MAX;
 /// What stands in `order` for a page that is not the first of a free run.
@@ -103,85 +107,148 @@ impl Runs {
     }
 }
 
-/// The page allocator.
+/// The page allocator: what its owners share.
 #[derive(Debug)]
 pub struct Buddy {
-    runs: Mutex<Runs>,
-    singles: Mutex<Vec<u32>>,
+    runs: KernelLock<Runs>,
     total: u32,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Buddy {
     /// `total` pages, all free; what goes beyond a multiple of 1,024 is not used.
     pub fn new(total: u32) -> Self {
-        let singles = Vec::with_capacity(HIGH + BATCH);
-        Self { runs: Mutex::new(Runs::new(total)), singles: Mutex::new(singles), total }
+        Self { runs: KernelLock::new(Runs::new(total)), total }
     }
 
-    fn none(&self) -> BaselineError {
-        BaselineError::NoPages(self.total as usize)
+    /// An owner, whose lists are empty.
+    pub fn owner(&self) -> Owner<'_> {
+        let pages = List::new(self, 0, 63);
+        Owner { pages, huge: List::new(self, HUGE, 2) }
     }
 
-    /// A run of 2^order pages.
+    /// A run of 2^order pages, without an owner.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
     pub fn alloc_run(&self, order: u8) -> Result<Offset, BaselineError> {
-        let first = lock(&self.runs).take(order).ok_or_else(|| self.none())?;
+        let first = self.runs.lock().take(order).ok_or(BaselineError::NoPages(self.total as usize))?;
         Ok(u64::from(first) * PAGE)
     }
 
     /// Takes a run back.
     pub fn free_run(&self, run: Offset, order: u8) {
         if let Ok(first) = u32::try_from(run / PAGE) {
-            lock(&self.runs).give(first, order);
+            self.runs.lock().give(first, order);
         }
     }
 
-    /// One page, through the list of single ones.
+    /// Returns how many runs of 2^order pages could be had, one after the other; what owners list is not free. O(pages).
+    pub fn free_of(&self, order: u8) -> usize {
+        self.runs.lock().free_of(order)
+    }
+}
+
+/// An owner's list of free runs of one size.
+#[derive(Debug)]
+struct List<'b> {
+    buddy: &'b Buddy,
+    free: Vec<u32>,
+    order: u8,
+    batch: usize,
+}
+
+impl<'b> List<'b> {
+    fn new(buddy: &'b Buddy, order: u8, batch: usize) -> Self {
+        Self { buddy, free: Vec::with_capacity(6 * batch + 1), order, batch }
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self) -> Result<Offset, BaselineError> {
+        let first = match self.free.pop() {
+            Some(first) => first,
+            None => self.refill()?,
+        };
+        Ok(u64::from(first) * PAGE)
+    }
+
+    #[inline(always)]
+    fn free(&mut self, run: Offset) {
+        self.free.push(u32::try_from(run / PAGE).unwrap_or(NONE));
+        if self.free.len() > 6 * self.batch {
+            self.spill();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self) -> Result<u32, BaselineError> {
+        let mut runs = self.buddy.runs.lock();
+        self.free.extend(std::iter::from_fn(|| runs.take(self.order)).take(self.batch));
+        self.free.pop().ok_or(BaselineError::NoPages(self.buddy.total as usize))
+    }
+
+    /// The oldest go.
+    #[cold]
+    #[inline(never)]
+    fn spill(&mut self) {
+        let mut runs = self.buddy.runs.lock();
+        for first in self.free.drain(..self.batch) {
+            runs.give(first, self.order);
+        }
+    }
+}
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        let mut runs = self.buddy.runs.lock();
+        for first in self.free.drain(..) {
+            runs.give(first, self.order);
+        }
+    }
+}
+
+/// A processor, with its lists.
+#[derive(Debug)]
+pub struct Owner<'b> {
+    pages: List<'b>,
+    huge: List<'b>,
+}
+
+impl Owner<'_> {
+    /// One page.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
     #[inline]
-    pub fn alloc_page(&self) -> Result<Offset, BaselineError> {
-        let mut singles = lock(&self.singles);
-        if singles.is_empty() {
-            let mut runs = lock(&self.runs);
-            singles.extend(std::iter::from_fn(|| runs.take(0)).take(BATCH));
-        }
-        let page = singles.pop().ok_or_else(|| self.none())?;
-        Ok(u64::from(page) * PAGE)
+    pub fn alloc_page(&mut self) -> Result<Offset, BaselineError> {
+        self.pages.alloc()
     }
 
     /// Takes a page back.
     #[inline]
-    pub fn free_page(&self, page: Offset) {
-        let Ok(page) = u32::try_from(page / PAGE) else { return };
-        let mut singles = lock(&self.singles);
-        singles.push(page);
-        if singles.len() > HIGH {
-            let mut runs = lock(&self.runs);
-            for page in singles.drain(..BATCH) {
-                runs.give(page, 0);
-            }
-        }
+    pub fn free_page(&mut self, page: Offset) {
+        self.pages.free(page);
     }
 
-    /// How many runs of 2^order pages could be had, one after the other. O(pages).
-    pub fn free_of(&self, order: u8) -> usize {
-        let mut runs = lock(&self.runs);
-        for page in lock(&self.singles).drain(..) {
-            runs.give(page, 0);
-        }
-        runs.free_of(order)
+    /// A run of 2 MiB.
+    ///
+    /// # Errors
+    /// [`BaselineError::NoPages`].
+    #[inline]
+    pub fn alloc_huge(&mut self) -> Result<Offset, BaselineError> {
+        self.huge.alloc()
+    }
+
+    /// Takes a run of 2 MiB back.
+    #[inline]
+    pub fn free_huge(&mut self, run: Offset) {
+        self.huge.free(run);
     }
 }
 
-impl Blocks for &Buddy {
+impl Blocks for Owner<'_> {
+    type Block = Offset;
+
     #[inline]
     fn alloc(&mut self) -> Result<Offset, BaselineError> {
         self.alloc_page()
@@ -193,5 +260,26 @@ impl Blocks for &Buddy {
         Ok(())
     }
 
-    fn destroy(self) {}
+    fn destroy(&mut self) {}
+}
+
+/// An owner's runs of 2 MiB.
+#[derive(Debug)]
+pub struct Huge<'b>(pub Owner<'b>);
+
+impl Blocks for Huge<'_> {
+    type Block = Offset;
+
+    #[inline]
+    fn alloc(&mut self) -> Result<Offset, BaselineError> {
+        self.0.alloc_huge()
+    }
+
+    #[inline]
+    fn free(&mut self, run: Offset) -> Result<(), BaselineError> {
+        self.0.free_huge(run);
+        Ok(())
+    }
+
+    fn destroy(&mut self) {}
 }

@@ -2,107 +2,98 @@
 //!
 //! One list of free blocks for the whole pool, the link and the block's own DMA address kept inside the block, under
 //! one lock. Constant time, and it writes to every block that it frees; a page that is freshly had is threaded onto
-//! the list in ascending order. Nothing checks what is freed.
+//! the list in ascending order. Nothing checks what is freed. What the original reads on an alloc besides the link, the
+//! DMA address beside it, is left out.
 
-use super::pages::{PAGE, Pages, read, write};
-use super::{BaselineError, Blocks, Offset};
-use std::sync::Mutex;
-
-const NONE: u64 = u64::MAX;
+use super::block::{Block, FreeList, LEAST};
+use super::lock::KernelLock;
+use super::pages::{PAGE, Pages, blocks};
+use super::{BaselineError, Blocks};
 
 #[derive(Debug)]
 struct State<'m> {
     source: Pages<'m>,
-    pages: Vec<Offset>,
-    next: u64,
+    pages: Vec<usize>,
+    free: FreeList<'m>,
     active: usize,
 }
 
 /// The pool.
 #[derive(Debug)]
 pub struct InBlock<'m> {
-    state: Mutex<State<'m>>,
-    size: u64,
+    state: KernelLock<State<'m>>,
+    size: usize,
 }
 
 impl<'m> InBlock<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages<'m>, size: u64) -> Self {
-        let state = State { source, pages: Vec::new(), next: NONE, active: 0 };
-        Self { state: Mutex::new(state), size: size.clamp(16, PAGE) }
+    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    pub fn new(source: Pages<'m>, size: usize) -> Self {
+        let state = State { source, pages: Vec::new(), free: FreeList::default(), active: 0 };
+        Self { state: KernelLock::new(state), size: size.clamp(LEAST, PAGE) }
     }
 
-    /// One block, from any thread.
+    /// Returns one block, from any thread.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
-    pub fn alloc_shared(&self) -> Result<Offset, BaselineError> {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if state.next == NONE {
+    #[inline]
+    pub fn alloc_shared(&self) -> Result<Block<'m>, BaselineError> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(block) = state.free.pop() {
+                state.active += 1;
+                return Ok(block);
+            }
             state.grow(self.size)?;
         }
-        let block = state.next;
-        state.next = read(&state.source.memory(), block)?;
-        state.active += 1;
-        Ok(block)
     }
 
     /// Takes a block back, from any thread.
-    ///
-    /// # Errors
-    /// Where the block lies outside the memory.
-    pub fn free_shared(&self, block: Offset) -> Result<(), BaselineError> {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let memory = state.source.memory();
-        write(&memory, block, state.next)?;
-        write(&memory, block + 8, block)?;
-        state.next = block;
-        state.active = state.active.saturating_sub(1);
-        Ok(())
+    #[inline]
+    pub fn free_shared(&self, mut block: Block<'m>) {
+        let mut state = self.state.lock();
+        block.write(block.number());
+        state.free.push(block);
+        state.active -= 1;
+    }
+
+    fn give_pages_back(&self) {
+        let mut state = self.state.lock();
+        while let Some(start) = state.pages.pop() {
+            state.source.free(start);
+        }
     }
 }
 
 impl State<'_> {
-    fn grow(&mut self, size: u64) -> Result<(), BaselineError> {
-        let start = self.source.alloc()?;
-        let memory = self.source.memory();
-        let blocks = PAGE / size;
-        for i in 0..blocks {
-            let at = start + i * size;
-            write(&memory, at, if i + 1 < blocks { at + size } else { self.next })?;
-            write(&memory, at + 8, at)?;
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, size: usize) -> Result<(), BaselineError> {
+        let page = self.source.alloc()?;
+        self.pages.push(page.as_ptr().addr());
+        for mut block in blocks(page, size) {
+            block.write(block.number());
+            self.free.push(block);
         }
-        self.next = start;
-        self.pages.push(start);
         Ok(())
     }
 }
 
-impl Blocks for &InBlock<'_> {
-    fn alloc(&mut self) -> Result<Offset, BaselineError> {
+impl<'m> Blocks for &InBlock<'m> {
+    type Block = Block<'m>;
+
+    #[inline]
+    fn alloc(&mut self) -> Result<Block<'m>, BaselineError> {
         self.alloc_shared()
     }
 
-    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
-        self.free_shared(block)
+    #[inline]
+    fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
+        self.free_shared(block);
+        Ok(())
     }
 
-    fn destroy(self) {}
-}
-
-impl Blocks for InBlock<'_> {
-    fn alloc(&mut self) -> Result<Offset, BaselineError> {
-        self.alloc_shared()
-    }
-
-    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
-        self.free_shared(block)
-    }
-
-    fn destroy(self) {
-        let mut state = self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        while let Some(start) = state.pages.pop() {
-            state.source.free(start);
-        }
+    fn destroy(&mut self) {
+        self.give_pages_back();
     }
 }

@@ -1,103 +1,99 @@
 //! `linear`: the DMA pool of Linux up to 6.2, from its description.
 //!
-//! A list of pages, newest first. A page keeps the offset of its first free block, each free block the offset of the
-//! next, inside the block. An alloc scans the list for a page with a free block, a free scans it for the page that
-//! holds the address: both grow with the number of pages, which is what seed 000 measured (350 ms and 8,901 ms for
-//! 373,959 blocks of 128 bytes).
+//! A list of pages, newest first. A page keeps its first free block, each free block the next one, inside the block. An
+//! alloc scans the list for a page with a free block, a free scans it for the page that holds the address: both grow with
+//! the number of pages, which is what seed 000 measured (350 ms and 8,901 ms for 373,959 blocks of 128 bytes). The
+//! original's lock is around it: [`KernelLock`](super::lock::KernelLock).
 
-use super::pages::{PAGE, Pages, read, write};
-use super::{BaselineError, Blocks, Offset};
+use super::block::{Block, FreeList, LEAST};
+use super::pages::{PAGE, Pages, blocks};
+use super::{BaselineError, Blocks};
 
-/// No page.
-const NONE: usize = usize::MAX;
-
-/// A page's descriptor. A kernel allocates each by itself, so a scan goes from link to link, a cache line each, and no
-/// compiler can turn it into a loop over an array.
-#[derive(Clone, Copy, Debug)]
+/// A page's descriptor, allocated by itself as in a kernel: a scan goes from link to link, a cache line each.
+#[derive(Debug)]
 #[repr(align(64))]
-struct Page {
-    start: Offset,
-    /// Offset in the page of its first free block; `PAGE` or more: none.
-    first_free: u64,
+struct Page<'m> {
+    start: usize,
+    free: FreeList<'m>,
     in_use: u32,
     /// The next in the list.
-    next: usize,
+    next: Option<Box<Page<'m>>>,
 }
 
 /// The pool.
 #[derive(Debug)]
 pub struct Linear<'m> {
     source: Pages<'m>,
-    pages: Vec<Page>,
-    /// The first in the list, the newest; beyond all of them: none.
-    head: usize,
-    size: u64,
+    /// The newest.
+    head: Option<Box<Page<'m>>>,
+    size: usize,
 }
 
 impl<'m> Linear<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages<'m>, size: u64) -> Self {
-        Self { source, pages: Vec::new(), head: NONE, size: size.clamp(16, PAGE) }
+    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    pub fn new(source: Pages<'m>, size: usize) -> Self {
+        Self { source, head: None, size: size.clamp(LEAST, PAGE) }
     }
 
     fn grow(&mut self) -> Result<(), BaselineError> {
-        let start = self.source.alloc()?;
-        let memory = self.source.memory();
-        let mut at = 0;
-        while at + self.size <= PAGE {
-            let next = at + self.size;
-            write(&memory, start + at, if next + self.size <= PAGE { next } else { PAGE })?;
-            at = next;
-        }
-        let next = std::mem::replace(&mut self.head, self.pages.len());
-        self.pages.push(Page { start, first_free: 0, in_use: 0, next });
+        let memory = self.source.alloc()?;
+        let start = memory.as_ptr().addr();
+        let mut free = FreeList::default();
+        blocks(memory, self.size).for_each(|block| free.push(block));
+        let next = self.head.take();
+        self.head = Some(Box::new(Page { start, free, in_use: 0, next }));
         Ok(())
-    }
-
-    /// The first page in the list that is looked for.
-    fn find(&self, wanted: impl Fn(&Page) -> bool) -> Option<usize> {
-        let mut at = self.head;
-        while let Some(page) = self.pages.get(at) {
-            if wanted(page) {
-                return Some(at);
-            }
-            at = page.next;
-        }
-        None
     }
 }
 
-impl Blocks for Linear<'_> {
-    fn alloc(&mut self) -> Result<Offset, BaselineError> {
-        let with_free = |page: &Page| page.first_free < PAGE;
-        let at = match self.find(with_free) {
-            Some(at) => at,
-            None => {
-                self.grow()?;
-                self.head
+/// Returns the first page in the list that is looked for.
+fn find<'p, 'm>(
+    mut at: &'p mut Option<Box<Page<'m>>>,
+    wanted: impl Fn(&Page<'m>) -> bool,
+) -> Option<&'p mut Page<'m>> {
+    while !wanted(at.as_deref()?) {
+        at = &mut at.as_mut()?.next;
+    }
+    at.as_deref_mut()
+}
+
+impl<'m> Blocks for Linear<'m> {
+    type Block = Block<'m>;
+
+    fn alloc(&mut self) -> Result<Block<'m>, BaselineError> {
+        loop {
+            if let Some(page) = find(&mut self.head, |page| !page.free.is_empty())
+                && let Some(block) = page.free.pop()
+            {
+                page.in_use += 1;
+                return Ok(block);
             }
-        };
-        let (memory, total) = (self.source.memory(), self.pages.len());
-        let page = self.pages.get_mut(at).ok_or(BaselineError::NoPages(total))?;
-        let block = page.start + page.first_free;
-        page.first_free = read(&memory, block)?;
-        page.in_use += 1;
-        Ok(block)
+            self.grow()?;
+        }
     }
 
-    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
-        let memory = self.source.memory();
-        let at = self.find(|page| page.start <= block && block < page.start + PAGE);
-        let page = at.and_then(|at| self.pages.get_mut(at)).ok_or(BaselineError::Foreign(block))?;
-        write(&memory, block, page.first_free)?;
-        page.first_free = block - page.start;
-        page.in_use = page.in_use.saturating_sub(1);
+    fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
+        let at = block.number();
+        let addr = usize::try_from(at).unwrap_or(usize::MAX);
+        let holds = |page: &Page<'_>| page.start <= addr && addr < page.start + PAGE;
+        let page = find(&mut self.head, holds).ok_or(BaselineError::Foreign(at))?;
+        page.free.push(block);
+        page.in_use -= 1;
         Ok(())
     }
 
-    fn destroy(mut self) {
-        for page in self.pages.drain(..) {
+    fn destroy(&mut self) {
+        let mut at = self.head.take();
+        while let Some(page) = at {
             self.source.free(page.start);
+            at = page.next;
         }
+    }
+}
+
+impl Drop for Linear<'_> {
+    /// One by one: the list may be longer than the stack is deep.
+    fn drop(&mut self) {
+        self.destroy();
     }
 }

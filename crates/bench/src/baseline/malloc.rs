@@ -1,4 +1,5 @@
-//! `malloc`: the process's own allocator, aligned; what a program does that has no pool. It knows no device address.
+//! `malloc`: the process's own allocator, aligned; what a program does that has no pool. It knows no device address, and
+//! its memory is wherever the allocator has it.
 
 use std::mem::MaybeUninit;
 
@@ -8,16 +9,26 @@ pub struct Malloced<const N: usize>(Box<Line<N>>);
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Line<const N: usize>(MaybeUninit<[u8; N]>);
+struct Line<const N: usize>([MaybeUninit<u8>; N]);
 
 impl<const N: usize> Malloced<N> {
     /// One block, its bytes untouched.
+    #[inline]
     pub fn alloc() -> Self {
-        Self(Box::new(Line(MaybeUninit::uninit())))
+        Self(Box::new(Line([const { MaybeUninit::uninit() }; N])))
     }
 
     /// Where it lies.
+    #[inline]
     pub fn address(&self) -> usize {
         std::ptr::from_ref(&self.0.0).addr()
+    }
+
+    /// Writes its first word.
+    #[inline]
+    pub fn write(&mut self, word: u64) {
+        if let Some(first) = self.0.0.first_chunk_mut::<8>() {
+            *first = word.to_ne_bytes().map(MaybeUninit::new);
+        }
     }
 }

@@ -1,63 +1,47 @@
-//! The page allocator below the baselines: whole 4 KiB pages of one piece of memory, last freed first.
+//! The page allocator below the baselines: whole 4 KiB pages of one piece of memory.
 
-use super::{BaselineError, Offset};
-use pinfold_core::mem::DmaMemory;
+use super::BaselineError;
+use super::block::Block;
 
 /// How many bytes a page has.
-pub const PAGE: u64 = 4096;
+pub const PAGE: usize = 4096;
 
 /// Pages of one piece of memory. It stands for `dma_alloc_coherent` at its very cheapest, a push and a pop, so that a
 /// comparison is about the pools.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Pages<'m> {
-    memory: DmaMemory<'m>,
-    free: Vec<u32>,
-    total: usize,
+    fresh: Vec<&'m mut [u8]>,
+    /// Pages that were given back, by address: the memory is lent out again when all of this is gone.
+    back: Vec<usize>,
 }
 
 impl<'m> Pages<'m> {
     /// All pages of `memory`, lowest first.
-    pub fn new(memory: DmaMemory<'m>) -> Self {
-        let total = memory.len() / 4096;
-        let free = (0..u32::try_from(total).unwrap_or(u32::MAX)).rev().collect();
-        Self { memory, free, total }
+    pub fn new(memory: &'m mut [u8]) -> Self {
+        let fresh: Vec<_> = memory.chunks_exact_mut(PAGE).rev().collect();
+        Self { back: Vec::with_capacity(fresh.len()), fresh }
     }
 
-    /// The memory itself.
-    pub fn memory(&self) -> DmaMemory<'m> {
-        self.memory
-    }
-
-    /// One page.
+    /// Returns one page.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
-    pub fn alloc(&mut self) -> Result<Offset, BaselineError> {
-        self.free.pop().map(|page| u64::from(page) * PAGE).ok_or(BaselineError::NoPages(self.total))
+    pub fn alloc(&mut self) -> Result<&'m mut [u8], BaselineError> {
+        self.fresh.pop().ok_or(BaselineError::NoPages(self.back.capacity()))
     }
 
     /// Takes a page back.
-    pub fn free(&mut self, page: Offset) {
-        if let Ok(page) = u32::try_from(page / PAGE) {
-            self.free.push(page);
-        }
+    pub fn free(&mut self, start: usize) {
+        self.back.push(start);
+    }
+
+    /// Returns how many pages came back.
+    pub fn back(&self) -> usize {
+        self.back.len()
     }
 }
 
-/// Reads a `u64` link at an offset of the memory.
-///
-/// # Errors
-/// Where it lies outside.
-#[inline]
-pub fn read(memory: &DmaMemory<'_>, at: Offset) -> Result<u64, BaselineError> {
-    Ok(memory.read_u64(usize::try_from(at).unwrap_or(usize::MAX))?)
-}
-
-/// Writes a `u64` link at an offset of the memory.
-///
-/// # Errors
-/// Where it lies outside.
-#[inline]
-pub fn write(memory: &DmaMemory<'_>, at: Offset, link: u64) -> Result<(), BaselineError> {
-    Ok(memory.write_u64(usize::try_from(at).unwrap_or(usize::MAX), link)?)
+/// Cuts memory into blocks of `size` bytes, highest first, so that a list they are pushed to returns the lowest first.
+pub fn blocks(memory: &mut [u8], size: usize) -> impl Iterator<Item = Block<'_>> {
+    memory.chunks_exact_mut(size).rev().filter_map(Block::of)
 }

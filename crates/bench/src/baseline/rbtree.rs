@@ -1,87 +1,131 @@
 //! `rbtree`: the DMA pool of the 2022 patches (seeds 000 and 001), from their description.
 //!
-//! Pages in a tree by address, and those with a free block in a list besides: an alloc takes the list's first page, a
-//! free finds its page in O(log n). The tree is the standard library's B-tree where the patches have a red-black one,
-//! which flatters the baseline: it is shallower.
+//! Pages in a tree by address, and those with a free block in a list besides, threaded through their descriptors: an
+//! alloc takes the list's first page, a free finds its page in O(log n). The tree is the standard library's B-tree where
+//! the patches have a red-black one, which flatters the baseline: it is shallower. The original's lock is around
+//! it: [`KernelLock`](super::lock::KernelLock).
+#![expect(unsafe_code, reason = "the list's links are raw pointers to descriptors that the tree has, too")]
 
-use super::pages::{PAGE, Pages, read, write};
-use super::{BaselineError, Blocks, Offset};
+use super::block::{Block, FreeList, LEAST};
+use super::pages::{PAGE, Pages, blocks};
+use super::{BaselineError, Blocks};
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 
-#[derive(Clone, Copy, Debug)]
-struct Page {
-    first_free: u64,
+/// A page's descriptor, allocated by itself as in a kernel.
+#[derive(Debug)]
+struct Page<'m> {
+    free: FreeList<'m>,
     in_use: u32,
+    /// The next page with a free block.
+    next: Option<PageRef<'m>>,
 }
+
+/// A page of the pool's tree. Only `grow` makes them.
+#[derive(Debug)]
+struct PageRef<'m>(NonNull<Page<'m>>);
+
+impl Clone for PageRef<'_> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl Copy for PageRef<'_> {}
 
 /// The pool.
 #[derive(Debug)]
 pub struct RbTree<'m> {
     source: Pages<'m>,
-    pages: BTreeMap<Offset, Page>,
-    /// Pages that have a free block; the last is the list's head.
-    available: Vec<Offset>,
-    size: u64,
+    pages: BTreeMap<u64, PageRef<'m>>,
+    /// The first page that has a free block.
+    available: Option<PageRef<'m>>,
+    size: usize,
 }
+
+// SAFETY: the descriptors that it points to are its own, made by `grow` and freed by its drop, and hold what may be sent.
+unsafe impl Send for RbTree<'_> {}
 
 impl<'m> RbTree<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page.
-    pub fn new(source: Pages<'m>, size: u64) -> Self {
-        Self { source, pages: BTreeMap::new(), available: Vec::new(), size: size.clamp(16, PAGE) }
+    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    pub fn new(source: Pages<'m>, size: usize) -> Self {
+        Self { source, pages: BTreeMap::new(), available: None, size: size.clamp(LEAST, PAGE) }
     }
 
-    fn grow(&mut self) -> Result<Offset, BaselineError> {
-        let start = self.source.alloc()?;
-        let memory = self.source.memory();
-        let mut at = 0;
-        while at + self.size <= PAGE {
-            let next = at + self.size;
-            write(&memory, start + at, if next + self.size <= PAGE { next } else { PAGE })?;
-            at = next;
-        }
-        self.pages.insert(start, Page { first_free: 0, in_use: 0 });
-        self.available.push(start);
-        Ok(start)
+    fn grow(&mut self) -> Result<PageRef<'m>, BaselineError> {
+        let memory = self.source.alloc()?;
+        let start = memory.as_ptr().addr() as u64;
+        let mut free = FreeList::default();
+        blocks(memory, self.size).for_each(|block| free.push(block));
+        let page = Box::new(Page { free, in_use: 0, next: self.available });
+        let at = PageRef(NonNull::from(Box::leak(page)));
+        self.pages.insert(start, at);
+        self.available = Some(at);
+        Ok(at)
+    }
+
+    #[inline(always)]
+    fn page(&mut self, at: PageRef<'m>) -> &mut Page<'m> {
+        // SAFETY: `grow` made it from a box that this pool frees in its drop and nowhere else; `self` is borrowed
+        // exclusively, and no reference to a page outlives such a borrow.
+        unsafe { &mut *at.0.as_ptr() }
     }
 }
 
-impl Blocks for RbTree<'_> {
-    fn alloc(&mut self) -> Result<Offset, BaselineError> {
-        let start = match self.available.last() {
-            Some(start) => *start,
-            None => self.grow()?,
-        };
-        let memory = self.source.memory();
-        let page = self.pages.get_mut(&start).ok_or(BaselineError::Foreign(start))?;
-        let block = start + page.first_free;
-        page.first_free = read(&memory, block)?;
-        page.in_use += 1;
-        if page.first_free >= PAGE {
-            self.available.pop();
+impl<'m> Blocks for RbTree<'m> {
+    type Block = Block<'m>;
+
+    #[inline]
+    fn alloc(&mut self) -> Result<Block<'m>, BaselineError> {
+        loop {
+            let at = match self.available {
+                Some(at) => at,
+                None => self.grow()?,
+            };
+            let page = self.page(at);
+            let (block, next) = (page.free.pop(), page.next);
+            page.in_use += u32::from(block.is_some());
+            if page.free.is_empty() {
+                self.available = next;
+            }
+            if let Some(block) = block {
+                return Ok(block);
+            }
         }
-        Ok(block)
     }
 
-    fn free(&mut self, block: Offset) -> Result<(), BaselineError> {
-        let memory = self.source.memory();
-        let (start, page) = self
-            .pages
-            .range_mut(..=block)
-            .next_back()
-            .filter(|(start, _)| block < *start + PAGE)
-            .ok_or(BaselineError::Foreign(block))?;
-        write(&memory, block, page.first_free)?;
-        if page.first_free >= PAGE {
-            self.available.push(*start);
+    #[inline]
+    fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
+        let number = block.number();
+        let found = self.pages.range(..=number).next_back();
+        let (_, at) = found
+            .filter(|(start, _)| number < **start + PAGE as u64)
+            .ok_or(BaselineError::Foreign(number))?;
+        let (at, first) = (*at, self.available);
+        let page = self.page(at);
+        let was_full = page.free.is_empty();
+        page.free.push(block);
+        page.in_use -= 1;
+        if was_full {
+            page.next = first;
+            self.available = Some(at);
         }
-        page.first_free = block - start;
-        page.in_use = page.in_use.saturating_sub(1);
         Ok(())
     }
 
-    fn destroy(mut self) {
-        for start in self.pages.keys() {
-            self.source.free(*start);
+    fn destroy(&mut self) {
+        self.available = None;
+        while let Some((start, at)) = self.pages.pop_first() {
+            self.source.free(usize::try_from(start).unwrap_or(usize::MAX));
+            // SAFETY: `grow` leaked it from a box; it just left the tree, the list was emptied above, so this is its last
+            // use.
+            drop(unsafe { Box::from_raw(at.0.as_ptr()) });
         }
+    }
+}
+
+impl Drop for RbTree<'_> {
+    fn drop(&mut self) {
+        self.destroy();
     }
 }

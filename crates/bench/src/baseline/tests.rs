@@ -1,71 +1,155 @@
 //! A slow baseline that is wrong proves nothing.
 
-use super::buddy::Buddy;
+use super::block::Block;
+use super::buddy::{Buddy, Huge};
 use super::inblock::InBlock;
-use super::lifo::{Lifo, ThreadList};
+use super::lifo::{Batches, Lifo, ThreadList};
 use super::linear::Linear;
+use super::lock::KernelLock;
 use super::malloc::Malloced;
-use super::pages::Pages;
+use super::pages::{Pages, blocks};
 use super::rbtree::RbTree;
 use super::{BaselineError, Blocks};
-use pinfold::{Arena, Domain, Exposure};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-fn memory(pages: usize) -> pinfold::Buffer {
-    let domain = Domain::soft().unwrap();
-    let arena = Arena::builder().size(pages as u64 * 4096).exposure(Exposure::Whole).build(&domain).unwrap();
-    arena.alloc(pages * 4096).unwrap()
+/// One page of memory, aligned to itself.
+#[derive(Clone, Debug)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "it is read as bytes")] [u8; 4096]);
+
+/// Lends `work` so many pages.
+fn with_memory<R>(pages: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut memory = vec![Page([0; 4096]); pages];
+    work(as_bytes(&mut memory))
 }
 
-/// Allocs and frees as `steps` says and compares with a set of what is out.
-fn agrees(mut pool: impl Blocks, size: u64, steps: &[(bool, usize)]) -> Result<(), TestCaseError> {
-    let mut out: BTreeSet<u64> = BTreeSet::new();
+#[expect(unsafe_code, reason = "pages as bytes")]
+fn as_bytes(pages: &mut [Page]) -> &mut [u8] {
+    // SAFETY: a page is 4,096 bytes and nothing else, so the middle is all of it; it is borrowed exclusively.
+    unsafe { pages.align_to_mut().1 }
+}
+
+/// What a model knows a thing by.
+trait Place {
+    fn place(&self) -> u64;
+}
+
+impl Place for Block<'_> {
+    fn place(&self) -> u64 {
+        self.number()
+    }
+}
+
+impl Place for u64 {
+    fn place(&self) -> u64 {
+        *self
+    }
+}
+
+/// Allocs and frees as `steps` says, compares with a map of what is out, and destroys the pool.
+fn agrees<B: Blocks<Block: Place>>(
+    mut pool: B,
+    size: u64,
+    steps: &[(bool, usize)],
+) -> Result<B, TestCaseError> {
+    let mut out: BTreeMap<u64, B::Block> = BTreeMap::new();
     for (alloc, pick) in steps {
         if *alloc || out.is_empty() {
             match pool.alloc() {
                 Ok(block) => {
-                    let clash = out.range(block.saturating_sub(size - 1)..block + size).next();
-                    prop_assert_eq!(clash, None, "{:#x} overlaps", block);
-                    out.insert(block);
+                    let place = block.place();
+                    let clash = out.range(place.saturating_sub(size - 1)..place + size).next();
+                    prop_assert!(clash.is_none(), "{:#x} overlaps", place);
+                    out.insert(place, block);
                 }
                 Err(error) => prop_assert!(matches!(error, BaselineError::NoPages(_))),
             }
         } else {
-            let block = *out.iter().nth(pick % out.len()).unwrap();
-            out.remove(&block);
-            pool.free(block).unwrap();
+            let place = *out.keys().nth(pick % out.len()).unwrap();
+            pool.free(out.remove(&place).unwrap()).unwrap();
         }
     }
+    out.into_values().for_each(|block| pool.free(block).unwrap());
     pool.destroy();
-    Ok(())
+    Ok(pool)
 }
 
 proptest! {
     #[test]
     fn every_pool_hands_out_blocks_that_do_not_overlap(
-        size in prop::sample::select(vec![16u64, 64, 100, 128, 1024, 4096]),
+        size in prop::sample::select(vec![16usize, 64, 104, 128, 1024, 4096]),
         steps in prop::collection::vec((prop::bool::weighted(0.6), any::<usize>()), 1..400),
     ) {
-        let size = size.next_multiple_of(8);
-        let memory = memory(64);
-        let source = Pages::new(memory.memory());
-        agrees(Linear::new(source.clone(), size), size, &steps)?;
-        agrees(RbTree::new(source.clone(), size), size, &steps)?;
-        agrees(InBlock::new(source, size), size, &steps)?;
-        let stack = Lifo::new(64, size);
-        agrees(&stack, size, &steps)?;
-        agrees(ThreadList::new(&Lifo::new(64, size)), size, &steps)?;
-        agrees(&Buddy::new(1024), 4096, &steps)?;
+        let bytes = size as u64;
+        with_memory(64, |memory| {
+            agrees(KernelLock::new(Linear::new(Pages::new(memory), size)), bytes, &steps)?;
+            agrees(KernelLock::new(RbTree::new(Pages::new(memory), size)), bytes, &steps)?;
+            agrees(&InBlock::new(Pages::new(memory), size), bytes, &steps)?;
+            agrees(&Lifo::new(blocks(memory, size)), bytes, &steps)?;
+            agrees(ThreadList::new(&Lifo::new(blocks(memory, size)), 64), bytes, &steps)?;
+            agrees(Batches::new(&Lifo::new(blocks(memory, size))), bytes, &steps)?;
+            agrees(Buddy::new(1024).owner(), 4096, &steps)?;
+            agrees(Huge(Buddy::new(4096).owner()), 2 << 20, &steps).map(drop)
+        })?;
     }
+}
+
+/// Also what was written into a block that was out does no harm when it is free again.
+#[test]
+fn what_is_written_into_a_block_is_not_taken_for_a_link() {
+    with_memory(2, |memory| {
+        let pool = InBlock::new(Pages::new(memory), 64);
+        let mut all: Vec<_> = (0..128).map(|_| pool.alloc_shared().unwrap()).collect();
+        assert!(pool.alloc_shared().is_err());
+        all.iter_mut().for_each(|block| block.write(u64::MAX));
+        all.into_iter().for_each(|block| pool.free_shared(block));
+        let again: BTreeSet<u64> = (0..128).map(|_| pool.alloc_shared().unwrap().number()).collect();
+        assert_eq!(again.len(), 128);
+    });
 }
 
 #[test]
 fn a_foreign_address_is_noticed_where_the_original_looks_for_its_page() {
-    let memory = memory(4);
-    let source = Pages::new(memory.memory());
-    assert_eq!(Linear::new(source.clone(), 64).free(0x40), Err(BaselineError::Foreign(0x40)));
-    assert_eq!(RbTree::new(source, 64).free(0x40), Err(BaselineError::Foreign(0x40)));
+    with_memory(4, |memory| {
+        let (foreign, own) = memory.split_at_mut(4096);
+        let (one, two) = foreign.split_at_mut(64);
+        let block = |bytes| Block::of(bytes).unwrap();
+        let place = one.as_ptr().addr() as u64;
+        assert_eq!(Linear::new(Pages::new(own), 64).free(block(one)), Err(BaselineError::Foreign(place)));
+        assert_eq!(
+            RbTree::new(Pages::new(own), 64).free(block(two)),
+            Err(BaselineError::Foreign(place + 64))
+        );
+    });
+}
+
+#[test]
+fn a_destroyed_pool_has_given_all_its_pages_back() {
+    with_memory(8, |memory| {
+        let mut pages = Pages::new(memory);
+        let page = pages.alloc().unwrap().as_ptr().addr();
+        pages.free(page);
+        assert_eq!(pages.back(), 1);
+        assert!((0..7).all(|_| pages.alloc().is_ok()));
+        assert_eq!(pages.alloc().unwrap_err(), BaselineError::NoPages(8));
+    });
+}
+
+/// A free page's list is its first one's, and a page from which a block came back is the first.
+#[test]
+fn rbtree_takes_the_first_page_of_its_list() {
+    with_memory(2, |memory| {
+        let mut pool = RbTree::new(Pages::new(memory), 2048);
+        let mut all: Vec<_> = (0..4).map(|_| pool.alloc().unwrap()).collect();
+        let (last, first) = (all.pop().unwrap(), all.remove(0));
+        let (of_second, of_first) = (last.number(), first.number());
+        pool.free(first).unwrap();
+        pool.free(last).unwrap();
+        assert_eq!(pool.alloc().unwrap().number(), of_second);
+        assert_eq!(pool.alloc().unwrap().number(), of_first);
+        assert!(pool.alloc().is_err());
+    });
 }
 
 #[test]
@@ -75,15 +159,40 @@ fn malloced_blocks_are_aligned() {
 }
 
 #[test]
-fn a_thread_list_gives_all_back() {
-    let stack = Lifo::new(100, 64);
-    let mut list = ThreadList::new(&stack);
-    let blocks: Vec<_> = (0..100).map(|_| list.alloc().unwrap()).collect();
+fn lists_of_a_thread_give_all_back() {
+    let stack = Lifo::new(0..100u64);
+    let mut list = ThreadList::new(&stack, 60);
+    let some: Vec<_> = (0..60).map(|_| list.alloc().unwrap()).collect();
     assert_eq!(list.alloc(), Err(BaselineError::NoPages(100)));
-    blocks.into_iter().for_each(|block| list.free(block).unwrap());
+    some.into_iter().for_each(|thing| list.free(thing).unwrap());
+    drop(list);
+    let mut list = Batches::new(&stack);
+    let all: Vec<_> = (0..100).map(|_| list.alloc().unwrap()).collect();
+    assert_eq!(list.alloc(), Err(BaselineError::NoPages(100)));
+    all.into_iter().for_each(|thing| list.free(thing).unwrap());
     drop(list);
     let all: BTreeSet<_> = (0..100).map(|_| stack.alloc_shared().unwrap()).collect();
     assert_eq!((all.len(), stack.alloc_shared()), (100, Err(BaselineError::NoPages(100))));
+}
+
+/// An owner's list is refilled with 63 and gives 63 back at more than six times as many, as a processor's list does.
+#[test]
+fn an_owner_of_the_page_allocator_goes_to_the_lock_in_batches() {
+    let buddy = Buddy::new(1024);
+    let mut owner = buddy.owner();
+    let first = owner.alloc_page().unwrap();
+    assert_eq!(buddy.free_of(0), 1024 - 63);
+    owner.free_page(first);
+    let pages: Vec<_> = (0..379).map(|_| owner.alloc_page().unwrap()).collect();
+    assert_eq!(buddy.free_of(0), 1024 - 7 * 63);
+    let (last, rest) = pages.split_last().unwrap();
+    rest.iter().take(378 - 62).for_each(|page| owner.free_page(*page));
+    assert_eq!(buddy.free_of(0), 1024 - 7 * 63);
+    owner.free_page(*last);
+    assert_eq!(buddy.free_of(0), 1024 - 6 * 63);
+    rest.iter().skip(378 - 62).for_each(|page| owner.free_page(*page));
+    drop(owner);
+    assert_eq!((buddy.free_of(0), buddy.free_of(10)), (1024, 1));
 }
 
 proptest! {
@@ -93,10 +202,15 @@ proptest! {
         steps in prop::collection::vec((any::<bool>(), 0u8..=10, any::<usize>()), 1..300),
     ) {
         let buddy = Buddy::new(4096);
+        let mut owner = buddy.owner();
         let mut out: Vec<(u64, u8)> = Vec::new();
         for (alloc, order, pick) in steps {
             if alloc || out.is_empty() {
-                let run = if order == 0 { buddy.alloc_page() } else { buddy.alloc_run(order) };
+                let run = match order {
+                    0 => owner.alloc_page(),
+                    9 => owner.alloc_huge(),
+                    _ => buddy.alloc_run(order),
+                };
                 if let Ok(run) = run {
                     prop_assert_eq!(run % (4096 << order), 0);
                     let end = |(run, order): (u64, u8)| run + (4096 << order);
@@ -107,12 +221,14 @@ proptest! {
                 }
             } else {
                 match out.swap_remove(pick % out.len()) {
-                    (page, 0) => buddy.free_page(page),
+                    (page, 0) => owner.free_page(page),
+                    (run, 9) => owner.free_huge(run),
                     (run, order) => buddy.free_run(run, order),
                 }
             }
         }
         out.into_iter().for_each(|(run, order)| buddy.free_run(run, order));
+        drop(owner);
         prop_assert_eq!(buddy.free_of(10), 4);
     }
 }

@@ -3,16 +3,23 @@
 //! The loops are generic, so that each subject's calls are inlined into a loop of its own; what is handed out is kept
 //! from the optimiser by the number that a device would be told, which adds one store.
 
+mod frames;
+mod loops;
+mod raw;
+mod unchecked;
+
+pub(super) use frames::Huge;
+pub(super) use loops::{Dice, OUT, TWO, WARM, alone, give_all, pairs, scattered, slots, take_all, together};
+pub(super) use raw::{Raw, Unowned, bulks};
+pub(super) use unchecked::pairs as unchecked_pairs;
+
 use super::BenchError;
+use crate::baseline::Blocks;
+use crate::baseline::block::Block as BaselineBlock;
 use crate::baseline::malloc::Malloced;
-use crate::baseline::{Blocks, Offset};
-use crate::harness::{Cost, Samples};
 use pinfold::Arena;
-use pinfold_core::dma_pool::{self, Block, DmaPool, RawBlock};
-use pinfold_core::frame::{self, Frame, Zone};
-use std::hint::black_box;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use pinfold_core::dma_pool::{self, Block, DmaPool};
+use pinfold_core::mem::DmaMemory;
 
 /// A pool as the suites make it.
 pub(super) type Pool<'a> = DmaPool<&'a Arena>;
@@ -29,29 +36,95 @@ pub(super) trait Hand {
     fn number(thing: &Self::Thing) -> u64;
 }
 
-/// A pool's `Local`, raw blocks.
-pub(super) struct Raw<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+/// A hand whose things are memory.
+pub(super) trait Writing: Hand {
+    /// One, of which one word was written.
+    fn get_written(&mut self) -> Result<Self::Thing, BenchError>;
+}
 
-impl Hand for Raw<'_, '_> {
-    type Thing = RawBlock;
+/// The same hand, each thing written when it is handed out: a block that nobody writes is no block, and an allocator that
+/// has not touched it leaves the cache miss to its user.
+pub(super) struct Written<H>(pub(super) H);
+
+impl<H: Writing> Hand for Written<H> {
+    type Thing = H::Thing;
     #[inline(always)]
-    fn get(&mut self) -> Result<RawBlock, BenchError> {
-        Ok(self.0.alloc_raw()?)
+    fn get(&mut self) -> Result<H::Thing, BenchError> {
+        self.0.get_written()
     }
     #[inline(always)]
-    fn put(&mut self, block: RawBlock) -> Result<(), BenchError> {
-        Ok(self.0.free_raw(block)?)
+    fn put(&mut self, thing: H::Thing) -> Result<(), BenchError> {
+        self.0.put(thing)
     }
     #[inline(always)]
-    fn number(block: &RawBlock) -> u64 {
+    fn number(thing: &H::Thing) -> u64 {
+        H::number(thing)
+    }
+}
+
+/// A hand whose things are offsets, and memory to write at them.
+pub(super) struct InMemory<'m, H>(pub(super) H, pub(super) DmaMemory<'m>);
+
+impl<H: Hand> Hand for InMemory<'_, H> {
+    type Thing = H::Thing;
+    #[inline(always)]
+    fn get(&mut self) -> Result<H::Thing, BenchError> {
+        self.0.get()
+    }
+    #[inline(always)]
+    fn put(&mut self, thing: H::Thing) -> Result<(), BenchError> {
+        self.0.put(thing)
+    }
+    #[inline(always)]
+    fn number(thing: &H::Thing) -> u64 {
+        H::number(thing)
+    }
+}
+
+impl<H: Hand> Writing for InMemory<'_, H> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<H::Thing, BenchError> {
+        let thing = self.0.get()?;
+        let at = H::number(&thing);
+        // The memory's size is a power of two, and may be less than what the offsets cover.
+        self.1.write_u64(usize::try_from(at).unwrap_or(usize::MAX) & (self.1.len() - 1), at)?;
+        Ok(thing)
+    }
+}
+
+/// A pool's `Local`, blocks that free themselves: each is dropped.
+pub(super) struct Safe<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+
+impl<'p, 'a> Hand for Safe<'p, 'a> {
+    type Thing = Block<'p, &'a Arena>;
+    #[inline(always)]
+    fn get(&mut self) -> Result<Self::Thing, BenchError> {
+        Ok(self.0.alloc()?)
+    }
+    #[inline(always)]
+    fn put(&mut self, block: Self::Thing) -> Result<(), BenchError> {
+        drop(block);
+        Ok(())
+    }
+    #[inline(always)]
+    fn number(block: &Self::Thing) -> u64 {
         block.iova().raw()
     }
 }
 
-/// A pool's `Local`, blocks that free themselves.
-pub(super) struct Safe<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+impl<'p, 'a> Writing for Safe<'p, 'a> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
+        let block = self.0.alloc()?;
+        block.memory().write_u64(0, block.iova().raw())?;
+        Ok(block)
+    }
+}
 
-impl<'p, 'a> Hand for Safe<'p, 'a> {
+/// The same, given back to the `Local`.
+pub(super) struct Returned<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+
+impl<'p, 'a> Hand for Returned<'p, 'a> {
     type Thing = Block<'p, &'a Arena>;
     #[inline(always)]
     fn get(&mut self) -> Result<Self::Thing, BenchError> {
@@ -68,41 +141,61 @@ impl<'p, 'a> Hand for Safe<'p, 'a> {
     }
 }
 
-/// The pool itself, raw blocks, under its lock.
-pub(super) struct Unowned<'p, 'a>(pub(super) &'p Pool<'a>);
-
-impl Hand for Unowned<'_, '_> {
-    type Thing = RawBlock;
+impl<'p, 'a> Writing for Returned<'p, 'a> {
     #[inline(always)]
-    fn get(&mut self) -> Result<RawBlock, BenchError> {
-        Ok(self.0.alloc_raw()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, block: RawBlock) -> Result<(), BenchError> {
-        Ok(self.0.free_raw(block)?)
-    }
-    #[inline(always)]
-    fn number(block: &RawBlock) -> u64 {
-        block.iova().raw()
+    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
+        let block = self.0.alloc()?;
+        block.memory().write_u64(0, block.iova().raw())?;
+        Ok(block)
     }
 }
 
 /// A baseline.
 pub(super) struct Baseline<B>(pub(super) B);
 
-impl<B: Blocks> Hand for Baseline<B> {
-    type Thing = Offset;
+impl<B: Blocks<Block: Numbered>> Hand for Baseline<B> {
+    type Thing = B::Block;
     #[inline(always)]
-    fn get(&mut self) -> Result<Offset, BenchError> {
+    fn get(&mut self) -> Result<B::Block, BenchError> {
         Ok(self.0.alloc()?)
     }
     #[inline(always)]
-    fn put(&mut self, block: Offset) -> Result<(), BenchError> {
+    fn put(&mut self, block: B::Block) -> Result<(), BenchError> {
         Ok(self.0.free(block)?)
     }
     #[inline(always)]
-    fn number(block: &Offset) -> u64 {
-        *block
+    fn number(block: &B::Block) -> u64 {
+        block.number()
+    }
+}
+
+impl<'m, B: Blocks<Block = BaselineBlock<'m>>> Writing for Baseline<B> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<B::Block, BenchError> {
+        let mut block = self.0.alloc()?;
+        block.write(block.number());
+        Ok(block)
+    }
+}
+
+/// What a baseline hands out.
+pub(super) trait Numbered {
+    /// What a device would be told.
+    fn number(&self) -> u64;
+}
+
+impl Numbered for BaselineBlock<'_> {
+    #[inline(always)]
+    fn number(&self) -> u64 {
+        BaselineBlock::number(self)
+    }
+}
+
+/// An offset.
+impl Numbered for u64 {
+    #[inline(always)]
+    fn number(&self) -> u64 {
+        *self
     }
 }
 
@@ -126,159 +219,11 @@ impl<const N: usize> Hand for Malloc<N> {
     }
 }
 
-impl Hand for frame::Local<'_> {
-    type Thing = Frame;
+impl<const N: usize> Writing for Malloc<N> {
     #[inline(always)]
-    fn get(&mut self) -> Result<Frame, BenchError> {
-        Ok(self.alloc(frame::Order::PAGE)?)
-    }
-    #[inline(always)]
-    fn put(&mut self, frame: Frame) -> Result<(), BenchError> {
-        Ok(self.free(frame, frame::Order::PAGE)?)
-    }
-    #[inline(always)]
-    fn number(frame: &Frame) -> u64 {
-        frame.offset()
-    }
-}
-
-impl Hand for &Zone {
-    type Thing = Frame;
-    #[inline(always)]
-    fn get(&mut self) -> Result<Frame, BenchError> {
-        Ok(self.alloc(frame::Order::PAGE)?)
-    }
-    #[inline(always)]
-    fn put(&mut self, frame: Frame) -> Result<(), BenchError> {
-        Ok(self.free(frame, frame::Order::PAGE)?)
-    }
-    #[inline(always)]
-    fn number(frame: &Frame) -> u64 {
-        frame.offset()
-    }
-}
-
-/// One out and back again, so many times: the hot path and nothing else.
-#[inline(always)]
-pub(super) fn pairs<H: Hand>(hand: &mut H, times: usize) -> Result<Cost, BenchError> {
-    let (cost, result) = Cost::of(|| {
-        for _ in 0..times {
-            let thing = hand.get()?;
-            black_box(H::number(&thing));
-            hand.put(thing)?;
-        }
-        Ok(())
-    });
-    result.map(|()| cost)
-}
-
-/// Empty slots, whose memory has been touched: the loops do not pay for it.
-pub(super) fn slots<T>(count: usize) -> Vec<Option<T>> {
-    std::iter::repeat_with(|| None).take(count).collect()
-}
-
-/// One for each slot.
-#[inline(always)]
-pub(super) fn take_all<H: Hand>(hand: &mut H, held: &mut [Option<H::Thing>]) -> Result<Cost, BenchError> {
-    let (cost, result) = Cost::of(|| {
-        for slot in held {
-            *slot = Some(hand.get()?);
-        }
-        Ok(())
-    });
-    result.map(|()| cost)
-}
-
-/// All of them back, in the slots' order.
-#[inline(always)]
-pub(super) fn give_all<H: Hand>(hand: &mut H, mut held: Vec<Option<H::Thing>>) -> Result<Cost, BenchError> {
-    let (cost, result) = Cost::of(|| {
-        for thing in held.drain(..).flatten() {
-            hand.put(thing)?;
-        }
-        Ok(())
-    });
-    result.map(|()| cost)
-}
-
-/// Numbers that look random and are the same every time (xorshift, Marsaglia 2003).
-pub(super) struct Dice(u64);
-
-impl Dice {
-    pub(super) fn new() -> Self {
-        Self(0x9e37_79b9_7f4a_7c15)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 32) % limit.max(1) as u64).unwrap_or(0)
-    }
-
-    pub(super) fn shuffle<T>(&mut self, things: &mut [T]) {
-        for last in (1..things.len()).rev() {
-            things.swap(last, self.below(last + 1));
-        }
-    }
-}
-
-/// How many pairs each of two threads makes: fewer would be over before both run.
-pub(super) const TWO: usize = 2_000_000;
-
-/// [`pairs`] by two threads at the same time, each with a hand of its own. The time runs from the first start to the
-/// last end.
-pub(super) fn pairs_by_two<H: Hand>(
-    hand: impl Fn() -> H + Sync,
-    times_each: usize,
-) -> Result<Cost, BenchError> {
-    // Spun on, not slept on: a run is shorter than waking up may take.
-    let ready = AtomicUsize::new(0);
-    let work = || -> Result<(Instant, Instant, u64), BenchError> {
-        let mut hand = hand();
-        let warm = pairs(&mut hand, 64);
-        // Both must reach the barrier, whatever has become of one.
-        ready.fetch_add(1, Ordering::AcqRel);
-        while ready.load(Ordering::Acquire) < 2 {
-            std::hint::spin_loop();
-        }
-        let from = Instant::now();
-        let cost = warm.and_then(|_| pairs(&mut hand, times_each))?;
-        Ok((from, Instant::now(), cost.rmw))
-    };
-    let (one, other) = std::thread::scope(|scope| {
-        let other = scope.spawn(work);
-        (work(), other.join().unwrap_or(Err(BenchError::Thread)))
-    });
-    let ((from_a, to_a, rmw_a), (from_b, to_b, rmw_b)) = (one?, other?);
-    #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
-    let ns = to_a.max(to_b).duration_since(from_a.min(from_b)).as_nanos() as f64;
-    Ok(Cost { ns, rmw: rmw_a + rmw_b })
-}
-
-/// A run of [`pairs`].
-pub(super) fn alone<H: Hand>(
-    case: &'static str,
-    times: usize,
-    hand: impl Fn() -> H,
-) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
-    move |out| {
-        let mut hand = hand();
-        pairs(&mut hand, 64)?;
-        out.cost(case, pairs(&mut hand, times)?, times);
-        Ok(())
-    }
-}
-
-/// A run of [`pairs_by_two`].
-pub(super) fn together<H: Hand>(
-    case: &'static str,
-    times: usize,
-    hand: impl Fn() -> H + Sync,
-) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
-    move |out| {
-        out.cost(case, pairs_by_two(&hand, times)?, 2 * times);
-        Ok(())
+    fn get_written(&mut self) -> Result<Malloced<N>, BenchError> {
+        let mut block = Malloced::alloc();
+        block.write(block.address() as u64);
+        Ok(block)
     }
 }

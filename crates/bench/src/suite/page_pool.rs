@@ -4,7 +4,8 @@
 //!
 //! | case | an operation |
 //! | --- | --- |
-//! | `local`, `local-64` | one page out and back again, by the consumer; `local-64` 64 of them at a time |
+//! | `local`, `local-nowrite` | one page out, one word of it written (or not), and back again, by the consumer |
+//! | `local-64` | the same without the write, 64 of them out at a time |
 //! | `ring` | one page out by the consumer and back through the ring, 512 of them at a time; one thread does both |
 //! | `slow` | one page out and back again that no cache has, 4,096 of them: each time of a new pool, which is closed at the end |
 //! | `rx-512` | one packet: into a page by the device, on to a second thread which reads it and frees the page, and another page into the ring of 512 descriptors |
@@ -18,7 +19,9 @@
 //! | `pinfold-full` | the same, with a ring of 1: every page meets a full ring and comes back from below it |
 //! | `single` | the page allocator of a kernel, one call for each page |
 //! | `list`, `array` | an owner's `Local` of a zone: a list of pages from which the descriptors are filled, or `fill`; in a ring's path the second thread has a `Local` of its own |
-//! | `lifo`, `thread-list` | stacks of numbers that check nothing: with a lock and without |
+//! | `lifo`, `thread-list` | stacks of numbers that check nothing: under a lock, and of one thread; the floor |
+//!
+//! In `ring` and `slow` each page is written, too.
 //!
 //! Only `pinfold`'s pages are mapped for the device. What the others would have to pay for that, each time, is left out.
 
@@ -53,11 +56,12 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     // Touched, so that no subject pays for a page's first use. It is as long as was asked for: nothing is refused.
     let _ = packets.memory().fill(0, packets.memory().len(), 0);
     let buddy = Buddy::new(FRAMES);
-    let mut records = cached::local(harness, &arena, &buddy)?;
+    let memory = packets.memory();
+    let mut records = cached::local(harness, &arena, &buddy, memory)?;
     records.extend(cached::counters(harness, &arena)?);
-    records.extend(cached::ring(harness, &arena, &buddy)?);
-    records.extend(cached::slow(harness, &arena, &buddy)?);
-    records.extend(receive::run(harness, &arena, packets.memory(), &buddy)?);
+    records.extend(cached::ring(harness, &arena, &buddy, memory)?);
+    records.extend(cached::slow(harness, &arena, &buddy, memory)?);
+    records.extend(receive::run(harness, &arena, memory, &buddy)?);
     Ok(records)
 }
 

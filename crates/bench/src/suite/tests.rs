@@ -47,19 +47,29 @@ fn pool_has_its_cases_and_subjects() {
         "mpt3sas-free",
         "mpt3sas-free-random",
         "pair-16",
+        "pair-16-nowrite",
         "pair-64",
-        "pair-256",
-        "pair-1024",
-        "pair-4096",
-        "bulk-32",
+        "pair-64-nowrite",
         "pair-64-2t",
+        "pair-256",
+        "pair-256-nowrite",
+        "pair-1024",
+        "pair-1024-nowrite",
+        "pair-4096",
+        "pair-4096-nowrite",
+        "bulk-32",
+        "bulk-512",
+        "random-4096",
         "remote-free",
     ];
     assert_eq!(cases(&records), BTreeSet::from(expected));
     if COUNTS_RMW {
-        assert!(
-            records.iter().all(|record| record.unit == "rmw/op" && record.subject.starts_with("pinfold"))
-        );
+        assert!(records.iter().all(|record| record.subject.starts_with("pinfold")));
+        counted(&records, ("pair-64", "pinfold", "locks/op"), 0.0);
+        // A block that drops itself, and the pool's own calls, take its lock: two read-modify-writes each.
+        counted(&records, ("pair-64", "pinfold-block", "locks/op"), 1.0);
+        counted(&records, ("pair-64", "pinfold-shared", "locks/op"), 2.0);
+        counted(&records, ("pair-64", "pinfold-shared", "rmw/op"), 4.0);
         return;
     }
     let all =
@@ -68,6 +78,15 @@ fn pool_has_its_cases_and_subjects() {
         assert_eq!(subjects(&records, case), [&all[..], &["linear"]].concat());
     }
     assert_eq!(subjects(&records, "pair-64")[..3], ["pinfold", "pinfold-unchecked", "pinfold-block"]);
+    for case in expected.iter().filter(|case| **case != "remote-free") {
+        assert!(subjects(&records, case).contains(&"thread-list"), "{case} has no floor");
+    }
+}
+
+/// What does not depend on the machine.
+fn counted(records: &[Record], (case, subject, unit): (&str, &str, &str), expected: f64) {
+    let record = records.iter().find(|r| (r.case, r.subject, r.unit) == (case, subject, unit));
+    assert_eq!(record.map(|r| r.median), Some(expected), "{case} {subject} {unit}");
 }
 
 #[test]
@@ -76,15 +95,20 @@ fn frame_has_its_cases_and_subjects() {
     lines_are_well_formed("frame", &records);
     let mut expected = BTreeSet::from([
         "pair-4k",
+        "pair-4k-nowrite",
         "pair-4k-2t",
+        "pair-2m",
+        "pair-2m-nowrite",
         "fill-64",
         "fill-512",
         "alloc-2m",
+        "random-4096",
         "random-free",
+        "random-free-all",
         "rpc-259",
     ]);
     if COUNTS_RMW {
-        assert!(records.iter().all(|record| record.unit == "rmw/op"));
+        assert!(records.iter().all(|record| ["rmw/op", "locks/op"].contains(&record.unit)));
     } else {
         expected.extend(["churn-70", "zone-1t"]);
         assert_eq!(subjects(&records, "rpc-259")[..3], ["single", "list", "array"]);
@@ -108,9 +132,9 @@ fn vfio_is_measured_or_says_why_not() {
 fn page_pool_has_its_cases_and_subjects() {
     let records = run("page-pool");
     lines_are_well_formed("page-pool", &records);
-    let expected = BTreeSet::from(["local", "local-64", "ring", "slow", "rx-512"]);
+    let expected = BTreeSet::from(["local", "local-nowrite", "local-64", "ring", "slow", "rx-512"]);
     if COUNTS_RMW {
-        assert!(records.iter().all(|record| record.unit == "rmw/op"));
+        assert!(records.iter().all(|record| ["rmw/op", "locks/op"].contains(&record.unit)));
     } else {
         assert_eq!(subjects(&records, "rx-512"), ["pinfold", "pinfold-bulk", "single", "list", "array"]);
         assert_eq!(subjects(&records, "local"), ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]);

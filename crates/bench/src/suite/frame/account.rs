@@ -26,7 +26,9 @@ pub(super) fn churn(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         }),
         Subject::new("single", move |out| {
             let buddy = Buddy::new(FRAMES);
-            stir(&mut Baseline(&buddy), steps)?;
+            let mut owner = Baseline(buddy.owner());
+            stir(&mut owner, steps)?;
+            drop(owner);
             tell(out, buddy.free_of(Order::HUGE.get()))
         }),
     ])

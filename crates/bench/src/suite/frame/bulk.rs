@@ -1,119 +1,173 @@
-//! Many frames in one call, and many at once.
+//! Many frames in one call and back again, and many runs of 2 MiB at once.
 
-use super::BenchError;
-use crate::baseline::Offset;
-use crate::baseline::buddy::Buddy;
+use super::{BenchError, Parts};
+use crate::baseline::buddy::{Buddy, Offset};
+use crate::baseline::lifo::{Lifo, ThreadList};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold_core::frame::{Frame, Order, Zone};
 use std::hint::black_box;
 
-/// How many frames are out when they go back, which is not timed.
+/// How many frames are out when they go back.
 const OUT: usize = 8192;
 /// How many runs of 2 MiB are out at a time.
 const RUNS: usize = 128;
 
-pub(super) fn fills(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
-    let mut records = fill(harness, zone, buddy, "fill-64", 64)?;
-    records.extend(fill(harness, zone, buddy, "fill-512", 512)?);
+pub(super) fn fills(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
+    let mut records = fill(harness, parts, "fill-64", 64)?;
+    records.extend(fill(harness, parts, "fill-512", 512)?);
     Ok(records)
 }
 
 fn fill(
     harness: &Harness<'_>,
-    zone: &Zone,
-    buddy: &Buddy,
+    parts: &Parts<'_>,
     case: &'static str,
     each: usize,
 ) -> Result<Vec<Record>, BenchError> {
-    let passes = harness.scale(64);
+    let Parts { zone, buddy, .. } = *parts;
+    let of = (case, harness.scale(64), each);
     let (mut local, mut for_list) = (zone.local(), zone.local());
+    let (mut owner, stacks) = (buddy.owner(), [(); 2].map(|()| stack()));
+    let [stack, lists] = &stacks;
     harness.interleave(vec![
         Subject::countable("pinfold", move |out: &mut Samples| {
-            of_zone(out, case, passes, each, zone, |slots| local.fill(slots))
+            waves(
+                out,
+                of,
+                &mut local,
+                |local, slots| local.fill(slots),
+                |local, slots| Ok(local.free_bulk(slots).map(drop)?),
+            )
         }),
         Subject::countable("pinfold-shared", move |out: &mut Samples| {
-            of_zone(out, case, passes, each, zone, |slots| zone.fill(slots))
+            waves(
+                out,
+                of,
+                zone,
+                |zone, slots| zone.fill(slots),
+                |zone, slots| Ok(zone.free_bulk(slots).map(drop)?),
+            )
         }),
         Subject::countable("list", move |out: &mut Samples| {
-            of_zone(out, case, passes, each, zone, |slots| {
-                let mut list = for_list.take_list(slots.len());
-                slots.fill_with(|| list.next());
-                slots.len()
-            })
+            waves(
+                out,
+                of,
+                &mut for_list,
+                |local, slots| {
+                    let mut list = local.take_list(slots.len());
+                    slots.fill_with(|| list.next());
+                    slots.iter().flatten().count()
+                },
+                |local, slots| Ok(local.free_bulk(slots).map(drop)?),
+            )
         }),
         Subject::new("single", move |out: &mut Samples| {
-            // Not 0, which would be memory that nobody has touched yet.
-            let mut slots = vec![Offset::MAX; OUT];
-            let mut total = Cost::default();
-            for _ in 0..passes {
-                let (cost, result) = Cost::of(|| {
-                    slots.iter_mut().try_for_each(|slot| buddy.alloc_page().map(|page| *slot = page))
-                });
-                result?;
-                total = total + cost;
-                slots.iter().for_each(|page| buddy.free_page(*page));
-            }
-            out.cost(case, total, passes * OUT);
-            Ok(())
+            let mut slots = vec![0; OUT];
+            let mut pass = || {
+                slots.iter_mut().try_for_each(|slot| owner.alloc_page().map(|page| *slot = page))?;
+                black_box(&slots).iter().for_each(|page| owner.free_page(*page));
+                Ok(())
+            };
+            timed(out, of, &mut pass)
+        }),
+        Subject::new("lifo", move |out: &mut Samples| {
+            let (mut held, mut some) = (Vec::with_capacity(OUT), Vec::with_capacity(each));
+            timed(out, of, &mut || {
+                (0..OUT / each).for_each(|_| stack.alloc_many(each, &mut held));
+                got(black_box(&held).len())?;
+                while !held.is_empty() {
+                    some.extend(held.drain(held.len() - each..));
+                    stack.free_many(&mut some);
+                }
+                Ok(())
+            })
+        }),
+        Subject::new("thread-list", move |out: &mut Samples| {
+            let (mut held, mut some) = (Vec::with_capacity(OUT), Vec::with_capacity(each));
+            let mut list = ThreadList::new(lists, OUT);
+            timed(out, of, &mut || {
+                (0..OUT / each).for_each(|_| list.alloc_many(each, &mut held));
+                got(black_box(&held).len())?;
+                while !held.is_empty() {
+                    some.extend(held.drain(held.len() - each..));
+                    list.free_many(&mut some);
+                }
+                Ok(())
+            })
         }),
     ])
 }
 
+fn stack() -> Lifo<Offset> {
+    Lifo::new((0..OUT as u64).rev().map(|i| i * Frame::BYTES))
+}
+
+fn got(got: usize) -> Result<(), BenchError> {
+    if got == OUT { Ok(()) } else { Err(BenchError::Short { asked: OUT, got }) }
+}
+
+/// A case, how many passes it makes, and how many frames a call is about.
+type Of = (&'static str, usize, usize);
+
+/// One pass that does not count, and so many that do; each has all frames out once.
 #[inline(always)]
-fn of_zone(
+fn timed(
     out: &mut Samples,
-    case: &'static str,
-    passes: usize,
-    each: usize,
-    zone: &Zone,
-    mut fill: impl FnMut(&mut [Option<Frame>]) -> usize,
+    (case, passes, _): Of,
+    pass: &mut impl FnMut() -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    pass()?;
+    let (cost, result) = Cost::of(|| (0..passes).try_for_each(|_| pass()));
+    out.cost(case, cost, passes * OUT);
+    result
+}
+
+/// Frames of a zone, `each` by one call, and back in calls for as many.
+#[inline(always)]
+fn waves<L>(
+    out: &mut Samples,
+    of: Of,
+    mut local: L,
+    mut fill: impl FnMut(&mut L, &mut [Option<Frame>]) -> usize,
+    mut free: impl FnMut(&mut L, &mut [Option<Frame>]) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let mut slots = vec![None; OUT];
-    let mut total = Cost::default();
-    for _ in 0..passes {
-        let (cost, got) =
-            Cost::of(|| slots.chunks_exact_mut(each).map(|some| fill(black_box(some))).sum::<usize>());
-        if got != OUT {
-            return Err(BenchError::Short { asked: OUT, got });
-        }
-        total = total + cost;
-        zone.free_bulk(&mut slots)?;
-    }
-    out.cost(case, total, passes * OUT);
-    Ok(())
+    timed(out, of, &mut || {
+        got(slots.chunks_exact_mut(of.2).map(|some| fill(&mut local, black_box(some))).sum())?;
+        slots.chunks_exact_mut(of.2).rev().try_for_each(|some| free(&mut local, some))
+    })
 }
 
 pub(super) fn huge(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
     let passes = harness.scale(256);
-    let mut local = zone.local();
+    let (mut local, mut owner) = (zone.local(), buddy.owner());
     let case = "alloc-2m";
+    let runs = || Vec::with_capacity(RUNS);
+    let (mut of_local, mut of_zone, mut of_single) = (runs(), runs(), Vec::with_capacity(RUNS));
     harness.interleave(vec![
         Subject::countable("pinfold", move |out: &mut Samples| {
-            let mut runs = Vec::with_capacity(RUNS);
             runs_of(out, case, passes, || {
                 for _ in 0..RUNS {
-                    runs.push(local.alloc(Order::HUGE)?);
+                    of_local.push(local.alloc(Order::HUGE)?);
                 }
-                runs.drain(..).try_for_each(|run| Ok(local.free(run, Order::HUGE)?))
+                of_local.drain(..).try_for_each(|run| Ok(local.free(run, Order::HUGE)?))
             })
         }),
         Subject::countable("pinfold-shared", move |out: &mut Samples| {
-            let mut runs = Vec::with_capacity(RUNS);
             runs_of(out, case, passes, || {
                 for _ in 0..RUNS {
-                    runs.push(zone.alloc(Order::HUGE)?);
+                    of_zone.push(zone.alloc(Order::HUGE)?);
                 }
-                runs.drain(..).try_for_each(|run| Ok(zone.free(run, Order::HUGE)?))
+                of_zone.drain(..).try_for_each(|run| Ok(zone.free(run, Order::HUGE)?))
             })
         }),
         Subject::new("single", move |out: &mut Samples| {
-            let mut runs = Vec::with_capacity(RUNS);
             runs_of(out, case, passes, || {
                 for _ in 0..RUNS {
-                    runs.push(buddy.alloc_run(Order::HUGE.get())?);
+                    of_single.push(owner.alloc_huge()?);
                 }
-                runs.drain(..).for_each(|run| buddy.free_run(run, Order::HUGE.get()));
+                of_single.drain(..).for_each(|run| owner.free_huge(run));
                 Ok(())
             })
         }),
@@ -127,6 +181,7 @@ fn runs_of(
     passes: usize,
     mut pass: impl FnMut() -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
+    pass()?;
     let (cost, result) = Cost::of(|| (0..passes).try_for_each(|_| pass()));
     out.cost(case, cost, passes * RUNS);
     result

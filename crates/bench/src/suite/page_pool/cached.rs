@@ -1,13 +1,14 @@
 //! Out and back again: by the consumer, through the ring, and from below.
 
 use super::{BenchError, FRAMES, Pool, pool};
-use crate::baseline::buddy::Buddy;
+use crate::baseline::buddy::{Buddy, Offset};
 use crate::baseline::lifo::{Lifo, ThreadList};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{Baseline, Hand, pairs, slots};
+use crate::suite::hand::{Baseline, Hand, InMemory, WARM, Writing, Written, pairs, slots};
 use pinfold::Arena;
 use pinfold_core::frame::Frame;
+use pinfold_core::mem::DmaMemory;
 use pinfold_core::page_pool::{Page, RawPage, Remote};
 use std::hint::black_box;
 
@@ -35,6 +36,15 @@ impl<'a> Hand for Consumer<'a> {
     #[inline(always)]
     fn number(page: &Self::Thing) -> u64 {
         page.iova().raw()
+    }
+}
+
+impl<'a> Writing for Consumer<'a> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
+        let page = self.0.alloc()?;
+        page.memory().write_u64(0, page.iova().raw())?;
+        Ok(page)
     }
 }
 
@@ -77,6 +87,15 @@ impl Hand for Raw<'_> {
     }
 }
 
+impl Writing for Raw<'_> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<RawPage, BenchError> {
+        let page = self.0.alloc_raw()?;
+        self.0.memory(page)?.write_u64(0, page.iova().raw())?;
+        Ok(page)
+    }
+}
+
 /// Out by the consumer, back as from anywhere.
 struct Dropped<'a>(Pool<'a>);
 
@@ -94,6 +113,15 @@ impl<'a> Hand for Dropped<'a> {
     #[inline(always)]
     fn number(page: &Self::Thing) -> u64 {
         page.iova().raw()
+    }
+}
+
+impl<'a> Writing for Dropped<'a> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
+        let page = self.0.alloc()?;
+        page.memory().write_u64(0, page.iova().raw())?;
+        Ok(page)
     }
 }
 
@@ -116,27 +144,54 @@ impl Hand for DroppedRaw<'_> {
     }
 }
 
+impl Writing for DroppedRaw<'_> {
+    #[inline(always)]
+    fn get_written(&mut self) -> Result<RawPage, BenchError> {
+        let page = self.0.alloc_raw()?;
+        self.0.memory(page)?.write_u64(0, page.iova().raw())?;
+        Ok(page)
+    }
+}
+
 /// A run of [`pairs`] by a hand that stays the same.
 fn to_and_fro<'s>(
+    case: &'static str,
     mut hand: impl Hand + 's,
     times: usize,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's {
     move |out| {
-        pairs(&mut hand, 64)?;
-        out.cost("local", pairs(&mut hand, times)?, times);
+        pairs(&mut hand, WARM)?;
+        out.cost(case, pairs(&mut hand, times)?, times);
         Ok(())
     }
 }
 
-pub(super) fn local(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+/// The places of the frames, the lowest on top of a stack of them.
+fn stack() -> Lifo<Offset> {
+    Lifo::new((0..u64::from(FRAMES)).rev().map(|i| i * Frame::BYTES))
+}
+
+pub(super) fn local(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(1_000_000);
-    let stack = Lifo::new(FRAMES as usize, Frame::BYTES);
+    let (case, bare, stack) = ("local", "local-nowrite", stack());
+    let list = || Baseline(ThreadList::new(&stack, 64));
+    let pool = || pool(arena, RING);
     harness.interleave(vec![
-        Subject::countable("pinfold", to_and_fro(Consumer(pool(arena, RING)?), times)),
-        Subject::countable("pinfold-raw", to_and_fro(Raw(pool(arena, RING)?), times)),
-        Subject::new("single", to_and_fro(Baseline(buddy), times)),
-        Subject::new("lifo", to_and_fro(Baseline(&stack), times)),
-        Subject::new("thread-list", to_and_fro(Baseline(ThreadList::new(&stack)), times)),
+        Subject::countable("pinfold", to_and_fro(case, Written(Consumer(pool()?)), times)),
+        Subject::countable("pinfold-raw", to_and_fro(case, Written(Raw(pool()?)), times)),
+        Subject::new("single", to_and_fro(case, Written(InMemory(Baseline(buddy.owner()), memory)), times)),
+        Subject::new("lifo", to_and_fro(case, Written(InMemory(Baseline(&stack), memory)), times)),
+        Subject::new("thread-list", to_and_fro(case, Written(InMemory(list(), memory)), times)),
+        Subject::countable("pinfold", to_and_fro(bare, Consumer(pool()?), times)),
+        Subject::countable("pinfold-raw", to_and_fro(bare, Raw(pool()?), times)),
+        Subject::new("single", to_and_fro(bare, Baseline(buddy.owner()), times)),
+        Subject::new("lifo", to_and_fro(bare, Baseline(&stack), times)),
+        Subject::new("thread-list", to_and_fro(bare, list(), times)),
     ])
 }
 
@@ -189,53 +244,71 @@ pub(super) fn counters(harness: &Harness<'_>, arena: &Arena) -> Result<Vec<Recor
     ])
 }
 
-pub(super) fn ring(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+pub(super) fn ring(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(1_000);
-    let case = "ring";
-    let stack = Lifo::new(FRAMES as usize, Frame::BYTES);
+    let (case, stack) = ("ring", stack());
+    let list = Baseline(ThreadList::new(&stack, WAVE));
     let (raw, mut bulk) = (pool(arena, RING)?, pool(arena, RING)?);
     let (raw_remote, remote) = (raw.remote(), bulk.remote());
     let mut held = slots(WAVE);
     harness.interleave(vec![
-        Subject::countable("pinfold", to_and_fro_in_waves(case, WAVE, Dropped(pool(arena, RING)?), rounds)),
+        Subject::countable(
+            "pinfold",
+            to_and_fro_in_waves(case, WAVE, Written(Dropped(pool(arena, RING)?)), rounds),
+        ),
         Subject::countable(
             "pinfold-raw",
-            to_and_fro_in_waves(case, WAVE, DroppedRaw(raw, raw_remote), rounds),
+            to_and_fro_in_waves(case, WAVE, Written(DroppedRaw(raw, raw_remote)), rounds),
         ),
         Subject::countable("pinfold-bulk", move |out: &mut Samples| {
-            let (cost, result) = Cost::of(|| {
-                (0..rounds).try_for_each(|_| {
-                    let got = bulk.fill(black_box(&mut held));
-                    remote.recycle_all(held.iter_mut().filter_map(Option::take));
-                    if got == WAVE { Ok(()) } else { Err(BenchError::Short { asked: WAVE, got }) }
-                })
-            });
+            let mut wave = || {
+                let got = bulk.fill(black_box(&mut held));
+                for page in held.iter().flatten() {
+                    page.memory().write_u64(0, page.iova().raw())?;
+                }
+                remote.recycle_all(held.iter_mut().filter_map(Option::take));
+                if got == WAVE { Ok(()) } else { Err(BenchError::Short { asked: WAVE, got }) }
+            };
+            wave()?;
+            let (cost, result) = Cost::of(|| (0..rounds).try_for_each(|_| wave()));
             result?;
             out.cost(case, cost, rounds * WAVE);
             Ok(())
         }),
-        Subject::new("single", to_and_fro_in_waves(case, WAVE, Baseline(buddy), rounds)),
-        Subject::new("lifo", to_and_fro_in_waves(case, WAVE, Baseline(&stack), rounds)),
         Subject::new(
-            "thread-list",
-            to_and_fro_in_waves(case, WAVE, Baseline(ThreadList::new(&stack)), rounds),
+            "single",
+            to_and_fro_in_waves(case, WAVE, Written(InMemory(Baseline(buddy.owner()), memory)), rounds),
         ),
+        Subject::new(
+            "lifo",
+            to_and_fro_in_waves(case, WAVE, Written(InMemory(Baseline(&stack), memory)), rounds),
+        ),
+        Subject::new("thread-list", to_and_fro_in_waves(case, WAVE, Written(InMemory(list, memory)), rounds)),
     ])
 }
 
-pub(super) fn slow(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+pub(super) fn slow(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(32);
     let case = "slow";
-    let (mut held, mut pages) = (slots(FRESH), slots(FRESH));
-    let mut single = Baseline(buddy);
+    let mut held = slots(FRESH);
     harness.interleave(vec![
         // Maps and unmaps, which is more than its own atomics.
         Subject::new("pinfold", move |out: &mut Samples| {
             let mut total = Cost::default();
             for _ in 0..rounds {
                 let (cost, result) = Cost::of(|| {
-                    let mut new = Consumer(pool(arena, RING)?);
-                    waves(&mut new, &mut held, 1).map(|_| drop(new.0.close()))
+                    let mut new = Written(Consumer(pool(arena, RING)?));
+                    waves(&mut new, &mut held, 1).map(|_| drop(new.0.0.close()))
                 });
                 result?;
                 total = total + cost;
@@ -245,11 +318,11 @@ pub(super) fn slow(harness: &Harness<'_>, arena: &Arena, buddy: &Buddy) -> Resul
         }),
         Subject::countable(
             "pinfold-full",
-            to_and_fro_in_waves(case, WAVE, Dropped(pool(arena, 1)?), rounds * FRESH / WAVE),
+            to_and_fro_in_waves(case, WAVE, Written(Dropped(pool(arena, 1)?)), rounds * FRESH / WAVE),
         ),
-        Subject::new("single", move |out: &mut Samples| {
-            out.cost(case, waves(&mut single, &mut pages, rounds)?, rounds * FRESH);
-            Ok(())
-        }),
+        Subject::new(
+            "single",
+            to_and_fro_in_waves(case, FRESH, Written(InMemory(Baseline(buddy.owner()), memory)), rounds),
+        ),
     ])
 }

@@ -5,8 +5,7 @@
 //! What is timed is all of it, from the first packet to the last free.
 
 use super::{BenchError, FRAMES, pool};
-use crate::baseline::Offset;
-use crate::baseline::buddy::Buddy;
+use crate::baseline::buddy::{Buddy, Offset};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::hand::slots;
@@ -56,6 +55,7 @@ pub(super) fn run<'a>(
             batch.drain(..).try_for_each(|frame| Ok(local.free(frame, Order::PAGE)?))
         }
     };
+    let mut driver = buddy.owner();
     let (mut for_list, mut for_array) = (zone.local(), zone.local());
     let (mut dropped, mut bulk) = (pool(arena, 2048)?, pool(arena, 2048)?);
     let remote = bulk.remote();
@@ -106,17 +106,18 @@ pub(super) fn run<'a>(
             receive(
                 batches,
                 Path {
-                    refill: |ring: &mut [Option<Offset>]| {
+                    refill: move |ring: &mut [Option<Offset>]| {
                         ring.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
-                            *slot = Some(buddy.alloc_page()?);
+                            *slot = Some(driver.alloc_page()?);
                             Ok(())
                         })
                     },
                     write: |page: &Offset, word| Ok(packets.write_u64(at(*page), word)?),
                     read: |page: &Offset| Ok(packets.read_u64(at(*page))?),
                     freer: || {
-                        |batch: &mut Vec<Offset>| -> Done {
-                            batch.drain(..).for_each(|page| buddy.free_page(page));
+                        let mut owner = buddy.owner();
+                        move |batch: &mut Vec<Offset>| -> Done {
+                            batch.drain(..).for_each(|page| owner.free_page(page));
                             Ok(())
                         }
                     },
@@ -184,15 +185,15 @@ where
             std::thread::scope(|scope| {
                 let second = scope.spawn(move || {
                     let (cost, result) = Cost::of(|| consume(&full, &to_driver, read, freer()));
-                    result.map(|()| cost.rmw)
+                    result.map(|()| cost.counts)
                 });
                 let received = arrive(ring, batches, &empty, to_freer, refill, write);
                 (received, second.join().unwrap_or(Err(BenchError::Thread)))
             })
         });
-        let rmw = cost.rmw + freed?;
+        let cost = cost.with(freed?);
         received?;
-        out.cost("rx-512", Cost { rmw, ..cost }, batches * BUDGET);
+        out.cost("rx-512", cost, batches * BUDGET);
         Ok(())
     }
 }

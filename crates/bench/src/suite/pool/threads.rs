@@ -2,37 +2,44 @@
 
 use super::{BenchError, pool};
 use crate::baseline::inblock::InBlock;
-use crate::baseline::lifo::{Lifo, ThreadList};
-use crate::baseline::pages::Pages;
+use crate::baseline::lifo::{Batches, Lifo};
+use crate::baseline::pages::{Pages, blocks};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{Baseline, Hand, Malloc, Raw, Unowned};
+use crate::suite::hand::{Baseline, Hand, Malloc, Raw, Safe, Unowned, Written};
 use pinfold::Arena;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// How many blocks go from thread to thread at a time: enough that handing them over costs next to nothing a block.
 const BATCH: usize = 256;
+/// How many bytes a block has.
+const SIZE: usize = 64;
 /// How many batches there are.
 const BATCHES: usize = 8;
 
 pub(super) fn run(
     harness: &Harness<'_>,
     arena: &Arena,
-    pages: &Pages<'_>,
+    memory: &mut [u8],
 ) -> Result<Vec<Record>, BenchError> {
     let batches = harness.scale(2_000);
-    let pool = pool(arena, 64)?;
-    let inblock = InBlock::new(pages.clone(), 64);
-    let stack = Lifo::new(2 * BATCH * BATCHES, 64);
-    let (pool, inblock, stack) = (&pool, &inblock, &stack);
+    let pool = pool(arena, SIZE)?;
+    // All that may be on the way, and what the two lists keep.
+    let room = 2 * BATCH * BATCHES * SIZE;
+    let (one, rest) = memory.split_at_mut(room);
+    let (two, rest) = rest.split_at_mut(room);
+    let (stack, behind) = (Lifo::new(blocks(one, SIZE)), Lifo::new(blocks(two, SIZE)));
+    let inblock = InBlock::new(Pages::new(rest), SIZE);
+    let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
-        Subject::countable("pinfold", relay(batches, || Raw(pool.local()))),
-        Subject::new("pinfold-shared", relay(batches, || Unowned(pool))),
-        Subject::new("inblock", relay(batches, || Baseline(inblock))),
-        Subject::new("malloc", relay(batches, || Malloc::<64>)),
-        Subject::new("lifo", relay(batches, || Baseline(stack))),
-        Subject::new("thread-list", relay(batches, || Baseline(ThreadList::new(stack)))),
+        Subject::countable("pinfold", relay(batches, || Written(Raw(pool.local())))),
+        Subject::countable("pinfold-block", relay(batches, || Written(Safe(pool.local())))),
+        Subject::countable("pinfold-shared", relay(batches, || Written(Unowned(pool)))),
+        Subject::new("inblock", relay(batches, || Written(Baseline(inblock)))),
+        Subject::new("malloc", relay(batches, || Written(Malloc::<SIZE>))),
+        Subject::new("lifo", relay(batches, || Written(Baseline(stack)))),
+        Subject::new("batches", relay(batches, || Written(Baseline(Batches::new(behind))))),
     ])
 }
 
@@ -52,15 +59,15 @@ fn relay<H: Hand<Thing: Send>>(
             std::thread::scope(|scope| {
                 let freer = scope.spawn(move || {
                     let (cost, result) = Cost::of(|| free_batches(&mut hand(), &full, &to_taker));
-                    result.map(|()| cost.rmw)
+                    result.map(|()| cost.counts)
                 });
                 let taken = take_batches(&mut hand(), batches, &empty, to_freer);
                 (taken, freer.join().unwrap_or(Err(BenchError::Thread)))
             })
         });
-        let rmw = cost.rmw + freed?;
+        let cost = cost.with(freed?);
         taken?;
-        out.cost("remote-free", Cost { rmw, ..cost }, batches * BATCH);
+        out.cost("remote-free", cost, batches * BATCH);
         Ok(())
     }
 }
