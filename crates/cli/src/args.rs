@@ -302,7 +302,7 @@ pub(crate) struct BindArgs {
     #[arg(value_name = "BDF", required = true)]
     pub(crate) devices: Vec<Bdf>,
 
-    /// Also where a file system, swap or a network interface on it is in use
+    /// Also where a disk or a network interface of it is in use: what is mounted loses its disk
     #[arg(long)]
     pub(crate) force: bool,
 

@@ -27,6 +27,7 @@ mod bar;
 mod bdf;
 mod bind;
 pub(crate) mod choice;
+mod claim;
 mod device;
 mod error;
 #[cfg(test)]

@@ -103,9 +103,11 @@ Examples:
 
 pub(super) const BIND: &str = "\
 Takes each device from its driver and gives it to vfio-pci (by driver_override), or leaves everything as it was. What was
-there is kept in /run/pinfold, and `pinfold unbind` puts it back. A device whose disk is mounted, holds swap or is part
-of something, or whose network interface is up, is left alone without --force. Needs root. To use the device
-without root afterwards: sudo chown $USER /dev/vfio/GROUP, and the limit of locked memory (`pinfold doctor`).
+there is kept in /run/pinfold, and `pinfold unbind` puts it back. Each disk behind a device is opened exclusively until its
+driver lets go, so one that anything uses (a file system, also in another mount namespace, swap, RAID, the device mapper,
+a program that has it open) is left alone; so is one that cannot be opened, and a network interface that is up. --force
+takes the device all the same: what is mounted loses its disk, with all that was not written yet. Needs root. To use the
+device without root afterwards: sudo chown $USER /dev/vfio/GROUP, and the limit of locked memory (`pinfold doctor`).
 
 Examples:
   pinfold bind 0000:01:00.0

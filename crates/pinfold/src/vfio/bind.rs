@@ -5,6 +5,7 @@
 //! it back. Both directions are whole or undone.
 
 use super::bdf::Bdf;
+use super::claim::Claims;
 use super::in_use::{InUse, uses};
 use super::lookup::{self, Found, VFIO_PCI, find, in_the_way};
 use super::{Neighbour, OpenError};
@@ -173,8 +174,12 @@ fn errno(error: &std::io::Error) -> Errno {
 }
 
 impl<F: Files> Binder<F> {
-    /// Gives the device to VFIO. Where something uses it (a file system on its disk, a network interface that is up) only
-    /// with `force`. Where VFIO has it already nothing is changed.
+    /// Gives the device to VFIO. Where VFIO has it already nothing is changed.
+    ///
+    /// Each of its disks is claimed exclusively before, until its driver has let go, so that nothing can begin to use one
+    /// meanwhile. A disk that is in use, or open in a program, a node that cannot be opened, and a network interface that
+    /// is up are [`BindError::InUse`]. With `force` the device goes all the same: what is mounted loses its disk, with all
+    /// that was not written to it yet.
     ///
     /// Needs root.
     ///
@@ -194,13 +199,13 @@ impl<F: Files> Binder<F> {
         if found.group.is_none() && without.as_deref() != Some("Y") {
             return Err(OpenError::NoIommu(bdf).into());
         }
-        let uses = uses(&self.roots, &found);
+        let (uses, claims) = uses(&self.roots, &found);
         if !uses.is_empty() && !force {
             return Err(BindError::InUse { bdf, uses });
         }
         let record = Record { driver: before.clone(), forced: overridden(&found) };
         record.keep(&self.records, bdf)?;
-        self.hand(&found, VFIO_PCI, Some(VFIO_PCI)).map_err(|error| {
+        self.hand(&found, VFIO_PCI, Some(VFIO_PCI), claims).map_err(|error| {
             let after = self.put_back(&found, &record);
             if after == After::AsBefore {
                 Record::forget(&self.records, bdf);
@@ -228,11 +233,13 @@ impl<F: Files> Binder<F> {
         }
         let record = Record::read(&self.records, bdf).unwrap_or_default();
         let wanted = record.driver.as_deref();
-        self.hand(&found, record.forced.as_deref().unwrap_or(""), wanted).map_err(|error| {
-            let now = Record { driver: before.clone(), forced: Some(VFIO_PCI.to_owned()) };
-            let after = self.put_back(&found, &now);
-            error.into_error(bdf, wanted.unwrap_or("any driver"), after)
-        })?;
+        self.hand(&found, record.forced.as_deref().unwrap_or(""), wanted, Claims::default()).map_err(
+            |error| {
+                let now = Record { driver: before.clone(), forced: Some(VFIO_PCI.to_owned()) };
+                let after = self.put_back(&found, &now);
+                error.into_error(bdf, wanted.unwrap_or("any driver"), after)
+            },
+        )?;
         Record::forget(&self.records, bdf);
         Ok(self.handed(find(&self.roots, bdf)?, before))
     }
@@ -245,14 +252,15 @@ impl<F: Files> Binder<F> {
     }
 
     /// Puts a device into the hands of the driver that `forced` names (any, where it is empty). With `wanted` it must
-    /// be that one in the end.
-    fn hand(&self, found: &Found, forced: &str, wanted: Option<&str>) -> Result<(), Step> {
+    /// be that one in the end. Its disks are claimed until the driver that it has lets go.
+    fn hand(&self, found: &Found, forced: &str, wanted: Option<&str>, claims: Claims) -> Result<(), Step> {
         // An empty line takes the override back.
         self.write(found.folder.join("driver_override"), &format!("{forced}\n"))?;
         let now = lookup::link_name(&found.folder.join("driver"));
         if now.is_some() && now.as_deref() != wanted {
             self.write(found.folder.join("driver/unbind"), &found.bdf.to_string())?;
         }
+        drop(claims);
         if wanted.is_some() && now.as_deref() == wanted {
             return Ok(());
         }
@@ -273,7 +281,7 @@ impl<F: Files> Binder<F> {
     fn put_back(&self, found: &Found, record: &Record) -> After {
         let forced = record.forced.as_deref().unwrap_or("");
         let back = match &record.driver {
-            Some(driver) => self.hand(found, forced, Some(driver)),
+            Some(driver) => self.hand(found, forced, Some(driver), Claims::default()),
             None => self.leave_without(found, forced),
         };
         let now = lookup::link_name(&found.folder.join("driver"));

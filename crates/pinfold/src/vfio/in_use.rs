@@ -1,8 +1,10 @@
 //! Whether somebody needs what a device's driver offers: to take the disk of a mounted file system away is the mistake
 //! that costs most.
 
+use super::claim::Claims;
 use super::lookup::Found;
 use crate::probe::{Roots, text};
+use crate::sys::Errno;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,6 +32,28 @@ pub enum InUse {
         /// The first thing that is built on it.
         by: String,
     },
+    /// Something holds it exclusively: a file system (of another mount namespace, or under an anonymous number), swap,
+    /// RAID, the device mapper, a program.
+    Claimed {
+        /// The block device.
+        disk: String,
+        /// The programs that have it open, as far as they can be seen.
+        by: Vec<String>,
+    },
+    /// Programs have it open, without a claim.
+    Open {
+        /// The block device.
+        disk: String,
+        /// The programs.
+        by: Vec<String>,
+    },
+    /// Whether something uses it could not be found out.
+    Unchecked {
+        /// The block device.
+        disk: String,
+        /// Why its node could not be opened.
+        errno: Errno,
+    },
     /// A network interface is up.
     Interface {
         /// Its name.
@@ -43,31 +67,69 @@ impl fmt::Display for InUse {
             Self::Mounted { disk, at } => write!(f, "{disk} is mounted on {at}"),
             Self::Swap { disk } => write!(f, "{disk} is swap space"),
             Self::Held { disk, by } => write!(f, "{disk} is part of {by}"),
+            Self::Claimed { disk, by } if by.is_empty() => {
+                write!(f, "{disk} is held exclusively (a file system, swap, RAID, the device mapper)")
+            }
+            Self::Claimed { disk, by } => write!(f, "{disk} is held exclusively, open in {}", by.join(", ")),
+            Self::Open { disk, by } => write!(f, "{disk} is open in {}", by.join(", ")),
+            Self::Unchecked { disk, errno } => {
+                write!(f, "whether {disk} is in use could not be found out ({errno})")
+            }
             Self::Interface { name } => write!(f, "the network interface {name} is up"),
         }
     }
 }
 
-/// What uses the device, as far as `/sys` and `/proc` tell.
-pub(super) fn uses(roots: &Roots, found: &Found) -> Vec<InUse> {
+impl InUse {
+    /// The block device, where it is one.
+    pub(super) fn disk(&self) -> Option<&String> {
+        match self {
+            Self::Mounted { disk, .. }
+            | Self::Swap { disk }
+            | Self::Held { disk, .. }
+            | Self::Claimed { disk, .. }
+            | Self::Open { disk, .. }
+            | Self::Unchecked { disk, .. } => Some(disk),
+            Self::Interface { .. } => None,
+        }
+    }
+}
+
+/// What uses the device, and claims on those of its disks that nothing uses.
+pub(super) fn uses(roots: &Roots, found: &Found) -> (Vec<InUse>, Claims) {
     let mut uses = Vec::new();
     let mounts = std::fs::read(roots.proc.join("self/mountinfo")).unwrap_or_default();
     let swaps = std::fs::read(roots.proc.join("swaps")).unwrap_or_default();
-    for disk in disks(roots, found) {
+    let disks: Vec<String> = disks(roots, found).into_iter().collect();
+    for disk in disks.iter().cloned() {
         let folder = roots.sys.join("class/block").join(&disk);
-        if let Some(at) = text::word(&folder.join("dev")).and_then(|number| mounted(&mounts, &number)) {
+        let node = format!("/dev/{disk}");
+        let number = text::word(&folder.join("dev"));
+        if let Some(at) = number.and_then(|number| mounted(&mounts, &number, &node)) {
             uses.push(InUse::Mounted { disk: disk.clone(), at });
         }
         if let Some(by) = text::names(&folder.join("holders")).into_iter().next() {
             uses.push(InUse::Held { disk: disk.clone(), by });
         }
-        let node = format!("/dev/{disk}");
+        if let Some(by) = looped(roots, &node) {
+            uses.push(InUse::Held { disk: disk.clone(), by });
+        }
         if text::lines(&swaps).any(|line| line.split_whitespace().next() == Some(&node)) {
             uses.push(InUse::Swap { disk });
         }
     }
+    let claims = Claims::take(roots, &disks, &mut uses);
     uses.extend(interfaces(roots, found).into_iter().map(|name| InUse::Interface { name }));
-    uses
+    (uses, claims)
+}
+
+/// The loop device that is backed by `node`: it has it open without a claim, and in no process.
+fn looped(roots: &Roots, node: &str) -> Option<String> {
+    let class = roots.sys.join("class/block");
+    let backed = |name: &String| {
+        text::word(&class.join(name).join("loop/backing_file")).is_some_and(|path| path == node)
+    };
+    text::names(&class).into_iter().filter(|name| name.starts_with("loop")).find(backed)
 }
 
 /// The disks and partitions behind the device.
@@ -109,10 +171,13 @@ fn real(link: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(link).ok()
 }
 
-/// Where the block device `8:1` is mounted: fields 3 and 5 of a line of `mountinfo`.
-fn mounted(mounts: &[u8], number: &str) -> Option<String> {
+/// Where the block device `8:1`, `/dev/sda1`, is mounted: by fields 3 and 5 of a line of `mountinfo`, or by its last but
+/// one: btrfs has an anonymous number there.
+fn mounted(mounts: &[u8], number: &str, node: &str) -> Option<String> {
     text::lines(mounts).find_map(|line| {
-        let mut fields = line.split(' ');
-        (fields.nth(2)? == number).then(|| fields.nth(1).map(str::to_owned)).flatten()
+        let (fields, source) = line.split_once(" - ")?;
+        let mut fields = fields.split(' ').skip(2);
+        let same = fields.next()? == number || source.split(' ').nth(1) == Some(node);
+        same.then(|| fields.nth(1).map(str::to_owned)).flatten()
     })
 }

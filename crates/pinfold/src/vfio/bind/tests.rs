@@ -2,6 +2,8 @@ use super::*;
 use std::cell::Cell;
 use std::os::unix::fs::symlink;
 
+mod disks;
+
 /// A tree of files that behaves as the kernel does, for one device; a write can be made to fail.
 struct Kernel {
     root: tempfile::TempDir,
