@@ -1,14 +1,75 @@
-//! Memory that a device may read and write at any time.
+//! Memory that a device, or another thread, may read and write at any time.
 //!
-//! No reference to such memory may exist, or the compiler would believe that nobody else changes it. A
-//! [`DmaMemory`] is a base and a length; each access is checked against the length and made with relaxed atomics,
-//! so that a device (or a model of one in another thread) writing at the same moment yields an old or a new value
-//! and never undefined behaviour. What orders a descriptor before its doorbell is [`DmaMemory::store_release_u32`]
-//! and [`DmaMemory::load_acquire_u32`].
+//! No reference to such memory may exist, or the compiler would assume that nothing else changes it. A [`DmaMemory`] is a
+//! base and a length; each access is checked against the length.
+//!
+//! # What an access is
+//!
+//! Each access is a sequence of **relaxed atomic accesses of one byte each**, whatever the operation: a `u64`, a copy, and
+//! a fill differ in how many bytes they load or store, never in the width of an atomic. The rules of
+//! [`core::sync::atomic`] declare two things undefined: conflicting accesses of which one is not atomic, and conflicting
+//! atomics that overlap without being the same bytes. Neither can happen here: every access is atomic, and two
+//! accesses of one byte are disjoint or the same. (`read_volatile` would not do: on memory inside an allocation it is an
+//! ordinary, racing read.)
+//!
+//! On x86_64, aarch64 and riscv64 the sequence is carried out by inline assembly: one load or store instruction for an
+//! aligned scalar, the platform's `memcpy` and `memset` for the rest. The compiler may assume nothing about assembly but
+//! what it could be in Rust, and here it is the loop over `AtomicU8` in `mem/portable.rs`; the instructions do
+//! what that loop may do, in fewer steps. Elsewhere, in Miri, and with `--cfg pinfold_byte_atomics` (which the
+//! sanitizers need, because they see no assembly) that loop itself runs.
+//!
+//! # What is guaranteed
+//!
+//! | while this writes | a scalar at a multiple of its size | a copy or a fill |
+//! | --- | --- | --- |
+//! | another thread, through `DmaMemory` | old or new, never torn | may tear at any byte |
+//! | a device | on the three architectures one access of at most 8 bytes, so torn only if the device tears it; elsewhere may tear at any byte | may tear at any byte, and load or store a byte more than once |
+//!
+//! Order comes from fences: what was written before [`store_release_u32`](DmaMemory::store_release_u32) is seen by a thread
+//! after [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and by a device that
+//! is told by a doorbell written later; a completion entry is read after its phase bit by the same load. A reader that
+//! decides by a value must decide by its own copy: the next load may return another one.
+//!
+//! # Words
+//!
+//! What is reached as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an `&[AtomicU64]` from the
+//! start ([`TablePages`](crate::table::TablePages)), and from a `DmaMemory` no reference can be had:
+//!
+//! ```compile_fail,E0599
+//! # fn mix(memory: pinfold_core::mem::DmaMemory<'_>) {
+//! let word: &core::sync::atomic::AtomicU64 = memory.atomic_u64(0).unwrap();
+//! # }
+//! ```
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering, fence};
+
+#[cfg_attr(
+    all(
+        any(unix, target_os = "none"),
+        any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"),
+        not(any(miri, pinfold_byte_atomics))
+    ),
+    path = "mem/machine.rs"
+)]
+#[cfg_attr(
+    not(all(
+        any(unix, target_os = "none"),
+        any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"),
+        not(any(miri, pinfold_byte_atomics))
+    )),
+    path = "mem/portable.rs"
+)]
+mod bytes;
+#[cfg(test)]
+mod portable;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod stress;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 
 /// An access that is not inside the memory, or not aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -45,17 +106,17 @@ unsafe impl Send for DmaMemory<'_> {}
 unsafe impl Sync for DmaMemory<'_> {}
 
 macro_rules! scalar {
-    ($read:ident, $write:ident, $ty:ty, $atomic:ty) => {
+    ($read:ident, $write:ident, $ty:ty) => {
         #[doc = concat!("Reads a `", stringify!($ty), "` (native order, relaxed) at `offset` bytes.")]
         ///
         /// # Errors
         /// [`AccessError`] where it is not inside or not aligned.
         #[inline]
         pub fn $read(&self, offset: usize) -> Result<$ty, AccessError> {
-            let at = self.check(offset, size_of::<$ty>(), align_of::<$atomic>())?.cast::<$atomic>();
-            // SAFETY: `check` proved `at` inside the memory and aligned; `from_raw`'s contract keeps it valid and
-            // free of references, so an atomic may be formed on it.
-            Ok(unsafe { at.as_ref() }.load(Ordering::Relaxed))
+            let at = self.check(offset, size_of::<$ty>(), size_of::<$ty>())?;
+            // SAFETY: `check` proved the scalar inside the memory and at a multiple of its size; the contract of
+            // `from_raw` makes that memory valid and keeps references and wider atomics away.
+            Ok(unsafe { bytes::$read(at) })
         }
 
         #[doc = concat!("Writes a `", stringify!($ty), "` (native order, relaxed) at `offset` bytes.")]
@@ -64,9 +125,9 @@ macro_rules! scalar {
         /// [`AccessError`] where it is not inside or not aligned.
         #[inline]
         pub fn $write(&self, offset: usize, value: $ty) -> Result<(), AccessError> {
-            let at = self.check(offset, size_of::<$ty>(), align_of::<$atomic>())?.cast::<$atomic>();
+            let at = self.check(offset, size_of::<$ty>(), size_of::<$ty>())?;
             // SAFETY: as for the read.
-            unsafe { at.as_ref() }.store(value, Ordering::Relaxed);
+            unsafe { bytes::$write(at, value) };
             Ok(())
         }
     };
@@ -76,9 +137,10 @@ impl<'m> DmaMemory<'m> {
     /// The memory of `len` bytes from `base`.
     ///
     /// # Safety
-    /// For `'m`, `base..base + len` must be mapped, readable and writable, must lie in one allocation of less than
-    /// `isize::MAX` bytes, and must be reached only by atomics or by devices: no Rust reference into it may be alive
-    /// during an access.
+    /// For `'m`, `base..base + len` must be mapped, readable and writable, and must lie in one allocation of less than
+    /// `isize::MAX` bytes. During each access, nothing reaches the bytes but `DmaMemory`s, atomics of one byte, devices,
+    /// and the kernel: no Rust reference into them is alive (but to `AtomicU8`), and no wider atomic is used
+    /// on them in a thread that is not synchronised with the access.
     pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, lent: PhantomData }
     }
@@ -134,10 +196,10 @@ impl<'m> DmaMemory<'m> {
         Ok(unsafe { self.base.add(offset) })
     }
 
-    scalar!(read_u8, write_u8, u8, AtomicU8);
-    scalar!(read_u16, write_u16, u16, AtomicU16);
-    scalar!(read_u32, write_u32, u32, AtomicU32);
-    scalar!(read_u64, write_u64, u64, AtomicU64);
+    scalar!(read_u8, write_u8, u8);
+    scalar!(read_u16, write_u16, u16);
+    scalar!(read_u32, write_u32, u32);
+    scalar!(read_u64, write_u64, u64);
 
     /// Reads a `u32` so that everything which its writer wrote before it is seen after it.
     ///
@@ -146,7 +208,7 @@ impl<'m> DmaMemory<'m> {
     #[inline]
     pub fn load_acquire_u32(&self, offset: usize) -> Result<u32, AccessError> {
         let value = self.read_u32(offset)?;
-        core::sync::atomic::fence(Ordering::Acquire);
+        fence(Ordering::Acquire);
         Ok(value)
     }
 
@@ -156,138 +218,58 @@ impl<'m> DmaMemory<'m> {
     /// [`AccessError`] where it is not inside or not aligned.
     #[inline]
     pub fn store_release_u32(&self, offset: usize, value: u32) -> Result<(), AccessError> {
-        core::sync::atomic::fence(Ordering::Release);
+        fence(Ordering::Release);
         self.write_u32(offset, value)
     }
 
-    /// The memory as table entries or a status word: one atomic `u64` at `offset`.
+    /// Writes to the byte at `offset` without changing it, so that its page is there (one compare-and-swap).
     ///
     /// # Errors
-    /// [`AccessError`] where it is not inside or not aligned to 8.
-    #[inline]
-    pub fn atomic_u64(&self, offset: usize) -> Result<&'m AtomicU64, AccessError> {
-        let at = self.check(offset, 8, 8)?.cast::<AtomicU64>();
-        // SAFETY: inside and aligned by `check`; reached only by atomics, and alive as long as `self` is used, by
-        // the contract of `from_raw` for `'m`.
-        Ok(unsafe { at.as_ref() })
+    /// [`AccessError`] where it is not inside.
+    pub fn touch(&self, offset: usize) -> Result<(), AccessError> {
+        let at = self.check(offset, 1, 1)?;
+        // SAFETY: inside the memory by `check`, and reached by atomics of one byte only, by the contract of `from_raw`.
+        let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
+        let now = byte.load(Ordering::Relaxed);
+        // Where it fails, somebody else has just written the byte. (Of an `or` with 0 compilers make a load.)
+        let _ = byte.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(())
     }
 
-    /// Copies the bytes from `offset` into `to`.
+    /// Copies the bytes from `offset` into `to`, in no particular order.
     ///
     /// # Errors
     /// [`AccessError`] where they are not all inside; then `to` is as it was.
+    #[inline]
     pub fn copy_to_slice(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
-        let from = self.part(offset, to.len())?;
-        let (head, words) = from.split(to.len());
-        for (i, byte) in to[..head].iter_mut().enumerate() {
-            *byte = from.read_u8(i)?;
-        }
-        let mut at = head;
-        for word in to[head..head + words * 8].chunks_exact_mut(8) {
-            word.copy_from_slice(&from.read_u64(at)?.to_ne_bytes());
-            at += 8;
-        }
-        for byte in &mut to[at..] {
-            *byte = from.read_u8(at)?;
-            at += 1;
-        }
+        let from = self.check(offset, to.len(), 1)?;
+        // SAFETY: `check` proved `to.len()` bytes from `from` inside the memory, which the contract of `from_raw` makes
+        // valid and keeps free of references and wider atomics.
+        unsafe { bytes::copy_out(from, to) };
         Ok(())
     }
 
-    /// Copies `from` to the bytes from `offset`.
+    /// Copies `from` to the bytes from `offset`, in no particular order.
     ///
     /// # Errors
     /// [`AccessError`] where they are not all inside; then nothing is written.
+    #[inline]
     pub fn copy_from_slice(&self, offset: usize, from: &[u8]) -> Result<(), AccessError> {
-        let to = self.part(offset, from.len())?;
-        let (head, words) = to.split(from.len());
-        for (i, byte) in from[..head].iter().enumerate() {
-            to.write_u8(i, *byte)?;
-        }
-        let mut at = head;
-        for word in from[head..head + words * 8].chunks_exact(8) {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(word);
-            to.write_u64(at, u64::from_ne_bytes(bytes))?;
-            at += 8;
-        }
-        for byte in &from[at..] {
-            to.write_u8(at, *byte)?;
-            at += 1;
-        }
+        let to = self.check(offset, from.len(), 1)?;
+        // SAFETY: as for `copy_to_slice`.
+        unsafe { bytes::copy_in(to, from) };
         Ok(())
     }
 
-    /// Sets `len` bytes from `offset` to `value`.
+    /// Sets `len` bytes from `offset` to `value`, in no particular order.
     ///
     /// # Errors
     /// [`AccessError`] where they are not all inside; then nothing is written.
+    #[inline]
     pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<(), AccessError> {
-        let to = self.part(offset, len)?;
-        let (head, words) = to.split(len);
-        for i in 0..head {
-            to.write_u8(i, value)?;
-        }
-        for i in 0..words {
-            to.write_u64(head + i * 8, u64::from_ne_bytes([value; 8]))?;
-        }
-        for i in head + words * 8..len {
-            to.write_u8(i, value)?;
-        }
+        let to = self.check(offset, len, 1)?;
+        // SAFETY: as for `copy_to_slice`.
+        unsafe { bytes::fill(to, len, value) };
         Ok(())
-    }
-
-    /// How many bytes come before the first aligned word, and how many whole words follow, of `len` bytes.
-    fn split(&self, len: usize) -> (usize, usize) {
-        let head = self.addr().wrapping_neg() & 7;
-        if head >= len { (len, 0) } else { (head, (len - head) / 8) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn over(bytes: &mut [u64]) -> DmaMemory<'_> {
-        let base = NonNull::new(bytes.as_mut_ptr().cast::<u8>()).unwrap();
-        // SAFETY: the tests reach `bytes` through the value only while it is alive, and by no reference meanwhile.
-        unsafe { DmaMemory::from_raw(base, bytes.len() * 8) }
-    }
-
-    #[test]
-    fn what_is_outside_or_crooked_is_refused() {
-        let mut bytes = [0u64; 4];
-        let mem = over(&mut bytes);
-        assert!(mem.read_u64(24).is_ok());
-        assert_eq!(mem.read_u64(25), Err(AccessError { offset: 25, len: 8, size: 32, aligned: false }));
-        assert!(mem.read_u8(32).is_err());
-        assert!(mem.write_u32(usize::MAX - 3, 0).is_err());
-        assert!(mem.part(32, 0).is_ok());
-        assert!(mem.part(33, 0).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn copies_agree_with_slices(offset in 0usize..40, data in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let mut bytes = [0x5555_5555_5555_5555u64; 8];
-            let mem = over(&mut bytes);
-            let mut model = [0x55u8; 64];
-            let fits = offset + data.len() <= 64;
-            prop_assert_eq!(mem.copy_from_slice(offset, &data).is_ok(), fits);
-            if fits {
-                model[offset..offset + data.len()].copy_from_slice(&data);
-            }
-            let mut back = [0u8; 64];
-            mem.copy_to_slice(0, &mut back).unwrap();
-            prop_assert_eq!(back, model);
-            if fits {
-                mem.fill(offset, data.len(), 7).unwrap();
-                model[offset..offset + data.len()].fill(7);
-                let mut part = vec![0; 64 - offset];
-                mem.copy_to_slice(offset, &mut part).unwrap();
-                prop_assert_eq!(&part[..], &model[offset..]);
-            }
-        }
     }
 }

@@ -47,7 +47,7 @@ mod tests;
 
 pub use error::TableError;
 pub use format::{Entry, Format, VtdSecondStage};
-pub use pages::TablePages;
+pub use pages::{TablePage, TablePages};
 pub use retired::Retired;
 
 /// Where an address leads.

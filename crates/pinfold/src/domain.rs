@@ -51,8 +51,8 @@ impl Domain {
         let levels = config.levels;
         let iommu = SoftIommu::new(config)?;
         // SAFETY: the table that uses it holds the IOMMU, as its sink, and with it the memory.
-        let memory = unsafe { iommu.table_memory().extend() };
-        let pages = TablePages::new(memory, iommu.table_phys())?;
+        let pages = unsafe { iommu.table_pages() };
+        let pages = TablePages::new(pages, iommu.table_phys())?;
         let paged = Paged::<VtdSecondStage, _>::new("soft", iommu.clone(), pages, levels)?;
         iommu.attach(paged.root(), levels);
         let iovas = IovaSpace::new(paged.bits())?;

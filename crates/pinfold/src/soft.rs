@@ -21,6 +21,7 @@ use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, Physical};
 use pinfold_core::invalidate::{Batch, Sink, SinkError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::TablePage;
 use std::sync::Arc;
 
 mod config;
@@ -61,19 +62,22 @@ impl SoftIommu {
         Ok(Self(Arc::new(Unit::new(config)?)))
     }
 
-    /// The memory for the table's pages. It is zero at first, and lives as long as the IOMMU or a port of it.
+    /// The pages for its table, zero at first. The walker follows links to these only.
     ///
-    /// The walker follows links inside this memory only.
-    pub fn table_memory(&self) -> DmaMemory<'_> {
-        self.0.tables.memory()
+    /// # Safety
+    /// They are used only as long as this IOMMU, a clone of it or a port of it is there.
+    pub unsafe fn table_pages(&self) -> &'static [TablePage] {
+        let pages = std::ptr::from_ref(self.0.tables.pages());
+        // SAFETY: the memory is valid as long as the unit, which the caller's handle keeps.
+        unsafe { &*pages }
     }
 
-    /// Where the walker finds the table memory.
+    /// Where the walker finds them.
     pub fn table_phys(&self) -> PhysAddr {
-        PhysAddr::new(self.table_memory().addr() as u64)
+        self.0.tables.phys()
     }
 
-    /// Lets the walker begin at `root`, a page of the [table memory](Self::table_memory), with `levels` levels.
+    /// Lets the walker begin at `root`, one of the [table pages](Self::table_pages), with `levels` levels.
     pub fn attach(&self, root: PhysAddr, levels: u8) {
         self.0.attach(root, levels);
     }

@@ -4,31 +4,24 @@
 //! the pages and the lock are. That is enough to run a whole retire, reclaim and reuse between a walk and its count.
 
 use super::*;
-use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec;
-use core::ptr::NonNull;
 use loom::sync::Arc;
 use loom::thread;
 
 const K4: u64 = 1 << 12;
 const M2: u64 = 1 << 21;
 
-#[repr(C, align(4096))]
-#[derive(Clone)]
-struct Page([u64; 512]);
-
 struct Bench {
     table: Table<VtdSecondStage>,
-    _pages: Box<[Page]>,
+    _pages: Box<[TablePage]>,
 }
 
 fn bench(pages: usize) -> Arc<Bench> {
-    let mut owned = vec![Page([0; 512]); pages].into_boxed_slice();
-    let base = NonNull::new(owned.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the pages live as long as the table and are reached through this value only.
-    let memory = unsafe { DmaMemory::from_raw(base, pages * 4096) };
-    let pages = TablePages::new(memory, PhysAddr::new(0x7000_0000)).unwrap();
+    let owned: Box<[TablePage]> = (0..pages).map(|_| TablePage::filled(0)).collect();
+    // SAFETY: the pages live as long as the table, and are changed by it alone.
+    let pages = unsafe { &*core::ptr::from_ref(&*owned) };
+    let pages = TablePages::new(pages, PhysAddr::new(0x7000_0000)).unwrap();
     Arc::new(Bench { table: Table::new(pages, 3).unwrap(), _pages: owned })
 }
 

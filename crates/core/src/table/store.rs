@@ -107,7 +107,7 @@ impl<F: Format> Store<F> {
 
     // `page` and `slot` are in range: pages come from the account or from `page_at`, slots from `slot`.
     fn entry(&self, page: u32, slot: u16) -> &core::sync::atomic::AtomicU64 {
-        &self.pages.entries()[page as usize * usize::from(ENTRIES) + usize::from(slot)]
+        &self.pages.pages[page as usize].entries()[usize::from(slot)]
     }
 
     pub(super) fn load(&self, place: Place, slot: u16) -> Entry {

@@ -1,6 +1,5 @@
 use super::*;
-use crate::mem::DmaMemory;
-use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 
 mod model;
 mod stress;
@@ -12,34 +11,33 @@ const G1: u64 = 1 << 30;
 const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
 const RW: Access = Access::all();
 
-#[repr(C, align(4096))]
-#[derive(Clone)]
-struct Page([u64; 512]);
-
 /// A table, its memory (full of rubbish at first), and a walker of its own that knows VT-d and not this module.
 struct Bench {
     table: Table<VtdSecondStage>,
-    memory: DmaMemory<'static>,
-    _pages: Box<[Page]>,
+    pages: &'static [TablePage],
+    _pages: Box<[TablePage]>,
 }
 
 fn bench(pages: usize, levels: u8) -> Bench {
-    let mut owned = vec![Page([u64::MAX; 512]); pages].into_boxed_slice();
-    let base = NonNull::new(owned.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the pages live as long as the table and are reached through this value only.
-    let memory = unsafe { DmaMemory::from_raw(base, pages * 4096) };
-    let table = Table::new(TablePages::new(memory, TABLES).unwrap(), levels).unwrap();
-    Bench { table, memory, _pages: owned }
+    let owned: Box<[TablePage]> = (0..pages).map(|_| TablePage::filled(u64::MAX)).collect();
+    // SAFETY: the pages live as long as the table, and are changed by it alone.
+    let pages = unsafe { &*core::ptr::from_ref(&*owned) };
+    let table = Table::new(TablePages::new(pages, TABLES).unwrap(), levels).unwrap();
+    Bench { table, pages, _pages: owned }
 }
 
 impl Bench {
+    fn entry(&self, page: u64, index: u64) -> u64 {
+        let (page, index) = (usize::try_from(page).unwrap(), usize::try_from(index).unwrap());
+        self.pages[page].entries()[index].load(Ordering::Relaxed)
+    }
+
     fn walk(&self, iova: u64) -> Option<(u64, u64, u64)> {
         let mut page = self.table.root().raw();
         for level in (1..=u32::from(self.table.levels())).rev() {
             let shift = 3 + 9 * level;
             let index = (iova >> shift) & 511;
-            let entry =
-                self.memory.read_u64(usize::try_from(page - TABLES.raw() + index * 8).unwrap()).unwrap();
+            let entry = self.entry((page - TABLES.raw()) / 4096, index);
             if entry & 3 == 0 {
                 return None;
             }
@@ -79,7 +77,7 @@ impl Bench {
         self.settle();
         let stats = self.table.stats();
         assert_eq!((stats.in_use, stats.retired), (1, 0));
-        assert!((0..512).all(|i| self.memory.read_u64(i * 8) == Ok(0)), "the root is not empty");
+        assert!((0..512).all(|i| self.entry(0, i) == 0), "the root is not empty");
     }
 }
 
@@ -104,15 +102,14 @@ fn bad_arguments_are_refused() {
     assert!(matches!(b.map(K4, (1 << 52) - K4, 2 * K4), Err(TableError::PhysOutside { bits: 52, .. })));
     assert!(matches!(b.map(K4, !0xfff, 2 * K4), Err(TableError::PhysOutside { .. })));
     assert_eq!(b.table.map(r, phys, Access::empty()), Err(TableError::NoAccess { range: r }));
-    let pages = TablePages::new(b.memory, TABLES).unwrap();
+    let pages = TablePages::new(b.pages, TABLES).unwrap();
     assert!(matches!(
         Table::<VtdSecondStage>::new(pages, 2),
         Err(TableError::Levels { levels: 2, min: 3, .. })
     ));
-    assert!(TablePages::new(b.memory, PhysAddr::new(8)).is_err());
-    assert!(TablePages::new(b.memory.part(0, 4000).unwrap(), TABLES).is_err());
-    assert!(TablePages::new(b.memory.part(0, 0).unwrap(), TABLES).is_err());
-    assert!(TablePages::new(b.memory, PhysAddr::new(1 << 52)).is_err());
+    assert!(TablePages::new(b.pages, PhysAddr::new(8)).is_err());
+    assert!(TablePages::new(&[], TABLES).is_err());
+    assert!(TablePages::new(b.pages, PhysAddr::new(1 << 52)).is_err());
     b.is_pristine();
 }
 
@@ -138,8 +135,8 @@ fn one_range_becomes_the_largest_leaves_that_fit() {
     b.table.reclaim(retired).unwrap();
     b.is_pristine();
     // The same with hardware that has no 1 GiB leaves.
-    let Bench { table, memory, _pages } = b;
-    let b = Bench { table: table.with_max_leaf(PageSize::Size2M), memory, _pages };
+    let Bench { table, pages, _pages } = b;
+    let b = Bench { table: table.with_max_leaf(PageSize::Size2M), pages, _pages };
     b.map(G1, G1, G1).unwrap();
     assert_eq!(b.at(G1).unwrap().1, M2);
 }
@@ -190,7 +187,7 @@ fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
     b.map(M2, 0, K4).unwrap();
     assert_eq!(b.map(2 * M2, 0, K4), Err(TableError::NoPages { capacity: 4 }));
     // At home: brought back, in the very page that a stale walk cache still holds.
-    let entry = |i: usize| b.memory.read_u64(4096 + i * 8).unwrap();
+    let entry = |i| b.entry(1, i);
     let gone = entry(0);
     assert_eq!(gone & 3, 0);
     b.map(3 * K4, K4, K4).unwrap();
@@ -225,7 +222,7 @@ fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
 fn pages_of_another_table_are_given_back() {
     let (a, b) = (bench(8, 3), bench(8, 3));
     // Both benches claim the same physical address; give one another.
-    let pages = TablePages::new(b.memory, PhysAddr::new(0x1000_0000)).unwrap();
+    let pages = TablePages::new(b.pages, PhysAddr::new(0x1000_0000)).unwrap();
     let other = Table::<VtdSecondStage>::new(pages, 3).unwrap();
     a.map(0, 0, K4).unwrap();
     let mut retired = Retired::new();

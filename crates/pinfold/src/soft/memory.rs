@@ -1,8 +1,10 @@
 //! The memory that the software IOMMU may touch.
 
+use super::to_usize;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::TablePage;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -60,7 +62,7 @@ pub(super) struct TableMemory {
     layout: Layout,
 }
 
-// SAFETY: the memory is reached through `DmaMemory` only, whose accesses are atomic.
+// SAFETY: the memory is reached as `TablePage`s only, which are atomics.
 unsafe impl Send for TableMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for TableMemory {}
@@ -76,10 +78,21 @@ impl TableMemory {
         Ok(Self { base: NonNull::new(base).ok_or(refused)?, layout })
     }
 
-    pub(super) fn memory(&self) -> DmaMemory<'_> {
-        // SAFETY: the allocation is one, is readable and writable, and lives until `drop`; no reference into it is
-        // ever made.
-        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    pub(super) fn pages(&self) -> &[TablePage] {
+        // SAFETY: the allocation is one, zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives until `drop`;
+        // it is reached through such slices only.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.layout.size() / PAGE) }
+    }
+
+    /// Where the first page is, for the table and for the walker.
+    pub(super) fn phys(&self) -> PhysAddr {
+        PhysAddr::new(self.base.as_ptr().addr() as u64)
+    }
+
+    /// The number of the page at `addr`, if there is one.
+    pub(super) fn page_at(&self, addr: u64) -> Option<usize> {
+        let page = to_usize(addr.checked_sub(self.phys().raw())? / PAGE as u64);
+        (page < self.pages().len()).then_some(page)
     }
 }
 

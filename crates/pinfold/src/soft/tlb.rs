@@ -122,7 +122,7 @@ impl Iotlb {
     }
 }
 
-/// A table page that the walker holds, at the offset in the table's memory.
+/// A table page that the walker holds, by its number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) page: usize,

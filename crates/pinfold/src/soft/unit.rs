@@ -72,8 +72,7 @@ impl Unit {
     }
 
     pub(super) fn attach(&self, root: PhysAddr, levels: u8) {
-        let base = PhysAddr::new(self.tables.memory().addr() as u64);
-        let offset = root.checked_offset_from(base).filter(|offset| offset % 4096 == 0);
+        let offset = root.checked_offset_from(self.tables.phys()).filter(|offset| offset % 4096 == 0);
         let value = offset.map_or(0, |offset| offset | u64::from(levels.clamp(1, 5)));
         self.root.store(value, Ordering::Release);
         self.drop_everywhere();
@@ -84,10 +83,10 @@ impl Unit {
         self.drop_everywhere();
     }
 
-    /// The number of levels, and the root's offset in the table memory.
+    /// The number of levels, and the number of the root among the table pages.
     pub(super) fn root(&self) -> Option<(u8, usize)> {
         let root = self.root.load(Ordering::Acquire);
-        (root != 0).then_some(((root & 7) as u8, to_usize(root & !0xfff)))
+        (root != 0).then_some(((root & 7) as u8, to_usize(root >> 12)))
     }
 
     /// # Safety

@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering;
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const LEAF: u64 = 1 << 7;
-const PAGE: usize = 4096;
 
 /// Finds the leaf for `iova`, from the lowest table page that the port holds.
 pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
@@ -33,12 +32,8 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
     loop {
         let shift = 12 + 9 * (u32::from(level) - 1);
         let index = to_usize(iova.raw() >> shift & 511);
-        let entry = unit
-            .tables
-            .memory()
-            .atomic_u64(at.page + index * 8)
-            .map_err(|_| FaultKind::BadTable)?
-            .load(Ordering::Acquire);
+        let page = unit.tables.pages().get(at.page).ok_or(FaultKind::BadTable)?;
+        let entry = page.entries().get(index).ok_or(FaultKind::BadTable)?.load(Ordering::Acquire);
         state.stats.walk_reads += 1;
         let access = at.access & Access::from_bits_truncate((entry & 3) as u8);
         if entry & 3 == 0 {
@@ -50,11 +45,9 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
         if level == 1 || entry & LEAF != 0 {
             return leaf(unit, state, entry, level, access);
         }
-        let page = to_usize(entry & ADDRESS);
-        let tables = unit.tables.memory();
-        inside(tables, page, PAGE).ok_or(FaultKind::BadTable)?;
+        let page = unit.tables.page_at(entry & ADDRESS).ok_or(FaultKind::BadTable)?;
         level -= 1;
-        at = Held { page: page - tables.addr(), access };
+        at = Held { page, access };
         state.walks.put(level, iova, Some(at));
     }
 }

@@ -20,7 +20,6 @@ use pinfold_core::mem::DmaMemory;
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 
 /// A container that maps nothing, and the way to physical addresses.
 #[derive(Debug)]
@@ -80,14 +79,10 @@ fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError
     if page < 2 << 20 {
         return Err(BackendError::CanMove { addr, len });
     }
-    // A page that was never touched is nowhere yet. It is written to without a change: by a compare-and-swap, for compilers
-    // make a read, or nothing, of an `or` with 0. Where it fails, somebody else has touched the page.
+    // A page that was never touched is nowhere yet.
     let step = usize::try_from(page).unwrap_or(usize::MAX);
     for offset in (0..len).step_by(step) {
-        if let Ok(word) = memory.atomic_u64(offset) {
-            let now = word.load(Ordering::Relaxed);
-            let _ = word.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
-        }
+        memory.touch(offset).map_err(|_| BackendError::PlaceUnknown { addr })?;
     }
     let start = Iova::new(physical(pagemap, memory)?);
     IovaRange::new(start, len as u64).map_err(|_| BackendError::PlaceUnknown { addr })

@@ -1,6 +1,7 @@
 use super::*;
 use crate::addr::Iova;
 use crate::invalidate::{Batch, SinkError, WaitError, WaitLimit};
+use crate::table::TablePage;
 use crate::table::VtdSecondStage;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,12 +64,8 @@ fn at(page: u64, pages: u64) -> IovaRange {
 
 /// A table of a few pages, that the test leaks (a table may outlive every test).
 fn paged(pages: usize, sink: Scattered) -> Paged<VtdSecondStage, Scattered> {
-    let layout = core::alloc::Layout::from_size_align(pages * 4096, 4096).unwrap();
-    // SAFETY: the layout is not empty.
-    let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
-    // SAFETY: allocated for ever, and reached only by the table.
-    let memory = unsafe { DmaMemory::from_raw(base, layout.size()) };
-    let pages = TablePages::new(memory, PhysAddr::new(base.as_ptr().addr() as u64)).unwrap();
+    let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
+    let pages = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
     Paged::new("test", sink, pages, 3).unwrap()
 }
 

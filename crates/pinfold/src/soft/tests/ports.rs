@@ -150,7 +150,8 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
     let arena = Arena::new(1);
     // SAFETY: the IOMMU is detached below, before the arena is freed.
     unsafe { iommu.admit(arena.memory()) }.unwrap();
-    let (tables, port) = (iommu.table_memory(), iommu.port());
+    // SAFETY: `iommu` lives longer than the test's use of them.
+    let (tables, port) = (unsafe { iommu.table_pages() }, iommu.port());
     iommu.attach(iommu.table_phys(), 4);
     let iova = Iova::new(0x0123_4567_8000);
     let range = IovaRange::new(iova, 4096).unwrap();
@@ -171,7 +172,7 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
         let next = iommu.table_phys().raw() + (page as u64 + 1) * 4096;
         let entry = if level == 1 { arena.memory().addr() as u64 } else { next } | 3;
         let slot = crate::soft::to_usize(iova.raw() >> (3 + 9 * level) & 511);
-        tables.atomic_u64(page * PAGE + slot * 8).unwrap().store(entry, Ordering::Release);
+        tables[page].entries()[slot].store(entry, Ordering::Release);
         assert_eq!(look(), (absent, 0), "cached at level {level}");
         if level > 1 {
             flush(true);

@@ -25,8 +25,8 @@ pub(super) fn small_iommu(pages: usize, flush_cost: Duration) -> SoftIommu {
 
 fn pages(iommu: &SoftIommu) -> TablePages {
     // SAFETY: whoever gets the pages holds the IOMMU in its sink.
-    let memory = unsafe { iommu.table_memory().extend() };
-    TablePages::new(memory, iommu.table_phys()).unwrap()
+    let pages = unsafe { iommu.table_pages() };
+    TablePages::new(pages, iommu.table_phys()).unwrap()
 }
 
 /// The real stack over any sink.
