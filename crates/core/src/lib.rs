@@ -32,6 +32,11 @@ pub mod frame;
 pub mod gather;
 pub mod invalidate;
 pub mod iova;
+#[cfg(any(test, feature = "known-bad"))]
+pub mod known_bad;
+#[cfg(not(any(test, feature = "known-bad")))]
+#[expect(unreachable_pub, reason = "public with the feature")]
+mod known_bad;
 pub mod magazine;
 pub mod mem;
 pub mod page_pool;

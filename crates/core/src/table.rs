@@ -102,7 +102,7 @@ impl<F: Format> Table<F> {
         // The first page taken is page 0, the root; it counts one more than it holds and is never empty.
         let root = store.root();
         account.take(root.page, 0, levels, 0);
-        store.zero(root.page);
+        store.fill(root.page, 0);
         store.renew(root.page);
         store.count(root.page, 1);
         let (account, pending) = (Mutex::new(account), AtomicBool::new(false));

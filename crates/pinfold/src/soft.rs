@@ -130,6 +130,10 @@ impl Sink for SoftIommu {
         WaitLimit { time_ns, polls: u64::MAX }
     }
 
+    fn queue_depth(&self) -> u64 {
+        self.0.config.queue_depth
+    }
+
     fn caches_absent(&self) -> bool {
         self.0.config.caching_mode
     }

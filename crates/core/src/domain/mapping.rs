@@ -4,6 +4,7 @@ use super::{BackendError, Domain, Pinned};
 use crate::access::Direction;
 use crate::addr::{IovaRange, Segment};
 use crate::invalidate::{Ticket, WaitLimit};
+use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use core::fmt;
 use core::marker::PhantomData;
@@ -187,7 +188,7 @@ impl<'d, P: Pinned> Revoked<'d, P> {
 
     /// Whether the ticket is done: then [`poll`](Self::poll) gives the buffer back.
     pub fn is_quiesced(&self) -> bool {
-        self.fixed || self.domain.backend().is_done(self.ticket)
+        self.fixed || known_bad::makes(Mistake::BufferEarly) || self.domain.backend().is_done(self.ticket)
     }
 
     /// The buffer, if the ticket is done; else itself.
@@ -254,13 +255,16 @@ impl<'d, P: Pinned> Revoked<'d, P> {
     fn count_revoked(&mut self) {
         if !core::mem::replace(&mut self.counted, true) {
             self.domain.count_revoked();
+            if known_bad::makes(Mistake::IovaEarly) && !self.fixed {
+                let _ = self.domain.release_iova(self.iova);
+            }
         }
     }
 
     /// Waits by `wait`. Where the flush never completes the payload is leaked.
     fn quiesce(&mut self, wait: impl FnOnce(&Self) -> Result<(), BackendError>) -> Result<(), BackendError> {
         let result = match self.ticket {
-            _ if self.fixed => Ok(()),
+            _ if self.fixed || known_bad::makes(Mistake::BufferEarly) => Ok(()),
             Ticket::NEVER => Err(BackendError::NotRevoked),
             _ => wait(self),
         };

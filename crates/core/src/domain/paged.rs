@@ -4,6 +4,7 @@ use super::{Backend, BackendError, BackendStats};
 use crate::access::Access;
 use crate::addr::{IovaRange, PhysAddr, PhysRange};
 use crate::invalidate::{Flush, Invalidator, Sink, Ticket, WaitLimit};
+use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
@@ -123,13 +124,16 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
     /// ticket.
     fn request_retired(&self, limbo: &mut Limbo, had: u32) {
         if let Some(range) = limbo.open.0.range().filter(|_| limbo.open.0.len() > had) {
-            limbo.open.1 = self.invalidator.request([Flush { range, leaf_only: false }]);
+            limbo.open.1 = self
+                .invalidator
+                .request([Flush { range, leaf_only: known_bad::makes(Mistake::LeafFlushForTablePage) }]);
         }
     }
 
     /// Takes pages back whose ticket is done, and lets those that were gathered meanwhile wait for theirs.
     fn reclaim(&self, limbo: &mut Limbo) {
-        if !limbo.waiting.0.is_empty() && self.invalidator.done() >= limbo.waiting.1 {
+        let over = known_bad::makes(Mistake::TablePageEarly) || self.invalidator.done() >= limbo.waiting.1;
+        if !limbo.waiting.0.is_empty() && over {
             let (retired, _) = core::mem::take(&mut limbo.waiting);
             // A refusal means that the pages are not this table's, which can not be; they then stay retired.
             drop(self.table.reclaim(retired));
@@ -141,6 +145,10 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
 
     /// Clears, then asks for the flush: in this order, or a walk between the two would stay cached.
     fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+        #[cfg(any(test, feature = "known-bad"))]
+        if known_bad::makes(Mistake::FlushBeforeClear) {
+            return self.flush_then_clear(ranges);
+        }
         let mut limbo = self.limbo.lock();
         self.reclaim(&mut limbo);
         let retired_before = limbo.open.0.len();
@@ -163,11 +171,26 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
         }
     }
 
+    /// The same in the wrong order.
+    #[cfg(any(test, feature = "known-bad"))]
+    fn flush_then_clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+        let ranges: alloc::vec::Vec<_> = ranges.collect();
+        let mut limbo = self.limbo.lock();
+        self.reclaim(&mut limbo);
+        let flushes = ranges.iter().map(|range| Flush { range: *range, leaf_only: false });
+        let ticket = self.invalidator.request(flushes);
+        self.invalidator.submit();
+        limbo.open.1 = limbo.open.1.max(ticket);
+        ranges.into_iter().try_for_each(|range| self.table.clear(range, &mut limbo.open.0))?;
+        Ok(ticket)
+    }
+
     /// Takes back the part of a map that had been done when `error` came.
     fn roll_back(&self, iova: IovaRange, done: u64, error: BackendError) -> BackendError {
         let Some(part) = iova.part(0, done) else { return error };
         let stuck = |flush| BackendError::Stuck { iova, flush };
         match self.clear(&mut core::iter::once(part)) {
+            Ok(_) if known_bad::makes(Mistake::RollbackNotAwaited) => error,
             Ok(ticket) => self.invalidator.wait(ticket).map_or_else(stuck, |()| error),
             Err(_) => BackendError::NotRevoked,
         }
@@ -209,7 +232,7 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
                 Err(error) => return Err(self.roll_back(iova, done, error)),
             };
         }
-        if self.sink().caches_absent() {
+        if self.sink().caches_absent() && !known_bad::makes(Mistake::MapNotFlushed) {
             // The device may have cached that nothing is here, at any level.
             let ticket = self.invalidator.request([Flush { range: iova, leaf_only: false }]);
             if let Err(flush) = self.invalidator.wait(ticket) {

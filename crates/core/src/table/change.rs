@@ -4,7 +4,9 @@ use super::TableError;
 use super::account::{Account, List};
 use super::format::{Entry, Format};
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
-use crate::addr::Iova;
+use crate::access::Access;
+use crate::addr::{Iova, PhysAddr};
+use crate::known_bad;
 
 /// The table's pages and the account of them, with the lock held.
 pub(super) struct Locked<'a, F> {
@@ -106,8 +108,8 @@ impl<F: Format> Locked<'_, F> {
             .account
             .take(at.page, here, child.level, iova & !(span(at.level) - 1))
             .ok_or(TableError::NoPages { capacity: self.store.capacity() })?;
-        if taken.dirty {
-            self.store.zero(taken.page);
+        if taken.dirty || known_bad::POISONS {
+            self.store.fill(taken.page, 0);
         }
         self.store.renew(taken.page);
         // Leaves are written without the lock: whoever maps the same addresses at the same time against the
@@ -166,9 +168,12 @@ impl<F: Format> Locked<'_, F> {
                 self.retire_if_empty(page, &mut pending);
                 continue;
             }
-            let (parent, slot) = (meta.parent, meta.slot);
+            let (parent, slot, level) = (meta.parent, meta.slot, meta.level);
             self.store.set(parent, slot, 0);
             self.account.retired -= 1;
+            if let Some(trap) = known_bad::trap() {
+                self.store.fill(page, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, level));
+            }
             self.account.give(page);
             freed += 1;
             if self.store.uncount(parent, 1) {

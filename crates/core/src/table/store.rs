@@ -128,9 +128,9 @@ impl<F: Format> Store<F> {
         self.entry(page, slot).compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    pub(super) fn zero(&self, page: u32) {
+    pub(super) fn fill(&self, page: u32, value: u64) {
         for slot in 0..ENTRIES {
-            self.entry(page, slot).store(0, Ordering::Relaxed);
+            self.entry(page, slot).store(value, Ordering::Relaxed);
         }
     }
 

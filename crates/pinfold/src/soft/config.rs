@@ -32,6 +32,8 @@ pub struct SoftConfig {
     pub caching_mode: bool,
     /// From this batch on (the first is 1) no flush is ever over: the IOMMU hangs.
     pub hang_from: Option<u64>,
+    /// How many batches may be in flight, up to [`MAX_IN_FLIGHT`](pinfold_core::invalidate::MAX_IN_FLIGHT).
+    pub queue_depth: u64,
     /// How long a waiter waits for a flush before it gives it up.
     pub timeout: Duration,
     /// Memory for I/O page tables, in bytes; used as it is needed.
@@ -54,6 +56,7 @@ impl Default for SoftConfig {
             seed: 1,
             caching_mode: false,
             hang_from: None,
+            queue_depth: 1,
             timeout: Duration::from_secs(5),
             table_bytes: 16 << 20,
             contiguous_bytes: None,

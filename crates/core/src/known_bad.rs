@@ -1,0 +1,91 @@
+//! Known mistakes in the product's own path, switched on by tests: proof that the tests would see them.
+//!
+//! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread can
+//! [make](make) one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every
+//! other build the questions below are constants and compile to nothing.
+
+/// A mistake that the stack could make.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mistake {
+    /// A batch is submitted without its flushes.
+    NoFlush,
+    /// The flush is requested and submitted before the entries are cleared.
+    #[cfg(any(test, feature = "known-bad"))]
+    FlushBeforeClear,
+    /// Retired table pages are reclaimed before their ticket is done.
+    TablePageEarly,
+    /// Retired table pages are reclaimed after a flush of leaves alone.
+    LeafFlushForTablePage,
+    /// I/O virtual addresses are released when they are revoked.
+    IovaEarly,
+    /// A buffer is given back before its ticket is done.
+    BufferEarly,
+    /// A map that failed in the middle does not wait for the flush of what it took back.
+    RollbackNotAwaited,
+    /// In caching mode, a map does not flush the entries that were cached as absent.
+    MapNotFlushed,
+    /// A wait that reaches its deadline reports that the flush is over.
+    TimeoutIsCompletion,
+}
+
+#[cfg(any(test, feature = "known-bad"))]
+mod switches {
+    use super::Mistake;
+    use core::cell::Cell;
+
+    std::thread_local! {
+        static MISTAKE: Cell<Option<Mistake>> = const { Cell::new(None) };
+        static TRAP: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    impl Mistake {
+        /// All of them.
+        pub const ALL: [Self; 9] = [
+            Self::NoFlush,
+            Self::FlushBeforeClear,
+            Self::TablePageEarly,
+            Self::LeafFlushForTablePage,
+            Self::IovaEarly,
+            Self::BufferEarly,
+            Self::RollbackNotAwaited,
+            Self::MapNotFlushed,
+            Self::TimeoutIsCompletion,
+        ];
+    }
+
+    /// Makes `mistake`, or none, on the calling thread from now on.
+    pub fn make(mistake: Option<Mistake>) {
+        MISTAKE.set(mistake);
+    }
+
+    /// Poisons the table pages that the calling thread reclaims from now on: every entry leads to the memory at `trap`.
+    pub fn poison_free_table_pages(trap: Option<u64>) {
+        TRAP.set(trap);
+    }
+
+    pub(crate) fn makes(mistake: Mistake) -> bool {
+        MISTAKE.get() == Some(mistake)
+    }
+
+    pub(crate) fn trap() -> Option<u64> {
+        TRAP.get()
+    }
+}
+
+#[cfg(not(any(test, feature = "known-bad")))]
+mod switches {
+    pub(crate) const fn makes(_: super::Mistake) -> bool {
+        false
+    }
+
+    pub(crate) const fn trap() -> Option<u64> {
+        None
+    }
+}
+
+#[cfg(any(test, feature = "known-bad"))]
+pub use switches::{make, poison_free_table_pages};
+pub(crate) use switches::{makes, trap};
+
+/// Whether free table pages may hold poison, and are zeroed when they are taken.
+pub(crate) const POISONS: bool = cfg!(any(test, feature = "known-bad"));

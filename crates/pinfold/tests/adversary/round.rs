@@ -1,0 +1,155 @@
+//! One round: a domain that behaves as its seed says, owners and devices in threads of their own, for a while.
+
+use super::device::Device;
+use super::owner::Owner;
+use super::tag::{self, Kind};
+use super::world::{OWNERS, Random, World};
+use pinfold::soft::{Effect, SoftConfig};
+use pinfold::{Arena, Domain, Source};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::DomainStats;
+use pinfold_core::known_bad::{self, Mistake};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+const DEVICES: u64 = 2;
+const ARENA: u64 = 32 << 20;
+const TRAP: usize = 2 << 20;
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+/// What a round came to.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) caught: Option<String>,
+    pub(crate) accesses: u64,
+    pub(crate) landed: u64,
+    pub(crate) maps: u64,
+    pub(crate) no_pages: u64,
+    pub(crate) late: u64,
+    pub(crate) large: u64,
+    pub(crate) caching_mode: bool,
+    pub(crate) stats: DomainStats,
+}
+
+/// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many levels. The extents
+/// are small, so that what is mapped spreads over several of them and goes away from them again.
+fn windows(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
+    let mut borders: Vec<u64> = (5..9).map(|gib| gib * GIB).collect();
+    if levels > 3 {
+        // The first that is taken: it needs pages of its own at level 3.
+        borders.extend([512 * GIB, 1024 * GIB]);
+    }
+    let around = |border: u64| {
+        let (below, above) = (1 + random.below(3), 1 + random.below(3));
+        (border - below * MIB - 64 * 1024, border + above * MIB + 128 * 1024)
+    };
+    borders.into_iter().map(around).collect()
+}
+
+fn config(random: &mut Random, seed: u64) -> SoftConfig {
+    let mut config = SoftConfig::default();
+    config.seed = seed;
+    config.effect = random.pick(&[Effect::AtRandom, Effect::AtRandom, Effect::AtOnce, Effect::AtLast]);
+    config.flush_cost = Duration::from_micros(1 + random.below(20));
+    config.late_by = Duration::from_micros(random.pick(&[10, 50, 500, 3000]));
+    config.iotlb_entries = random.pick(&[16, 256, 4096]);
+    // Some rounds give up before the flush is over, and wait again.
+    if seed % 4 == 1 {
+        config.timeout = Duration::from_micros(random.pick(&[20, 200, 1000]));
+    }
+    config.queue_depth = random.pick(&[1, 2, 4, 16]);
+    // In turns, so that a dozen rounds have had all of it.
+    config.caching_mode = seed.is_multiple_of(3);
+    config.contiguous_bytes = seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 16 << 10, 64 << 10]));
+    config.levels = 3 + random.below(3) as u8;
+    // A mapping across a border needs two pages of each level and the root: there is little more.
+    config.table_bytes = (2 * usize::from(config.levels) - 1 + random.index(4)) * 4096;
+    config
+}
+
+/// Keeps everything out of the domain but `windows`: what lies below them is the arena's.
+fn fence(domain: &Domain, windows: &[(u64, u64)], bits: u32) {
+    let (mut from, end) = (4 * GIB, 1 << bits);
+    let keep_out = |from: u64, to: u64| {
+        if from < to {
+            domain.keep_out(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+        }
+    };
+    for &(start, stop) in windows {
+        keep_out(from, start);
+        from = stop;
+    }
+    keep_out(from, end);
+}
+
+/// Plays one round with `mistake`.
+pub(crate) fn play(seed: u64, mistake: Option<Mistake>, length: Duration) -> Outcome {
+    let mut random = Random::new(seed);
+    let config = config(&mut random, seed);
+    let (levels, caching_mode) = (config.levels, config.caching_mode);
+    let windows = windows(&mut random, levels);
+    let what = format!("seed {seed}, {config:?}");
+    let domain = Domain::soft_with(config).unwrap();
+    fence(&domain, &windows, 12 + 9 * u32::from(levels));
+    let arena = Arena::builder().size(ARENA).source(Source::Plain).build(&domain).unwrap();
+    // Too small for the windows, so it has its range below 4 GiB; the rest of that is closed.
+    let end = arena.iova().raw() + ARENA;
+    fence_below(&domain, arena.iova().raw(), end);
+    let trap = arena.alloc(TRAP).unwrap();
+    tag::write_kind(trap.memory(), Kind::Trap);
+    let trap_at = trap.memory().addr() as u64;
+    let world = World::default();
+    let iommu = domain.soft_iommu().unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..DEVICES {
+            let device = Device::new(&world, iommu, &windows, seed ^ (number + 1) << 32);
+            scope.spawn(move || device.run());
+        }
+        let owners: Vec<_> = (0..OWNERS)
+            .map(|number| {
+                let owner = Owner::new(&world, &domain, &arena, number, seed ^ (number as u64 + 1) << 40);
+                scope.spawn(move || {
+                    known_bad::make(mistake);
+                    known_bad::poison_free_table_pages(Some(trap_at));
+                    owner.run();
+                })
+            })
+            .collect();
+        let start = Instant::now();
+        while start.elapsed() < length && !world.stop.load(Relaxed) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        world.stop.store(true, Relaxed);
+        owners.into_iter().for_each(|owner| {
+            if owner.join().is_err() {
+                world.catch(|| "an owner panicked".into());
+            }
+        });
+    });
+    if let Some(wrong) = tag::find_not(trap.memory(), Kind::Trap) {
+        world.catch(|| format!("a device wrote into the trap: (page, found) = {wrong:?}"));
+    }
+    domain.release_late();
+    let count = |count: &std::sync::atomic::AtomicU64| count.load(Relaxed);
+    let counts = &world.counts;
+    Outcome {
+        caught: world.caught().map(|caught| format!("{caught}; {what}")),
+        accesses: count(&counts.accesses),
+        landed: count(&counts.landed),
+        maps: count(&counts.maps),
+        no_pages: count(&counts.no_pages),
+        late: count(&counts.late),
+        large: count(&counts.large),
+        caching_mode,
+        stats: domain.stats(),
+    }
+}
+
+fn fence_below(domain: &Domain, start: u64, end: u64) {
+    for (from, to) in [(0, start), (end, 4 * GIB)] {
+        if from < to {
+            domain.keep_out(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+        }
+    }
+}
