@@ -93,7 +93,8 @@ vfio_pulled_in_the_middle() {
     free=$(free_hugepages)
     pinfold io vfio:$nvme1 --rw randrw --bs 64k --iodepth 32 --runtime 100 --time-based --force $1 >/tmp/io 2>&1 &
     pid=$!
-    sleep 2
+    reach $pid flight
+    sleep 1
     kill -0 $pid
     pull $nvme1
     ends_with_error $pid 30
@@ -105,7 +106,8 @@ vfio_unplugged_in_the_middle() {
     before=$(free_hugepages)
     pinfold io vfio:$nvme2/1 --rw randrw --bs 64k --iodepth 32 --runtime 100 --time-based --force >/tmp/io 2>&1 &
     pid=$!
-    sleep 2
+    reach $pid flight
+    sleep 1
     kill -0 $pid
     # QEMU presses the slot's button; five seconds later the kernel asks whoever has the device to let go of it.
     echo "device_del nvme2" >/dev/host-control

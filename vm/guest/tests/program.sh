@@ -25,8 +25,7 @@ program_verifies_the_model() {
 program_uses_and_returns_hugepages() {
     before=$(free_hugepages)
     pinfold io soft:256M --rw randread --runtime 3 --time-based --bs 1M --iodepth 16 >/tmp/io &
-    sleep 1.5
-    [ "$(free_hugepages)" -lt "$before" ] || fail "no hugepage in use while it runs"
+    until [ "$(free_hugepages)" -lt "$before" ]; do kill -0 $! || fail "no hugepage was in use while it ran"; done
     wait $!
     same "free hugepages afterwards" "$before" "$(free_hugepages)"
 }

@@ -44,7 +44,7 @@ vfio_says_what_is_wrong() {
     refused 'namespace' pinfold io vfio:$nvme0/7 --rw read --size 1M
     # One program at a time.
     pinfold io vfio:$nvme0 --rw read --runtime 3 --time-based >/tmp/io &
-    sleep 1
+    reach $! flight
     refused "$nvme0" pinfold io vfio:$nvme0 --rw read --size 1M
     wait $!
 }
@@ -124,28 +124,4 @@ vfio_reads_what_the_kernel_wrote() {
         head -c 16777216 /tmp/all | cmp - /tmp/sample
         rm /tmp/all
     done
-}
-
-# Killed while it starts, while it runs, at whatever it does: the controller must be found in order by the next.
-vfio_survives_kill_9() {
-    times=$1
-    taken $nvme0
-    before=$(free_hugepages)
-    seen=$(faults)
-    killed=0
-    while [ $killed -lt "$times" ]; do
-        pinfold io vfio:$nvme0 --rw randrw --bs 64k --iodepth 32 --runtime 60 --time-based --force >/tmp/io 2>&1 &
-        # 0 to 262 ms: from before the first system call to the middle of the transfers.
-        usleep $(($(od -An -tu2 -N2 /dev/urandom) * 4))
-        kill -9 $! || fail "ended by itself: $(cat /tmp/io)"
-        wait $! || true
-        killed=$((killed + 1))
-        if [ $((killed % 50)) = 0 ]; then
-            pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
-            has /tmp/io '^Verified: '
-            same "free hugepages after $killed" "$before" "$(free_hugepages)"
-        fi
-    done
-    same "free hugepages" "$before" "$(free_hugepages)"
-    note "$killed times, $(($(faults) - seen)) faults seen by the IOMMU"
 }
