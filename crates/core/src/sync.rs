@@ -60,6 +60,20 @@ impl<T> Mutex<T> {
     }
 }
 
+/// Called between two looks at what another thread is about to change in a few steps; `spins` counts the looks.
+pub(crate) fn relax(spins: u32) {
+    let _ = spins;
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(all(not(loom), feature = "std"))]
+    if spins >= 64 {
+        // The other thread may not be running.
+        return std::thread::yield_now();
+    }
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}
+
 /// A cell whose owner is decided by a protocol of atomics; loom checks the protocol.
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(

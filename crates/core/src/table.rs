@@ -3,9 +3,13 @@
 //! # Who may do what at the same time
 //! Whoever owns a range of I/O virtual addresses has exclusive rights to its entries; any number of owners may map and
 //! clear *their* ranges at once. Leaves are plain release stores. Linking, retiring and reclaiming table pages is
-//! done under one lock a table; an owner whose table pages exist and stay in use never takes it. Two
-//! threads that map or clear the *same* addresses at once break the contract: they can lose each other's entries, and
-//! nothing worse.
+//! done under one lock a table; an owner whose table pages exist and stay in use never takes it.
+//!
+//! Two threads that map or clear the *same* addresses at once break the contract. What they can do is bounded: of two
+//! clears of one range each leaf is cleared and counted out by one, and the other is told that it is not mapped; of two
+//! maps one overwrites the other's leaves, and the table page stays in use for good. No page that holds a leaf is ever
+//! retired, and no address that was never mapped translates. `Domain` releases ranges by owned handles, so that its
+//! callers cannot do either.
 //!
 //! # The life of a table page
 //! All state is out of band. A page counts what it holds; when that is nothing, the page is *retired*: its link
@@ -186,23 +190,22 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] where some of it is not mapped;
     /// [`TableError::PartOfLeaf`] where it holds only a part of a larger leaf; [`TableError::OtherTable`] where
-    /// `retired` holds another table's pages. Nothing has changed then.
+    /// `retired` holds another table's pages. Nothing has changed then (only where another thread clears part of a range
+    /// of several table pages at the same time, against the contract, some of it may have been cleared).
     pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
         self.check(iova, PhysAddr::new(0))?;
         self.adopt(retired)?;
-        let mut done = 0;
-        while done < iova.len() {
-            done += self.mapped_run(iova, done)?.bytes();
-        }
-        // All of it is mapped, and the caller owns it: from here on nothing can go wrong.
-        let mut done = 0;
-        while done < iova.len() {
-            let run = self.leaf_run(self.store.descend(iova.start().raw() + done, 1)?, iova, done)?;
-            for i in 0..run.len {
-                self.store.set(run.place.page, run.slot + i, 0);
+        // The usual case: all in one table page.
+        if self.clear_run(iova, 0, iova.len(), retired)? == 0 {
+            let mut done = 0;
+            while done < iova.len() {
+                done += self.mapped_run(iova, done)?.bytes();
             }
-            self.release(run, iova.start().raw() + done, Some(&mut *retired));
-            done += run.bytes();
+            // All of it is mapped, and the caller owns it: from here on nothing can go wrong.
+            let mut done = 0;
+            while done < iova.len() {
+                done += self.clear_run(iova, done, 0, retired)?;
+            }
         }
         self.collect_pending(retired);
         Ok(())
@@ -217,6 +220,18 @@ impl<F: Format> Table<F> {
     pub fn collect(&self, retired: &mut Retired) -> Result<(), TableError> {
         self.adopt(retired)?;
         self.collect_pending(retired);
+        Ok(())
+    }
+
+    /// Adds the pages of `from` to `into`. O(pages of `from`); allocates nothing.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] where either holds another table's pages; then those of `from` stay retired for good.
+    pub fn append(&self, into: &mut Retired, mut from: Retired) -> Result<(), TableError> {
+        self.adopt(into)?;
+        self.adopt(&mut from)?;
+        let mut account = self.account.lock();
+        account.move_all(&mut from.list, &mut into.list);
         Ok(())
     }
 

@@ -3,16 +3,21 @@
 use super::{Backend, BackendError, BackendStats};
 use crate::access::Access;
 use crate::addr::{IovaRange, PhysAddr, PhysRange};
-use crate::invalidate::{Flush, Invalidator, Sink, Ticket, WaitLimit};
+use crate::invalidate::{Flush, Invalidator, Sink, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::sync::Mutex;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
 use core::fmt;
+use reclaim::DeferredReclaim;
 
+#[cfg(all(test, loom))]
+mod loom_model;
+mod reclaim;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+#[cfg(test)]
+mod walker;
 
 /// What memory is where: the physical side of an IOMMU.
 pub trait Physical: Send + Sync {
@@ -35,21 +40,17 @@ pub trait Physical: Send + Sync {
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError>;
 }
 
-/// Table pages on their way back, and the ticket after which nobody can hold them.
-#[derive(Default)]
-struct Limbo {
-    /// What is being gathered, with the ticket of the last request.
-    open: (Retired, Ticket),
-    /// What waits for its ticket. It is not added to, so that a steady stream of revocations can not put it off.
-    waiting: (Retired, Ticket),
-}
+/// How many ranges are cleared before their flushes are requested.
+const CLEARED_AT_ONCE: usize = 16;
+/// How often a map that needs table pages looks for those that another thread is just retiring.
+const RETIRING_POLLS: u64 = 10_000;
 
 /// A [`Backend`] that keeps a table of format `F` and flushes through `S`.
 pub struct Paged<F: Format, S: Sink + Physical> {
     name: &'static str,
     table: Table<F>,
     invalidator: Invalidator<S>,
-    limbo: Mutex<Limbo>,
+    deferred: DeferredReclaim,
 }
 
 impl<F: Format, S: Sink + Physical> Paged<F, S> {
@@ -62,7 +63,7 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
             name,
             table: Table::new(pages, levels)?,
             invalidator: Invalidator::new(sink),
-            limbo: Mutex::new(Limbo::default()),
+            deferred: DeferredReclaim::default(),
         })
     }
 
@@ -101,88 +102,95 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
             stats.in_use + stats.retired
         };
         let before = taken();
-        let last = {
-            let mut limbo = self.limbo.lock();
+        for polls in 0..RETIRING_POLLS {
             // What failed maps and earlier reclaims have retired has no ticket yet.
-            let had = limbo.open.0.len();
-            if self.table.collect(&mut limbo.open.0).is_err() {
+            let mut pending = Retired::new();
+            if self.table.collect(&mut pending).is_err() {
                 return false;
             }
-            self.request_retired(&mut limbo, had);
-            limbo.open.1.max(limbo.waiting.1)
-        };
-        if self.invalidator.wait(last).is_err() {
-            return false;
+            self.flush_retired(pending);
+            let (last, held) = self.deferred.last();
+            if self.invalidator.wait(last).is_err() {
+                return false;
+            }
+            self.reclaim();
+            self.reclaim();
+            if taken() < before {
+                return true;
+            }
+            // Pages that another thread has retired and not yet handed over are in no list.
+            if self.table.stats().retired <= held {
+                return false;
+            }
+            self.sink().relax(polls);
         }
-        let mut limbo = self.limbo.lock();
-        self.reclaim(&mut limbo);
-        self.reclaim(&mut limbo);
-        taken() < before
+        false
     }
 
-    /// Asks for the flush of table pages that were gathered since there were `had`. What was gathered before has its
-    /// ticket.
-    fn request_retired(&self, limbo: &mut Limbo, had: u32) {
-        if let Some(range) = limbo.open.0.range().filter(|_| limbo.open.0.len() > had) {
-            limbo.open.1 = self
-                .invalidator
-                .request([Flush { range, leaf_only: known_bad::makes(Mistake::LeafFlushForTablePage) }]);
-        }
+    /// Requests the flush of retired table pages, of links as well as leaves, and keeps them until it is over.
+    fn flush_retired(&self, retired: Retired) -> Ticket {
+        let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::DONE };
+        let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
+        let ticket = self.invalidator.request([Flush { range, leaf_only }]);
+        self.deferred.add(&self.table, retired, ticket);
+        ticket
     }
 
-    /// Takes pages back whose ticket is done, and lets those that were gathered meanwhile wait for theirs.
-    fn reclaim(&self, limbo: &mut Limbo) {
-        let over = known_bad::makes(Mistake::TablePageEarly) || self.invalidator.done() >= limbo.waiting.1;
-        if !limbo.waiting.0.is_empty() && over {
-            let (retired, _) = core::mem::take(&mut limbo.waiting);
-            // A refusal means that the pages are not this table's, which can not be; they then stay retired.
-            drop(self.table.reclaim(retired));
-        }
-        if limbo.waiting.0.is_empty() {
-            limbo.waiting = core::mem::take(&mut limbo.open);
-        }
+    /// Reclaims retired table pages whose flush is over: no walker can hold them any more.
+    fn reclaim(&self) {
+        let is_over = |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.done() >= ticket;
+        self.deferred.reclaim(&self.table, is_over);
     }
 
-    /// Clears, then asks for the flush: in this order, or a walk between the two would stay cached.
+    /// Clears, then requests the flush: in this order, or a walk between the two would stay cached. Takes no lock while
+    /// it clears.
     fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
             return self.flush_then_clear(ranges);
         }
-        let mut limbo = self.limbo.lock();
-        self.reclaim(&mut limbo);
-        let retired_before = limbo.open.0.len();
-        let mut failed = None;
-        let flushes = ranges.map_while(|range| match self.table.clear(range, &mut limbo.open.0) {
-            Ok(()) => Some(Flush { range, leaf_only: true }),
-            Err(error) => {
-                failed = Some(error);
-                None
+        self.reclaim();
+        let mut retired = Retired::new();
+        let (mut ticket, mut failed, mut more) = (Ticket::DONE, None, true);
+        while more {
+            let mut cleared = [None; CLEARED_AT_ONCE];
+            more = false;
+            for (flush, range) in cleared.iter_mut().zip(&mut *ranges) {
+                if let Err(error) = self.table.clear(range, &mut retired) {
+                    failed = Some(error);
+                    break;
+                }
+                *flush = Some(Flush { range, leaf_only: true });
             }
-        });
-        let mut ticket = self.invalidator.request(flushes);
-        if limbo.open.0.len() > retired_before {
-            self.request_retired(&mut limbo, retired_before);
-            ticket = ticket.max(limbo.open.1);
+            if failed.is_none() {
+                more = cleared.last().is_some_and(Option::is_some);
+            }
+            ticket = ticket.max(self.invalidator.request(cleared.into_iter().flatten()));
         }
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(ticket),
-        }
+        ticket = ticket.max(self.flush_retired(retired));
+        failed.map_or(Ok(ticket), Err)
     }
 
     /// The same in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
     fn flush_then_clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
         let ranges: alloc::vec::Vec<_> = ranges.collect();
-        let mut limbo = self.limbo.lock();
-        self.reclaim(&mut limbo);
+        self.reclaim();
         let flushes = ranges.iter().map(|range| Flush { range: *range, leaf_only: false });
         let ticket = self.invalidator.request(flushes);
         self.invalidator.submit();
-        limbo.open.1 = limbo.open.1.max(ticket);
-        ranges.into_iter().try_for_each(|range| self.table.clear(range, &mut limbo.open.0))?;
+        let mut retired = Retired::new();
+        ranges.into_iter().try_for_each(|range| self.table.clear(range, &mut retired))?;
+        self.deferred.add(&self.table, retired, ticket);
         Ok(ticket)
+    }
+
+    /// Tells a device of a map, where it may have cached, at any level, that nothing is there.
+    fn announce(&self, iova: IovaRange) -> Result<(), WaitError> {
+        if !self.sink().caches_absent() || known_bad::makes(Mistake::MapNotFlushed) {
+            return Ok(());
+        }
+        self.invalidator.wait(self.invalidator.request([Flush { range: iova, leaf_only: false }]))
     }
 
     /// Takes back the part of a map that had been done when `error` came.
@@ -232,14 +240,10 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
                 Err(error) => return Err(self.roll_back(iova, done, error)),
             };
         }
-        if self.sink().caches_absent() && !known_bad::makes(Mistake::MapNotFlushed) {
-            // The device may have cached that nothing is here, at any level.
-            let ticket = self.invalidator.request([Flush { range: iova, leaf_only: false }]);
-            if let Err(flush) = self.invalidator.wait(ticket) {
-                return Err(self.roll_back(iova, len, BackendError::NotAnnounced { iova, flush }));
-            }
-        }
-        Ok(())
+        self.announce(iova).map_err(|flush| {
+            let error = BackendError::NotAnnounced { iova, flush };
+            self.roll_back(iova, len, error)
+        })
     }
 
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {

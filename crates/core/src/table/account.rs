@@ -137,7 +137,12 @@ impl Account {
     /// Moves what is pending to `to`. O(pending).
     pub(super) fn move_pending(&mut self, to: &mut List) {
         let mut pending = core::mem::take(&mut self.pending);
-        while let Some(page) = self.pop(&mut pending) {
+        self.move_all(&mut pending, to);
+    }
+
+    /// Moves all pages of `from` to `to`. O(pages of `from`).
+    pub(super) fn move_all(&mut self, from: &mut List, to: &mut List) {
+        while let Some(page) = self.pop(from) {
             self.push(to, page);
         }
     }

@@ -145,7 +145,8 @@ impl<F: Format> Locked<'_, F> {
         let meta = self.account.of(page);
         // A page that was brought back may still be on a list; whoever reclaims the list looks at it again.
         let kept = meta.retired || meta.listed || page == self.store.root().page;
-        if kept || self.store.word(page).count() > 0 {
+        // A thread that clears leaves of it looks again when it has done so.
+        if kept || !self.store.word(page).is_unused() {
             return;
         }
         meta.retired = true;

@@ -1,7 +1,7 @@
 //! Every interleaving (up to three preemptions) of owners whose pages share a table page that becomes empty.
 //!
-//! The entries are in memory that a device shares, so they are real atomics and no points at which loom switches; the words beside
-//! the pages and the lock are. That is enough to run a whole retire, reclaim and reuse between a walk and its count.
+//! The entries are in memory that a device shares, so they are real atomics, which loom knows nothing of: each access to one
+//! is shown to it as an access to the word beside its page (`Store::raw`, `Store::set`), so that it switches there.
 
 use super::*;
 use alloc::boxed::Box;
@@ -87,5 +87,31 @@ fn a_page_is_retired_once_however_many_empty_it() {
             b.table.reclaim(retired).unwrap();
         }
         assert_eq!((b.table.stats().in_use, b.table.stats().retired), (1, 0));
+    });
+}
+
+/// Two threads clear the same page at once, against the contract: one of them clears it, the other one is told that
+/// nothing is mapped there, and a neighbour in the same table page stays mapped and counted.
+#[test]
+fn loom_two_clears_of_one_range_count_it_once() {
+    explore(|| {
+        let b = bench(4);
+        b.map(0, 16 * K4);
+        b.map(K4, 17 * K4);
+        let other = b.clone();
+        let clear = |b: &Bench| {
+            let mut retired = Retired::new();
+            let cleared = b.table.clear(range(0), &mut retired).is_ok();
+            b.table.reclaim(retired).unwrap();
+            cleared
+        };
+        let thread = thread::spawn(move || clear(&other));
+        let here = clear(&b);
+        assert!(here != thread.join().unwrap(), "exactly one of them has cleared it");
+        assert_eq!((b.at(0), b.at(K4)), (None, Some(17 * K4)));
+        b.map(M2, 18 * K4);
+        assert_eq!(b.at(K4), Some(17 * K4), "its table page was not reused");
+        b.clear_and_reclaim(K4);
+        b.clear_and_reclaim(M2);
     });
 }

@@ -66,7 +66,7 @@ impl<F: Format> Table<F> {
         let mut done = 0;
         while done < reserved {
             let Ok(run) = self.reserved_run(range, done) else { break };
-            self.release(run, range.start().raw() + done, None);
+            self.release(run, range.start().raw() + done);
             done += run.bytes();
         }
         // And what the run that failed made before it failed.
@@ -84,15 +84,60 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Counts a run's entries out; if its page is empty then, retires it.
-    pub(super) fn release(&self, run: Run, iova: u64, into: Option<&mut Retired>) {
+    /// Counts out the entries of a run that were reserved and not written; if its page is empty then, retires it.
+    fn release(&self, run: Run, iova: u64) {
         if self.store.uncount(run.place.page, run.len) {
             let mut account = self.account.lock();
-            self.trim(&mut account, iova, into);
+            self.trim(&mut account, iova, None);
         }
     }
 
-    pub(super) fn trim(&self, account: &mut Account, iova: u64, into: Option<&mut Retired>) {
+    /// Clears the next run of mapped leaves of a range, if it has `least` bytes at least; else none. Returns the bytes
+    /// that were cleared.
+    pub(super) fn clear_run(
+        &self,
+        range: IovaRange,
+        done: u64,
+        least: u64,
+        retired: &mut Retired,
+    ) -> Result<u64, TableError> {
+        let iova = range.start().raw() + done;
+        let place = self.begin_clear(iova)?;
+        let found = self.leaf_run(place, range, done);
+        let cleared = match &found {
+            Ok(run) if run.bytes() >= least => {
+                for i in 0..run.len {
+                    self.store.set(run.place.page, run.slot + i, 0);
+                }
+                run.len
+            }
+            _ => 0,
+        };
+        if self.store.end_clear(place.page, cleared) {
+            let mut account = self.account.lock();
+            self.trim(&mut account, iova, Some(retired));
+        }
+        found.map(|run| u64::from(cleared) * span(run.place.level))
+    }
+
+    /// The page of the leaf at `iova`, with other clears kept out of it.
+    fn begin_clear(&self, iova: u64) -> Result<Place, TableError> {
+        if let Some((place, word)) = self.store.descend_unlocked(iova, 1)
+            && self.store.begin_clear(place.page, word)
+        {
+            return Ok(place);
+        }
+        // The lock keeps the shape, so a page that can not be begun holds nothing. (Who has begun one needs no lock
+        // to end it, so it may be waited for here.)
+        let _shape = self.account.lock();
+        let place = self.store.descend(iova, 1)?;
+        if self.store.begin_clear(place.page, self.store.word(place.page)) {
+            return Ok(place);
+        }
+        Err(TableError::NotMapped { at: Iova::new(iova) })
+    }
+
+    fn trim(&self, account: &mut Account, iova: u64, into: Option<&mut Retired>) {
         match into {
             Some(retired) => Locked { store: &self.store, account }.trim(iova, &mut retired.list),
             None => {

@@ -4,12 +4,16 @@
 //! be written), whatever they are: leaves, links, links retired. Only under the table's lock does it
 //! rise from 0, and only under the lock is a page whose count is 0 retired. Elsewhere it rises by a
 //! compare-and-swap that proves, by the generation, that the page has not changed its home meanwhile.
+//!
+//! Between the two is a bit that says that a thread is clearing leaves of the page. Others that clear there wait for a
+//! few stores; those that map do not. So a leaf is found and cleared by one thread, and counted out once, even if two
+//! clear the same range against the contract; and the page keeps its home until the bit is gone.
 
 use super::TableError;
 use super::format::{Entry, Format};
 use super::pages::TablePages;
 use crate::addr::{Iova, PhysAddr};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -49,14 +53,22 @@ impl Run {
     }
 }
 
-/// A page's generation and count.
+/// A page's generation, whether a thread clears leaves of it, and its count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Word(u64);
 
+/// A thread clears leaves of the page.
+const CLEARING: u64 = 1 << 31;
+
 impl Word {
     pub(super) fn count(self) -> u32 {
-        // The low half; the generation is above it.
-        u32::try_from(self.0 & u64::from(u32::MAX)).unwrap_or(u32::MAX)
+        // Bits 0 to 30; the generation is above bit 31.
+        u32::try_from(self.0 & (CLEARING - 1)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the page holds nothing, and no thread is about to find that out.
+    pub(super) fn is_unused(self) -> bool {
+        self.count() == 0 && self.0 & CLEARING == 0
     }
 
     pub(super) fn generation(self) -> u64 {
@@ -114,17 +126,29 @@ impl<F: Format> Store<F> {
         F::parse(self.raw(place.page, slot), place.level)
     }
 
+    /// Entries are real atomics: what loom knows of is the word beside them, which this "writes" with the entry.
+    #[cfg(loom)]
+    fn switch_to_write(&self, page: u32) {
+        self.words[page as usize].fetch_add(0, Ordering::Relaxed);
+    }
+
     pub(super) fn raw(&self, page: u32, slot: u16) -> u64 {
+        #[cfg(loom)]
+        self.words[page as usize].load(Ordering::Relaxed);
         self.entry(page, slot).load(Ordering::Acquire)
     }
 
     pub(super) fn set(&self, page: u32, slot: u16, value: u64) {
+        #[cfg(loom)]
+        self.switch_to_write(page);
         self.entry(page, slot).store(value, Ordering::Release);
     }
 
     /// Links a page into an entry that must be empty; whether it was.
     pub(super) fn install(&self, page: u32, slot: u16, child: u32) -> bool {
         let link = F::link(self.phys(child));
+        #[cfg(loom)]
+        self.switch_to_write(page);
         self.entry(page, slot).compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -166,6 +190,33 @@ impl<F: Format> Store<F> {
     /// Counts `n` entries less; whether none is left.
     pub(super) fn uncount(&self, page: u32, n: u16) -> bool {
         let before = Word(self.words[page as usize].fetch_sub(u64::from(n), Ordering::AcqRel));
+        before.count() == u32::from(n)
+    }
+
+    /// Keeps other clears out of the page, if it is still in the life that `seen` was read in and holds something. From
+    /// here to [`end_clear`](Self::end_clear) it keeps its home.
+    pub(super) fn begin_clear(&self, page: u32, seen: Word) -> bool {
+        let word = &self.words[page as usize];
+        let mut now = seen;
+        let mut spins = 0;
+        while now.count() > 0 && now.generation() == seen.generation() {
+            if now.0 & CLEARING != 0 {
+                relax(spins);
+                spins = spins.saturating_add(1);
+                now = self.word(page);
+                continue;
+            }
+            match word.compare_exchange(now.0, now.0 | CLEARING, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(other) => now = Word(other),
+            }
+        }
+        false
+    }
+
+    /// Lets other clears in and counts `n` entries less; whether none is left.
+    pub(super) fn end_clear(&self, page: u32, n: u16) -> bool {
+        let before = Word(self.words[page as usize].fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)
     }
 

@@ -17,18 +17,35 @@ struct Scattered {
     submitted: AtomicU64,
     hangs: AtomicBool,
     caches_absent: bool,
+    /// What was flushed, without the borders between batches.
+    batches: std::sync::Mutex<Vec<Flush>>,
+    /// How many polls a batch takes.
+    takes_polls: u64,
+    polls: AtomicU64,
 }
 
 impl Sink for Scattered {
-    fn submit(&self, _: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+        self.batches.lock().unwrap().extend_from_slice(batch.flushes());
         self.submitted.store(ticket.0, Ordering::SeqCst);
+        self.polls.store(0, Ordering::SeqCst);
         Ok(())
     }
     fn completed(&self) -> Ticket {
+        let submitted = self.submitted.load(Ordering::SeqCst);
+        let over = self.polls.load(Ordering::SeqCst) >= self.takes_polls;
         let hangs = self.hangs.load(Ordering::SeqCst);
-        Ticket(if hangs { 0 } else { self.submitted.load(Ordering::SeqCst) })
+        Ticket(if hangs {
+            0
+        } else if over {
+            submitted
+        } else {
+            submitted.saturating_sub(1)
+        })
     }
-    fn relax(&self, _: u64) {}
+    fn relax(&self, _: u64) {
+        self.polls.fetch_add(1, Ordering::SeqCst);
+    }
     fn limit(&self) -> WaitLimit {
         WaitLimit { time_ns: u64::MAX, polls: 10 }
     }
@@ -181,4 +198,117 @@ fn without_a_flush_table_pages_run_out_and_say_so() {
     }
     let error = map(3).unwrap_err();
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+}
+
+fn walked(pages: usize) -> Paged<VtdSecondStage, walker::Walker> {
+    let (walker, table) = walker::Walker::new(pages);
+    Paged::new("walked", walker, table, 3).unwrap()
+}
+
+/// A table page that was retired stays retired until its flush is over, however many revocations come after.
+#[test]
+fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
+    let paged = paged(5, Scattered { hangs: true.into(), ..Scattered::default() });
+    for window in 1..4 {
+        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+    }
+    for window in 1..4 {
+        revoke(&paged, at(window * 512, 1));
+        assert_eq!(paged.stats().table_pages_retired, window);
+    }
+    let error = paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+    paged.sink().hangs.store(false, Ordering::SeqCst);
+    paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap();
+}
+
+/// The flush of a retired table page drops links too, of all addresses that went through it; that of leaves does not.
+#[test]
+fn links_are_flushed_where_a_table_page_was_retired() {
+    let paged = paged(8, Scattered::default());
+    paged.map(at(512, 2), nowhere(2), RW).unwrap();
+    revoke(&paged, at(512, 1));
+    assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(512, 1), leaf_only: true }]);
+    revoke(&paged, at(513, 1));
+    let last = *paged.sink().batches.lock().unwrap().last().unwrap();
+    assert_eq!(last, Flush { range: at(512, 512), leaf_only: false });
+    assert_eq!(paged.stats().invalidations.asked_tables, 1);
+}
+
+/// A rollback is over only when its flush is.
+#[test]
+fn a_rollback_waits_for_its_flush() {
+    let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
+    let memory = nowhere(2);
+    paged.sink().missing.lock().unwrap().insert(memory.addr() + 4096);
+    let error = paged.map(at(16, 2), memory, RW).unwrap_err();
+    assert!(!error.stays_reachable(), "{error}");
+    assert!(paged.is_done(Ticket(1)) && paged.invalidator.done() == Ticket(1));
+    assert_eq!(paged.stats().invalidations.waited, 1);
+}
+
+/// In caching mode a map is over only when its flush is: of links, too, for an absent entry is cached at any level.
+#[test]
+fn a_map_waits_for_its_flush_in_caching_mode() {
+    let paged = paged(8, Scattered { caches_absent: true, takes_polls: 3, ..Scattered::default() });
+    paged.map(at(16, 1), nowhere(1), RW).unwrap();
+    assert_eq!(paged.invalidator.done(), Ticket(1));
+    assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
+}
+
+/// What the device could not be told of in time is taken back; if that is seen, nothing stays reachable.
+#[test]
+fn a_map_that_is_not_announced_in_time_is_taken_back() {
+    let paged = paged(8, Scattered { caches_absent: true, takes_polls: 15, ..Scattered::default() });
+    let error = paged.map(at(16, 1), nowhere(1), RW).unwrap_err();
+    assert!(error.stays_reachable() && error.late_ticket() == Some(Ticket(2)), "{error}");
+    assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
+}
+
+/// Two owners use one window after the other and there are three table pages for all of them, while a device walks and
+/// holds on to a table page: it finds what is mapped in a window, or nothing, and no owner lacks a page.
+#[test]
+fn stress_few_table_pages_are_reused_beside_a_walker() {
+    let paged = walked(5);
+    crate::threads::scope(|scope| {
+        let paged = &paged;
+        for owner in 0..2 {
+            scope.spawn(move || {
+                for round in 0..3_000u64 {
+                    let window = (round % 4 * 2 + owner) * 512;
+                    paged.map(at(window, 1), walker::page(window), RW).unwrap();
+                    let ticket = paged.revoke(&mut core::iter::once(at(window, 1))).unwrap();
+                    paged.wait(ticket).unwrap();
+                }
+            });
+        }
+        scope.spawn(move || {
+            for window in (0..8u64).cycle().take(50_000).map(|window| window * 512) {
+                let found = paged.sink().walk(window * PAGE);
+                let mapped = walker::page(window).addr() as u64;
+                assert!(found.is_none_or(|found| found == mapped), "{window}: {found:x?}");
+            }
+        });
+    });
+}
+
+/// Whatever is submitted by other owners meanwhile, a flush takes effect after the entries it covers have been cleared.
+#[test]
+fn stress_a_flush_covers_cleared_entries_only() {
+    let paged = walked(64);
+    paged.map(at(511, 1), walker::page(0), RW).unwrap();
+    crate::threads::scope(|scope| {
+        for owner in 0..4u64 {
+            let paged = &paged;
+            scope.spawn(move || {
+                for round in 0..2_000u64 {
+                    let range = at(owner * 2 + round % 3 * 512, 1);
+                    paged.map(range, walker::page(1), RW).unwrap();
+                    let ticket = paged.revoke(&mut core::iter::once(range)).unwrap();
+                    paged.wait(ticket).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(paged.sink().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
 }

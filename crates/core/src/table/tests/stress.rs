@@ -68,3 +68,43 @@ fn stress_owners_share_table_pages() {
     });
     b.is_pristine();
 }
+
+/// Two threads clear the same pages all the time, against the contract: each page is cleared by one of them, and a third
+/// page beside them stays where it is.
+#[test]
+fn stress_two_clears_of_one_range_count_it_once() {
+    const PAGES: u64 = 400;
+    let b = bench(8, 3);
+    b.map(500 * K4, 77 * K4, K4).unwrap();
+    let turn = std::sync::Barrier::new(2);
+    let cleared = core::sync::atomic::AtomicU64::new(0);
+    crate::threads::scope(|scope| {
+        for thread in 0..2 {
+            let (b, turn, cleared) = (&b, &turn, &cleared);
+            scope.spawn(move || {
+                for round in 1..=3_000 {
+                    if thread == 0 {
+                        b.map(0, 0x1000 * K4, PAGES * K4).unwrap();
+                    }
+                    turn.wait();
+                    let mut retired = Retired::new();
+                    let ok = b
+                        .table
+                        .clear(IovaRange::new(Iova::new(0), PAGES * K4).unwrap(), &mut retired)
+                        .is_ok();
+                    b.table.reclaim(retired).unwrap();
+                    cleared.fetch_add(u64::from(ok), core::sync::atomic::Ordering::SeqCst);
+                    turn.wait();
+                    assert_eq!(
+                        cleared.load(core::sync::atomic::Ordering::SeqCst),
+                        round,
+                        "by one of the two"
+                    );
+                    let found = b.table.translate(Iova::new(500 * K4)).map(|found| found.phys.raw());
+                    assert_eq!(found, Some(77 * K4));
+                    turn.wait();
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,103 @@
+//! Every interleaving (up to a few preemptions) of owners that map and revoke in a table with too few pages, beside a device
+//! whose walker holds on to a table page: retired pages are relinked, reclaimed and reused elsewhere meanwhile.
+//!
+//! As in the model of the table, an access to an entry is shown to loom as one to the word beside its page.
+
+use super::walker::{Walker, page};
+use super::*;
+use crate::addr::Iova;
+use crate::table::VtdSecondStage;
+use loom::sync::Arc;
+use loom::thread;
+
+const RW: Access = Access::READ.union(Access::WRITE);
+const K4: u64 = 1 << 12;
+const M2: u64 = 1 << 21;
+
+type Unit = Paged<VtdSecondStage, Walker>;
+
+fn at(iova: u64) -> IovaRange {
+    IovaRange::new(Iova::new(iova), K4).unwrap()
+}
+
+fn map(unit: &Unit, iova: u64, number: u64) {
+    unit.map(at(iova), page(number), RW).unwrap();
+}
+
+fn strict_unmap(unit: &Unit, iova: u64) {
+    let ticket = unit.revoke(&mut core::iter::once(at(iova))).unwrap();
+    unit.wait(ticket).unwrap();
+}
+
+fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let (walker, table) = Walker::new(pages);
+        model(Arc::new(Paged::new("model", walker, table, 3).unwrap()));
+    });
+}
+
+fn found(unit: &Unit, iova: u64) -> Option<u64> {
+    unit.sink().walk(iova).map(|phys| (phys - page(0).addr() as u64) / 4096)
+}
+
+/// The last mapping of a window is revoked while the device walks there; the window's table page is reused for another
+/// window as soon as it may be. What the device finds in the first window was mapped there, or is nothing.
+#[test]
+fn loom_a_walker_never_finds_what_another_window_maps() {
+    explore(4, 2, |unit| {
+        map(&unit, 0, 1);
+        map(&unit, M2, 2);
+        let device = Arc::clone(&unit);
+        let device = thread::spawn(move || {
+            for _ in 0..2 {
+                let here = found(&device, 0);
+                assert!(matches!(here, None | Some(1)), "{here:?}");
+                thread::yield_now();
+            }
+        });
+        strict_unmap(&unit, 0);
+        map(&unit, 2 * M2, 3); // there is no page left but that of the first window
+        assert_eq!(found(&unit, 2 * M2), Some(3));
+        device.join().unwrap();
+        assert_eq!(found(&unit, 0), None);
+    });
+}
+
+/// A map brings a retired table page back while another owner revokes, reclaims and maps elsewhere.
+#[test]
+fn loom_a_page_that_is_brought_back_is_not_reclaimed() {
+    explore(4, 2, |unit| {
+        map(&unit, 0, 1);
+        let other = Arc::clone(&unit);
+        let mapper = thread::spawn(move || {
+            map(&other, K4, 2);
+            assert_eq!(found(&other, K4), Some(2));
+        });
+        strict_unmap(&unit, 0);
+        map(&unit, M2, 3);
+        assert_eq!(found(&unit, 0), None);
+        mapper.join().unwrap();
+        assert_eq!((found(&unit, K4), found(&unit, M2)), (Some(2), Some(3)));
+        strict_unmap(&unit, K4);
+        strict_unmap(&unit, M2);
+        assert_eq!((found(&unit, K4), found(&unit, M2)), (None, None));
+    });
+}
+
+/// Whatever another owner submits meanwhile, a flush takes effect after the entries it covers have been cleared.
+#[test]
+fn loom_a_flush_covers_cleared_entries_only() {
+    explore(6, 3, |unit| {
+        map(&unit, 0, 1);
+        map(&unit, K4, 2);
+        map(&unit, 2 * K4, 3);
+        let other = Arc::clone(&unit);
+        let revoker = thread::spawn(move || strict_unmap(&other, 0));
+        strict_unmap(&unit, K4);
+        revoker.join().unwrap();
+        assert_eq!(unit.sink().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(found(&unit, 2 * K4), Some(3));
+    });
+}

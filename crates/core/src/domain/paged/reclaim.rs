@@ -1,0 +1,58 @@
+//! Deferred reclaim: retired table pages, until the flush that covers them is over.
+
+use crate::invalidate::Ticket;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::table::{Format, Retired, Table};
+
+/// Retired table pages that wait for their flush. Its lock is held for list operations only: not while entries are
+/// cleared, and not while a flush is waited for.
+#[derive(Default)]
+pub(super) struct DeferredReclaim {
+    lists: Mutex<Lists>,
+    /// Whether there is anything to look at, so that a clear that finds nothing takes no lock.
+    any: AtomicBool,
+}
+
+/// Table pages, and the ticket after which no walker can hold them.
+type Waiting = (Retired, Ticket);
+
+#[derive(Default)]
+struct Lists {
+    /// What is being gathered, with the ticket of the last request.
+    open: Waiting,
+    /// What waits for its ticket. It is not added to, so that a steady stream of revocations can not put it off.
+    waiting: Waiting,
+}
+
+impl DeferredReclaim {
+    /// Adds pages whose flush has been requested and is over with `ticket`.
+    pub(super) fn add<F: Format>(&self, table: &Table<F>, retired: Retired, ticket: Ticket) {
+        let mut lists = self.lists.lock();
+        // A refusal means that the pages are not this table's, which can not be; they then stay retired.
+        let _ = table.append(&mut lists.open.0, retired);
+        lists.open.1 = lists.open.1.max(ticket);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Reclaims the pages whose ticket `is_over`, and lets those that were gathered meanwhile wait for theirs.
+    pub(super) fn reclaim<F: Format>(&self, table: &Table<F>, is_over: impl Fn(Ticket) -> bool) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut lists = self.lists.lock();
+        if !lists.waiting.0.is_empty() && is_over(lists.waiting.1) {
+            let (retired, _) = core::mem::take(&mut lists.waiting);
+            drop(table.reclaim(retired)); // as above
+        }
+        if lists.waiting.0.is_empty() {
+            lists.waiting = core::mem::take(&mut lists.open);
+        }
+        self.any.store(!lists.waiting.0.is_empty(), Ordering::Release);
+    }
+
+    /// The ticket after which all pages that are held here can be reclaimed, and how many there are.
+    pub(super) fn last(&self) -> (Ticket, u32) {
+        let lists = self.lists.lock();
+        (lists.open.1.max(lists.waiting.1), lists.open.0.len() + lists.waiting.0.len())
+    }
+}

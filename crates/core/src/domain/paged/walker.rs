@@ -1,0 +1,116 @@
+//! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that it walked through.
+
+use super::{BackendError, Physical};
+use crate::addr::{PhysAddr, PhysRange};
+use crate::invalidate::{Batch, Sink, SinkError, Ticket, WaitLimit};
+use crate::mem::DmaMemory;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::table::{TablePage, TablePages};
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+
+/// Three levels, and leaves of 4 KiB alone. A flush takes effect when it is submitted, and is over at once.
+pub(super) struct Walker {
+    pages: &'static [TablePage],
+    /// The window of 2 MiB and the page of level 1 that it was walked through.
+    held: Mutex<Option<(u64, usize)>>,
+    /// What each leaf-only or other flush found still present in its range, when it took effect: always nothing.
+    pub(super) found_present: AtomicU64,
+    submitted: AtomicU64,
+}
+
+impl Walker {
+    /// One that walks a table in `pages` pages, which are leaked (a table may outlive every test), and the pages.
+    pub(super) fn new(pages: usize) -> (Self, TablePages) {
+        let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
+        let table = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
+        let (held, found_present) = (Mutex::new(None), AtomicU64::new(0));
+        (Self { pages, held, found_present, submitted: AtomicU64::new(0) }, table)
+    }
+
+    /// Where the device gets to from `iova`, through the page that it holds if that is of the same window.
+    pub(super) fn walk(&self, iova: u64) -> Option<u64> {
+        let mut held = self.held.lock();
+        let page = match *held {
+            Some((window, page)) if window == iova >> 21 => page,
+            _ => {
+                let page = self.level_1(iova)?;
+                *held = Some((iova >> 21, page));
+                page
+            }
+        };
+        self.leaf(page, iova)
+    }
+
+    /// The page of level 1 on the way to `iova`; the root is page 0.
+    fn level_1(&self, iova: u64) -> Option<usize> {
+        let first = self.next(0, iova >> 30 & 511)?;
+        self.next(first, iova >> 21 & 511)
+    }
+
+    fn next(&self, page: usize, slot: u64) -> Option<usize> {
+        let entry = self.entry(page, slot);
+        let base = self.pages.as_ptr().addr();
+        (entry & 3 != 0).then(|| (usize::try_from(entry & ADDRESS).unwrap() - base) / 4096)
+    }
+
+    fn leaf(&self, page: usize, iova: u64) -> Option<u64> {
+        let entry = self.entry(page, iova >> 12 & 511);
+        (entry & 3 != 0).then_some(entry & ADDRESS)
+    }
+
+    fn entry(&self, page: usize, slot: u64) -> u64 {
+        self.pages[page].entries()[usize::try_from(slot).unwrap()].load(Ordering::Acquire)
+    }
+
+    fn is_present(&self, iova: u64) -> bool {
+        self.level_1(iova).and_then(|page| self.leaf(page, iova)).is_some()
+    }
+}
+
+const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
+
+impl Sink for Walker {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+        let mut held = self.held.lock();
+        for flush in batch.flushes() {
+            let (first, last) = (flush.range.start().raw() >> 12, flush.range.last().raw() >> 12);
+            if flush.leaf_only {
+                let present = (first..=last).filter(|page| self.is_present(page << 12)).count();
+                self.found_present.fetch_add(present as u64, Ordering::Relaxed);
+            } else if held.is_some_and(|(window, _)| (first >> 9..=last >> 9).contains(&window)) {
+                *held = None;
+            }
+        }
+        drop(held);
+        self.submitted.store(ticket.0, Ordering::Release);
+        Ok(())
+    }
+    fn completed(&self) -> Ticket {
+        Ticket(self.submitted.load(Ordering::Acquire))
+    }
+    fn relax(&self, polls: u64) {
+        crate::sync::relax(u32::try_from(polls).unwrap_or(u32::MAX));
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: u64::MAX, polls: u64::MAX }
+    }
+}
+
+impl Physical for Walker {
+    unsafe fn admit(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn expel(&self, _: DmaMemory) {}
+    /// Memory is where it is, page by page.
+    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+        Ok(PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap())
+    }
+}
+
+/// Memory of which only the address is used: a page for each number.
+pub(super) fn page(number: u64) -> DmaMemory<'static> {
+    let addr = core::num::NonZero::new(0x10_0000 + usize::try_from(number).unwrap() * 4096).unwrap();
+    // SAFETY: nothing in these tests touches it.
+    unsafe { DmaMemory::from_raw(NonNull::without_provenance(addr), 4096) }
+}
