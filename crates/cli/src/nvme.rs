@@ -47,7 +47,7 @@ struct ControllerReport {
 }
 
 /// An active namespace.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct NamespaceReport {
     nsid: u32,
     blocks: u64,
@@ -59,6 +59,8 @@ struct NamespaceReport {
     discard_zeroes: bool,
     /// Whether this driver can use it.
     usable: bool,
+    /// Why not.
+    unusable: Option<String>,
 }
 
 /// SMART / health information.
@@ -117,6 +119,7 @@ impl From<NamespaceInfo> for NamespaceReport {
             bytes: info.blocks.saturating_mul(info.block_bytes),
             discard_zeroes: info.discard_zeroes,
             usable: info.usable().is_some(),
+            unusable: info.unusable.map(|reason| reason.to_string()),
         }
     }
 }
@@ -175,4 +178,33 @@ fn ask(spec: &TargetSpec) -> Result<Report, Failure> {
         smart: smart.map(SmartReport::from),
         notes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold_nvme::driver::Unusable;
+
+    #[test]
+    fn a_namespace_that_cannot_be_used_is_reported_with_the_reason() {
+        let reason = Unusable::CommandSet { csi: 2 };
+        let info = NamespaceInfo {
+            nsid: 3,
+            blocks: 8,
+            capacity_blocks: 8,
+            used_blocks: 8,
+            block_bytes: 4096,
+            metadata_bytes: 0,
+            discard_zeroes: false,
+            unusable: Some(reason),
+        };
+        let report = NamespaceReport::from(info);
+        assert_eq!((report.usable, report.unusable.as_deref()), (false, Some(&*reason.to_string())));
+        let mut text = String::new();
+        report.to_text(&mut text);
+        assert!(
+            text.trim_end().ends_with("cannot be used: its I/O command set is zoned, not NVM (CSI 02h)"),
+            "{text}"
+        );
+    }
 }

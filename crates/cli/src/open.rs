@@ -18,6 +18,7 @@ use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
 use pinfold_core::domain::BackendError;
 use pinfold_nvme::Registers;
+use pinfold_nvme::driver::Unusable;
 use pinfold_nvme::model::ModelError;
 use pinfold_nvme::vfio::PciError;
 use std::fs::File;
@@ -137,12 +138,14 @@ pub(crate) enum OpenError {
     #[error("{0} is no controller: name one as vfio:BDF, soft:SIZE or soft:IMAGE")]
     NoController(String),
     /// A namespace that it does not have.
-    #[error("{name}: no namespace {nsid} that can be used; pinfold nvme lists them")]
+    #[error("{name}: namespace {nsid} cannot be used: {reason}; pinfold nvme lists all")]
     NoSuchNamespace {
         /// Which.
         name: String,
         /// Which namespace was named.
         nsid: u32,
+        /// Why it cannot be used.
+        reason: Unusable,
     },
     /// More jobs than queues.
     #[error("{name}: --numjobs {jobs} needs as many queues, and the controller grants {granted}")]

@@ -30,7 +30,7 @@ mod stats;
 pub use clock::{Clock, SystemClock};
 pub use config::Config;
 pub(crate) use controller::quiet;
-pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo};
+pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo, Unusable};
 pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
 pub use life::leaked_bytes;
 pub use payload::Payload;

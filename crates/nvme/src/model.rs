@@ -92,6 +92,8 @@ pub struct ModelConfig {
     pub vectors: u16,
     /// RTD3E: how long a shutdown may take, in microseconds; 0 is "not reported".
     pub rtd3_entry_us: u32,
+    /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of active namespaces.
+    pub version: u32,
 }
 
 impl ModelConfig {
@@ -107,6 +109,7 @@ impl ModelConfig {
             stride_shift: 0,
             vectors: 0,
             rtd3_entry_us: 0,
+            version: 2 << 16,
         }
     }
 }
@@ -193,7 +196,7 @@ impl ModelController {
         };
         let vectors = (0..config.vectors).map(event).collect::<Result<Vec<_>, _>>()?;
         let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
-        let shared = Arc::new(Shared::new(cap, config.queues));
+        let shared = Arc::new(Shared::new(cap, config.version, config.queues));
         let counters = Arc::new(Counters::default());
         let bus = Arc::new(bus);
         // The thread is needed by what the thread is given: it waits for its first message before it runs.

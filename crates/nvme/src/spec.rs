@@ -11,7 +11,9 @@ mod register;
 
 pub use command::{Command, DsmRange, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
-pub use identify::{ControllerData, LbaFormat, NamespaceData, NamespaceList, PowerState, cns};
+pub use identify::{
+    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, PowerState, cns, csi,
+};
 pub use log::{SmartData, log_page};
 pub use register::{Cap, Cc, Crto, Csts, Doorbell, doorbell_offset, offset};
 
@@ -21,3 +23,8 @@ pub const PAGE_BYTES: usize = 4096;
 pub const PAGE: u64 = 4096;
 /// How many PRP entries a list page holds.
 pub const PRPS_PER_PAGE: usize = PAGE_BYTES / 8;
+
+/// VS of version 1.1, which has the list of active namespaces (CNS 02h).
+pub const VERSION_1_1: u32 = 0x1_0100;
+/// VS of version 1.3, which has identification descriptors (CNS 03h).
+pub const VERSION_1_3: u32 = 0x1_0300;

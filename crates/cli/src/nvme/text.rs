@@ -72,12 +72,15 @@ impl ControllerReport {
 }
 
 impl NamespaceReport {
-    fn to_text(self, out: &mut String) {
+    pub(super) fn to_text(&self, out: &mut String) {
         let size = ByteSize(self.bytes).to_string();
         let _ = write!(out, "  {:<10} {size:>14} {:>14}", self.nsid, grouped(self.blocks));
         let (used, metadata) = (grouped(self.used_blocks), self.metadata_bytes);
         let _ = write!(out, " {:>14} {used:>14} {metadata:>14}", self.block_bytes);
-        out.push_str(if self.usable { "\n" } else { "  can not be used by this driver\n" });
+        if let Some(reason) = &self.unusable {
+            let _ = write!(out, "  cannot be used: {reason}");
+        }
+        out.push('\n');
     }
 }
 

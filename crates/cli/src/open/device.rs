@@ -122,12 +122,14 @@ pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, Ope
 
 /// The namespace that was named, or the first that can be used.
 pub(super) fn find(name: &str, controller: &Driver, nsid: Option<u32>) -> Result<Namespace, OpenError> {
-    let namespaces = controller.namespaces();
     match nsid {
-        None => namespaces.first().copied().ok_or_else(|| OpenError::NoNamespace(name.to_owned())),
-        Some(nsid) => {
-            let found = namespaces.into_iter().find(|namespace| namespace.nsid == nsid);
-            found.ok_or_else(|| OpenError::NoSuchNamespace { name: name.to_owned(), nsid })
+        None => {
+            controller.namespaces().first().copied().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))
         }
+        Some(nsid) => controller.namespace(nsid).map_err(|reason| OpenError::NoSuchNamespace {
+            name: name.to_owned(),
+            nsid,
+            reason,
+        }),
     }
 }

@@ -3,6 +3,7 @@
 use super::clock::Backoff;
 use super::config::{Config, nanoseconds};
 use super::error::Error;
+use super::request::next_identifier;
 use super::rings::{CompletionRing, SubmissionRing};
 use super::span::{self, Span};
 use crate::registers::Registers;
@@ -60,6 +61,11 @@ impl<S: ChunkSource + Clone> Admin<S> {
         [&self.sq_span, &self.cq_span, &self.buffer].iter().map(|span| span.segment().len).sum()
     }
 
+    /// Whether it takes commands.
+    pub(super) fn is_usable(&self) -> bool {
+        self.usable
+    }
+
     pub(super) fn set_usable(&mut self, usable: bool) {
         self.usable = usable;
     }
@@ -76,7 +82,7 @@ impl<S: ChunkSource + Clone> Admin<S> {
         if !self.usable {
             return Err(Error::NeedsReset);
         }
-        self.cid = self.cid.wrapping_add(1);
+        self.cid = next_identifier(self.cid);
         command.cid = U16::new(self.cid);
         self.sq.push(&command);
         let stride = cap.doorbell_stride_shift();

@@ -4,6 +4,7 @@ mod bring_up;
 mod core;
 mod health;
 mod identify;
+mod namespace;
 mod queues;
 mod switch;
 
@@ -11,7 +12,8 @@ pub(super) use self::core::{Core, Grave};
 pub(super) use self::queues::{Attached, Sizes};
 pub(crate) use self::switch::quiet;
 pub use health::Health;
-pub use identify::{Identity, Namespace, NamespaceInfo};
+pub use identify::Identity;
+pub use namespace::{Namespace, NamespaceInfo, Unusable};
 
 use super::config::Config;
 use super::error::Error;
@@ -87,12 +89,29 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.core.facts().namespaces.to_vec()
     }
 
-    /// All active namespaces, those that can not be used as well. It asks the controller again.
+    /// The namespace with this identifier, as it was when it was last identified.
     ///
     /// # Errors
-    /// [`Error::Admin`], [`Error::AdminTimeout`], [`Error::Gone`], [`Error::NeedsReset`].
+    /// [`Unusable`]: why this driver cannot use it.
+    pub fn namespace(&self, nsid: u32) -> Result<Namespace, Unusable> {
+        let facts = self.core.facts();
+        let highest = facts.identity.namespaces;
+        match facts.found.iter().find(|found| found.nsid == nsid) {
+            Some(found) => found.usable().ok_or(found.unusable.unwrap_or(Unusable::Inactive)),
+            None if nsid == 0 || nsid > highest => Err(Unusable::Invalid { highest }),
+            None => Err(Unusable::Inactive),
+        }
+    }
+
+    /// All active namespaces, those that cannot be used too, with the reason. It asks the controller again.
+    ///
+    /// # Errors
+    /// [`Error::AdminTimeout`], [`Error::Gone`], [`Error::Fatal`], [`Error::NeedsReset`]. A namespace that cannot be
+    /// identified is no error.
     pub fn survey(&self) -> Result<Vec<NamespaceInfo>, Error> {
-        self.core.survey(&mut self.core.control())
+        let mut control = self.core.control();
+        let highest = control.facts.identity.namespaces;
+        self.core.survey(&mut control, highest)
     }
 
     /// SMART / health information.

@@ -7,7 +7,7 @@ mod submit;
 use super::config::nanoseconds;
 use super::controller::{Attached, Core, Grave, Namespace, Sizes};
 use super::error::{Error, PollError};
-use super::request::{CommandSlot, CommandState, Completion, RequestSlot};
+use super::request::{CommandSlot, CommandState, Completion, Identifiers, RequestSlot};
 use super::rings::{CompletionRing, SubmissionRing};
 use super::span::Span;
 use super::stats::QueueStats;
@@ -44,8 +44,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     spans: Vec<Span<S>>,
     commands: Box<[CommandSlot]>,
     free_commands: Vec<u16>,
-    /// How many bits of an identifier are the place.
-    slot_bits: u32,
+    identifiers: Identifiers,
     quarantined: usize,
     requests: Box<[RequestSlot]>,
     free_requests: Vec<u16>,
@@ -98,7 +97,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             spans: vec![sq, cq],
             commands: (0..slots).map(|_| CommandSlot::default()).collect(),
             free_commands: places(slots),
-            slot_bits: usize::BITS - (slots - 1).leading_zeros(),
+            identifiers: Identifiers::new(slots),
             quarantined: 0,
             requests: (0..depth).map(|_| RequestSlot::default()).collect(),
             free_requests: places(depth),

@@ -170,6 +170,45 @@ impl<P> Drop for Quarantined<P> {
     }
 }
 
+/// How a queue makes command identifiers: the place of the command, and above it as much of its generation as there is
+/// room for. FFFFh is none: it stands for "no command" in the error log (Base 3.3.3.1).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Identifiers {
+    place_bits: u32,
+}
+
+impl Identifiers {
+    const RESERVED: u16 = 0xffff;
+
+    /// For `places` places: at least 1, and at most 65,535, as a ring of 65,536 entries has.
+    pub(super) fn new(places: usize) -> Self {
+        Self { place_bits: (usize::BITS - (places - 1).leading_zeros()).min(16) }
+    }
+
+    /// The place that an identifier names, if it is one of this queue's.
+    pub(super) fn place(self, cid: u16) -> u16 {
+        let [a, b, ..] = (u32::from(cid) & ((1 << self.place_bits) - 1)).to_le_bytes();
+        u16::from_le_bytes([a, b])
+    }
+
+    pub(super) fn encode(self, generation: u16, place: u16) -> u16 {
+        // The generation's upper bits fall off: it is compared in the same way.
+        let [a, b, ..] = (u32::from(generation) << self.place_bits | u32::from(place)).to_le_bytes();
+        u16::from_le_bytes([a, b])
+    }
+
+    /// The generation of the next command in `place`.
+    pub(super) fn next(self, generation: u16, place: u16) -> u16 {
+        let next = generation.wrapping_add(1);
+        if self.encode(next, place) == Self::RESERVED { next.wrapping_add(1) } else { next }
+    }
+}
+
+/// The identifier after `cid`, of a queue that numbers its commands in order.
+pub(super) fn next_identifier(cid: u16) -> u16 {
+    if cid >= Identifiers::RESERVED - 1 { 0 } else { cid + 1 }
+}
+
 /// A command's place. Its identifier is the place and a generation, so that a second completion for an earlier
 /// command in the same place is recognised.
 #[derive(Debug, Default)]
@@ -301,6 +340,31 @@ mod tests {
     use super::*;
     use pinfold_core::addr::Iova;
     use proptest::prelude::*;
+
+    #[test]
+    fn no_identifier_is_ffff_whatever_the_number_of_places() {
+        for places in [1, 2, 63, 64, 65, 1023, 1024, 4096, 32_768, 32_769, 65_535] {
+            let identifiers = Identifiers::new(places);
+            let last = u16::try_from(places - 1).unwrap();
+            for place in [0, 1.min(last), last / 2, last] {
+                let mut generation = 0;
+                for _ in 0..70_000 {
+                    let before = identifiers.encode(generation, place);
+                    generation = identifiers.next(generation, place);
+                    let cid = identifiers.encode(generation, place);
+                    assert_ne!(cid, 0xffff, "{places} places");
+                    assert_eq!(identifiers.place(cid), place);
+                    // 15 and 16 bits of place leave none for a generation of the last place.
+                    assert!(cid != before || places >= 32_768);
+                }
+            }
+        }
+        let mut cid = 0;
+        for _ in 0..70_000 {
+            cid = next_identifier(cid);
+            assert_ne!(cid, 0xffff);
+        }
+    }
 
     proptest! {
         #[test]

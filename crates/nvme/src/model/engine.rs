@@ -219,6 +219,7 @@ impl<B: Bus> Engine<B> {
         let index = self.index.saturating_sub(1);
         let fault = self.faults.pick(|| Seen {
             queue: id,
+            cid: command.cid.get(),
             opcode: command.opcode,
             nsid: command.nsid.get(),
             slba: command.slba(),

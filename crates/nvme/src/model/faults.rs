@@ -1,7 +1,7 @@
 //! Faults that can be injected into the model controller.
 
 use super::bus::{Bus, BusAccess, BusFault};
-use crate::spec::Status;
+use crate::spec::{Command, Status};
 use pinfold_core::addr::Iova;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Seen {
     /// The submission queue; 0 is the admin queue.
     pub queue: u16,
+    /// The command identifier.
+    pub cid: u16,
     /// The opcode.
     pub opcode: u8,
     /// The namespace.
@@ -95,8 +97,12 @@ struct Rule {
     counted: u64,
 }
 
+/// Changes what an admin command is about to write to the host.
+type Forger = Box<dyn FnMut(&Command, &mut [u8]) + Send>;
+
 struct State {
     rules: Vec<Rule>,
+    forger: Option<Forger>,
     remembered: Vec<(Iova, usize)>,
     strikes: Vec<Strike>,
 }
@@ -129,7 +135,12 @@ impl Faults {
             release: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             shutdown_stuck: AtomicBool::new(false),
-            state: Mutex::new(State { rules: Vec::new(), remembered: Vec::new(), strikes: Vec::new() }),
+            state: Mutex::new(State {
+                rules: Vec::new(),
+                forger: None,
+                remembered: Vec::new(),
+                strikes: Vec::new(),
+            }),
             bus,
             wake,
         }))
@@ -144,6 +155,20 @@ impl Faults {
     pub fn inject(&self, when: When, fault: Fault) {
         self.state().rules.push(Rule { when, fault, counted: 0 });
         self.0.armed.store(true, Ordering::Release);
+    }
+
+    /// From now on `forger` changes the data of identify and log page commands before it is written to the host.
+    pub fn forge(&self, forger: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
+        self.state().forger = Some(Box::new(forger));
+    }
+
+    /// The data of an admin command, as it is to be written.
+    pub(super) fn forged(&self, command: &Command, data: &[u8]) -> Vec<u8> {
+        let mut data = data.to_vec();
+        if let Some(forger) = &mut self.state().forger {
+            forger(command, &mut data);
+        }
+        data
     }
 
     /// Takes all rules back. What is held stays held; what is remembered stays remembered.

@@ -2,7 +2,7 @@
 
 use super::Namespace;
 use super::stats::Counters;
-use crate::spec::{ControllerData, LbaFormat, NamespaceData, NamespaceList, SmartData};
+use crate::spec::{ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SmartData};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -26,7 +26,6 @@ pub(super) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<Co
     data.firmware = padded(env!("CARGO_PKG_VERSION"));
     data.mdts = mdts;
     data.controller_id = U16::new(1);
-    data.version = U32::new(2 << 16);
     data.acl = 3;
     data.aerl = 0;
     data.sqes = 0x66;
@@ -54,6 +53,14 @@ pub(super) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
         *format = LbaFormat { metadata: U16::new(0), data_shift: shift, performance: 0 };
     }
     data
+}
+
+/// The identification descriptors of a namespace: its command set is NVM.
+pub(super) fn descriptors() -> Box<NamespaceDescriptors> {
+    let mut list = Box::new(NamespaceDescriptors { bytes: [0; 4096] });
+    let [kind, len, ..] = &mut list.bytes;
+    (*kind, *len) = (NamespaceDescriptors::COMMAND_SET, 1);
+    list
 }
 
 /// The identifiers above `after`, of namespaces 1 to `count`.

@@ -7,9 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// VS: version 2.0.
-const VERSION: u32 = 2 << 16;
-
 /// A doorbell: its value, and the size of its queue (0: there is none).
 #[derive(Debug, Default)]
 pub(super) struct Bell {
@@ -37,6 +34,8 @@ const NO_EVENT: u32 = u32::MAX;
 #[derive(Debug)]
 pub(super) struct Shared {
     cap: Cap,
+    /// VS.
+    pub(super) version: u32,
     cc: AtomicU32,
     csts: AtomicU32,
     aqa: AtomicU32,
@@ -53,9 +52,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(cap: Cap, queues: u16) -> Self {
+    pub(super) fn new(cap: Cap, version: u32, queues: u16) -> Self {
         Self {
             cap,
+            version,
             cc: AtomicU32::new(0),
             csts: AtomicU32::new(0),
             aqa: AtomicU32::new(0),
@@ -168,7 +168,7 @@ impl Registers for ModelRegisters {
                 let [a, b, c, d, e, f, g, h] = s.cap.0.to_le_bytes();
                 if at == 0 { u32::from_le_bytes([a, b, c, d]) } else { u32::from_le_bytes([e, f, g, h]) }
             }
-            offset::VS => VERSION,
+            offset::VS => s.version,
             offset::INTMS | offset::INTMC => 0,
             offset::CC => s.cc.load(Ordering::Acquire),
             offset::CSTS => s.csts.load(Ordering::Acquire),

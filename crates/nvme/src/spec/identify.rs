@@ -10,8 +10,10 @@ pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     /// The controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// Which namespaces are active.
+    /// Which namespaces are active (since 1.1).
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
+    /// The identification descriptors of a namespace (since 1.3).
+    pub const DESCRIPTORS: u8 = 0x03;
 }
 
 /// A power state (Base, figure "Power State Descriptor Data Structure"): only its size is of interest here.
@@ -115,6 +117,8 @@ const _: () = {
 };
 
 impl ControllerData {
+    /// OAES bit 8: namespace attribute notices.
+    pub const OAES_NAMESPACE_ATTRIBUTES: u32 = 1 << 8;
     /// ONCS bit 2: dataset management.
     pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 
@@ -189,15 +193,30 @@ impl NamespaceData {
     /// DLFEAT 001b: deallocated blocks read as zeroes.
     pub const DEALLOCATE_ZEROES: u8 = 1;
 
-    /// All bytes 0.
+    /// All bytes 0: what an inactive namespace is identified by.
     pub fn zeroed() -> Box<Self> {
         Box::new(Self::new_zeroed())
     }
 
+    /// FLBAS bits 3:0, and 6:5 above those: the index of the format in use.
+    pub fn format_index(&self) -> u8 {
+        self.format & 0xf | (self.format >> 5 & 3) << 4
+    }
+
+    /// FLBAS bit 4: metadata is interleaved with the data.
+    pub fn is_interleaved(&self) -> bool {
+        self.format & 1 << 4 != 0
+    }
+
+    /// DPS bits 2:0: the type of protection information; 0 is "disabled".
+    pub fn protection(&self) -> u8 {
+        self.dps & 7
+    }
+
     /// The format in use, or `None` where FLBAS names one that is not there.
     pub fn current_format(&self) -> Option<LbaFormat> {
-        let index = usize::from(self.format & 0xf) | usize::from(self.format >> 5 & 3) << 4;
-        (index <= usize::from(self.formats)).then(|| self.lba_formats.get(index).copied()).flatten()
+        let index = self.format_index();
+        (index <= self.formats).then(|| self.lba_formats.get(usize::from(index)).copied()).flatten()
     }
 }
 
@@ -210,3 +229,65 @@ pub struct NamespaceList {
 }
 
 const _: () = assert!(size_of::<NamespaceList>() == 4096);
+
+/// Namespace identification descriptors (Base 5.17.2.4): NIDT, NIDL, two reserved bytes, and NIDL bytes each; ended by
+/// NIDL 0.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NamespaceDescriptors {
+    /// All of them.
+    pub bytes: [u8; 4096],
+}
+
+impl NamespaceDescriptors {
+    /// NIDT 04h: the I/O command set.
+    pub const COMMAND_SET: u8 = 4;
+
+    /// CSI: the I/O command set of the namespace, where a descriptor names it. Linear in the bytes.
+    pub fn command_set(&self) -> Option<u8> {
+        let mut rest = self.bytes.as_slice();
+        while let [kind, len, _, _, after @ ..] = rest {
+            let (id, next) = after.split_at_checked((*len).into())?;
+            match id {
+                [] => return None,
+                [csi, ..] if *kind == Self::COMMAND_SET => return Some(*csi),
+                _ => rest = next,
+            }
+        }
+        None
+    }
+}
+
+/// CSI values (Base, figure "Command Set Identifiers").
+pub mod csi {
+    /// The NVM command set.
+    pub const NVM: u8 = 0;
+    /// The key value command set.
+    pub const KEY_VALUE: u8 = 1;
+    /// The zoned namespace command set.
+    pub const ZONED: u8 = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_command_set_is_found_behind_other_descriptors() {
+        let mut list = NamespaceDescriptors { bytes: [0; 4096] };
+        assert_eq!(list.command_set(), None);
+        // A UUID of 16 bytes, then CSI.
+        list.bytes[..2].copy_from_slice(&[3, 16]);
+        list.bytes[20..25].copy_from_slice(&[4, 1, 0, 0, 2]);
+        assert_eq!(list.command_set(), Some(csi::ZONED));
+    }
+
+    proptest! {
+        #[test]
+        fn descriptors_of_any_bytes_end(bytes in proptest::collection::vec(any::<u8>(), 4096)) {
+            let list = NamespaceDescriptors::read_from_bytes(&bytes).unwrap();
+            prop_assert!(list.command_set().is_none_or(|csi| bytes.contains(&csi)));
+        }
+    }
+}

@@ -164,6 +164,7 @@ fn health_and_all_namespaces_are_asked_for() {
         block_bytes,
         metadata_bytes: 0,
         discard_zeroes: true,
+        unusable: None,
     };
     assert_eq!(survey, [wanted(1, 8192, 512), wanted(2, 1024, 4096)]);
     let usable: Vec<_> = survey.iter().filter_map(NamespaceInfo::usable).collect();

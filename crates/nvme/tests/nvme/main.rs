@@ -14,6 +14,7 @@ mod faults;
 mod hostile;
 mod interrupts;
 mod lifetimes;
+mod namespaces;
 mod roundtrip;
 mod sequences;
 mod soft;

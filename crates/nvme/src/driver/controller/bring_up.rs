@@ -86,23 +86,12 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let what = "set features: number of queues";
         let granted = admin.execute(&self.registers, self.cap, config, what, command)?;
         let granted = (granted & 0xffff).min(granted >> 16).min(wanted) + 1;
-        let mut namespaces = Vec::new();
-        for found in self.survey(control)? {
-            match found.usable() {
-                Some(namespace) => namespaces.push(namespace),
-                None => {
-                    tracing::warn!(
-                        found.nsid,
-                        "left out: blocks are not 512 or 4096 bytes, or carry metadata"
-                    );
-                }
-            }
-        }
+        let found = self.survey(control, data.namespaces.get())?;
         let max = config.max_transfer_bytes.clamp(PAGE_BYTES_32, MAX_TRANSFER) & !(PAGE_BYTES_32 - 1);
         let version = self.registers.read32(offset::VS);
         let facts = &mut control.facts;
         facts.identity = identify::identity(&data, self.cap, granted, max, version);
-        facts.namespaces = namespaces.into();
+        facts.set_namespaces(found);
         facts.rtd3_entry_us = data.rtd3_entry_us.get();
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What a controller and its queues have in common.
 
 use super::switch::Patience;
-use super::{Identity, Namespace};
+use super::{Identity, Namespace, NamespaceInfo};
 use crate::driver::admin::Admin;
 use crate::driver::config::Config;
 use crate::driver::error::Error;
@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug)]
 pub(in crate::driver) struct Facts {
     pub(in crate::driver) identity: Identity,
+    /// All active namespaces.
+    pub(in crate::driver) found: Arc<[NamespaceInfo]>,
+    /// Those that can be used.
     pub(in crate::driver) namespaces: Arc<[Namespace]>,
     /// RTD3E.
     pub(in crate::driver) rtd3_entry_us: u32,
@@ -38,6 +41,18 @@ pub(in crate::driver) struct Grave<S: ChunkSource> {
 impl<S: ChunkSource> Grave<S> {
     pub(in crate::driver) fn of(spans: Vec<Span<S>>) -> Self {
         Self { spans, prps: Vec::new(), pages: Vec::new(), id: None }
+    }
+}
+
+impl Facts {
+    pub(super) fn set_namespaces(&mut self, found: Vec<NamespaceInfo>) {
+        for info in &found {
+            if let Some(reason) = info.unusable {
+                tracing::warn!(info.nsid, %reason, "a namespace cannot be used");
+            }
+        }
+        self.namespaces = found.iter().filter_map(NamespaceInfo::usable).collect();
+        self.found = found.into();
     }
 }
 
@@ -81,7 +96,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let lists = DmaPool::new(source.clone(), "nvme prp", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
         let admin = Admin::new(&source)?;
         let identity = Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() };
-        let facts = Facts { identity, namespaces: Arc::from([]), rtd3_entry_us: 0 };
+        let facts = Facts { identity, found: Arc::from([]), namespaces: Arc::from([]), rtd3_entry_us: 0 };
         let control = Control {
             admin: Some(admin),
             facts,

@@ -1,9 +1,9 @@
-//! What a controller and its namespaces are (Base 5.17).
+//! What a controller is (Base 5.17).
 
 use super::core::{Control, Core};
 use crate::driver::error::Error;
 use crate::registers::Registers;
-use crate::spec::{Cap, Command, ControllerData, NamespaceData, NamespaceList, admin, cns};
+use crate::spec::{Cap, Command, ControllerData, admin};
 use pinfold_core::dma_pool::ChunkSource;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
@@ -42,70 +42,6 @@ pub struct Identity {
     pub volatile_cache: bool,
 }
 
-/// A namespace that this driver can use: blocks of 512 or 4096 bytes without metadata.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Namespace {
-    /// Its identifier.
-    pub nsid: u32,
-    /// Its size in blocks.
-    pub blocks: u64,
-    /// The size of a block: 512 or 4096 bytes.
-    pub block_bytes: u32,
-    /// Whether blocks that were discarded read as zeroes (DLFEAT).
-    pub discard_zeroes: bool,
-}
-
-impl Namespace {
-    /// Its size in bytes; `u64::MAX` where it is more than that.
-    pub fn bytes(&self) -> u64 {
-        self.blocks.saturating_mul(self.block_bytes.into())
-    }
-}
-
-/// An active namespace, whether this driver can use it or not (NVM, "Identify Namespace Data Structure").
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NamespaceInfo {
-    /// Its identifier.
-    pub nsid: u32,
-    /// NSZE: its size in blocks.
-    pub blocks: u64,
-    /// NCAP: how many of them may hold data at a time.
-    pub capacity_blocks: u64,
-    /// NUSE: how many of them do.
-    pub used_blocks: u64,
-    /// The size of a block in bytes; 0 where FLBAS names no format that there is.
-    pub block_bytes: u64,
-    /// How many bytes of metadata a block has.
-    pub metadata_bytes: u16,
-    /// Whether blocks that were discarded read as zeroes (DLFEAT).
-    pub discard_zeroes: bool,
-}
-
-impl NamespaceInfo {
-    fn new(nsid: u32, data: &NamespaceData) -> Self {
-        let format = data.current_format();
-        Self {
-            nsid,
-            blocks: data.size.get(),
-            capacity_blocks: data.capacity.get(),
-            used_blocks: data.used.get(),
-            block_bytes: format.map_or(0, |f| 1u64.checked_shl(f.data_shift.into()).unwrap_or(0)),
-            metadata_bytes: format.map_or(0, |f| f.metadata.get()),
-            discard_zeroes: data.deallocate & 7 == NamespaceData::DEALLOCATE_ZEROES,
-        }
-    }
-
-    /// The namespace, if this driver can use it.
-    pub fn usable(&self) -> Option<Namespace> {
-        let Self { nsid, blocks, discard_zeroes, .. } = *self;
-        let block_bytes = u32::try_from(self.block_bytes).ok().filter(|bytes| matches!(bytes, 512 | 4096))?;
-        (self.metadata_bytes == 0).then_some(Namespace { nsid, blocks, block_bytes, discard_zeroes })
-    }
-}
-
-/// How many lists of namespaces are looked at: a controller that invents them does not keep the driver for ever.
-const LISTS: usize = 64;
-
 /// The identify command; where its data goes is set by who sends it.
 pub(super) fn command(nsid: u32, cns: u8) -> Command {
     Command {
@@ -126,29 +62,6 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     ) -> Result<Box<T>, Error> {
         let admin = control.admin.as_mut().ok_or(Error::NeedsReset)?;
         admin.fetch(&self.registers, self.cap, &self.config, what, command)
-    }
-
-    /// All active namespaces: lists of up to 1024 identifiers, then each by itself.
-    pub(super) fn survey(&self, control: &mut Control<S>) -> Result<Vec<NamespaceInfo>, Error> {
-        let mut found = Vec::new();
-        let mut after = 0;
-        for _ in 0..LISTS {
-            let what = "identify active namespaces";
-            let list: Box<NamespaceList> =
-                self.fetch(control, what, command(after, cns::ACTIVE_NAMESPACES))?;
-            let nsids = list.nsids.iter().map(|nsid| nsid.get());
-            // Ascending, or it would be asked for the same ones again and again.
-            for nsid in nsids.clone().take_while(|nsid| *nsid > after) {
-                let data: Box<NamespaceData> =
-                    self.fetch(control, "identify namespace", command(nsid, cns::NAMESPACE))?;
-                found.push(NamespaceInfo::new(nsid, &data));
-            }
-            match nsids.max() {
-                Some(last) if last > after => after = last,
-                _ => break,
-            }
-        }
-        Ok(found)
     }
 }
 

@@ -4,6 +4,7 @@
 //! generation of the controller, and its rings are released only when that generation is known to have forgotten them.
 
 use super::core::{Control, Core, Facts, Grave};
+use crate::driver::admin::Admin;
 use crate::driver::error::Error;
 use crate::driver::span::{self, Span};
 use crate::registers::Registers;
@@ -124,7 +125,12 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 }
 
-impl<S: ChunkSource> Control<S> {
+impl<S: ChunkSource + Clone> Control<S> {
+    /// Whether the controller takes admin commands.
+    pub(super) fn is_usable(&self) -> bool {
+        self.admin.as_ref().is_some_and(Admin::is_usable)
+    }
+
     /// A queue identifier that no [`Queue`](crate::driver::Queue) has.
     fn take_id(&mut self) -> Result<u16, Error> {
         let limit = self.facts.identity.queues;

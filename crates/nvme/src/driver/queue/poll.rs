@@ -63,10 +63,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             self.stats.bad_heads += 1;
         }
         let cid = cqe.cid.get();
-        let place = cid & !(u16::MAX << self.slot_bits);
+        let place = self.identifiers.place(cid);
         let slot = self.commands.get_mut(usize::from(place));
         let Some(slot) = slot.filter(|slot| {
-            let expected = slot.generation << self.slot_bits | place;
+            let expected = self.identifiers.encode(slot.generation, place);
             cqe.sq_id.get() == self.id && slot.state != CommandState::Free && expected == cid
         }) else {
             self.stats.spurious_completions += 1;

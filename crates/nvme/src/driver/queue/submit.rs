@@ -290,15 +290,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let Some(slot) = self.commands.get_mut(usize::from(place)) else { return };
         self.free_commands.pop();
         slot.state = CommandState::Busy;
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = self.identifiers.next(slot.generation, place);
         slot.request = tag;
         if let Some(prps) = &prps {
             self.stats.prp_entries += prps.entries();
             self.stats.prp_list_pages += prps.list_pages() as u64;
         }
         (slot.prps, slot.page) = (prps, page);
-        // The generation's upper bits fall off: it is compared in the same way.
-        command.cid = U16::new(slot.generation << self.slot_bits | place);
+        command.cid = U16::new(self.identifiers.encode(slot.generation, place));
         self.stats.commands += 1;
         self.sq.push(&command);
     }

@@ -3,7 +3,9 @@
 use super::{Completions, Engine, Outcome, Submission};
 use crate::model::bus::Bus;
 use crate::model::identify;
-use crate::spec::{Command, Doorbell, SmartData, Status, admin, cns, create_cq, feature, log_page};
+use crate::spec::{
+    Command, Doorbell, SmartData, Status, VERSION_1_1, VERSION_1_3, admin, cns, create_cq, feature, log_page,
+};
 use pinfold_core::addr::Iova;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -35,9 +37,23 @@ impl<B: Bus> Engine<B> {
     fn identify(&mut self, command: &Command) -> Done {
         let count = u32::try_from(self.namespaces.len()).unwrap_or(u32::MAX);
         let nsid = command.nsid.get();
+        let version = self.shared.version;
         match u8::try_from(command.cdw10.get() & 0xff).unwrap_or(u8::MAX) {
+            // Version 1.0 has one bit of CNS.
+            cns if version < VERSION_1_1 && cns & 1 != cns => {
+                let command =
+                    Command { cdw10: U32::new(command.cdw10.get() & !0xff | u32::from(cns & 1)), ..*command };
+                self.identify(&command)
+            }
+            cns::DESCRIPTORS if version < VERSION_1_3 => Err(Status::INVALID_FIELD),
+            cns::DESCRIPTORS if nsid == 0 || nsid > count => Err(Status::INVALID_NAMESPACE),
+            cns::DESCRIPTORS => {
+                let list = identify::descriptors();
+                self.transfer(command, list.as_bytes())
+            }
             cns::CONTROLLER => {
                 let mut data = identify::controller(self.mdts, count, self.shared.cap().mqes());
+                data.version = U32::new(self.shared.version);
                 data.rtd3_entry_us = U32::new(self.rtd3_entry_us);
                 self.transfer(command, data.as_bytes())
             }
@@ -74,7 +90,8 @@ impl<B: Bus> Engine<B> {
 
     /// Writes `bytes` to the command's data.
     fn transfer(&mut self, command: &Command, bytes: &[u8]) -> Done {
-        let mut rest = bytes;
+        let bytes = self.faults.forged(command, bytes);
+        let mut rest = bytes.as_slice();
         for run in self.resolver.resolve(&self.bus, command.prp1.get(), command.prp2.get(), bytes.len())? {
             let (part, after) = rest.split_at_checked(run.len).ok_or(Status::INTERNAL_ERROR)?;
             self.bus.write(run.iova, part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;

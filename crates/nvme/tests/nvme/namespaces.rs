@@ -1,0 +1,180 @@
+//! Namespaces that cannot be used, and controllers that know little: the reason, and the others work.
+
+use crate::common::*;
+use pinfold_nvme::driver::{Config, Reject, Unusable};
+use pinfold_nvme::model::{Fault, ModelConfig, Seen, When};
+use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Whether a command identifies namespace 1 by `cns`.
+fn identifies(command: &Command, cns: u8) -> bool {
+    (command.opcode, command.nsid.get(), command.cdw10.get()) == (admin::IDENTIFY, 1, cns.into())
+}
+
+/// Reads a block of namespace 2.
+fn reads(bench: &Bench) {
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let read = queue.read(2, 0, 1, Buffer::new(&bench.arena, 4096)).unwrap();
+    one(&mut queue, read).1.unwrap();
+}
+
+/// What the driver says of namespace 1 after `forge` has changed what the controller says.
+fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusable> {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    bench.model.faults().forge(forge);
+    bench.controller.reset().unwrap();
+    let survey = bench.controller.survey().unwrap();
+    assert_eq!((survey.len(), survey[1].unusable), (2, None));
+    assert_eq!(bench.controller.namespace(1).err(), survey[0].unusable);
+    if let Some(reason) = survey[0].unusable {
+        let mut queue = bench.controller.create_queue(2).unwrap();
+        assert_eq!(queue.flush(1).unwrap_err().reason, Reject::NoSuchNamespace { nsid: 1 });
+        assert_eq!(bench.controller.namespaces().len(), 1);
+        assert!(!reason.to_string().is_empty());
+    }
+    reads(&bench);
+    survey[0].unusable
+}
+
+/// The same, where byte `at` of identify namespace is another.
+fn changed(at: usize, byte: u8) -> Option<Unusable> {
+    reason(move |command, data| {
+        if identifies(command, cns::NAMESPACE) {
+            data[at] = byte;
+        }
+    })
+}
+
+#[test]
+fn what_a_namespace_lacks_is_named() {
+    assert_eq!(changed(4000, 1), None, "a byte of the vendor's");
+    for (shift, reason) in [(0, 0), (8, 8), (13, 13), (63, 63), (64, 64), (255, 255)] {
+        assert_eq!(changed(128 + 2, shift), Some(Unusable::BlockSize { shift: reason }));
+    }
+    assert_eq!(changed(26, 5), Some(Unusable::Format { index: 5, count: 2 }));
+    assert_eq!(changed(26, 0x6f), Some(Unusable::Format { index: 63, count: 2 }));
+    assert_eq!(changed(29, 3), Some(Unusable::Protection { kind: 3 }));
+    assert_eq!(changed(128, 8), Some(Unusable::Metadata { bytes: 8, interleaved: false }));
+    let huge = changed(7, 0xff).unwrap();
+    assert!(matches!(huge, Unusable::Size { blocks } if blocks > 1 << 62), "{huge}");
+    let both = reason(|command, data| {
+        if identifies(command, cns::NAMESPACE) {
+            (data[26], data[128]) = (1 << 4, 8);
+        }
+    });
+    assert_eq!(both, Some(Unusable::Metadata { bytes: 8, interleaved: true }));
+    let empty = reason(|command, data| {
+        if identifies(command, cns::NAMESPACE) {
+            data[..8].fill(0);
+        }
+    });
+    assert_eq!(empty, Some(Unusable::Size { blocks: 0 }));
+    let inactive = reason(|command, data| {
+        if identifies(command, cns::NAMESPACE) {
+            data.fill(0);
+        }
+    });
+    assert_eq!(inactive, Some(Unusable::Inactive));
+}
+
+#[test]
+fn another_command_set_is_named_even_if_it_looks_like_nvm() {
+    for csi in [csi::KEY_VALUE, csi::ZONED, 0x31] {
+        let found = reason(move |command, data| {
+            if identifies(command, cns::DESCRIPTORS) {
+                data[..5].copy_from_slice(&[4, 1, 0, 0, csi]);
+            }
+        });
+        assert_eq!(found, Some(Unusable::CommandSet { csi }));
+    }
+}
+
+#[test]
+fn one_namespace_that_cannot_be_identified_does_not_take_the_others_with_it() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let status = Status::INTERNAL_ERROR;
+    let first = |seen: &Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    bench.model.faults().inject(When::Matches(Box::new(first)), Fault::Fail(status));
+    bench.controller.reset().unwrap();
+    assert_eq!(bench.controller.survey().unwrap()[0].unusable, Some(Unusable::Identify(status)));
+    assert_eq!(bench.controller.namespace(1), Err(Unusable::Identify(status)));
+    assert_eq!(bench.controller.namespace(0), Err(Unusable::Invalid { highest: 2 }));
+    assert_eq!(bench.controller.namespace(3), Err(Unusable::Invalid { highest: 2 }));
+    reads(&bench);
+}
+
+#[test]
+fn a_controller_of_any_version_is_used_by_what_it_has() {
+    for version in [0, 0x1_0000, 0x1_0100, 0x1_0200, 0x1_0300, 0x1_0400, 0x2_0100] {
+        let mut model = ModelConfig::new(namespaces(1 << 20));
+        model.version = version;
+        let bench = bench(256, model, Config::default());
+        let found: Vec<_> = bench.controller.namespaces().iter().map(|n| n.nsid).collect();
+        assert_eq!(found, [1, 2], "version {version:x}h");
+        reads(&bench);
+        assert_eq!(bench.model.stats().errors, 0, "version {version:x}h was asked what it does not know");
+    }
+}
+
+#[test]
+fn without_a_list_every_identifier_is_tried_and_nn_is_not_believed() {
+    let mut model = ModelConfig::new(namespaces(1 << 20));
+    model.version = 0x1_0000;
+    let bench = bench(256, model, Config::default());
+    let tried = Arc::new(AtomicU32::new(0));
+    let counted = tried.clone();
+    bench.model.faults().forge(move |command, data| {
+        if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::CONTROLLER) {
+            // NN is at byte 516.
+            data[516..520].copy_from_slice(&(u32::MAX - 1).to_le_bytes());
+        }
+    });
+    let count = move |seen: &Seen| {
+        let identify = seen.queue == 0 && seen.opcode == admin::IDENTIFY;
+        counted.fetch_max(if identify { seen.nsid } else { 0 }, Ordering::Relaxed);
+        false
+    };
+    bench.model.faults().inject(When::Matches(Box::new(count)), Fault::Lose);
+    bench.controller.reset().unwrap();
+    assert_eq!(tried.load(Ordering::Relaxed), 1024);
+    assert_eq!(bench.controller.namespaces().len(), 2);
+    assert_eq!(bench.controller.namespace(2000), Err(Unusable::Inactive));
+    reads(&bench);
+}
+
+#[test]
+fn a_list_of_namespaces_that_does_not_ascend_ends() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    bench.model.faults().forge(|command, data| {
+        if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES) {
+            for (i, nsid) in data.chunks_exact_mut(4).enumerate() {
+                nsid.copy_from_slice(&(2 - (i as u32 & 1)).to_le_bytes());
+            }
+        }
+    });
+    bench.controller.reset().unwrap();
+    assert_eq!(bench.controller.namespaces().iter().map(|n| n.nsid).collect::<Vec<_>>(), [2]);
+    reads(&bench);
+}
+
+#[test]
+fn no_command_has_the_reserved_identifier() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    // 64 places leave ten bits for the generation: the last place has the reserved identifier within 1,024 turns.
+    let mut queue = bench.controller.create_queue(64).unwrap();
+    let reserved = |seen: &Seen| seen.opcode == nvm::FLUSH && seen.cid == 0xffff;
+    bench.model.faults().inject(When::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
+    for _ in 0..1030 {
+        let mut flying: Vec<_> = (0..64).map(|_| queue.flush(1).unwrap()).collect();
+        while let Some(completion) = queue.wait().unwrap() {
+            let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
+            let pinfold_nvme::driver::Finished::Done { result, .. } =
+                flying.swap_remove(at).finish(completion)
+            else {
+                panic!()
+            };
+            result.unwrap();
+        }
+    }
+}
