@@ -1,54 +1,39 @@
-//! Records as a picture: a bar for each case and subject, as SVG.
+//! Records as a picture: a row for each case and subject, as SVG.
 //!
-//! Written by hand: bars and words need a few elements of SVG, no fonts and no layout, and so no dependency.
+//! Written by hand: marks, bars and words need a few elements of SVG, no fonts and no layout, and so no dependency.
+
+mod scale;
 
 use crate::record::{Metric, Record};
+use scale::Scale;
 use std::fmt;
 
 const WIDTH: f64 = 900.0;
-/// Where the bars begin; the subjects' names stand before.
+/// Where the axes begin; the subjects' names stand before.
 const LEFT: f64 = 170.0;
-/// Where the longest bar ends; the figures stand behind.
+/// Where the axes end; the figures stand behind the marks.
 const RIGHT: f64 = 740.0;
-const TOP: f64 = 40.0;
+/// The title and the legend.
+const TOP: f64 = 62.0;
 const ROW: f64 = 18.0;
-const HEADING: f64 = 34.0;
+/// A case's name and its axis' words, above its rows.
+const HEADING: f64 = 32.0;
+/// The axis' figures, below them.
+const TICKS: f64 = 20.0;
+const OURS: &str = "#1f5f99";
+const OTHERS: &str = "#e08a2e";
 
-/// The records of one suite as an SVG picture. Bars are logarithmic, in one scale for each unit; the line on a bar goes
-/// from the least of the runs to the greatest. Pinfold's bars are dark, the baselines' light.
+/// The records of one suite as an SVG picture: for each case and unit a panel with an axis of its own words and ticks.
+///
+/// Figures of a unit share one scale in all panels: logarithmic, which the axis then says, where they spread over more
+/// than a factor of 30, else from 0. On a logarithmic axis, which has no 0, a median is a mark and not a bar. The line on
+/// it goes from the least of the runs to the greatest.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot<'r> {
     /// What is written above it.
     pub title: &'r str,
     /// The records, those of a case side by side.
     pub records: &'r [Record],
-}
-
-/// Where a figure lies on a logarithmic scale from one power of ten to another.
-#[derive(Clone, Copy)]
-struct Scale {
-    low: f64,
-    decades: f64,
-}
-
-impl Scale {
-    /// The scale for all records of the same unit.
-    fn of(records: &[Record], like: &Record) -> Self {
-        let same = || records.iter().filter(|r| (r.metric, r.unit) == (like.metric, like.unit));
-        let bounds = same().flat_map(|r| [r.min, r.median, r.max]).filter(|v| v.is_finite() && *v > 0.0);
-        let (least, most) = bounds.fold((f64::INFINITY, 0.0), |(a, b), v: f64| (v.min(a), v.max(b)));
-        if most == 0.0 {
-            return Self { low: 0.0, decades: 1.0 };
-        }
-        // A little below the least, so that its bar is still to be seen.
-        let low = (least * 0.8).log10().floor();
-        Self { low, decades: (most.log10().ceil() - low).max(1.0) }
-    }
-
-    fn x(self, value: f64) -> f64 {
-        let share = (value.max(f64::MIN_POSITIVE).log10() - self.low) / self.decades;
-        LEFT + share.clamp(0.0, 1.0) * (RIGHT - LEFT)
-    }
 }
 
 /// A word with what XML has a use for itself replaced.
@@ -68,76 +53,134 @@ impl fmt::Display for Escaped<'_> {
 
 impl fmt::Display for Plot<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cases = || self.records.chunk_by(|a, b| (a.case, a.metric) == (b.case, b.metric));
-        let height = cases().fold(TOP, |y, case| rows(case.len()).mul_add(ROW, y + HEADING)) + ROW;
+        let panels = || self.records.chunk_by(|a, b| (a.case, a.unit) == (b.case, b.unit));
+        let height = panels().fold(TOP, |y, panel| y + height_of(panel)) + ROW;
         let title = Escaped(self.title);
         writeln!(
             f,
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" role="img">"#
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12" role="img">"#
         )?;
         writeln!(f, "<title>{title}</title>")?;
         writeln!(f, r#"<rect width="{WIDTH}" height="{height}" fill="white"/>"#)?;
-        writeln!(f, r#"<text x="12" y="24" font-size="16">{title}</text>"#)?;
+        writeln!(f, r#"<text x="12" y="24" font-size="15">{title}</text>"#)?;
+        legend(f, 46.0)?;
         let mut y = TOP;
-        for case in cases() {
-            self.case(f, case, y)?;
-            y = rows(case.len()).mul_add(ROW, y + HEADING);
+        for records in panels() {
+            self.panel(f, records, y)?;
+            y += height_of(records);
         }
         f.write_str("</svg>\n")
     }
 }
 
+fn height_of(records: &[Record]) -> f64 {
+    rows(records.len()).mul_add(ROW, HEADING + TICKS)
+}
+
+/// What the colours and lines mean.
+fn legend(f: &mut fmt::Formatter<'_>, y: f64) -> fmt::Result {
+    for (x, colour, words) in [(12.0, OURS, "Pinfold"), (92.0, OTHERS, "what it is compared with")] {
+        writeln!(f, r#"<circle cx="{}" cy="{}" r="5" fill="{colour}"/>"#, x + 5.0, y - 4.0)?;
+        writeln!(f, r#"<text x="{}" y="{y}">{words}</text>"#, x + 16.0)?;
+    }
+    let (from, to, at) = (282.0, 312.0, y - 4.0);
+    writeln!(f, r#"<line x1="{from}" x2="{to}" y1="{at}" y2="{at}" stroke="black"/>"#)?;
+    writeln!(
+        f,
+        r#"<text x="{}" y="{y}">least to greatest of the runs; the mark, or the bar's end, is the median</text>"#,
+        to + 8.0
+    )
+}
+
 impl Plot<'_> {
-    fn case(&self, f: &mut fmt::Formatter<'_>, records: &[Record], y: f64) -> fmt::Result {
+    fn panel(&self, f: &mut fmt::Formatter<'_>, records: &[Record], y: f64) -> fmt::Result {
         let Some(first) = records.first() else { return Ok(()) };
-        let scale = Scale::of(self.records, first);
-        let bottom = rows(records.len()).mul_add(ROW, y + HEADING);
+        let scale = Scale::of(self.records, first.unit);
+        let (top, bottom) = (y + HEADING, rows(records.len()).mul_add(ROW, y + HEADING));
         writeln!(
             f,
-            r#"<text x="12" y="{}" font-weight="bold">{}</text><text x="{LEFT}" y="{}" fill="dimgray">{}{}</text>"#,
-            y + 24.0,
+            r#"<text x="12" y="{}" font-weight="bold">{}</text><text x="{LEFT}" y="{}" fill="dimgray">{}{}{}</text>"#,
+            y + 22.0,
             Escaped(first.case),
-            y + 24.0,
+            y + 22.0,
             Escaped(first.unit),
+            if scale.is_log() { ", log axis" } else { "" },
             if first.metric == Metric::Rate { ", more is better" } else { "" },
         )?;
-        let mut decade = scale.low;
-        while decade <= scale.low + scale.decades {
-            let x = scale.x(10f64.powf(decade));
+        for tick in scale.ticks() {
+            let x = scale.x(tick);
             writeln!(
                 f,
-                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{}" y2="{bottom}" stroke="#ddd"/>"##,
-                y + HEADING - 4.0
+                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{}" stroke="#ccc"/>"##,
+                bottom + 4.0
             )?;
-            decade += 1.0;
+            writeln!(
+                f,
+                r#"<text x="{x:.1}" y="{}" font-size="10" fill="dimgray" text-anchor="middle">{}</text>"#,
+                bottom + 14.0,
+                Tick(tick)
+            )?;
         }
+        writeln!(f, r#"<line x1="{LEFT}" x2="{RIGHT}" y1="{bottom}" y2="{bottom}" stroke="dimgray"/>"#)?;
         records
             .iter()
             .enumerate()
-            .try_for_each(|(i, record)| bar(f, scale, record, rows(i).mul_add(ROW, y + HEADING)))
+            .try_for_each(|(i, record)| mark(f, scale, record, rows(i).mul_add(ROW, top)))
     }
 }
 
-fn bar(f: &mut fmt::Formatter<'_>, scale: Scale, record: &Record, y: f64) -> fmt::Result {
-    let ours = record.subject.starts_with("pinfold") || record.subject == "array" || record.subject == "list";
+fn mark(f: &mut fmt::Formatter<'_>, scale: Scale, record: &Record, y: f64) -> fmt::Result {
+    let ours = record.subject.starts_with("pinfold") || ["array", "list", "cached"].contains(&record.subject);
+    let colour = if ours { OURS } else { OTHERS };
     let (end, least, most) = (scale.x(record.median), scale.x(record.min), scale.x(record.max));
+    let middle = y + ROW / 2.0;
     writeln!(
         f,
-        r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text><rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{}"/><line x1="{least:.1}" x2="{most:.1}" y1="{:.1}" y2="{:.1}" stroke="black"/><text x="{:.1}" y="{:.1}">{}{}</text>"#,
-        LEFT - 8.0,
-        y + 12.0,
+        r#"<g><title>{}, {}: {} ({} to {}, {} runs) {}</title><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+        Escaped(record.case),
         Escaped(record.subject),
-        y + 2.0,
-        end - LEFT,
-        ROW - 4.0,
-        if ours { "#1f5f99" } else { "#b9c7d4" },
-        y + ROW / 2.0,
-        y + ROW / 2.0,
-        end.max(most) + 6.0,
-        y + 12.0,
+        Figure(record.median),
+        Figure(record.min),
+        Figure(record.max),
+        record.runs,
+        Escaped(record.unit),
+        LEFT - 8.0,
+        y + 13.0,
+        Escaped(record.subject),
+    )?;
+    if scale.is_log() {
+        writeln!(f, r#"<circle cx="{end:.1}" cy="{middle:.1}" r="5" fill="{colour}"/>"#)?;
+    } else {
+        let (width, height) = (end - LEFT, ROW - 6.0);
+        writeln!(
+            f,
+            r#"<rect x="{LEFT}" y="{:.1}" width="{width:.1}" height="{height:.1}" fill="{colour}"/>"#,
+            y + 3.0
+        )?;
+    }
+    writeln!(
+        f,
+        r#"<line x1="{least:.1}" x2="{most:.1}" y1="{middle:.1}" y2="{middle:.1}" stroke="black"/><text x="{:.1}" y="{:.1}">{}{}</text></g>"#,
+        end.max(most) + 9.0,
+        y + 13.0,
         Figure(record.median),
         if record.modelled { " (modelled)" } else { "" },
     )
+}
+
+/// A tick's figure: as it is said, without digits that mean nothing.
+struct Tick(f64);
+
+impl fmt::Display for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            v if v >= 1e9 => write!(f, "{}G", v / 1e9),
+            v if v >= 1e6 => write!(f, "{}M", v / 1e6),
+            v if v >= 1e4 => write!(f, "{}k", v / 1e3),
+            // A power of ten, or a round multiple of one: what is behind the sixth digit is the machine's.
+            v => write!(f, "{}", (v * 1e6).round() / 1e6),
+        }
+    }
 }
 
 /// A figure with about three digits.

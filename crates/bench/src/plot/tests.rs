@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn record(case: &'static str, subject: &'static str, median: f64) -> Record {
+pub(super) fn record(case: &'static str, subject: &'static str, median: f64) -> Record {
     let (min, max, metric) = (median / 2.0, median * 2.0, Metric::Time);
     Record { suite: "s", case, subject, metric, unit: "ns/op", median, min, max, runs: 3, modelled: false }
 }
@@ -31,18 +31,41 @@ fn elements(svg: &str) -> std::collections::BTreeMap<String, usize> {
     seen
 }
 
-fn widths(svg: &str) -> Vec<f64> {
-    svg.split("<rect x=").skip(1).map(|rect| rect.split('"').nth(5).unwrap().parse().unwrap()).collect()
+fn count(svg: &str, word: &str) -> usize {
+    svg.matches(word).count()
 }
 
 #[test]
-fn each_record_has_a_bar_and_tenfold_is_equally_longer() {
+fn a_log_axis_says_so_and_has_marks_and_ticks() {
     let records = [record("a", "pinfold", 1.0), record("a", "inblock", 10.0), record("b", "pinfold", 100.0)];
     let svg = Plot { title: "s", records: &records }.to_string();
     let seen = elements(&svg);
-    assert_eq!((seen["svg"], seen["rect"], seen["title"]), (1, 1 + records.len(), 1));
-    let [one, ten, hundred] = widths(&svg)[..] else { panic!("{svg}") };
-    assert!(one > 0.0 && ((hundred - ten) - (ten - one)).abs() < 0.3, "{one} {ten} {hundred}");
+    // The legend has two marks more; each mark has a title, as has the whole.
+    assert_eq!((seen["svg"], seen["rect"], seen["circle"], seen["title"]), (1, 1, 2 + records.len(), 4));
+    assert_eq!(count(&svg, "ns/op, log axis"), 2, "one for each panel");
+    for tick in ["0.1", "1", "10", "100", "1000"] {
+        assert_eq!(count(&svg, &format!(r#"text-anchor="middle">{tick}</text>"#)), 2, "{tick}");
+    }
+}
+
+#[test]
+fn an_axis_from_0_has_bars_and_does_not_say_log() {
+    let records = [record("a", "pinfold", 10.0), record("a", "inblock", 20.0)];
+    let svg = Plot { title: "s", records: &records }.to_string();
+    assert_eq!((elements(&svg)["rect"], count(&svg, "log")), (1 + records.len(), 0));
+    let bars: Vec<f64> =
+        svg.split("<rect x=").skip(1).map(|rect| rect.split('"').nth(5).unwrap().parse().unwrap()).collect();
+    assert!((bars[1] - 2.0 * bars[0]).abs() < 0.2, "twice as much is twice as long: {bars:?}");
+    assert!(svg.contains(r#"text-anchor="middle">0</text>"#));
+}
+
+/// Two figures of one case in two units are two panels, each with its own axis.
+#[test]
+fn each_panel_is_a_case_and_a_unit() {
+    let ms = Record { unit: "ms", ..record("a", "pinfold", 5.0) };
+    let svg = Plot { title: "s", records: &[record("a", "pinfold", 10.0), ms] }.to_string();
+    assert_eq!((count(&svg, ">ns/op</text>"), count(&svg, ">ms</text>")), (1, 1));
+    assert!(svg.contains("a, pinfold: 10.0 (5.00 to 20.0, 3 runs) ns/op"), "{svg}");
 }
 
 #[test]
@@ -52,6 +75,5 @@ fn odd_figures_and_words_leave_it_whole() {
     let svg = Plot { title: "<&>", records: &records }.to_string();
     elements(&svg);
     assert!(svg.contains("a&lt;b&amp;c") && svg.contains("&quot;x&quot;"));
-    assert!(widths(&svg).iter().all(|width| (0.0..=RIGHT).contains(width)), "{svg}");
     elements(&Plot { title: "none", records: &[] }.to_string());
 }
