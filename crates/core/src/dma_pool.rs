@@ -65,6 +65,7 @@ pub use report::{PoolStats, REPORT_HEADER, WIDE_HEADER};
 pub use watch::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse, OwnerTag};
 
 use crate::addr::Iova;
+use crate::domain::DomainId;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
@@ -85,6 +86,10 @@ pub unsafe trait ChunkSource: Send + Sync {
     fn span(&self) -> NonNull<[u8]>;
     /// What a device calls the first byte of the span; the rest follows linearly.
     fn iova(&self) -> Iova;
+    /// The domain whose devices reach the chunks there; `None` where that is no [`Domain`](crate::domain::Domain).
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
     /// A run of 2^order frames, reachable by the device for reading and writing.
     ///
     /// # Errors

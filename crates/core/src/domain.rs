@@ -34,6 +34,7 @@ mod backend;
 mod deferred;
 mod mapping;
 mod paged;
+mod payload;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -41,6 +42,7 @@ mod tests;
 pub use backend::{Backend, BackendError, BackendStats};
 pub use mapping::{Mapped, NotQuiesced, Refused, Revoked};
 pub use paged::{Paged, Physical};
+pub use payload::{DomainId, Payload};
 
 /// Memory that can be mapped: pinned, and owned by the value.
 ///
@@ -106,6 +108,7 @@ struct Static {
 
 /// One I/O address space.
 pub struct Domain {
+    id: DomainId,
     backend: Box<dyn Backend>,
     iovas: IovaSpace,
     /// By their first address.
@@ -118,7 +121,12 @@ impl Domain {
     /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
         let (statics, deferred) = (Mutex::new(BTreeMap::new()), Deferred::new());
-        Self { backend, iovas, statics, deferred, counts: Counts::default() }
+        Self { id: DomainId::next(), backend, iovas, statics, deferred, counts: Counts::default() }
+    }
+
+    /// Which domain it is.
+    pub fn id(&self) -> DomainId {
+        self.id
     }
 
     /// What the backend is called.

@@ -13,6 +13,7 @@ use pinfold::{Arena, Buffer, Exposure};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
 use pinfold_core::addr::{IovaRange, Segment};
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
+use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
 use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
@@ -38,6 +39,9 @@ unsafe impl ChunkSource for Rings {
     fn iova(&self) -> pinfold_core::addr::Iova {
         ChunkSource::iova(&self.arena)
     }
+    fn domain(&self) -> Option<DomainId> {
+        ChunkSource::domain(&self.arena)
+    }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frame = self.arena.acquire(order)?;
         let at = ChunkSource::iova(self).checked_add(u64::from(frame.index()) * Frame::BYTES);
@@ -58,9 +62,14 @@ impl Rings {
 }
 
 /// Addresses that nobody may use any more.
-struct Stale(Segment);
+struct Stale(Segment, DomainId);
 
-impl Payload<Both> for Stale {
+// SAFETY: it is not so, on purpose: the addresses were mapped once. The IOMMU turns each access to them into a fault, which
+// is what this program shows, and nothing else is mapped there meanwhile.
+unsafe impl Payload<Both> for Stale {
+    fn domain(&self) -> Option<DomainId> {
+        Some(self.1)
+    }
     fn segment(&self, index: usize) -> Option<Segment> {
         (index == 0).then_some(self.0)
     }
@@ -143,7 +152,7 @@ impl Bench {
     /// A buffer full of `byte` and the addresses at which the controller found it before it was taken back.
     fn taken_back(&self, bytes: usize, byte: u8) -> Outcome<(Buffer, Stale)> {
         let mapped = self.pci.domain().map(self.filled(bytes, byte)?, Both)?;
-        let stale = Stale(mapped.segment());
+        let stale = Stale(mapped.segment(), self.pci.domain().id());
         Ok((mapped.unmap()?, stale))
     }
 

@@ -1,9 +1,8 @@
 //! A controller without an IOMMU: `unprotected BDF` writes over the first MiB of its first namespace and reads it back. The
 //! controller must be bound to `vfio-pci` by a kernel that allows this (`enable_unsafe_noiommu_mode`), and hugepages
 //! must be reserved: its addresses are physical ones.
-#![forbid(unsafe_code)]
 
-use pinfold::vfio::{Options, Way};
+use pinfold::vfio::Options;
 use pinfold::{Arena, Exposure, Source};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_nvme::driver::{Config, Controller, Finished, InFlight, Queue};
@@ -32,7 +31,10 @@ fn byte(at: usize) -> u8 {
 
 fn main() -> Outcome<()> {
     let address = std::env::args().nth(1).ok_or("usage: unprotected BDF")?;
-    let pci = PciController::open(&address, &Options::new().way(Way::NoIommu), 1)?;
+    // SAFETY: only the driver below uses the controller, and gives it addresses of live mappings; each command is waited
+    // for before its mapping ends, and the controller is disabled by the driver before the arenas go.
+    let options = unsafe { Options::new().without_iommu() };
+    let pci = PciController::open(&address, &options, 1)?;
     let domain = pci.domain().clone();
     // Two hugepages lie side by side by chance only.
     let page = || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);

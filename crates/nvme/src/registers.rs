@@ -1,5 +1,7 @@
 //! The way to a controller's registers.
 
+use pinfold_core::domain::DomainId;
+
 /// A controller's register file (PCI BAR0), reached at byte offsets.
 ///
 /// Implemented by whatever maps a real controller's BAR, and by
@@ -17,6 +19,12 @@ pub trait Registers: Send + Sync {
     fn write32(&self, offset: u32, value: u32);
     /// Writes the 64 bits at `offset` bytes.
     fn write64(&self, offset: u32, value: u64);
+
+    /// The domain that the device is in; `None` where that is no [`Domain`](pinfold_core::domain::Domain). A controller is
+    /// only given memory of it.
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
 
     /// Whether the system asks for the device back: it still works, but will be taken away as soon as it is let go. The
     /// driver asks now and then, not for each command.
@@ -37,6 +45,9 @@ impl<R: Registers + ?Sized> Registers for std::sync::Arc<R> {
     }
     fn write64(&self, offset: u32, value: u64) {
         (**self).write64(offset, value);
+    }
+    fn domain(&self) -> Option<DomainId> {
+        (**self).domain()
     }
     fn is_asked_back(&self) -> bool {
         (**self).is_asked_back()

@@ -24,6 +24,7 @@ use crate::registers::Registers;
 use crate::spec::offset;
 use pinfold::Domain;
 use pinfold::vfio::{Bar, Bdf, Device, DeviceError, Irq, OpenError, Options};
+use pinfold_core::domain::DomainId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -174,6 +175,10 @@ impl Registers for PciRegisters {
     #[inline]
     fn write64(&self, offset: u32, value: u64) {
         let _ = self.bar.write64(offset.into(), value);
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        Some(self.bar.device().domain().id())
     }
 
     fn is_asked_back(&self) -> bool {

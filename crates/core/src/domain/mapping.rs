@@ -78,6 +78,11 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
         )
     }
 
+    /// The domain that it is mapped in.
+    pub fn domain(&self) -> &'d Domain {
+        self.0.domain
+    }
+
     /// Where the device finds it: one contiguous range.
     pub fn iova(&self) -> IovaRange {
         self.0.iova

@@ -40,6 +40,11 @@ pub enum Error {
         /// Why not.
         error: SourceError,
     },
+    /// The device behind the registers is not in the domain of the memory that it was to be given.
+    #[error(
+        "the memory for rings is in another domain than the controller: take it from an arena of its own domain"
+    )]
+    OtherDomain,
     /// Memory that the source gave is not where it should be.
     #[error("the memory for {what} is not inside its source, or not addressable by the device")]
     BadSource {
@@ -88,6 +93,11 @@ pub enum Error {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reject {
+    /// The payload is mapped in another domain than the controller's rings.
+    #[error(
+        "the payload is mapped in another domain than the controller's: map it in the one that `start` was given"
+    )]
+    OtherDomain,
     /// As many requests are under way as the queue is deep.
     #[error("{depth} requests are under way, as many as the queue is deep: poll for completions first")]
     QueueFull {

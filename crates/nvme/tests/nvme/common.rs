@@ -3,6 +3,7 @@
 use pinfold_core::access::Both;
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
+use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, FrameError, Order};
 use pinfold_core::mem::DmaMemory;
 use pinfold_nvme::driver::{Clock, CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
@@ -159,7 +160,11 @@ impl Drop for Buffer {
     }
 }
 
-impl Payload<Both> for Buffer {
+// SAFETY: the frames are the arena's and stay where they are until the buffer is dropped; the model reaches nothing else.
+unsafe impl Payload<Both> for Buffer {
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
     fn segment(&self, index: usize) -> Option<Segment> {
         let whole = self.frames * 4096 - self.skip;
         let piece = self.cut.saturating_mul(4096);

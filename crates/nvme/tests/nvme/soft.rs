@@ -4,8 +4,9 @@ use crate::common::{namespaces, pattern};
 use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
 use pinfold_core::access::{Both, Direction, FromDevice, ToDevice};
-use pinfold_core::domain::Mapped;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight, Queue};
+use pinfold_core::domain::{DomainId, Mapped};
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, InFlight, Queue, Reject};
 use pinfold_nvme::model::{
     BusAccess, Fault, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, StrikeOutcome, When,
 };
@@ -100,10 +101,63 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
 }
 
 #[test]
+fn a_payload_of_another_domain_is_rejected() {
+    let Stack { model, domain: _domain, arena: _arena, controller: _controller, mut queue } =
+        stack(Exposure::PerUse, Config::default());
+    let other = Domain::soft().unwrap();
+    let elsewhere = Arena::builder().size(1 << 20).build(&other).unwrap();
+    let payload = mapped(&other, elsewhere.alloc_zeroed(4096).unwrap(), Both);
+    let before = model.stats().commands;
+    let rejected = queue.read(1, 0, 8, payload).unwrap_err();
+    queue.ring();
+    assert_eq!(rejected.reason, Reject::OtherDomain);
+    drop(rejected.payload.unmap().unwrap());
+    assert_eq!(model.stats().commands, before);
+}
+
+/// The registers of a controller that says which domain it is in.
+struct Placed(ModelRegisters, DomainId);
+
+impl Registers for Placed {
+    fn read32(&self, offset: u32) -> u32 {
+        self.0.read32(offset)
+    }
+    fn read64(&self, offset: u32) -> u64 {
+        self.0.read64(offset)
+    }
+    fn write32(&self, offset: u32, value: u32) {
+        self.0.write32(offset, value);
+    }
+    fn write64(&self, offset: u32, value: u64) {
+        self.0.write64(offset, value);
+    }
+    fn domain(&self) -> Option<DomainId> {
+        Some(self.1)
+    }
+}
+
+#[test]
+fn a_controller_is_not_started_with_memory_of_another_domain() {
+    let (domain, other) = (Domain::soft().unwrap(), Domain::soft().unwrap());
+    let config = ModelConfig::new(namespaces(1 << 20));
+    let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
+    let start = |arena: Arena| {
+        Controller::start(Placed(model.registers(), domain.id()), arena, Config::default()).map(drop)
+    };
+    let rings = |domain| Arena::builder().size(4 << 20).source(Source::Plain).build(domain).unwrap();
+    assert_eq!(start(rings(&other)), Err(Error::OtherDomain));
+    assert_eq!(start(rings(&domain)), Ok(()));
+}
+
+#[test]
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // The types refuse it; a device that does it all the same meets the IOMMU.
     struct Lie<'d>(Mapped<'d, Buffer, ToDevice>);
-    impl pinfold_nvme::driver::Payload<FromDevice> for Lie<'_> {
+    // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU enforces.
+    unsafe impl pinfold_nvme::driver::Payload<FromDevice> for Lie<'_> {
+        fn domain(&self) -> Option<DomainId> {
+            Some(self.0.domain().id())
+        }
         fn segment(&self, index: usize) -> Option<pinfold_core::addr::Segment> {
             (index == 0).then(|| self.0.segment())
         }

@@ -3,7 +3,7 @@
 use super::{Arena, Exposure, Inner, Run};
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, DomainId};
 use pinfold_core::frame::{Frame, Order};
 use std::ptr::NonNull;
 
@@ -60,6 +60,9 @@ unsafe impl ChunkSource for Arena {
     fn iova(&self) -> Iova {
         self.inner().iova.start()
     }
+    fn domain(&self) -> Option<DomainId> {
+        self.inner().space.domain()
+    }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         self.inner().acquire(order)
     }
@@ -75,6 +78,9 @@ unsafe impl ChunkSource for &Arena {
     }
     fn iova(&self) -> Iova {
         ChunkSource::iova(*self)
+    }
+    fn domain(&self) -> Option<DomainId> {
+        ChunkSource::domain(*self)
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         ChunkSource::acquire(*self, order)

@@ -4,7 +4,7 @@ use super::Exposure;
 use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, DomainId};
 use pinfold_core::mem::DmaMemory;
 
 /// The part of a domain that an arena uses; a seam, so that a test can make any step of it fail.
@@ -33,6 +33,10 @@ pub(super) trait Space: Send + Sync {
     fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError>;
     /// Counts memory that is kept for ever, because a device may reach it for ever.
     fn note_quarantined(&self, bytes: u64);
+    /// Which domain it is.
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
     /// Whether a mapping pins its memory by itself.
     fn pins(&self) -> bool {
         false
@@ -131,6 +135,9 @@ impl Space for Domain {
     }
     fn note_quarantined(&self, bytes: u64) {
         (**self).note_quarantined(bytes);
+    }
+    fn domain(&self) -> Option<DomainId> {
+        Some((**self).id())
     }
     fn pins(&self) -> bool {
         (**self).pins()

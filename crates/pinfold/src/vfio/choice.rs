@@ -17,7 +17,8 @@ pub enum Way {
     ///
     /// **Nothing is protected.** The device reaches all memory of the machine at its physical address, whatever this program
     /// says, and a revocation takes nothing away: what a wrong or hostile device does with it is beyond this library's
-    /// promises. Arenas must be exposed whole and come from hugetlb pages.
+    /// promises. So [`Options::without_iommu`](super::Options::without_iommu), which is `unsafe`, alone opens a device
+    /// this way. Arenas must be exposed whole and come from hugetlb pages.
     NoIommu,
 }
 

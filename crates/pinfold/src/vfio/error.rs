@@ -87,9 +87,15 @@ pub enum OpenError {
     OtherDomain(Bdf),
     /// Without an IOMMU, but not asked for.
     #[error(
-        "{0} has no IOMMU, and VFIO would let it reach all memory: where that is wanted it has to be asked for by name"
+        "{0} has no IOMMU, and VFIO would let it reach all memory: a program that wants that opens it with \
+         `Options::without_iommu`"
     )]
     Unprotected(Bdf),
+    /// Without an IOMMU, and nobody answers for what it may reach.
+    #[error(
+        "{0} was to be opened without an IOMMU, where it reaches all memory: only `Options::without_iommu` allows it"
+    )]
+    Unvouched(Bdf),
     /// Asked for without an IOMMU, and it has one.
     #[error("{0} has an IOMMU: open it with it")]
     Protected(Bdf),

@@ -25,13 +25,15 @@ use std::sync::atomic::AtomicU32;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     pub(super) way: Way,
+    /// Whether somebody answers for a device that nothing translates.
+    pub(super) vouched: bool,
     pub(super) iova_bits: u32,
     pub(super) roots: Roots,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { way: Way::default(), iova_bits: 64, roots: Roots::default() }
+        Self { way: Way::default(), vouched: false, iova_bits: 64, roots: Roots::default() }
     }
 }
 
@@ -41,10 +43,26 @@ impl Options {
         Self::default()
     }
 
-    /// By this interface or not at all.
+    /// By this interface or not at all. [`Way::NoIommu`] is refused here: see [`without_iommu`](Self::without_iommu).
     #[must_use]
     pub fn way(mut self, way: Way) -> Self {
         self.way = way;
+        self
+    }
+
+    /// By [`Way::NoIommu`]: nothing translates what the device does, and nothing protects against it.
+    ///
+    /// # Safety
+    /// A device that is opened with these options, or with a clone of them, reaches all memory of the machine at its
+    /// physical address. For each one the caller answers that, until its bus mastering is off for good:
+    /// - it makes no access but those that its driver asked for;
+    /// - whoever has a handle to the device, its registers or its domain is trusted with all physical memory, and gives the
+    ///   device only addresses that a live mapping of that domain, or a live arena in it, has named;
+    /// - no mapping ends and no arena goes while the device may still use the addresses: a revocation, an unmap and a
+    ///   quarantine take nothing away from it.
+    #[must_use]
+    pub unsafe fn without_iommu(mut self) -> Self {
+        (self.way, self.vouched) = (Way::NoIommu, true);
         self
     }
 
@@ -76,7 +94,9 @@ impl Device {
     /// # Errors
     /// [`OpenError`], which names the command that mends it.
     pub fn open(address: &str, options: &Options) -> Result<Self, OpenError> {
-        let found = lookup::find(&options.roots, Bdf::from_str(address)?)?;
+        let bdf = Bdf::from_str(address)?;
+        vouched(bdf, options.way, options)?;
+        let found = lookup::find(&options.roots, bdf)?;
         let best = choose(&options.roots, found.cdev.as_deref());
         let by_name = |name: &str| format!("{name}, for it was asked for by name");
         let (way, why) = match options.way {
@@ -101,15 +121,18 @@ impl Device {
     }
 
     /// Opens the device at `address` in the domain of another one: both reach the same memory at the same addresses, by one
-    /// entry and one pin. Of `options` the way is not looked at: it is the domain's.
+    /// entry and one pin. The way is the domain's; where that is [`Way::NoIommu`], `options` must be those of
+    /// [`Options::without_iommu`].
     ///
     /// # Errors
     /// [`OpenError`]; [`OpenError::OtherDomain`] where the domain is not one of VFIO's, and [`OpenError::Domain`] where
     /// something is mapped at an address that this device does not reach.
     pub fn open_in(address: &str, domain: &Domain, options: &Options) -> Result<Self, OpenError> {
-        let found = lookup::find(&options.roots, Bdf::from_str(address)?)?;
-        let space = domain.kernel().ok_or(OpenError::OtherDomain(found.bdf))?;
-        let (way, bdf) = (space.way(), found.bdf);
+        let bdf = Bdf::from_str(address)?;
+        let space = domain.kernel().ok_or(OpenError::OtherDomain(bdf))?;
+        let way = space.way();
+        vouched(bdf, way, options)?;
+        let found = lookup::find(&options.roots, bdf)?;
         check(&found, way)?;
         let fd = space.device(options, &found)?;
         let limits = limits(space, bdf)?;
@@ -119,6 +142,11 @@ impl Device {
         let chosen = Chosen { way, why: "that of its domain".to_owned(), limits };
         Ok(Self(Arc::new(Inner { bdf, fd, domain: domain.clone(), chosen, irqs_on: AtomicU32::new(0) })))
     }
+}
+
+/// Refuses a device without an IOMMU unless somebody answers for it.
+fn vouched(bdf: Bdf, way: Way, options: &Options) -> Result<(), OpenError> {
+    if way == Way::NoIommu && !options.vouched { Err(OpenError::Unvouched(bdf)) } else { Ok(()) }
 }
 
 /// Whether the device can be opened that way, as far as `/sys` tells.
@@ -220,5 +248,30 @@ pub(super) fn refused(call: &'static str, path: &Path, errno: Errno) -> OpenErro
         }
         libc::EBUSY => OpenError::Busy { path: name },
         _ => OpenError::Kernel { call, path: name, errno },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: &str = "ffff:ff:1f.7";
+
+    fn no_iommu(options: &Options) -> OpenError {
+        Device::open(ADDRESS, options).unwrap_err()
+    }
+
+    #[test]
+    fn no_safe_call_opens_a_device_without_an_iommu() {
+        let bdf = Bdf::from_str(ADDRESS).unwrap();
+        let by_name = Options::new().way(Way::NoIommu);
+        assert_eq!(no_iommu(&by_name), OpenError::Unvouched(bdf));
+        // Nor into a domain that somebody has answered for: that was for other devices.
+        assert_eq!(vouched(bdf, Way::NoIommu, &Options::new()), Err(OpenError::Unvouched(bdf)));
+        // SAFETY: there is no such device, so none is opened.
+        let answered = unsafe { Options::new().without_iommu() };
+        assert_eq!(no_iommu(&answered), OpenError::NoDevice(bdf));
+        assert_eq!(vouched(bdf, Way::NoIommu, &answered), Ok(()));
+        assert_eq!(vouched(bdf, Way::Type1, &Options::new()), Ok(()));
     }
 }

@@ -12,6 +12,7 @@ use crate::driver::span::Span;
 use crate::registers::Registers;
 use crate::spec::{Cap, Doorbell, PAGE, PAGE_BYTES, doorbell_offset, offset};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
+use pinfold_core::domain::DomainId;
 use pinfold_core::gather::prp::{ListPages, Prps};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,6 +75,8 @@ pub(in crate::driver) struct Control<S: ChunkSource> {
 pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
     pub(in crate::driver) registers: R,
     pub(in crate::driver) source: S,
+    /// The domain that the source is in, and every payload must be in.
+    pub(in crate::driver) domain: Option<DomainId>,
     pub(in crate::driver) lists: DmaPool<S>,
     pub(in crate::driver) config: Config,
     pub(in crate::driver) cap: Cap,
@@ -83,6 +86,10 @@ pub(in crate::driver) struct Core<R: Registers, S: ChunkSource + Clone> {
 
 impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     pub(super) fn new(registers: R, source: S, config: Config) -> Result<Self, Error> {
+        let domain = source.domain();
+        if registers.domain().is_some_and(|of_device| domain != Some(of_device)) {
+            return Err(Error::OtherDomain);
+        }
         let cap = Cap(registers.read64(offset::CAP));
         if cap.0 == u64::MAX {
             return Err(Error::Gone);
@@ -106,7 +113,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
             ids: Vec::new(),
         };
         let life = Arc::new(Life::default());
-        Ok(Self { registers, source, lists, config, cap, life, control: Mutex::new(control) })
+        Ok(Self { registers, source, domain, lists, config, cap, life, control: Mutex::new(control) })
     }
 
     pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control<S>> {

@@ -2,13 +2,13 @@
 
 use super::Queue;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
-use crate::driver::payload::Payload;
 use crate::driver::request::{CommandState, InFlight, Operation, PRPS_LISTS, Page, RequestId};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
-use pinfold_core::access::{DeviceReads, DeviceWrites};
+use pinfold_core::access::{DeviceReads, DeviceWrites, Direction};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::domain::Payload;
 use pinfold_core::gather::prp::{ControllerPage, ListPages, PrpError, Prps};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -31,7 +31,9 @@ struct Ask {
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// Reads `blocks` blocks from `slba` into the payload's first bytes. The device writes the payload, so its
-    /// direction is one in which it may:
+    /// direction is one in which it may; it is mapped in the domain that the controller's own memory is in. Of its
+    /// segments all but the first begin at a page (4096 bytes), all but the last end at one, and the first begins at a
+    /// multiple of 4:
     ///
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::ToDevice, domain::{Mapped, Pinned}, dma_pool::ChunkSource};
@@ -59,7 +61,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         P: Payload<D>,
     {
         let operation = Operation::Transfer { write: false };
-        self.submit(Ask { operation, nsid, slba, blocks: blocks.into() }, payload, |p, i| p.segment(i))
+        self.transfer(Ask { operation, nsid, slba, blocks: blocks.into() }, payload)
     }
 
     /// Writes the payload's first bytes to `blocks` blocks from `slba`. The device reads the payload:
@@ -88,7 +90,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         P: Payload<D>,
     {
         let operation = Operation::Transfer { write: true };
-        self.submit(Ask { operation, nsid, slba, blocks: blocks.into() }, payload, |p, i| p.segment(i))
+        self.transfer(Ask { operation, nsid, slba, blocks: blocks.into() }, payload)
     }
 
     /// Makes what was written and completed before durable.
@@ -107,6 +109,17 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     pub fn discard(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<InFlight<()>, Rejected<()>> {
         let ask = Ask { operation: Operation::Discard { blocks }, nsid, slba, blocks: blocks.into() };
         self.submit(ask, (), |(), _| None)
+    }
+
+    fn transfer<P, D>(&mut self, ask: Ask, payload: P) -> Result<InFlight<P>, Rejected<P>>
+    where
+        D: Direction,
+        P: Payload<D>,
+    {
+        if payload.domain() != self.core.domain {
+            return Err(Rejected { payload, reason: Reject::OtherDomain });
+        }
+        self.submit(ask, payload, |p, i| p.segment(i))
     }
 
     fn submit<P>(

@@ -1,0 +1,48 @@
+//! What a driver gives to its device to read or write.
+
+use super::{Mapped, Pinned};
+use crate::access::Direction;
+use crate::addr::Segment;
+use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A domain's number, which no other domain of this process has or has had.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DomainId(NonZeroU64);
+
+impl DomainId {
+    pub(super) fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        // 2^64 domains are not made.
+        Self(NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+/// Memory that the devices of a domain may reach in direction `D` for as long as the value lives.
+///
+/// A queue that takes one owes: it gives the segments only to a device of [`domain`](Self::domain), and holds the
+/// value until the device is done with them; where it can not know that, it leaks the value.
+///
+/// # Safety
+/// Implementers owe, until the value is dropped, wherever it is moved: `segment` and `domain` do not change what they
+/// return, and every segment is part of a live mapping, in that domain and for direction `D`, that the value holds.
+pub unsafe trait Payload<D: Direction> {
+    /// The segment with this number, from 0; `None` after the last.
+    fn segment(&self, index: usize) -> Option<Segment>;
+
+    /// Where the segments are mapped; `None` where that is no [`Domain`](super::Domain). Only a queue whose own memory
+    /// is in the same domain takes the value.
+    fn domain(&self) -> Option<DomainId>;
+}
+
+// SAFETY: the range is the mapping's, which is made for `D`, never changes, and lasts until the value is dropped,
+// unmapped or revoked; all of these take it by value.
+unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapped<'_, P, D> {
+    fn segment(&self, index: usize) -> Option<Segment> {
+        (index == 0).then(|| Mapped::segment(self))
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        Some(Mapped::domain(self).id())
+    }
+}
