@@ -19,16 +19,36 @@
 //! row at hand the multiplication alone proves where it is.
 //!
 //! A row whose blocks are all out is nobody's, and whoever frees one of them keeps it next; a block of a row that another
-//! owner keeps is *posted* to that owner. Rows that are wholly free go to and from the depot, many at a time.
+//! owner keeps is *posted* to that owner. Rows that are free for the most part go to and from the depot, many at a time.
 //!
-//! Every operation takes constant time whatever the number of blocks. No free allocates.
+//! Every operation takes constant time, amortised, whatever the number of blocks. No free allocates, and no lock is held
+//! while the [`ChunkSource`] is at work: while one owner waits for a chunk the others free blocks, and allocate those that
+//! are free.
+//!
+//! # How much memory a pool holds
+//!
+//! An alloc takes a block of its owner's rows, else of the depot or of the pool's own owner; only when none of these has
+//! one does the pool grow, by a chunk of 2 MiB at most (or of one block, where that is larger). What other owners keep is
+//! bounded, as in the Hoard allocator (Berger et al., ASPLOS 2000): a row of which half is free goes to the depot, where
+//! any owner takes it, except for 8 to 32 such rows an owner (a quarter of the pool's, divided by the owners). Therefore,
+//! with *peak* the most blocks in use at a time,
+//!
+//! ```text
+//! blocks of the pool <= 2 * peak + 10,304 for each owner + one chunk
+//! ```
+//!
+//! where 10,304 are 32 rows, the one at hand, and 128 whose blocks were all out when they were last looked at. In a pool that
+//! never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the depot costs
+//! two read-modify-writes more. An owner looks at its rows when it makes calls that leave its row at hand: one that makes
+//! none keeps what others post to its rows meanwhile; drop a [`Local`] that is not going to be used.
 //!
 //! # What is checked
 //!
 //! Each raw free is, also in release builds: whether the address lies in a chunk of this pool, whether a block starts
-//! there, whether the device's address belongs to it, whether it is in use. A refused free changes nothing. Only a second free
-//! in the very instant of the first, one through the `Local` that keeps the block's row and one elsewhere, is not told
-//! to its caller; it is found when the row is next used, frees nothing, and is counted in
+//! there, whether the device's address belongs to it, whether it is in use, and that no [`Block`] owns it
+//! ([`FreeError::Owned`], also where the free races with the block's drop). A refused free changes nothing. Only a second
+//! free of a raw block in the very instant of the first, one through the `Local` that keeps the block's row and one
+//! elsewhere, is not told to its caller; it is found when the row is next used, frees nothing, and is counted in
 //! [`PoolStats::late_double_frees`]. (What a copy of a [`RawBlock`] cannot tell is whether it is freed a
 //! second time after the block was handed out anew; [`Block`] cannot be freed twice.)
 
@@ -41,6 +61,7 @@ mod directory;
 mod error;
 mod free;
 mod geometry;
+mod growth;
 mod house;
 mod list;
 mod local;
@@ -72,6 +93,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
+use row::Form;
 use shared::Shared;
 
 /// Where a pool's chunks come from: a span of memory of which a piece can be had, device-reachable, at
@@ -227,7 +249,8 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// [`AllocError`] where the pool has no free block and can have no chunk.
     pub fn alloc(&self) -> Result<Block<'_, S>, AllocError> {
-        self.alloc_raw().map(|raw| Block { pool: &self.0, raw })
+        let raw = self.0.alloc_shared(Form::Owned)?;
+        Ok(Block { pool: &self.0, raw })
     }
 
     /// The same, all bytes 0.
@@ -235,7 +258,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self) -> Result<Block<'_, S>, AllocError> {
-        self.alloc_raw_zeroed().map(|raw| Block { pool: &self.0, raw })
+        self.alloc().inspect(|block| self.0.zero(block.raw))
     }
 
     /// A block, raw: it is out until [`free_raw`](Self::free_raw).
@@ -243,7 +266,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
-        self.0.alloc(&mut self.0.house())
+        self.0.alloc_shared(Form::Raw)
     }
 
     /// The same, all bytes 0.
@@ -257,20 +280,20 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Takes a block back, from whichever owner's hand it came.
     ///
     /// # Errors
-    /// [`FreeError`] where it is not a block of this pool in use; then nothing has changed.
+    /// [`FreeError`] where it is not a raw block of this pool in use; then nothing has changed.
     pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
-        self.0.free(&mut self.0.house(), block)
+        self.0.free(&mut self.0.house(), block, Form::Raw)
     }
 
     /// Fills the empty slots with raw blocks; returns how many slots are full afterwards. Fewer than all where the
     /// pool has no more.
     pub fn fill(&self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.0.fill(&mut self.0.house(), slots)
+        self.0.fill_shared(slots)
     }
 
     /// The same, all bytes of the new blocks 0.
     pub fn fill_zeroed(&self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.0.fill_zeroed(&mut self.0.house(), slots)
+        self.0.fill_zeroed_shared(slots)
     }
 
     /// Takes many blocks back.
@@ -346,20 +369,23 @@ impl<S: ChunkSource> Block<'_, S> {
         self.raw.iova
     }
 
-    /// Where it is, raw. The block stays this one's to free.
+    /// Where it is, raw. The block stays this one's to free: until it is dropped or turned
+    /// [raw](Self::into_raw), a raw free of it is refused with [`FreeError::Owned`].
     pub fn as_raw(&self) -> RawBlock {
         self.raw
     }
 
     /// The block's memory, to be read and written beside the device.
     pub fn memory(&self) -> DmaMemory<'_> {
-        self.pool.memory_of(self.raw)
+        // It lies in the span: the pool handed it out.
+        self.pool.memory_of(self.raw).unwrap_or(DmaMemory::EMPTY)
     }
 
     /// The block, raw: from here it is out until it is freed by hand.
     #[must_use = "the block is out until it is freed"]
     pub fn into_raw(self) -> RawBlock {
         let raw = self.raw;
+        self.pool.disown(raw);
         core::mem::forget(self);
         raw
     }
@@ -367,7 +393,8 @@ impl<S: ChunkSource> Block<'_, S> {
 
 impl<S: ChunkSource> Drop for Block<'_, S> {
     fn drop(&mut self) {
-        // Refused only where a copy of the raw block was freed already; then it is not ours any more.
-        let _ = self.pool.free(&mut self.pool.house(), self.raw);
+        // Never refused: nothing but its `Block` frees an owned block.
+        let freed = self.pool.free(&mut self.pool.house(), self.raw, Form::Owned);
+        debug_assert_eq!(freed, Ok(()));
     }
 }

@@ -74,8 +74,9 @@ impl<S: ChunkSource> Shared<S> {
             for index in 0..u64::from(chunk.blocks) {
                 let offset = chunk.offset() + self.geometry.offset_of(index);
                 let block = self.block_at(offset);
-                if self.find(block).is_ok_and(|found| !found.row.is_live(found.bit)) {
-                    book.inspect(offset, block, self.memory_of(block));
+                let is_free = self.find(block).is_ok_and(|found| !found.row.is_live(found.bit));
+                if let (true, Ok(memory)) = (is_free, self.memory_of(block)) {
+                    book.inspect(offset, block, memory);
                 }
             }
         }

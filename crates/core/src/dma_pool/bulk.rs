@@ -1,6 +1,7 @@
 //! Many blocks at once: what is looked up for one is used for the next.
 
 use super::owner::Owner;
+use super::row::Form;
 use super::shared::Shared;
 use super::{BulkFreeError, ChunkSource, RawBlock};
 
@@ -28,6 +29,44 @@ impl<S: ChunkSource> Shared<S> {
         }
     }
 
+    /// The same by the pool's own owner, whose lock is not held while the pool grows.
+    pub(super) fn fill_shared(&self, slots: &mut [Option<RawBlock>]) -> usize {
+        let (all, place) = (slots.len(), self.place());
+        let mut rest = slots;
+        loop {
+            {
+                let mut house = self.house();
+                loop {
+                    let full = house.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
+                    rest = rest.get_mut(full..).unwrap_or_default();
+                    if rest.is_empty() {
+                        return all;
+                    }
+                    if !self.restock(&mut house) {
+                        break;
+                    }
+                }
+            }
+            // The rest begins with an empty slot, and the pool has no more: the next block needs a chunk.
+            let Ok(block) = self.alloc_shared(Form::Raw) else {
+                return all - rest.iter().filter(|slot| slot.is_none()).count();
+            };
+            if let Some(slot) = rest.iter_mut().find(|slot| slot.is_none()) {
+                *slot = Some(block);
+            }
+        }
+    }
+
+    /// The same, all bytes of the new blocks 0. No lock is held while they are written.
+    pub(super) fn fill_zeroed_shared(&self, slots: &mut [Option<RawBlock>]) -> usize {
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            let Ok(block) = self.alloc_shared(Form::Raw) else { break };
+            self.zero(block);
+            *slot = Some(block);
+        }
+        slots.iter().flatten().count()
+    }
+
     #[inline]
     pub(super) fn fill(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
         self.fill_with(owner, slots, |block| block)
@@ -50,7 +89,7 @@ impl<S: ChunkSource> Shared<S> {
                 return Ok(());
             };
             // Of another row, or wrong.
-            self.free(owner, block)
+            self.free(owner, block, Form::Raw)
                 .map_err(|error| BulkFreeError { freed: blocks.len() - after.len() - 1, error })?;
             rest = after;
         }
@@ -72,7 +111,7 @@ impl<S: ChunkSource> Shared<S> {
             freed += quick;
             let Some((slot, after)) = after.split_first_mut() else { return Ok(()) };
             if let Some(block) = *slot {
-                self.free(owner, block).map_err(|error| BulkFreeError { freed, error })?;
+                self.free(owner, block, Form::Raw).map_err(|error| BulkFreeError { freed, error })?;
                 *slot = None;
                 freed += 1;
             }

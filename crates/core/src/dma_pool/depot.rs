@@ -1,17 +1,57 @@
 //! The depot: rows with free blocks that no owner keeps. They are exchanged many at a time, under a lock.
+//!
+//! # What owners may keep
+//!
+//! A row is *sparse* when half of its blocks or more are free. An owner keeps at most so many sparse and whole rows as the
+//! [`Terms`] say, and gives the others to the depot when its current row changes: the emptiness rule of Berger et al.,
+//! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, so that many
+//! owners of a small pool leave most of it to each other.
+//!
+//! In a pool that never had two [`Local`](super::Local)s at a time, a row is sparse from 7/8 on. A free of a block whose
+//! row is in the depot is posted, which costs two read-modify-writes: where frees come in random order that is an eighth of
+//! them instead of half.
 
 use super::list::List;
 use super::owner::{Owner, Tally};
 use super::row::{FIRST_OWNER, RowRef};
-use crate::sync::Mutex;
+use crate::sync::{AtomicU32, Mutex, Ordering};
 use alloc::vec::Vec;
 
 /// How many rows an owner gets at a time.
 const BATCH: usize = 16;
 
+/// The fewest and the most sparse and whole rows that an owner may keep.
+const KEEP: (u32, u32) = (8, 32);
+/// From how many eighths of free blocks on a row is sparse: in a pool with one `Local`, and in one with more.
+const SPARSE: (u32, u32) = (7, 4);
+/// Of the word that tells the terms: set once two `Local`s were there at a time.
+const SHARED: u32 = 1 << 31;
+
+/// What an owner may keep. See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// How many sparse and whole rows.
+    pub(super) keep: usize,
+    /// From how many eighths of free blocks on a row is sparse. It changes once, for all rows of a pool.
+    pub(super) sparse_eighths: u32,
+}
+
+impl Default for Terms {
+    /// Those of a pool without rows.
+    fn default() -> Self {
+        Self { keep: KEEP.0 as usize, sparse_eighths: SPARSE.0 }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Depot(Mutex<Shelves>);
+pub(super) struct Depot {
+    shelves: Mutex<Shelves>,
+    /// The terms, in one word. Written under the lock.
+    terms: AtomicU32,
+    /// How many times owners began to post to a row that another keeps.
+    notices: AtomicU32,
+}
 
 #[derive(Debug)]
 struct Shelves {
@@ -26,6 +66,8 @@ struct Shelves {
     /// Numbers of owners that are gone. It has room for every number that was given out.
     free_ids: Vec<u32>,
     next_id: u32,
+    /// Rows of all chunks of the pool, wherever they are kept.
+    rows: usize,
 }
 
 impl Shelves {
@@ -61,7 +103,7 @@ impl Shelves {
 
 impl Depot {
     pub(super) fn new() -> Self {
-        let shelves = Shelves {
+        let shelves = Mutex::new(Shelves {
             open: List::default(),
             whole: List::default(),
             in_use: 0,
@@ -69,13 +111,42 @@ impl Depot {
             late: 0,
             free_ids: Vec::new(),
             next_id: FIRST_OWNER,
-        };
-        Self(Mutex::new(shelves))
+            rows: 0,
+        });
+        Self { shelves, terms: AtomicU32::new(KEEP.0), notices: AtomicU32::new(0) }
+    }
+
+    /// What an owner may keep now.
+    #[inline]
+    pub(super) fn terms(&self) -> Terms {
+        let word = self.terms.load(Ordering::Relaxed);
+        let sparse_eighths = if word & SHARED == 0 { SPARSE.0 } else { SPARSE.1 };
+        Terms { keep: (word & !SHARED) as usize, sparse_eighths }
+    }
+
+    /// How many times owners began to post to rows of others, modulo 2^32.
+    #[inline]
+    pub(super) fn notices(&self) -> u32 {
+        self.notices.load(Ordering::Relaxed)
+    }
+
+    /// Tells all owners that one has begun to post to rows of others. Relaxed: a hint to look, not what is looked at.
+    pub(super) fn notify(&self, posts: u32) {
+        self.notices.fetch_add(posts, Ordering::Relaxed);
+    }
+
+    /// Computes anew what owners may keep, after the number of owners or rows has changed.
+    fn set_terms(&self, shelves: &Shelves) {
+        let owners = (shelves.next_id - FIRST_OWNER) as usize - shelves.free_ids.len();
+        let rows = u32::try_from(shelves.rows / (4 * owners.max(1))).unwrap_or(u32::MAX);
+        // The pool's own owner and two more.
+        let shared = if owners > 2 { SHARED } else { self.terms.load(Ordering::Relaxed) & SHARED };
+        self.terms.store(rows.clamp(KEEP.0, KEEP.1) | shared, Ordering::Relaxed);
     }
 
     /// A new owner, with a number that no other has now. Allocates where there were never as many.
     pub(super) fn enrol(&self) -> Owner {
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         let id = shelves.free_ids.pop().unwrap_or_else(|| {
             let id = shelves.next_id;
             shelves.next_id += 1;
@@ -83,16 +154,17 @@ impl Depot {
             shelves.free_ids.reserve(room);
             id
         });
+        self.set_terms(&shelves);
         Owner::new(id)
     }
 
     /// Gives an owner rows, those first that are partly used. Returns whether there were any. Constant time.
     pub(super) fn lend(&self, owner: &mut Owner) -> bool {
         let tally = owner.tally();
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         shelves.note(&tally);
         let mut lent = 0;
-        while lent < BATCH {
+        while lent < BATCH.min(self.terms().keep) {
             let Some(row) = shelves.open.pop_front().or_else(|| shelves.whole.pop_front()) else { break };
             row.pass_to(owner.id);
             owner.receive(row);
@@ -104,16 +176,16 @@ impl Depot {
     /// Lets an owner tell what it did.
     pub(super) fn take_tally(&self, owner: &mut Owner) {
         let tally = owner.tally();
-        self.0.lock().note(&tally);
+        self.shelves.lock().note(&tally);
     }
 
-    /// Takes whole rows that an owner has too many of. Constant time.
+    /// Takes sparse and whole rows that an owner has too many of. Constant time.
     pub(super) fn take_surplus(&self, owner: &mut Owner) {
         let tally = owner.tally();
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         shelves.note(&tally);
         for _ in 0..owner.surplus() {
-            let Some(row) = owner.whole.pop_front() else { break };
+            let Some(row) = owner.pop_surplus() else { break };
             shelves.put(row);
         }
     }
@@ -122,9 +194,9 @@ impl Depot {
     pub(super) fn take_all(&self, owner: &mut Owner) {
         owner.retire();
         let tally = owner.tally();
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         shelves.note(&tally);
-        while let Some(row) = owner.open.pop_front().or_else(|| owner.whole.pop_front()) {
+        while let Some(row) = owner.pop_free() {
             shelves.put(row);
         }
     }
@@ -132,30 +204,40 @@ impl Depot {
     /// Takes everything that an owner has, and its number.
     pub(super) fn dismiss(&self, owner: &mut Owner) {
         self.take_all(owner);
-        self.0.lock().free_ids.push(owner.id);
+        let mut shelves = self.shelves.lock();
+        shelves.free_ids.push(owner.id);
+        self.set_terms(&shelves);
     }
 
     /// Enters the rows of a fresh chunk, to be handed out in this order.
     pub(super) fn add(&self, rows: impl Iterator<Item = RowRef>) {
-        let mut shelves = self.0.lock();
-        rows.for_each(|row| shelves.whole.push_back(row));
+        let mut shelves = self.shelves.lock();
+        for row in rows {
+            shelves.whole.push_back(row);
+            shelves.rows += 1;
+        }
+        self.set_terms(&shelves);
     }
 
     /// Takes out all the rows of a chunk, if they are all here with all their blocks free. Nobody draws from the
     /// chunk afterwards.
     pub(super) fn remove_if_whole(&self, rows: impl Iterator<Item = RowRef> + Clone) -> bool {
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         rows.clone().for_each(|row| shelves.collect(row));
         let whole = rows.clone().all(|row| row.is_whole_in_depot());
         if whole {
-            rows.for_each(|row| shelves.whole.remove(row));
+            for row in rows {
+                shelves.whole.remove(row);
+                shelves.rows -= 1;
+            }
+            self.set_terms(&shelves);
         }
         whole
     }
 
     /// The most blocks in use at a time, and the number of second frees that were found late.
     pub(super) fn counts(&self, in_use: u64) -> (u64, u64) {
-        let mut shelves = self.0.lock();
+        let mut shelves = self.shelves.lock();
         shelves.high_water = shelves.high_water.max(i64::try_from(in_use).unwrap_or(i64::MAX));
         (shelves.high_water.unsigned_abs(), shelves.late)
     }

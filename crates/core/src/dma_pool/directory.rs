@@ -2,7 +2,7 @@
 //!
 //! Three levels, each filled in where a chunk is first entered: a pointer for each GiB of the span, below it one for each
 //! 2 MiB, and where a 2 MiB piece has smaller chunks, one for each 4 KiB. A span of 1 TiB costs 8 KiB plus 8 KiB for
-//! each GiB in which the pool has chunks. Lookups are lock-free; entries are made under the pool's growth lock.
+//! each GiB in which the pool has chunks. Lookups are lock-free; entries are made under the lock of the chunks.
 
 use super::geometry::bytes_of;
 use super::row::{ROW_BLOCKS, Row, RowRef};
@@ -10,6 +10,7 @@ use crate::frame::{Frame, Order};
 use crate::sync::{AtomicBool, AtomicPtr, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use core::ops::Bound;
 use core::ptr::{NonNull, null_mut};
 
 /// A run of frames and the account of its blocks. Once made it stays until the pool goes, although the run may be given
@@ -19,7 +20,7 @@ pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
     pub(super) blocks: u32,
-    /// Whether the pool has the run now. Written under the growth lock.
+    /// Whether the pool has the run now. Written under the lock of the chunks.
     present: AtomicBool,
     rows: Box<[Row]>,
 }
@@ -95,7 +96,7 @@ fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
     unsafe { at.load(Ordering::Acquire).as_ref() }
 }
 
-/// The same, made where there is none. Under the growth lock, so nobody else makes it.
+/// The same, made where there is none. Under the lock of the chunks, so nobody else makes it.
 fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
     if follow(at).is_none() {
         at.store(Box::into_raw(Box::new(make())), Ordering::Release);
@@ -123,7 +124,7 @@ impl Directory {
         follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
     }
 
-    /// Enters a chunk (`Some`) or takes it out (`None`): every entry that its bytes lead to. Under the growth lock.
+    /// Enters a chunk (`Some`) or takes it out (`None`): every entry that its bytes lead to. Under the lock of the chunks.
     fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
         let huge = order >= Order::HUGE;
         let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
@@ -160,10 +161,13 @@ impl Drop for Directory {
     }
 }
 
-/// All the chunks that a pool ever had, by frame and order. Changed under the growth lock.
+/// A chunk's frame and order: what accounts are found by.
+pub(super) type Key = (u32, u8);
+
+/// All the chunks that a pool ever had, by frame and order. Changed under the lock of the chunks.
 #[derive(Default)]
 pub(super) struct Chunks {
-    all: BTreeMap<(u32, u8), NonNull<Chunk>>,
+    all: BTreeMap<Key, NonNull<Chunk>>,
     bytes: u64,
 }
 
@@ -197,23 +201,23 @@ impl Chunks {
         chunk
     }
 
-    /// Takes every chunk for which `may_leave` says yes out of the directory and hands its run to `release`. The
-    /// accounts stay.
-    pub(super) fn leave(
+    /// Takes the first chunk after `after` for which `may_leave` says yes out of the directory; its account stays. The
+    /// caller releases the run, after the lock. Time proportional to the chunks that it passes over.
+    pub(super) fn leave_next(
         &mut self,
         directory: &Directory,
+        after: Option<Key>,
         may_leave: impl Fn(&Chunk) -> bool,
-        mut release: impl FnMut(Frame, Order),
-    ) -> u64 {
-        let mut bytes = 0;
-        for chunk in self.iter().filter(|chunk| may_leave(chunk)) {
-            directory.set(chunk.offset(), chunk.order, null_mut());
-            chunk.present.store(false, Ordering::Relaxed);
-            release(chunk.frame, chunk.order);
-            bytes += bytes_of(chunk.order);
-        }
-        self.bytes -= bytes;
-        bytes
+    ) -> Option<(Frame, Order)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let all = self.all.range((from, Bound::Unbounded));
+        // SAFETY: as in `iter`.
+        let mut present = all.map(|(_, chunk)| unsafe { chunk.as_ref() }).filter(|chunk| chunk.is_present());
+        let chunk = present.find(|chunk| may_leave(chunk))?;
+        directory.set(chunk.offset(), chunk.order, null_mut());
+        chunk.present.store(false, Ordering::Relaxed);
+        self.bytes -= bytes_of(chunk.order);
+        Some((chunk.frame, chunk.order))
     }
 }
 

@@ -136,6 +136,14 @@ pub enum FreeError {
         /// How many bytes a block has.
         size: u64,
     },
+    /// A [`Block`](super::Block) owns the block and frees it when it is dropped.
+    #[error(
+        "the block at {addr:#x} belongs to a Block, which frees it on drop: use Block::into_raw to free it by hand"
+    )]
+    Owned {
+        /// The address that was given.
+        addr: usize,
+    },
     /// The block is free already.
     #[error("the block at {addr:#x} is not in use: it was freed before")]
     DoubleFree {

@@ -2,6 +2,7 @@
 
 use super::directory::Chunk;
 use super::owner::{Owner, split};
+use super::row::{Form, Refused};
 use super::shared::{Found, Shared, tag_of};
 use super::watch::Watch;
 use super::{ChunkSource, FreeError, RawBlock};
@@ -9,35 +10,52 @@ use crate::addr::Iova;
 
 impl<S: ChunkSource> Shared<S> {
     #[inline(always)]
-    pub(super) fn free(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        if self.place().offset_of(block).is_some_and(|offset| owner.push(offset)) {
+    pub(super) fn free(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
+        if self.place().offset_of(block).is_some_and(|offset| owner.push(offset, form)) {
             return Ok(());
         }
-        self.free_found(owner, block)
+        self.free_found(owner, block, form)
+    }
+
+    /// Turns the block of a [`Block`](super::Block) into a raw one.
+    pub(super) fn disown(&self, block: RawBlock) {
+        // It is found: it belongs to a `Block`.
+        if let Ok(Found { row, bit, .. }) = self.find(block) {
+            row.disown(bit);
+        }
     }
 
     /// Frees a block that is not of the owner's current row, or that cannot be freed.
     #[inline(never)]
-    fn free_found(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
+    fn free_found(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
         let found = self.find(block)?;
         let Found { chunk, row, bit, .. } = found;
         let freed = match &self.watch {
-            None => owner.free(&self.geometry, row, bit),
-            Some(watch) => self.free_watched(watch, owner, &found, block),
+            None => owner.free(&self.geometry, row, bit, form),
+            Some(watch) => self.free_watched(watch, owner, &found, block, form),
         };
         self.relieve(owner);
-        if freed { Ok(()) } else { Err(self.not_live(chunk, block)) }
+        freed.map_err(|why| self.refused(chunk, block, why))
     }
 
     /// The same in debug mode: that the block is in use is looked at before it is filled, and nobody else frees it in
     /// between.
-    fn free_watched(&self, watch: &Watch, owner: &mut Owner, found: &Found<'_>, block: RawBlock) -> bool {
+    fn free_watched(
+        &self,
+        watch: &Watch,
+        owner: &mut Owner,
+        found: &Found<'_>,
+        block: RawBlock,
+        form: Form,
+    ) -> Result<(), Refused> {
         let mut book = watch.book();
-        if !found.row.is_live(found.bit) {
-            return false;
+        if !found.row.is_out(found.bit, form) {
+            return Err(found.row.refusal(found.bit));
         }
-        book.take_back(found.offset, self.memory_of(block), tag_of(owner));
-        let freed = owner.free(&self.geometry, found.row, found.bit);
+        if let Ok(memory) = self.memory_of(block) {
+            book.take_back(found.offset, memory, tag_of(owner));
+        }
+        let freed = owner.free(&self.geometry, found.row, found.bit, form);
         // No current row stays, so that no quick path finds anything there.
         owner.settle();
         freed
@@ -58,12 +76,19 @@ impl<S: ChunkSource> Shared<S> {
     #[inline(never)]
     fn free_found_unchecked(&self, owner: &mut Owner, block: RawBlock) {
         let Ok(Found { row, bit, .. }) = self.find(block) else { return };
-        owner.free_unchecked(&self.geometry, row, bit);
+        // Not refused: the caller had the block by `pop_unmarked`.
+        let _ = owner.free_unchecked(&self.geometry, row, bit);
         self.relieve(owner);
     }
 
-    /// Takes rows from an owner who has too many.
-    fn relieve(&self, owner: &mut Owner) {
+    /// Tells the pool of posts that an owner has made, the owner of those of others, and takes rows from it where it has
+    /// more than it may keep.
+    pub(super) fn relieve(&self, owner: &mut Owner) {
+        let posts = core::mem::take(&mut owner.posts);
+        if posts != 0 {
+            self.depot.notify(posts);
+        }
+        owner.hear(self.depot.terms(), self.depot.notices());
         if owner.surplus() > 0 {
             self.depot.take_surplus(owner);
         }
@@ -93,7 +118,7 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[cold]
-    fn foreign(&self, block: RawBlock) -> FreeError {
+    pub(super) fn foreign(&self, block: RawBlock) -> FreeError {
         let start = self.memory.addr();
         FreeError::Foreign { addr: block.ptr.as_ptr().addr(), start, end: start + self.memory.len() }
     }
@@ -114,11 +139,13 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[cold]
-    pub(super) fn not_live(&self, chunk: &Chunk, block: RawBlock) -> FreeError {
-        // Given back between our look into the directory and now.
-        if !chunk.is_present() {
-            return self.foreign(block);
+    pub(super) fn refused(&self, chunk: &Chunk, block: RawBlock, why: Refused) -> FreeError {
+        let addr = block.ptr.as_ptr().addr();
+        match why {
+            Refused::Owned => FreeError::Owned { addr },
+            // The chunk was released after the look-up in the directory.
+            Refused::Free if !chunk.is_present() => self.foreign(block),
+            Refused::Free => FreeError::DoubleFree { addr },
         }
-        FreeError::DoubleFree { addr: block.ptr.as_ptr().addr() }
     }
 }

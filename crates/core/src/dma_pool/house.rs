@@ -48,7 +48,7 @@ impl<T> House<T> {
 }
 
 /// What to do before the lock is looked at again, after so many vain looks.
-fn give_way(looks: u32) {
+pub(super) fn give_way(looks: u32) {
     #[cfg(loom)]
     {
         let _ = looks;

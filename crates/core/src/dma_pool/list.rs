@@ -44,6 +44,12 @@ impl List {
         Some(row)
     }
 
+    pub(super) fn pop_back(&mut self) -> Option<RowRef> {
+        let row = self.tail?;
+        self.remove(row);
+        Some(row)
+    }
+
     /// Takes out a row that stands in this list.
     pub(super) fn remove(&mut self, row: RowRef) {
         let (prev, next) = (RowRef::follow(&row.prev), RowRef::follow(&row.next));

@@ -1,6 +1,7 @@
 //! One owner's handle to a pool.
 
 use super::owner::Owner;
+use super::row::Form;
 use super::shared::Shared;
 use super::{AllocError, Block, BulkFreeError, ChunkSource, FreeError, RawBlock};
 use core::fmt;
@@ -33,7 +34,7 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     /// [`AllocError`] where neither this owner nor the depot has a free block and the pool can have no chunk.
     #[inline]
     pub fn alloc(&mut self) -> Result<Block<'p, S>, AllocError> {
-        let raw = self.alloc_raw()?;
+        let raw = self.pool.alloc(&mut self.owner, Form::Owned)?;
         Ok(Block { pool: self.pool, raw })
     }
 
@@ -42,8 +43,7 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&mut self) -> Result<Block<'p, S>, AllocError> {
-        let raw = self.alloc_raw_zeroed()?;
-        Ok(Block { pool: self.pool, raw })
+        self.alloc().inspect(|block| self.pool.zero(block.raw))
     }
 
     /// Takes a block back, from whichever owner's hand it came; one of another pool goes to its own.
@@ -52,8 +52,10 @@ impl<'p, S: ChunkSource> Local<'p, S> {
         if !core::ptr::eq(block.pool, self.pool) {
             return drop(block);
         }
-        // Refused only where a copy of the raw block was freed already; then it is not ours any more.
-        let _ = self.pool.free(&mut self.owner, block.into_raw());
+        // Never refused: nothing but its `Block` frees an owned block.
+        let freed = self.pool.free(&mut self.owner, block.raw, Form::Owned);
+        debug_assert_eq!(freed, Ok(()));
+        core::mem::forget(block);
     }
 
     /// A block, raw: it is out until it is freed.
@@ -62,7 +64,7 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
-        self.pool.alloc(&mut self.owner)
+        self.pool.alloc(&mut self.owner, Form::Raw)
     }
 
     /// The same, all bytes 0.
@@ -79,7 +81,7 @@ impl<'p, S: ChunkSource> Local<'p, S> {
     /// [`FreeError`] where it is not a block of this pool in use; then nothing has changed.
     #[inline]
     pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
-        self.pool.free(&mut self.owner, block)
+        self.pool.free(&mut self.owner, block, Form::Raw)
     }
 
     /// A block of which nobody keeps a record that it is out: to measure what the checks cost, and for nothing else.

@@ -9,6 +9,7 @@ use super::directory::Chunk;
 use super::geometry::Geometry;
 use super::house::House;
 use super::owner::{Owner, split};
+use super::row::{Form, Refused};
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
 use loom::cell::UnsafeCell;
@@ -36,8 +37,12 @@ impl Pool {
     }
 
     fn alloc(&self, owner: &mut Owner) -> Option<u64> {
+        self.alloc_as(owner, Form::Raw)
+    }
+
+    fn alloc_as(&self, owner: &mut Owner, form: Form) -> Option<u64> {
         loop {
-            if let Some(block) = owner.pop(&self.geometry) {
+            if let Some(block) = owner.pop(&self.geometry, form) {
                 self.use_memory(block);
                 return Some(block);
             }
@@ -59,9 +64,13 @@ impl Pool {
     }
 
     fn free_again(&self, owner: &mut Owner, block: u64) -> bool {
+        self.free_as(owner, block, Form::Raw).is_ok()
+    }
+
+    fn free_as(&self, owner: &mut Owner, block: u64, form: Form) -> Result<(), Refused> {
         let (number, bit) = split(self.geometry.index_of(block).unwrap());
         let row = self.chunk.row(number).unwrap();
-        owner.push(block) || owner.free(&self.geometry, row, bit)
+        if owner.push(block, form) { Ok(()) } else { owner.free(&self.geometry, row, bit, form) }
     }
 
     /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.
@@ -207,6 +216,83 @@ fn a_free_against_the_depot() {
         pool.depot.dismiss(&mut c);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// Two owned blocks, as `Block`s have them: the first owner keeps their row.
+fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
+    let pool = Pool::new();
+    let mut owner = pool.depot.enrol();
+    let mut alloc = || pool.alloc_as(&mut owner, Form::Owned).unwrap();
+    let (x, y) = (alloc(), alloc());
+    (pool, owner, x, y)
+}
+
+/// A `Block` is dropped by the owner that keeps its row while a raw free of its address is made elsewhere, and the
+/// address is handed out as a `Block` again: the raw free is refused in every interleaving.
+#[test]
+fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
+    check(|| {
+        let (pool, mut a, x, y) = with_owned_blocks();
+        let other = elsewhere(&pool, move |pool, b| pool.free_as(b, x, Form::Raw));
+        pool.use_memory(x);
+        assert_eq!(pool.free_as(&mut a, x, Form::Owned), Ok(()));
+        let again = pool.alloc_as(&mut a, Form::Owned).unwrap();
+        assert_eq!(pool.free_as(&mut a, again, Form::Owned), Ok(()));
+        assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
+        pool.depot.dismiss(&mut a);
+        assert!(other.join().unwrap().is_err());
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A `Block` is dropped elsewhere, by a post or by adoption, while the keeper of its row frees its address raw.
+#[test]
+fn an_owned_block_dropped_elsewhere_against_a_raw_free_here() {
+    check(|| {
+        let (pool, mut a, x, y) = with_owned_blocks();
+        let other = elsewhere(&pool, move |pool, b| {
+            pool.use_memory(x);
+            pool.free_as(b, x, Form::Owned)
+        });
+        assert!(pool.free_as(&mut a, x, Form::Raw).is_err());
+        assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
+        pool.depot.dismiss(&mut a);
+        assert_eq!(other.join().unwrap(), Ok(()));
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A `Block` is dropped elsewhere while a third owner, who does not keep the row either, frees its address raw.
+#[test]
+fn an_owned_block_dropped_elsewhere_against_a_raw_free_elsewhere() {
+    check(|| {
+        let (pool, mut a, x, y) = with_owned_blocks();
+        let drops = elsewhere(&pool, move |pool, b| pool.free_as(b, x, Form::Owned));
+        let frees = elsewhere(&pool, move |pool, b| pool.free_as(b, x, Form::Raw));
+        assert!(frees.join().unwrap().is_err());
+        assert_eq!(drops.join().unwrap(), Ok(()));
+        assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
+        pool.depot.dismiss(&mut a);
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A `Block` is turned raw and freed by its holder while its address is freed raw elsewhere: one of the two frees
+/// counts, and a second one that returned `Ok` is found late.
+#[test]
+fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
+    check(|| {
+        let (pool, mut a, x, y) = with_owned_blocks();
+        let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
+        let (number, bit) = split(pool.geometry.index_of(x).unwrap());
+        pool.chunk.row(number).unwrap().disown(bit);
+        let here = pool.free_again(&mut a, x);
+        assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
+        pool.depot.dismiss(&mut a);
+        let there = other.join().unwrap();
+        assert!(here || there);
+        assert_eq!(pool.is_whole(), u64::from(here && there));
     });
 }
 

@@ -3,25 +3,35 @@
 //! # Who may write what
 //!
 //! `owner` says who keeps the row: an owner's number, the depot, or nobody. Only the keeper writes `avail` and the
-//! links, and moves a block's state between `FREE` and `LIVE`, by plain loads and stores. Everybody else may do one
-//! thing: *post* a free, which moves a block's state from `LIVE` to `POSTED` by compare-and-swap and sets its bit in
-//! `posted`. The keeper collects posted bits when it comes by.
+//! links, and moves a block's state between `FREE` and one of the two states in use, `RAW` and `OWNED`, by plain loads
+//! and stores. Other owners may do one thing: *post* a free, which moves a block's state from the one in use to `POSTED`
+//! by compare-and-swap and sets its bit in `posted`. The keeper collects posted bits when it comes by.
 //!
 //! A row without a block to hand out is of no use to its keeper, who lets go of it (`NOBODY`). Whoever frees the next
 //! block of it becomes the keeper by compare-and-swap. So blocks that are always freed by another owner than the
 //! one who allocates them change keepers 64 at a time.
 //!
+//! # Raw and owned blocks
+//!
+//! A free names the state that it expects: a raw free `RAW`, the drop of a [`Block`](super::Block) `OWNED`. Only the
+//! `Block` leads out of `OWNED`: its drop, once, or [`into_raw`](super::Block::into_raw) by a plain store, which no other
+//! transition competes with. So a raw free of the same address is refused in every interleaving and changes nothing.
+//! This costs no instruction: the state that alloc stores and free compares is a constant either way.
+//!
 //! # Double frees
 //!
-//! Every free reads the state first, and one that finds no `LIVE` is refused. Two frees that post are told apart by the
+//! Every free reads the state first, and one that finds another is refused. Two frees that post are told apart by the
 //! compare-and-swap. The keeper's own free is a load and a store; to make it exclude a post in the same instant
 //! would need an atomic read-modify-write on every free (Attiya et al., "Laws of Order", POPL 2011), which is as much
 //! as all the rest costs. Instead the store wins: the posted bit then stands over a state that is not `POSTED`,
 //! the keeper finds it when it collects, frees nothing, and counts it (`late`). So in that instant alone both frees
 //! return `Ok`; the block is still freed once, and the second free is still found.
 
+mod link;
+
+pub(super) use link::RowRef;
+
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use core::ptr::NonNull;
 
 /// How many blocks a row has at most. A model checker tries all interleavings of two as well as of 64.
 pub(super) const ROW_BLOCKS: u32 = if cfg!(loom) { 2 } else { 64 };
@@ -39,10 +49,33 @@ pub(super) const FIRST_OWNER: u32 = 2;
 
 /// In nobody's use: in its row's `avail`, or in the magazine of the row's keeper.
 const FREE: u8 = 0;
-/// Handed out.
-const LIVE: u8 = 1;
-/// Freed by somebody who does not keep the row; not yet collected.
-const POSTED: u8 = 2;
+/// Freed by an owner that does not keep the row; not yet collected.
+const POSTED: u8 = 3;
+
+/// How a block that is in use was handed out. A free takes effect only if it names the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Form {
+    /// As a [`RawBlock`](super::RawBlock): the program frees it by address.
+    Raw = 1,
+    /// As a [`Block`](super::Block), which alone may free it.
+    Owned = 2,
+}
+
+/// Why a free was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    /// The block is not in use.
+    Free,
+    /// A [`Block`](super::Block) owns it.
+    Owned,
+}
+
+impl Refused {
+    fn from_state(state: u8) -> Self {
+        if state == Form::Owned as u8 { Self::Owned } else { Self::Free }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -142,13 +175,29 @@ impl Row {
         self.avail() == self.full
     }
 
-    /// Marks a block of the keeper's as handed out.
-    #[inline(always)]
-    pub(super) fn hand_out(&self, bit: u32) {
-        self.state(bit).store(LIVE, Ordering::Relaxed);
+    /// How much of the row can be drawn: for the keeper, who enters it into the list of that name. A row is sparse from
+    /// so many eighths of its blocks on.
+    #[inline]
+    pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
+        let avail = self.avail();
+        if avail == 0 {
+            Fill::Spent
+        } else if avail == self.full {
+            Fill::Whole
+        } else if avail.count_ones() * 8 >= self.full.count_ones() * sparse_eighths {
+            Fill::Sparse
+        } else {
+            Fill::Open
+        }
     }
 
-    /// Marks a block of the keeper's as free, after [`is_live`](Self::is_live) has said that it is in use.
+    /// Marks a block of the keeper's as handed out.
+    #[inline(always)]
+    pub(super) fn hand_out(&self, bit: u32, form: Form) {
+        self.state(bit).store(form as u8, Ordering::Relaxed);
+    }
+
+    /// Marks a block of the keeper's as free, after [`is_out`](Self::is_out) has said that it is in use.
     #[inline(always)]
     pub(super) fn set_free(&self, bit: u32) {
         self.state(bit).store(FREE, Ordering::Relaxed);
@@ -201,10 +250,26 @@ impl Row {
 
     // What anybody does.
 
-    /// Whether a block is handed out.
+    /// Whether a block is handed out in this form.
     #[inline(always)]
+    pub(super) fn is_out(&self, bit: u32, form: Form) -> bool {
+        self.state(bit).load(Ordering::Relaxed) == form as u8
+    }
+
+    /// Whether a block is handed out, in either form.
     pub(super) fn is_live(&self, bit: u32) -> bool {
-        self.state(bit).load(Ordering::Relaxed) == LIVE
+        is_live(self.state(bit).load(Ordering::Relaxed))
+    }
+
+    /// Why a free of the block is refused now.
+    pub(super) fn refusal(&self, bit: u32) -> Refused {
+        Refused::from_state(self.state(bit).load(Ordering::Relaxed))
+    }
+
+    /// Turns an owned block into a raw one. Only the block's owner calls this, and nobody else moves the state out of
+    /// `OWNED`, so a store is enough.
+    pub(super) fn disown(&self, bit: u32) {
+        self.state(bit).store(Form::Raw as u8, Ordering::Relaxed);
     }
 
     /// Becomes the keeper of a row that nobody keeps.
@@ -222,12 +287,17 @@ impl Row {
         self.is_kept_by(NOBODY)
     }
 
-    /// Posts the free of a block. `None` where it is not in use.
-    #[must_use]
-    pub(super) fn post(&self, bit: u32) -> Option<Posted> {
-        self.state(bit).compare_exchange(LIVE, POSTED, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+    /// Posts the free of a block.
+    ///
+    /// # Errors
+    /// [`Refused`] where it is not handed out in this form.
+    pub(super) fn post(&self, bit: u32, form: Form) -> Result<Posted, Refused> {
+        let state = self.state(bit);
+        state
+            .compare_exchange(form as u8, POSTED, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(Refused::from_state)?;
         let before = self.posted.fetch_or(1 << bit, Ordering::AcqRel);
-        Some(Posted { first: before == 0, late: before & (1 << bit) != 0 })
+        Ok(Posted { first: before == 0, late: before & (1 << bit) != 0 })
     }
 
     /// Whether the row has nobody who will collect what was just posted.
@@ -253,7 +323,7 @@ impl Row {
             census.late +=
                 u64::from(posted & (1 << bit) != 0 && (state != POSTED || avail & (1 << bit) != 0));
             match state {
-                LIVE => {
+                state if is_live(state) => {
                     census.live += 1;
                     census.first_live = census.first_live.or(Some(bit));
                 }
@@ -263,6 +333,23 @@ impl Row {
         }
         census
     }
+}
+
+fn is_live(state: u8) -> bool {
+    state == Form::Raw as u8 || state == Form::Owned as u8
+}
+
+/// How much of a row can be drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fill {
+    /// Nothing.
+    Spent,
+    /// Some of its blocks.
+    Open,
+    /// Most of its blocks, by the [terms](super::depot::Terms): it counts against what its owner may keep.
+    Sparse,
+    /// All of its blocks: likewise.
+    Whole,
 }
 
 /// What became of a post.
@@ -285,39 +372,4 @@ pub(super) struct Census {
     pub(super) late: u64,
     pub(super) in_depot: bool,
     pub(super) first_live: Option<u32>,
-}
-
-/// A row, wherever it is kept: valid as long as the pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RowRef(NonNull<Row>);
-
-// SAFETY: it is a shared reference to a `Row`, which is `Sync`.
-unsafe impl Send for RowRef {}
-
-impl RowRef {
-    /// # Safety
-    /// The row must stay where it is, alive, as long as any copy of the value is used.
-    #[inline(always)]
-    pub(super) unsafe fn new(row: &Row) -> Self {
-        Self(NonNull::from(row))
-    }
-
-    /// The row as a link of a [`List`](super::list::List).
-    pub(super) fn link(row: Option<Self>) -> *mut Row {
-        row.map_or(core::ptr::null_mut(), |row| row.0.as_ptr())
-    }
-
-    /// The row that a link leads to: links are only ever made by [`link`](Self::link), from a `RowRef`.
-    pub(super) fn follow(at: &AtomicPtr<Row>) -> Option<Self> {
-        NonNull::new(at.load(Ordering::Relaxed)).map(Self)
-    }
-}
-
-impl core::ops::Deref for RowRef {
-    type Target = Row;
-    #[inline(always)]
-    fn deref(&self) -> &Row {
-        // SAFETY: the row is alive by the contract of `new`, the only way to a value.
-        unsafe { self.0.as_ref() }
-    }
 }

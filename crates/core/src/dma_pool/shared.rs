@@ -2,14 +2,14 @@
 
 use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
-use super::geometry::{Geometry, bytes_of};
+use super::geometry::Geometry;
+use super::growth::Growth;
 use super::house::{Guard, House};
 use super::owner::Owner;
-use super::row::RowRef;
+use super::row::{Form, Refused, RowRef};
 use super::watch::{OwnerTag, Watch};
 use super::{AllocError, ChunkSource, CreateError, FreeError, RawBlock};
 use crate::addr::Iova;
-use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::{CachePadded, Mutex};
 use alloc::boxed::Box;
@@ -18,7 +18,8 @@ use alloc::string::String;
 /// The largest span: more than 32 bits can number the frames of.
 const LARGEST_SPAN: u64 = 1 << 48;
 
-/// The inside of a pool. The locks are taken in the order house, chunks, depot.
+/// The inside of a pool. Locks are taken in the order house, depot and chunks, depot; none is held while the source is
+/// at work.
 pub(super) struct Shared<S: ChunkSource> {
     /// The source's whole span, of which only blocks of acquired chunks are reached.
     pub(super) memory: DmaMemory<'static>,
@@ -28,8 +29,8 @@ pub(super) struct Shared<S: ChunkSource> {
     /// The owner of calls that are made without a `Local`.
     house: CachePadded<House<Owner>>,
     pub(super) depot: CachePadded<Depot>,
-    /// The growth lock.
     pub(super) chunks: Mutex<Chunks>,
+    pub(super) growth: Growth,
     source: S,
     pub(super) name: String,
     /// Debug mode. No quick path looks here: an owner in debug mode never has anything that they could take.
@@ -100,6 +101,7 @@ impl<S: ChunkSource> Shared<S> {
             house: CachePadded(House::new(house)),
             depot: CachePadded(depot),
             chunks: Mutex::new(Chunks::default()),
+            growth: Growth::new(),
             source,
             name: name.into(),
             watch,
@@ -134,36 +136,14 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[inline(always)]
-    pub(super) fn alloc(&self, owner: &mut Owner) -> Result<RawBlock, AllocError> {
+    pub(super) fn alloc(&self, owner: &mut Owner, form: Form) -> Result<RawBlock, AllocError> {
         loop {
-            if let Some(offset) = owner.pop(&self.geometry) {
+            if let Some(offset) = owner.pop(&self.geometry, form) {
                 return Ok(self.block_at(offset));
             }
             // What comes back says only whether: so the block stays in registers.
             self.stock(owner)?;
         }
-    }
-
-    /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled).
-    #[cold]
-    #[inline(never)]
-    pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
-        while !owner.refill(&self.geometry) {
-            self.bring_rows(owner)?;
-        }
-        if let (Some(watch), Some(offset)) = (&self.watch, owner.next(&self.geometry)) {
-            let block = self.block_at(offset);
-            watch.book().hand_out(offset, block, self.memory_of(block), tag_of(owner));
-        }
-        Ok(())
-    }
-
-    /// Brings rows to an owner that has nothing to draw.
-    fn bring_rows(&self, owner: &mut Owner) -> Result<(), AllocError> {
-        if self.depot.lend(owner) {
-            return Ok(());
-        }
-        self.grow(owner).or_else(|error| self.ask_house(owner).ok_or(error))
     }
 
     /// Where the span is. Taken once for many blocks, it stays in registers.
@@ -177,79 +157,27 @@ impl<S: ChunkSource> Shared<S> {
         self.place().block_at(offset)
     }
 
-    /// Gets a chunk for the pool and rows for the owner, unless others brought some meanwhile.
-    fn grow(&self, owner: &mut Owner) -> Result<(), AllocError> {
-        let mut chunks = self.chunks.lock();
-        if self.depot.lend(owner) {
-            return Ok(());
-        }
-        let chunk = self.acquire(&mut chunks)?;
-        self.depot.add(chunk.rows());
-        self.depot.lend(owner);
-        Ok(())
-    }
-
-    /// The last resort: what the pool's own owner holds.
-    fn ask_house(&self, owner: &mut Owner) -> Option<()> {
-        if owner.is_house() {
-            return None;
-        }
-        self.depot.take_all(&mut self.house());
-        self.depot.lend(owner).then_some(())
-    }
-
-    /// A chunk of the size that the pool's use warrants, or the largest smaller one that can be had.
-    fn acquire<'c>(&self, chunks: &'c mut Chunks) -> Result<&'c Chunk, AllocError> {
-        let mut order = self.geometry.next_order(chunks.bytes());
-        let frame = loop {
-            match self.source.acquire(order) {
-                Ok(frame) => break frame,
-                Err(error) => order = self.geometry.smaller(order).ok_or(error)?,
-            }
-        };
-        let inside =
-            frame.offset().checked_add(bytes_of(order)).is_some_and(|end| end <= self.memory.len() as u64);
-        if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {
-            // SAFETY: just acquired with this order, and not used.
-            unsafe { self.source.release(frame, order) };
-            return Err(AllocError::Misplaced { frame, order });
-        }
-        if let (Some(watch), Some(memory)) = (&self.watch, self.run(frame, order)) {
-            watch.book().enter(frame.offset(), memory);
-        }
-        Ok(chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order)))
-    }
-
-    fn run(&self, frame: Frame, order: Order) -> Option<DmaMemory<'_>> {
-        let offset = usize::try_from(frame.offset()).ok()?;
-        self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
-    }
-
-    /// The memory of a block that is known to be one.
-    pub(super) fn memory_of(&self, block: RawBlock) -> DmaMemory<'_> {
-        let offset = block.ptr.as_ptr().addr() - self.memory.addr();
-        self.memory.part(offset, self.block_size()).unwrap_or(self.memory)
+    /// The memory of a block: that block's bytes and no others. The caller has found it, or knows that it is one.
+    ///
+    /// # Errors
+    /// [`FreeError::Foreign`] where it does not lie in the span.
+    pub(super) fn memory_of(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
+        let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr());
+        self.memory.part(offset, self.block_size()).map_err(|_| self.foreign(block))
     }
 
     pub(super) fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
         let Found { chunk, row, bit, .. } = self.find(block)?;
-        if row.is_live(bit) { Ok(self.memory_of(block)) } else { Err(self.not_live(chunk, block)) }
+        if !row.is_live(bit) {
+            return Err(self.refused(chunk, block, Refused::Free));
+        }
+        self.memory_of(block)
     }
 
     pub(super) fn zero(&self, block: RawBlock) {
-        let memory = self.memory_of(block);
-        // It cannot be outside: it is all of the memory.
-        let _ = memory.fill(0, memory.len(), 0);
-    }
-
-    /// Right beside every other operation; it is the pool's face that takes the pool for itself (see there).
-    pub(super) fn shrink(&self) -> u64 {
-        self.depot.take_all(&mut self.house());
-        let mut chunks = self.chunks.lock();
-        let whole = |chunk: &Chunk| self.depot.remove_if_whole(chunk.rows());
-        // SAFETY: the chunk was acquired with this order, and has left the directory: nobody draws from it any more,
-        // and the public `shrink` excludes borrows of blocks' memory.
-        chunks.leave(&self.directory, whole, |frame, order| unsafe { self.source.release(frame, order) })
+        // It is a block that was just handed out, so neither is refused.
+        let zeroed = self.memory_of(block).map(|memory| memory.fill(0, memory.len(), 0));
+        debug_assert!(matches!(zeroed, Ok(Ok(()))));
     }
 }
 
@@ -264,10 +192,7 @@ impl<S: ChunkSource> Shared<S> {
 impl<S: ChunkSource> Drop for Shared<S> {
     fn drop(&mut self) {
         // A device may still write where blocks are out: such chunks are kept for ever.
-        let mut chunks = self.chunks.lock();
-        let idle = |chunk: &Chunk| chunk.rows().all(|row| row.is_idle());
-        // SAFETY: as in `shrink`; the pool itself goes.
-        chunks.leave(&self.directory, idle, |frame, order| unsafe { self.source.release(frame, order) });
+        self.release_each(|chunk| chunk.rows().all(|row| row.is_idle()));
     }
 }
 

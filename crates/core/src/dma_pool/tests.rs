@@ -2,7 +2,10 @@
 
 mod debug;
 mod faults;
+mod growth;
+mod hoard;
 mod model;
+mod owned;
 mod stress;
 
 use super::*;

@@ -1,15 +1,16 @@
 //! The quick paths: blocks of the current row, by plain loads and stores.
 
 use super::{Geometry, Owner};
+use crate::dma_pool::row::Form;
 
 impl Owner {
     /// A free block's offset in the span, now handed out; `None` where the current row has none.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop(&mut self, geometry: &Geometry) -> Option<u64> {
+    pub(in crate::dma_pool) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
         let (row, bit) = self.current.first()?;
         let offset = self.pop_first(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
-        row.hand_out(bit);
+        row.hand_out(bit, form);
         Some(offset)
     }
 
@@ -27,7 +28,7 @@ impl Owner {
         self.current.offset_of(geometry, bit)
     }
 
-    /// Fills empty slots from the current row, as far as it goes; returns how many slots from the start are full.
+    /// Fills empty slots with raw blocks of the current row, as far as it goes; returns how many slots from the start are full.
     #[inline(always)]
     pub(in crate::dma_pool) fn pop_into<B>(
         &mut self,
@@ -41,7 +42,7 @@ impl Owner {
             if slot.is_none() {
                 let Some((row, bit)) = current.first() else { break };
                 current.drop_first();
-                row.hand_out(bit);
+                row.hand_out(bit, Form::Raw);
                 *slot = Some(block_at(current.offset_of(geometry, bit)));
                 popped += 1;
             }
@@ -52,13 +53,13 @@ impl Owner {
         full
     }
 
-    /// Takes back the block at `offset` if it is one of the current row's, in use.
+    /// Takes back the block at `offset` if it is one of the current row's, in use in this form.
     ///
     /// `false` says nothing about the block: it has to be looked up.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push(&mut self, offset: u64) -> bool {
+    pub(in crate::dma_pool) fn push(&mut self, offset: u64, form: Form) -> bool {
         let Some((row, bit)) = self.current.find(offset) else { return false };
-        if !row.is_live(bit) {
+        if !row.is_out(bit, form) {
             return false;
         }
         // No second look: what was posted in between is found when it is collected (see `row`).
@@ -67,14 +68,14 @@ impl Owner {
         true
     }
 
-    /// The same for many, up to the first that cannot be taken back so. Returns how many were.
+    /// The same for many raw blocks, up to the first that cannot be taken back so. Returns how many were.
     #[inline(always)]
     pub(in crate::dma_pool) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
         let current = self.current;
         let (mut blocks, mut pushed) = (0, 0);
         for offset in offsets {
             let Some((row, bit)) = offset.and_then(|offset| current.find(offset)) else { break };
-            if !row.is_live(bit) {
+            if !row.is_out(bit, Form::Raw) {
                 break;
             }
             row.set_free(bit);

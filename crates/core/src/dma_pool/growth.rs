@@ -1,0 +1,171 @@
+//! Growing: one owner at a time, while the others go on.
+//!
+//! A chunk comes from the source, which may make a system call and sleep. So no lock is held meanwhile that a free, an
+//! alloc from free blocks or a report takes: the owner that grows the pool holds the *turn*, a flag that only others who
+//! need a chunk as well look at. They look for blocks again between two looks at it, so what is freed meanwhile serves
+//! them.
+
+use super::directory::Key;
+use super::geometry::bytes_of;
+use super::house::give_way;
+use super::owner::Owner;
+use super::row::Form;
+use super::shared::{Shared, tag_of};
+use super::{AllocError, ChunkSource, RawBlock};
+use crate::frame::{Frame, Order};
+use crate::mem::DmaMemory;
+use crate::sync::{AtomicBool, Ordering};
+
+/// Whether an owner has the turn to grow the pool.
+#[derive(Debug)]
+pub(super) struct Growth(AtomicBool);
+
+/// The turn, until this is dropped.
+struct Turn<'g>(&'g Growth);
+
+impl Growth {
+    pub(super) fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    fn turn(&self) -> Option<Turn<'_>> {
+        let free = self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then(|| Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Release);
+    }
+}
+
+impl<S: ChunkSource> Shared<S> {
+    /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled), if need
+    /// be from a new chunk.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
+        self.or_grow(|| (self.restock(owner) || self.drain_house() && self.restock(owner)).then_some(()))
+    }
+
+    /// Allocates by the pool's own owner, whose lock is not held while the pool grows.
+    #[inline]
+    pub(super) fn alloc_shared(&self, form: Form) -> Result<RawBlock, AllocError> {
+        let draw = || {
+            let mut house = self.house();
+            loop {
+                if let Some(offset) = house.pop(&self.geometry, form) {
+                    return Some(self.block_at(offset));
+                }
+                if !self.restock(&mut house) {
+                    return None;
+                }
+            }
+        };
+        match draw() {
+            Some(block) => Ok(block),
+            None => self.or_grow(draw),
+        }
+    }
+
+    /// Does what `attempt` does, growing the pool until it succeeds.
+    #[cold]
+    fn or_grow<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T, AllocError> {
+        let mut looks = 0;
+        loop {
+            if let Some(done) = attempt() {
+                return Ok(done);
+            }
+            let Some(turn) = self.growth.turn() else {
+                give_way(looks);
+                looks = looks.saturating_add(1);
+                continue;
+            };
+            // What the owner that had the turn before brought is in the depot by now.
+            if let Some(done) = attempt() {
+                return Ok(done);
+            }
+            self.grow()?;
+            drop(turn);
+        }
+    }
+
+    /// Turns an owner to a row that has blocks, its own or one of the depot's. `false` where there is none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn restock(&self, owner: &mut Owner) -> bool {
+        while !owner.refill(&self.geometry) {
+            if !self.depot.lend(owner) {
+                return false;
+            }
+        }
+        self.relieve(owner);
+        if let (Some(watch), Some(offset)) = (&self.watch, owner.next(&self.geometry)) {
+            let block = self.block_at(offset);
+            if let Ok(memory) = self.memory_of(block) {
+                watch.book().hand_out(offset, block, memory, tag_of(owner));
+            }
+        }
+        true
+    }
+
+    /// Puts what the pool's own owner has into the depot. Returns `true`.
+    fn drain_house(&self) -> bool {
+        self.depot.take_all(&mut self.house());
+        true
+    }
+
+    /// Gets a chunk of the size that the pool's use warrants, or the largest smaller one that can be had. By the owner
+    /// that has the turn; no lock is held while the source is at work.
+    fn grow(&self) -> Result<(), AllocError> {
+        let mut order = self.geometry.next_order(self.chunks.lock().bytes());
+        let frame = loop {
+            match self.source().acquire(order) {
+                Ok(frame) => break frame,
+                Err(error) => order = self.geometry.smaller(order).ok_or(error)?,
+            }
+        };
+        let end = frame.offset().checked_add(bytes_of(order));
+        let inside = end.is_some_and(|end| end <= self.memory.len() as u64);
+        if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {
+            // SAFETY: just acquired with this order, and not used.
+            unsafe { self.source().release(frame, order) };
+            return Err(AllocError::Misplaced { frame, order });
+        }
+        if let (Some(watch), Some(memory)) = (&self.watch, self.run(frame, order)) {
+            watch.book().enter(frame.offset(), memory);
+        }
+        let mut chunks = self.chunks.lock();
+        let chunk = chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order));
+        self.depot.add(chunk.rows());
+        Ok(())
+    }
+
+    fn run(&self, frame: Frame, order: Order) -> Option<DmaMemory<'_>> {
+        let offset = usize::try_from(frame.offset()).ok()?;
+        self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
+    }
+
+    /// Releases chunks of which all blocks are in the depot. Correct beside every other operation; the public
+    /// `shrink` excludes them (see there).
+    pub(super) fn shrink(&self) -> u64 {
+        self.depot.take_all(&mut self.house());
+        self.release_each(|chunk| self.depot.remove_if_whole(chunk.rows()))
+    }
+
+    /// Takes each chunk for which `may_leave` says yes out of the directory and releases it, with no lock held. Returns
+    /// how many bytes that were.
+    pub(super) fn release_each(&self, may_leave: impl Fn(&super::directory::Chunk) -> bool) -> u64 {
+        let (mut bytes, mut after): (u64, Option<Key>) = (0, None);
+        loop {
+            let next = self.chunks.lock().leave_next(&self.directory, after, &may_leave);
+            let Some((frame, order)) = next else { return bytes };
+            // SAFETY: the chunk was acquired with this order, and has left the directory and the depot: nobody draws from
+            // it any more, and the callers exclude borrows of blocks' memory.
+            unsafe { self.source().release(frame, order) };
+            bytes += bytes_of(order);
+            after = Some((frame.index(), order.get()));
+        }
+    }
+}

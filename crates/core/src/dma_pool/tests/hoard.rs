@@ -1,0 +1,174 @@
+//! What owners keep from each other is bounded.
+
+use super::*;
+use std::sync::mpsc;
+
+const ROW: u64 = 64;
+/// Blocks that an owner may keep whatever is in use: free rows, the current one, and spent ones with posts.
+const SLACK: u64 = (32 + 1 + 4 * 32) * ROW;
+
+/// The bound of the module documentation, in blocks, but for the newest chunk.
+fn bound(live: u64, owners: u64) -> u64 {
+    2 * live + owners * SLACK
+}
+
+/// Takes blocks until there are no more.
+fn exhaust(local: &mut Local<'_, &Heap>) -> Vec<RawBlock> {
+    std::iter::from_fn(|| local.alloc_raw().ok()).collect()
+}
+
+#[test]
+fn blocks_posted_to_any_spent_row_are_found() {
+    // More rows than an owner lets go of at a time, each of which it has freed into and drawn from since.
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    let mut blocks = exhaust(&mut a);
+    assert_eq!(blocks.len(), 32_768);
+    for row in blocks.chunks_mut(64) {
+        a.free_raw(row[0]).unwrap();
+        row[0] = a.alloc_raw().unwrap();
+    }
+    // Freed elsewhere, from those that were used longest ago.
+    let (freed, rest) = blocks.split_at(16_384);
+    b.free_bulk(freed).unwrap();
+    for left in (1..=16_384u64).rev() {
+        assert!(a.alloc_raw().is_ok() || left <= SLACK, "{left} blocks are free");
+    }
+    assert!(!rest.is_empty());
+}
+
+#[test]
+fn an_owner_that_frees_every_second_block_leaves_them_to_the_others() {
+    let heap = Heap::new(4 << 20);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    let blocks = exhaust(&mut a);
+    let freed: Vec<_> = blocks.iter().copied().step_by(2).collect();
+    b.free_bulk(&freed).unwrap();
+    let got = exhaust(&mut a).len() as u64;
+    assert!(got + 33 * ROW >= freed.len() as u64, "{got} of {}", freed.len());
+}
+
+#[test]
+fn one_owner_allocates_and_another_frees_63_of_64() {
+    // As many as stay in use, the bound lets the zone serve.
+    let live = (65_536 - 3 * SLACK) / 2;
+    for (zone, live) in [(4 << 20, live), (64 << 20, 20_000)] {
+        let heap = Heap::new(zone);
+        let pool = pool(&heap, 64);
+        let (mut a, mut b) = (pool.local(), pool.local());
+        let mut slots = [None; 64];
+        for (kept, slot) in (0..live).zip((0..64).cycle()) {
+            assert_eq!(a.fill(&mut slots), 64, "with {kept} blocks in use");
+            slots[slot] = None;
+            b.free_slots(&mut slots).unwrap();
+        }
+        let stats = pool.report();
+        assert_eq!(stats.in_use, live);
+        let newest = (2 << 20) / 64;
+        assert!(stats.blocks <= bound(live + 64, 3) + newest, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_lone_owner_leaves_rows_that_are_nearly_free_to_one_that_comes_later() {
+    let heap = Heap::new(4 << 20);
+    let pool = pool(&heap, 64);
+    let mut a = pool.local();
+    let blocks = exhaust(&mut a);
+    for row in blocks.chunks(64) {
+        a.free_bulk(&row[1..]).unwrap();
+    }
+    // The first owner makes no more calls.
+    let got = exhaust(&mut pool.local()).len() as u64;
+    assert!(got + SLACK >= 63 * 1024, "{got} of {}", 63 * 1024);
+    // Nor is what the pool's own owner keeps lost to others.
+    drop(a);
+    let (live, mut b) = (pool.report().in_use, pool.local());
+    let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+    pool.free_bulk(&blocks).unwrap();
+    assert_eq!(exhaust(&mut b).len() as u64 + live, pool.report().blocks);
+}
+
+/// Two owners free the same rows by turns, and neither allocates: what one posts to the other is found.
+#[test]
+fn two_owners_free_what_a_third_allocates() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b, mut c) = (pool.local(), pool.local(), pool.local());
+    let mut slots = [None; 64];
+    let live = 20_000;
+    for kept in 0..live {
+        assert_eq!(a.fill(&mut slots), 64, "with {kept} blocks in use");
+        slots[kept % 64] = None;
+        let (first, second) = slots.split_at_mut(20);
+        b.free_slots(first).unwrap();
+        c.free_slots(second).unwrap();
+    }
+    let stats = pool.report();
+    assert_eq!(stats.in_use, live as u64);
+    let newest = (2 << 20) / 64;
+    assert!(stats.blocks <= bound(live as u64 + 64, 4) + newest, "{stats:?}");
+}
+
+#[test]
+fn a_producer_and_a_consumer_need_no_more_than_is_between_them() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let batches = if cfg!(miri) { 50 } else { 4_000 };
+    crate::threads::scope(|scope| {
+        let (send, receive) = mpsc::sync_channel::<[Option<RawBlock>; 64]>(4);
+        let pool = &pool;
+        scope.spawn(move || {
+            let mut local = pool.local();
+            for mut batch in receive {
+                local.free_slots(&mut batch).unwrap();
+            }
+        });
+        let mut local = pool.local();
+        for _ in 0..batches {
+            let mut batch = [None; 64];
+            assert_eq!(local.fill(&mut batch), 64);
+            send.send(batch).unwrap();
+        }
+    });
+    // Five batches of the channel and one on either side.
+    let stats = pool.report();
+    assert!(stats.blocks <= 2 * bound(7 * 64, 3), "{stats:?}");
+    pool.destroy().unwrap();
+}
+
+/// Owners with live sets of changing sizes, each of which frees what others allocated; at every growth the pool is within
+/// the bound of what was in use at most.
+#[test]
+fn many_owners_with_live_sets_of_random_sizes() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let mut locals: Vec<_> = (0..12).map(|_| pool.local()).collect();
+    let mut sets: Vec<Vec<RawBlock>> = vec![Vec::new(); 12];
+    let mut seed = 7usize;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) % below
+    };
+    let (mut live, mut most) = (0usize, 0usize);
+    for _ in 0..if cfg!(miri) { 20 } else { 600 } {
+        let (who, set) = (random(12), random(12));
+        let size = random(4_000);
+        while sets[set].len() < size {
+            sets[set].push(locals[who].alloc_raw().unwrap());
+            live += 1;
+        }
+        most = most.max(live);
+        while sets[set].len() > size {
+            let at = random(sets[set].len());
+            locals[who].free_raw(sets[set].swap_remove(at)).unwrap();
+            live -= 1;
+        }
+        let stats = pool.report();
+        assert_eq!(stats.in_use, live as u64);
+        let newest = (2 << 20) / 64;
+        assert!(stats.blocks <= bound(most as u64, 13) + newest, "{most} in use at most: {stats:?}");
+    }
+}
