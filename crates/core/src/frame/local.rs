@@ -6,6 +6,9 @@ use super::stats::Tally;
 use super::zone::Zone;
 use super::{Frame, FrameError, Order};
 
+/// How many frees, at most, lie between two looks at whether the zone has run short.
+const LOOK: u64 = 256;
+
 /// One owner's way to a zone: its magazine and the region that it has reserved.
 ///
 /// The magazine holds frames as parts of words of the map, found by the word's number. So a frame that comes back is
@@ -13,7 +16,9 @@ use super::{Frame, FrameError, Order};
 /// and taken back costs no atomic read-modify-write. Frames that come back in any order gather there until their
 /// words are worth it: when the magazine is full, the highest words go back first, since the zone
 /// hands out low ones first: so what is free gathers at the top and becomes whole. All goes back on
-/// drop, and whenever the zone has run out ([`Zone::pressed`]) and the owner comes by.
+/// drop, and after the zone has run short ([`Zone::pressed`]): an owner that works sees that within 256 frees, or when
+/// its allocs have used up the frames of one word of the map, by one relaxed load each. An owner that makes no calls
+/// keeps what it has.
 #[derive(Debug)]
 pub struct Local<'z> {
     zone: &'z Zone,
@@ -24,8 +29,10 @@ pub struct Local<'z> {
     batch: u32,
     /// How far the count of frames in use may be behind.
     fold_at: u64,
-    /// At how many frees the magazine is looked at again: before that it cannot be over its limit.
+    /// At how many frees the owner looks again at whether the zone has run short ...
     look_at: u64,
+    /// ... and at how full the magazine is: before that it cannot be over its limit.
+    trim_at: u64,
     region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Tally,
@@ -53,7 +60,8 @@ impl Zone {
             limit,
             batch: (regions * 8).min(64),
             fold_at: u64::from(self.frames() / 256).clamp(64, 4096),
-            look_at: limit.into(),
+            look_at: LOOK.min(limit.into()),
+            trim_at: limit.into(),
             region: None,
             slot: self.enter(),
             tally: Tally::default(),
@@ -114,7 +122,7 @@ impl<'z> Local<'z> {
         Ok(())
     }
 
-    /// Counts frames that came back, and looks after the magazine when it may be full.
+    /// Counts frames that came back, and looks after the magazine when it may be full or the zone short.
     #[inline(always)]
     pub(super) fn count_frees(&mut self, frames: u64) {
         self.tally.frees += frames;
@@ -125,13 +133,25 @@ impl<'z> Local<'z> {
 
     #[cold]
     fn look_after(&mut self) {
-        let held = self.held();
-        // Room for a quarter at least, or it would have to be looked after with each free.
-        if held > self.limit / 4 * 3 {
-            self.trim(self.limit / 2);
+        let quarter = u64::from(self.limit / 4).max(1);
+        if self.tally.frees >= self.trim_at {
+            // Room for a quarter at least, or it would have to be looked after with each free.
+            if self.held() > self.limit / 4 * 3 {
+                self.trim(self.limit / 2);
+            }
+            self.trim_at = self.tally.frees + quarter;
         }
-        self.look_at = self.tally.frees + u64::from(self.limit / 4).max(1);
+        self.look_at = self.tally.frees + quarter.min(LOOK);
+        self.give_back_if_pressed();
         self.fold_if_due();
+    }
+
+    /// Gives the magazine back where the zone has run short.
+    fn give_back_if_pressed(&mut self) {
+        if self.zone.pressed() && self.give_all_back() {
+            // Told at once, or the zone would not know that the need is over.
+            self.fold();
+        }
     }
 
     /// Gives back the highest words until at most `keep` frames are held: the zone hands out low ones first, so what is
@@ -159,7 +179,9 @@ impl<'z> Local<'z> {
     #[cold]
     fn alloc_far(&mut self) -> Result<Frame, FrameError> {
         if self.magazine.seek() {
-            return self.magazine.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE));
+            let frame = self.magazine.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE));
+            self.give_back_if_pressed();
+            return frame;
         }
         let mut part = self.claim(self.batch_for(1));
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
@@ -301,6 +323,7 @@ impl<'z> Local<'z> {
 
     fn fold(&mut self) {
         self.look_at = self.look_at.saturating_sub(self.tally.frees);
+        self.trim_at = self.trim_at.saturating_sub(self.tally.frees);
         self.zone.fold(core::mem::take(&mut self.tally));
     }
 }

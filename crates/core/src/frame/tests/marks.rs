@@ -73,6 +73,39 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
 }
 
 /// With n frames left, for each n, what needs one more gets nothing and leaves all as it was.
+/// An owner whose frees and allocs all stay in its magazine sees that the zone has run short, and gives back.
+#[test]
+fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
+    let frees = |hoarder: &mut Local<'_>| {
+        for _ in 0..300 {
+            let frame = hoarder.alloc(Order::PAGE).unwrap();
+            hoarder.free(frame, Order::PAGE).unwrap();
+        }
+    };
+    let allocs = |hoarder: &mut Local<'_>| {
+        for _ in 0..65 {
+            hoarder.alloc(Order::PAGE).unwrap();
+        }
+    };
+    type Works<'a> = &'a dyn Fn(&mut Local<'_>);
+    for (works, frames) in [(&frees as Works<'_>, 1 << 18), (&allocs, 1 << 18), (&frees, 512 * 20)] {
+        let zone = zone_with(frames, 200, 300, 400);
+        let mut hoarder = zone.local();
+        let mut slots = vec![None; 500];
+        assert_eq!(hoarder.fill(&mut slots), 500);
+        assert_eq!(hoarder.free_bulk(&mut slots), Ok(500));
+        let held = hoarder.held();
+        assert!(held >= 500);
+        let rest = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
+        assert!(zone.pressed());
+        assert_eq!(u32::try_from(rest).unwrap() + held, frames);
+        works(&mut hoarder);
+        // With what it gave back the zone is out of need, and one batch may have been claimed since.
+        assert!(hoarder.held() <= 64, "{} held", hoarder.held());
+        assert!(zone.alloc(Order::PAGE).is_ok());
+    }
+}
+
 #[test]
 fn running_out_at_every_step_rolls_back() {
     let zone = Zone::with_watermarks(512 * 20, Watermarks::NONE).unwrap();
