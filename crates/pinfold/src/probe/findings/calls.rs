@@ -40,9 +40,10 @@ fn af_xdp(answer: Answer) -> Finding {
     let what = "AF_XDP";
     match answer {
         Answer::Yes => finding(what, State::Good, "a socket could be made"),
+        // No command that grants it: nothing here uses such a socket.
         Answer::No(errno) if denied(errno) => {
-            finding(what, State::Limited, format!("a socket needs CAP_NET_RAW: {errno}"))
-                .mended_by("sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep $(command -v pinfold)")
+            let detail = format!("a socket needs CAP_NET_RAW ({errno}), which nothing in Pinfold uses");
+            finding(what, State::Limited, detail)
         }
         Answer::No(errno) => finding(what, State::Missing, format!("no socket could be made: {errno}")),
     }
