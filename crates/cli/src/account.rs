@@ -118,6 +118,8 @@ pub(crate) struct StackAccount {
     pub(crate) protect: Protect,
     /// The arenas.
     pub(crate) memory: Vec<MemoryAccount>,
+    /// The commands that get what was refused, for all arenas together: none undoes another.
+    pub(crate) fixes: Vec<String>,
     /// The controllers.
     pub(crate) devices: Vec<DeviceAccount>,
     /// The DMA pools of all controllers.
@@ -141,7 +143,7 @@ pub(crate) struct MemoryAccount {
     pub(crate) always_exposed: bool,
     /// What smaller pages than could be had elsewhere cost.
     pub(crate) cost: Option<&'static str>,
-    /// Why the kernel may take its pages away, where it may, and what mends that.
+    /// Why the kernel may take its pages away, where it may.
     pub(crate) not_locked: Option<String>,
     /// How many 4 KiB frames it has.
     pub(crate) frames: u64,
@@ -162,8 +164,6 @@ pub(crate) struct RefusedAccount {
     pub(crate) source: &'static str,
     /// Why.
     pub(crate) why: String,
-    /// The command that mends it.
-    pub(crate) fix: Option<String>,
 }
 
 /// A controller, and its driver.

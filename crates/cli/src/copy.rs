@@ -8,8 +8,10 @@ pub(crate) mod staged;
 use crate::account::{CopyAccount, Hashes, PhaseAccount, StackAccount};
 use crate::args::CopyArgs;
 use crate::failure::{Failure, LimitError};
+use crate::fixes;
 use crate::limits;
-use crate::open::{BLOCK, OpenError, Opened, Place, Scratch, Use, domain_of};
+use crate::memory;
+use crate::open::{BLOCK, OpenError, Opened, Place, Use, domain_of, scratch};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -44,7 +46,6 @@ struct Job {
     via: Option<Place>,
     /// Keeps what was made for the run, until it gets its name or is removed.
     staged: Option<Staged>,
-    scratch: Option<Scratch>,
     total: u64,
     /// How many bytes the destination's file has in the end.
     destination_bytes: u64,
@@ -58,18 +59,12 @@ impl Job {
             let target = source.name;
             return Err(LimitError::Beyond { size: total, capacity, target }.into());
         }
-        let (via, scratch) = match &args.via {
-            None => (None, None),
-            Some(spec) => {
-                let (place, scratch) = open_via(spec, args, total)?;
-                if place.is_same_file(&source) {
-                    return Err(OpenError::ViaIsSource(place.name).into());
-                }
-                (Some(place), scratch)
-            }
-        };
+        let via = args.via.as_ref().map(|spec| open_via(spec, args, total)).transpose()?;
+        if let Some(via) = via.as_ref().filter(|via| via.is_same_file(&source)) {
+            return Err(OpenError::ViaIsSource(via.name.clone()).into());
+        }
         let (destination, staged, destination_bytes) = open_destination(args, &source, total)?;
-        Ok(Self { source, destination, via, staged, scratch, total, destination_bytes })
+        Ok(Self { source, destination, via, staged, total, destination_bytes })
     }
 
     fn places(&self) -> impl Iterator<Item = &Place> {
@@ -86,27 +81,21 @@ fn open_source(spec: &TargetSpec, poll: bool) -> Result<(Place, u64), Failure> {
     }
 }
 
-fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<(Place, Option<Scratch>), Failure> {
-    let (place, capacity, scratch) = match spec {
-        TargetSpec::SoftMemory(size) => (Place::memory(spec, *size, total)?, size.0, None),
+fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<Place, Failure> {
+    let (place, capacity) = match spec {
+        TargetSpec::SoftMemory(size) => (Place::memory(spec, *size, total)?, size.0),
         TargetSpec::SoftImage(path) => {
             let (place, bytes) = Place::image(spec, path, true)?;
             if place.holds_data() && !args.force {
                 return Err(OpenError::HoldsData(place.name).into());
             }
-            (place, bytes, None)
+            (place, bytes)
         }
-        TargetSpec::Vfio { .. } => {
-            let (place, bytes) = overwritten(spec, args)?;
-            (place, bytes, None)
-        }
-        TargetSpec::File(path) => {
-            let (scratch, file) = Scratch::create(path)?;
-            (Place::staged(spec, path, file, total), u64::MAX, Some(scratch))
-        }
+        TargetSpec::Vfio { .. } => overwritten(spec, args)?,
+        TargetSpec::File(path) => (Place::staged(spec, path, scratch(path)?, total), u64::MAX),
     };
     room(&place.name, capacity, total)?;
-    Ok((place, scratch))
+    Ok(place)
 }
 
 /// A real controller's namespace, whose bytes will be written over, and how many they are.
@@ -212,6 +201,8 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
     let slots = limits::slots(job.total, block, depth);
     let domain = domain_of(&job.places().collect::<Vec<_>>())?;
     let controllers = job.places().filter(|place| place.has_controller()).count() as u64;
+    let held = job.places().map(Place::held_bytes).sum();
+    memory::check(Stack::need((slots, block), controllers, held), args.stack.memory)?;
     let stack = Stack::build(args.stack, domain, (slots, block), controllers)?;
     let open = |place: Place| -> Result<Opened<'_>, Failure> {
         // Only controllers are polled: a file that is still empty can not be asked whether it can be.
@@ -220,7 +211,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
         limits::check_opened(block, depth, opened.target().info())?;
         Ok(opened)
     };
-    let Job { source, destination, via, staged, scratch, total, destination_bytes } = job;
+    let Job { source, destination, via, staged, total, destination_bytes } = job;
     let (mut source, mut destination) = (open(source)?, open(destination)?);
     let mut via = via.map(open).transpose()?;
 
@@ -252,7 +243,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
         stack: stack_account(&stack, &opened),
         notes: opened.iter().flat_map(|opened| opened.notes()).collect(),
     };
-    drop((source, via, destination, scratch));
+    drop((source, via, destination));
     if interrupt.asked() {
         return Err(error::PumpError::Interrupted.into());
     }
@@ -275,6 +266,7 @@ pub(crate) fn stack_account(stack: &Stack, opened: &[&Opened<'_>]) -> StackAccou
     StackAccount {
         protect: stack.protect,
         memory: stack.memory_account(),
+        fixes: fixes::of(stack, opened.iter().filter_map(|opened| opened.memlock_needed())),
         devices: opened.iter().filter_map(|opened| opened.device_account()).collect(),
         pools: opened.iter().flat_map(|opened| opened.pool_accounts()).collect(),
         domain: stack.domain_account(),

@@ -2,6 +2,7 @@
 
 use crate::copy::error::PumpError;
 use crate::copy::staged::StagedError;
+use crate::memory::MemoryError;
 use crate::open::OpenError;
 use crate::stack::StackError;
 use crate::target::TargetError;
@@ -116,6 +117,9 @@ pub(crate) enum Failure {
     /// A number on the command line is beyond what there is.
     #[error(transparent)]
     Limit(#[from] LimitError),
+    /// The run needs more memory than there is.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// A target could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -212,7 +216,7 @@ impl Failure {
     /// What the program ends with.
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Limit(_) => Exit::Usage,
+            Self::Limit(_) | Self::Memory(_) | Self::Open(OpenError::Memory(_)) => Exit::Usage,
             Self::Pump(PumpError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

@@ -10,7 +10,8 @@ use crate::args::{IoArgs, Rw};
 use crate::copy::stack_account;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
-use crate::open::{OpenError, Opened, Place, Scratch, Use, domain_of};
+use crate::memory;
+use crate::open::{OpenError, Opened, Place, Use, domain_of, scratch};
 use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
@@ -31,13 +32,13 @@ pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
     if args.json { output::json(&account) } else { output::text(&account.to_text()) }
 }
 
-/// The target, how many bytes of it there are, and what removes it at the end where it was made for the run.
-fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
+/// The target, how many bytes of it there are, and whether it was made for the run.
+fn place(args: &IoArgs) -> Result<(Place, u64, bool), Failure> {
     let spec = &args.target;
     let (place, bytes) = match spec {
         TargetSpec::SoftMemory(size) => {
             let used = args.size.unwrap_or(*size);
-            return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, None));
+            return Ok((Place::memory(spec, *size, if args.writes() { used.0 } else { 0 })?, size.0, false));
         }
         TargetSpec::SoftImage(path) => Place::image(spec, path, args.writes())?,
         TargetSpec::Vfio { .. } if args.writes() && !args.force => {
@@ -49,15 +50,14 @@ fn place(args: &IoArgs) -> Result<(Place, u64, Option<Scratch>), Failure> {
         }
         TargetSpec::File(path) if !path.exists() => {
             let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
-            let (scratch, file) = Scratch::create(path)?;
-            return Ok((Place::staged(spec, path, file, size.0), size.0, Some(scratch)));
+            return Ok((Place::staged(spec, path, scratch(path)?, size.0), size.0, true));
         }
         TargetSpec::File(path) => Place::existing(spec, path, args.writes())?,
     };
     if args.writes() && !args.force && place.holds_data() {
         return Err(OpenError::HoldsData(place.name).into());
     }
-    Ok((place, bytes, None))
+    Ok((place, bytes, false))
 }
 
 /// How many whole blocks of the target are used.
@@ -75,7 +75,7 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
 
 /// Runs the workload.
 pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
-    let (place, capacity, scratch) = place(args)?;
+    let (place, capacity, is_new) = place(args)?;
     let (least, most) = args.lengths();
     let (shortest, _) = limits::check(least, args.iodepth, &[&place])?;
     let (block, depth) = limits::check(most, args.iodepth, &[&place])?;
@@ -85,8 +85,9 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         return Err(LimitError::Jobs { jobs, blocks, target: place.name }.into());
     }
     let slots = depth.saturating_mul(jobs);
-    let stack =
-        Stack::build(args.stack, domain_of(&[&place])?, (slots, block), u64::from(place.has_controller()))?;
+    let controllers = u64::from(place.has_controller());
+    memory::check(Stack::need((slots, block), controllers, place.held_bytes()), args.stack.memory)?;
+    let stack = Stack::build(args.stack, domain_of(&[&place])?, (slots, block), controllers)?;
     let how = Use { block: file::granule((shortest, block)), depth, jobs, poll: args.poll };
     let mut opened = Opened::open(place, &stack, how)?;
     limits::check_opened(block, depth, opened.target().info())?;
@@ -101,13 +102,16 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
         reads_in_100: args.rwmixread,
     };
-    if scratch.is_some() && args.rw != Rw::Write && !args.verify {
+    if is_new && args.rw != Rw::Write && !args.verify {
         let lay_out = Workload { rw: Rw::Write, requests: blocks, runtime: None, ..workload };
         go(&mut opened, (lay_out, Task::Run), &mut buffers, ("laying out", interrupt))?;
         opened.target().sync()?;
     }
-    let (task, title) =
-        if args.verify { (Task::Check(shortest), "verifying") } else { (Task::Run, "running") };
+    let (task, title) = if args.verify {
+        (Task::Check(shortest, verify::COUNTED / jobs as u64), "verifying")
+    } else {
+        (Task::Run, "running")
+    };
     let before = CpuTime::here();
     let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
     let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
@@ -121,7 +125,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
     (account.least_block_bytes, account.numjobs) = (least.0, jobs as u64);
     account.verified = verified;
     account.cpu = cpu;
-    drop((opened, scratch));
+    drop(opened);
     Ok(account)
 }
 
@@ -133,9 +137,12 @@ fn go(
 ) -> Result<Did, Failure> {
     let blocks = match task {
         Task::Run => workload.requests.min(workload.blocks),
-        Task::Check(_) => workload.blocks.saturating_mul(2),
+        Task::Check(..) => workload.blocks.saturating_mul(2),
     };
-    let progress = Progress::new(title, blocks.saturating_mul(workload.block as u64));
+    let progress = match (task, workload.runtime) {
+        (Task::Run, Some(runtime)) if workload.requests == u64::MAX => Progress::timed(title, runtime),
+        _ => Progress::new(title, blocks.saturating_mul(workload.block as u64)),
+    };
     Ok(jobs::run(opened.targets(), (&workload, task), buffers, &progress, interrupt)?)
 }
 

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
 //! | [`copy`], [`io`], [`doctor`], [`nvme`], [`pools`], [`mod@bench`], [`bind`] | the commands |
-//! | [`open`], [`stack`] | from names to targets; the memory stack of a run |
+//! | [`open`], [`stack`], [`memory`], [`fixes`] | from names to targets; the memory stack of a run, what it needs, what gets it more |
 //! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
 //! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
 //! | [`signal`], [`progress`], [`failure`] | stopping, showing, and saying what went wrong |
@@ -19,11 +19,13 @@ mod bind;
 mod copy;
 mod doctor;
 mod failure;
+mod fixes;
 mod io;
 mod lane;
 mod latency;
 mod limits;
 mod man;
+mod memory;
 mod nvme;
 mod open;
 mod output;

@@ -6,9 +6,10 @@ mod scratch;
 
 pub(crate) use device::Device;
 pub(crate) use place::{BLOCK, ControllerMedium, Medium, Place, domain_of};
-pub(crate) use scratch::Scratch;
+pub(crate) use scratch::scratch;
 
 use crate::account::{DeviceAccount, PoolAccount};
+use crate::memory::MemoryError;
 use crate::stack::Stack;
 use crate::target::Target;
 use crate::target::file::FileTarget;
@@ -56,25 +57,15 @@ pub(crate) enum OpenError {
     HoldsData(String),
     /// It would be made, and removed at the end.
     #[error(
-        "{0} exists, and a file given with --via is made for the run and removed: name one that does not exist"
+        "{0} exists, and a file given with --via is made for the run and has no name during it: name one that does not exist"
     )]
     ScratchExists(String),
     /// The third target is the source.
     #[error("{0} is the source itself: going by way of it would write over it; name another target")]
     ViaIsSource(String),
-    /// More than this machine's memory.
-    #[error(
-        "{name} would hold {needed} bytes in memory and this machine has {available} available: use an image \
-         (truncate -s {needed} disk.img, then soft:disk.img)"
-    )]
-    NotEnoughMemory {
-        /// Which.
-        name: String,
-        /// How many bytes it would hold.
-        needed: u64,
-        /// How many there are.
-        available: u64,
-    },
+    /// It would hold more than there is memory for.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// A model controller on memory is at most so large.
     #[error("{name}: a controller on memory has at most {limit} bytes (1 TiB)")]
     TooLarge {
@@ -310,6 +301,14 @@ impl<'d> Opened<'d> {
     /// What fell back to something slower, and why.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.notes.clone()
+    }
+
+    /// How much the program must be allowed to lock, where a file's queue could not register its buffers.
+    pub(crate) fn memlock_needed(&self) -> Option<u64> {
+        match &self.queues {
+            Queues::File(jobs) => jobs.iter().filter_map(FileTarget::memlock_needed).max(),
+            Queues::Nvme { .. } => None,
+        }
     }
 
     /// How many bytes the file has now.

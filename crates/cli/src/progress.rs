@@ -1,39 +1,79 @@
 //! A bar on a terminal; nothing in a pipe.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::time::{Duration, Instant};
 
 /// How far a phase has come. Drawn on standard error, and only where that is a terminal.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    /// Where the time alone ends it.
+    began: Option<Instant>,
+}
 
 impl Progress {
     /// A bar of `total` bytes with `title` before it.
     pub(crate) fn new(title: &str, total: u64) -> Self {
-        // `stderr` draws nothing where standard error is not a terminal.
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
         let template = "{prefix:<16} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
+        Self { bar: bar(title, total, template), began: None }
+    }
+
+    /// A bar of `runtime`, whatever is done meanwhile.
+    pub(crate) fn timed(title: &str, runtime: Duration) -> Self {
+        let total = u64::try_from(runtime.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            bar: bar(title, total, "{prefix:<16} {bar:30} {elapsed} {percent}%"),
+            began: Some(Instant::now()),
         }
-        bar.set_prefix(title.to_owned());
-        Self(bar)
     }
 
     /// One that is never drawn.
     #[cfg(test)]
     pub(crate) fn hidden() -> Self {
-        Self(ProgressBar::hidden())
+        Self { bar: ProgressBar::hidden(), began: None }
     }
 
     /// `bytes` more are done.
     pub(crate) fn add(&self, bytes: u64) {
-        self.0.inc(bytes);
+        match self.began {
+            None => self.bar.inc(bytes),
+            Some(began) => {
+                self.bar.set_position(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
+            }
+        }
     }
+}
+
+/// It has no thread that draws it: one could not always be started.
+fn bar(title: &str, total: u64, template: &str) -> ProgressBar {
+    // `stderr` draws nothing where standard error is not a terminal.
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_prefix(title.to_owned());
+    bar
 }
 
 impl Drop for Progress {
     /// The bar goes away; what is worth keeping is in the account.
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_time_alone_ends_it_the_bar_shows_the_time() {
+        let timed = Progress::timed("running", Duration::from_secs(3600));
+        timed.add(u64::MAX / 2);
+        assert_eq!(timed.bar.length(), Some(3_600_000));
+        assert!(timed.bar.position() < 3_600_000, "{}", timed.bar.position());
+        let bytes = Progress::new("running", 100);
+        bytes.add(40);
+        assert_eq!(bytes.bar.position(), 40);
     }
 }

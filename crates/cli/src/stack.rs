@@ -2,7 +2,8 @@
 
 use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
 use crate::args::{Memory, Protect, StackArgs};
-use pinfold::arena::{AllocError, BuildError, Residency};
+use crate::memory::Need;
+use pinfold::arena::{AllocError, BuildError, NotLocked, Residency};
 use pinfold::soft::Port;
 use pinfold::uring::Fixed;
 use pinfold::{Arena, Buffer, Domain, Exposure, Source};
@@ -70,7 +71,7 @@ fn slot_bytes(bytes: usize) -> Option<usize> {
 /// What a controller's queues, identify buffers and PRP lists take of an arena, generously.
 fn control_bytes(slots: usize, bytes: usize) -> u64 {
     let list_pages = (bytes as u64 / 4096).div_ceil(511) + 1;
-    (4 << 20) + slots as u64 * list_pages * 4096
+    (slots as u64).saturating_mul(list_pages * 4096).saturating_add(4 << 20)
 }
 
 impl Stack {
@@ -115,6 +116,20 @@ impl Stack {
     /// A new controller's way to memory.
     pub(crate) fn port(&self) -> Option<Port> {
         self.domain.port()
+    }
+
+    /// The arenas.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = &Arena> {
+        std::iter::once(&self.data).chain(&self.control)
+    }
+
+    /// What such a stack needs, beside targets that hold `targets` bytes in memory.
+    pub(crate) fn need((slots, bytes): (usize, usize), controllers: u64, targets: u64) -> Need {
+        let each = slot_bytes(bytes).map_or(u64::MAX, |bytes| bytes as u64);
+        let data = each.saturating_mul(slots.max(1) as u64);
+        let control =
+            if controllers > 0 { controllers.saturating_mul(control_bytes(slots, bytes)) } else { 0 };
+        Need { buffers: (slots, bytes), arenas: data.saturating_add(control), targets }
     }
 
     /// What the arenas got.
@@ -173,6 +188,10 @@ const SMALL_PAGES_COST: &str =
 fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
     let (account, stats) = (arena.account(), arena.stats());
     let not_locked = match &account.residency {
+        // What mends it is told once for all arenas.
+        Residency::NotLocked(NotLocked::Limit { asked, used, allowed, .. }) => {
+            Some(format!("RLIMIT_MEMLOCK: {asked} bytes asked, {used} locked already, {allowed} allowed"))
+        }
         Residency::NotLocked(why) => Some(why.to_string()),
         _ => None,
     };
@@ -180,7 +199,6 @@ fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
     let refused = |refused: &pinfold::arena::Refused| RefusedAccount {
         source: word(refused.source),
         why: refused.why.to_string(),
-        fix: refused.remedy.clone(),
     };
     MemoryAccount {
         name,

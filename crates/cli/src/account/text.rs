@@ -87,6 +87,9 @@ impl StackAccount {
         for memory in &self.memory {
             memory.to_text(out);
         }
+        for fix in &self.fixes {
+            line(out, "fix", format_args!("{fix}"));
+        }
         for device in &self.devices {
             device.to_text(out);
         }
@@ -157,8 +160,7 @@ impl MemoryAccount {
             line(out, "", format_args!("not locked: {why}"));
         }
         for refused in &self.refused {
-            let fix = refused.fix.as_ref().map(|fix| format!("; fix: {fix}")).unwrap_or_default();
-            line(out, "", format_args!("refused: {}: {}{fix}", refused.source, refused.why));
+            line(out, "", format_args!("refused: {}: {}", refused.source, refused.why));
         }
     }
 }
@@ -270,15 +272,12 @@ mod tests {
             frames_in_use: 0,
             frames_at_most: 4000,
             frames_quarantined: 1,
-            refused: vec![RefusedAccount {
-                source: "hugetlb-2m",
-                why: "8 free pages are needed".into(),
-                fix: Some("sudo sysctl vm.nr_hugepages=8".into()),
-            }],
+            refused: vec![RefusedAccount { source: "hugetlb-2m", why: "8 free pages are needed".into() }],
         };
         StackAccount {
             protect: Protect::Revoke,
             memory: vec![memory],
+            fixes: vec!["sudo sysctl vm.nr_hugepages=8".into()],
             devices: vec![DeviceAccount {
                 name: "soft:64M".into(),
                 requests: 10,
@@ -329,7 +328,8 @@ mod tests {
         stack().to_text(&mut text);
         for part in [
             "cost: more\n",
-            "refused: hugetlb-2m: 8 free pages are needed; fix: sudo sysctl vm.nr_hugepages=8",
+            "refused: hugetlb-2m: 8 free pages are needed\n",
+            "  fix           sudo sysctl vm.nr_hugepages=8\n",
             "0 of 4,096 frames in use, at most 4,000, 1 quarantined",
             "10 I/Os as 12 commands",
             "1.50 an I/O",

@@ -47,10 +47,10 @@ pub(super) const COPY: &str = concat!(
     targets!(),
     "
 The destination is either whole or absent: it is written under a temporary name beside its own, flushed, and renamed
-when all of it is on the disk. Where even that can not be taken back (SIGKILL, a loss of power) the temporary file
+when all of it is on the disk; until then only its owner may open it. Where even that can not be taken back (SIGKILL, a loss of power) the temporary file
 .pinfold-*.part stays, and can be removed. A destination soft:IMAGE is a new image of the source's size, filled up with zeroes to
 whole blocks, one at least; with --force it replaces an image, it does not write into it. An image given with --via is written in
-place; if it holds anything, only with --force.
+place; if it holds anything, only with --force. A file given with --via has no name during the run.
 ",
     exits!(),
     "
@@ -68,7 +68,11 @@ pub(super) const IO: &str = concat!(
     "
 The words are fio's. It ends when --size bytes have been moved or --runtime is over, whichever comes first; with
 --time-based only the time counts. What an existing file, image or device holds is written over only with --force.
-A file that does not exist is made with --size bytes, written once before it is read, and removed at the end.
+A file that does not exist is made with --size bytes, written once before it is read, and has no name meanwhile: whatever
+ends the run, nothing is left of it. More memory than there is (--iodepth times --bs times --numjobs, and what soft:SIZE
+is filled with) is refused before any is taken.
+--verify writes all of --size, reads and writes anywhere in it, and reads all of it again; --runtime ends each of the three.
+The first 67,108,864 blocks are written more than once (256 MiB for their counts), those behind them once.
 ",
     exits!(),
     "

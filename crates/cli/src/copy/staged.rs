@@ -78,13 +78,16 @@ pub(crate) struct Staged {
     name: OsString,
     shown: String,
     replace: bool,
+    /// What it has in the end.
+    mode: Mode,
     file: File,
     renamed: bool,
 }
 
 impl Staged {
-    /// Prepares to write `destination`, and to replace what is there only if `replace` is set. The file has the
-    /// permissions of `mode` less the umask. Not even a temporary file is left where this fails.
+    /// Prepares to write `destination`, and to replace what is there only if `replace` is set. Only its owner may open the
+    /// temporary file; it has the permissions of `mode` less the umask when it gets its name. Not even a temporary file is
+    /// left where this fails.
     pub(crate) fn create(
         destination: &Path,
         replace: bool,
@@ -102,10 +105,11 @@ impl Staged {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             fs::open(parent, flags, Mode::empty()).map_err(|error| system("opening its directory", error))?;
-        let (temporary, file) = create_unique(&directory, mode)
-            .map_err(|error| system("making a file in its directory", error))?;
+        let (temporary, file) =
+            create_unique(&directory).map_err(|error| system("making a file in its directory", error))?;
         let name = name.to_owned();
-        Ok(Self { directory, temporary, name, shown, replace, file: file.into(), renamed: false })
+        let mode = Mode::from_raw_mode(mode.as_raw_mode() & !umask());
+        Ok(Self { directory, temporary, name, shown, replace, mode, file: file.into(), renamed: false })
     }
 
     /// The file under its temporary name.
@@ -131,6 +135,7 @@ impl Staged {
     /// destination is whole and stays so over a loss of power.
     pub(crate) fn commit(mut self, bytes: u64) -> Result<(), StagedError> {
         fs::ftruncate(&self.file, bytes).map_err(|error| self.system("setting its size", error))?;
+        fs::fchmod(&self.file, self.mode).map_err(|error| self.system("setting its mode", error))?;
         fs::fsync(&self.file).map_err(|error| self.system("flushing it", error))?;
         self.rename()?;
         match fs::fsync(&self.directory) {
@@ -216,18 +221,25 @@ fn resolve(destination: &Path, replace: bool, source: Option<&File>) -> Result<P
         .map_err(|error| system(Errno::from_io_error(&error).unwrap_or(Errno::NOENT)))
 }
 
-/// A new, empty file of a name that nobody else has.
-fn create_unique(directory: &OwnedFd, mode: Mode) -> Result<(OsString, OwnedFd), Errno> {
+/// A new, empty file of a name that nobody else has, which only its owner may open.
+fn create_unique(directory: &OwnedFd) -> Result<(OsString, OwnedFd), Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut attempts = 0;
     loop {
         let name = temporary_name()?;
-        match fs::openat(directory, OsStr::new(&name), flags, mode) {
+        match fs::openat(directory, OsStr::new(&name), flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => return Ok((name, file)),
             Err(Errno::EXIST) if attempts < ATTEMPTS => attempts += 1,
             Err(error) => return Err(error),
         }
     }
+}
+
+/// `Umask` of `/proc/self/status` (Linux 4.7); where it is not known nobody but the owner gets access.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o077)
 }
 
 fn temporary_name() -> Result<OsString, Errno> {
@@ -266,6 +278,7 @@ mod tests {
         staged.reserve(100).unwrap();
         write(&staged, b"hello, padded");
         assert!(!path.exists());
+        assert_eq!(staged.file().metadata().unwrap().mode() & 0o777, 0o600, "whatever it has in the end");
         staged.commit(5).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"hello");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o400);

@@ -14,8 +14,9 @@ use std::time::Instant;
 pub(crate) enum Task {
     /// The workload.
     Run,
-    /// The same with every byte checked; the fewest bytes of one request.
-    Check(usize),
+    /// The same with every byte checked: the fewest bytes of one request, and how many blocks of a job may be written more
+    /// than once.
+    Check(usize, u64),
 }
 
 /// What they did.
@@ -137,11 +138,12 @@ fn go<B: Bytes>(
             let outcome = engine::run(target, *workload, buffers, progress, interrupt)?;
             Ok(Did { outcome, verified: None })
         }
-        Task::Check(least) => {
+        Task::Check(least, counted) => {
             let unit = target.info().unit;
             let region = workload.blocks.saturating_mul(workload.block as u64);
             let workload = Workload { blocks: region / unit as u64, ..*workload };
-            let (outcome, verified) = verify::run(target, (&workload, least), buffers, progress, interrupt)?;
+            let (outcome, verified) =
+                verify::run(target, (&workload, least, counted), buffers, progress, interrupt)?;
             Ok(Did { outcome, verified: Some(verified) })
         }
     }
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(did.outcome.writes.total.summary().count, 100);
         let written = |fake: &Fake| -> Vec<_> { (0..100).filter(|i| fake.data[i * 512] != 0).collect() };
         assert_eq!(fakes.iter().map(written).collect::<Vec<_>>().concat(), (0..100).collect::<Vec<_>>());
-        let (did, _) = go(&mut fakes, &workload(Rw::Randrw, 100, 200), Task::Check(512));
+        let (did, _) = go(&mut fakes, &workload(Rw::Randrw, 100, 200), Task::Check(512, u64::MAX));
         let verified = did.unwrap().verified.unwrap();
         assert_eq!((verified.requests, verified.parts.len()), (200, 3));
         assert_eq!(verified.sha256, None, "of the whole it is nobody's");

@@ -6,7 +6,7 @@ use super::verify::Verified;
 use crate::account::{RequestAccount, StackAccount};
 use crate::args::Rw;
 use crate::latency::Latency;
-use crate::units::{counted, per_second};
+use crate::units::{ByteSize, counted, per_second};
 use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
@@ -125,9 +125,17 @@ impl IoAccount {
                 let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
             }
         }
-        if let Some(Verified { requests, compared_bytes, sha256, parts }) = &self.verified {
+        if let Some(verified) = &self.verified {
+            let Verified { requests, compared_bytes, sha256, parts, .. } = verified;
             let (requests, compared) = (counted(*requests, "request"), binary(*compared_bytes as f64));
             let _ = writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all right");
+            if verified.laid_out_bytes.min(verified.read_back_bytes) < self.size_bytes {
+                let (laid, back) = (ByteSize(verified.laid_out_bytes), ByteSize(verified.read_back_bytes));
+                let _ = writeln!(
+                    out,
+                    "In part: the time was over when {laid} were written, {back} read again at the end"
+                );
+            }
             if let Some(sha256) = sha256 {
                 let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
             }

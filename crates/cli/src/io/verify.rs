@@ -2,8 +2,13 @@
 //! in requests of many lengths, and reads all of it again at the end; every byte read is compared. What a block holds
 //! follows from where it is and how often it was written, so that a block that was lost, written twice, put in another's
 //! place or mixed from two writes shows.
+//!
+//! Its memory does not grow with the region ([`COUNTED`]), and each of the three parts, and the hash at the end, lasts as
+//! long as the runtime at most.
 
 mod ledger;
+
+pub(crate) use ledger::COUNTED;
 
 use super::engine::{Outcome, Workload};
 use crate::args::Rw;
@@ -21,9 +26,13 @@ use std::time::{Duration, Instant};
 pub(crate) struct Verified {
     /// Requests of the middle part, anywhere in the region.
     pub(crate) requests: u64,
+    /// Bytes that were written first: all of the region, or as far as the first part came in its time.
+    pub(crate) laid_out_bytes: u64,
+    /// Bytes from the start that were read again at the end.
+    pub(crate) read_back_bytes: u64,
     /// Bytes that were read and compared, in all parts.
     pub(crate) compared_bytes: u64,
-    /// The SHA-256 of what the region must hold now, where one job checked it.
+    /// The SHA-256 of what the region must hold now, where one job checked it, and was in time for all of it.
     pub(crate) sha256: Option<Hash>,
     /// The same of the part of each job, where there were several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -34,6 +43,8 @@ impl Verified {
     /// What another job found to be right in the part behind is added.
     pub(crate) fn add(&mut self, other: Self) {
         self.requests += other.requests;
+        self.laid_out_bytes += other.laid_out_bytes;
+        self.read_back_bytes += other.read_back_bytes;
         self.compared_bytes += other.compared_bytes;
         self.parts.extend(self.sha256.take());
         self.parts.extend(other.sha256);
@@ -65,11 +76,11 @@ struct Check<'a, 't, B> {
     compared: u64,
 }
 
-/// Runs `workload` and checks it; `least` bytes are the fewest of one request. The region is `workload.blocks` blocks
-/// of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
+/// Runs `workload` and checks it; `least` bytes are the fewest of one request, and `counted` blocks may be written more
+/// than once. The region is `workload.blocks` blocks of the target. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
 pub(crate) fn run<B: Bytes>(
     target: &mut dyn Target<B>,
-    (workload, least): (&Workload, usize),
+    (workload, least, counted): (&Workload, usize, u64),
     buffers: &mut Vec<B>,
     progress: &Progress,
     interrupt: &Interrupt,
@@ -77,8 +88,8 @@ pub(crate) fn run<B: Bytes>(
     // What is checked as one.
     let block = target.info().unit;
     let lengths = ((least / block).max(1), (workload.block / block).max(1));
-    let mut ledger = Ledger::new(workload.blocks, block);
-    let mut compared_bytes = 0;
+    let mut ledger = Ledger::new(workload.blocks, block, counted);
+    let (mut compared_bytes, mut read_back) = (0, 0);
     let mut middle = None;
     for part in [Part::LayOut, Part::Anywhere, Part::ReadBack] {
         let slots = buffers.len();
@@ -98,16 +109,27 @@ pub(crate) fn run<B: Bytes>(
         check.lane.drain(buffers);
         buffers.extend(check.idle.drain(..).map(|(_, buffer)| buffer));
         buffers.extend(check.landed.drain(..).filter_map(|over| over.buffer));
-        result?;
+        let reached = result?;
         compared_bytes += check.compared;
-        if part == Part::Anywhere {
-            middle = Some(check.outcome(elapsed));
+        match part {
+            Part::LayOut => ledger.cut(),
+            Part::Anywhere => middle = Some(check.outcome(elapsed)),
+            Part::ReadBack => read_back = reached,
         }
     }
     let outcome = middle.ok_or(PumpError::NoBuffers)?;
     let requests = outcome.reads.requests + outcome.writes.requests;
-    let sha256 = Some(ledger.hash());
-    Ok((outcome, Verified { requests, compared_bytes, sha256, parts: Vec::new() }))
+    let laid_out_bytes = ledger.laid_bytes();
+    let read_back_bytes = read_back * block as u64;
+    let is_whole = laid_out_bytes == workload.blocks * block as u64 && read_back_bytes == laid_out_bytes;
+    let began = Instant::now();
+    let ended = || interrupt.asked() || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
+    let sha256 = if is_whole { ledger.hash(ended) } else { None };
+    if interrupt.asked() {
+        return Err(PumpError::Interrupted);
+    }
+    let parts = Vec::new();
+    Ok((outcome, Verified { requests, laid_out_bytes, read_back_bytes, compared_bytes, sha256, parts }))
 }
 
 impl<B: Bytes> Check<'_, '_, B> {
@@ -116,20 +138,25 @@ impl<B: Bytes> Check<'_, '_, B> {
         Outcome { elapsed, reads: figures(Way::Read), writes: figures(Way::Write) }
     }
 
+    /// Does one part, at least one request of it, and returns up to which block it came.
     fn part(
         &mut self,
         part: Part,
         began: Instant,
         progress: &Progress,
         interrupt: &Interrupt,
-    ) -> Result<(), PumpError> {
+    ) -> Result<u64, PumpError> {
         let (mut made, mut at) = (0, 0);
         loop {
             if interrupt.asked() {
                 return Err(PumpError::Interrupted);
             }
-            let over = || self.workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
-            let mut ended = part == Part::Anywhere && (made >= self.workload.requests || over());
+            let workload = self.workload;
+            let over = |made| {
+                let late = || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
+                (part == Part::Anywhere && made >= workload.requests) || (made > 0 && late())
+            };
+            let mut ended = over(made);
             while !ended && !self.idle.is_empty() {
                 let Some((way, run)) = self.next(part, &mut at) else {
                     ended = part != Part::Anywhere;
@@ -137,10 +164,10 @@ impl<B: Bytes> Check<'_, '_, B> {
                 };
                 self.begin(way, run)?;
                 made += 1;
-                ended = part == Part::Anywhere && made >= self.workload.requests;
+                ended = over(made);
             }
             if self.lane.in_flight() == 0 {
-                return if ended { Ok(()) } else { Err(PumpError::NoBuffers) };
+                return if ended { Ok(at) } else { Err(PumpError::NoBuffers) };
             }
             let (lane, landed) = (&mut self.lane, &mut self.landed);
             let mut first = lane.collect(true, |over| landed.push(over)).map(|_| ()).map_err(PumpError::from);
@@ -202,8 +229,8 @@ impl<B: Bytes> Check<'_, '_, B> {
     fn take_back(&mut self, over: Landed<B>, progress: &Progress) -> Result<(), PumpError> {
         let Landed { slot, offset, len, buffer, result, .. } = over;
         let flown = self.flying.get_mut(slot).and_then(Option::take);
-        if let Some((way, run)) = flown {
-            self.ledger.give_back(way, run);
+        if let Some((_, run)) = flown {
+            self.ledger.give_back(run);
         }
         let looked = match (&result, flown, &buffer) {
             (Ok(got), Some((Way::Read, run)), Some(buffer)) if *got >= len => {

@@ -53,7 +53,7 @@ impl Device {
                 });
             }
             ControllerMedium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),
-            ControllerMedium::Memory { bytes } => Arc::new(MemoryMedia::new(bytes)),
+            ControllerMedium::Memory { bytes, .. } => Arc::new(MemoryMedia::new(bytes)),
         };
         let model_error = |error| OpenError::Model { name: name.to_owned(), error };
         let namespace = model::Namespace::new(media, 512).map_err(model_error)?;

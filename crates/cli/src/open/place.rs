@@ -1,6 +1,8 @@
 //! What a target is before it is opened: its file, checked, or how much memory it shall have.
 
 use super::{OpenError, device};
+use crate::args::Memory;
+use crate::memory::{self, Need};
 use crate::target::spec::TargetSpec;
 use crate::units::ByteSize;
 use pinfold::Domain;
@@ -40,6 +42,8 @@ pub(crate) enum ControllerMedium {
     Memory {
         /// How large the controller is.
         bytes: u64,
+        /// How much of it the run will fill.
+        held: u64,
     },
     /// A real controller's namespace.
     Pci {
@@ -68,16 +72,13 @@ impl Place {
         if size.0 > MAX_MEMORY {
             return Err(OpenError::TooLarge { name, limit: MAX_MEMORY });
         }
-        let needed = used.min(size.0);
-        if let Some(available) = available_bytes()
-            && needed > available
-        {
-            return Err(OpenError::NotEnoughMemory { name, needed, available });
-        }
+        let held = used.min(size.0);
+        // Alone: what else the run needs is known when all its targets are.
+        memory::check(Need { targets: held, ..Need::default() }, Memory::Auto)?;
         Ok(Self {
             path: PathBuf::from(&name),
             name,
-            medium: Medium::Controller(ControllerMedium::Memory { bytes: size.0 }),
+            medium: Medium::Controller(ControllerMedium::Memory { bytes: size.0, held }),
         })
     }
 
@@ -147,6 +148,14 @@ impl Place {
         match &self.medium {
             Medium::File(file) | Medium::Controller(ControllerMedium::Image { file, .. }) => Some(file),
             Medium::Controller(_) => None,
+        }
+    }
+
+    /// How many bytes of memory it holds in the end.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        match &self.medium {
+            Medium::Controller(ControllerMedium::Memory { held, .. }) => *held,
+            _ => 0,
         }
     }
 
@@ -220,11 +229,4 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
         return Err(OpenError::NotRegular(name));
     }
     Ok((file, metadata.len()))
-}
-
-/// `MemAvailable` (Linux 3.14), bytes.
-fn available_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -1,51 +1,40 @@
-//! A file that is made for a run and removed at its end.
+//! A file that is made for a run and has no name during it.
 
 use super::OpenError;
 use std::fs::{File, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
-/// A file that is removed when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    /// Makes the file, which must not exist.
-    pub(crate) fn create(path: &Path) -> Result<(Self, File), OpenError> {
-        let made = OpenOptions::new().read(true).write(true).create_new(true).open(path);
-        let name = || path.display().to_string();
-        match made {
-            Ok(file) => Ok((Self { path: path.to_owned() }, file)),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                Err(OpenError::ScratchExists(name()))
-            }
-            Err(error) => Err(OpenError::System { name: name(), error }),
-        }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("{}, made for this run, stays: {error}", self.path.display());
-        }
-    }
+/// Makes the file, which must not exist, and takes its name away again: whatever ends the run, a loss of power included,
+/// nothing is left of it. While it has its name nothing is in it, and only its owner may open it.
+pub(crate) fn scratch(path: &Path) -> Result<File, OpenError> {
+    let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let name = || path.display().to_string();
+    let file = made.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => OpenError::ScratchExists(name()),
+        _ => OpenError::System { name: name(), error },
+    })?;
+    std::fs::remove_file(path).map_err(|error| OpenError::System { name: name(), error })?;
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
-    fn it_is_made_and_removed_and_takes_nothing_that_exists() {
+    fn it_has_no_name_and_takes_nothing_that_exists() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("scratch");
-        let (scratch, file) = Scratch::create(&path).unwrap();
-        assert!(path.exists());
-        assert!(matches!(Scratch::create(&path), Err(OpenError::ScratchExists(_))));
-        assert!(path.exists());
-        drop((scratch, file));
+        let file = scratch(&path).unwrap();
         assert!(!path.exists());
+        file.write_all_at(b"secret", 0).unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!((metadata.nlink(), metadata.mode() & 0o777, metadata.len()), (0, 0o600, 6));
+        std::fs::write(&path, "mine").unwrap();
+        assert!(matches!(scratch(&path), Err(OpenError::ScratchExists(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
 use pinfold::Buffer;
-use pinfold::uring::{self, FileError, FileQueue, Fixed, Op, Options};
+use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
+use rustix::io::Errno;
 use std::fs::File;
 use std::path::Path;
 
@@ -70,9 +71,25 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         Ok(Self { info, queue, over: Vec::new(), untold: 0 })
     }
 
-    /// What fell back to something slower, and why.
+    /// What fell back to something slower, and why. The command that mends a limit is told once for the whole run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
-        self.queue.notes().iter().map(|note| format!("{}: {note}", self.info.name))
+        let words = |note: &Note| match note {
+            Note::NotFixed { asked, used, limit: Some(limit), errno: Errno::NOMEM } => {
+                format!("no fixed buffers: {asked} bytes asked for, {used} pinned already, {limit} allowed")
+            }
+            note => note.to_string(),
+        };
+        self.queue.notes().iter().map(move |note| format!("{}: {}", self.info.name, words(note)))
+    }
+
+    /// How much it must be allowed to lock, where the limit kept its buffers from being registered.
+    pub(crate) fn memlock_needed(&self) -> Option<u64> {
+        self.queue.notes().iter().find_map(|note| match note {
+            Note::NotFixed { asked, used, limit: Some(_), errno: Errno::NOMEM } => {
+                Some(used.saturating_add(*asked))
+            }
+            _ => None,
+        })
     }
 
     /// How long the file is now.

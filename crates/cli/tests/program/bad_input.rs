@@ -98,7 +98,8 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
     pinfold(&["copy", &source, &out, "--via", &format!("soft:{image}")]).failed(1, &["4608 are needed"]);
     pinfold(&["copy", &source, &out, "--via", "soft:2T"]).failed(1, &["at most 1099511627776"]);
     let huge = folder.sparse("huge", 1 << 40);
-    pinfold(&["copy", &huge, &out, "--via", "soft:1T"]).failed(1, &["in memory", "soft:disk.img"]);
+    pinfold(&["copy", &huge, &out, "--via", "soft:1T"])
+        .failed(2, &["of targets", "available", "soft:disk.img"]);
     assert_eq!(folder.names(), ["disk.img", "huge", "in"]);
 }
 
@@ -241,6 +242,23 @@ fn too_much_memory_is_refused() {
     // Either the disk has no room for the copy, or the memory none for the buffers.
     let line = format!("copy {source} {out} --bs 64M --iodepth 4096");
     let ended = pinfold(&words(&line));
-    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(matches!(ended.code, Some(1 | 2)), "{ended:#?}");
     assert_eq!(folder.names(), ["in"]);
+    // 63.9 GiB, and 1 TiB: none of it is taken.
+    for line in
+        ["io soft:64G --bs 64M --iodepth 1023", "io soft:64G --bs 64M --iodepth 1023 --numjobs 16 --size 1T"]
+    {
+        let line = format!("{line} --memory plain");
+        let limited = ["-c", "ulimit -v 8000000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pinfold")];
+        let limited = Command::new("sh").args(limited).args(words(&line)).output().unwrap();
+        let err = String::from_utf8(limited.stderr).unwrap();
+        assert_eq!(limited.status.code(), Some(2), "{err}");
+        for part in if line.contains("1T") {
+            &["--size"][..]
+        } else {
+            &["needs 6", "available", "allowed by", "--iodepth"]
+        } {
+            assert!(err.contains(part) && err.lines().count() == 1, "{part}: {err}");
+        }
+    }
 }

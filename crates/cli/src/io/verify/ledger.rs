@@ -4,13 +4,14 @@ use crate::copy::digest::Hash;
 use crate::copy::error::PumpError;
 use crate::target::{Bytes, TargetError, Way};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 
 /// How much is made or compared at a time: it stays in the cache.
 const PIECE: usize = 32 << 10;
 /// So many places are tried before a request waits until something is over.
 const TRIES: usize = 16;
-/// Set in `users` while a block is being written; below it stands how many reads there are.
-const WRITTEN: u16 = 1 << 15;
+/// How many blocks of all jobs have a count of their writes: 256 MiB. What lies behind them is written once, and read.
+pub(crate) const COUNTED: u64 = 64 << 20;
 
 /// Blocks one behind the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,22 +22,41 @@ pub(super) struct Run {
     pub(super) blocks: usize,
 }
 
-/// What the blocks of a region must hold: it follows from where they are and how often they were written.
+/// What the blocks of a region must hold: it follows from where they are and how often they were written. Its memory is
+/// bounded: a count of writes for each of the first blocks, and the requests in flight.
 pub(super) struct Ledger {
     block: usize,
+    blocks: u64,
+    /// So many blocks from the start have been written at least once.
+    laid: u64,
+    /// How often each of the first blocks was written.
     writes: Vec<u32>,
-    users: Vec<u16>,
+    /// The requests in flight, by first block and length, with how many there are: of writes one.
+    flying: BTreeMap<(u64, usize), (Way, u32)>,
+    /// The most blocks of a request so far.
+    longest: usize,
     random: u64,
     piece: Vec<u8>,
 }
 
 impl Ledger {
-    /// Of `blocks` blocks, none of which was written yet.
-    pub(super) fn new(blocks: u64, block: usize) -> Self {
-        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
+    /// Of `blocks` blocks, none of which was written yet; `counted` of them at most can be written again.
+    pub(super) fn new(blocks: u64, block: usize, counted: u64) -> Self {
+        let writes = vec![0; usize::try_from(blocks.min(counted)).unwrap_or(0)];
         let piece = vec![0; block.max(PIECE / block.max(1) * block)];
         // The same order every time, so that what failed can be tried again.
-        Self { block, writes: vec![0; blocks], users: vec![0; blocks], random: 0x9e6c_63d0_876a_46ad, piece }
+        let random = 0x9e6c_63d0_876a_46ad;
+        Self { block, blocks, laid: 0, writes, flying: BTreeMap::new(), longest: 0, random, piece }
+    }
+
+    /// How many bytes have been written at least once, from the start.
+    pub(super) fn laid_bytes(&self) -> u64 {
+        self.laid * self.block as u64
+    }
+
+    /// From here on the region is what has been written.
+    pub(super) fn cut(&mut self) {
+        self.blocks = self.laid;
     }
 
     /// Marsaglia's xorshift64*.
@@ -51,32 +71,43 @@ impl Ledger {
 
     /// Up to `most` blocks from `at` to the end of the region; `None` at the end.
     pub(super) fn from(&self, at: u64, most: usize) -> Option<Run> {
-        let left = usize::try_from((self.writes.len() as u64).checked_sub(at)?).unwrap_or(usize::MAX);
+        let left = usize::try_from(self.blocks.checked_sub(at)?).unwrap_or(usize::MAX);
         (left > 0).then(|| Run { first: at, blocks: left.min(most) })
     }
 
     /// Blocks that a request may use now; `None` if all that were tried are being used. Short lengths are as likely as
-    /// long ones: first the power of two is drawn, then the length below the next one.
+    /// long ones: first the power of two is drawn, then the length below the next one. Writes are among the blocks with a
+    /// count.
     pub(super) fn anywhere(&mut self, way: Way, (least, most): (usize, usize)) -> Option<Run> {
-        let most = most.min(self.writes.len()).max(1) as u64;
+        let region = if way == Way::Write { self.blocks.min(self.writes.len() as u64) } else { self.blocks };
+        let most = (most as u64).min(region).max(1);
         let least = (least as u64).clamp(1, most);
         for _ in 0..TRIES {
             let powers = u64::from(most.ilog2() - least.ilog2()) + 1;
             let power = 1u64 << (u64::from(least.ilog2()) + self.random(powers));
             let blocks = (power + self.random(power)).clamp(least, most);
-            let first = self.random(self.writes.len() as u64 - blocks + 1);
+            let first = self.random(region.saturating_sub(blocks) + 1);
             let run = Run { first, blocks: usize::try_from(blocks).unwrap_or(usize::MAX) };
-            let used = |&users: &u16| users >= WRITTEN || (way == Way::Write && users > 0);
-            if !self.users.get(self.range(run)).unwrap_or_default().iter().any(used) {
+            if !self.is_used(way, run) {
                 return Some(run);
             }
         }
         None
     }
 
-    fn range(&self, run: Run) -> std::ops::Range<usize> {
-        let first = usize::try_from(run.first).unwrap_or(usize::MAX);
-        first..first.saturating_add(run.blocks)
+    /// Whether a request in flight contradicts one of `way`: O(log n) for n in flight, and those nearby.
+    fn is_used(&self, way: Way, run: Run) -> bool {
+        let end = run.first + run.blocks as u64;
+        let nearby = (run.first.saturating_sub(self.longest as u64), 0)..(end, 0);
+        let reaches = |(first, blocks): (u64, usize)| first + blocks as u64 > run.first;
+        let used = |other: Way| way == Way::Write || other == Way::Write;
+        self.flying.range(nearby).any(|(&other, &(others, _))| reaches(other) && used(others))
+    }
+
+    /// How often the block was written.
+    fn count(&self, number: u64) -> u32 {
+        let counted = usize::try_from(number).ok().and_then(|number| self.writes.get(number));
+        counted.copied().unwrap_or(u32::from(number < self.laid))
     }
 
     /// Where the blocks are, and how many bytes they have.
@@ -86,26 +117,28 @@ impl Ledger {
 
     /// Nobody else may use the blocks for what contradicts `way` until they are given back.
     pub(super) fn take(&mut self, way: Way, run: Run) {
-        let range = self.range(run);
-        for users in self.users.get_mut(range).unwrap_or_default() {
-            *users = if way == Way::Write { WRITTEN } else { *users + 1 };
-        }
+        self.longest = self.longest.max(run.blocks);
+        self.flying.entry((run.first, run.blocks)).or_insert((way, 0)).1 += 1;
     }
 
     /// The request is over.
-    pub(super) fn give_back(&mut self, way: Way, run: Run) {
-        let range = self.range(run);
-        for users in self.users.get_mut(range).unwrap_or_default() {
-            *users = if way == Way::Write { 0 } else { users.saturating_sub(1) };
+    pub(super) fn give_back(&mut self, run: Run) {
+        let key = (run.first, run.blocks);
+        if let Some((_, requests)) = self.flying.get_mut(&key) {
+            *requests -= 1;
+            if *requests == 0 {
+                self.flying.remove(&key);
+            }
         }
     }
 
     /// Counts one more write of each of the blocks, and puts into `buffer` what they hold from now on.
     pub(super) fn write<B: Bytes>(&mut self, run: Run, buffer: &mut B) -> Result<(), TargetError> {
-        let range = self.range(run);
-        for writes in self.writes.get_mut(range).unwrap_or_default() {
+        let first = usize::try_from(run.first).unwrap_or(usize::MAX);
+        for writes in self.writes.iter_mut().skip(first).take(run.blocks) {
             *writes = writes.wrapping_add(1);
         }
+        self.laid = self.laid.max(run.first + run.blocks as u64);
         self.pieces(run, |at, piece| buffer.write_at(at, piece))
     }
 
@@ -130,38 +163,39 @@ impl Ledger {
         })?;
         let Some(at) = wrong else { return Ok(()) };
         let at = start + at as u64;
-        let block = usize::try_from(at / self.block as u64).unwrap_or(usize::MAX);
-        let writes = self.writes.get(block).copied().unwrap_or(0);
+        let writes = self.count(at / self.block as u64);
         Err(PumpError::Wrong { target: target.to_owned(), at, block: self.block, writes })
     }
 
-    /// The SHA-256 of what the region must hold.
-    pub(super) fn hash(&mut self) -> Hash {
+    /// The SHA-256 of what the region must hold; `None` where `ended` says so before it is made.
+    pub(super) fn hash(&mut self, ended: impl Fn() -> bool) -> Option<Hash> {
         let mut hasher = Sha256::new();
-        let whole = Run { first: 0, blocks: self.writes.len() };
-        let hashed: Result<(), std::convert::Infallible> = self.pieces(whole, |_, piece| {
+        let whole = Run { first: 0, blocks: usize::try_from(self.blocks).ok()? };
+        let hashed = self.pieces(whole, |_, piece| {
             hasher.update(piece);
-            Ok(())
+            if ended() { Err(()) } else { Ok(()) }
         });
-        let Ok(()) = hashed;
-        Hash::from(hasher)
+        hashed.ok().map(|()| Hash::from(hasher))
     }
 
     /// Hands what the blocks must hold to `each`, with where it stands among them.
     fn pieces<E>(&mut self, run: Run, mut each: impl FnMut(usize, &[u8]) -> Result<(), E>) -> Result<(), E> {
-        let range = self.range(run);
-        let mut at = 0;
-        let mut number = run.first;
-        for writes in self.writes.get(range).unwrap_or_default().chunks(self.piece.len() / self.block) {
-            for (block, &writes) in self.piece.chunks_exact_mut(self.block).zip(writes) {
-                make(block, number, writes);
-                number += 1;
+        let mut piece = std::mem::take(&mut self.piece);
+        let at_once = piece.len() / self.block;
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < run.blocks && result.is_ok() {
+            let blocks = at_once.min(run.blocks - done);
+            for (block, number) in
+                piece.chunks_exact_mut(self.block).take(blocks).zip(run.first + done as u64..)
+            {
+                make(block, number, self.count(number));
             }
-            let len = writes.len() * self.block;
-            each(at, self.piece.get(..len).unwrap_or_default())?;
-            at += len;
+            result = each(done * self.block, piece.get(..blocks * self.block).unwrap_or_default());
+            done += blocks;
         }
-        Ok(())
+        self.piece = piece;
+        result
     }
 }
 

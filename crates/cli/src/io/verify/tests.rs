@@ -13,7 +13,8 @@ fn go(
     depth: usize,
 ) -> (Result<(Outcome, Verified), PumpError>, usize) {
     let mut buffers = vec![vec![0xcc; workload.block]; depth];
-    let done = run(target, (&workload, 512), &mut buffers, &Progress::hidden(), &Interrupt::default());
+    let done =
+        run(target, (&workload, 512, u64::MAX), &mut buffers, &Progress::hidden(), &Interrupt::default());
     (done, buffers.len())
 }
 
@@ -40,7 +41,7 @@ fn an_honest_target_passes_at_every_block_and_depth() {
 
 #[test]
 fn requests_have_all_lengths() {
-    let mut ledger = Ledger::new(4096, 512);
+    let mut ledger = Ledger::new(4096, 512, u64::MAX);
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..20_000 {
         seen.insert(ledger.anywhere(Way::Read, (1, 2048)).unwrap().blocks);
@@ -157,7 +158,118 @@ fn requests_of_a_file_are_multiples_of_what_it_was_opened_for() {
         let workload = Workload { block: most, ..workload(Rw::Randrw, 64, 300) };
         let mut buffers = vec![vec![0; most]; 8];
         let interrupt = Interrupt::default();
-        let done = run(&mut target, (&workload, least), &mut buffers, &Progress::hidden(), &interrupt);
+        let done =
+            run(&mut target, (&workload, least, u64::MAX), &mut buffers, &Progress::hidden(), &interrupt);
         assert_eq!(done.unwrap().1.requests, 300);
+    }
+}
+
+/// A target of any size that keeps what was written, in blocks of 4 KiB, and takes some time for each request.
+struct Vast {
+    info: Info,
+    held: std::collections::HashMap<u64, Vec<u8>>,
+    flying: Vec<Request<Vec<u8>>>,
+}
+
+impl Vast {
+    fn new(bytes: u64) -> Self {
+        let info = Info { capacity: Some(bytes), ..Fake::<Vec<u8>>::new(vec![], 4096).info };
+        Self { info, held: std::collections::HashMap::new(), flying: Vec::new() }
+    }
+}
+
+impl Target<Vec<u8>> for Vast {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+    fn submit(&mut self, request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+        self.flying.push(request);
+        Ok(())
+    }
+    fn poll(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+        std::thread::sleep(Duration::from_millis(1));
+        for mut request in self.flying.drain(..) {
+            for (at, block) in (request.offset / 4096..).zip(request.buffer[..request.len].chunks_mut(4096)) {
+                match request.way {
+                    Way::Write => drop(self.held.insert(at, block.to_vec())),
+                    Way::Read => block.copy_from_slice(&self.held[&at]),
+                }
+            }
+            done.push(Done { slot: request.slot, buffer: Some(request.buffer), result: Ok(request.len) });
+        }
+        Ok(())
+    }
+    fn wait(&mut self, done: &mut Vec<Done<Vec<u8>>>) -> Result<(), TargetError> {
+        self.poll(done)
+    }
+    fn sync(&mut self) -> Result<(), TargetError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_time_ends_every_part_however_large_the_region_is() {
+    let mut target = Vast::new(8 << 40);
+    let runtime = Some(Duration::from_millis(50));
+    let workload = Workload { runtime, ..workload(Rw::Randrw, (8 << 40) / 4096, u64::MAX) };
+    let mut buffers = vec![vec![0; 8192]; 4];
+    let (progress, interrupt) = (Progress::hidden(), Interrupt::default());
+    let done = run(&mut target, (&workload, 4096, super::COUNTED), &mut buffers, &progress, &interrupt);
+    let (outcome, verified) = done.unwrap();
+    assert!(outcome.reads.requests > 0 && outcome.writes.requests > 0);
+    assert!(verified.laid_out_bytes > 0 && verified.laid_out_bytes < 1 << 30, "{verified:?}");
+    assert!(verified.read_back_bytes > 0 && verified.read_back_bytes <= verified.laid_out_bytes);
+    assert_eq!((verified.sha256, buffers.len()), (None, 4));
+}
+
+#[test]
+fn what_has_no_count_is_written_once_and_checked() {
+    for counted in [0, 1, 10, 96] {
+        let mut target = Fake::new(vec![0; 97 * 512], 512);
+        let mut buffers = vec![vec![0; 8192]; 7];
+        let workload = workload(Rw::Randrw, 97, 400);
+        let (progress, interrupt) = (Progress::hidden(), Interrupt::default());
+        let done = run(&mut target, (&workload, 512, counted), &mut buffers, &progress, &interrupt);
+        let (_, verified) = done.unwrap();
+        let held = Hash::from(Sha256::new().chain_update(&target.data));
+        assert_eq!((verified.requests, verified.sha256), (400, Some(held)));
+        let mut once = Ledger::new(97, 512, 0);
+        let mut buffer = vec![0; 512];
+        for first in counted..97 {
+            once.write(Run { first, blocks: 1 }, &mut buffer).unwrap();
+            let at = usize::try_from(first).unwrap() * 512;
+            assert!(buffer == target.data[at..at + 512], "block {first} of {counted}");
+        }
+    }
+}
+
+#[test]
+fn requests_in_flight_do_not_contradict_each_other() {
+    let mut ledger = Ledger::new(64, 512, u64::MAX);
+    let mut users = [(0u32, 0u32); 64];
+    let mut flying = Vec::new();
+    for step in 0..20_000 {
+        let way = if ledger.random(3) == 0 { Way::Write } else { Way::Read };
+        if ledger.random(2) == 0
+            && let Some(run) = ledger.anywhere(way, (1, 9))
+        {
+            ledger.take(way, run);
+            flying.push((way, run));
+            for user in users.iter_mut().skip(usize::try_from(run.first).unwrap()).take(run.blocks) {
+                if way == Way::Write {
+                    user.1 += 1
+                } else {
+                    user.0 += 1
+                }
+                assert!(*user == (user.0, 0) || *user == (0, 1), "step {step}: {user:?}");
+            }
+        } else if !flying.is_empty() {
+            let at = usize::try_from(ledger.random(flying.len() as u64)).unwrap();
+            let (way, run) = flying.swap_remove(at);
+            ledger.give_back(run);
+            for user in users.iter_mut().skip(usize::try_from(run.first).unwrap()).take(run.blocks) {
+                if way == Way::Write { user.1 -= 1 } else { user.0 -= 1 }
+            }
+        }
     }
 }
