@@ -90,8 +90,9 @@ pub(crate) struct RequestAccount {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call to its return.
-    pub(crate) submission: Latency,
+    /// From the call until the request is in the queue; neither the system call nor the doorbell that submits it, which
+    /// are one for many requests, is part of it.
+    pub(crate) queueing: Latency,
     /// From there to the moment at which the program had the buffer again.
     pub(crate) completion: Latency,
     /// Both together.
@@ -104,7 +105,7 @@ impl RequestAccount {
         Self {
             requests: figures.requests,
             bytes: figures.bytes,
-            submission: figures.submission.summary(),
+            queueing: figures.queueing.summary(),
             completion: figures.completion.summary(),
             total: figures.total.summary(),
         }

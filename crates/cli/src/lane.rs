@@ -11,8 +11,8 @@ pub(crate) struct Figures {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call to its return.
-    pub(crate) submission: Histogram,
+    /// From the call until the request is in the queue.
+    pub(crate) queueing: Histogram,
     /// From there to the moment at which the program had the buffer again.
     pub(crate) completion: Histogram,
     /// From the call to that moment.
@@ -24,7 +24,7 @@ impl Figures {
     pub(crate) fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.bytes += other.bytes;
-        self.submission.add(&other.submission);
+        self.queueing.add(&other.queueing);
         self.completion.add(&other.completion);
         self.total.add(&other.total);
     }
@@ -113,7 +113,7 @@ impl<'t, B> Lane<'t, B> {
         let called = Instant::now();
         self.target.submit(request)?;
         let returned = Instant::now();
-        self.figures_mut(way).submission.record(returned - called);
+        self.figures_mut(way).queueing.record(returned - called);
         if let Some(flight) = self.flights.get_mut(slot) {
             *flight = Some(Flight { way, offset, len, called, returned });
         }

@@ -68,12 +68,12 @@ fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
     if account.requests == 0 {
         return;
     }
-    let (submission, completion) = (&account.submission, &account.completion);
+    let (queueing, completion) = (&account.queueing, &account.completion);
     let figures = format_args!(
-        "{:>12} · submission median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
+        "{:>12} · queueing median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
         counted(account.requests, "I/O"),
-        time(submission.median_ns),
-        time(submission.p99_ns),
+        time(queueing.median_ns),
+        time(queueing.p99_ns),
         time(completion.median_ns),
         time(completion.p99_ns)
     );

@@ -66,7 +66,8 @@ Examples:
 pub(super) const IO: &str = concat!(
     targets!(),
     "
-The words are fio's. It ends when --size bytes have been moved or --runtime is over, whichever comes first; with
+The words are fio's, and so is lat. qlat is the time to queue a request, without the call that submits it (fio's slat has it
+in), and rlat the rest until its buffer is back. It ends when --size bytes have been moved or --runtime is over, whichever comes first; with
 --time-based only the time counts. What an existing file, image or device holds is written over only with --force.
 A file that does not exist is made with --size bytes, written once before it is read, and has no name meanwhile: whatever
 ends the run, nothing is left of it. More memory than there is (--iodepth times --bs times --numjobs, and what soft:SIZE

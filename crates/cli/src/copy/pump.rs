@@ -201,7 +201,7 @@ mod tests {
                 let phase = go(&mut from, &mut to, plan, &mut buffers).unwrap();
                 assert_eq!(phase.bytes, len as u64);
                 assert_eq!(phase.writes.requests, len.div_ceil(block) as u64);
-                assert_eq!(phase.reads.submission.summary().count, phase.reads.requests);
+                assert_eq!(phase.reads.queueing.summary().count, phase.reads.requests);
                 assert_eq!(to.data.len(), len.next_multiple_of(512));
                 assert_eq!(to.data[..len], from.data[..]);
                 assert!(to.data[len..].iter().all(|&byte| byte == 0));

@@ -17,7 +17,7 @@ fn a_size_is_moved_once() {
             assert_eq!((count("read"), count("write")), (read, write), "{rw} {protect}");
             let way = if read > 0 { &result["read"] } else { &result["write"] };
             assert!(way["iops"].as_f64().unwrap() > 0.0);
-            assert_eq!(way["submission"]["count"], 256);
+            assert_eq!(way["queueing"]["count"], 256);
             assert_eq!(way["completion"]["percentiles_ns"].as_array().unwrap().len(), 17);
         }
     }
