@@ -92,8 +92,9 @@ pub(super) use scalars::*;
 /// Calls `$f` with three arguments. Its result is its first argument, and is dropped with the clobbered registers.
 macro_rules! call {
     ($f:path, $first:expr, $second:expr, $third:expr) => {{
+        // Through the global offset table, as the compiler calls them: without a jump through a stub.
         #[cfg(target_arch = "x86_64")]
-        asm!("call {f}", f = sym $f, in("rdi") $first, in("rsi") $second, in("rdx") $third, clobber_abi("C"));
+        asm!("call qword ptr [rip + {f}@GOTPCREL]", f = sym $f, in("rdi") $first, in("rsi") $second, in("rdx") $third, clobber_abi("C"));
         #[cfg(target_arch = "aarch64")]
         asm!("bl {f}", f = sym $f, in("x0") $first, in("x1") $second, in("x2") $third, clobber_abi("C"));
         #[cfg(target_arch = "riscv64")]
