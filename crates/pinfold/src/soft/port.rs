@@ -197,7 +197,7 @@ impl Port {
     /// [`Fault`]; [`FaultKind::Misaligned`] where `iova` is no multiple of 4.
     pub fn read_u32_acquire(&self, iova: Iova) -> Result<u32, Fault> {
         let mut value = 0;
-        self.aligned(iova)?;
+        self.aligned(iova, 4)?;
         self.access(iova, 4, Access::READ, |memory, _, _| {
             memory.load_acquire_u32(0).map(|found| value = found).is_ok()
         })?;
@@ -209,8 +209,30 @@ impl Port {
     /// # Errors
     /// [`Fault`]; [`FaultKind::Misaligned`] where `iova` is no multiple of 4.
     pub fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), Fault> {
-        self.aligned(iova)?;
+        self.aligned(iova, 4)?;
         self.access(iova, 4, Access::WRITE, |memory, _, _| memory.store_release_u32(0, value).is_ok())
+    }
+
+    /// Reads a `u64` (native order, relaxed) as one access, which another thread's `u64` never tears.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] where `iova` is no multiple of 8.
+    pub fn read_u64(&self, iova: Iova) -> Result<u64, Fault> {
+        let mut value = 0;
+        self.aligned(iova, 8)?;
+        self.access(iova, 8, Access::READ, |memory, _, _| {
+            memory.read_u64(0).map(|found| value = found).is_ok()
+        })?;
+        Ok(value)
+    }
+
+    /// Writes a `u64` (native order, relaxed) as one access.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] where `iova` is no multiple of 8.
+    pub fn write_u64(&self, iova: Iova, value: u64) -> Result<(), Fault> {
+        self.aligned(iova, 8)?;
+        self.access(iova, 8, Access::WRITE, |memory, _, _| memory.write_u64(0, value).is_ok())
     }
 
     /// What this port has done so far.
@@ -218,8 +240,8 @@ impl Port {
         self.0.state().stats
     }
 
-    fn aligned(&self, iova: Iova) -> Result<(), Fault> {
-        if iova.is_aligned(4) { Ok(()) } else { Err(self.fault(iova, FaultKind::Misaligned)) }
+    fn aligned(&self, iova: Iova, bytes: u64) -> Result<(), Fault> {
+        if iova.is_aligned(bytes) { Ok(()) } else { Err(self.fault(iova, FaultKind::Misaligned)) }
     }
 
     /// Calls `act` for each piece: its memory from the piece on, how far it is into the access, and its length.

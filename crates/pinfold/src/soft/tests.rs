@@ -1,6 +1,5 @@
-//! The promise, and proof that these tests would see it broken.
+//! Ports by themselves, and what the random adversary (`tests/adversary`) catches, step by step.
 
 mod harness;
 mod ports;
 mod promise;
-mod variants;

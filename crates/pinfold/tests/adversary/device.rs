@@ -97,18 +97,16 @@ impl<'w> Device<'w> {
     fn access(&mut self, at: Iova, live: Option<Live>, floor: u64) {
         self.accesses += 1;
         let write = self.random.one_in(3);
-        let mut word = [0; 8];
         let done = if write {
-            self.port.write(at, &Tag::device(at).word().to_ne_bytes())
+            self.port.write_u64(at, Tag::device(at).word()).map(|()| None)
         } else {
-            self.port.read(at, &mut word)
+            self.port.read_u64(at).map(|word| Some(Tag::of(word)))
         };
         // Only what was live before *and* after was live all the time.
         let live = live.filter(|live| self.world.is_live(live));
         match done {
-            Ok(()) => {
+            Ok(tag) => {
                 self.lands += 1;
-                let tag = (!write).then(|| Tag::of(u64::from_ne_bytes(word)));
                 self.judge_landed(at, live, tag, floor);
                 let generation =
                     tag.filter(|tag| tag.kind == Kind::Mapped).map_or(floor, |tag| tag.generation);

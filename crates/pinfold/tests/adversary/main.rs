@@ -23,8 +23,10 @@ mod tag;
 mod world;
 
 const ROUND: Duration = Duration::from_millis(300);
-/// In how long a mistake must be caught. Most are in the first round.
+/// In how long a mistake must be caught; most are in the first round. On a machine that is busy with other things it
+/// also has so many accesses, in four times as long at most.
 const BUDGET: Duration = Duration::from_secs(30);
+const BUDGET_ACCESSES: u64 = 50_000_000;
 /// How many accesses the run without a mistake makes at least, and how long it takes at most.
 const ACCESSES: u64 = 1_000_000;
 const LONGEST: Duration = Duration::from_secs(60);
@@ -87,7 +89,8 @@ fn caught(mistake: Mistake) {
             println!("{mistake:?} after {:?}, {accesses} accesses, {maps} maps: {caught}", start.elapsed());
             return;
         }
-        assert!(start.elapsed() < BUDGET, "{mistake:?} was not caught by {accesses} accesses, {maps} maps");
+        let spent = start.elapsed() >= BUDGET && accesses >= BUDGET_ACCESSES || start.elapsed() >= 4 * BUDGET;
+        assert!(!spent, "{mistake:?} was not caught by {accesses} accesses, {maps} maps");
     }
 }
 

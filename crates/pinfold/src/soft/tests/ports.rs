@@ -38,15 +38,18 @@ fn directions_are_checked_and_faults_are_told() {
     assert_eq!(arena.memory().read_u32(PAGE), Ok(7));
     assert_eq!(kind(port.read_u32_acquire(w)), Some(FaultKind::NoRead));
     assert_eq!(kind(port.read_u32_acquire(after(w, 2))), Some(FaultKind::Misaligned));
+    assert_eq!(kind(port.write_u64(after(w, 4), 8)), Some(FaultKind::Misaligned));
+    assert_eq!(port.write_u64(after(w, 8), 8), Ok(()));
+    assert_eq!((arena.memory().read_u64(PAGE + 8), port.read_u64(r)), (Ok(8), Ok(0)));
     assert_eq!(kind(port.read(Iova::new(0), &mut [0])), Some(FaultKind::NotMapped));
     assert_eq!(kind(port.read(Iova::new(1 << 60), &mut [0])), Some(FaultKind::TooWide));
     assert_eq!(kind(port.read(Iova::new(u64::MAX), &mut [0; 2])), Some(FaultKind::TooWide));
     let faults = domain.soft_iommu().unwrap().faults();
-    assert_eq!((faults.len(), faults[0].kind), (6, FaultKind::NoWrite));
+    assert_eq!((faults.len(), faults[0].kind), (7, FaultKind::NoWrite));
     drop((read, write));
     assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
     drop(port);
-    assert_eq!(domain.soft_iommu().unwrap().stats().faults, 7);
+    assert_eq!(domain.soft_iommu().unwrap().stats().faults, 8);
     domain.expel(arena.memory());
 }
 
