@@ -11,8 +11,8 @@
 //! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an identifier is looked
 //! up in that copy and a status is passed on; nothing else is believed.
 //!
-//! A command that does not complete in time is *not over*: its payload and its PRP lists are quarantined until
-//! [`Controller::reset`] has seen the controller disabled. What completes later is counted and given to nobody.
+//! A command that does not complete in time is aborted. Where that does not end it, it is *not over*: its payload and
+//! its PRP lists are quarantined until [`Controller::reset`] has seen the controller disabled. What completes later is counted and given to nobody.
 
 mod admin;
 mod clock;
@@ -26,6 +26,7 @@ mod rings;
 mod span;
 mod stats;
 
+pub use admin::{Event, EventKind};
 pub use clock::{Clock, SystemClock};
 pub use config::Config;
 pub(crate) use controller::quiet;

@@ -94,6 +94,10 @@ pub struct ModelConfig {
     pub rtd3_entry_us: u32,
     /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of active namespaces.
     pub version: u32,
+    /// ACL, which counts from 0: how many aborts may be outstanding.
+    pub acl: u8,
+    /// AERL, which counts from 0: how many asynchronous event requests may be outstanding.
+    pub aerl: u8,
 }
 
 impl ModelConfig {
@@ -110,6 +114,8 @@ impl ModelConfig {
             vectors: 0,
             rtd3_entry_us: 0,
             version: 2 << 16,
+            acl: 3,
+            aerl: 0,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A controller: its start, its reset, what it is, and its queues.
 
+mod attend;
 mod bring_up;
 mod core;
 mod health;
@@ -15,6 +16,7 @@ pub use health::Health;
 pub use identify::Identity;
 pub use namespace::{Namespace, NamespaceInfo, Unusable};
 
+use super::admin::Event;
 use super::config::Config;
 use super::error::Error;
 use super::life::Life;
@@ -114,6 +116,18 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.core.survey(&mut control, highest)
     }
 
+    /// The asynchronous events since the last call, 64 at most; [`stats`](Self::stats) counts them all. It reads the log
+    /// pages that they name and identifies the namespaces again if one changed. An event arrives without this call too,
+    /// when a queue is used: then its next submission identifies the namespaces.
+    ///
+    /// # Errors
+    /// As [`survey`](Self::survey).
+    pub fn events(&self) -> Result<Vec<Event>, Error> {
+        let mut control = self.core.control();
+        self.core.attend(&mut control)?;
+        Ok(control.admin.as_mut().map(|admin| admin.events.take()).unwrap_or_default())
+    }
+
     /// SMART / health information.
     ///
     /// # Errors
@@ -161,6 +175,11 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
             quarantined: life.quarantined.load(Ordering::Relaxed),
             quarantined_queues: life.quarantined_queues.load(Ordering::Relaxed),
             leaked: life.leaked.load(Ordering::Relaxed),
+            events: life.events.load(Ordering::Relaxed),
+            health_events: life.health_events.load(Ordering::Relaxed),
+            namespace_events: life.namespace_events.load(Ordering::Relaxed),
+            events_lost: life.events_lost.load(Ordering::Relaxed),
+            spurious_admin_completions: life.spurious.load(Ordering::Relaxed),
         }
     }
 }

@@ -110,6 +110,14 @@ pub enum Reject {
         /// Which one was named.
         nsid: u32,
     },
+    /// The controller reported that the namespace changed, and its blocks have another size now or it is gone.
+    #[error(
+        "namespace {nsid} was detached or formatted since the queue was created: look at it again, create a new queue"
+    )]
+    NamespaceChanged {
+        /// Which one.
+        nsid: u32,
+    },
     /// Outside the namespace, or no blocks at all.
     #[error("{blocks} blocks at {slba}: namespace {nsid} has {size}, and a request at least 1")]
     OutOfRange {
@@ -173,6 +181,9 @@ pub enum CommandError {
     /// The controller said so. [`Status::may_retry`] tells whether it makes sense to try again.
     #[error("the controller says {0}")]
     Status(Status),
+    /// It did not complete in time and was aborted.
+    #[error("the request did not complete in time and was aborted")]
+    Aborted,
     /// The controller was reset meanwhile.
     #[error("the controller was reset before the request was complete")]
     Reset,

@@ -24,6 +24,14 @@ pub(super) struct Life {
     changing: AtomicU32,
     pub(super) quarantined: AtomicU64,
     pub(super) quarantined_queues: AtomicU64,
+    pub(super) events: AtomicU64,
+    pub(super) events_lost: AtomicU64,
+    pub(super) health_events: AtomicU64,
+    pub(super) namespace_events: AtomicU64,
+    /// Admin completions of no outstanding command.
+    pub(super) spurious: AtomicU64,
+    /// How often the namespaces were identified, times 2; odd where one has changed since.
+    namespaces: AtomicU64,
     pub(super) leaked: AtomicU64,
 }
 
@@ -46,6 +54,21 @@ impl Life {
     /// Whether somebody is disabling or enabling the controller.
     pub(super) fn is_changing(&self) -> bool {
         self.changing.load(Ordering::Acquire) > 0
+    }
+
+    /// Changes when the namespaces do; odd while they are to be identified again.
+    pub(super) fn namespaces(&self) -> u64 {
+        self.namespaces.load(Ordering::Acquire)
+    }
+
+    /// A namespace has changed.
+    pub(super) fn namespaces_changed(&self) {
+        self.namespaces.fetch_or(1, Ordering::AcqRel);
+    }
+
+    /// The namespaces have been identified. Called under the control lock, as is `namespaces_changed`.
+    pub(super) fn namespaces_identified(&self) {
+        self.namespaces.store((self.namespaces() | 1).wrapping_add(1), Ordering::Release);
     }
 
     /// A number for a queue that no other queue has had.

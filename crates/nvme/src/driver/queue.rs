@@ -1,5 +1,6 @@
 //! An I/O queue pair: one thread submits to it and polls it.
 
+mod abort;
 mod poll;
 mod sleep;
 mod submit;
@@ -35,9 +36,14 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// Under which number of resets it was created.
     epoch: u64,
     namespaces: Arc<[Namespace]>,
+    /// The number that went with them when they were looked at.
+    namespaces_seen: u64,
+    /// Namespaces that are not any more what they were when the queue was created.
+    changed: Vec<u32>,
     max_transfer: u32,
     can_discard: bool,
     timeout_ns: u64,
+    abort_timeout_ns: u64,
     sq: SubmissionRing<S>,
     cq: CompletionRing<S>,
     /// The rings' memory; taken when the queue is dropped.
@@ -57,6 +63,8 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// The time, as it was last looked up.
     now_ns: u64,
     last_status_ns: u64,
+    /// When the admin queue was last looked at by a submission.
+    last_look_ns: u64,
     failed: Option<PollError>,
     /// What arrives when the controller has written completions; `None` where it is polled.
     interrupt: Option<Arc<dyn Interrupt>>,
@@ -82,16 +90,20 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let slots = depth.max(COMMANDS).min(limit);
         let sizes = Sizes::new(slots + 1, usize::from(core.cap.mqes()) + 1);
         let number = vector.as_ref().map(|vector| vector.number);
-        let Attached { id, epoch, facts, sq, cq } = core.attach_queue(sizes, number)?;
+        let Attached { id, epoch, facts, namespaces: namespaces_seen, sq, cq } =
+            core.attach_queue(sizes, number)?;
         let now_ns = core.config.clock.now_ns();
         Ok(Self {
             id,
             serial: core.life.queue_serial(),
             epoch,
             namespaces: facts.namespaces,
+            namespaces_seen,
+            changed: Vec::new(),
             max_transfer: facts.identity.max_transfer_bytes,
             can_discard: facts.identity.can_discard,
             timeout_ns: nanoseconds(core.config.timeout),
+            abort_timeout_ns: nanoseconds(core.config.abort_timeout),
             sq: SubmissionRing::new(Span::clone(&sq), sizes.submission),
             cq: CompletionRing::new(Span::clone(&cq), sizes.completion),
             spans: vec![sq, cq],
@@ -106,6 +118,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             next_deadline_ns: u64::MAX,
             now_ns,
             last_status_ns: now_ns,
+            last_look_ns: now_ns,
             failed: None,
             interrupt: vector.map(|vector| vector.interrupt),
             stats: QueueStats::default(),
@@ -166,6 +179,6 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
                 grave.pages.extend(slot.page.take());
             }
         }
-        self.core.detach_queue(self.id, self.epoch, grave);
+        self.core.detach_queue(self.id, self.serial, self.epoch, grave);
     }
 }

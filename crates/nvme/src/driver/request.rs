@@ -217,6 +217,8 @@ pub(super) struct CommandSlot {
     pub(super) generation: u16,
     /// Whose command it is; meaningful while busy.
     pub(super) request: u16,
+    /// Whether an abort was sent for it.
+    pub(super) aborted: bool,
     pub(super) prps: Option<Prps<Page, PRPS_LISTS>>,
     pub(super) page: Option<Page>,
 }
@@ -253,6 +255,8 @@ pub(super) struct RequestSlot {
     /// Commands under way.
     pub(super) outstanding: u16,
     pub(super) deadline_ns: u64,
+    /// Whether its time is over and its commands are being aborted, until `deadline_ns`.
+    pub(super) aborting: bool,
     pub(super) error: Option<CommandError>,
     pub(super) cursor: Cursor,
 }
@@ -269,6 +273,7 @@ impl Default for RequestSlot {
             left: 0,
             outstanding: 0,
             deadline_ns: 0,
+            aborting: false,
             error: None,
             cursor: Cursor::default(),
         }

@@ -27,6 +27,10 @@ pub struct QueueStats {
     pub interrupts: u64,
     /// Requests that did not complete in time.
     pub timeouts: u64,
+    /// Abort commands sent for their commands.
+    pub aborts: u64,
+    /// Requests that ended by being aborted, with their payload given back.
+    pub aborted: u64,
     /// Completions of commands that had been given up.
     pub late_completions: u64,
     /// Completions that belonged to no command: unknown identifier, wrong queue, or a second one.
@@ -52,6 +56,8 @@ impl QueueStats {
             sleeps: self.sleeps + other.sleeps,
             interrupts: self.interrupts + other.interrupts,
             timeouts: self.timeouts + other.timeouts,
+            aborts: self.aborts + other.aborts,
+            aborted: self.aborted + other.aborted,
             late_completions: self.late_completions + other.late_completions,
             spurious_completions: self.spurious_completions + other.spurious_completions,
             bad_heads: self.bad_heads + other.bad_heads,
@@ -74,4 +80,14 @@ pub struct ControllerStats {
     pub quarantined_queues: u64,
     /// Payloads that were dropped while the controller might still reach them, and therefore leaked.
     pub leaked: u64,
+    /// Asynchronous events that the controller reported.
+    pub events: u64,
+    /// Of these, about its health (reliability, temperature, spare).
+    pub health_events: u64,
+    /// Of these, that a namespace changed.
+    pub namespace_events: u64,
+    /// Events dropped because [`Controller::events`](super::Controller::events) was not called.
+    pub events_lost: u64,
+    /// Admin completions that belonged to no outstanding command.
+    pub spurious_admin_completions: u64,
 }

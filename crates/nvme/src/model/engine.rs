@@ -48,6 +48,8 @@ pub(super) struct Engine<B> {
     namespaces: Vec<Namespace>,
     mdts: u8,
     rtd3_entry_us: u32,
+    acl: u8,
+    aerl: u8,
     queue_limit: u16,
     queues: Queues,
     enabled: bool,
@@ -57,6 +59,8 @@ pub(super) struct Engine<B> {
     rogues: Vec<(u64, Iova, usize)>,
     event_requests: Vec<u16>,
     event: Option<u32>,
+    /// Log pages whose events are masked: one was reported, and the page has not been read since.
+    masked: Vec<u8>,
     resolver: Resolver,
     bytes: Box<[u8; FETCH * Command::BYTES]>,
 }
@@ -78,6 +82,8 @@ impl<B: Bus> Engine<B> {
             namespaces: config.namespaces,
             mdts: config.mdts,
             rtd3_entry_us: config.rtd3_entry_us,
+            acl: config.acl,
+            aerl: config.aerl,
             queue_limit: config.queues,
             queues: Queues::new(config.queues),
             enabled: false,
@@ -86,6 +92,7 @@ impl<B: Bus> Engine<B> {
             rogues: Vec::new(),
             event_requests: Vec::new(),
             event: None,
+            masked: Vec::new(),
             resolver: Resolver::new(),
             bytes: Box::new([0; FETCH * Command::BYTES]),
         }
@@ -340,6 +347,7 @@ impl<B: Bus> Engine<B> {
         self.held.clear();
         self.event_requests.clear();
         self.event = None;
+        self.masked.clear();
         self.enabled = false;
         self.shared.set_csts(Csts::empty());
     }
@@ -359,6 +367,16 @@ impl<B: Bus> Engine<B> {
         if let Some(event) = self.shared.take_event() {
             debug_assert!(matches!(event, EVENT_NO_SUCH_DOORBELL | EVENT_BAD_DOORBELL_VALUE));
             self.event = Some(event);
+        }
+        if self.event_requests.is_empty() {
+            return Ok(false);
+        }
+        if let Some(result) = self.faults.take_event(&self.masked) {
+            let [.., page, _] = result.to_le_bytes();
+            self.masked.push(page);
+            let Some(cid) = self.event_requests.pop() else { return Ok(false) };
+            self.queues.complete(&self.shared, &self.bus, (0, cid), (Status::SUCCESS, result))?;
+            return Ok(true);
         }
         let Some(event) = self.event else { return Ok(false) };
         let Some(cid) = self.event_requests.pop() else { return Ok(false) };

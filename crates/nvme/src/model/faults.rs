@@ -3,6 +3,7 @@
 use super::bus::{Bus, BusAccess, BusFault};
 use crate::spec::{Command, Status};
 use pinfold_core::addr::Iova;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,6 +104,7 @@ type Forger = Box<dyn FnMut(&Command, &mut [u8]) + Send>;
 struct State {
     rules: Vec<Rule>,
     forger: Option<Forger>,
+    events: VecDeque<u32>,
     remembered: Vec<(Iova, usize)>,
     strikes: Vec<Strike>,
 }
@@ -112,6 +114,7 @@ struct Inner {
     release: AtomicBool,
     stuck: AtomicBool,
     shutdown_stuck: AtomicBool,
+    eventful: AtomicBool,
     state: Mutex<State>,
     bus: Arc<dyn Bus>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -135,9 +138,11 @@ impl Faults {
             release: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             shutdown_stuck: AtomicBool::new(false),
+            eventful: AtomicBool::new(false),
             state: Mutex::new(State {
                 rules: Vec::new(),
                 forger: None,
+                events: VecDeque::new(),
                 remembered: Vec::new(),
                 strikes: Vec::new(),
             }),
@@ -160,6 +165,29 @@ impl Faults {
     /// From now on `forger` changes the data of identify and log page commands before it is written to the host.
     pub fn forge(&self, forger: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
         self.state().forger = Some(Box::new(forger));
+    }
+
+    /// Has the controller report an asynchronous event, by DW0 of its completion, when a request for one is outstanding
+    /// and the log page that it names has been read since the last event that named it.
+    pub fn raise_event(&self, dword: u32) {
+        self.state().events.push_back(dword);
+        self.0.eventful.store(true, Ordering::Release);
+        (self.0.wake)();
+    }
+
+    /// The next event that is not masked.
+    pub(super) fn take_event(&self, masked: &[u8]) -> Option<u32> {
+        if !self.0.eventful.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state();
+        let at = state.events.iter().position(|event| {
+            let [.., page, _] = event.to_le_bytes();
+            !masked.contains(&page)
+        });
+        let event = at.and_then(|at| state.events.remove(at));
+        self.0.eventful.store(!state.events.is_empty(), Ordering::Release);
+        event
     }
 
     /// The data of an admin command, as it is to be written.

@@ -26,8 +26,6 @@ pub(super) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<Co
     data.firmware = padded(env!("CARGO_PKG_VERSION"));
     data.mdts = mdts;
     data.controller_id = U16::new(1);
-    data.acl = 3;
-    data.aerl = 0;
     data.sqes = 0x66;
     data.cqes = 0x44;
     data.max_commands = U16::new(max_commands);

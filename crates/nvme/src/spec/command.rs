@@ -123,6 +123,10 @@ pub mod create_cq {
 pub mod feature {
     /// Number of queues.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Asynchronous event configuration.
+    pub const ASYNC_EVENTS: u8 = 0x0b;
+    /// Asynchronous event configuration CDW11 bits 7:0: all critical warnings of the health log page.
+    pub const HEALTH_EVENTS: u32 = 0xff;
 }
 
 /// A range of dataset management (NVM 3.2.3, figure "Range Definition").

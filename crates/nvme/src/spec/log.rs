@@ -9,6 +9,9 @@ pub mod log_page {
     /// SMART / health information.
     pub const SMART: u8 = 0x02;
 
+    /// Changed namespace list.
+    pub const CHANGED_NAMESPACES: u8 = 0x04;
+
     /// CDW10 of a command for the first `bytes` bytes of a page: LID in 7:0, NUMDL (dwords, from 0) in 31:16.
     pub const fn cdw10(page: u8, bytes: u32) -> u32 {
         // At most 256 KiB: NUMDU, in CDW11, stays 0.

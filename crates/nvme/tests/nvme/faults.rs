@@ -12,8 +12,12 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 /// A bench whose time stands still until it is turned; requests have one second.
 pub(crate) fn by_hand() -> (Bench, Hand) {
     let hand = Hand::default();
-    let config =
-        Config { timeout: Duration::from_secs(1), clock: Arc::new(hand.clone()), ..Config::default() };
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        abort_timeout: Duration::ZERO,
+        clock: Arc::new(hand.clone()),
+        ..Config::default()
+    };
     (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), hand)
 }
 
@@ -143,8 +147,12 @@ fn what_is_dropped_under_way_is_leaked_and_counted() {
 #[test]
 fn too_many_lost_commands_ask_for_a_reset() {
     let hand = Hand::default();
-    let config =
-        Config { timeout: Duration::from_secs(1), clock: Arc::new(hand.clone()), ..Config::default() };
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        abort_timeout: Duration::ZERO,
+        clock: Arc::new(hand.clone()),
+        ..Config::default()
+    };
     let mut model = ModelConfig::new(namespaces(4 << 20));
     model.mqes = 3;
     let bench = bench(256, model, config);
@@ -170,6 +178,7 @@ fn a_request_that_waits_behind_lost_ones_was_never_sent() {
     let hand = Hand::default();
     let config = Config {
         timeout: Duration::from_secs(1),
+        abort_timeout: Duration::ZERO,
         clock: Arc::new(hand.clone()),
         max_transfer_bytes: 4096,
         ..Config::default()

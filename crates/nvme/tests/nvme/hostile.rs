@@ -33,7 +33,7 @@ proptest! {
     ) {
         let hand = Hand::default();
         let config = Config {
-            timeout: Duration::from_secs(1),
+            timeout: Duration::from_secs(1), abort_timeout: Duration::ZERO,
             clock: Arc::new(hand.clone()),
             max_transfer_bytes: 32 << 10,
             ..Config::default()

@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 fn with_vectors(vectors: u16) -> Bench {
     let mut model = ModelConfig::new(namespaces(4 << 20));
     (model.vectors, model.queues) = (vectors, 4);
-    bench(2048, model, Config { timeout: Duration::from_millis(300), ..Config::default() })
+    bench(
+        2048,
+        model,
+        Config { timeout: Duration::from_millis(300), abort_timeout: Duration::ZERO, ..Config::default() },
+    )
 }
 
 fn vector(bench: &Bench, number: u16) -> Vector {

@@ -7,9 +7,11 @@
     reason = "all of it is tests, on 64-bit machines; the lints let off functions marked as tests only"
 )]
 
+mod aborts;
 mod common;
 mod conformance;
 mod dead;
+mod events;
 mod faults;
 mod hostile;
 mod interrupts;

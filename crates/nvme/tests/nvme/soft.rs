@@ -172,7 +172,8 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
 
 #[test]
 fn a_lost_command_keeps_its_mapping_until_reset() {
-    let config = Config { timeout: Duration::from_millis(20), ..Config::default() };
+    let config =
+        Config { timeout: Duration::from_millis(20), abort_timeout: Duration::ZERO, ..Config::default() };
     let Stack { model, domain, arena, controller, mut queue } = stack(Exposure::PerUse, config);
     let faults = model.faults();
     faults.inject(When::Nth(1), Fault::Late);

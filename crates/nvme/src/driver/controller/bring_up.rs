@@ -74,7 +74,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     fn ask(&self, control: &mut Control<S>) -> Result<(), Error> {
         let data: Box<ControllerData> =
             self.fetch(control, "identify controller", identify::command(0, cns::CONTROLLER))?;
-        let Control { admin: Some(admin), .. } = control else { return Err(Error::NeedsReset) };
+        self.request_events(control, &data)?;
         let config = &self.config;
         let wanted = u32::from(config.queues.max(1) - 1).min(0xfffe);
         let command = Command {
@@ -84,7 +84,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
             ..Command::default()
         };
         let what = "set features: number of queues";
-        let granted = admin.execute(&self.registers, self.cap, config, what, command)?;
+        let granted = self.execute(control, what, command)?;
         let granted = (granted & 0xffff).min(granted >> 16).min(wanted) + 1;
         let found = self.survey(control, data.namespaces.get())?;
         let max = config.max_transfer_bytes.clamp(PAGE_BYTES_32, MAX_TRANSFER) & !(PAGE_BYTES_32 - 1);
@@ -92,6 +92,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         let facts = &mut control.facts;
         facts.identity = identify::identity(&data, self.cap, granted, max, version);
         facts.set_namespaces(found);
+        self.life.namespaces_identified();
         facts.rtd3_entry_us = data.rtd3_entry_us.get();
         Ok(())
     }

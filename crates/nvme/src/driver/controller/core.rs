@@ -15,7 +15,7 @@ use pinfold_core::dma_pool::{ChunkSource, DmaPool};
 use pinfold_core::domain::DomainId;
 use pinfold_core::gather::prp::{ListPages, Prps};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// What was found out when the controller was enabled.
 #[derive(Clone, Debug)]
@@ -101,7 +101,8 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
             return Err(Error::PageSize { min_bytes: cap.min_page_bytes() });
         }
         let lists = DmaPool::new(source.clone(), "nvme prp", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
-        let admin = Admin::new(&source)?;
+        let life = Arc::new(Life::default());
+        let admin = Admin::new(&source, life.clone())?;
         let identity = Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() };
         let facts = Facts { identity, found: Arc::from([]), namespaces: Arc::from([]), rtd3_entry_us: 0 };
         let control = Control {
@@ -112,13 +113,21 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
             unresponsive: false,
             ids: Vec::new(),
         };
-        let life = Arc::new(Life::default());
         Ok(Self { registers, source, domain, lists, config, cap, life, control: Mutex::new(control) })
     }
 
     pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control<S>> {
         // Every step under the lock leaves `Control` whole, or `Admin` marked as not usable.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, where no other thread has it.
+    pub(in crate::driver) fn try_control(&self) -> Option<MutexGuard<'_, Control<S>>> {
+        match self.control.try_lock() {
+            Ok(control) => Some(control),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(in crate::driver) fn facts(&self) -> Facts {

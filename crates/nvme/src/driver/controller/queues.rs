@@ -40,6 +40,8 @@ pub(in crate::driver) struct Attached<S: ChunkSource> {
     pub(in crate::driver) epoch: u64,
     /// What was known of the controller in that generation.
     pub(in crate::driver) facts: Facts,
+    /// The number that goes with its namespaces; never odd, so that a change that is not attended to is noticed.
+    pub(in crate::driver) namespaces: u64,
     pub(in crate::driver) sq: Span<S>,
     pub(in crate::driver) cq: Span<S>,
 }
@@ -76,7 +78,8 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
             })
         else {
             let facts = control.facts.clone();
-            return Ok(Attached { id, epoch, facts, sq, cq });
+            let namespaces = self.life.namespaces() & !1;
+            return Ok(Attached { id, epoch, facts, namespaces, sq, cq });
         };
         let (error, has_cq) = error;
         // An error status says that the queue was not created, and `NeedsReset` that the command was not sent; silence
@@ -89,8 +92,11 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 
     /// Deletes the queue pair `id` of generation `epoch`, and releases `grave` when the controller reaches it no more.
-    pub(in crate::driver) fn detach_queue(&self, id: u16, epoch: u64, grave: Grave<S>) {
+    pub(in crate::driver) fn detach_queue(&self, id: u16, serial: u32, epoch: u64, grave: Grave<S>) {
         let mut control = self.control();
+        if let Some(admin) = &mut control.admin {
+            admin.forget_aborts(serial);
+        }
         let forgotten = self.life.epoch() != epoch
             || self
                 .delete(&mut control, admin::DELETE_SQ, id)
@@ -119,7 +125,12 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
     }
 
     /// Sends an admin command and waits.
-    fn execute(&self, control: &mut Control<S>, what: &'static str, command: Command) -> Result<u32, Error> {
+    pub(super) fn execute(
+        &self,
+        control: &mut Control<S>,
+        what: &'static str,
+        command: Command,
+    ) -> Result<u32, Error> {
         let admin = control.admin.as_mut().ok_or(Error::NeedsReset)?;
         admin.execute(&self.registers, self.cap, &self.config, what, command)
     }

@@ -5,7 +5,7 @@ use crate::driver::admin::STATUS_EVERY_NS;
 use crate::driver::error::{CommandError, PollError};
 use crate::driver::request::{CommandState, Completion, Outcome, RequestId};
 use crate::registers::Registers;
-use crate::spec::{Cqe, Csts, Doorbell, offset};
+use crate::spec::{Cqe, Csts, Doorbell, Status, offset};
 use pinfold_core::dma_pool::ChunkSource;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
@@ -84,7 +84,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let status = cqe.status();
         if !status.is_success() {
             self.stats.errors += 1;
-            self.refuse_rest(tag, CommandError::Status(status));
+            let aborting = self.requests.get(usize::from(tag)).is_some_and(|request| request.aborting);
+            let error = match status.code() {
+                Status::ABORT_REQUESTED if aborting => CommandError::Aborted,
+                _ => CommandError::Status(status),
+            };
+            self.refuse_rest(tag, error);
             self.unsent.retain(|unsent| *unsent != tag);
         }
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
@@ -112,11 +117,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let Some(request) = self.requests.get_mut(usize::from(tag)) else { return };
         if request.busy && request.left == 0 && request.outstanding == 0 {
             let result = request.error.take().map_or(Ok(()), Err);
+            self.stats.aborted += u64::from(result == Err(CommandError::Aborted));
             self.finish(tag, Outcome::Done(result));
         }
     }
 
-    fn finish(&mut self, tag: u16, outcome: Outcome) {
+    pub(super) fn finish(&mut self, tag: u16, outcome: Outcome) {
         let queue = self.serial;
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.busy = false;
@@ -136,10 +142,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if overdue || self.now_ns.saturating_sub(self.last_status_ns) >= STATUS_EVERY_NS {
             self.last_status_ns = self.now_ns;
             self.check_status()?;
+            self.core.look();
         }
         if overdue {
             self.give_up_overdue();
         }
+        self.abort_overdue();
         Ok(())
     }
 
@@ -158,40 +166,6 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         // A reset that begins now clears it; the queue is then stale and its requests end that way.
         self.failed = Some(failed);
         Err(failed)
-    }
-
-    /// Gives up the requests whose time is over. "Timed out" is not "completed": what the controller may still
-    /// reach stays where it is.
-    fn give_up_overdue(&mut self) {
-        let now = self.now_ns;
-        let mut next = u64::MAX;
-        for tag in 0..self.requests.len() {
-            let Some(request) = self.requests.get(tag).filter(|request| request.busy) else { continue };
-            if request.deadline_ns > now {
-                next = next.min(request.deadline_ns);
-                continue;
-            }
-            let sent = request.outstanding > 0;
-            let Ok(tag) = u16::try_from(tag) else { continue };
-            self.unsent.retain(|unsent| *unsent != tag);
-            self.stats.timeouts += 1;
-            if sent {
-                self.quarantine(tag);
-                self.finish(tag, Outcome::TimedOut);
-            } else {
-                self.finish(tag, Outcome::Done(Err(CommandError::NotSent)));
-            }
-        }
-        self.next_deadline_ns = next;
-    }
-
-    fn quarantine(&mut self, tag: u16) {
-        for slot in &mut self.commands {
-            if slot.state == CommandState::Busy && slot.request == tag {
-                slot.state = CommandState::Quarantined;
-                self.quarantined += 1;
-            }
-        }
     }
 
     /// The controller was reset: nothing of this queue is under way any more.

@@ -1,6 +1,8 @@
 //! From requests to commands.
 
 use super::Queue;
+use crate::driver::admin::STATUS_EVERY_NS;
+use crate::driver::controller::Namespace;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
 use crate::driver::request::{CommandState, InFlight, Operation, PRPS_LISTS, Page, RequestId};
 use crate::registers::Registers;
@@ -140,12 +142,19 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if self.failed.is_some() || self.is_stale() || self.quarantined == self.commands.len() {
             return Err(Reject::NeedsReset);
         }
+        if self.core.life.namespaces() != self.namespaces_seen {
+            self.look_at_namespaces()?;
+        }
         let block_shift = self.check_range(ask)?;
         let depth = self.requests.len();
         let Some(&tag) = self.free_requests.last() else { return Err(Reject::QueueFull { depth }) };
         if self.sq.unrung() == 0 {
             // One look at the clock for a batch.
             self.now_ns = self.core.config.clock.now_ns();
+            if self.now_ns.saturating_sub(self.last_look_ns) >= STATUS_EVERY_NS {
+                self.last_look_ns = self.now_ns;
+                self.core.look();
+            }
         }
         let deadline_ns = self.now_ns.saturating_add(self.timeout_ns);
         let Some(request) = self.requests.get_mut(usize::from(tag)) else {
@@ -167,7 +176,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         };
         (request.operation, request.nsid, request.block_shift) = (ask.operation, ask.nsid, block_shift);
         (request.slba, request.left, request.outstanding) = (ask.slba, left, 0);
-        (request.deadline_ns, request.error) = (deadline_ns, None);
+        (request.deadline_ns, request.error, request.aborting) = (deadline_ns, None, false);
         let count = request.cursor.segments();
         // Behind others that wait for room, it waits too.
         let sent = if self.unsent.is_empty() { self.send(tag)? } else { Sent::Part };
@@ -188,9 +197,26 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Ok(RequestId { queue: serial, tag, sequence: request.sequence })
     }
 
+    /// A namespace has changed: they are identified again, which waits for the controller.
+    #[cold]
+    fn look_at_namespaces(&mut self) -> Result<(), Reject> {
+        let (facts, seen) = self.core.namespaces_now().map_err(|_| Reject::NeedsReset)?;
+        for old in self.namespaces.iter() {
+            let same = |new: &&Namespace| (new.nsid, new.block_bytes) == (old.nsid, old.block_bytes);
+            if !facts.namespaces.iter().any(|new| same(&new)) && !self.changed.contains(&old.nsid) {
+                self.changed.push(old.nsid);
+            }
+        }
+        (self.namespaces, self.namespaces_seen) = (facts.namespaces, seen);
+        Ok(())
+    }
+
     /// The namespace's block shift, if the range lies inside it.
     fn check_range(&self, ask: &Ask) -> Result<u32, Reject> {
         let (nsid, slba, blocks) = (ask.nsid, ask.slba, ask.blocks);
+        if self.changed.contains(&nsid) {
+            return Err(Reject::NamespaceChanged { nsid });
+        }
         let namespace = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         let namespace = namespace.ok_or(Reject::NoSuchNamespace { nsid })?;
         let size = namespace.blocks;
@@ -304,7 +330,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.free_commands.pop();
         slot.state = CommandState::Busy;
         slot.generation = self.identifiers.next(slot.generation, place);
-        slot.request = tag;
+        (slot.request, slot.aborted) = (tag, false);
         if let Some(prps) = &prps {
             self.stats.prp_entries += prps.entries();
             self.stats.prp_list_pages += prps.list_pages() as u64;

@@ -4,11 +4,12 @@ use super::{Completions, Engine, Outcome, Submission};
 use crate::model::bus::Bus;
 use crate::model::identify;
 use crate::spec::{
-    Command, Doorbell, SmartData, Status, VERSION_1_1, VERSION_1_3, admin, cns, create_cq, feature, log_page,
+    Command, ControllerData, Doorbell, NamespaceList, SmartData, Status, VERSION_1_1, VERSION_1_3, admin,
+    cns, create_cq, feature, log_page,
 };
 use pinfold_core::addr::Iova;
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
+use zerocopy::{FromZeros, IntoBytes};
 
 type Done = Result<u32, Status>;
 
@@ -24,7 +25,9 @@ impl<B: Bus> Engine<B> {
             admin::DELETE_CQ => self.delete_cq(command),
             admin::SET_FEATURES | admin::GET_FEATURES => self.features(command),
             admin::ABORT => self.abort(command),
-            admin::ASYNC_EVENT if !self.event_requests.is_empty() => Err(Status::ASYNC_EVENT_LIMIT),
+            admin::ASYNC_EVENT if self.event_requests.len() > usize::from(self.aerl) => {
+                Err(Status::ASYNC_EVENT_LIMIT)
+            }
             admin::ASYNC_EVENT => {
                 self.event_requests.push(command.cid.get());
                 return None;
@@ -53,6 +56,8 @@ impl<B: Bus> Engine<B> {
             }
             cns::CONTROLLER => {
                 let mut data = identify::controller(self.mdts, count, self.shared.cap().mqes());
+                (data.acl, data.aerl) = (self.acl, self.aerl);
+                data.oaes = U32::new(ControllerData::OAES_NAMESPACE_ATTRIBUTES);
                 data.version = U32::new(self.shared.version);
                 data.rtd3_entry_us = U32::new(self.rtd3_entry_us);
                 self.transfer(command, data.as_bytes())
@@ -76,6 +81,12 @@ impl<B: Bus> Engine<B> {
     /// SMART / health information of the controller (Base 5.16.1.3), from its start or a part of it.
     fn log_page(&mut self, command: &Command) -> Done {
         let (page, bytes) = log_page::parse(command.cdw10.get());
+        self.masked.retain(|masked| *masked != page);
+        if page == log_page::CHANGED_NAMESPACES {
+            let list = NamespaceList::new_zeroed();
+            let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(list.as_bytes().len());
+            return self.transfer(command, list.as_bytes().get(..wanted).unwrap_or_default());
+        }
         if page != log_page::SMART {
             return Err(Status::INVALID_LOG_PAGE);
         }
@@ -187,6 +198,9 @@ impl<B: Bus> Engine<B> {
 
     /// Number of queues (Base 5.27.1.5): counts from 0, submission in bits 15:0, completion in 31:16.
     fn features(&self, command: &Command) -> Done {
+        if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::ASYNC_EVENTS) {
+            return Ok(0);
+        }
         if u8::try_from(command.cdw10.get() & 0xff) != Ok(feature::NUMBER_OF_QUEUES) {
             return Err(Status::INVALID_FIELD);
         }

@@ -1,0 +1,206 @@
+//! Requests and admin commands that do not complete in time are aborted; only what that does not end is quarantined.
+
+use crate::common::*;
+use crate::faults::{SECOND, settle};
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, Unusable};
+use pinfold_nvme::model::{Fault, ModelConfig, ModelController, ModelRegisters, Seen, When};
+use pinfold_nvme::spec::{Doorbell, Status, admin, doorbell_offset, offset};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Requests have one second, aborts too, by a clock that is turned by hand.
+fn by_hand(acl: u8) -> (Bench, Hand) {
+    let hand = Hand::default();
+    let second = Duration::from_secs(1);
+    let config =
+        Config { timeout: second, abort_timeout: second, clock: Arc::new(hand.clone()), ..Config::default() };
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    model.acl = acl;
+    (bench(2048, model, config), hand)
+}
+
+fn aborts(seen: &Seen) -> bool {
+    seen.queue == 0 && seen.opcode == admin::ABORT
+}
+
+#[test]
+fn a_request_that_is_aborted_gives_its_payload_back() {
+    let (bench, hand) = by_hand(3);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Late);
+    let late = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
+    queue.ring();
+    settle(&bench);
+    assert!(queue.poll().unwrap().is_none());
+    hand.turn(SECOND + 1);
+    let (_payload, result) = one(&mut queue, late);
+    assert_eq!(result, Err(CommandError::Aborted));
+    let stats = queue.stats();
+    assert_eq!((stats.timeouts, stats.aborts, stats.aborted, stats.late_completions), (1, 1, 1, 0));
+    let stats = bench.controller.stats();
+    assert_eq!((stats.quarantined, stats.leaked, stats.list_pages_used), (0, 0, 0));
+    // The queue goes on.
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+}
+
+#[test]
+fn what_the_controller_has_not_aborted_is_quarantined_at_once() {
+    let (bench, hand) = by_hand(3);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    let lost = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    queue.ring();
+    hand.turn(SECOND + 1);
+    // No second turn of the clock: the abort's answer is that the command is unknown.
+    drop(crate::faults::quarantined(&mut queue, lost));
+    assert_eq!((queue.stats().timeouts, queue.stats().aborted), (1, 0));
+}
+
+#[test]
+fn an_abort_that_times_out_itself_ends_in_quarantine() {
+    let (bench, hand) = by_hand(3);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Late);
+    bench.model.faults().inject(When::Matches(Box::new(aborts)), Fault::Late);
+    let late = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    queue.ring();
+    hand.turn(SECOND + 1);
+    for _ in 0..3 {
+        assert!(queue.poll().unwrap().is_none());
+        settle(&bench);
+    }
+    hand.turn(SECOND + 1);
+    let payload = crate::faults::quarantined(&mut queue, late);
+    bench.controller.reset().unwrap();
+    drop(payload.recover().unwrap());
+    assert_eq!(bench.controller.stats().leaked, 0);
+}
+
+#[test]
+fn as_many_aborts_are_outstanding_as_the_controller_takes() {
+    for acl in [0, 2] {
+        let (bench, hand) = by_hand(acl);
+        let mut queue = bench.controller.create_queue(6).unwrap();
+        let held = Arc::new(AtomicU32::new(0));
+        let counted = held.clone();
+        bench.model.faults().inject(When::Every(1), Fault::Late);
+        let hold = move |seen: &Seen| {
+            let hit = aborts(seen);
+            counted.fetch_add(u32::from(hit), Ordering::SeqCst);
+            hit
+        };
+        bench.model.faults().inject(When::Matches(Box::new(hold)), Fault::Late);
+        let flying: Vec<_> = (0..6).map(|_| queue.flush(1).unwrap()).collect();
+        queue.ring();
+        settle(&bench);
+        hand.turn(SECOND + 1);
+        for _ in 0..5 {
+            assert!(queue.poll().unwrap().is_none());
+            settle(&bench);
+        }
+        assert_eq!(held.load(Ordering::SeqCst), u32::from(acl) + 1, "ACL {acl}");
+        drop(flying);
+    }
+}
+
+#[test]
+fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_goes_on() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let first = |seen: &Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    model.faults().inject(When::Matches(Box::new(first)), Fault::Late);
+    let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
+    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+    let status = Status::ABORT_REQUESTED;
+    assert_eq!(controller.namespace(1), Err(Unusable::Identify(status)));
+    assert_eq!(controller.namespace(2).unwrap().blocks, 256);
+    let mut queue = controller.create_queue(1).unwrap();
+    let flush = queue.flush(2).unwrap();
+    one(&mut queue, flush).1.unwrap();
+}
+
+/// Writes garbage to the admin completion queue each time the driver tells that it has read some.
+#[derive(Clone)]
+struct Flood {
+    registers: ModelRegisters,
+    arena: Arena,
+    ring: Arc<AtomicU64>,
+    /// How many entries were written, or `u64::MAX` before the flood begins.
+    written: Arc<AtomicU64>,
+}
+
+impl Flood {
+    fn pour(&self) {
+        let first = self.written.load(Ordering::SeqCst);
+        let at = (self.ring.load(Ordering::SeqCst) - BASE) as usize;
+        for i in first..first + 32 {
+            let phase = u32::from(i / 32 % 2 == 0);
+            // Identifier 7777h, status 0.
+            let last = 0x7777 | phase << 16;
+            self.arena.0.whole().store_release_u32(at + (i % 32) as usize * 16 + 12, last).unwrap();
+        }
+        self.written.store(first + 32, Ordering::SeqCst);
+    }
+}
+
+impl Registers for Flood {
+    fn read32(&self, at: u32) -> u32 {
+        self.registers.read32(at)
+    }
+    fn read64(&self, at: u32) -> u64 {
+        self.registers.read64(at)
+    }
+    fn write32(&self, at: u32, value: u32) {
+        let flood = self.written.load(Ordering::SeqCst) != u64::MAX;
+        if flood && at == doorbell_offset(0, Doorbell::SubmissionTail, 0) {
+            return self.pour();
+        }
+        if flood && at == doorbell_offset(0, Doorbell::CompletionHead, 0) {
+            return self.pour();
+        }
+        self.registers.write32(at, value);
+    }
+    fn write64(&self, at: u32, value: u64) {
+        if at == offset::ACQ {
+            self.ring.store(value, Ordering::SeqCst);
+        }
+        self.registers.write64(at, value);
+    }
+}
+
+#[test]
+fn garbage_without_end_in_the_admin_queue_is_a_timeout() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let registers = Flood {
+        registers: model.registers(),
+        arena: arena.clone(),
+        ring: Arc::default(),
+        written: Arc::new(AtomicU64::new(0)),
+    };
+    let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
+    let error = Controller::start(registers, arena, config).unwrap_err();
+    assert_eq!(error, Error::AdminTimeout { what: "identify controller", limit_ms: 20 });
+}
+
+#[test]
+fn a_completed_request_is_not_called_aborted() {
+    let (bench, hand) = by_hand(3);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(When::Nth(1), Fault::Late);
+    bench.model.faults().inject(When::Matches(Box::new(aborts)), Fault::Late);
+    let late = queue.flush(1).unwrap();
+    queue.ring();
+    settle(&bench);
+    hand.turn(SECOND + 1);
+    assert!(queue.poll().unwrap().is_none());
+    settle(&bench);
+    // It completes while its abort is outstanding.
+    bench.model.faults().release();
+    let completion = queue.wait().unwrap().unwrap();
+    let Finished::Done { result, .. } = late.finish(completion) else { panic!("quarantined") };
+    assert_eq!(result, Ok(()));
+}
