@@ -265,6 +265,37 @@ fn a_map_that_is_not_announced_in_time_is_taken_back() {
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
 }
 
+/// A flush is requested after the entries it covers have been cleared.
+#[test]
+fn what_is_revoked_is_cleared_before_its_flush() {
+    let paged = walked(6);
+    paged.map(at(16, 1), walker::page(1), RW).unwrap();
+    assert_eq!(paged.sink().walk(16 * PAGE), Some(walker::page(1).addr() as u64));
+    let ticket = paged.revoke(&mut core::iter::once(at(16, 1))).unwrap();
+    paged.wait(ticket).unwrap();
+    assert_eq!(paged.sink().found_present_by_any.load(Ordering::SeqCst), 0);
+    assert_eq!(paged.sink().walk(16 * PAGE), None);
+}
+
+/// Each decision, taken wrongly, fails the test that is there for it.
+#[test]
+fn each_mistake_fails_its_test() {
+    let tests: [(Mistake, fn()); 5] = [
+        (Mistake::TablePageEarly, table_pages_are_reclaimed_after_their_flush_and_not_before),
+        (Mistake::FlushBeforeClear, what_is_revoked_is_cleared_before_its_flush),
+        (Mistake::LeafFlushForTablePage, links_are_flushed_where_a_table_page_was_retired),
+        (Mistake::RollbackNotAwaited, a_rollback_waits_for_its_flush),
+        (Mistake::MapNotFlushed, a_map_waits_for_its_flush_in_caching_mode),
+    ];
+    for (mistake, test) in tests {
+        known_bad::make(Some(mistake));
+        let result = std::panic::catch_unwind(test);
+        known_bad::make(None);
+        assert!(result.is_err(), "{mistake:?} was not noticed");
+        test();
+    }
+}
+
 /// Two owners use one window after the other and there are three table pages for all of them, while a device walks and
 /// holds on to a table page: it finds what is mapped in a window, or nothing, and no owner lacks a page.
 #[test]

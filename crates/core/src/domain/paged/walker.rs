@@ -14,8 +14,10 @@ pub(super) struct Walker {
     pages: &'static [TablePage],
     /// The window of 2 MiB and the page of level 1 that it was walked through.
     held: Mutex<Option<(u64, usize)>>,
-    /// What each leaf-only or other flush found still present in its range, when it took effect: always nothing.
+    /// What the flushes of leaves alone found still present in their ranges, when they took effect: always nothing.
     pub(super) found_present: AtomicU64,
+    /// The same of flushes of any kind. (That of a table page may cover what has been mapped there since.)
+    pub(super) found_present_by_any: AtomicU64,
     submitted: AtomicU64,
 }
 
@@ -24,8 +26,9 @@ impl Walker {
     pub(super) fn new(pages: usize) -> (Self, TablePages) {
         let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
         let table = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
-        let (held, found_present) = (Mutex::new(None), AtomicU64::new(0));
-        (Self { pages, held, found_present, submitted: AtomicU64::new(0) }, table)
+        let zero = || AtomicU64::new(0);
+        let (found_present, found_present_by_any, submitted) = (zero(), zero(), zero());
+        (Self { pages, held: Mutex::new(None), found_present, found_present_by_any, submitted }, table)
     }
 
     /// Where the device gets to from `iova`, through the page that it holds if that is of the same window.
@@ -75,8 +78,9 @@ impl Sink for Walker {
         let mut held = self.held.lock();
         for flush in batch.flushes() {
             let (first, last) = (flush.range.start().raw() >> 12, flush.range.last().raw() >> 12);
+            let present = (first..=last).filter(|page| self.is_present(page << 12)).count();
+            self.found_present_by_any.fetch_add(present as u64, Ordering::Relaxed);
             if flush.leaf_only {
-                let present = (first..=last).filter(|page| self.is_present(page << 12)).count();
                 self.found_present.fetch_add(present as u64, Ordering::Relaxed);
             } else if held.is_some_and(|(window, _)| (first >> 9..=last >> 9).contains(&window)) {
                 *held = None;
