@@ -34,7 +34,8 @@ pub struct Budget {
     pub bytes: u64,
 }
 
-/// Why a buffer could not be held. Nothing is held that was not before.
+/// Why a buffer could not be held. Nothing is held that was not before; where a device may reach the buffer all the same
+/// ([`BackendError::stays_reachable`]) the cache keeps a share of it for ever, and the domain counts it as quarantined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
@@ -254,7 +255,13 @@ impl Inner {
         // the entry until it has been taken back, and as long as a second owner is there nobody gets a reference
         // into a buffer.
         let run = unsafe { DmaMemory::from_raw(memory.as_ptr(), len) };
-        let (iova, foreign) = this.map_with_room(run)?;
+        let (iova, foreign) = match this.map_with_room(run) {
+            Ok(mapped) => mapped,
+            Err(error) => {
+                this.keep_reachable(owners, len, &error);
+                return Err(error);
+            }
+        };
         let mut entry = Entry::new(run.addr(), len, iova, foreign, owners.to_vec());
         entry.holds = owners.len();
         let mut state = this.state();
@@ -271,6 +278,16 @@ impl Inner {
             held.push(Held { cache, owner, slot: Some(slot), iova: part });
         }
         Ok(())
+    }
+
+    /// Keeps the buffers for ever where a device may still reach them, although they were not mapped.
+    fn keep_reachable(&self, owners: &[Arc<Buffer>], len: usize, error: &CacheError) {
+        let reachable = matches!(error, CacheError::Domain(error) if error.stays_reachable());
+        if reachable {
+            tracing::error!(bytes = len, %error, "buffers that were not cached are kept for ever");
+            self.domain.note_quarantined(len as u64);
+            owners.iter().for_each(|owner| std::mem::forget(Arc::clone(owner)));
+        }
     }
 
     /// Maps, after making as much room as is needed.
@@ -311,6 +328,8 @@ impl Inner {
         let mapped = unsafe { self.domain.map_static(run, BOTH) };
         match mapped {
             Ok(iova) => Ok((iova, true)),
+            // What a device may still reach stays known: its owners are kept.
+            Err(error) if error.stays_reachable() => Err(error),
             Err(error) => {
                 self.domain.expel(run);
                 Err(error)

@@ -41,6 +41,36 @@ fn the_second_time_nothing_is_mapped() {
     assert_eq!((stats.hits, stats.misses, stats.maps, stats.entries, stats.held), (10, 1, 1, 1, 0));
 }
 
+/// A map that the device may have seen although it failed: the frames are not given to another owner, and no slice of
+/// them is lent.
+#[test]
+fn what_was_not_mapped_but_may_be_reached_is_kept() {
+    use crate::soft::SoftConfig;
+    for foreign in [false, true] {
+        let config = SoftConfig {
+            caching_mode: true,
+            hang_from: Some(1),
+            timeout: std::time::Duration::from_millis(1),
+            table_bytes: 1 << 20,
+            ..SoftConfig::default()
+        };
+        let domain = Domain::soft_with(config).unwrap();
+        let home = if foreign { Domain::soft().unwrap() } else { domain.clone() };
+        let arena = arena(&home, 2 << 20);
+        let all = 2 << 20;
+        let cache = RegistrationCache::new(&domain, Budget { entries: 8, bytes: 1 << 30 });
+        let mut buffer = Arc::new(arena.alloc(all).unwrap());
+        let error = cache.hold(&buffer).unwrap_err();
+        assert!(matches!(&error, CacheError::Domain(error) if error.stays_reachable()), "{error}");
+        assert!(Arc::get_mut(&mut buffer).is_none(), "no slice of it");
+        drop(buffer);
+        assert!(arena.alloc(KIB4).is_err(), "the device may reach all frames of the arena");
+        let stats = domain.stats();
+        assert_eq!((stats.quarantined, stats.quarantined_bytes), (1, all as u64));
+        assert_eq!(cache.stats().entries, 0);
+    }
+}
+
 #[test]
 fn what_was_used_longest_ago_makes_room_and_what_is_held_does_not() {
     let (kernel, domain, cache) = setting(3, 1 << 20);
