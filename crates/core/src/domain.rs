@@ -26,6 +26,7 @@ use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use deferred::Deferred;
@@ -35,6 +36,7 @@ mod deferred;
 mod mapping;
 mod paged;
 mod payload;
+mod place;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -43,6 +45,7 @@ pub use backend::{Backend, BackendError, BackendStats};
 pub use mapping::{Mapped, NotQuiesced, Refused, Revoked};
 pub use paged::{Paged, Physical};
 pub use payload::{DomainId, Payload};
+pub use place::{Reservation, StaticMapping};
 
 /// Memory that can be mapped: pinned, and owned by the value.
 ///
@@ -110,7 +113,7 @@ struct Static {
 pub struct Domain {
     id: DomainId,
     backend: Box<dyn Backend>,
-    iovas: IovaSpace,
+    iovas: Arc<IovaSpace>,
     /// By their first address.
     statics: Mutex<BTreeMap<Iova, Static>>,
     deferred: Deferred,
@@ -121,7 +124,14 @@ impl Domain {
     /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
         let (statics, deferred) = (Mutex::new(BTreeMap::new()), Deferred::new());
-        Self { id: DomainId::next(), backend, iovas, statics, deferred, counts: Counts::default() }
+        Self {
+            id: DomainId::next(),
+            backend,
+            iovas: Arc::new(iovas),
+            statics,
+            deferred,
+            counts: Counts::default(),
+        }
     }
 
     /// Which domain it is.
@@ -222,25 +232,37 @@ impl Domain {
     /// # Safety
     /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been
     /// [expelled](Self::expel), the caller keeps it valid and takes no reference into it.
-    pub unsafe fn map_static(&self, memory: DmaMemory, access: Access) -> Result<IovaRange, BackendError> {
+    pub unsafe fn map_static(
+        &self,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<StaticMapping, BackendError> {
         let iova = self.map_fresh(memory, access).map_err(|(_, error)| error)?;
         self.statics.lock().insert(iova.start(), Static { iova, addr: memory.addr(), access });
-        Ok(iova)
+        Ok(Reservation::new(&self.iovas, iova).mapping(iova))
     }
 
-    /// Takes back what [`map_static`](Self::map_static) gave, and waits.
+    /// Takes back what [`map_static`](Self::map_static) or [`map_at`](Self::map_at) gave, and waits.
     ///
     /// # Errors
-    /// As for [`unmap_at`](Self::unmap_at); then the addresses are not used again.
-    pub fn unmap_static(&self, iova: IovaRange) -> Result<(), BackendError> {
+    /// A device may reach the memory for ever: the caller must never use it again (count it with
+    /// [`note_quarantined`](Self::note_quarantined)). Its addresses are not used again. [`BackendError::NotRevoked`] where
+    /// the mapping is another domain's; nothing has changed there.
+    pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
+        let iova = mapping.iova();
+        if !mapping.is_of(self) {
+            return Err(BackendError::NotRevoked);
+        }
         {
             let mut statics = self.statics.lock();
             if statics.get(&iova.start()).is_some_and(|s| s.iova == iova) {
                 statics.remove(&iova.start());
             }
         }
-        self.unmap_at(iova)?;
-        self.release_iova(iova)
+        let ticket = self.backend.revoke(&mut core::iter::once(iova))?;
+        self.backend.wait(ticket)?;
+        mapping.release();
+        Ok(())
     }
 
     /// Sets `len` bytes of the address space aside, aligned to `align` bytes, for [`map_at`](Self::map_at).
@@ -248,7 +270,11 @@ impl Domain {
     /// # Errors
     /// [`BackendError::Iova`] where there is no such range, [`BackendError::NoTranslation`] where the backend does not
     /// [translate](Backend::translates).
-    pub fn reserve_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+    pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
+        Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align)?))
+    }
+
+    fn alloc_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
         if !self.backend.translates() {
             return Err(BackendError::NoTranslation);
         }
@@ -263,40 +289,38 @@ impl Domain {
         Ok(self.iovas.reserve(range)?)
     }
 
-    /// Gives a reserved range back. Nothing may be mapped in it.
-    ///
-    /// # Errors
-    /// [`BackendError::Iova`] where it was not reserved.
-    pub fn release_iova(&self, iova: IovaRange) -> Result<(), BackendError> {
+    /// Releases addresses that no device can reach.
+    fn release_iova(&self, iova: IovaRange) -> Result<(), BackendError> {
         Ok(self.iovas.free(iova)?)
     }
 
-    /// Maps memory at a place of a reserved range.
+    /// Maps memory at a part of a reserved range.
     ///
     /// # Errors
-    /// [`BackendError`]; among others where something is mapped there.
+    /// [`BackendError`]; among others where something is mapped there. [`BackendError::NotReserved`] where `iova` is no
+    /// part of `place`, or that is another domain's. Where a device [may reach](BackendError::stays_reachable) the memory
+    /// all the same, `place` is never released.
     ///
     /// # Safety
-    /// Until [`unmap_at`](Self::unmap_at) has returned `Ok`, or the memory has been [expelled](Self::expel), the
+    /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been [expelled](Self::expel), the
     /// caller keeps it valid and takes no reference into it.
     pub unsafe fn map_at(
         &self,
+        place: &Reservation,
         iova: IovaRange,
         memory: DmaMemory,
         access: Access,
-    ) -> Result<(), BackendError> {
+    ) -> Result<StaticMapping, BackendError> {
         check_pages(memory)?;
-        self.backend.map(iova, memory, access)
-    }
-
-    /// Takes back what [`map_at`](Self::map_at) gave, and waits.
-    ///
-    /// # Errors
-    /// A device may reach the memory for ever: the caller must never use it again (count it with
-    /// [`note_quarantined`](Self::note_quarantined)).
-    pub fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError> {
-        let ticket = self.backend.revoke(&mut core::iter::once(iova))?;
-        self.backend.wait(ticket)
+        if !place.has(self, iova) {
+            return Err(BackendError::NotReserved { iova });
+        }
+        self.backend.map(iova, memory, access).inspect_err(|error| {
+            if error.stays_reachable() {
+                place.keep();
+            }
+        })?;
+        Ok(place.mapping(iova))
     }
 
     /// Counts memory that its owner leaked, because a device may reach it for ever.
@@ -369,7 +393,7 @@ impl Domain {
             self.iovas.alloc_at(place)?;
             return Ok(place);
         }
-        self.reserve_iova(memory.len() as u64, alignment(memory))
+        self.alloc_iova(memory.len() as u64, alignment(memory))
     }
 
     fn count_revoked(&self) {

@@ -11,10 +11,11 @@
 use pinfold::vfio::Options;
 use pinfold::{Arena, Buffer, Exposure};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
-use pinfold_core::addr::{IovaRange, Segment};
+use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
+use pinfold_core::page_pool::Revocable;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
@@ -28,7 +29,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 #[derive(Clone)]
 struct Rings {
     arena: Arena,
-    taken: Arc<Mutex<Vec<IovaRange>>>,
+    taken: Arc<Mutex<Vec<(Frame, Order)>>>,
 }
 
 // SAFETY: what is promised is the arena's promise: each call is handed on as it is.
@@ -44,9 +45,7 @@ unsafe impl ChunkSource for Rings {
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frame = self.arena.acquire(order)?;
-        let at = ChunkSource::iova(self).checked_add(u64::from(frame.index()) * Frame::BYTES);
-        let range = at.and_then(|at| IovaRange::new(at, u64::from(order.frames()) * Frame::BYTES).ok());
-        self.taken().extend(range);
+        self.taken().push((frame, order));
         Ok(frame)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
@@ -56,7 +55,7 @@ unsafe impl ChunkSource for Rings {
 }
 
 impl Rings {
-    fn taken(&self) -> MutexGuard<'_, Vec<IovaRange>> {
+    fn taken(&self) -> MutexGuard<'_, Vec<(Frame, Order)>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,8 +202,10 @@ impl Bench {
         if lists.is_empty() {
             return Err("a write of several pages took no list page".into());
         }
-        for list in lists {
-            self.pci.domain().unmap_at(list)?;
+        for (first, order) in lists {
+            // SAFETY: the chunk is out and is not used by this program any more; it is released as one that can not be
+            // taken from the device a second time, and so never used again.
+            unsafe { self.rings.arena.hide(first, order) }?;
         }
         let result = self.try_write(bytes, 0x22)?;
         let Err(CommandError::Status(status)) = result else {

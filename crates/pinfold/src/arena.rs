@@ -40,14 +40,16 @@ use crate::buffer::Buffer;
 use crate::sys::{region::Region, smaps};
 use crate::uring::Fixed;
 use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::StaticMapping;
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
-use space::Space;
+use space::{Place, Space};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What of an arena its domain's devices can reach.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -71,6 +73,10 @@ pub(crate) struct Inner {
     zone: Zone,
     space: Box<dyn Space>,
     iova: IovaRange,
+    /// `None` once the memory has been taken out of the domain.
+    place: Option<Place>,
+    /// The chunks that are mapped, by their first frame.
+    chunks: Mutex<BTreeMap<u32, StaticMapping>>,
     exposure: Exposure,
     account: Account,
     /// Frames of the zone that are none of the region: a zone has at least 2 MiB.
@@ -342,7 +348,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let in_use = self.in_use();
-        let free = in_use == 0 && space::detach(&*self.space, self.region.memory(), self.iova, self.exposure);
+        let place = self.place.take().filter(|_| in_use == 0);
+        let free = place.is_some_and(|place| space::detach(&*self.space, self.region.memory(), place));
         if !free {
             tracing::warn!(bytes = self.account.bytes, frames = in_use, "an arena is kept for ever");
             note_leaked(self.account.bytes);

@@ -13,8 +13,7 @@ use crate::buffer::Buffer;
 use crate::domain::Domain;
 pub use held::Held;
 use pinfold_core::access::Access;
-use pinfold_core::addr::IovaRange;
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use slots::{Entry, Slots};
 use std::fmt;
@@ -255,14 +254,15 @@ impl Inner {
         // the entry until it has been taken back, and as long as a second owner is there nobody gets a reference
         // into a buffer.
         let run = unsafe { DmaMemory::from_raw(memory.as_ptr(), len) };
-        let (iova, foreign) = match this.map_with_room(run) {
+        let (mapping, foreign) = match this.map_with_room(run) {
             Ok(mapped) => mapped,
             Err(error) => {
                 this.keep_reachable(owners, len, &error);
                 return Err(error);
             }
         };
-        let mut entry = Entry::new(run.addr(), len, iova, foreign, owners.to_vec());
+        let iova = mapping.iova();
+        let mut entry = Entry::new(run.addr(), len, mapping, foreign, owners.to_vec());
         entry.holds = owners.len();
         let mut state = this.state();
         let slot = state.slots.insert(entry);
@@ -291,7 +291,7 @@ impl Inner {
     }
 
     /// Maps, after making as much room as is needed.
-    fn map_with_room(&self, run: DmaMemory) -> Result<(IovaRange, bool), CacheError> {
+    fn map_with_room(&self, run: DmaMemory) -> Result<(StaticMapping, bool), CacheError> {
         let asked = run.len() as u64;
         loop {
             let (entries, _, bytes) = self.state().slots.counts();
@@ -316,7 +316,7 @@ impl Inner {
     }
 
     /// Maps; memory of another domain's arena is made known here first, which is the second of the two.
-    fn map(&self, run: DmaMemory) -> Result<(IovaRange, bool), BackendError> {
+    fn map(&self, run: DmaMemory) -> Result<(StaticMapping, bool), BackendError> {
         // SAFETY: the entry keeps the owners until it has been unmapped, or for ever; nobody gets a reference (`miss`).
         match unsafe { self.domain.map_static(run, BOTH) } {
             Err(BackendError::NotAdmitted { .. }) => {}
@@ -353,15 +353,17 @@ impl Inner {
 
     /// Unmaps what is in no slot any more, and lets its owners go.
     fn take_back(&self, entry: Entry) {
-        if let Err(error) = self.domain.unmap_static(entry.iova) {
-            tracing::error!(iova = %entry.iova, %error, "a cached buffer is kept for ever");
-            self.domain.note_quarantined(entry.len as u64);
-            std::mem::forget(entry);
+        let Entry { mapping, owners, len, foreign, .. } = entry;
+        let iova = mapping.iova();
+        if let Err(error) = self.domain.unmap_static(mapping) {
+            tracing::error!(%iova, %error, "a cached buffer is kept for ever");
+            self.domain.note_quarantined(len as u64);
+            std::mem::forget(owners);
             return;
         }
-        if let (true, Some(first)) = (entry.foreign, entry.owners.first()) {
+        if let (true, Some(first)) = (foreign, owners.first()) {
             // SAFETY: as in `miss`: the owners are still there.
-            self.domain.expel(unsafe { DmaMemory::from_raw(first.memory().as_ptr(), entry.len) });
+            self.domain.expel(unsafe { DmaMemory::from_raw(first.memory().as_ptr(), len) });
         }
     }
 }

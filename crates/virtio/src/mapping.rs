@@ -3,7 +3,7 @@
 use pinfold::{Buffer, Domain};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use virtio_drivers::BufferDirection;
 
@@ -21,35 +21,22 @@ pub(crate) fn access(direction: BufferDirection) -> Access {
 /// Maps memory at an address that is not 0, which `virtio-drivers` takes for a refusal.
 ///
 /// # Safety
-/// Until [`unmap`] has returned `Ok`, or for ever after an error that
+/// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or for ever after an error that
 /// [stays reachable](BackendError::stays_reachable), the caller keeps the memory valid and lets nobody reach it by a
 /// reference.
 pub(crate) unsafe fn map(
     domain: &Domain,
     memory: DmaMemory<'_>,
     direction: BufferDirection,
-) -> Result<IovaRange, BackendError> {
+) -> Result<StaticMapping, BackendError> {
     let reserve = || domain.reserve_iova(memory.len() as u64, PAGE);
-    let mut iova = reserve()?;
-    if iova.start().raw() == 0 {
-        let zero = iova;
-        let other = reserve();
-        domain.release_iova(zero)?;
-        iova = other?;
+    let mut place = reserve()?;
+    if place.range().start().raw() == 0 {
+        // The first is released only when there is another one.
+        place = reserve()?;
     }
     // SAFETY: the caller's promise is the one that the domain asks for.
-    let mapped = unsafe { domain.map_at(iova, memory, access(direction)) };
-    let Err(error) = mapped else { return Ok(iova) };
-    if !error.stays_reachable() {
-        domain.release_iova(iova)?;
-    }
-    Err(error)
-}
-
-/// Takes the memory back and waits. On an error a device may reach it for ever.
-pub(crate) fn unmap(domain: &Domain, iova: IovaRange) -> Result<(), BackendError> {
-    domain.unmap_at(iova)?;
-    domain.release_iova(iova)
+    unsafe { domain.map_at(&place, place.range(), memory, access(direction)) }
 }
 
 /// Frames that a device reaches. Dropped by [`take_back`](Self::take_back) only: otherwise they are leaked, as what a
@@ -57,7 +44,7 @@ pub(crate) fn unmap(domain: &Domain, iova: IovaRange) -> Result<(), BackendError
 #[derive(Debug)]
 pub(crate) struct Lent {
     buffer: std::mem::ManuallyDrop<Buffer>,
-    iova: IovaRange,
+    mapping: StaticMapping,
 }
 
 impl Lent {
@@ -72,7 +59,7 @@ impl Lent {
         // SAFETY: the buffer is kept until `take_back` has unmapped it, and never where that fails; it is lent by copies
         // (`memory`) alone.
         match unsafe { map(domain, buffer.memory(), direction) } {
-            Ok(iova) => Ok(Self { buffer, iova }),
+            Ok(mapping) => Ok(Self { buffer, mapping }),
             Err(error) if error.stays_reachable() => {
                 domain.note_quarantined(bytes);
                 Err((error, bytes))
@@ -86,7 +73,7 @@ impl Lent {
     }
 
     pub(crate) fn iova(&self) -> IovaRange {
-        self.iova
+        self.mapping.iova()
     }
 
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
@@ -96,7 +83,8 @@ impl Lent {
     /// Takes the frames from the device, lets `read` see what it left there, and frees them. Where they can not be
     /// taken they are kept for ever; how many bytes that is.
     pub(crate) fn take_back(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
-        let unmapped = unmap(domain, self.iova);
+        let iova = self.mapping.iova();
+        let unmapped = domain.unmap_static(self.mapping);
         read(self.buffer.memory());
         match unmapped {
             Ok(()) => {
@@ -106,7 +94,7 @@ impl Lent {
             }
             Err(error) => {
                 let bytes = self.buffer.len() as u64;
-                tracing::error!(iova = %self.iova, bytes, %error, "frames are kept for ever: a device may reach them");
+                tracing::error!(%iova, bytes, %error, "frames are kept for ever: a device may reach them");
                 domain.note_quarantined(bytes);
                 Err(bytes)
             }

@@ -7,7 +7,7 @@ use pinfold::{Arena, Domain, Exposure};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::dma_pool::{self, ChunkSource, CreateError, DmaPool, RawBlock};
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -54,7 +54,7 @@ pub enum ShareError {
 /// How a payload is shared.
 #[derive(Debug)]
 enum Share {
-    InPlace(IovaRange),
+    InPlace(StaticMapping),
     Small(RawBlock),
     Frames(Lent),
 }
@@ -180,8 +180,14 @@ impl Stack {
             }
         };
         match share {
-            Share::InPlace(range) => mapping::unmap(&self.domain, range)
-                .map_err(|error| ShareError::NotRevoked { iova: range, bytes: payload.len(), error })?,
+            Share::InPlace(mapping) => {
+                let (iova, bytes) = (mapping.iova(), payload.len());
+                self.domain.unmap_static(mapping).map_err(|error| ShareError::NotRevoked {
+                    iova,
+                    bytes,
+                    error,
+                })?;
+            }
             Share::Small(block) => {
                 // It is out until it is freed here, once, so neither of these fails.
                 if let Ok(memory) = self.small.memory(block) {
@@ -215,9 +221,9 @@ impl Stack {
         // is only told to the domain.
         let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
         // SAFETY: valid until it is unshared, by the caller's promise; where it can not be taken back, `Hal` panics.
-        let range = unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::Map)?;
+        let mapping = unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::Map)?;
         count(&self.counts.shares_in_place, 1);
-        Ok((range.start().raw(), Share::InPlace(range)))
+        Ok((mapping.iova().start().raw(), Share::InPlace(mapping)))
     }
 
     /// Shares a copy. What the device does not write is to stay as it was, so the copy holds it in either direction;

@@ -114,6 +114,12 @@ pub enum BackendError {
         /// The range.
         iova: IovaRange,
     },
+    /// The addresses are no part of the reserved range, or the range is another domain's.
+    #[error("{iova} is no part of the range that was reserved in this domain")]
+    NotReserved {
+        /// The range.
+        iova: IovaRange,
+    },
     /// Nothing translates here, so no addresses can be chosen.
     #[error(
         "without an IOMMU no addresses can be chosen for memory: build the arena with Exposure::Whole (--protect static)"

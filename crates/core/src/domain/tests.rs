@@ -297,7 +297,8 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     set(&mock.obliging);
     let arena = Buf::new(8, &drops);
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
-    let at = unsafe { domain.map_static(arena.memory(), Access::READ | Access::WRITE) }.unwrap();
+    let whole = unsafe { domain.map_static(arena.memory(), Access::READ | Access::WRITE) }.unwrap();
+    let at = whole.iova();
     let inside = |pages, offset, claim| Buf {
         base: arena.memory().part(offset, PAGE).unwrap().as_ptr(),
         layout: core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap(),
@@ -316,7 +317,7 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
     core::mem::forget(mapped.unmap().unwrap());
     assert_eq!(domain.stats().statics, 1);
-    domain.unmap_static(at).unwrap();
+    domain.unmap_static(whole).unwrap();
     assert!(mock.pages.lock().unwrap().is_empty());
 }
 
@@ -325,16 +326,69 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
     let arena = Buf::new(4, &drops);
-    let range = domain.reserve_iova(4 * 4096, 4096).unwrap();
+    let empty = domain.iovas.extents();
+    let place = domain.reserve_iova(4 * 4096, 4096).unwrap();
+    let range = place.range();
     let piece = range.part(8192, 4096).unwrap();
     let memory = arena.memory().part(8192, PAGE).unwrap();
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
-    unsafe { domain.map_at(piece, memory, Access::READ) }.unwrap();
-    assert_eq!(mock.pages.lock().unwrap().len(), 1);
+    let mapping = unsafe { domain.map_at(&place, piece, memory, Access::READ) }.unwrap();
+    assert_eq!((mapping.iova(), mock.pages.lock().unwrap().len()), (piece, 1));
     assert!(!domain.map(Buf::new(4, &drops), Both).unwrap().iova().overlaps(&range));
-    domain.unmap_at(piece).unwrap();
-    domain.release_iova(range).unwrap();
-    assert!(domain.release_iova(range).is_err(), "given back twice");
+    // As long as something is mapped in it, the range is not released.
+    drop(place);
+    assert_eq!(domain.iovas.extents().bytes_in_use, empty.bytes_in_use + range.len());
+    domain.unmap_static(mapping).unwrap();
+    assert_eq!(domain.iovas.extents(), empty);
+}
+
+/// Ranges are unmapped and released by what owns them: not by number, not twice, and not through another domain.
+#[test]
+fn a_range_of_another_domain_is_refused() {
+    let (mock, domain, drops) = domain();
+    let (other_mock, other, _) = self::domain();
+    set(&mock.obliging);
+    set(&other_mock.obliging);
+    let arena = Buf::new(1, &drops);
+    let place = other.reserve_iova(4096, 4096).unwrap();
+    let map = |domain: &Domain, iova| {
+        // SAFETY: `arena` outlives the mapping, and no reference into it is made.
+        unsafe { domain.map_at(&place, iova, arena.memory(), Access::READ) }
+    };
+    let iova = place.range();
+    assert!(matches!(map(&domain, iova), Err(BackendError::NotReserved { .. })));
+    let beside = IovaRange::new(Iova::new(iova.end().raw()), 4096).unwrap();
+    assert!(matches!(map(&other, beside), Err(BackendError::NotReserved { .. })));
+    let mapping = map(&other, iova).unwrap();
+    assert_eq!(domain.unmap_static(mapping), Err(BackendError::NotRevoked));
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.pages.lock().unwrap().len()), (0, 1));
+}
+
+/// Addresses behind which a device may reach something are not released.
+#[test]
+fn a_range_that_may_be_reached_is_kept() {
+    let (mock, domain, drops) = domain();
+    let arena = Buf::new(1, &drops);
+    let place = domain.reserve_iova(4096, 4096).unwrap();
+    let in_use = domain.iovas.extents().bytes_in_use;
+    set(&mock.stick);
+    // SAFETY: `arena` outlives the mapping, and no reference into it is made.
+    let stuck = unsafe { domain.map_at(&place, place.range(), arena.memory(), Access::READ) };
+    assert!(stuck.unwrap_err().stays_reachable());
+    drop(place);
+    assert_eq!(domain.iovas.extents().bytes_in_use, in_use);
+    // And so are those of a mapping whose flush was not seen to complete, or that was forgotten.
+    mock.stick.store(false, Ordering::SeqCst);
+    for forget in [false, true] {
+        // SAFETY: as above.
+        let mapping = unsafe { domain.map_static(arena.memory(), Access::READ) }.unwrap();
+        if forget {
+            drop(mapping);
+        } else {
+            assert!(domain.unmap_static(mapping).is_err());
+        }
+    }
+    assert_eq!(domain.iovas.extents().bytes_in_use, in_use + 2 * 4096);
 }
 
 #[derive(Clone, Debug)]

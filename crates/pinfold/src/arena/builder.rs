@@ -127,8 +127,8 @@ impl ArenaBuilder {
             .map_err(|_| BuildError::TooLarge { asked: plan.bytes, limit: Self::MAX_BYTES })?;
         let (zone, fenced) = zone(frames)?;
         let region = ManuallyDrop::new(region);
-        let iova = match space::attach(&*space, region.memory(), self.exposure) {
-            Ok(iova) => iova,
+        let place = match space::attach(&*space, region.memory(), self.exposure) {
+            Ok(place) => place,
             Err(failed) => return Err(detached(region, failed)),
         };
         let account = Account {
@@ -145,7 +145,9 @@ impl ArenaBuilder {
             memfd,
             zone,
             space,
-            iova,
+            iova: place.iova(),
+            place: Some(place),
+            chunks: std::sync::Mutex::default(),
             exposure: self.exposure,
             account,
             fenced,

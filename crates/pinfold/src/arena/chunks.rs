@@ -1,11 +1,14 @@
 //! An arena as the place where a DMA pool's chunks come from.
 
+use super::space::Place;
 use super::{Arena, Exposure, Inner, Run};
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
-use pinfold_core::domain::{BackendError, DomainId};
+use pinfold_core::domain::{BackendError, DomainId, StaticMapping};
 use pinfold_core::frame::{Frame, Order};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::{MutexGuard, PoisonError};
 
 impl Inner {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
@@ -28,16 +31,33 @@ impl Inner {
     fn expose(&self, run: Run) -> Result<(), BackendError> {
         // The range of IOVAs is as long as the region, so a run always has its part of it.
         let (Exposure::PerUse, Some(iova)) = (self.exposure, self.iova_of(run)) else { return Ok(()) };
+        let Some(Place::PerUse(place)) = &self.place else { return Ok(()) };
         // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
         // (`Inner::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
-        unsafe { self.space.map_at(iova, self.memory_of(run)) }
+        let mapping = unsafe { self.space.map_at(place, iova, self.memory_of(run)) }?;
+        self.chunks().insert(run.first.index(), mapping);
+        Ok(())
+    }
+
+    /// Takes a chunk from the device. What is not mapped (it was taken before) can not be taken.
+    pub(super) fn unexpose(&self, run: Run) -> Result<(), BackendError> {
+        let mapping = self.chunks().remove(&run.first.index());
+        match mapping {
+            Some(mapping) => self.space.unmap(mapping),
+            None => Err(BackendError::NotRevoked),
+        }
+    }
+
+    /// A panic while it was held left the map whole.
+    fn chunks(&self) -> MutexGuard<'_, BTreeMap<u32, StaticMapping>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn release(&self, first: Frame, order: Order) {
         let run = Run { first, frames: order.frames() };
-        let hidden = match (self.exposure, self.iova_of(run)) {
-            (Exposure::PerUse, Some(iova)) => self.space.unmap_at(iova),
-            _ => Ok(()),
+        let hidden = match self.exposure {
+            Exposure::PerUse => self.unexpose(run),
+            Exposure::Whole => Ok(()),
         };
         match hidden {
             Ok(()) => self.give_back(run),

@@ -7,10 +7,10 @@ use pinfold_core::page_pool::{HideError, Revocable};
 impl Inner {
     fn hide(&self, first: Frame, order: Order) -> Result<(), HideError> {
         let run = Run { first, frames: order.frames() };
-        let (Exposure::PerUse, Some(iova)) = (self.exposure, self.iova_of(run)) else {
+        if self.exposure == Exposure::Whole {
             return Err(HideError::Permanent);
-        };
-        self.space.unmap_at(iova).map_err(|error| {
+        }
+        self.unexpose(run).map_err(|error| {
             // Asking again could seem to succeed, because there is nothing left to be cleared; but a flush that was not
             // seen to be over may never be.
             tracing::error!(first = %run.first, frames = run.frames, %error, "a chunk is kept for ever");
@@ -20,7 +20,7 @@ impl Inner {
     }
 }
 
-// SAFETY: `unmap_at` is strict, and the run stays in use, so the zone gives it to nobody else, until `release_hidden`
+// SAFETY: `unexpose` is strict, and the run stays in use, so the zone gives it to nobody else, until `release_hidden`
 // frees it; while anything is in use the region stays (`Inner::drop`). A run that could not be unmapped is in use for ever.
 unsafe impl Revocable for Arena {
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError> {

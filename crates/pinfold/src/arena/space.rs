@@ -4,7 +4,7 @@ use super::Exposure;
 use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
-use pinfold_core::domain::{BackendError, DomainId};
+use pinfold_core::domain::{BackendError, DomainId, Reservation, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 
 /// The part of a domain that an arena uses; a seam, so that a test can make any step of it fail.
@@ -19,18 +19,24 @@ pub(super) trait Space: Send + Sync {
     /// Maps memory for as long as it lives.
     ///
     /// # Safety
-    /// Until `unmap_static` has returned `Ok`, or `expel` has returned, it stays valid and no reference into it is made.
-    unsafe fn map_static(&self, memory: DmaMemory) -> Result<IovaRange, BackendError>;
-    fn unmap_static(&self, iova: IovaRange) -> Result<(), BackendError>;
-    fn reserve(&self, len: u64, align: u64) -> Result<IovaRange, BackendError>;
-    fn release(&self, iova: IovaRange);
+    /// Until `unmap` has returned `Ok`, or `expel` has returned, it stays valid and no reference into it is made.
+    unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError>;
+    fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError>;
+    fn release(&self, place: Reservation) {
+        drop(place);
+    }
     /// Maps memory in a reserved range.
     ///
     /// # Safety
-    /// As for `map_static`, until `unmap_at`.
-    unsafe fn map_at(&self, iova: IovaRange, memory: DmaMemory) -> Result<(), BackendError>;
-    /// Strict: no device reaches the range when this has returned `Ok`.
-    fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError>;
+    /// As for `map_static`.
+    unsafe fn map_at(
+        &self,
+        place: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError>;
+    /// Strict: no device reaches the memory when this has returned `Ok`.
+    fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError>;
     /// Counts memory that is kept for ever, because a device may reach it for ever.
     fn note_quarantined(&self, bytes: u64);
     /// Which domain it is.
@@ -43,6 +49,24 @@ pub(super) trait Space: Send + Sync {
     }
 }
 
+/// What an arena owns of its domain's address space.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// The mapping of all of it.
+    Whole(StaticMapping),
+    /// The range in which its chunks are mapped.
+    PerUse(Reservation),
+}
+
+impl Place {
+    pub(super) fn iova(&self) -> IovaRange {
+        match self {
+            Self::Whole(mapping) => mapping.iova(),
+            Self::PerUse(place) => place.range(),
+        }
+    }
+}
+
 /// Why an arena did not get into its domain.
 #[derive(Debug)]
 pub(super) struct NotAttached {
@@ -52,18 +76,14 @@ pub(super) struct NotAttached {
 }
 
 /// Brings the memory into the domain: all of that, or nothing.
-pub(super) fn attach(
-    space: &dyn Space,
-    memory: DmaMemory,
-    exposure: Exposure,
-) -> Result<IovaRange, NotAttached> {
+pub(super) fn attach(space: &dyn Space, memory: DmaMemory, exposure: Exposure) -> Result<Place, NotAttached> {
     // SAFETY: the arena unmaps its region only after `expel` has returned (`Inner::drop`), and here it is expelled on
     // every way out after which the region is dropped.
     unsafe { space.admit(memory) }.map_err(|error| NotAttached { error, stuck: false })?;
     let placed = match exposure {
         // SAFETY: the region outlives the mapping, as above; an arena that is exposed whole lends no reference.
-        Exposure::Whole => unsafe { space.map_static(memory) },
-        Exposure::PerUse => space.reserve(memory.len() as u64, alignment(memory)),
+        Exposure::Whole => unsafe { space.map_static(memory) }.map(Place::Whole),
+        Exposure::PerUse => space.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse),
     };
     placed.map_err(|error| {
         let stuck = error.stays_reachable();
@@ -77,16 +97,17 @@ pub(super) fn attach(
 }
 
 /// Takes the memory, in which nothing is in use any more, out of the domain. Returns whether no device reaches it.
-pub(super) fn detach(space: &dyn Space, memory: DmaMemory, iova: IovaRange, exposure: Exposure) -> bool {
-    match exposure {
-        Exposure::Whole => {
-            if let Err(error) = space.unmap_static(iova) {
+pub(super) fn detach(space: &dyn Space, memory: DmaMemory, place: Place) -> bool {
+    match place {
+        Place::Whole(mapping) => {
+            let iova = mapping.iova();
+            if let Err(error) = space.unmap(mapping) {
                 tracing::error!(%iova, %error, "an arena could not be taken from its devices");
                 space.note_quarantined(memory.len() as u64);
                 return false;
             }
         }
-        Exposure::PerUse => space.release(iova),
+        Place::PerUse(place) => space.release(place),
     }
     space.expel(memory);
     true
@@ -110,28 +131,24 @@ impl Space for Domain {
     fn expel(&self, memory: DmaMemory) {
         (**self).expel(memory);
     }
-    unsafe fn map_static(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
+    unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
         unsafe { (**self).map_static(memory, BOTH) }
     }
-    fn unmap_static(&self, iova: IovaRange) -> Result<(), BackendError> {
-        (**self).unmap_static(iova)
-    }
-    fn reserve(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+    fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         self.reserve_iova(len, align)
     }
-    fn release(&self, iova: IovaRange) {
-        // It was reserved by this arena and is released once, so this does not fail; the addresses would be lost.
-        if let Err(error) = self.release_iova(iova) {
-            tracing::error!(%iova, %error, "a range of IOVAs could not be given back");
-        }
-    }
-    unsafe fn map_at(&self, iova: IovaRange, memory: DmaMemory) -> Result<(), BackendError> {
+    unsafe fn map_at(
+        &self,
+        place: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
-        unsafe { (**self).map_at(iova, memory, BOTH) }
+        unsafe { (**self).map_at(place, iova, memory, BOTH) }
     }
-    fn unmap_at(&self, iova: IovaRange) -> Result<(), BackendError> {
-        (**self).unmap_at(iova)
+    fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
+        self.unmap_static(mapping)
     }
     fn note_quarantined(&self, bytes: u64) {
         (**self).note_quarantined(bytes);

@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::StaticMapping;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 pub(super) struct Entry {
     pub(super) addr: usize,
     pub(super) len: usize,
-    pub(super) iova: IovaRange,
+    pub(super) mapping: StaticMapping,
     /// The cache made the memory known to the domain.
     pub(super) foreign: bool,
     /// Whose memory it is: kept until it has been taken back.
@@ -24,11 +25,11 @@ impl Entry {
     pub(super) fn new(
         addr: usize,
         len: usize,
-        iova: IovaRange,
+        mapping: StaticMapping,
         foreign: bool,
         owners: Vec<Arc<Buffer>>,
     ) -> Self {
-        Self { addr, len, iova, foreign, owners, holds: 0, older: None, younger: None }
+        Self { addr, len, mapping, foreign, owners, holds: 0, older: None, younger: None }
     }
 }
 
@@ -88,7 +89,7 @@ impl Slots {
     pub(super) fn hold(&mut self, slot: usize, addr: usize, len: u64) -> Option<IovaRange> {
         let entry = self.get(slot)?;
         let offset = addr.checked_sub(entry.addr)? as u64;
-        let range = entry.iova.part(offset, len)?;
+        let range = entry.mapping.iova().part(offset, len)?;
         if entry.holds == 0 {
             self.unlink(slot);
             self.held += 1;

@@ -1,17 +1,19 @@
 //! Each step of an arena's life fails once: nothing is left behind, or what a device may reach is kept for ever.
 
 use super::*;
+use crate::Domain;
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::dma_pool::Coherent;
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, Reservation, StaticMapping};
 use std::sync::{Arc as Shared, Mutex};
 
 /// Does what is asked, but for one step; and writes down what was done.
-#[derive(Default)]
 struct Steps {
     fails: &'static str,
     error: Option<BackendError>,
     done: Mutex<Vec<&'static str>>,
+    /// What does the steps that do not fail.
+    domain: Domain,
 }
 
 #[derive(Clone)]
@@ -19,7 +21,8 @@ struct Fake(Shared<Steps>);
 
 impl Fake {
     fn failing(fails: &'static str, error: BackendError) -> Self {
-        Self(Shared::new(Steps { fails, error: Some(error), done: Mutex::default() }))
+        let domain = Domain::soft().unwrap();
+        Self(Shared::new(Steps { fails, error: Some(error), done: Mutex::default(), domain }))
     }
 
     fn step(&self, name: &'static str) -> Result<(), BackendError> {
@@ -40,34 +43,42 @@ impl Fake {
     }
 }
 
-fn iova(len: u64) -> IovaRange {
-    IovaRange::new(Iova::new(1 << 30), len).unwrap()
-}
-
 impl Space for Fake {
-    unsafe fn admit(&self, _memory: DmaMemory) -> Result<(), BackendError> {
-        self.step("admit")
+    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.step("admit")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.0.domain.admit(memory) }
     }
-    fn expel(&self, _memory: DmaMemory) {
+    fn expel(&self, memory: DmaMemory) {
         self.step("expel").unwrap();
+        self.0.domain.expel(memory);
     }
-    unsafe fn map_static(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
-        self.step("map_static").map(|()| iova(memory.len() as u64))
+    unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
+        self.step("map_static")?;
+        // SAFETY: the caller's promise.
+        unsafe { Space::map_static(&self.0.domain, memory) }
     }
-    fn unmap_static(&self, _iova: IovaRange) -> Result<(), BackendError> {
-        self.step("unmap_static")
+    fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
+        self.step("reserve")?;
+        self.0.domain.reserve(len, align)
     }
-    fn reserve(&self, len: u64, _align: u64) -> Result<IovaRange, BackendError> {
-        self.step("reserve").map(|()| iova(len))
-    }
-    fn release(&self, _iova: IovaRange) {
+    fn release(&self, place: Reservation) {
         self.step("release").unwrap();
+        drop(place);
     }
-    unsafe fn map_at(&self, _iova: IovaRange, _memory: DmaMemory) -> Result<(), BackendError> {
-        self.step("map_at")
+    unsafe fn map_at(
+        &self,
+        place: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError> {
+        self.step("map_at")?;
+        // SAFETY: the caller's promise.
+        unsafe { Space::map_at(&self.0.domain, place, iova, memory) }
     }
-    fn unmap_at(&self, _iova: IovaRange) -> Result<(), BackendError> {
-        self.step("unmap_at")
+    fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
+        self.step("unmap")?;
+        self.0.domain.unmap(mapping)
     }
     fn note_quarantined(&self, _bytes: u64) {
         self.step("note_quarantined").unwrap();
@@ -107,13 +118,13 @@ fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
 fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
     let _alone = alone();
     let leaked = leaked_here();
-    let fake = Fake::failing("unmap_static", STUCK);
+    let fake = Fake::failing("unmap", STUCK);
     let arena = fake.build(Exposure::Whole).unwrap();
     let addr = addr_of(&arena);
     drop(arena);
     assert!(is_mapped(addr));
     assert_eq!(leaked_here() - leaked, 2 << 20);
-    assert_eq!(fake.done(), ["admit", "map_static", "unmap_static", "note_quarantined"]);
+    assert_eq!(fake.done(), ["admit", "map_static", "unmap", "note_quarantined"]);
 }
 
 #[test]
@@ -134,7 +145,7 @@ fn a_chunk_that_can_not_be_mapped_goes_back_to_its_zone() {
 #[test]
 fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
     let _alone = alone();
-    for fails in ["map_at", "unmap_at"] {
+    for fails in ["map_at", "unmap"] {
         let fake = Fake::failing(fails, STUCK);
         let arena = fake.build(Exposure::PerUse).unwrap();
         drop(Coherent::new(&arena, 2 << 20));
@@ -159,7 +170,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
     let leaked = leaked_here();
     let timed_out = WaitError::TimedOut { ticket: Ticket::NEVER, waited_ns: 1, polls: 1 };
     for error in [STUCK, BackendError::Flush(timed_out)] {
-        let fake = Fake::failing("unmap_at", error);
+        let fake = Fake::failing("unmap", error);
         let arena = fake.build(Exposure::PerUse).unwrap();
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
         let page = pool.alloc().unwrap();
@@ -171,7 +182,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
         assert_eq!(end.pages_out(), 0);
         let stats = arena.stats();
         assert_eq!((stats.frames_in_use, stats.frames_quarantined), (64, 64));
-        assert_eq!(fake.done().iter().filter(|&&done| done == "unmap_at").count(), 1);
+        assert_eq!(fake.done().iter().filter(|&&done| done == "unmap").count(), 1);
         drop((end, arena));
         assert!(!fake.done().contains(&"expel"));
     }

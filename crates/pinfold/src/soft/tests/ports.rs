@@ -132,16 +132,18 @@ fn a_caching_iommu_remembers_that_nothing_was_there_until_the_map_flushes() {
     // SAFETY: expelled below.
     unsafe { domain.admit(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
-    let range = domain.reserve_iova(4096, 4096).unwrap();
+    let place = domain.reserve_iova(4096, 4096).unwrap();
+    let range = place.range();
     for _ in 0..2 {
         assert_eq!(kind(port.read(range.start(), &mut [0; 8])), Some(FaultKind::NotMapped));
     }
     assert_eq!(port.stats().walk_reads, 1, "the second time from the cache");
     // SAFETY: as above.
-    unsafe { domain.map_at(range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
+    let mapping =
+        unsafe { domain.map_at(&place, range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
     assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
     assert_eq!(domain.stats().backend.invalidations.waits, 1);
-    domain.unmap_at(range).unwrap();
+    domain.unmap_static(mapping).unwrap();
     domain.expel(arena.memory());
 }
 
