@@ -155,6 +155,11 @@ impl Owner {
         self.collect(row);
         self.current = Current::new(geometry, row, most, self.watched);
         self.stands = stands;
+        // After that: the row may be the oldest of `spent`, which must not be let go of while it is the current one.
+        if self.spent.len() > SPENT * self.terms.keep {
+            // One came, and a let-go may put one back.
+            self.let_go(2);
+        }
     }
 
     /// Where a row of the owner's stands while it is the current one.
@@ -186,10 +191,6 @@ impl Owner {
             Stands::Nowhere => {}
         }
         self.enlist(row);
-        if self.spent.len() > SPENT * self.terms.keep {
-            // One came, and a let-go may put one back.
-            self.let_go(2);
-        }
     }
 
     /// The block that is handed out next, if the current row has one.
@@ -273,11 +274,14 @@ impl Owner {
         self.whole.pop_front().or_else(|| self.sparse.pop_back())
     }
 
-    /// Lets go of rows that have nothing left, all their blocks being out: the oldest, at most so many.
+    /// Lets go of rows that have nothing left, all their blocks being out: the oldest, at most so many. Keeps the current
+    /// row, which may stand there while blocks of it are free.
     fn let_go(&mut self, most: usize) {
         for _ in 0..most {
             let Some(row) = self.spent.pop_back() else { return };
-            if !row.let_go(self.id) {
+            if self.current.is(row) {
+                self.spent.push_front(row);
+            } else if !row.let_go(self.id) {
                 self.receive(row);
             }
         }

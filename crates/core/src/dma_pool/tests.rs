@@ -4,6 +4,7 @@ mod debug;
 mod faults;
 mod growth;
 mod hoard;
+mod lists;
 mod model;
 mod owned;
 mod stress;
