@@ -63,7 +63,7 @@ fn a_larger_file_with_its_account() {
         for way in ["reads", "writes"] {
             assert_eq!(phase[way]["requests"], 65);
             assert_eq!(phase[way]["bytes"], size);
-            assert_eq!(phase[way]["submission"]["count"], 65);
+            assert_eq!(phase[way]["queueing"]["count"], 65);
         }
         assert!(phase["bytes_per_second"].as_f64().unwrap() > 0.0);
     }
