@@ -294,7 +294,10 @@ impl<S: ChunkSource> PagePool<S> {
         self.counts.empty += 1;
         let frame = match self.refill_from_spill() {
             Some(frame) => frame,
-            None => self.refill_from_chunk()?,
+            None => match self.refill_from_chunk() {
+                Ok(frame) => frame,
+                Err(error) => self.take_idle_open().ok_or(error)?,
+            },
         };
         if self.keep.config.order == Order::PAGE {
             self.counts.slow += 1;

@@ -37,7 +37,9 @@ fn is_last(count: &AtomicU32, shares: u32) -> bool {
     count.load(Ordering::Acquire) == shares || count.fetch_sub(shares, Ordering::AcqRel) == shares
 }
 
-/// A share of a page: some bytes of it. The page is recycled when its last fragment is dropped, from whatever thread.
+/// A share of a page: some bytes of it. The page is recycled when its last fragment is dropped, from whatever thread,
+/// unless more fragments may still be cut of it; then it stays open for them until a fragment does not fit or the pool
+/// runs out of pages.
 pub struct Fragment<S: ChunkSource> {
     /// Alive as long as the page is out, which it is as long as one of its fragments is there (see `shared`).
     shared: NonNull<Shared<S>>,
@@ -156,6 +158,19 @@ impl<S: ChunkSource> PagePool<S> {
         if last {
             self.put_owned::<true>(frame);
         }
+    }
+
+    /// The open page, where all of its fragments are back: no more are cut of it. For when there is no other page.
+    #[cold]
+    pub(super) fn take_idle_open(&mut self) -> Option<u32> {
+        let open = self.open?;
+        // Acquire: what the holders of the fragments did comes before the page's next use.
+        let count = self.keep.directory.account(open.frame)?.shares().load(Ordering::Acquire);
+        if count != BIAS - open.cut {
+            return None;
+        }
+        self.end_fragments();
+        self.magazine.draw()
     }
 
     /// No more fragments are cut of the page that is open. It goes back with the last of those that were.

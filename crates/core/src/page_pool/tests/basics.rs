@@ -185,6 +185,45 @@ fn fill_fills_holes_only_and_is_partial_when_there_are_no_more() {
 }
 
 #[test]
+fn the_open_page_is_allocated_when_it_is_the_last_free_one() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config::default());
+    let mut pages: Vec<_> = (0..511).map(|_| pool.alloc().unwrap()).collect();
+    for round in 0..3 {
+        let (first, second) = (pool.alloc_fragment(64).unwrap(), pool.alloc_fragment(64).unwrap());
+        let at = first.iova();
+        pool.recycle_fragment(first);
+        assert!(pool.alloc().is_err(), "a fragment of the open page is in use");
+        drop(second);
+        assert_eq!(pool.stats().in_use, 512);
+        // As a page, raw, and for a fragment that does not fit into the rest.
+        match round {
+            0 => {
+                let page = pool.alloc().unwrap();
+                assert_eq!(page.iova(), at);
+                assert!(pool.alloc().is_err() && pool.alloc_fragment(64).is_err());
+                pool.recycle(page);
+            }
+            1 => {
+                let page = pool.alloc_raw().unwrap();
+                assert_eq!(page.iova(), at);
+                pool.free_raw(page).unwrap();
+            }
+            _ => {
+                let large = pool.alloc_fragment(4096).unwrap();
+                assert_eq!(large.iova(), at);
+                assert!(pool.alloc_fragment(64).is_err());
+                assert_eq!(pool.stats().in_use, 512);
+            }
+        }
+    }
+    pages.clear();
+    assert_eq!(pool.stats().in_use, 1, "the page of which fragments may be cut");
+    drop(pool);
+    assert_eq!(heap.count(Use::Free), 512);
+}
+
+#[test]
 fn fragments_share_a_page_and_the_last_one_gives_it_back() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config { offset: 100, max_len: 3000, ..Config::default() });

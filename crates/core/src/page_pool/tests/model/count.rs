@@ -43,6 +43,12 @@ impl Count {
         *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
     }
 
+    /// The open page was handed out, after `empty` was counted.
+    pub(super) fn reopened(&mut self) {
+        self.counts.cached += 1;
+        *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
+    }
+
     fn put_in_ring(&mut self, pages: u64) {
         let room = pages.min(self.capacity - self.ring);
         self.ring += room;

@@ -59,7 +59,15 @@ impl World {
 
     /// A page was handed out: nobody else has it.
     fn new_page(&mut self, iova: Iova) -> Checked {
-        self.count.taken();
+        if self.open == Some(iova.raw()) {
+            // All its fragments are back, and it is the last: nothing more is cut of it.
+            prop_assert_eq!(self.pages.remove(&iova.raw()), Some(1));
+            self.open = None;
+            self.none_left()?;
+            self.count.reopened();
+        } else {
+            self.count.taken();
+        }
         prop_assert_eq!(self.start_of(iova), iova.raw());
         prop_assert!(self.pages.insert(iova.raw(), 1).is_none(), "handed out twice: {}", iova);
         Ok(())
@@ -92,13 +100,15 @@ impl World {
         let count = &self.count;
         prop_assert_eq!((count.magazine, count.ring, count.below, count.fresh), (0, 0, 0, 0));
         prop_assert_eq!(count.total << count.order, HEAP as u64 / 4096);
+        let idle = self.open.is_some_and(|open| self.pages[&open] == 1);
+        prop_assert!(!idle, "the open page has no fragments");
         Ok(())
     }
 
     fn fragment(&mut self, len: usize) -> Checked {
         let Ok(fragment) = self.pool.alloc_fragment(len) else { return self.none_left() };
         let start = self.start_of(fragment.iova());
-        if self.open != Some(start) {
+        if fragment.iova().raw() == start {
             self.new_page(Iova::new(start))?;
             if let Some(open) = self.open.replace(start) {
                 self.share_back(open, Way::Consumer);
