@@ -39,8 +39,11 @@
 //!
 //! where 10,304 are 32 rows, the one at hand, and 128 whose blocks were all out when they were last looked at. In a pool that
 //! never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the depot costs
-//! two read-modify-writes more. An owner looks at its rows when it makes calls that leave its row at hand: one that makes
-//! none keeps what others post to its rows meanwhile; drop a [`Local`] that is not going to be used.
+//! two read-modify-writes more.
+//!
+//! The bound does not cover what others post to rows that an owner keeps and that still have free blocks, until the owner
+//! looks at them: two rows at each call that leaves its row at hand. An owner that makes no calls, or far fewer than
+//! it keeps such rows, holds those blocks meanwhile; drop a [`Local`] that is not going to be used.
 //!
 //! # What is checked
 //!
@@ -102,7 +105,11 @@ use shared::Shared;
 /// # Safety
 /// Implementers owe: `span()` and `iova()` never change; a run that `acquire` returned lies inside `memory()`, at a
 /// multiple of its size, is valid memory that nobody else is given and to which no reference exists, until `release` gets
-/// it back; the span ends at or below the end of 64 bits for the device. What callers owe stands at `release`.
+/// it back; the span ends at or below the end of 64 bits for the device. What callers owe is at `release`.
+///
+/// A [`DmaPool`] holds no lock while it calls `acquire` or `release`, and one thread at a time calls `acquire`. From inside
+/// it the pool's blocks may be freed and its [report](DmaPool::report) read, but an alloc that needs another chunk would
+/// wait for the call that it is made from.
 pub unsafe trait ChunkSource: Send + Sync {
     /// The whole span that chunks can lie in. Of it a caller may reach what it has acquired, and nothing else.
     fn span(&self) -> NonNull<[u8]>;

@@ -2,8 +2,8 @@
 //!
 //! A chunk comes from the source, which may make a system call and sleep. So no lock is held meanwhile that a free, an
 //! alloc from free blocks or a report takes: the owner that grows the pool holds the *turn*, a flag that only others who
-//! need a chunk as well look at. They look for blocks again between two looks at it, so what is freed meanwhile serves
-//! them.
+//! need a chunk as well look at. They look for free blocks between two attempts to take it, so
+//! blocks that are freed meanwhile serve them.
 
 use super::directory::Key;
 use super::geometry::bytes_of;
@@ -116,8 +116,8 @@ impl<S: ChunkSource> Shared<S> {
         true
     }
 
-    /// Gets a chunk of the size that the pool's use warrants, or the largest smaller one that can be had. By the owner
-    /// that has the turn; no lock is held while the source is at work.
+    /// Gets a chunk of the size that the pool's use warrants, or the largest smaller one that the source has. Called by
+    /// the owner that has the turn; no lock is held while the source is at work.
     fn grow(&self) -> Result<(), AllocError> {
         let mut order = self.geometry.next_order(self.chunks.lock().bytes());
         let frame = loop {

@@ -4,16 +4,16 @@ use crate::sync::{AtomicBool, Ordering, UnsafeCell};
 use core::ops::{Deref, DerefMut};
 
 /// A lock whose taking costs one atomic read-modify-write and whose release a plain store, half of what one costs that
-/// can wake a sleeper. Who finds it taken looks again: at once at first, then after giving way, then (with the feature
-/// `std`) after sleeps of 50 µs, so that a holder of lower priority gets on.
+/// can wake a sleeper. A thread that finds it taken tries again: at first at once, then after yielding, then (with the
+/// feature `std`) after sleeps of 50 µs, so that a holder of lower priority makes progress.
 #[derive(Debug)]
 pub(super) struct House<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only by who has set `taken` and not yet cleared it, one thread at a time; acquire and
-// release hand it over.
+// SAFETY: the value is reached only by the thread that has set `taken` and not yet cleared it; acquire and release
+// order one thread's accesses after the other's.
 unsafe impl<T: Send> Sync for House<T> {}
 
 impl<T> House<T> {
@@ -47,7 +47,7 @@ impl<T> House<T> {
     }
 }
 
-/// What to do before the lock is looked at again, after so many vain looks.
+/// Waits before the next attempt, longer after more failed attempts.
 pub(super) fn give_way(looks: u32) {
     #[cfg(loom)]
     {

@@ -309,7 +309,7 @@ impl Row {
         self.owner.fetch_add(0, Ordering::AcqRel) == NOBODY
     }
 
-    /// Whether no block is handed out. By who has all the pool for himself.
+    /// Whether no block is handed out. Requires exclusive access to the pool.
     pub(super) fn is_idle(&self) -> bool {
         self.is_whole() || self.census().live == 0
     }
