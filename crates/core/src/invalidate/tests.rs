@@ -237,6 +237,18 @@ fn a_batch_that_finds_no_room_is_kept_and_tried_again() {
     assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
 }
 
+/// The deadline of a batch that finds no room counts from the first attempt, or a queue that stays full is waited for
+/// without end.
+#[test]
+fn a_queue_that_stays_full_is_waited_for_no_longer_than_its_limit() {
+    let inv = Invalidator::new(Hand { full: true.into(), ..Hand::default() });
+    for page in 0..3 {
+        let ticket = inv.request([flush(page * 2, 1)]);
+        assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
+        assert!(inv.sink().relaxed.load(Ordering::SeqCst) <= 10);
+    }
+}
+
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Picture::<4>::new()));

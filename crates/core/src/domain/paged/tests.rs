@@ -235,6 +235,22 @@ fn links_are_flushed_where_a_table_page_was_retired() {
     assert_eq!(paged.stats().invalidations.asked_tables, 1);
 }
 
+/// However many ranges are revoked together, their ticket is that of the last flush of them all.
+#[test]
+fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
+    for count in [1, 15, 16, 17, 32, 33, 48] {
+        let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
+        paged.map(at(100, 1), nowhere(1), RW).unwrap(); // no table page is retired
+        for page in 0..count {
+            paged.map(at(page, 1), nowhere(1), RW).unwrap();
+        }
+        let ticket = paged.revoke(&mut (0..count).map(|page| at(page, 1))).unwrap();
+        assert_eq!((ticket, paged.is_done(ticket)), (Ticket(1), false), "{count} ranges");
+        paged.wait(ticket).unwrap();
+        assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(0, count), leaf_only: true }]);
+    }
+}
+
 /// A rollback is over only when its flush is.
 #[test]
 fn a_rollback_waits_for_its_flush() {
