@@ -1,6 +1,6 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 
-use crate::soft::{Port, SoftConfig, SoftIommu};
+use crate::soft::{Port, SoftConfig, SoftIommu, SoftView};
 use crate::vfio::open as vfio;
 use pinfold_core::domain::{BackendError, Paged};
 use pinfold_core::iova::IovaSpace;
@@ -72,13 +72,13 @@ impl Domain {
 
     /// A new device's way into the domain, where the devices of this domain are models; `None` where they are real.
     pub fn port(&self) -> Option<Port> {
-        self.soft_iommu().map(SoftIommu::port)
+        self.soft_iommu().map(|iommu| iommu.port())
     }
 
     /// The software IOMMU, if the domain is behind one: its account and its faults.
-    pub fn soft_iommu(&self) -> Option<&SoftIommu> {
+    pub fn soft_iommu(&self) -> Option<SoftView<'_>> {
         match &self.0.behind {
-            Behind::Soft(iommu) => Some(iommu),
+            Behind::Soft(iommu) => Some(SoftView::new(iommu)),
             _ => None,
         }
     }

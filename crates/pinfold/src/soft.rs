@@ -65,7 +65,10 @@ impl SoftIommu {
     /// The pages for its table, zero at first. The walker follows links to these only.
     ///
     /// # Safety
-    /// They are used only as long as this IOMMU, a clone of it or a port of it is there.
+    /// They are used only as long as this IOMMU, a clone of it or a port of it is there. Until it has been
+    /// [detached](Self::detach) for good, one table is made of them, [`attach`](Self::attach) is given its root and its
+    /// number of levels, and one [`Invalidator`](pinfold_core::invalidate::Invalidator) submits to this IOMMU: that of the
+    /// table.
     pub unsafe fn table_pages(&self) -> &'static [TablePage] {
         let pages = std::ptr::from_ref(self.0.tables.pages());
         // SAFETY: the memory is valid as long as the unit, which the caller's handle keeps.
@@ -100,6 +103,51 @@ impl SoftIommu {
     /// The last faults, oldest first; at most 64.
     pub fn faults(&self) -> Vec<Fault> {
         self.0.faults()
+    }
+}
+
+/// The software IOMMU behind a domain, as far as others than the domain may have to do with it. Its table and its queue are
+/// the domain's alone: with another root, or with another queue's tickets, a device reaches what was revoked.
+///
+/// ```compile_fail,E0599
+/// # fn example(domain: pinfold::Domain) -> Option<()> {
+/// let iommu = domain.soft_iommu()?;
+/// iommu.attach(pinfold_core::addr::PhysAddr::new(0x1000), 1);
+/// # Some(()) }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # fn example(domain: pinfold::Domain) -> Option<()> {
+/// let iommu = domain.soft_iommu()?;
+/// let _ = pinfold_core::invalidate::Invalidator::new(iommu);
+/// # Some(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SoftView<'d>(&'d SoftIommu);
+
+impl<'d> SoftView<'d> {
+    pub(crate) fn new(iommu: &'d SoftIommu) -> Self {
+        Self(iommu)
+    }
+
+    /// A new device's way to memory, with caches of its own.
+    pub fn port(&self) -> Port {
+        self.0.port()
+    }
+
+    /// What all ports have done so far.
+    pub fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+
+    /// The last faults, oldest first; at most 64.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.0.faults()
+    }
+
+    /// Lets the flushes that are due take effect, as a waiter's poll does.
+    pub fn advance(&self) {
+        let _ = self.0.0.completed();
     }
 }
 

@@ -3,10 +3,9 @@
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
 use super::world::{LIVE, Live, OWNERS, Random, World};
-use pinfold::soft::{Fault, FaultKind, Port, SoftIommu};
+use pinfold::soft::{Fault, FaultKind, Port, SoftView};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
-use pinfold_core::invalidate::Sink;
 use std::sync::atomic::Ordering;
 
 const REMEMBERED: usize = 48;
@@ -20,7 +19,7 @@ struct Landed {
 
 pub(crate) struct Device<'w> {
     world: &'w World,
-    iommu: &'w SoftIommu,
+    iommu: SoftView<'w>,
     port: Port,
     random: Random,
     /// Pairs of addresses between which anything may be.
@@ -31,7 +30,7 @@ pub(crate) struct Device<'w> {
 }
 
 impl<'w> Device<'w> {
-    pub(crate) fn new(world: &'w World, iommu: &'w SoftIommu, windows: &'w [(u64, u64)], seed: u64) -> Self {
+    pub(crate) fn new(world: &'w World, iommu: SoftView<'w>, windows: &'w [(u64, u64)], seed: u64) -> Self {
         let (port, random) = (iommu.port(), Random::new(seed));
         Self { world, iommu, port, random, windows, landed: Vec::new(), accesses: 0, lands: 0 }
     }
@@ -42,7 +41,7 @@ impl<'w> Device<'w> {
                 self.step();
             }
             // Time goes on in the IOMMU also where no owner waits.
-            let _ = self.iommu.completed();
+            self.iommu.advance();
         }
         self.world.counts.accesses.fetch_add(self.accesses, Ordering::Relaxed);
         self.world.counts.landed.fetch_add(self.lands, Ordering::Relaxed);
