@@ -57,9 +57,10 @@ pub unsafe trait Pinned: Send + 'static {
     /// The memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory<'_>;
 
-    /// Where the memory is mapped already for as long as it lives (an arena that is exposed whole), if it is. A domain
-    /// believes it only where it knows of such a mapping itself; in any other domain the memory is mapped afresh.
-    fn fixed_iova(&self) -> Option<Iova>;
+    /// Where the memory is mapped already for as long as the value lives (an arena that is exposed whole), if it is, and
+    /// in which domain. In any other domain the memory is mapped afresh: domains choose the same addresses, and what is
+    /// mapped at this one there may be unmapped at any time.
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)>;
 }
 
 /// What a domain has done so far, and what it holds.
@@ -179,7 +180,8 @@ impl Domain {
         let _ = direction; // its type says everything
         self.release_late();
         let memory = payload.memory();
-        if let Some(iova) = payload.fixed_iova().and_then(|at| self.static_at(at, memory, D::ACCESS)) {
+        let fixed = payload.fixed_iova().filter(|(domain, _)| *domain == self.id);
+        if let Some(iova) = fixed.and_then(|(_, at)| self.static_at(at, memory, D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
             self.counts.maps.fetch_add(1, Ordering::Relaxed);
             return Ok(Mapped::new(self, payload, iova, true));

@@ -2,7 +2,8 @@
 
 use crate::arena::{Arena, Run, Shared};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::Pinned;
+use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 
@@ -106,8 +107,9 @@ unsafe impl Pinned for Buffer {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
-    fn fixed_iova(&self) -> Option<Iova> {
-        Self::fixed_iova(self)
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+        let at = Self::fixed_iova(self)?;
+        Some((ChunkSource::domain(&self.arena)?, at))
     }
 }
 

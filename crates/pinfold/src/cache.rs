@@ -13,7 +13,7 @@ use crate::buffer::Buffer;
 use crate::domain::Domain;
 pub use held::Held;
 use pinfold_core::access::Access;
-use pinfold_core::domain::{BackendError, StaticMapping};
+use pinfold_core::domain::{BackendError, Pinned, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use slots::{Entry, Slots};
 use std::fmt;
@@ -117,7 +117,7 @@ impl RegistrationCache {
             return Ok(held);
         }
         let changes = self.0.changes();
-        // Somebody else may have mapped it meanwhile.
+        // Another thread may have mapped it meanwhile.
         if let Some(held) = Inner::hit(&self.0, buffer) {
             return Ok(held);
         }
@@ -206,9 +206,11 @@ impl Inner {
 
     fn hit(this: &Arc<Self>, buffer: &Arc<Buffer>) -> Option<Held> {
         let len = buffer.len() as u64;
-        // An arena that is exposed whole, in this domain: there is nothing to do, ever.
-        let known = |at| this.domain.static_at(at, buffer.memory(), BOTH);
-        if let Some(range) = buffer.fixed_iova().and_then(known) {
+        // An arena that is exposed whole, in this domain: there is nothing to do, ever. In this one only: at the same address
+        // of this domain there may be an entry of the cache.
+        let fixed = Pinned::fixed_iova(&**buffer).filter(|(domain, _)| *domain == this.domain.id());
+        let known = |(_, at)| this.domain.static_at(at, buffer.memory(), BOTH);
+        if let Some(range) = fixed.and_then(known) {
             this.state().stats.hits += 1;
             return Some(Held {
                 cache: Arc::clone(this),

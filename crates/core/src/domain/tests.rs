@@ -90,7 +90,7 @@ impl Backend for Arc<Mock> {
 struct Buf {
     base: NonNull<u8>,
     layout: core::alloc::Layout,
-    fixed: Option<Iova>,
+    fixed: Option<(DomainId, Iova)>,
     drops: Arc<AtomicUsize>,
 }
 
@@ -102,7 +102,7 @@ unsafe impl Pinned for Buf {
         // SAFETY: see above.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         self.fixed
     }
 }
@@ -299,12 +299,13 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let whole = unsafe { domain.map_static(arena.memory(), Access::READ | Access::WRITE) }.unwrap();
     let at = whole.iova();
-    let inside = |pages, offset, claim| Buf {
+    let of = |id, pages, offset, claim| Buf {
         base: arena.memory().part(offset, PAGE).unwrap().as_ptr(),
         layout: core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap(),
-        fixed: at.start().checked_add(claim),
+        fixed: at.start().checked_add(claim).map(|at| (id, at)),
         drops: Arc::clone(&drops),
     };
+    let inside = |pages, offset, claim| of(domain.id(), pages, offset, claim);
     let mapped = domain.map(inside(2, 4096, 4096), FromDevice).unwrap();
     assert!(mapped.is_fixed());
     assert_eq!(mapped.iova(), at.part(4096, 8192).unwrap());
@@ -314,6 +315,10 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 0);
     // A claim that this domain knows nothing of is not believed: the memory is mapped afresh.
     let mapped = domain.map(inside(1, 4096, 8192), FromDevice).unwrap();
+    assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
+    core::mem::forget(mapped.unmap().unwrap());
+    // Nor is one that is right by chance: another domain chose the same address.
+    let mapped = domain.map(of(DomainId::next(), 1, 4096, 4096), FromDevice).unwrap();
     assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
     core::mem::forget(mapped.unmap().unwrap());
     assert_eq!(domain.stats().statics, 1);

@@ -23,7 +23,7 @@ use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::ChunkSource;
-use pinfold_core::domain::Pinned;
+use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::frame::Frame;
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
@@ -219,7 +219,7 @@ unsafe impl<T: Plain> Pinned for DmaVec<T> {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         None
     }
 }

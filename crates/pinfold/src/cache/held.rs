@@ -3,7 +3,7 @@
 use super::Inner;
 use crate::buffer::Buffer;
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::Pinned;
+use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ unsafe impl Pinned for Held {
     fn memory(&self) -> DmaMemory<'_> {
         self.owner.memory()
     }
-    fn fixed_iova(&self) -> Option<Iova> {
-        Some(self.iova.start())
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+        Some((self.cache.domain.id(), self.iova.start()))
     }
 }
 

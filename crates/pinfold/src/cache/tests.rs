@@ -205,6 +205,37 @@ fn an_arena_that_is_exposed_whole_needs_no_entry_and_another_domains_is_made_kno
     }
 }
 
+/// Domains choose the same addresses. A buffer's place in its own domain must not be taken for an entry of this one, which
+/// would then not be held.
+#[test]
+fn a_place_in_another_domain_is_no_place_in_this_one() {
+    let (home, domain) = (Domain::soft().unwrap(), Domain::soft().unwrap());
+    let arena =
+        Arena::builder().size(4 << 20).source(Source::Plain).exposure(Exposure::Whole).build(&home).unwrap();
+    let buffer = Arc::new(arena.alloc(4 << 20).unwrap());
+    let cache = RegistrationCache::new(&domain, Budget { entries: 8, bytes: 1 << 30 });
+    drop(cache.hold(&buffer).unwrap());
+    let held = cache.hold(&buffer).unwrap();
+    assert_eq!(held.iova().start(), buffer.fixed_iova().unwrap(), "the same address in both");
+    assert_eq!((cache.stats().held, cache.clear()), (1, 0), "it is held");
+    domain.port().unwrap().write(held.iova().start(), &[1]).unwrap();
+}
+
+/// The same of what another domain's cache holds.
+#[test]
+fn what_another_domains_cache_holds_is_mapped_afresh() {
+    let (_, home, _) = setting(8, 1 << 20);
+    let arena = arena(&home, 4 << 20);
+    let buffer = Arc::new(arena.alloc(KIB4).unwrap());
+    let (_kernel, _elsewhere, other) = setting(8, 1 << 20);
+    let (_kernel, domain, cache) = setting(8, 1 << 20);
+    let held = other.hold(&buffer).unwrap();
+    let here = cache.hold(&buffer).unwrap().iova();
+    assert_eq!(held.iova(), here, "the same address in both");
+    let mapped = domain.map(held, FromDevice).unwrap();
+    assert!(!mapped.is_fixed() && mapped.iova() != here, "the cache may take its entry back at any time");
+}
+
 #[test]
 fn what_is_not_taken_back_is_kept_for_ever() {
     let (kernel, domain, cache) = setting(8, 1 << 20);

@@ -1,7 +1,7 @@
 //! Memory for tests.
 
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::Pinned;
+use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -65,7 +65,7 @@ unsafe impl Pinned for Page {
     fn memory(&self) -> DmaMemory<'_> {
         self.arena.memory().part(self.first * PAGE, self.pages * PAGE).unwrap()
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         None
     }
 }

@@ -1,7 +1,7 @@
 //! Memory and files for the tests.
 
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::Pinned;
+use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fs::{File, OpenOptions};
@@ -42,7 +42,7 @@ unsafe impl Pinned for Pages {
     fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         None
     }
 }
@@ -56,7 +56,7 @@ unsafe impl Pinned for Piece {
     fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         None
     }
 }
@@ -94,7 +94,7 @@ unsafe impl Pinned for Counted {
     fn memory(&self) -> DmaMemory<'_> {
         self.0.memory()
     }
-    fn fixed_iova(&self) -> Option<Iova> {
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
         None
     }
 }
