@@ -21,7 +21,7 @@ impl DomainId {
 /// Memory that the devices of a domain may reach in direction `D` for as long as the value lives.
 ///
 /// A queue that takes one owes: it gives the segments only to a device of [`domain`](Self::domain), and holds the
-/// value until the device is done with them; where it can not know that, it leaks the value.
+/// value until the device is done with them; where it cannot know that, it leaks the value.
 ///
 /// # Safety
 /// Implementers owe, until the value is dropped, wherever it is moved: `segment` and `domain` do not change what they

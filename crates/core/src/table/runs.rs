@@ -127,7 +127,7 @@ impl<F: Format> Table<F> {
         {
             return Ok(place);
         }
-        // The lock keeps the shape, so a page that can not be begun holds nothing. (Who has begun one needs no lock
+        // The lock keeps the shape, so a page whose clear cannot begin holds nothing. (A thread that has begun one needs no lock
         // to end it, so it may be waited for here.)
         let _shape = self.account.lock();
         let place = self.store.descend(iova, 1)?;

@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicU32;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     pub(super) way: Way,
-    /// Whether somebody answers for a device that nothing translates.
+    /// Whether the caller has taken responsibility for a device without translation.
     pub(super) vouched: bool,
     pub(super) iova_bits: u32,
     pub(super) roots: Roots,
@@ -144,7 +144,7 @@ impl Device {
     }
 }
 
-/// Refuses a device without an IOMMU unless somebody answers for it.
+/// Refuses a device without an IOMMU unless the caller has taken responsibility for it.
 fn vouched(bdf: Bdf, way: Way, options: &Options) -> Result<(), OpenError> {
     if way == Way::NoIommu && !options.vouched { Err(OpenError::Unvouched(bdf)) } else { Ok(()) }
 }
@@ -266,7 +266,7 @@ mod tests {
         let bdf = Bdf::from_str(ADDRESS).unwrap();
         let by_name = Options::new().way(Way::NoIommu);
         assert_eq!(no_iommu(&by_name), OpenError::Unvouched(bdf));
-        // Nor into a domain that somebody has answered for: that was for other devices.
+        // Nor into the domain of such a device: that responsibility covers other devices.
         assert_eq!(vouched(bdf, Way::NoIommu, &Options::new()), Err(OpenError::Unvouched(bdf)));
         // SAFETY: there is no such device, so none is opened.
         let answered = unsafe { Options::new().without_iommu() };

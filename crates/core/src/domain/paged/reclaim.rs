@@ -20,7 +20,7 @@ type Waiting = (Retired, Ticket);
 struct Lists {
     /// What is being gathered, with the ticket of the last request.
     open: Waiting,
-    /// What waits for its ticket. It is not added to, so that a steady stream of revocations can not put it off.
+    /// What waits for its ticket. It is not added to, so that a steady stream of revocations cannot delay it.
     waiting: Waiting,
 }
 
@@ -28,7 +28,7 @@ impl DeferredReclaim {
     /// Adds pages whose flush has been requested and is over with `ticket`.
     pub(super) fn add<F: Format>(&self, table: &Table<F>, retired: Retired, ticket: Ticket) {
         let mut lists = self.lists.lock();
-        // A refusal means that the pages are not this table's, which can not be; they then stay retired.
+        // Refused only where the pages belong to another table, which does not happen; they would stay retired.
         let _ = table.append(&mut lists.open.0, retired);
         lists.open.1 = lists.open.1.max(ticket);
         self.any.store(true, Ordering::Release);
