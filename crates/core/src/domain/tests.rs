@@ -326,6 +326,21 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     assert!(mock.pages.lock().unwrap().is_empty());
 }
 
+/// What is mapped for reads alone does not serve a mapping for writes.
+#[test]
+fn what_is_mapped_for_life_counts_for_its_access_only() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    let buf = Buf::new(1, &drops);
+    // SAFETY: unmapped below, before the memory is freed; no reference into it is made.
+    let fixed = unsafe { domain.map_static(buf.memory(), Access::READ) }.unwrap();
+    let at = fixed.iova().start();
+    assert!(domain.static_at(at, buf.memory(), Access::READ).is_some());
+    assert_eq!(domain.static_at(at, buf.memory(), Access::WRITE), None);
+    assert_eq!(domain.static_at(at, buf.memory(), Access::READ | Access::WRITE), None);
+    domain.unmap_static(fixed).unwrap();
+}
+
 #[test]
 fn a_reserved_range_is_filled_piece_by_piece() {
     let (mock, domain, drops) = domain();
