@@ -140,3 +140,64 @@ fn loom_pressure_against_a_magazine() {
         assert_eq!((got, zone.taken()), (2, 512));
     });
 }
+
+/// A run of three words claimed word by word, against single claims that may come in between: whoever has a frame has it
+/// alone, a run that lost one word has given the others back, and the hints are true afterwards.
+#[test]
+fn loom_a_range_against_single_claims() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let _front = zone.alloc_run(256, 1).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.alloc(Order::PAGE).unwrap()
+        });
+        let run = zone.alloc_run(128, 128).unwrap();
+        let single = other.join().unwrap();
+        let claimed = run.index()..run.index() + 128;
+        assert!(!claimed.contains(&single.index()), "{single} is in the run from {run}");
+        assert_eq!(zone.taken(), 256 + 128 + 1);
+        zone.free(single, Order::PAGE).unwrap();
+        assert!(zone.alloc_run(128, 128).is_ok(), "the rest is whole again, and is found");
+        assert_eq!(zone.taken(), 512);
+    });
+}
+
+/// Two runs that both need the same half of a region: one has it, the other one is refused and has changed nothing.
+#[test]
+fn loom_two_ranges_for_one_place() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let _front = zone.alloc_run(256, 1).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.alloc_run(256, 256).ok()
+        });
+        let mine = zone.alloc_run(256, 256).ok();
+        let theirs = other.join().unwrap();
+        assert!(mine.is_none() || theirs.is_none());
+        // Each may have seen the other's first word and given up: then nothing stays claimed.
+        let had = u64::from(mine.is_some()) + u64::from(theirs.is_some());
+        assert_eq!(zone.taken(), 256 + 256 * had);
+        assert_eq!(zone.alloc_run(256, 256).is_ok(), had == 0);
+    });
+}
+
+/// A run against the puts that make its place free: it is refused or has all of it, and is to be had afterwards.
+#[test]
+fn loom_a_range_against_a_put() {
+    model(|| {
+        let (zone, first) = full(0);
+        zone.free_run(first, 127).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            let last = Frame::inside(first.index() + 127);
+            move || zone.free(last, Order::PAGE).unwrap()
+        });
+        let early = zone.alloc_run(128, 128).ok();
+        other.join().unwrap();
+        let late = zone.alloc_run(128, 128).ok();
+        assert_eq!((early.is_some(), early.or(late)), (late.is_none(), Some(first)));
+        assert_eq!(zone.taken(), 512);
+    });
+}
