@@ -2,6 +2,7 @@
 
 use crate::slot::{Place, Process};
 use crate::stack::ShareError;
+use std::io::Write;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
@@ -39,19 +40,27 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
         // SAFETY: valid, and nobody else's during the call, is the caller's promise here. That nobody reaches it
         // until it is unshared is what `VirtQueue::add`, which calls this, asks of its callers.
         let shared = P::slot().with(|stack| unsafe { stack.share(buffer, direction) });
-        shared
-            .unwrap_or(Err(ShareError::NotInstalled))
-            .unwrap_or_else(|error| refuse(format_args!("{error}")))
+        shared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error))
     }
 
     unsafe fn unshare(paddr: PhysAddr, buffer: NonNull<[u8]>, direction: BufferDirection) {
         // SAFETY: the same payload as was shared at `paddr`, valid and nobody else's during the call, is the
         // caller's promise.
         let unshared = P::slot().with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
-        unshared
-            .unwrap_or(Err(ShareError::NotInstalled))
-            .unwrap_or_else(|error| refuse(format_args!("{error}")));
+        unshared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error));
     }
+}
+
+/// A panic, or the end of the process where a device may still reach the payload: unwinding would give the payload back to
+/// its owner, who may free it.
+fn fail(error: &ShareError) -> ! {
+    if error.stays_reachable() {
+        tracing::error!(%error, "the process is aborted");
+        // Without a subscriber there is no other word about it. Nothing can be done where stderr is closed.
+        let _ = writeln!(std::io::stderr(), "pinfold-virtio: {error}");
+        std::process::abort()
+    }
+    refuse(format_args!("{error}"))
 }
 
 #[expect(

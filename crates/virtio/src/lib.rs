@@ -39,9 +39,10 @@
 //! # What the trait can not say
 //!
 //! `share` and `unshare` can not fail, and a request that is sent in spite of it would either hang (`virtio-drivers` waits
-//! without end) or be answered into memory of somebody else. So where there is no memory for the copy, or a domain
-//! does not take a mapping back, they panic, and say what is missing; nothing is half shared then. `dma_alloc` has a way to
-//! say no, and uses it.
+//! without end) or be answered into memory of somebody else. So where there is no memory for the copy they panic
+//! and say what is missing; nothing is half shared then. Where a device may still reach a payload that it was given in place,
+//! they say so and abort the process, since unwinding would give the payload back to its owner. `dma_alloc` has a way to say
+//! no, and uses it.
 
 mod account;
 mod hal;

@@ -36,9 +36,12 @@ pub enum ShareError {
     /// No block for a copy.
     #[error("no block for a copy of the payload: {0}")]
     Block(#[from] dma_pool::AllocError),
-    /// The domain did not map it.
+    /// The domain did not map the payload itself.
     #[error("the payload was not mapped for the device: {0}")]
-    Map(BackendError),
+    NotMapped(BackendError),
+    /// The domain did not map a copy of it.
+    #[error("a copy of the payload was not mapped for the device: {0}")]
+    CopyNotMapped(BackendError),
     /// The domain did not take it back.
     #[error("the device may still reach {bytes} bytes of the program at {iova}: {error}")]
     NotRevoked {
@@ -49,6 +52,18 @@ pub enum ShareError {
         /// Why.
         error: BackendError,
     },
+}
+
+impl ShareError {
+    /// Whether a device may still reach the payload itself: then its owner must not have it back.
+    pub fn stays_reachable(&self) -> bool {
+        match self {
+            Self::NotRevoked { .. } => true,
+            // A copy that stays reachable is the stack's own, and kept; see `Lent::new`.
+            Self::NotMapped(error) => error.stays_reachable(),
+            _ => false,
+        }
+    }
 }
 
 /// How a payload is shared.
@@ -220,8 +235,10 @@ impl Stack {
         // SAFETY: valid by the caller's promise, in one arena, and reached by nobody as long as it is shared; here it
         // is only told to the domain.
         let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
-        // SAFETY: valid until it is unshared, by the caller's promise; where it can not be taken back, `Hal` panics.
-        let mapping = unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::Map)?;
+        // SAFETY: valid until it is unshared, by the caller's promise; where it can not be taken back, `Hal` ends the
+        // process.
+        let mapping =
+            unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::NotMapped)?;
         count(&self.counts.shares_in_place, 1);
         Ok((mapping.iova().start().raw(), Share::InPlace(mapping)))
     }
@@ -252,7 +269,7 @@ impl Stack {
     fn lend(&self, buffer: pinfold::Buffer, direction: BufferDirection) -> Result<Lent, ShareError> {
         Lent::new(&self.domain, buffer, direction).map_err(|(error, lost)| {
             count(&self.counts.quarantined_bytes, lost);
-            ShareError::Map(error)
+            ShareError::CopyNotMapped(error)
         })
     }
 
