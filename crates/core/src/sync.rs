@@ -24,6 +24,8 @@ pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 pub(crate) use core::sync::atomic::Ordering;
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
+pub(crate) use counting::count_own_lock;
+#[cfg(all(not(loom), feature = "count-rmw"))]
 pub use counting::{lock_count, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]

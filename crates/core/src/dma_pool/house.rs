@@ -26,6 +26,8 @@ impl<T> House<T> {
         if !self.try_take() {
             self.wait();
         }
+        #[cfg(all(not(loom), feature = "count-rmw"))]
+        crate::sync::count_own_lock();
         Guard(self)
     }
 

@@ -26,6 +26,11 @@ pub(super) fn count_lock() {
     LOCKS.with(|c| c.set(c.get() + 1));
 }
 
+/// Counts an acquisition of a lock made of these atomics, whose read-modify-writes are counted as they are made.
+pub(crate) fn count_own_lock() {
+    LOCKS.with(|c| c.set(c.get() + 1));
+}
+
 /// Returns how many read-modify-writes this thread has made since [`rmw_reset`], those of locks included.
 pub fn rmw_count() -> u64 {
     RMW.with(Cell::get)
