@@ -170,6 +170,9 @@ pub enum BenchError {
     /// A cache refused.
     #[error(transparent)]
     Cache(#[from] pinfold::cache::CacheError),
+    /// A second thread could not be started.
+    #[error("a second thread for the measurement could not be started: {0}")]
+    NoThread(#[source] std::io::Error),
     /// A thread of the measurement ended early.
     #[error("a thread of the measurement ended before it was done")]
     Thread,

@@ -9,7 +9,9 @@ mod raw;
 mod unchecked;
 
 pub(super) use frames::Huge;
-pub(super) use loops::{Dice, OUT, TWO, WARM, alone, give_all, pairs, scattered, slots, take_all, together};
+pub(super) use loops::{
+    Dice, OUT, TWO, WARM, alone, beside, give_all, pairs, scattered, slots, take_all, together,
+};
 pub(super) use raw::{Raw, Unowned, bulks};
 pub(super) use unchecked::pairs as unchecked_pairs;
 

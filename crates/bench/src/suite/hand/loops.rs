@@ -4,6 +4,7 @@ use super::{BenchError, Hand};
 use crate::harness::{Cost, Counts, Samples};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Instant;
 
 /// One out and back again, so many times: the hot path and nothing else.
@@ -84,6 +85,17 @@ impl Dice {
 /// How many pairs each of two threads makes: fewer would be over before both run.
 pub(in crate::suite) const TWO: usize = 2_000_000;
 
+/// Starts a second thread.
+///
+/// # Errors
+/// [`BenchError::NoThread`], where `Scope::spawn` would panic: a limit of the user's or of a control group.
+pub(in crate::suite) fn beside<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, BenchError> {
+    Builder::new().spawn_scoped(scope, work).map_err(BenchError::NoThread)
+}
+
 /// [`pairs`] by two threads at the same time, each with a hand of its own. The time runs from the first start to the
 /// last end.
 pub(in crate::suite) fn pairs_by_two<H: Hand>(
@@ -105,9 +117,9 @@ pub(in crate::suite) fn pairs_by_two<H: Hand>(
         Ok((from, Instant::now(), cost.counts))
     };
     let (one, other) = std::thread::scope(|scope| {
-        let other = scope.spawn(work);
-        (work(), other.join().unwrap_or(Err(BenchError::Thread)))
-    });
+        let other = beside(scope, work)?;
+        Ok::<_, BenchError>((work(), other.join().unwrap_or(Err(BenchError::Thread))))
+    })?;
     let ((from_a, to_a, counts_a), (from_b, to_b, counts_b)) = (one?, other?);
     #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
     let ns = to_a.max(to_b).duration_since(from_a.min(from_b)).as_nanos() as f64;

@@ -8,7 +8,7 @@ use super::{BenchError, FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::slots;
+use crate::suite::hand::{beside, slots};
 use pinfold::Arena;
 use pinfold_core::frame::{Frame, Order, Zone};
 use pinfold_core::mem::DmaMemory;
@@ -181,18 +181,18 @@ where
         let (read, freer) = (&path.read, &path.freer);
         let (refill, write) = (&mut path.refill, &path.write);
         let ring = &mut ring;
-        let (cost, (received, freed)) = Cost::of(|| {
+        let (cost, freed) = Cost::of(|| {
             std::thread::scope(|scope| {
-                let second = scope.spawn(move || {
+                let second = beside(scope, move || {
                     let (cost, result) = Cost::of(|| consume(&full, &to_driver, read, freer()));
                     result.map(|()| cost.counts)
-                });
+                })?;
                 let received = arrive(ring, batches, &empty, to_freer, refill, write);
-                (received, second.join().unwrap_or(Err(BenchError::Thread)))
+                let freed = second.join().unwrap_or(Err(BenchError::Thread))?;
+                received.map(|()| freed)
             })
         });
         let cost = cost.with(freed?);
-        received?;
         out.cost("rx-512", cost, batches * BUDGET);
         Ok(())
     }

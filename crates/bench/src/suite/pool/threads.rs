@@ -6,7 +6,7 @@ use crate::baseline::lifo::{Batches, Lifo};
 use crate::baseline::pages::{Pages, blocks};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{Baseline, Hand, Malloc, Raw, Safe, Unowned, Written};
+use crate::suite::hand::{Baseline, Hand, Malloc, Raw, Safe, Unowned, Written, beside};
 use pinfold::Arena;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -55,18 +55,18 @@ fn relay<H: Hand<Thing: Send>>(
             to_taker.send(Vec::with_capacity(BATCH)).map_err(|_| BenchError::Thread)?;
         }
         let hand = &hand;
-        let (cost, (taken, freed)) = Cost::of(|| {
+        let (cost, freed) = Cost::of(|| {
             std::thread::scope(|scope| {
-                let freer = scope.spawn(move || {
+                let freer = beside(scope, move || {
                     let (cost, result) = Cost::of(|| free_batches(&mut hand(), &full, &to_taker));
                     result.map(|()| cost.counts)
-                });
+                })?;
                 let taken = take_batches(&mut hand(), batches, &empty, to_freer);
-                (taken, freer.join().unwrap_or(Err(BenchError::Thread)))
+                let freed = freer.join().unwrap_or(Err(BenchError::Thread))?;
+                taken.map(|()| freed)
             })
         });
         let cost = cost.with(freed?);
-        taken?;
         out.cost("remote-free", cost, batches * BATCH);
         Ok(())
     }
