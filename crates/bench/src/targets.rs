@@ -54,6 +54,9 @@ fn at_most(what: &'static str, figure: Option<f64>, must: f64, aim: f64, unit: &
 /// What checks, out-of-band state and frees from any thread may cost, in times the floor: the same for every case.
 const FLOORS: (f64, f64) = (3.0, 2.0);
 
+/// The cases that copy bytes into DMA memory and out of it.
+const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"];
+
 /// What the quick ways to memory must do without: read-modify-writes, one case and one subject of each.
 const QUIET: [(&str, &str, &str); 9] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
@@ -183,12 +186,15 @@ impl Targets<'_> {
         let table = || Some(bytes("pages-4k")? / bytes("pinfold")?);
         let segments = self.find("buffer", "gather-8m", "pinfold", Metric::Segments).map(|r| r.median);
         let locate = self.ratio("buffer", ("locate", "pinfold"), ("locate-1", "pinfold"));
+        let copy = |case: &&str| self.ratio("buffer", (*case, "pinfold"), (*case, "memcpy"));
+        let copies = COPIES.iter().filter_map(copy).reduce(f64::max);
         vec![
             at_least("register-1g: pages-4k / pinfold", pages("register-1g"), 20.0, 20.0),
             at_least("register-1g: table of pages-4k / pinfold", table(), 500.0, 500.0),
             at_most("locate, of 10^5 segments / of one", locate, 2.0, 1.2, "x"),
             at_least("gather-8m: pages-4k / pinfold", pages("gather-8m"), 60.0, 60.0),
             at_most("gather-8m, segments", segments, 4.0, 1.0, ""),
+            at_most("copy-*, the worst: pinfold / memcpy", copies, 1.1, 1.05, "x"),
             at_least("io-submit, 64 under way: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
             at_least("io-submit-1, one: pages-4k / pinfold", pages("io-submit-1"), 20.0, 20.0),
         ]
@@ -297,6 +303,22 @@ mod tests {
         assert!(line("bulk-32").contains("1.00 x") && line("bulk-32").ends_with("aim reached"));
         assert!(!text.contains("inblock"), "a lock is no measure");
         assert!(!text.contains("at random"), "what was not measured is left out");
+    }
+
+    #[test]
+    fn of_copies_the_worst_is_told() {
+        let time = |case, subject, median| Record {
+            suite: "buffer",
+            ..record(case, subject, Metric::Time, [0.5, median, 9.0])
+        };
+        let text = lines(&[
+            time("copy-64", "pinfold", 3.0),
+            time("copy-64", "memcpy", 2.0),
+            time("copy-8m", "pinfold", 4.0),
+            time("copy-8m", "memcpy", 4.0),
+        ]);
+        let line = text.lines().find(|line| line.starts_with("copy-*")).unwrap();
+        assert!(line.contains("1.50 x") && line.ends_with("FALLS SHORT"), "{text}");
     }
 
     #[test]

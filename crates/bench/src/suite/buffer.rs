@@ -6,15 +6,18 @@
 //! | `locate`, `locate-1` | a random offset to its segment, of 10^5 segments and of one |
 //! | `gather-8m` | 8 MiB of that 1 GiB to what a device takes, and how many segments that is |
 //! | `gather-8m-prp` | the same to PRP lists of a controller with pages of 4 KiB, list pages taken and given back |
+//! | `copy-64` ... `copy-8m` | that many bytes into a buffer and out of it again, between it and memory that no device has |
 //! | `io-submit`, `io-submit-1` | handing the kernel a read of 8 MiB, O_DIRECT, by io_uring, with 64 under way and with one; the read itself does not count, waiting for room in the device's queue does |
 //!
 //! | subject | what it is |
 //! | --- | --- |
-//! | `pinfold` | equal folios; in `io-submit` hugepages, registered with the ring |
+//! | `pinfold` | equal folios; in `io-submit` hugepages, registered with the ring; in `copy-*` shared DMA memory, which a device may write meanwhile |
 //! | `pages-4k` | a segment for every 4 KiB page; in `io-submit` pages of 4 KiB, registered |
+//! | `memcpy` | the same memory as a slice that one owner has, copied by the standard library |
 //! | `walk` | a list of segments, gone along from its start |
 //! | `unregistered`, `pages-4k-unregistered` | the same memory as in `pinfold` and `pages-4k`, not registered |
 
+mod copy;
 mod gather;
 mod locate;
 mod register;
@@ -43,6 +46,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let mut records = register::run(harness)?;
     records.extend(locate::run(harness)?);
     records.extend(gather::run(harness)?);
+    records.extend(copy::run(harness)?);
     records.extend(submit::run(harness)?);
     Ok(records)
 }

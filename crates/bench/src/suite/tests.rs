@@ -151,6 +151,10 @@ fn buffer_has_its_cases_and_subjects() {
     }
     lines_are_well_formed("buffer", &records);
     let mut expected = BTreeSet::from(["register-1g", "locate", "locate-1", "gather-8m", "gather-8m-prp"]);
+    for case in ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"] {
+        assert_eq!(subjects(&records, case), ["pinfold", "memcpy"]);
+        expected.insert(case);
+    }
     let all = cases(&records);
     if all.contains("io-submit") {
         expected.extend(["io-submit", "io-submit-1"]);

@@ -1,7 +1,7 @@
 //! Raw blocks and pages, written through their pointers, as a driver does that keeps its own rules.
 #![expect(unsafe_code, reason = "the memory of a raw block is reached through its pointer")]
 
-use super::{BenchError, Hand, Pool, Writing};
+use super::{BenchError, Hand, Pool, WARM, Writing};
 use crate::harness::{Cost, Samples};
 use pinfold::Arena;
 use pinfold_core::dma_pool::{self, RawBlock};
@@ -118,7 +118,7 @@ pub(in crate::suite) fn bulks<B: Bulk>(
             }
             Ok(())
         };
-        work(2)?;
+        work(WARM / each)?;
         let (cost, result) = Cost::of(|| work(rounds));
         out.cost(case, cost, rounds * each);
         result
