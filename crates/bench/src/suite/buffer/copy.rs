@@ -37,7 +37,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 let mut host = host.borrow_mut();
                 let host = host.get_mut(..len).unwrap_or_default();
                 copies(out, case, times, || {
-                    dma.copy_from_slice(0, black_box(&mut *host))?;
+                    dma.copy_from_slice(0, black_box(&*host))?;
                     Ok(dma.copy_to_slice(0, black_box(&mut *host))?)
                 })
             }),
@@ -46,8 +46,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 let (host, plain) =
                     (host.get_mut(..len).unwrap_or_default(), plain.get_mut(..len).unwrap_or_default());
                 copies(out, case, times, || {
-                    black_box(&mut *plain).copy_from_slice(black_box(&mut *host));
-                    black_box(&mut *host).copy_from_slice(black_box(&mut *plain));
+                    black_box(&mut *plain).copy_from_slice(black_box(&*host));
+                    black_box(&mut *host).copy_from_slice(black_box(&*plain));
                     Ok(())
                 })
             }),
