@@ -1,7 +1,7 @@
 //! Known mistakes in the product's own path, switched on by tests: proof that the tests would see them.
 //!
 //! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread can
-//! [make](make) one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every
+//! make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every
 //! other build the questions below are constants and compile to nothing.
 
 /// A mistake that the stack could make.
