@@ -42,6 +42,8 @@ pub trait Physical: Send + Sync {
 
 /// How many ranges are cleared before their flushes are requested.
 const CLEARED_AT_ONCE: usize = 16;
+/// How often a map is tried while table pages are reclaimed: other owners may take them first each time.
+const MAP_ATTEMPTS: u32 = 64;
 /// How often a map that needs table pages looks for those that another thread is just retiring.
 const RETIRING_POLLS: u64 = 10_000;
 
@@ -82,26 +84,26 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
         self.invalidator.sink()
     }
 
-    /// Maps one physical run. When no table page is left but some are retired, it waits for these: once for each
-    /// level, because a parent is retired only when its last child has come back.
+    /// Maps one physical run. When no table page is free but some are retired, waits for these and tries again.
+    ///
+    /// Another owner may take the reclaimed pages first, and a parent is retired only when its last child has been
+    /// reclaimed, so one attempt is not enough.
     fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
-        let mut mapped = self.table.map(iova, phys, access);
-        for _ in 1..self.table.levels() {
-            if !matches!(mapped, Err(TableError::NoPages { .. })) || !self.wait_for_retired() {
-                break;
+        let mut attempts = 0;
+        loop {
+            let reclaimed = self.deferred.reclaimed(); // before the attempt, or progress made during it would be missed
+            let mapped = self.table.map(iova, phys, access);
+            attempts += 1;
+            let exhausted = matches!(mapped, Err(TableError::NoPages { .. }));
+            if !exhausted || attempts == MAP_ATTEMPTS || !self.wait_for_retired(reclaimed) {
+                return mapped;
             }
-            mapped = self.table.map(iova, phys, access);
         }
-        mapped
     }
 
-    /// Whether table pages came back.
-    fn wait_for_retired(&self) -> bool {
-        let taken = || {
-            let stats = self.table.stats();
-            stats.in_use + stats.retired
-        };
-        let before = taken();
+    /// Waits until retired table pages have been reclaimed, by any thread, since `reclaimed` was read. Returns false if
+    /// none are retired, or their flush fails.
+    fn wait_for_retired(&self, reclaimed: u64) -> bool {
         for polls in 0..RETIRING_POLLS {
             // What failed maps and earlier reclaims have retired has no ticket yet.
             let mut pending = Retired::new();
@@ -109,19 +111,20 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
                 return false;
             }
             self.flush_retired(pending);
-            let (last, held) = self.deferred.last();
-            if self.invalidator.wait(last).is_err() {
+            if self.invalidator.wait(self.deferred.last()).is_err() {
                 return false;
             }
             self.reclaim();
             self.reclaim();
-            if taken() < before {
+            // In this order: a page stops being retired before it counts as reclaimed.
+            let retired = self.table.stats().retired;
+            if self.deferred.reclaimed_exactly() != reclaimed {
                 return true;
             }
-            // Pages that another thread has retired and not yet handed over are in no list.
-            if self.table.stats().retired <= held {
+            if retired == 0 {
                 return false;
             }
+            // Another thread has retired them and has not yet handed them over.
             self.sink().relax(polls);
         }
         false

@@ -1,7 +1,7 @@
 //! Deferred reclaim: retired table pages, until the flush that covers them is over.
 
 use crate::invalidate::Ticket;
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::table::{Format, Retired, Table};
 
 /// Retired table pages that wait for their flush. Its lock is held for list operations only: not while entries are
@@ -11,6 +11,8 @@ pub(super) struct DeferredReclaim {
     lists: Mutex<Lists>,
     /// Whether there is anything to look at, so that a clear that finds nothing takes no lock.
     any: AtomicBool,
+    /// How many pages have been reclaimed so far. Written with the lock held.
+    reclaimed: AtomicU64,
 }
 
 /// Table pages, and the ticket after which no walker can hold them.
@@ -42,7 +44,9 @@ impl DeferredReclaim {
         let mut lists = self.lists.lock();
         if !lists.waiting.0.is_empty() && is_over(lists.waiting.1) {
             let (retired, _) = core::mem::take(&mut lists.waiting);
+            let pages = u64::from(retired.len());
             drop(table.reclaim(retired)); // as above
+            self.reclaimed.fetch_add(pages, Ordering::Release);
         }
         if lists.waiting.0.is_empty() {
             lists.waiting = core::mem::take(&mut lists.open);
@@ -50,9 +54,20 @@ impl DeferredReclaim {
         self.any.store(!lists.waiting.0.is_empty(), Ordering::Release);
     }
 
-    /// The ticket after which all pages that are held here can be reclaimed, and how many there are.
-    pub(super) fn last(&self) -> (Ticket, u32) {
+    /// The ticket after which all pages that are held here can be reclaimed.
+    pub(super) fn last(&self) -> Ticket {
         let lists = self.lists.lock();
-        (lists.open.1.max(lists.waiting.1), lists.open.0.len() + lists.waiting.0.len())
+        lists.open.1.max(lists.waiting.1)
+    }
+
+    /// How many pages have been reclaimed so far, by all threads. Takes no lock.
+    pub(super) fn reclaimed(&self) -> u64 {
+        self.reclaimed.load(Ordering::Acquire)
+    }
+
+    /// The same, including the pages that another thread is just reclaiming.
+    pub(super) fn reclaimed_exactly(&self) -> u64 {
+        let _lists = self.lists.lock();
+        self.reclaimed()
     }
 }

@@ -312,6 +312,25 @@ fn each_mistake_fails_its_test() {
     }
 }
 
+/// A page that came back and was taken by another owner is progress: the map tries again instead of failing while pages
+/// are only on their way back.
+#[test]
+fn a_reclaimed_page_counts_although_another_owner_took_it() {
+    let paged = walked(4); // the root, one of level 2, two of level 1
+    let window = |n: u64| at(n * 512, 1);
+    paged.map(window(0), walker::page(0), RW).unwrap();
+    paged.map(window(1), walker::page(1), RW).unwrap();
+    let before = paged.deferred.reclaimed();
+    let ticket = paged.revoke(&mut core::iter::once(window(0))).unwrap();
+    paged.wait(ticket).unwrap();
+    paged.map(window(2), walker::page(2), RW).unwrap(); // takes the page that was retired
+    assert_eq!(paged.table.stats().retired, 0);
+    assert!(paged.wait_for_retired(before));
+    assert!(!paged.wait_for_retired(paged.deferred.reclaimed()), "none is on its way back");
+    let full = paged.map(window(3), walker::page(3), RW).unwrap_err();
+    assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4 })), "{full}");
+}
+
 /// Two owners use one window after the other and there are three table pages for all of them, while a device walks and
 /// holds on to a table page: it finds what is mapped in a window, or nothing, and no owner lacks a page.
 #[test]
