@@ -12,7 +12,7 @@ use serde::Serialize;
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct CopyAccount {
+pub(crate) struct CopyReport {
     /// `copy`.
     pub(crate) command: &'static str,
     /// As the user named it.
@@ -28,11 +28,11 @@ pub(crate) struct CopyAccount {
     /// The most requests in flight.
     pub(crate) iodepth: u64,
     /// Source to destination, or to the third target and from there.
-    pub(crate) phases: Vec<PhaseAccount>,
+    pub(crate) phases: Vec<PhaseReport>,
     /// The SHA-256 of both, where it was asked for.
     pub(crate) sha256: Option<Hashes>,
     /// What the memory stack did.
-    pub(crate) stack: StackAccount,
+    pub(crate) stack: StackReport,
     /// What fell back to something slower, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Hashes {
 
 /// All bytes from one target to another.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PhaseAccount {
+pub(crate) struct PhaseReport {
     /// Where they were.
     pub(crate) from: String,
     /// Where they went.
@@ -62,12 +62,12 @@ pub(crate) struct PhaseAccount {
     /// `bytes` by `seconds`.
     pub(crate) bytes_per_second: f64,
     /// The reads from the one.
-    pub(crate) reads: RequestAccount,
+    pub(crate) reads: RequestReport,
     /// The writes to the other.
-    pub(crate) writes: RequestAccount,
+    pub(crate) writes: RequestReport,
 }
 
-impl PhaseAccount {
+impl PhaseReport {
     /// The account of `phase`.
     pub(crate) fn new(from: String, to: String, phase: &Phase) -> Self {
         Self {
@@ -77,15 +77,15 @@ impl PhaseAccount {
             seconds: phase.elapsed.as_secs_f64(),
             flush_seconds: phase.flush.as_secs_f64(),
             bytes_per_second: crate::units::per_second(phase.bytes, phase.elapsed),
-            reads: RequestAccount::new(&phase.reads),
-            writes: RequestAccount::new(&phase.writes),
+            reads: RequestReport::new(&phase.reads),
+            writes: RequestReport::new(&phase.writes),
         }
     }
 }
 
 /// Requests of one way at one target.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct RequestAccount {
+pub(crate) struct RequestReport {
     /// How many.
     pub(crate) requests: u64,
     /// Bytes that they moved.
@@ -99,7 +99,7 @@ pub(crate) struct RequestAccount {
     pub(crate) total: Latency,
 }
 
-impl RequestAccount {
+impl RequestReport {
     /// The account of `figures`.
     pub(crate) fn new(figures: &Figures) -> Self {
         Self {
@@ -114,24 +114,24 @@ impl RequestAccount {
 
 /// What the memory stack did.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct StackAccount {
+pub(crate) struct StackReport {
     /// When a controller could reach the data buffers.
     pub(crate) protect: Protect,
     /// The arenas.
-    pub(crate) memory: Vec<MemoryAccount>,
+    pub(crate) memory: Vec<MemoryReport>,
     /// The commands that get what was refused, for all arenas together: none undoes another.
     pub(crate) fixes: Vec<String>,
     /// The controllers.
-    pub(crate) devices: Vec<DeviceAccount>,
+    pub(crate) devices: Vec<DeviceReport>,
     /// The DMA pools of all controllers.
-    pub(crate) pools: Vec<PoolAccount>,
+    pub(crate) pools: Vec<PoolReport>,
     /// The I/O address space.
-    pub(crate) domain: DomainAccount,
+    pub(crate) domain: DomainReport,
 }
 
 /// An arena.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct MemoryAccount {
+pub(crate) struct MemoryReport {
     /// `data` or `control`.
     pub(crate) name: &'static str,
     /// Where it comes from.
@@ -155,12 +155,12 @@ pub(crate) struct MemoryAccount {
     /// How many are kept out of use, because a device may reach them for ever.
     pub(crate) frames_quarantined: u64,
     /// What was tried before, and why it gave nothing.
-    pub(crate) refused: Vec<RefusedAccount>,
+    pub(crate) refused: Vec<RefusedReport>,
 }
 
 /// A source of memory that gave nothing.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct RefusedAccount {
+pub(crate) struct RefusedReport {
     /// Which.
     pub(crate) source: &'static str,
     /// Why.
@@ -169,7 +169,7 @@ pub(crate) struct RefusedAccount {
 
 /// A controller, and its driver.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct DeviceAccount {
+pub(crate) struct DeviceReport {
     /// As the user named it.
     pub(crate) name: String,
     /// How many queues were used.
@@ -204,7 +204,7 @@ pub(crate) struct DeviceAccount {
     pub(crate) prp_pages_at_most: u64,
 }
 
-impl DeviceAccount {
+impl DeviceReport {
     /// The account of another queue of the same controller is added.
     pub(crate) fn add(&mut self, other: &Self) {
         self.queues += other.queues;
@@ -224,7 +224,7 @@ impl DeviceAccount {
 
 /// A DMA pool.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PoolAccount {
+pub(crate) struct PoolReport {
     /// Its name.
     pub(crate) name: String,
     /// Blocks in use when the account was taken.
@@ -243,7 +243,7 @@ pub(crate) struct PoolAccount {
     pub(crate) bytes: u64,
 }
 
-impl PoolAccount {
+impl PoolReport {
     /// The account of a pool with these figures.
     pub(crate) fn new(stats: &PoolStats) -> Self {
         Self {
@@ -261,7 +261,7 @@ impl PoolAccount {
 
 /// An I/O address space.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct DomainAccount {
+pub(crate) struct DomainReport {
     /// What keeps its table.
     pub(crate) backend: &'static str,
     /// Buffers mapped.

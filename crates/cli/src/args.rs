@@ -1,6 +1,6 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
 
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use crate::units::{ByteSize, SizeRange, TimeSpan};
 use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,

@@ -5,7 +5,7 @@ pub(crate) mod error;
 pub(crate) mod pump;
 pub(crate) mod staged;
 
-use crate::account::{CopyAccount, Hashes, PhaseAccount, StackAccount};
+use crate::account::{CopyReport, Hashes, PhaseReport, StackReport};
 use crate::args::CopyArgs;
 use crate::failure::{Failure, LimitError};
 use crate::fixes;
@@ -16,7 +16,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::stack::Stack;
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use digest::digest;
 use pinfold::Buffer;
 use pump::{Plan, pump};
@@ -159,7 +159,7 @@ struct Run<'a> {
     interrupt: &'a Interrupt,
     buffers: Vec<Buffer>,
     plan: Plan,
-    phases: Vec<PhaseAccount>,
+    phases: Vec<PhaseReport>,
 }
 
 impl Run<'_> {
@@ -168,7 +168,7 @@ impl Run<'_> {
         let names = (source.info().name.clone(), sink.info().name.clone());
         let progress = Progress::new(title, self.plan.total);
         let phase = pump(source, sink, self.plan, &mut self.buffers, &progress, self.interrupt)?;
-        self.phases.push(PhaseAccount::new(names.0, names.1, &phase));
+        self.phases.push(PhaseReport::new(names.0, names.1, &phase));
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl Run<'_> {
 }
 
 /// Copies; the destination has its name when this succeeds, and is absent when it does not.
-pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount, Failure> {
+pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport, Failure> {
     let job = Job::prepare(args)?;
     let (block, depth) = limits::check(args.bs, args.iodepth, &job.places().collect::<Vec<_>>())?;
     let slots = limits::slots(job.total, block, depth);
@@ -230,7 +230,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
     let sha256 = if args.verify { Some(run.verify(&mut source, &mut destination)?) } else { None };
 
     let opened: Vec<_> = [&source, &destination].into_iter().chain(&via).collect();
-    let account = CopyAccount {
+    let account = CopyReport {
         command: "copy",
         source: args.source.to_string(),
         destination: args.destination.to_string(),
@@ -240,7 +240,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyAccount
         iodepth: slots as u64,
         phases: run.phases,
         sha256,
-        stack: stack_account(&stack, &opened),
+        stack: stack_report(&stack, &opened),
         notes: opened.iter().flat_map(|opened| opened.notes()).collect(),
     };
     drop((source, via, destination));
@@ -262,13 +262,13 @@ fn unchanged(spec: &TargetSpec, source: &Opened<'_>, before: u64) -> Result<(), 
 }
 
 /// What the stack and its controllers did.
-pub(crate) fn stack_account(stack: &Stack, opened: &[&Opened<'_>]) -> StackAccount {
-    StackAccount {
+pub(crate) fn stack_report(stack: &Stack, opened: &[&Opened<'_>]) -> StackReport {
+    StackReport {
         protect: stack.protect,
-        memory: stack.memory_account(),
+        memory: stack.memory_report(),
         fixes: fixes::of(stack, opened.iter().filter_map(|opened| opened.memlock_needed())),
-        devices: opened.iter().filter_map(|opened| opened.device_account()).collect(),
-        pools: opened.iter().flat_map(|opened| opened.pool_accounts()).collect(),
-        domain: stack.domain_account(),
+        devices: opened.iter().filter_map(|opened| opened.device_report()).collect(),
+        pools: opened.iter().flat_map(|opened| opened.pool_reports()).collect(),
+        domain: stack.domain_report(),
     }
 }

@@ -5,7 +5,7 @@ use crate::copy::staged::StagedError;
 use crate::memory::MemoryError;
 use crate::open::OpenError;
 use crate::stack::StackError;
-use crate::target::TargetError;
+use crate::targets::TargetError;
 use crate::units::ByteSize;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 
 use crate::stack::Stack;
 use pinfold::MemlockLimit;
-use pinfold::arena::{NotLocked, Refused, Residency, Why};
+use pinfold::arena::{NotLocked, Residency, SourceRefused, Why};
 use pinfold::probe::hugepages::{self, HugetlbPool};
 use pinfold_core::addr::PageSize;
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ pub(crate) fn of(stack: &Stack, registered: impl Iterator<Item = u64>) -> Vec<St
 
 /// Hugepages that are missing are added up and put on top of what the pool has; the other commands are told once.
 fn sources<'a>(
-    refused: impl Iterator<Item = &'a Refused>,
+    refused: impl Iterator<Item = &'a SourceRefused>,
     pool: impl Fn(PageSize) -> Option<HugetlbPool>,
 ) -> Vec<String> {
     let mut needed: BTreeMap<u64, (PageSize, u64)> = BTreeMap::new();
     let mut fixes: Vec<String> = Vec::new();
-    for Refused { why, remedy, .. } in refused {
+    for SourceRefused { why, remedy, .. } in refused {
         match (why, remedy) {
             (Why::FewHugepages { page, needed: pages, .. }, _) => {
                 needed.entry(page.bytes()).or_insert((*page, 0)).1 += pages;
@@ -66,9 +66,9 @@ mod tests {
     use super::*;
     use pinfold::Source;
 
-    fn few(page: PageSize, needed: u64, free: u64, total: u64) -> Refused {
+    fn few(page: PageSize, needed: u64, free: u64, total: u64) -> SourceRefused {
         let why = Why::FewHugepages { page, needed, free, total };
-        Refused { source: Source::Hugetlb2M, why, remedy: Some("of this arena alone".into()) }
+        SourceRefused { source: Source::Hugetlb2M, why, remedy: Some("of this arena alone".into()) }
     }
 
     fn pool(total: u64, free: u64) -> impl Fn(PageSize) -> Option<HugetlbPool> {
@@ -93,8 +93,11 @@ mod tests {
 
     #[test]
     fn other_commands_are_told_once() {
-        let off =
-            || Refused { source: Source::Transparent, why: Why::TransparentOff, remedy: Some("on".into()) };
+        let off = || SourceRefused {
+            source: Source::Transparent,
+            why: Why::TransparentOff,
+            remedy: Some("on".into()),
+        };
         assert_eq!(sources([off(), off()].iter(), pool(0, 0)), ["on"]);
         assert!(sources([].iter(), pool(0, 0)).is_empty());
     }

@@ -7,7 +7,7 @@ pub(crate) mod report;
 pub(crate) mod verify;
 
 use crate::args::{IoArgs, Rw};
-use crate::copy::stack_account;
+use crate::copy::stack_report;
 use crate::failure::{Failure, LimitError};
 use crate::limits;
 use crate::memory;
@@ -16,14 +16,14 @@ use crate::output;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::stack::Stack;
-use crate::target::spec::TargetSpec;
-use crate::target::{Bytes, file};
+use crate::targets::spec::TargetSpec;
+use crate::targets::{Bytes, file};
 use crate::units::TimeSpan;
-use cpu::CpuAccount;
+use cpu::CpuReport;
 use engine::Workload;
-use jobs::{Did, Task};
+use jobs::{Completed, Task};
 use pinfold::{Buffer, CpuTime};
-use report::IoAccount;
+use report::IoReport;
 
 /// Runs the workload, and prints what it did.
 pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
@@ -74,7 +74,7 @@ fn region(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64,
 }
 
 /// Runs the workload.
-pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount, Failure> {
+pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, Failure> {
     let (place, capacity, is_new) = place(args)?;
     let (least, most) = args.lengths();
     let (shortest, _) = limits::check(least, args.iodepth, &[&place])?;
@@ -113,15 +113,16 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoAccount,
         (Task::Run, "running")
     };
     let before = CpuTime::here();
-    let Did { outcome, verified } = go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
-    let cpu = CpuAccount::since(before, outcome.reads.requests + outcome.writes.requests);
+    let Completed { outcome, verified } =
+        go(&mut opened, (workload, task), &mut buffers, (title, interrupt))?;
+    let cpu = CpuReport::since(before, outcome.reads.requests + outcome.writes.requests);
     if args.writes() {
         opened.target().sync()?;
     }
-    let account = stack_account(&stack, &[&opened]);
+    let account = stack_report(&stack, &[&opened]);
     let notes = opened.notes();
     let target = args.target.to_string();
-    let mut account = IoAccount::new(target, depth as u64, (&workload, &outcome), account, notes);
+    let mut account = IoReport::new(target, depth as u64, (&workload, &outcome), account, notes);
     (account.least_block_bytes, account.numjobs) = (least.0, jobs as u64);
     account.verified = verified;
     account.cpu = cpu;
@@ -134,7 +135,7 @@ fn go(
     (workload, task): (Workload, Task),
     buffers: &mut Vec<Buffer>,
     (title, interrupt): (&str, &Interrupt),
-) -> Result<Did, Failure> {
+) -> Result<Completed, Failure> {
     let blocks = match task {
         Task::Run => workload.requests.min(workload.blocks),
         Task::Check(..) => workload.blocks.saturating_mul(2),

@@ -1,7 +1,7 @@
 //! One target and the requests that are in flight at it, with the time that each took.
 
 use crate::latency::Histogram;
-use crate::target::{Done, Refused, Request, Target, TargetError, Way};
+use crate::targets::{Done, IoDirection, Request, SubmitError, Target, TargetError};
 use std::time::{Duration, Instant};
 
 /// What requests of one way took and moved.
@@ -32,7 +32,7 @@ impl Figures {
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    way: Way,
+    way: IoDirection,
     offset: u64,
     len: usize,
     called: Instant,
@@ -55,7 +55,7 @@ pub(crate) struct Landed<B> {
 }
 
 /// A target, its requests in flight, and their times.
-pub(crate) struct Lane<'t, B> {
+pub(crate) struct Worker<'t, B> {
     target: &'t mut dyn Target<B>,
     flights: Vec<Option<Flight>>,
     in_flight: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Lane<'t, B> {
     writes: Figures,
 }
 
-impl<'t, B> Lane<'t, B> {
+impl<'t, B> Worker<'t, B> {
     /// A lane to `target` with slots 0 to `slots` - 1.
     pub(crate) fn new(target: &'t mut dyn Target<B>, slots: usize) -> Self {
         Self {
@@ -93,22 +93,22 @@ impl<'t, B> Lane<'t, B> {
     }
 
     /// What requests of one way took.
-    pub(crate) fn figures(&self, way: Way) -> &Figures {
+    pub(crate) fn figures(&self, way: IoDirection) -> &Figures {
         match way {
-            Way::Read => &self.reads,
-            Way::Write => &self.writes,
+            IoDirection::Read => &self.reads,
+            IoDirection::Write => &self.writes,
         }
     }
 
-    fn figures_mut(&mut self, way: Way) -> &mut Figures {
+    fn figures_mut(&mut self, way: IoDirection) -> &mut Figures {
         match way {
-            Way::Read => &mut self.reads,
-            Way::Write => &mut self.writes,
+            IoDirection::Read => &mut self.reads,
+            IoDirection::Write => &mut self.writes,
         }
     }
 
     /// Begins a request.
-    pub(crate) fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+    pub(crate) fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
         let Request { way, offset, len, slot, .. } = request;
         let called = Instant::now();
         self.target.submit(request)?;

@@ -2,7 +2,7 @@
 
 use crate::failure::LimitError;
 use crate::open::{Medium, Place};
-use crate::target::{Info, file, nvme};
+use crate::targets::{Info, file, nvme};
 use crate::units::ByteSize;
 
 /// The most requests that a model controller's queue takes: its 1024 entries less one.

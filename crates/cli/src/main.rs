@@ -33,7 +33,7 @@ mod pools;
 mod progress;
 mod signal;
 mod stack;
-mod target;
+mod targets;
 mod units;
 
 use args::{Cli, Command};

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::open::{Device, Medium, OpenError, Place, Use, domain_of};
 use crate::output;
 use crate::stack::Stack;
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use pinfold_nvme::driver::{Health, Identity, NamespaceInfo};
 use serde::Serialize;
 

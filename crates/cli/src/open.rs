@@ -8,12 +8,12 @@ pub(crate) use device::Device;
 pub(crate) use place::{BLOCK, ControllerMedium, Medium, Place, domain_of};
 pub(crate) use scratch::scratch;
 
-use crate::account::{DeviceAccount, PoolAccount};
+use crate::account::{DeviceReport, PoolReport};
 use crate::memory::MemoryError;
 use crate::stack::Stack;
-use crate::target::Target;
-use crate::target::file::FileTarget;
-use crate::target::nvme::NvmeTarget;
+use crate::targets::Target;
+use crate::targets::file::FileTarget;
+use crate::targets::nvme::NvmeTarget;
 use pinfold::arena::BuildError;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
@@ -281,7 +281,7 @@ impl<'d> Opened<'d> {
     }
 
     /// What the controller did, where there is one.
-    pub(crate) fn device_account(&self) -> Option<DeviceAccount> {
+    pub(crate) fn device_report(&self) -> Option<DeviceReport> {
         let Queues::Nvme { jobs, .. } = &self.queues else { return None };
         let mut account = jobs.first.account();
         for job in jobs.iter().skip(1) {
@@ -291,7 +291,7 @@ impl<'d> Opened<'d> {
     }
 
     /// The pools of its driver.
-    pub(crate) fn pool_accounts(&self) -> Vec<PoolAccount> {
+    pub(crate) fn pool_reports(&self) -> Vec<PoolReport> {
         match &self.queues {
             Queues::File(_) => Vec::new(),
             Queues::Nvme { jobs, .. } => jobs.first.pools(),

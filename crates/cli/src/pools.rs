@@ -1,18 +1,18 @@
 //! `pools`: a short workload on a model controller, and what it left in the DMA pools.
 
-use crate::account::PoolAccount;
+use crate::account::PoolReport;
 use crate::args::{IoArgs, PoolsArgs, Rw};
 use crate::failure::Failure;
 use crate::io;
 use crate::output;
 use crate::signal::Interrupt;
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use crate::units::ByteSize;
 use serde::Serialize;
 
 #[derive(Serialize)]
 struct Report<'a> {
-    pools: &'a [PoolAccount],
+    pools: &'a [PoolReport],
 }
 
 /// Runs the workload, and prints the report.

@@ -1,12 +1,12 @@
 //! The memory stack of one run: a domain, an arena for what the drivers need, and an arena for the data.
 
-use crate::account::{DomainAccount, MemoryAccount, RefusedAccount};
+use crate::account::{DomainReport, MemoryReport, RefusedReport};
 use crate::args::{Memory, Protect, StackArgs};
 use crate::memory::Need;
 use pinfold::arena::{AllocError, BuildError, NotLocked, Residency};
 use pinfold::soft::Port;
 use pinfold::uring::Fixed;
-use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::addr::PageSize;
 use pinfold_core::domain::BackendError;
 
@@ -85,8 +85,9 @@ impl Stack {
         let too_much = || StackError::TooMuch { slots, bytes };
         let slot_bytes = slot_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = slot_bytes.checked_mul(slots.max(1)).ok_or_else(too_much)?;
-        let exposure = if args.protect == Protect::Static { Exposure::Whole } else { Exposure::PerUse };
-        let mut builder = Arena::builder().size(data_bytes as u64).exposure(exposure);
+        let mapping_policy =
+            if args.protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
+        let mut builder = Arena::builder().size(data_bytes as u64).mapping_policy(mapping_policy);
         if let Some(source) = source(args.memory) {
             builder = builder.source(source);
         }
@@ -94,7 +95,7 @@ impl Stack {
         let data = builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?;
         let control = if controllers > 0 {
             let size = controllers.saturating_mul(control_bytes(slots, bytes));
-            let builder = Arena::builder().size(size).exposure(Exposure::Whole);
+            let builder = Arena::builder().size(size).mapping_policy(MappingPolicy::Whole);
             let purpose = "the controllers' queues";
             Some(builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?)
         } else {
@@ -133,17 +134,17 @@ impl Stack {
     }
 
     /// What the arenas got.
-    pub(crate) fn memory_account(&self) -> Vec<MemoryAccount> {
-        let data = memory_account("data", &self.data);
-        let control = self.control.iter().map(|control| memory_account("control", control));
+    pub(crate) fn memory_report(&self) -> Vec<MemoryReport> {
+        let data = memory_report("data", &self.data);
+        let control = self.control.iter().map(|control| memory_report("control", control));
         std::iter::once(data).chain(control).collect()
     }
 
     /// What the domain did.
-    pub(crate) fn domain_account(&self) -> DomainAccount {
+    pub(crate) fn domain_report(&self) -> DomainReport {
         let stats = self.domain.stats();
         let invalidations = stats.backend.invalidations;
-        DomainAccount {
+        DomainReport {
             backend: self.domain.name(),
             maps: stats.maps,
             maps_fixed: stats.maps_fixed,
@@ -185,7 +186,7 @@ fn word(source: Source) -> &'static str {
 const SMALL_PAGES_COST: &str =
     "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
 
-fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
+fn memory_report(name: &'static str, arena: &Arena) -> MemoryReport {
     let (account, stats) = (arena.account(), arena.stats());
     let not_locked = match &account.residency {
         // What mends it is told once for all arenas.
@@ -196,16 +197,16 @@ fn memory_account(name: &'static str, arena: &Arena) -> MemoryAccount {
         _ => None,
     };
     let small = account.page_size == PageSize::Size4K && account.bytes >= HUGE as u64;
-    let refused = |refused: &pinfold::arena::Refused| RefusedAccount {
+    let refused = |refused: &pinfold::arena::SourceRefused| RefusedReport {
         source: word(refused.source),
         why: refused.why.to_string(),
     };
-    MemoryAccount {
+    MemoryReport {
         name,
         source: word(account.source),
         bytes: account.bytes,
         page_bytes: account.page_size.bytes(),
-        always_exposed: arena.exposure() == Exposure::Whole,
+        always_exposed: arena.mapping_policy() == MappingPolicy::Whole,
         cost: small.then_some(SMALL_PAGES_COST),
         not_locked,
         frames: stats.frames,

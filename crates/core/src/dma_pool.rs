@@ -65,13 +65,13 @@ mod error;
 mod free;
 mod geometry;
 mod growth;
-mod house;
 mod list;
 mod local;
 mod owner;
 mod report;
 mod row;
 mod shared;
+mod spin_lock;
 mod watch;
 
 #[cfg(test)]
@@ -289,7 +289,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// [`FreeError`] where it is not a raw block of this pool in use; then nothing has changed.
     pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
-        self.0.free(&mut self.0.house(), block, Form::Raw)
+        self.0.free(&mut self.0.lock(), block, Form::Raw)
     }
 
     /// Fills the empty slots with raw blocks; returns how many slots are full afterwards. Fewer than all where the
@@ -308,7 +308,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
     pub fn free_bulk(&self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
-        self.0.free_bulk(&mut self.0.house(), blocks)
+        self.0.free_bulk(&mut self.0.lock(), blocks)
     }
 
     /// Takes back the blocks in the slots, which are empty afterwards: the way back for [`fill`](Self::fill).
@@ -318,7 +318,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// in their slots.
     #[inline]
     pub fn free_slots(&self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
-        self.0.free_slots(&mut self.0.house(), slots)
+        self.0.free_slots(&mut self.0.lock(), slots)
     }
 
     /// The memory of a block that is in use (all of it).
@@ -401,7 +401,7 @@ impl<S: ChunkSource> Block<'_, S> {
 impl<S: ChunkSource> Drop for Block<'_, S> {
     fn drop(&mut self) {
         // Never refused: nothing but its `Block` frees an owned block.
-        let freed = self.pool.free(&mut self.pool.house(), self.raw, Form::Owned);
+        let freed = self.pool.free(&mut self.pool.lock(), self.raw, Form::Owned);
         debug_assert_eq!(freed, Ok(()));
     }
 }

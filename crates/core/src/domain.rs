@@ -1,11 +1,11 @@
 //! A domain: one I/O address space, and the life of a mapping in it.
 //!
 //! ```text
-//! map(buffer, direction) -> Mapped --revoke()--> Revoked(ticket) --wait()/poll()--> the buffer again
+//! map(buffer, direction) -> Mapping --revoke()--> Revoked(ticket) --wait()/poll()--> the buffer again
 //! ```
 //!
-//! - **strict**: [`Mapped::unmap`] revokes and waits. After it returns no device can reach the buffer.
-//! - **revoke**: [`Mapped::revoke`] returns at once. The buffer, its pages and its I/O virtual addresses are held by
+//! - **strict**: [`Mapping::unmap`] revokes and waits. After it returns no device can reach the buffer.
+//! - **revoke**: [`Mapping::revoke`] returns at once. The buffer, its pages and its I/O virtual addresses are held by
 //!   the [`Revoked`] and can neither be reused nor read until the ticket is done.
 //! - [`Domain::revoke_all`] takes many mappings back with one flush.
 //!
@@ -42,8 +42,8 @@ mod place;
 mod tests;
 
 pub use backend::{Backend, BackendError, BackendStats};
-pub use mapping::{Mapped, NotQuiesced, Refused, Revoked};
-pub use paged::{Paged, Physical};
+pub use mapping::{MapError, Mapping, NotQuiesced, Revoked};
+pub use paged::{PhysTranslator, TableBackend};
 pub use payload::{DomainId, Payload};
 pub use place::{Reservation, StaticMapping};
 
@@ -153,30 +153,30 @@ impl Domain {
     /// Makes the memory known: only memory that was admitted can be mapped.
     ///
     /// # Errors
-    /// [`BackendError::AdmittedAlready`], [`BackendError::NotPages`].
+    /// [`BackendError::AlreadyRegistered`], [`BackendError::NotPages`].
     ///
     /// # Safety
-    /// The caller keeps the memory valid until [`expel`](Self::expel) has returned.
-    pub unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has returned.
+    pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         check_pages(memory)?;
-        // SAFETY: the caller's promise is the one that `admit` asks for.
-        unsafe { self.backend.admit(memory) }
+        // SAFETY: the caller's promise is the one that `register_memory` asks for.
+        unsafe { self.backend.register_memory(memory) }
     }
 
     /// The memory goes away: when this returns, no device of this domain reaches it, whatever is still mapped.
-    pub fn expel(&self, memory: DmaMemory) {
-        self.backend.expel(memory);
+    pub fn unregister_memory(&self, memory: DmaMemory) {
+        self.backend.unregister_memory(memory);
     }
 
     /// Gives the device access to `payload`, which moves into the mapping.
     ///
     /// # Errors
-    /// [`Refused`], with the payload, wherever no device can reach it.
+    /// [`MapError`], with the payload, wherever no device can reach it.
     pub fn map<P: Pinned, D: Direction>(
         &self,
         payload: P,
         direction: D,
-    ) -> Result<Mapped<'_, P, D>, Refused<P>> {
+    ) -> Result<Mapping<'_, P, D>, MapError<P>> {
         let _ = direction; // its type says everything
         self.release_late();
         let memory = payload.memory();
@@ -184,19 +184,19 @@ impl Domain {
         if let Some(iova) = fixed.and_then(|(_, at)| self.static_at(at, memory, D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
             self.counts.maps.fetch_add(1, Ordering::Relaxed);
-            return Ok(Mapped::new(self, payload, iova, true));
+            return Ok(Mapping::new(self, payload, iova, true));
         }
         match self.map_fresh(memory, D::ACCESS) {
             Ok(iova) => {
                 self.counts.maps.fetch_add(1, Ordering::Relaxed);
-                Ok(Mapped::new(self, payload, iova, false))
+                Ok(Mapping::new(self, payload, iova, false))
             }
             Err((Some(iova), error)) => {
                 let bytes = memory.len();
                 self.keep(payload, bytes, iova, error.late_ticket());
-                Err(Refused { payload: None, error })
+                Err(MapError { payload: None, error })
             }
-            Err((None, error)) => Err(Refused { payload: Some(payload), error }),
+            Err((None, error)) => Err(MapError { payload: Some(payload), error }),
         }
     }
 
@@ -205,7 +205,7 @@ impl Domain {
     /// Allocates nothing where `revoked` has room for them.
     pub fn revoke_all<'d, P: Pinned, D: Direction>(
         &'d self,
-        mappings: impl IntoIterator<Item = Mapped<'d, P, D>>,
+        mappings: impl IntoIterator<Item = Mapping<'d, P, D>>,
         revoked: &mut Vec<Revoked<'d, P>>,
     ) {
         self.release_late();
@@ -233,7 +233,7 @@ impl Domain {
     ///
     /// # Safety
     /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been
-    /// [expelled](Self::expel), the caller keeps it valid and takes no reference into it.
+    /// [expelled](Self::unregister_memory), the caller keeps it valid and takes no reference into it.
     pub unsafe fn map_static(
         &self,
         memory: DmaMemory,
@@ -248,7 +248,7 @@ impl Domain {
     ///
     /// # Errors
     /// A device may reach the memory for ever: the caller must never use it again (count it with
-    /// [`note_quarantined`](Self::note_quarantined)). Its addresses are not used again. [`BackendError::NotRevoked`] where
+    /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not used again. [`BackendError::NotRevoked`] where
     /// the mapping is another domain's; nothing has changed there.
     pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         let iova = mapping.iova();
@@ -287,7 +287,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`BackendError::Iova`] where some of it is in use.
-    pub fn keep_out(&self, range: IovaRange) -> Result<(), BackendError> {
+    pub fn reserve_range(&self, range: IovaRange) -> Result<(), BackendError> {
         Ok(self.iovas.reserve(range)?)
     }
 
@@ -304,7 +304,7 @@ impl Domain {
     /// all the same, `place` is never released.
     ///
     /// # Safety
-    /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been [expelled](Self::expel), the
+    /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been [expelled](Self::unregister_memory), the
     /// caller keeps it valid and takes no reference into it.
     pub unsafe fn map_at(
         &self,
@@ -326,7 +326,7 @@ impl Domain {
     }
 
     /// Counts memory that its owner leaked, because a device may reach it for ever.
-    pub fn note_quarantined(&self, bytes: u64) {
+    pub fn count_quarantined(&self, bytes: u64) {
         self.counts.quarantined.fetch_add(1, Ordering::Relaxed);
         self.counts.quarantined_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -407,7 +407,7 @@ impl Domain {
         let released = known_bad::makes(Mistake::IovaEarly);
         if !fixed && !released && self.release_iova(iova).is_err() {
             // Not given out by this allocator: it can not happen, and if it did, not reusing them is the safe side.
-            self.note_quarantined(0);
+            self.count_quarantined(0);
         }
         self.counts.unmaps.fetch_add(1, Ordering::Relaxed);
     }

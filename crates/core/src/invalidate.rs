@@ -2,14 +2,14 @@
 //!
 //! Clearing a table entry does not take a device's access away: the IOMMU may have cached the entry and keeps it
 //! until it is told. An [`Invalidator`] gathers the requests of all owners into one open [`Batch`], hands it to the
-//! [`Sink`] followed by one wait, and publishes the sequence number of the last wait that is over. Up to
-//! [`Sink::queue_depth`] batches are in flight; while there is no room for another, the open one gathers, so that a
+//! [`InvalidationQueue`] followed by one wait, and publishes the sequence number of the last wait that is over. Up to
+//! [`InvalidationQueue::queue_depth`] batches are in flight; while there is no room for another, the open one gathers, so that a
 //! burst of requests costs one flush and one wait.
 //!
 //! ```text
 //! clear entries -> request(ranges) -> Ticket     the open batch
 //!                  submit()                      the batch goes to the sink, if the queue has room
-//!                  is_done(ticket) / wait(ticket)
+//!                  is_completed(ticket) / wait(ticket)
 //! ```
 //!
 //! The rule that everything rests on: **a request is made after its entries are cleared, and its ticket is done only
@@ -21,7 +21,7 @@
 //! A deadline counts from the submission of a batch, whoever waits, and however often. Completion is published in
 //! order, so a ticket cannot complete before the oldest batch in flight: when that is past its deadline, every wait for it
 //! or for a later ticket ends with [`WaitError::TimedOut`]. The flush may still complete, and a later look finds it.
-//! A unit that [has failed](Sink::has_failed) is another matter: all waits end at once with [`WaitError::UnitFailed`].
+//! A unit that [has failed](InvalidationQueue::has_failed) is another matter: all waits end at once with [`WaitError::UnitFailed`].
 
 use crate::addr::IovaRange;
 use crate::known_bad::{self, Mistake};
@@ -41,9 +41,9 @@ mod sink;
 mod tests;
 
 pub use batch::{Batch, Flush};
-pub use sink::{Sink, SinkError, WaitLimit};
+pub use sink::{InvalidationQueue, QueueError, WaitLimit};
 
-/// The most batches that can be in flight, whatever the [`Sink::queue_depth`].
+/// The most batches that can be in flight, whatever the [`InvalidationQueue::queue_depth`].
 pub const MAX_IN_FLIGHT: u64 = clock::ENTRIES as u64;
 
 /// A point in the sequence of an invalidation queue: `done >= ticket` means that the flush is over.
@@ -130,7 +130,7 @@ struct Queue {
     stats: InvalidationStats,
 }
 
-/// Gathers requests, hands them to a [`Sink`] in batches, and says when they are over.
+/// Gathers requests, hands them to a [`InvalidationQueue`] in batches, and says when they are over.
 pub struct Invalidator<S> {
     sink: S,
     queue: Mutex<Queue>,
@@ -160,7 +160,7 @@ impl<S> fmt::Debug for Invalidator<S> {
     }
 }
 
-impl<S: Sink> Invalidator<S> {
+impl<S: InvalidationQueue> Invalidator<S> {
     /// An invalidator in front of `sink`. Allocates the only memory that it ever uses.
     pub fn new(sink: S) -> Self {
         Self {
@@ -184,7 +184,7 @@ impl<S: Sink> Invalidator<S> {
     }
 
     /// Asks for a flush of `flushes`, and says when it will be over. The entries of each have been cleared **before**
-    /// it comes out of the iterator (which may clear them itself: the open batch can not be sent meanwhile). Nothing is sent before [`submit`](Self::submit), [`is_done`](Self::is_done) or [`wait`](Self::wait).
+    /// it comes out of the iterator (which may clear them itself: the open batch can not be sent meanwhile). Nothing is sent before [`submit`](Self::submit), [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
     ///
     /// No flushes at all need no ticket: [`Ticket::DONE`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
@@ -226,7 +226,7 @@ impl<S: Sink> Invalidator<S> {
     }
 
     /// Whether the flush is over. Never blocks beyond the hand-over of a batch; sends the next one if it can go.
-    pub fn is_done(&self, ticket: Ticket) -> bool {
+    pub fn is_completed(&self, ticket: Ticket) -> bool {
         if self.done.load(Ordering::Acquire) >= ticket.0 {
             return true;
         }
@@ -239,7 +239,7 @@ impl<S: Sink> Invalidator<S> {
         Ticket(self.done.load(Ordering::Acquire))
     }
 
-    /// Waits until the flush is over, or the sink's [`limit`](Sink::limit) is reached, which counts from the submission
+    /// Waits until the flush is over, or the sink's [`limit`](InvalidationQueue::limit) is reached, which counts from the submission
     /// of the oldest batch in flight.
     ///
     /// # Errors
@@ -287,7 +287,7 @@ impl<S: Sink> Invalidator<S> {
 
     /// Waits until the flush is over or `over`, which is told how often it has been asked, gives a reason to stop.
     fn wait_while(&self, ticket: Ticket, over: impl Fn(u64) -> Option<WaitError>) -> Result<(), WaitError> {
-        if self.is_done(ticket) {
+        if self.is_completed(ticket) {
             return Ok(());
         }
         let last = Ticket(self.requested.load(Ordering::Acquire));
@@ -299,7 +299,7 @@ impl<S: Sink> Invalidator<S> {
         let result = loop {
             let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { over(polls) };
             // The flush may have completed before the unit failed, or while the clock was read.
-            if self.is_done(ticket) {
+            if self.is_completed(ticket) {
                 break Ok(());
             }
             if let Some(error) = error {
@@ -358,8 +358,8 @@ impl<S: Sink> Invalidator<S> {
                 queue.next += 1;
             }
             // The batch stays open, and its deadline counts from this first attempt.
-            Err(SinkError::Full) => {}
-            Err(SinkError::Gone) => self.refused.store(true, Ordering::Relaxed),
+            Err(QueueError::Full) => {}
+            Err(QueueError::Gone) => self.refused.store(true, Ordering::Relaxed),
         }
     }
 }

@@ -19,7 +19,7 @@
 //! | --- | --- |
 //! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`], [`page_pool`] |
 //! | 1 | [`frame`], [`iova`], [`table`], [`invalidate`], [`magazine`] |
-//! | 0 | [`access`], [`addr`], [`mem`], [`sync`] |
+//! | 0 | [`access`], [`addr`], [`mem`], [`share`], [`sync`] |
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
 
 extern crate alloc;
@@ -41,6 +41,7 @@ pub mod magazine;
 pub mod mem;
 pub mod page_pool;
 pub mod registered;
+pub mod share;
 pub mod sync;
 pub mod table;
 #[cfg(test)]

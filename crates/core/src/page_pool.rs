@@ -61,11 +61,11 @@ mod tests;
 
 pub use consumer::PagePool;
 pub use destroy::Destroyed;
-pub use error::{AllocError, BulkFreeError, CreateError, FreeError, HideError, TooManyTags};
+pub use error::{AllocError, BulkFreeError, CreateError, FreeError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
 pub use remote::Remote;
 pub use report::{Counts, Holder, PoolStats};
-pub use source::{Revocable, SyncOps};
+pub use source::{RevocableSource, SyncOps};
 
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;

@@ -31,12 +31,12 @@
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex};
-use account::Account;
 use change::Locked;
+use directory::PageDirectory;
 use store::{Store, slot, span};
 
-mod account;
 mod change;
+mod directory;
 mod error;
 mod format;
 #[cfg(all(test, loom))]
@@ -82,7 +82,7 @@ pub struct TableStats {
 #[derive(Debug)]
 pub struct Table<F: Format> {
     store: Store<F>,
-    account: Mutex<Account>,
+    account: Mutex<PageDirectory>,
     /// Whether pages wait for the next `clear` to take them along.
     pending: AtomicBool,
     /// The highest level at which leaves may be.
@@ -101,7 +101,7 @@ impl<F: Format> Table<F> {
             return Err(TableError::Levels { format, levels, min, max });
         }
         let no_memory = TableError::NoMemory { pages: pages.count };
-        let mut account = Account::new(pages.count).ok_or(no_memory)?;
+        let mut account = PageDirectory::new(pages.count).ok_or(no_memory)?;
         let store = Store::<F>::new(pages, levels).ok_or(no_memory)?;
         // The first page taken is page 0, the root; it counts one more than it holds and is never empty.
         let root = store.root();

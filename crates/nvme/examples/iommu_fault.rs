@@ -9,13 +9,13 @@
 //!   namespace hold what it held.
 
 use pinfold::vfio::Options;
-use pinfold::{Arena, Buffer, Exposure};
+use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
-use pinfold_core::page_pool::Revocable;
+use pinfold_core::page_pool::RevocableSource;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
@@ -97,9 +97,11 @@ fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> Outcome<(P, Result<
 impl Bench {
     fn open(address: &str, nsid: u32) -> Outcome<Self> {
         let pci = PciController::open(address, &Options::new(), 0)?;
-        let rings = Arena::builder().size(4 << 20).exposure(Exposure::PerUse).build(pci.domain())?;
+        let rings =
+            Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
         let rings = Rings { arena: rings, taken: Arc::default() };
-        let data = Arena::builder().size(4 << 20).exposure(Exposure::PerUse).build(pci.domain())?;
+        let data =
+            Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
         let controller = Controller::start(pci.registers(), rings.clone(), Config::default())?;
         let namespace = controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
         let block = namespace.ok_or("no such namespace")?.block_bytes as usize;

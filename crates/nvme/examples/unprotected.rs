@@ -3,7 +3,7 @@
 //! must be reserved: its addresses are physical ones.
 
 use pinfold::vfio::Options;
-use pinfold::{Arena, Exposure, Source};
+use pinfold::{Arena, MappingPolicy, Source};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_nvme::driver::{Config, Controller, Finished, InFlight, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
@@ -37,7 +37,8 @@ fn main() -> Outcome<()> {
     let pci = PciController::open(&address, &options, 1)?;
     let domain = pci.domain().clone();
     // Two hugepages lie side by side by chance only.
-    let page = || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
+    let page =
+        || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
     let (rings, data) = (page().build(&domain)?, page().build(&domain)?);
     println!("rings at {}, data at {}", rings.iova(), data.iova());
     let controller = Controller::start(pci.registers(), rings, Config::default())?;

@@ -32,7 +32,7 @@ pub use config::Config;
 pub(crate) use controller::quiet;
 pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo, Unusable};
 pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
-pub use life::leaked_bytes;
+pub use life::quarantined_bytes;
 pub use pinfold_core::domain::Payload;
 pub use queue::{Queue, Vector};
 pub use request::{Completion, Finished, InFlight, Quarantined};

@@ -17,8 +17,8 @@ mod soft;
 mod stats;
 
 pub use bus::{Bus, BusAccess, BusFault};
-pub use faults::{Fault, Faults, ROGUE_BYTE, Seen, Strike, StrikeOutcome, When};
-pub use media::{FileMedia, Media, MediaError, MemoryMedia, Sink, Source};
+pub use faults::{Fault, Faults, Injection, InjectionOutcome, ROGUE_BYTE, Seen, When};
+pub use media::{FileMedia, InvalidationQueue, Media, MediaError, MemoryMedia, Source};
 pub use shared::ModelRegisters;
 pub use stats::ModelStats;
 

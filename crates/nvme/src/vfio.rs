@@ -1,13 +1,13 @@
 //! A real controller, by VFIO: its registers behind BAR0, its interrupts by MSI-X, and the domain that it is in.
 //!
 //! ```no_run
-//! use pinfold::{Arena, Exposure};
+//! use pinfold::{Arena, MappingPolicy};
 //! use pinfold_nvme::driver::{Config, Controller};
 //! use pinfold_nvme::vfio::PciController;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pci = PciController::open("0000:01:00.0", &Default::default(), 2)?; // `pinfold bind 0000:01:00.0` before
-//! let rings = Arena::builder().size(4 << 20).exposure(Exposure::Whole).build(pci.domain())?;
+//! let rings = Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::Whole).build(pci.domain())?;
 //! let controller = Controller::start(pci.registers(), rings, Config::default())?;
 //! let mut queue = match pci.vector(1) {
 //!     Some(vector) => controller.create_queue_with(64, vector)?,

@@ -8,8 +8,8 @@
 
 use pinfold::arena::Residency;
 use pinfold::cache::{Budget, RegistrationCache};
-use pinfold::vfio::{Device, Options, Way};
-use pinfold::{Arena, Domain, Exposure, Source};
+use pinfold::vfio::{Device, IommuInterface, Options};
+use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::access::Both;
 use pinfold_core::domain::BackendError;
 use std::error::Error;
@@ -32,11 +32,15 @@ fn run() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|w| w == word);
     let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
-    let ways = [("type1", Way::Type1), ("iommufd", Way::Iommufd), ("noiommu", Way::NoIommu)];
-    let way = ways.iter().find(|(word, _)| has(word)).map_or(Way::Best, |(_, way)| *way);
+    let ways = [
+        ("type1", IommuInterface::Type1),
+        ("iommufd", IommuInterface::Iommufd),
+        ("noiommu", IommuInterface::NoIommu),
+    ];
+    let way = ways.iter().find(|(word, _)| has(word)).map_or(IommuInterface::Best, |(_, way)| *way);
     let options = match way {
         // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and taken back below.
-        Way::NoIommu => unsafe { Options::new().without_iommu() },
+        IommuInterface::NoIommu => unsafe { Options::new().without_iommu() },
         way => Options::new().way(way),
     };
     let device = Device::open(address, &options)?;
@@ -55,7 +59,7 @@ fn run() -> Outcome {
     match () {
         () if has("entries") => entries(device.domain())?,
         () if has("memlock") => memlock(device.domain())?,
-        () if way == Way::NoIommu => unprotected(&device)?,
+        () if way == IommuInterface::NoIommu => unprotected(&device)?,
         () => whole(&device)?,
     }
     let stats = device.domain().stats();
@@ -100,7 +104,7 @@ fn registers(device: &Device) -> Outcome {
 }
 
 fn memory(domain: &Domain) -> Outcome {
-    let whole = Arena::builder().size(64 << 20).exposure(Exposure::Whole).build(domain)?;
+    let whole = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(domain)?;
     println!("64 MiB from {} at {}", whole.account().source, whole.iova());
     check("an arena is one entry", domain.stats().backend.entries == 1)?;
     let arena = Arena::builder().size(16 << 20).build(domain)?;
@@ -145,7 +149,7 @@ fn unprotected(device: &Device) -> Outcome {
     registers(device)?;
     let domain = device.domain();
     check("the backend says that there is none", domain.name() == "none")?;
-    let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).exposure(Exposure::Whole);
+    let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
     let arena = two.build(domain)?;
     println!("a hugepage at {}", arena.iova());
     check("nothing pins it, and it stays", arena.account().residency == Residency::Hugetlb)?;
@@ -155,8 +159,11 @@ fn unprotected(device: &Device) -> Outcome {
     let mapped = domain.map(buffer, Both)?;
     check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
     drop(mapped);
-    let can_move =
-        Arena::builder().size(2 << 20).source(Source::Plain).exposure(Exposure::Whole).build(domain);
+    let can_move = Arena::builder()
+        .size(2 << 20)
+        .source(Source::Plain)
+        .mapping_policy(MappingPolicy::Whole)
+        .build(domain);
     println!("{}", can_move.as_ref().err().map(ToString::to_string).unwrap_or_default());
     check("memory that can move is refused", can_move.is_err())?;
     let per_use = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).build(domain);

@@ -4,7 +4,7 @@
 //! `cargo run -p pinfold --example vm_memory --features vm-memory`
 
 use pinfold::adapters::vm_memory::{GuestArena, GuestRegion};
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::Iova;
 use std::error::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -22,7 +22,7 @@ fn for_device(guest: &GuestArena, addr: GuestAddress) -> Option<Iova> {
 fn main() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     // The guest gives any of its memory to the device, so all of it is mapped, as long as the guest lives.
-    let arena = Arena::builder().size(8 << 20).exposure(Exposure::Whole).build(&domain)?;
+    let arena = Arena::builder().size(8 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let guest = GuestArena::from_regions(vec![
         GuestRegion::new(arena.alloc_zeroed(2 << 20)?, LOW)?,
         GuestRegion::new(arena.alloc_zeroed(4 << 20)?, HIGH)?,

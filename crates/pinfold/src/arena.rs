@@ -4,7 +4,7 @@
 //! anything inside is an addition. [`Arena::alloc`] gives [`Buffer`]s; as a
 //! [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) it feeds DMA pools and page pools; one that is exposed per use takes a
 //! page pool's chunks from the device while their pages are still out
-//! ([`Revocable`](pinfold_core::page_pool::Revocable)).
+//! ([`RevocableSource`](pinfold_core::page_pool::RevocableSource)).
 //!
 //! # What is promised about the memory
 //!
@@ -20,7 +20,7 @@
 //!   ([`Pinning::Required`] makes it one).
 //! - **When it goes back.** When the last handle, buffer and pool chunk is gone. Frames that never come back (a pool
 //!   destroyed while blocks are out, a revoke that timed out) keep the whole arena for ever: a device may still write
-//!   there. [`leaked_bytes`] counts it.
+//!   there. [`quarantined_bytes`] counts it.
 
 mod builder;
 mod chunks;
@@ -34,7 +34,7 @@ mod tests;
 
 pub use builder::{ArenaBuilder, Pinning};
 pub use error::{AllocError, BuildError, Shared};
-pub use source::{Account, NotLocked, Refused, Residency, Source, UnknownSource, Why};
+pub use source::{Account, NotLocked, Residency, Source, SourceRefused, UnknownSource, Why};
 
 use crate::buffer::Buffer;
 use crate::sys::{region::Region, smaps};
@@ -53,7 +53,7 @@ use std::sync::{Arc, Mutex};
 
 /// What of an arena its domain's devices can reach.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Exposure {
+pub enum MappingPolicy {
     /// All of it, as long as it lives: mapped once, and no table work afterwards. A device may write any byte at any
     /// time, so no slice of it is lent.
     Whole,
@@ -77,7 +77,7 @@ pub(crate) struct Inner {
     place: Option<Place>,
     /// The chunks that are mapped, by their first frame.
     chunks: Mutex<BTreeMap<u32, StaticMapping>>,
-    exposure: Exposure,
+    mapping_policy: MappingPolicy,
     account: Account,
     /// Frames of the zone that are none of the region: a zone has at least 2 MiB.
     fenced: u64,
@@ -117,11 +117,11 @@ pub struct Backing {
 static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of arenas that were kept for ever, because something in them never came back.
-pub fn leaked_bytes() -> u64 {
+pub fn quarantined_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)
 }
 
-fn note_leaked(bytes: u64) {
+fn count_quarantined(bytes: u64) {
     LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
     #[cfg(test)]
     tests::LEAKED_HERE.set(tests::LEAKED_HERE.get() + bytes);
@@ -158,7 +158,7 @@ impl Arena {
         Ok(buffer)
     }
 
-    /// What a device of the domain calls the first byte; the rest follows linearly. With [`Exposure::PerUse`] it
+    /// What a device of the domain calls the first byte; the rest follows linearly. With [`MappingPolicy::PerUse`] it
     /// reaches only what is mapped there.
     pub fn iova(&self) -> Iova {
         self.0.iova.start()
@@ -180,8 +180,8 @@ impl Arena {
     }
 
     /// What of it devices can reach.
-    pub fn exposure(&self) -> Exposure {
-        self.0.exposure
+    pub fn mapping_policy(&self) -> MappingPolicy {
+        self.0.mapping_policy
     }
 
     /// What it got, and what was refused.
@@ -200,7 +200,7 @@ impl Arena {
         let bytes = inner.account.bytes;
         let pinned = match inner.account.residency {
             Residency::Hugetlb | Residency::Locked => true,
-            Residency::ByMapping => inner.exposure == Exposure::Whole,
+            Residency::ByMapping => inner.mapping_policy == MappingPolicy::Whole,
             Residency::NotLocked(_) => false,
         };
         ArenaStats {
@@ -227,7 +227,7 @@ impl Arena {
     /// Whether a buffer of it that is not mapped is its owner's alone: no device reaches it, and no other process (nor
     /// this one by `write`, which is safe) has it as a file.
     pub(crate) fn is_private(&self) -> bool {
-        self.0.exposure == Exposure::PerUse && self.0.memfd.is_none()
+        self.0.mapping_policy == MappingPolicy::PerUse && self.0.memfd.is_none()
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -308,7 +308,7 @@ impl Inner {
     /// Keeps a run out for ever, because a device may still reach it.
     fn quarantine(&self, run: Run) {
         self.quarantined.fetch_add(u64::from(run.frames), Ordering::Relaxed);
-        self.space.note_quarantined(run.bytes());
+        self.space.count_quarantined(run.bytes());
     }
 
     fn refusal(&self, asked: u64, error: FrameError) -> AllocError {
@@ -338,9 +338,9 @@ impl Inner {
 
     /// Where a run is mapped already for as long as the arena lives.
     pub(crate) fn fixed_iova_of(&self, run: Run) -> Option<Iova> {
-        match self.exposure {
-            Exposure::Whole => self.iova_of(run).map(|range| range.start()),
-            Exposure::PerUse => None,
+        match self.mapping_policy {
+            MappingPolicy::Whole => self.iova_of(run).map(|range| range.start()),
+            MappingPolicy::PerUse => None,
         }
     }
 }
@@ -352,7 +352,7 @@ impl Drop for Inner {
         let free = place.is_some_and(|place| space::detach(&*self.space, self.region.memory(), place));
         if !free {
             tracing::warn!(bytes = self.account.bytes, frames = in_use, "an arena is kept for ever");
-            note_leaked(self.account.bytes);
+            count_quarantined(self.account.bytes);
             return;
         }
         if !self.region.is_owned() {
@@ -371,7 +371,7 @@ impl fmt::Debug for Arena {
             .field("bytes", &inner.account.bytes)
             .field("source", &inner.account.source)
             .field("iova", &inner.iova)
-            .field("exposure", &inner.exposure)
+            .field("mapping_policy", &inner.mapping_policy)
             .finish_non_exhaustive()
     }
 }

@@ -124,7 +124,7 @@ impl fmt::Debug for Buffer {
         f.debug_struct("Buffer")
             .field("len", &self.len())
             .field("first", &self.run.first)
-            .field("exposure", &self.arena.exposure())
+            .field("mapping_policy", &self.arena.mapping_policy())
             .finish()
     }
 }

@@ -5,7 +5,7 @@
 //! let go; the next time there is nothing to do. What nobody holds is taken back, longest unused first, when the
 //! [`Budget`] or the kernel's limits are reached.
 //!
-//! The price is the one of [`Exposure::Whole`](crate::Exposure): the device can reach a cached buffer at any time. That is
+//! The price is the one of [`MappingPolicy::Whole`](crate::MappingPolicy): the device can reach a cached buffer at any time. That is
 //! why the cache holds a share of each buffer: it is not freed, and (a slice needs the buffer for itself) no reference
 //! to its bytes can be had, until it has been taken back.
 
@@ -287,7 +287,7 @@ impl Inner {
         let reachable = matches!(error, CacheError::Domain(error) if error.stays_reachable());
         if reachable {
             tracing::error!(bytes = len, %error, "buffers that were not cached are kept for ever");
-            self.domain.note_quarantined(len as u64);
+            self.domain.count_quarantined(len as u64);
             owners.iter().for_each(|owner| std::mem::forget(Arc::clone(owner)));
         }
     }
@@ -321,11 +321,11 @@ impl Inner {
     fn map(&self, run: DmaMemory) -> Result<(StaticMapping, bool), BackendError> {
         // SAFETY: the entry keeps the owners until it has been unmapped, or for ever; nobody gets a reference (`miss`).
         match unsafe { self.domain.map_static(run, BOTH) } {
-            Err(BackendError::NotAdmitted { .. }) => {}
+            Err(BackendError::NotRegistered { .. }) => {}
             other => return other.map(|iova| (iova, false)),
         }
         // SAFETY: as above; it is expelled with the entry.
-        unsafe { self.domain.admit(run) }?;
+        unsafe { self.domain.register_memory(run) }?;
         // SAFETY: as above.
         let mapped = unsafe { self.domain.map_static(run, BOTH) };
         match mapped {
@@ -333,7 +333,7 @@ impl Inner {
             // What a device may still reach stays known: its owners are kept.
             Err(error) if error.stays_reachable() => Err(error),
             Err(error) => {
-                self.domain.expel(run);
+                self.domain.unregister_memory(run);
                 Err(error)
             }
         }
@@ -359,13 +359,13 @@ impl Inner {
         let iova = mapping.iova();
         if let Err(error) = self.domain.unmap_static(mapping) {
             tracing::error!(%iova, %error, "a cached buffer is kept for ever");
-            self.domain.note_quarantined(len as u64);
+            self.domain.count_quarantined(len as u64);
             std::mem::forget(owners);
             return;
         }
         if let (true, Some(first)) = (foreign, owners.first()) {
             // SAFETY: as in `miss`: the owners are still there.
-            self.domain.expel(unsafe { DmaMemory::from_raw(first.memory().as_ptr(), len) });
+            self.domain.unregister_memory(unsafe { DmaMemory::from_raw(first.memory().as_ptr(), len) });
         }
     }
 }

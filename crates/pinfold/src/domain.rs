@@ -2,7 +2,7 @@
 
 use crate::soft::{Port, SoftConfig, SoftIommu, SoftView};
 use crate::vfio::open as vfio;
-use pinfold_core::domain::{BackendError, Paged};
+use pinfold_core::domain::{BackendError, TableBackend};
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::table::{TablePages, VtdSecondStage};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// One I/O address space, with the backend that keeps it. A handle: a clone is the same domain.
 ///
-/// What a domain offers whatever its backend (`map`, `revoke_all`, `admit`, `map_static`, `stats` ...) is reached
+/// What a domain offers whatever its backend (`map`, `revoke_all`, `register_memory`, `map_static`, `stats` ...) is reached
 /// through `Deref`: see [`pinfold_core::domain::Domain`].
 ///
 /// The first kernel that has what the backends need: `soft` needs none, `vfio` 4.0, `iommufd` 6.6.
@@ -53,7 +53,7 @@ impl Domain {
         // SAFETY: the table that uses it holds the IOMMU, as its sink, and with it the memory.
         let pages = unsafe { iommu.table_pages() };
         let pages = TablePages::new(pages, iommu.table_phys())?;
-        let paged = Paged::<VtdSecondStage, _>::new("soft", iommu.clone(), pages, levels)?;
+        let paged = TableBackend::<VtdSecondStage, _>::new("soft", iommu.clone(), pages, levels)?;
         iommu.attach(paged.root(), levels);
         let iovas = IovaSpace::new(paged.bits())?;
         let core = pinfold_core::domain::Domain::new(Box::new(paged), iovas);

@@ -43,7 +43,7 @@ mod sys;
 pub mod uring;
 pub mod vfio;
 
-pub use arena::{Arena, Exposure, Source};
+pub use arena::{Arena, MappingPolicy, Source};
 pub use buffer::Buffer;
 pub use domain::Domain;
 pub use sys::Errno;

@@ -16,7 +16,7 @@
 //! # What it costs of `RLIMIT_MEMLOCK`
 //!
 //! The kernel charges plain pages to each registration that touches them, and larger ones (hugepages, and every other
-//! page of several frames) whole, once a table. [`Account`] has that, and the bytes that are really pinned, each once.
+//! page of several frames) whole, once a table. [`PinnedStats`] has that, and the bytes that are really pinned, each once.
 //! A process with `CAP_IPC_LOCK` is charged nothing.
 //!
 //! # What happens when registered memory goes away
@@ -68,7 +68,7 @@ mod registration;
 mod survey;
 mod watch;
 
-pub use account::Account;
+pub use account::PinnedStats;
 pub use error::{Gone, MemoryError, RegistrationError};
 pub use pin::RingPlace;
 pub use pinfold_core::registered::{BufferIndex, Hold, Registered};
@@ -95,14 +95,14 @@ use watch::Watch;
 static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes that this process keeps pinned for ever, because a table was dropped while I/O was under way on them.
-pub fn leaked_bytes() -> u64 {
+pub fn quarantined_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)
 }
 
 /// Registered buffers: memory that the program already has, pinned as long as it is in this table.
 ///
 /// It belongs to one thread of control at a time. Dropping it unpins everything, save where I/O is under way on some
-/// of it: then all stays pinned for ever, and is [counted](leaked_bytes).
+/// of it: then all stays pinned for ever, and is [counted](quarantined_bytes).
 #[derive(Debug)]
 pub struct Buffers<'m> {
     table: Registry<Registration>,
@@ -322,10 +322,10 @@ impl<'m> Buffers<'m> {
     }
 
     /// What is pinned, and what of it counts against which limit. O(buffers).
-    pub fn account(&self) -> Account {
+    pub fn account(&self) -> PinnedStats {
         let each = || self.table.iter().map(|(_, buffer)| buffer);
         let (limit, kernel_bytes) = account::limit_and_pinned();
-        Account {
+        PinnedStats {
             buffers: self.table.len(),
             leaving: self.table.leaving(),
             bytes: each().map(|buffer| buffer.table().len()).sum(),

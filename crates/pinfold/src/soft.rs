@@ -11,15 +11,15 @@
 //! - it decodes table entries by itself, not by the core's code that wrote them.
 //!
 //! It does no harm that a real IOMMU could not do either: it only touches memory that was admitted to it, so that
-//! a wrong entry is a [`Fault`] and not a wild access. "Physical" addresses are addresses in this process.
+//! a wrong entry is a [`Fault`] and not a wild access. "PhysTranslator" addresses are addresses in this process.
 //!
 //! Its cost model is a time line and not a thread: a batch that is submitted at t completes at max(t, previous) + cost,
 //! and later at random. What is due takes effect when a waiter polls.
 //! So a waiter really waits, also on two cores.
 
 use pinfold_core::addr::{PhysAddr, PhysRange};
-use pinfold_core::domain::{BackendError, Physical};
-use pinfold_core::invalidate::{Batch, Sink, SinkError, Ticket, WaitLimit};
+use pinfold_core::domain::{BackendError, PhysTranslator};
+use pinfold_core::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::TablePage;
 use std::sync::Arc;
@@ -151,8 +151,8 @@ impl<'d> SoftView<'d> {
     }
 }
 
-impl Sink for SoftIommu {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+impl InvalidationQueue for SoftIommu {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         self.0.submit(batch, ticket);
         Ok(())
     }
@@ -182,19 +182,19 @@ impl Sink for SoftIommu {
         self.0.config.queue_depth
     }
 
-    fn caches_absent(&self) -> bool {
+    fn caches_not_present(&self) -> bool {
         self.0.config.caching_mode
     }
 }
 
-impl Physical for SoftIommu {
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+impl PhysTranslator for SoftIommu {
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one that the registry asks for.
-        unsafe { self.0.admit(memory) }
+        unsafe { self.0.register_memory(memory) }
     }
 
-    fn expel(&self, memory: DmaMemory) {
-        self.0.expel(memory);
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.0.unregister_memory(memory);
     }
 
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {

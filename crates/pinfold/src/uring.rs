@@ -52,14 +52,14 @@ static ABANDONED: AtomicU64 = AtomicU64::new(0);
 
 /// How many buffers of dropped queues this process has given up, since the kernel never said that it is done with
 /// them. They stay allocated for ever.
-pub fn abandoned_buffers() -> u64 {
+pub fn quarantined_buffers() -> u64 {
     ABANDONED.load(Ordering::Relaxed)
 }
 
 /// A file with a queue of transfers. See the [module](self).
 ///
 /// Dropping it waits until the kernel is done with all buffers, at most 30 s (kernels before 5.11: without limit);
-/// those that it still holds then are leaked and [counted](abandoned_buffers), never freed. What was queued and not
+/// those that it still holds then are leaked and [counted](quarantined_buffers), never freed. What was queued and not
 /// yet submitted is not begun. File and registered memory are the kernel's no more when a drop on the queue's own thread
 /// returns.
 pub struct FileQueue<'m, B: Pinned> {

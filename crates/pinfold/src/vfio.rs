@@ -2,11 +2,11 @@
 //!
 //! ```no_run
 //! use pinfold::vfio::{Device, Options};
-//! use pinfold::{Arena, Exposure};
+//! use pinfold::{Arena, MappingPolicy};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Device::open("0000:01:00.0", &Options::new())?; // `pinfold bind 0000:01:00.0` before
-//! let arena = Arena::builder().size(64 << 20).exposure(Exposure::Whole).build(device.domain())?;
+//! let arena = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(device.domain())?;
 //! let bar = device.bar(0)?;
 //! let capabilities = bar.read64(0)?; // of an NVMe controller: CAP
 //! device.set_bus_master(true)?;
@@ -45,7 +45,7 @@ mod type1;
 pub use bar::Bar;
 pub use bdf::{Bdf, NotBdf};
 pub use bind::{After, BindError, Binder, Files, Handed, SysFiles};
-pub use choice::Way;
+pub use choice::IommuInterface;
 pub use device::{Device, Ids};
 pub use error::{DeviceError, Neighbour, OpenError};
 pub use in_use::InUse;

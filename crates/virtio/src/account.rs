@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What a stack has done so far, and what it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Account {
+pub struct Stats {
     /// Rings and the like that were allocated (`dma_alloc`).
     pub dma_allocs: u64,
     /// Pages of those that are out.
@@ -27,7 +27,7 @@ pub struct Account {
     pub quarantined_bytes: u64,
 }
 
-impl Account {
+impl Stats {
     /// Whether nothing is out, nothing lost, and nothing was given back that was not owed.
     pub fn is_clean(&self) -> bool {
         let Self { dma_pages_live, shares_live, strays, quarantined_bytes, .. } = *self;
@@ -35,7 +35,7 @@ impl Account {
     }
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -71,9 +71,9 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    pub(crate) fn account(&self, dma_pages_live: u64, shares_live: u64) -> Account {
+    pub(crate) fn account(&self, dma_pages_live: u64, shares_live: u64) -> Stats {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Account {
+        Stats {
             dma_allocs: get(&self.dma_allocs),
             dma_pages_live,
             shares: get(&self.shares),

@@ -53,7 +53,7 @@ mod slot;
 mod stack;
 mod translated;
 
-pub use account::Account;
+pub use account::Stats;
 pub use hal::PinfoldHal;
 pub use slot::{InstallError, Installed, Leak, Place, Process, Slot, install};
 pub use stack::{SMALL_BYTES, ShareError};

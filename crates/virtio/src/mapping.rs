@@ -61,7 +61,7 @@ impl Lent {
         match unsafe { map(domain, buffer.memory(), direction) } {
             Ok(mapping) => Ok(Self { buffer, mapping }),
             Err(error) if error.stays_reachable() => {
-                domain.note_quarantined(bytes);
+                domain.count_quarantined(bytes);
                 Err((error, bytes))
             }
             Err(error) => {
@@ -95,7 +95,7 @@ impl Lent {
             Err(error) => {
                 let bytes = self.buffer.len() as u64;
                 tracing::error!(%iova, bytes, %error, "frames are kept for ever: a device may reach them");
-                domain.note_quarantined(bytes);
+                domain.count_quarantined(bytes);
                 Err(bytes)
             }
         }

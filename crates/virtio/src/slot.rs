@@ -1,6 +1,6 @@
 //! Where the `Hal`'s functions, which have no receiver, find their stack.
 
-use crate::account::Account;
+use crate::account::Stats;
 use crate::stack::{NoStack, Stack};
 use pinfold::arena::{ArenaBuilder, BuildError};
 use pinfold::{Arena, Domain};
@@ -107,7 +107,7 @@ pub enum InstallError {
     #[error("there is a stack in this place already: {account}; finish() it, or name another Place")]
     Occupied {
         /// What that one holds.
-        account: Account,
+        account: Stats,
     },
     /// There is no memory for it.
     #[error(transparent)]
@@ -153,7 +153,7 @@ pub struct Leak<P: Place> {
     /// The stack.
     pub installed: Installed<P>,
     /// What it did, and what is out.
-    pub account: Account,
+    pub account: Stats,
 }
 
 impl<P: Place> Installed<P> {
@@ -163,7 +163,7 @@ impl<P: Place> Installed<P> {
     }
 
     /// What the stack has done so far, and what it holds.
-    pub fn account(&self) -> Account {
+    pub fn account(&self) -> Stats {
         P::slot().with(Stack::account).unwrap_or_default()
     }
 
@@ -171,7 +171,7 @@ impl<P: Place> Installed<P> {
     ///
     /// # Errors
     /// [`Leak`], with the stack, where a driver still has rings, or a payload is still shared.
-    pub fn finish(self) -> Result<Account, Leak<P>> {
+    pub fn finish(self) -> Result<Stats, Leak<P>> {
         let mut slot = P::slot().write();
         let account = slot.as_ref().map(|tenant| tenant.stack.account()).unwrap_or_default();
         if slot.as_ref().is_some_and(|tenant| !tenant.stack.is_idle()) {

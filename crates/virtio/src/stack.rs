@@ -1,9 +1,9 @@
 //! The memory and the domain behind a `Hal`, and what is out.
 
-use crate::account::{Account, Counts, count};
+use crate::account::{Counts, Stats, count};
 use crate::mapping::{self, Lent};
 use pinfold::arena::{AllocError, BuildError};
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::dma_pool::{self, ChunkSource, CreateError, DmaPool, RawBlock};
@@ -101,7 +101,7 @@ pub(crate) enum NoStack {
 impl Stack {
     pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, NoStack> {
         // Exposed whole, references could not be lent into it, and nothing would be taken from the device.
-        let arena = arena.exposure(Exposure::PerUse).build(domain).map_err(NoStack::Arena)?;
+        let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(NoStack::Arena)?;
         let small =
             DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(NoStack::Pool)?;
         Ok(Self { small, arena, domain: domain.clone(), out: Mutex::default(), counts: Counts::default() })
@@ -111,7 +111,7 @@ impl Stack {
         &self.arena
     }
 
-    pub(crate) fn account(&self) -> Account {
+    pub(crate) fn account(&self) -> Stats {
         let out = self.out();
         let pages = |lent: &Lent| lent.iova().len() / PAGE as u64;
         self.counts.account(out.dma.values().map(pages).sum(), out.shares.len() as u64)

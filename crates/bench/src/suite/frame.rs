@@ -37,7 +37,7 @@ use super::BenchError;
 use crate::baseline::buddy::Buddy;
 use crate::harness::Harness;
 use crate::record::Record;
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::frame::{Frame, Zone};
 use pinfold_core::mem::DmaMemory;
 
@@ -63,7 +63,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let (zone, buddy) = (Zone::new(FRAMES)?, Buddy::new(FRAMES));
     let domain = Domain::soft()?;
     let bytes = u64::from(WRITTEN) * Frame::BYTES;
-    let arena = Arena::builder().size(bytes).exposure(Exposure::Whole).build(&domain)?;
+    let arena = Arena::builder().size(bytes).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let frames = arena.alloc_zeroed(WRITTEN as usize * 4096)?;
     let parts = Parts { zone: &zone, buddy: &buddy, memory: frames.memory() };
     let mut records = single::pairs(harness, &parts)?;

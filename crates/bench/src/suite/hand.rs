@@ -10,7 +10,7 @@ mod unchecked;
 
 pub(super) use frames::Huge;
 pub(super) use loops::{
-    Dice, OUT, TWO, WARM, alone, beside, give_all, pairs, scattered, slots, take_all, together,
+    OUT, Rng, TWO, WARM, alone, beside, give_all, pairs, scattered, slots, take_all, together,
 };
 pub(super) use raw::{Raw, Unowned, bulks};
 pub(super) use unchecked::pairs as unchecked_pairs;

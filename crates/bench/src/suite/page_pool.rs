@@ -32,7 +32,7 @@ use super::BenchError;
 use crate::baseline::buddy::Buddy;
 use crate::harness::Harness;
 use crate::record::Record;
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::frame::Frame;
 use pinfold_core::page_pool::{Config, PagePool};
 
@@ -47,10 +47,10 @@ const MEMORY: u64 = 256 << 20;
 /// Where the memory cannot be had, or a subject fails.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(MEMORY).exposure(Exposure::PerUse).build(&domain)?;
+    let arena = Arena::builder().size(MEMORY).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
     let packets = Arena::builder()
         .size(u64::from(FRAMES) * Frame::BYTES)
-        .exposure(Exposure::Whole)
+        .mapping_policy(MappingPolicy::Whole)
         .build(&domain)?
         .alloc(FRAMES as usize * 4096)?;
     // Touched, so that no subject pays for a page's first use. It is as long as was asked for: nothing is refused.

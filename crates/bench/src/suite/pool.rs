@@ -35,7 +35,7 @@ use super::BenchError;
 use super::hand::Pool;
 use crate::harness::Harness;
 use crate::record::Record;
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::dma_pool::DmaPool;
 
 pub use workload::{BLOCKS, SIZE};
@@ -49,9 +49,9 @@ const MEMORY: usize = 96 << 20;
 /// Where the memory cannot be had, or a subject fails.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(MEMORY as u64).exposure(Exposure::Whole).build(&domain)?;
+    let arena = Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     // Of the same kind, for the baselines, and theirs alone.
-    let others = Arena::builder().size(MEMORY as u64).exposure(Exposure::PerUse).build(&domain)?;
+    let others = Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
     let mut others = others.alloc(MEMORY)?;
     let baseline = others.as_mut_slice()?;
     // All memory is touched, so that no subject pays for a page's first use.

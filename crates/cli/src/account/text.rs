@@ -1,8 +1,6 @@
 //! The account as text: a line a fact, the figures of a kind under each other.
 
-use super::{
-    CopyAccount, DeviceAccount, DomainAccount, MemoryAccount, PoolAccount, RequestAccount, StackAccount,
-};
+use super::{CopyReport, DeviceReport, DomainReport, MemoryReport, PoolReport, RequestReport, StackReport};
 use crate::args::Protect;
 use crate::units::{ByteSize, counted, grouped, rate, time};
 use std::fmt::{self, Write};
@@ -16,7 +14,7 @@ fn line(out: &mut String, label: &str, value: fmt::Arguments<'_>) {
     let _ = writeln!(out, "  {label:<LABEL$}{value}");
 }
 
-impl CopyAccount {
+impl CopyReport {
     /// The account as text.
     pub(crate) fn to_text(&self) -> String {
         let mut out = String::new();
@@ -64,7 +62,7 @@ fn nanoseconds(seconds: f64) -> u64 {
     Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
 }
 
-fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
+fn request_line(out: &mut String, label: &str, account: &RequestReport) {
     if account.requests == 0 {
         return;
     }
@@ -80,7 +78,7 @@ fn request_line(out: &mut String, label: &str, account: &RequestAccount) {
     line(out, label, figures);
 }
 
-impl StackAccount {
+impl StackReport {
     /// The stack's part, section by section.
     pub(crate) fn to_text(&self, out: &mut String) {
         let _ = writeln!(out, "\nmemory");
@@ -125,14 +123,14 @@ impl StackAccount {
     pub(crate) fn pools_to_kernel_text(&self) -> String {
         let mut out = String::from("poolinfo - 0.1\n");
         for pool in &self.pools {
-            let PoolAccount { name, in_use, blocks, block_bytes, chunks, .. } = pool;
+            let PoolReport { name, in_use, blocks, block_bytes, chunks, .. } = pool;
             let _ = writeln!(out, "{name:<16} {in_use:>4} {blocks:>4} {block_bytes:>4} {chunks:>2}");
         }
         out
     }
 }
 
-impl MemoryAccount {
+impl MemoryReport {
     fn to_text(&self, out: &mut String) {
         let exposed = if self.always_exposed { "always exposed" } else { "exposed while in use" };
         let what = format_args!(
@@ -165,7 +163,7 @@ impl MemoryAccount {
     }
 }
 
-impl DeviceAccount {
+impl DeviceReport {
     fn to_text(&self, out: &mut String) {
         let _ = writeln!(out, "\ncontroller {}", self.name);
         let requests = counted(self.requests, "I/O");
@@ -198,7 +196,7 @@ impl DeviceAccount {
     }
 }
 
-impl DomainAccount {
+impl DomainReport {
     fn to_text(&self, out: &mut String, protect: Protect) {
         let protect = match protect {
             Protect::Static => "static",
@@ -249,8 +247,8 @@ impl DomainAccount {
 mod tests {
     use super::*;
 
-    fn stack() -> StackAccount {
-        let pool = PoolAccount {
+    fn stack() -> StackReport {
+        let pool = PoolReport {
             name: "chain pool".into(),
             in_use: 373_959,
             blocks: 386_048,
@@ -260,7 +258,7 @@ mod tests {
             free_chunks: 0,
             bytes: 12_064 * 4096,
         };
-        let memory = MemoryAccount {
+        let memory = MemoryReport {
             name: "data",
             source: "plain",
             bytes: 16 << 20,
@@ -272,13 +270,13 @@ mod tests {
             frames_in_use: 0,
             frames_at_most: 4000,
             frames_quarantined: 1,
-            refused: vec![RefusedAccount { source: "hugetlb-2m", why: "8 free pages are needed".into() }],
+            refused: vec![RefusedReport { source: "hugetlb-2m", why: "8 free pages are needed".into() }],
         };
-        StackAccount {
+        StackReport {
             protect: Protect::Revoke,
             memory: vec![memory],
             fixes: vec!["sudo sysctl vm.nr_hugepages=8".into()],
-            devices: vec![DeviceAccount {
+            devices: vec![DeviceReport {
                 name: "soft:64M".into(),
                 requests: 10,
                 commands: 12,
@@ -288,7 +286,7 @@ mod tests {
                 ..Default::default()
             }],
             pools: vec![pool],
-            domain: DomainAccount {
+            domain: DomainReport {
                 backend: "soft",
                 maps: 20,
                 invalidations_asked: 20,
@@ -297,7 +295,7 @@ mod tests {
             },
         }
     }
-    use super::super::RefusedAccount;
+    use super::super::RefusedReport;
 
     #[test]
     fn the_pools_report_is_the_kernels() {
@@ -309,7 +307,7 @@ mod tests {
     fn who_asked_for_interrupts_is_not_told_of_polling() {
         let queues = |by_interrupt, sleeps| {
             let mut text = String::new();
-            DeviceAccount { queues: 1, by_interrupt, sleeps, interrupts: sleeps, ..Default::default() }
+            DeviceReport { queues: 1, by_interrupt, sleeps, interrupts: sleeps, ..Default::default() }
                 .to_text(&mut text);
             text.lines().find_map(|line| Some(line.split_once("0 doorbells, ")?.1.to_owned())).unwrap()
         };

@@ -9,7 +9,7 @@ use crate::args::{IoArgs, Memory, Protect, Rw, StackArgs};
 use crate::failure::Failure;
 use crate::io;
 use crate::signal::Interrupt;
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use crate::units::{ByteSize, TimeSpan};
 use pinfold::probe::Facts;
 use pinfold::vfio::{Bdf, BindError, Binder};

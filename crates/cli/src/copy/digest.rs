@@ -1,10 +1,10 @@
 //! The SHA-256 of what a target holds, read as it is copied: many requests at a time, looked at in their order.
 
 use super::error::PumpError;
-use crate::lane::{Landed, Lane};
+use crate::lane::{Landed, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Request, Target, Way};
+use crate::targets::{Bytes, IoDirection, Request, Target};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,7 +44,7 @@ pub(crate) fn digest<B: Bytes>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<Hash, PumpError> {
-    let mut lane = Lane::new(target, buffers.len());
+    let mut lane = Worker::new(target, buffers.len());
     let mut idle: Vec<_> = buffers.drain(..).enumerate().collect();
     let mut early = BTreeMap::new();
     let result = read_in_order(&mut lane, (total, block), &mut idle, &mut early, progress, interrupt);
@@ -55,7 +55,7 @@ pub(crate) fn digest<B: Bytes>(
 }
 
 fn read_in_order<B: Bytes>(
-    lane: &mut Lane<'_, B>,
+    lane: &mut Worker<'_, B>,
     (total, block): (u64, usize),
     idle: &mut Vec<(usize, B)>,
     early: &mut BTreeMap<u64, Landed<B>>,
@@ -72,7 +72,7 @@ fn read_in_order<B: Bytes>(
         while asked < total {
             let Some((slot, buffer)) = idle.pop() else { break };
             let len = usize::try_from(total - asked).unwrap_or(usize::MAX).min(block);
-            let request = Request { way: Way::Read, offset: asked, len, slot, buffer };
+            let request = Request { way: IoDirection::Read, offset: asked, len, slot, buffer };
             lane.submit(request).map_err(|refused| {
                 idle.extend(refused.buffer.map(|buffer| (slot, buffer)));
                 PumpError::from(refused.error)
@@ -110,7 +110,7 @@ fn hash_buffer<B: Bytes>(
     buffer: &B,
     len: usize,
     piece: &mut [u8],
-) -> Result<(), crate::target::TargetError> {
+) -> Result<(), crate::targets::TargetError> {
     let mut at = 0;
     while at < len {
         let take = piece.len().min(len - at);
@@ -125,7 +125,7 @@ fn hash_buffer<B: Bytes>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::fake::{Fake, Fault};
+    use crate::targets::fake::{Fake, Fault};
 
     fn of(
         target: &mut Fake,

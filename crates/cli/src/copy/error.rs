@@ -1,6 +1,6 @@
 //! What can go wrong while bytes are moved.
 
-use crate::target::TargetError;
+use crate::targets::TargetError;
 
 /// Why the bytes were not all moved.
 #[derive(Debug, thiserror::Error)]

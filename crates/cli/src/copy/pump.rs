@@ -2,10 +2,10 @@
 //! there are buffers, in whatever order the targets complete.
 
 use super::error::PumpError;
-use crate::lane::{Figures, Landed, Lane};
+use crate::lane::{Figures, Landed, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Refused, Request, Target, Way};
+use crate::targets::{Bytes, IoDirection, Request, SubmitError, Target};
 use std::time::{Duration, Instant};
 
 /// What is to be moved.
@@ -33,8 +33,8 @@ pub(crate) struct Phase {
 }
 
 struct Pump<'t, B> {
-    source: Lane<'t, B>,
-    sink: Lane<'t, B>,
+    source: Worker<'t, B>,
+    sink: Worker<'t, B>,
     /// Buffers with the slots that they use.
     idle: Vec<(usize, B)>,
     /// Reads and writes that are over and not yet looked at.
@@ -58,8 +58,8 @@ pub(crate) fn pump<B: Bytes>(
     let began = Instant::now();
     let slots = buffers.len();
     let mut pump = Pump {
-        source: Lane::new(from, slots),
-        sink: Lane::new(to, slots),
+        source: Worker::new(from, slots),
+        sink: Worker::new(to, slots),
         idle: buffers.drain(..).enumerate().collect(),
         read: Vec::with_capacity(slots),
         wrote: Vec::with_capacity(slots),
@@ -78,8 +78,8 @@ pub(crate) fn pump<B: Bytes>(
         bytes: pump.written,
         elapsed: began.elapsed(),
         flush,
-        reads: pump.source.figures(Way::Read).clone(),
-        writes: pump.sink.figures(Way::Write).clone(),
+        reads: pump.source.figures(IoDirection::Read).clone(),
+        writes: pump.sink.figures(IoDirection::Write).clone(),
     })
 }
 
@@ -112,7 +112,7 @@ impl<B: Bytes> Pump<'_, B> {
             let Some((slot, buffer)) = self.idle.pop() else { break };
             let offset = self.next;
             let len = usize::try_from(self.plan.total - offset).unwrap_or(usize::MAX).min(self.plan.block);
-            let request = Request { way: Way::Read, offset, len, slot, buffer };
+            let request = Request { way: IoDirection::Read, offset, len, slot, buffer };
             match self.source.submit(request) {
                 Ok(()) => self.next += len as u64,
                 Err(refused) => return Err(self.refused(slot, refused)),
@@ -158,11 +158,11 @@ impl<B: Bytes> Pump<'_, B> {
             self.idle.push((slot, buffer));
             return ready;
         }
-        let request = Request { way: Way::Write, offset, len, slot, buffer };
+        let request = Request { way: IoDirection::Write, offset, len, slot, buffer };
         self.sink.submit(request).map_err(|refused| self.refused(slot, refused))
     }
 
-    fn refused(&mut self, slot: usize, refused: Refused<B>) -> PumpError {
+    fn refused(&mut self, slot: usize, refused: SubmitError<B>) -> PumpError {
         self.idle.extend(refused.buffer.map(|buffer| (slot, buffer)));
         refused.error.into()
     }
@@ -171,7 +171,7 @@ impl<B: Bytes> Pump<'_, B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::fake::{Fake, Fault};
+    use crate::targets::fake::{Fake, Fault};
 
     fn data(len: usize) -> Vec<u8> {
         (0u8..=250).cycle().take(len).collect()

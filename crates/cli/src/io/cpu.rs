@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 /// Processor time of a workload: the program's and the kernel's for it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct CpuAccount {
+pub(crate) struct CpuReport {
     /// In the program, seconds.
     pub(crate) user_seconds: f64,
     /// In the kernel, seconds.
@@ -15,7 +15,7 @@ pub(crate) struct CpuAccount {
     pub(crate) ns_per_request: f64,
 }
 
-impl CpuAccount {
+impl CpuReport {
     /// What was computed since `before`, for so many requests.
     pub(crate) fn since(before: CpuTime, requests: u64) -> Self {
         let time = CpuTime::here().since(before);

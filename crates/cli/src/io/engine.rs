@@ -2,10 +2,10 @@
 
 use crate::args::Rw;
 use crate::copy::error::PumpError;
-use crate::lane::{Figures, Landed, Lane};
+use crate::lane::{Figures, Landed, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Request, Target, Way};
+use crate::targets::{IoDirection, Request, Target};
 use std::time::{Duration, Instant};
 
 /// What is to be done.
@@ -60,18 +60,18 @@ impl Order {
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    fn next(&mut self) -> Option<(Way, u64)> {
+    fn next(&mut self) -> Option<(IoDirection, u64)> {
         let Workload { rw, block, blocks, requests, reads_in_100, .. } = self.workload;
         if self.made >= requests {
             return None;
         }
         let (way, random) = match rw {
-            Rw::Read => (Way::Read, false),
-            Rw::Write => (Way::Write, false),
-            Rw::Randread => (Way::Read, true),
-            Rw::Randwrite => (Way::Write, true),
-            Rw::Randrw if self.random(100) < u64::from(reads_in_100) => (Way::Read, true),
-            Rw::Randrw => (Way::Write, true),
+            Rw::Read => (IoDirection::Read, false),
+            Rw::Write => (IoDirection::Write, false),
+            Rw::Randread => (IoDirection::Read, true),
+            Rw::Randwrite => (IoDirection::Write, true),
+            Rw::Randrw if self.random(100) < u64::from(reads_in_100) => (IoDirection::Read, true),
+            Rw::Randrw => (IoDirection::Write, true),
         };
         let at = if random { self.random(blocks) } else { self.made % blocks.max(1) };
         self.made += 1;
@@ -88,7 +88,7 @@ pub(crate) fn run<B>(
     progress: &Progress,
     interrupt: &Interrupt,
 ) -> Result<Outcome, PumpError> {
-    let mut lane = Lane::new(target, buffers.len());
+    let mut lane = Worker::new(target, buffers.len());
     let mut idle: Vec<_> = buffers.drain(..).enumerate().collect();
     let began = Instant::now();
     let result = go(&mut lane, workload, &mut idle, (began, progress, interrupt));
@@ -97,11 +97,11 @@ pub(crate) fn run<B>(
     buffers.extend(idle.into_iter().map(|(_, buffer)| buffer));
     result?;
     let outcome = |way| lane.figures(way).clone();
-    Ok(Outcome { elapsed, reads: outcome(Way::Read), writes: outcome(Way::Write) })
+    Ok(Outcome { elapsed, reads: outcome(IoDirection::Read), writes: outcome(IoDirection::Write) })
 }
 
 fn go<B>(
-    lane: &mut Lane<'_, B>,
+    lane: &mut Worker<'_, B>,
     workload: Workload,
     idle: &mut Vec<(usize, B)>,
     (began, progress, interrupt): (Instant, &Progress, &Interrupt),
@@ -139,7 +139,7 @@ fn go<B>(
 }
 
 fn take_back<B>(
-    lane: &Lane<'_, B>,
+    lane: &Worker<'_, B>,
     over: Landed<B>,
     idle: &mut Vec<(usize, B)>,
     progress: &Progress,
@@ -161,7 +161,7 @@ fn take_back<B>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::fake::{Fake, Fault};
+    use crate::targets::fake::{Fake, Fault};
 
     fn workload(rw: Rw, requests: u64) -> Workload {
         Workload { rw, block: 512, blocks: 100, requests, runtime: None, reads_in_100: 70 }
@@ -195,7 +195,7 @@ mod tests {
         let mut reads = 0;
         while let Some((way, at)) = order.next() {
             seen[usize::try_from(at / 512).unwrap()] += 1;
-            reads += u32::from(way == Way::Read);
+            reads += u32::from(way == IoDirection::Read);
         }
         assert!(seen.iter().all(|&n| (800..1200).contains(&n)), "{seen:?}");
         assert!((69_000..71_000).contains(&reads), "{reads}");

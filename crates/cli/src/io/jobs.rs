@@ -5,8 +5,8 @@ use super::verify::{self, Verified};
 use crate::copy::error::PumpError;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::part::Part;
-use crate::target::{Bytes, Target};
+use crate::targets::part::Part;
+use crate::targets::{Bytes, Target};
 use std::time::Instant;
 
 /// What the jobs do, all of them together.
@@ -20,7 +20,7 @@ pub(crate) enum Task {
 }
 
 /// What they did.
-pub(crate) struct Did {
+pub(crate) struct Completed {
     pub(crate) outcome: Outcome,
     pub(crate) verified: Option<Verified>,
 }
@@ -59,7 +59,7 @@ pub(crate) fn run<B: Bytes + Send>(
     buffers: &mut Vec<B>,
     progress: &Progress,
     interrupt: &Interrupt,
-) -> Result<Did, PumpError> {
+) -> Result<Completed, PumpError> {
     let count = targets.len().max(1);
     let each = buffers.len() / count;
     let stop = interrupt.child();
@@ -132,11 +132,11 @@ fn go<B: Bytes>(
     buffers: &mut Vec<B>,
     progress: &Progress,
     interrupt: &Interrupt,
-) -> Result<Did, PumpError> {
+) -> Result<Completed, PumpError> {
     match task {
         Task::Run => {
             let outcome = engine::run(target, *workload, buffers, progress, interrupt)?;
-            Ok(Did { outcome, verified: None })
+            Ok(Completed { outcome, verified: None })
         }
         Task::Check(least, counted) => {
             let unit = target.info().unit;
@@ -144,12 +144,12 @@ fn go<B: Bytes>(
             let workload = Workload { blocks: region / unit as u64, ..*workload };
             let (outcome, verified) =
                 verify::run(target, (&workload, least, counted), buffers, progress, interrupt)?;
-            Ok(Did { outcome, verified: Some(verified) })
+            Ok(Completed { outcome, verified: Some(verified) })
         }
     }
 }
 
-impl Did {
+impl Completed {
     /// Together with what another job did, in `elapsed`.
     fn with(mut self, other: Self, elapsed: std::time::Duration) -> Self {
         self.outcome.elapsed = elapsed;
@@ -166,7 +166,7 @@ impl Did {
 mod tests {
     use super::*;
     use crate::args::Rw;
-    use crate::target::fake::{Fake, Fault};
+    use crate::targets::fake::{Fake, Fault};
 
     fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
         Workload { rw, block: 512, blocks, requests, runtime: None, reads_in_100: 50 }
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    fn go(fakes: &mut [Fake], workload: &Workload, task: Task) -> (Result<Did, PumpError>, usize) {
+    fn go(fakes: &mut [Fake], workload: &Workload, task: Task) -> (Result<Completed, PumpError>, usize) {
         let mut buffers = vec![vec![7; 4096]; fakes.len() * 4];
         let targets = fakes.iter_mut().map(|fake| -> &mut (dyn Target<Vec<u8>> + Send) { fake }).collect();
         let did = run(targets, (workload, task), &mut buffers, &Progress::hidden(), &Interrupt::default());

@@ -1,9 +1,9 @@
 //! What a workload did, laid out as fio does it, or as JSON.
 
-use super::cpu::CpuAccount;
+use super::cpu::CpuReport;
 use super::engine::{Outcome, Workload};
 use super::verify::Verified;
-use crate::account::{RequestAccount, StackAccount};
+use crate::account::{RequestReport, StackReport};
 use crate::args::Rw;
 use crate::latency::Latency;
 use crate::units::{ByteSize, counted, per_second};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// What a workload did.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct IoAccount {
+pub(crate) struct IoReport {
     /// `io`.
     pub(crate) command: &'static str,
     /// As the user named it.
@@ -33,33 +33,33 @@ pub(crate) struct IoAccount {
     /// How long it took.
     pub(crate) seconds: f64,
     /// The reads, if there were any.
-    pub(crate) read: Option<WayAccount>,
+    pub(crate) read: Option<DirectionReport>,
     /// The writes, if there were any.
-    pub(crate) write: Option<WayAccount>,
+    pub(crate) write: Option<DirectionReport>,
     /// What was found to be right, where that was asked for.
     pub(crate) verified: Option<Verified>,
     /// What it cost the processor.
-    pub(crate) cpu: CpuAccount,
+    pub(crate) cpu: CpuReport,
     /// What the memory stack did.
-    pub(crate) stack: StackAccount,
+    pub(crate) stack: StackReport,
     /// What fell back to something slower, and why.
     pub(crate) notes: Vec<String>,
 }
 
 /// Requests of one way.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct WayAccount {
+pub(crate) struct DirectionReport {
     /// Requests a second.
     pub(crate) iops: f64,
     /// Bytes a second.
     pub(crate) bytes_per_second: f64,
     /// How many, and how long each took.
     #[serde(flatten)]
-    pub(crate) requests: RequestAccount,
+    pub(crate) requests: RequestReport,
 }
 
-impl WayAccount {
-    fn new(requests: RequestAccount, elapsed: Duration) -> Option<Self> {
+impl DirectionReport {
+    fn new(requests: RequestReport, elapsed: Duration) -> Option<Self> {
         (requests.requests > 0).then(|| Self {
             iops: per_second(requests.requests, elapsed),
             bytes_per_second: per_second(requests.bytes, elapsed),
@@ -68,13 +68,13 @@ impl WayAccount {
     }
 }
 
-impl IoAccount {
+impl IoReport {
     /// The account of `outcome`.
     pub(crate) fn new(
         target: String,
         iodepth: u64,
         (workload, outcome): (&Workload, &Outcome),
-        stack: StackAccount,
+        stack: StackReport,
         notes: Vec<String>,
     ) -> Self {
         Self {
@@ -87,10 +87,10 @@ impl IoAccount {
             numjobs: 1,
             size_bytes: workload.blocks.saturating_mul(workload.block as u64),
             seconds: outcome.elapsed.as_secs_f64(),
-            read: WayAccount::new(RequestAccount::new(&outcome.reads), outcome.elapsed),
-            write: WayAccount::new(RequestAccount::new(&outcome.writes), outcome.elapsed),
+            read: DirectionReport::new(RequestReport::new(&outcome.reads), outcome.elapsed),
+            write: DirectionReport::new(RequestReport::new(&outcome.writes), outcome.elapsed),
             verified: None,
-            cpu: CpuAccount::default(),
+            cpu: CpuReport::default(),
             stack,
             notes,
         }
@@ -151,7 +151,7 @@ impl IoAccount {
     }
 }
 
-impl WayAccount {
+impl DirectionReport {
     fn to_text(&self, out: &mut String, name: &str, seconds: f64) {
         let requests = &self.requests;
         let _ = writeln!(
@@ -247,8 +247,8 @@ mod tests {
     #[test]
     fn what_is_not_measured_as_fio_does_has_not_its_name() {
         let mut text = String::new();
-        let requests = RequestAccount { requests: 1, ..Default::default() };
-        WayAccount { iops: 1.0, bytes_per_second: 1.0, requests }.to_text(&mut text, "read", 1.0);
+        let requests = RequestReport { requests: 1, ..Default::default() };
+        DirectionReport { iops: 1.0, bytes_per_second: 1.0, requests }.to_text(&mut text, "read", 1.0);
         assert!(
             text.contains("qlat (nsec)") && text.contains("rlat (nsec)") && text.contains(" lat (nsec)"),
             "{text}"

@@ -14,10 +14,10 @@ use super::engine::{Outcome, Workload};
 use crate::args::Rw;
 use crate::copy::digest::Hash;
 use crate::copy::error::PumpError;
-use crate::lane::{Landed, Lane};
+use crate::lane::{Landed, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::{Bytes, Request, Target, Way};
+use crate::targets::{Bytes, IoDirection, Request, Target};
 use ledger::{Ledger, Run};
 use std::time::{Duration, Instant};
 
@@ -65,12 +65,12 @@ enum Part {
 /// One run of the workload: `workload.block` bytes are the most of one request, and `least` (a multiple of the
 /// target's block, as it is) the fewest.
 struct Check<'a, 't, B> {
-    lane: Lane<'t, B>,
+    lane: Worker<'t, B>,
     workload: &'a Workload,
     /// In blocks of the target.
     lengths: (usize, usize),
     ledger: &'a mut Ledger,
-    flying: Vec<Option<(Way, Run)>>,
+    flying: Vec<Option<(IoDirection, Run)>>,
     idle: Vec<(usize, B)>,
     landed: Vec<Landed<B>>,
     compared: u64,
@@ -94,7 +94,7 @@ pub(crate) fn run<B: Bytes>(
     for part in [Part::LayOut, Part::Anywhere, Part::ReadBack] {
         let slots = buffers.len();
         let mut check = Check {
-            lane: Lane::new(&mut *target, slots),
+            lane: Worker::new(&mut *target, slots),
             workload,
             lengths,
             ledger: &mut ledger,
@@ -135,7 +135,7 @@ pub(crate) fn run<B: Bytes>(
 impl<B: Bytes> Check<'_, '_, B> {
     fn outcome(&self, elapsed: Duration) -> Outcome {
         let figures = |way| self.lane.figures(way).clone();
-        Outcome { elapsed, reads: figures(Way::Read), writes: figures(Way::Write) }
+        Outcome { elapsed, reads: figures(IoDirection::Read), writes: figures(IoDirection::Write) }
     }
 
     /// Does one part, at least one request of it, and returns up to which block it came.
@@ -180,34 +180,36 @@ impl<B: Bytes> Check<'_, '_, B> {
     }
 
     /// The next request; `None` when the part is over or, anywhere, everything that was tried is being used.
-    fn next(&mut self, part: Part, at: &mut u64) -> Option<(Way, Run)> {
+    fn next(&mut self, part: Part, at: &mut u64) -> Option<(IoDirection, Run)> {
         let way = match part {
             Part::Anywhere => {
                 let way = self.way();
                 return self.ledger.anywhere(way, self.lengths).map(|run| (way, run));
             }
-            Part::LayOut => Way::Write,
-            Part::ReadBack => Way::Read,
+            Part::LayOut => IoDirection::Write,
+            Part::ReadBack => IoDirection::Read,
         };
         let run = self.ledger.from(*at, self.lengths.1)?;
         *at += run.blocks as u64;
         Some((way, run))
     }
 
-    fn way(&mut self) -> Way {
+    fn way(&mut self) -> IoDirection {
         match self.workload.rw {
-            Rw::Read | Rw::Randread => Way::Read,
-            Rw::Write | Rw::Randwrite => Way::Write,
-            Rw::Randrw if self.ledger.random(100) < u64::from(self.workload.reads_in_100) => Way::Read,
-            Rw::Randrw => Way::Write,
+            Rw::Read | Rw::Randread => IoDirection::Read,
+            Rw::Write | Rw::Randwrite => IoDirection::Write,
+            Rw::Randrw if self.ledger.random(100) < u64::from(self.workload.reads_in_100) => {
+                IoDirection::Read
+            }
+            Rw::Randrw => IoDirection::Write,
         }
     }
 
-    fn begin(&mut self, way: Way, run: Run) -> Result<(), PumpError> {
+    fn begin(&mut self, way: IoDirection, run: Run) -> Result<(), PumpError> {
         let Some((slot, mut buffer)) = self.idle.pop() else { return Err(PumpError::NoBuffers) };
         let prepared = match way {
-            Way::Read => self.ledger.spoil(run, &mut buffer),
-            Way::Write => self.ledger.write(run, &mut buffer),
+            IoDirection::Read => self.ledger.spoil(run, &mut buffer),
+            IoDirection::Write => self.ledger.write(run, &mut buffer),
         };
         if let Err(error) = prepared {
             self.idle.push((slot, buffer));
@@ -233,7 +235,7 @@ impl<B: Bytes> Check<'_, '_, B> {
             self.ledger.give_back(run);
         }
         let looked = match (&result, flown, &buffer) {
-            (Ok(got), Some((Way::Read, run)), Some(buffer)) if *got >= len => {
+            (Ok(got), Some((IoDirection::Read, run)), Some(buffer)) if *got >= len => {
                 self.compared += len as u64;
                 self.ledger.compare(run, buffer, self.lane.name())
             }

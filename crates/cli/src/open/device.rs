@@ -2,7 +2,7 @@
 
 use super::{ControllerMedium, OpenError, Use};
 use crate::stack::Stack;
-use pinfold::{Arena, Exposure, Source};
+use pinfold::{Arena, MappingPolicy, Source};
 use pinfold_nvme::driver::{Config, Controller, Namespace, Vector};
 use pinfold_nvme::model::{self, FileMedia, Media, MemoryMedia, ModelConfig, ModelController};
 use pinfold_nvme::vfio::PciController;
@@ -112,7 +112,7 @@ impl Device {
 
 /// Starts a real controller in little memory of its own, to ask it something.
 pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, OpenError> {
-    let rings = Arena::builder().size(1 << 20).source(Source::Plain).exposure(Exposure::Whole);
+    let rings = Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
     let rings = rings.build(pci.domain());
     let rings = rings.map_err(|error| OpenError::Rings { name: name.to_owned(), error })?;
     let registers: Arc<dyn Registers> = pci.registers();

@@ -3,7 +3,7 @@
 use super::{OpenError, device};
 use crate::args::Memory;
 use crate::memory::{self, Need};
-use crate::target::spec::TargetSpec;
+use crate::targets::spec::TargetSpec;
 use crate::units::ByteSize;
 use pinfold::Domain;
 use pinfold::vfio::{Bdf, Options};

@@ -38,7 +38,7 @@ impl<S: ChunkSource> Shared<S> {
             late_double_frees: 0,
             damaged: self.watch.as_ref().map_or(0, |watch| watch.book().damaged()),
         };
-        self.depot.take_tally(&mut self.house());
+        self.depot.take_tally(&mut self.lock());
         for chunk in self.chunks.lock().iter() {
             let mut free = true;
             for row in chunk.rows() {

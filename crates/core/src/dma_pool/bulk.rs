@@ -35,14 +35,14 @@ impl<S: ChunkSource> Shared<S> {
         let mut rest = slots;
         loop {
             {
-                let mut house = self.house();
+                let mut lock = self.lock();
                 loop {
-                    let full = house.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
+                    let full = lock.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
                     rest = rest.get_mut(full..).unwrap_or_default();
                     if rest.is_empty() {
                         return all;
                     }
-                    if !self.restock(&mut house) {
+                    if !self.restock(&mut lock) {
                         break;
                     }
                 }

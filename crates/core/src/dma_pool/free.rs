@@ -2,7 +2,7 @@
 
 use super::directory::Chunk;
 use super::owner::{Owner, split};
-use super::row::{Form, Refused};
+use super::row::{Form, FreeRefusal};
 use super::shared::{Found, Shared, tag_of};
 use super::watch::Watch;
 use super::{ChunkSource, FreeError, RawBlock};
@@ -47,7 +47,7 @@ impl<S: ChunkSource> Shared<S> {
         found: &Found<'_>,
         block: RawBlock,
         form: Form,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), FreeRefusal> {
         let mut book = watch.book();
         if !found.row.is_out(found.bit, form) {
             return Err(found.row.refusal(found.bit));
@@ -139,13 +139,13 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[cold]
-    pub(super) fn refused(&self, chunk: &Chunk, block: RawBlock, why: Refused) -> FreeError {
+    pub(super) fn refused(&self, chunk: &Chunk, block: RawBlock, why: FreeRefusal) -> FreeError {
         let addr = block.ptr.as_ptr().addr();
         match why {
-            Refused::Owned => FreeError::Owned { addr },
+            FreeRefusal::Owned => FreeError::Owned { addr },
             // The chunk was released after the look-up in the directory.
-            Refused::Free if !chunk.is_present() => self.foreign(block),
-            Refused::Free => FreeError::DoubleFree { addr },
+            FreeRefusal::Free if !chunk.is_present() => self.foreign(block),
+            FreeRefusal::Free => FreeError::DoubleFree { addr },
         }
     }
 }

@@ -7,10 +7,10 @@
 
 use super::directory::Key;
 use super::geometry::bytes_of;
-use super::house::give_way;
 use super::owner::Owner;
 use super::row::Form;
 use super::shared::{Shared, tag_of};
+use super::spin_lock::give_way;
 use super::{AllocError, ChunkSource, RawBlock};
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
@@ -46,19 +46,19 @@ impl<S: ChunkSource> Shared<S> {
     #[cold]
     #[inline(never)]
     pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
-        self.or_grow(|| (self.restock(owner) || self.drain_house() && self.restock(owner)).then_some(()))
+        self.or_grow(|| (self.restock(owner) || self.drain_depot() && self.restock(owner)).then_some(()))
     }
 
     /// Allocates by the pool's own owner, whose lock is not held while the pool grows.
     #[inline]
     pub(super) fn alloc_shared(&self, form: Form) -> Result<RawBlock, AllocError> {
         let draw = || {
-            let mut house = self.house();
+            let mut lock = self.lock();
             loop {
-                if let Some(offset) = house.pop(&self.geometry, form) {
+                if let Some(offset) = lock.pop(&self.geometry, form) {
                     return Some(self.block_at(offset));
                 }
-                if !self.restock(&mut house) {
+                if !self.restock(&mut lock) {
                     return None;
                 }
             }
@@ -111,8 +111,8 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     /// Puts what the pool's own owner has into the depot. Returns `true`.
-    fn drain_house(&self) -> bool {
-        self.depot.take_all(&mut self.house());
+    fn drain_depot(&self) -> bool {
+        self.depot.take_all(&mut self.lock());
         true
     }
 
@@ -150,7 +150,7 @@ impl<S: ChunkSource> Shared<S> {
     /// Releases chunks of which all blocks are in the depot. Correct beside every other operation; the public
     /// `shrink` excludes them (see there).
     pub(super) fn shrink(&self) -> u64 {
-        self.depot.take_all(&mut self.house());
+        self.depot.take_all(&mut self.lock());
         self.release_each(|chunk| self.depot.remove_if_whole(chunk.rows()))
     }
 

@@ -7,9 +7,9 @@
 use super::depot::Depot;
 use super::directory::Chunk;
 use super::geometry::Geometry;
-use super::house::House;
 use super::owner::{Owner, split};
-use super::row::{Form, Refused};
+use super::row::{Form, FreeRefusal};
+use super::spin_lock::SpinLock;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
 use loom::cell::UnsafeCell;
@@ -67,7 +67,7 @@ impl Pool {
         self.free_as(owner, block, Form::Raw).is_ok()
     }
 
-    fn free_as(&self, owner: &mut Owner, block: u64, form: Form) -> Result<(), Refused> {
+    fn free_as(&self, owner: &mut Owner, block: u64, form: Form) -> Result<(), FreeRefusal> {
         let (number, bit) = split(self.geometry.index_of(block).unwrap());
         let row = self.chunk.row(number).unwrap();
         if owner.push(block, form) { Ok(()) } else { owner.free(&self.geometry, row, bit, form) }
@@ -298,15 +298,15 @@ fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
 
 /// What the pool's own owner is locked by lets one in at a time, and shows it what the one before did.
 #[test]
-fn the_house_has_one_at_a_time() {
+fn the_spin_lock_has_one_holder() {
     check(|| {
-        let house = Arc::new(House::new(0));
+        let lock = Arc::new(SpinLock::new(0));
         let other = {
-            let house = house.clone();
-            thread::spawn(move || *house.lock() += 1)
+            let lock = lock.clone();
+            thread::spawn(move || *lock.lock() += 1)
         };
-        *house.lock() += 1;
+        *lock.lock() += 1;
         other.join().unwrap();
-        assert_eq!(*house.lock(), 2);
+        assert_eq!(*lock.lock(), 2);
     });
 }

@@ -10,7 +10,7 @@ use super::current::Current;
 use super::depot::Terms;
 use super::geometry::Geometry;
 use super::list::List;
-use super::row::{Fill, Form, ROW, ROW_BLOCKS, ROW_SHIFT, Refused, RowRef};
+use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef};
 
 /// The most rows that an owner gives to the depot at a time.
 const SURPLUS: usize = 32;
@@ -106,14 +106,14 @@ impl Owner {
     /// the owner that is.
     ///
     /// # Errors
-    /// [`Refused`] where it is not in use in this form; then no block's state has changed.
+    /// [`FreeRefusal`] where it is not in use in this form; then no block's state has changed.
     pub(super) fn free(
         &mut self,
         geometry: &Geometry,
         row: RowRef,
         bit: u32,
         form: Form,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), FreeRefusal> {
         if !self.current.is(row) {
             let kept = row.is_kept_by(self.id);
             if !(kept || row.is_nobodys() && row.adopt(self.id)) {
@@ -144,7 +144,7 @@ impl Owner {
         geometry: &Geometry,
         row: RowRef,
         bit: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), FreeRefusal> {
         row.hand_out(bit, Form::Raw);
         self.free(geometry, row, bit, Form::Raw)
     }
@@ -199,7 +199,7 @@ impl Owner {
     }
 
     /// Frees a block of a row that another keeps.
-    fn post(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), Refused> {
+    fn post(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
         let posted = row.post(bit, form)?;
         if posted.late {
             self.late += 1;
@@ -207,7 +207,7 @@ impl Owner {
             self.used -= 1;
         }
         if posted.first {
-            if row.was_abandoned() && row.adopt(self.id) {
+            if row.is_quarantined() && row.adopt(self.id) {
                 self.receive(row);
             } else if !row.is_in_depot() {
                 // The depot needs no notice: whoever takes a row from there collects.

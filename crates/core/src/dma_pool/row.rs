@@ -64,14 +64,14 @@ pub(super) enum Form {
 
 /// Why a free was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refused {
+pub(super) enum FreeRefusal {
     /// The block is not in use.
     Free,
     /// A [`Block`](super::Block) owns it.
     Owned,
 }
 
-impl Refused {
+impl FreeRefusal {
     fn from_state(state: u8) -> Self {
         if state == Form::Owned as u8 { Self::Owned } else { Self::Free }
     }
@@ -233,7 +233,7 @@ impl Row {
     /// keeper's again (to be collected).
     pub(super) fn let_go(&self, owner: u32) -> bool {
         // Release: the next keeper sees `avail`, the links and the states. Acquire: a poster who looked at `owner`
-        // before this and left the row to us (see `was_abandoned`) has set its bit before it looked.
+        // before this and left the row to us (see `is_quarantined`) has set its bit before it looked.
         self.owner.swap(NOBODY, Ordering::AcqRel);
         self.posted.load(Ordering::Relaxed) == 0 || !self.adopt(owner)
     }
@@ -262,8 +262,8 @@ impl Row {
     }
 
     /// Why a free of the block is refused now.
-    pub(super) fn refusal(&self, bit: u32) -> Refused {
-        Refused::from_state(self.state(bit).load(Ordering::Relaxed))
+    pub(super) fn refusal(&self, bit: u32) -> FreeRefusal {
+        FreeRefusal::from_state(self.state(bit).load(Ordering::Relaxed))
     }
 
     /// Turns an owned block into a raw one. Only the block's owner calls this, and nobody else moves the state out of
@@ -290,12 +290,12 @@ impl Row {
     /// Posts the free of a block.
     ///
     /// # Errors
-    /// [`Refused`] where it is not handed out in this form.
-    pub(super) fn post(&self, bit: u32, form: Form) -> Result<Posted, Refused> {
+    /// [`FreeRefusal`] where it is not handed out in this form.
+    pub(super) fn post(&self, bit: u32, form: Form) -> Result<Posted, FreeRefusal> {
         let state = self.state(bit);
         state
             .compare_exchange(form as u8, POSTED, Ordering::AcqRel, Ordering::Relaxed)
-            .map_err(Refused::from_state)?;
+            .map_err(FreeRefusal::from_state)?;
         let before = self.posted.fetch_or(1 << bit, Ordering::AcqRel);
         Ok(Posted { first: before == 0, late: before & (1 << bit) != 0 })
     }
@@ -305,7 +305,7 @@ impl Row {
     /// A read-modify-write, so that it stands in one order with the swap in `let_go`: either it comes after that
     /// and finds `NOBODY`, or that comes after it and sees the posted bit.
     #[must_use]
-    pub(super) fn was_abandoned(&self) -> bool {
+    pub(super) fn is_quarantined(&self) -> bool {
         self.owner.fetch_add(0, Ordering::AcqRel) == NOBODY
     }
 
@@ -356,7 +356,7 @@ pub(super) enum Fill {
 #[derive(Debug)]
 pub(super) struct Posted {
     /// It is the first since the last collection: its poster must look whether somebody will collect
-    /// ([`Row::was_abandoned`]).
+    /// ([`Row::is_quarantined`]).
     pub(super) first: bool,
     /// It stands where a second free stood that nobody has collected.
     pub(super) late: bool,

@@ -4,9 +4,9 @@ use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
 use super::geometry::Geometry;
 use super::growth::Growth;
-use super::house::{Guard, House};
 use super::owner::Owner;
-use super::row::{Form, Refused, RowRef};
+use super::row::{Form, FreeRefusal, RowRef};
+use super::spin_lock::{Guard, SpinLock};
 use super::watch::{OwnerTag, Watch};
 use super::{AllocError, ChunkSource, CreateError, FreeError, RawBlock};
 use crate::addr::Iova;
@@ -18,7 +18,7 @@ use alloc::string::String;
 /// The largest span: more than 32 bits can number the frames of.
 const LARGEST_SPAN: u64 = 1 << 48;
 
-/// The inside of a pool. Locks are taken in the order house, depot and chunks, depot; none is held while the source is
+/// The inside of a pool. Locks are taken in the order lock, depot and chunks, depot; none is held while the source is
 /// at work.
 pub(super) struct Shared<S: ChunkSource> {
     /// The source's whole span, of which only blocks of acquired chunks are reached.
@@ -27,7 +27,7 @@ pub(super) struct Shared<S: ChunkSource> {
     pub(super) geometry: Geometry,
     pub(super) directory: Directory,
     /// The owner of calls that are made without a `Local`.
-    house: CachePadded<House<Owner>>,
+    lock: CachePadded<SpinLock<Owner>>,
     pub(super) depot: CachePadded<Depot>,
     pub(super) chunks: Mutex<Chunks>,
     pub(super) growth: Growth,
@@ -91,14 +91,14 @@ impl<S: ChunkSource> Shared<S> {
         }
         let geometry = Geometry::new(size, align, boundary, memory.addr(), iova)?;
         let depot = Depot::new();
-        let house = depot.enrol();
-        let house = if watch.is_some() { house.watched() } else { house };
+        let lock = depot.enrol();
+        let lock = if watch.is_some() { lock.watched() } else { lock };
         Ok(Self {
             memory,
             iova,
             geometry,
             directory: Directory::new(span),
-            house: CachePadded(House::new(house)),
+            lock: CachePadded(SpinLock::new(lock)),
             depot: CachePadded(depot),
             chunks: Mutex::new(Chunks::default()),
             growth: Growth::new(),
@@ -122,8 +122,8 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[inline(always)]
-    pub(super) fn house(&self) -> Guard<'_, Owner> {
-        self.house.lock()
+    pub(super) fn lock(&self) -> Guard<'_, Owner> {
+        self.lock.lock()
     }
 
     pub(super) fn enrol(&self) -> Owner {
@@ -169,7 +169,7 @@ impl<S: ChunkSource> Shared<S> {
     pub(super) fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
         let Found { chunk, row, bit, .. } = self.find(block)?;
         if !row.is_live(bit) {
-            return Err(self.refused(chunk, block, Refused::Free));
+            return Err(self.refused(chunk, block, FreeRefusal::Free));
         }
         self.memory_of(block)
     }

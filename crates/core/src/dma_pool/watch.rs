@@ -76,10 +76,10 @@ impl fmt::Display for Last<'_> {
 
 /// The book. Its lock is the last that is taken, and orders all operations of a pool in debug mode.
 #[derive(Default, Debug)]
-pub(super) struct Watch(Mutex<Book>);
+pub(super) struct Watch(Mutex<BlockHistory>);
 
 #[derive(Default, Debug)]
-pub(super) struct Book {
+pub(super) struct BlockHistory {
     /// By the block's offset in the span.
     uses: BTreeMap<u64, LastUse>,
     damages: Vec<Damage>,
@@ -88,12 +88,12 @@ pub(super) struct Book {
 
 impl Watch {
     /// The book, to look at the state of a block and change it as one step.
-    pub(super) fn book(&self) -> impl core::ops::DerefMut<Target = Book> + '_ {
+    pub(super) fn book(&self) -> impl core::ops::DerefMut<Target = BlockHistory> + '_ {
         self.0.lock()
     }
 }
 
-impl Book {
+impl BlockHistory {
     /// Looks at a block that is about to be handed out, and fills it.
     pub(super) fn hand_out(&mut self, at: u64, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
         self.inspect(at, block, memory);

@@ -32,9 +32,9 @@ pub enum BackendError {
     },
     /// The memory was never admitted to the domain, or it was expelled.
     #[error(
-        "memory of {len:#x} bytes at {addr:#x} was not admitted to this domain: admit it (or allocate it from an arena of this domain) first"
+        "memory of {len:#x} bytes at {addr:#x} was not admitted to this domain: register_memory it (or allocate it from an arena of this domain) first"
     )]
-    NotAdmitted {
+    NotRegistered {
         /// Where the memory starts in this process.
         addr: usize,
         /// How many bytes it has.
@@ -42,7 +42,7 @@ pub enum BackendError {
     },
     /// Memory is admitted once.
     #[error("memory of {len:#x} bytes at {addr:#x} overlaps memory that is admitted already")]
-    AdmittedAlready {
+    AlreadyRegistered {
         /// Where the memory starts in this process.
         addr: usize,
         /// How many bytes it has.
@@ -122,7 +122,7 @@ pub enum BackendError {
     },
     /// Nothing translates here, so no addresses can be chosen.
     #[error(
-        "without an IOMMU no addresses can be chosen for memory: build the arena with Exposure::Whole (--protect static)"
+        "without an IOMMU no addresses can be chosen for memory: build the arena with MappingPolicy::Whole (--protect static)"
     )]
     NoTranslation,
     /// Without translation memory must be in one piece.
@@ -210,17 +210,17 @@ pub trait Backend: Send + Sync {
     /// `soft`, `vfio`, `none` ...
     fn name(&self) -> &'static str;
 
-    /// The memory may be mapped from now until [`expel`](Self::expel).
+    /// The memory may be mapped from now until [`unregister_memory`](Self::unregister_memory).
     ///
     /// # Errors
-    /// [`BackendError::AdmittedAlready`] where part of it is.
+    /// [`BackendError::AlreadyRegistered`] where part of it is.
     ///
     /// # Safety
-    /// The caller keeps the memory valid until `expel` has returned.
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError>;
+    /// The caller keeps the memory valid until `unregister_memory` has returned.
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
     /// The memory goes away: when this returns, no device reaches it through this backend, whatever is mapped.
-    fn expel(&self, memory: DmaMemory);
+    fn unregister_memory(&self, memory: DmaMemory);
 
     /// Gives the device `access` to `memory` at `iova`. When it returns, the device finds it.
     ///
@@ -237,7 +237,7 @@ pub trait Backend: Send + Sync {
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError>;
 
     /// Whether the flush is over. [`Ticket::NEVER`] never is.
-    fn is_done(&self, ticket: Ticket) -> bool;
+    fn is_completed(&self, ticket: Ticket) -> bool;
 
     /// Waits until it is, or its deadline has passed.
     ///

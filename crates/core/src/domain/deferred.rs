@@ -73,16 +73,16 @@ impl Domain {
             return 0;
         }
         let failed = self.backend.has_failed();
-        if failed || self.backend.is_done(first) {
+        if failed || self.backend.is_completed(first) {
             // One by one: a drop may do anything, so it runs without the lock.
-            while let Some(late) = self.deferred.pop(|ticket| self.backend.is_done(ticket)) {
+            while let Some(late) = self.deferred.pop(|ticket| self.backend.is_completed(ticket)) {
                 self.forget_mapping(late.iova, false);
                 drop(ManuallyDrop::into_inner(late.payload));
             }
         }
         if failed {
             while let Some(late) = self.deferred.pop(|_| true) {
-                self.note_quarantined(late.bytes as u64);
+                self.count_quarantined(late.bytes as u64);
             }
         }
         self.deferred.counts().0
@@ -106,7 +106,7 @@ impl Domain {
             Some(ticket) => self.defer(payload, bytes, iova, ticket),
             None => {
                 core::mem::forget(payload);
-                self.note_quarantined(bytes as u64);
+                self.count_quarantined(bytes as u64);
             }
         }
     }

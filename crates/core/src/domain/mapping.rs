@@ -1,4 +1,4 @@
-//! The life of a mapping, in types: [`Mapped`], [`Revoked`], and the payload again.
+//! The life of a mapping, in types: [`Mapping`], [`Revoked`], and the payload again.
 
 use super::{BackendError, Domain, Pinned};
 use crate::access::Direction;
@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 /// A refusal gives the payload back.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<P> {
+pub struct MapError<P> {
     /// What was to be mapped. `None` where a device may still reach it ([`BackendError::stays_reachable`]): it is held
     /// until the flush completes, or in quarantine.
     pub payload: Option<P>,
@@ -21,9 +21,9 @@ pub struct Refused<P> {
     pub error: BackendError,
 }
 
-impl<P> fmt::Debug for Refused<P> {
+impl<P> fmt::Debug for MapError<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("MapError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
@@ -57,9 +57,9 @@ impl<P: Pinned> From<NotQuiesced<'_, P>> for BackendError {
 /// Dropping it takes access back, waits, and drops the payload; where the flush is late the domain holds the payload
 /// until it completes, and where it never completes the payload is leaked.
 #[must_use = "dropping a mapping takes the device's access away"]
-pub struct Mapped<'d, P: Pinned, D: Direction>(Revoked<'d, P>, PhantomData<D>);
+pub struct Mapping<'d, P: Pinned, D: Direction>(Revoked<'d, P>, PhantomData<D>);
 
-impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
+impl<'d, P: Pinned, D: Direction> Mapping<'d, P, D> {
     pub(super) fn new(domain: &'d Domain, payload: P, iova: IovaRange, fixed: bool) -> Self {
         let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
         let bytes = payload.memory().len();
@@ -144,7 +144,7 @@ impl<'d, P: Pinned, D: Direction> Mapped<'d, P, D> {
     }
 }
 
-impl<P: Pinned, D: Direction> Drop for Mapped<'_, P, D> {
+impl<P: Pinned, D: Direction> Drop for Mapping<'_, P, D> {
     fn drop(&mut self) {
         if self.0.payload.is_some() {
             self.revoke_now(); // and the drop of the `Revoked` inside waits
@@ -152,9 +152,9 @@ impl<P: Pinned, D: Direction> Drop for Mapped<'_, P, D> {
     }
 }
 
-impl<P: Pinned, D: Direction> fmt::Debug for Mapped<'_, P, D> {
+impl<P: Pinned, D: Direction> fmt::Debug for Mapping<'_, P, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped")
+        f.debug_struct("Mapping")
             .field("iova", &self.0.iova)
             .field("fixed", &self.0.fixed)
             .finish_non_exhaustive()
@@ -193,7 +193,9 @@ impl<'d, P: Pinned> Revoked<'d, P> {
 
     /// Whether the ticket is done: then [`poll`](Self::poll) gives the buffer back.
     pub fn is_quiesced(&self) -> bool {
-        self.fixed || known_bad::makes(Mistake::BufferEarly) || self.domain.backend().is_done(self.ticket)
+        self.fixed
+            || known_bad::makes(Mistake::BufferEarly)
+            || self.domain.backend().is_completed(self.ticket)
     }
 
     /// The buffer, if the ticket is done; else itself.

@@ -3,7 +3,7 @@
 use super::{Backend, BackendError, BackendStats};
 use crate::access::Access;
 use crate::addr::{IovaRange, PhysAddr, PhysRange};
-use crate::invalidate::{Flush, Invalidator, Sink, Ticket, WaitError, WaitLimit};
+use crate::invalidate::{Flush, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
@@ -20,23 +20,23 @@ mod tests;
 mod walker;
 
 /// What memory is where: the physical side of an IOMMU.
-pub trait Physical: Send + Sync {
+pub trait PhysTranslator: Send + Sync {
     /// The memory may be given to devices from now on.
     ///
     /// # Errors
-    /// As for [`Backend::admit`].
+    /// As for [`Backend::register_memory`].
     ///
     /// # Safety
-    /// The caller keeps the memory valid until [`expel`](Self::expel) has returned.
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError>;
+    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has returned.
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
     /// The memory goes away: when this returns, no device reaches it, whatever the table says.
-    fn expel(&self, memory: DmaMemory);
+    fn unregister_memory(&self, memory: DmaMemory);
 
     /// The physically contiguous run at the start of `memory`: a multiple of 4096 bytes, not longer than `memory`.
     ///
     /// # Errors
-    /// [`BackendError::NotAdmitted`].
+    /// [`BackendError::NotRegistered`].
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError>;
 }
 
@@ -48,14 +48,14 @@ const MAP_ATTEMPTS: u32 = 64;
 const RETIRING_POLLS: u64 = 10_000;
 
 /// A [`Backend`] that keeps a table of format `F` and flushes through `S`.
-pub struct Paged<F: Format, S: Sink + Physical> {
+pub struct TableBackend<F: Format, S: InvalidationQueue + PhysTranslator> {
     name: &'static str,
     table: Table<F>,
     invalidator: Invalidator<S>,
     deferred: DeferredReclaim,
 }
 
-impl<F: Format, S: Sink + Physical> Paged<F, S> {
+impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
     /// An empty table of `levels` levels in `pages`, flushed through `sink`.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
 
     /// Tells a device of a map, where it may have cached, at any level, that nothing is there.
     fn announce(&self, iova: IovaRange) -> Result<(), WaitError> {
-        if !self.sink().caches_absent() || known_bad::makes(Mistake::MapNotFlushed) {
+        if !self.sink().caches_not_present() || known_bad::makes(Mistake::MapNotFlushed) {
             return Ok(());
         }
         self.invalidator.wait(self.invalidator.request([Flush { range: iova, leaf_only: false }]))
@@ -208,23 +208,23 @@ impl<F: Format, S: Sink + Physical> Paged<F, S> {
     }
 }
 
-impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
+impl<F: Format, S: InvalidationQueue + PhysTranslator> Backend for TableBackend<F, S> {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        // SAFETY: the caller's promise is the one that `admit` asks for.
-        unsafe { self.sink().admit(memory) }
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise is the one that `register_memory` asks for.
+        unsafe { self.sink().register_memory(memory) }
     }
 
-    fn expel(&self, memory: DmaMemory) {
-        self.sink().expel(memory);
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.sink().unregister_memory(memory);
     }
 
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
         let len = memory.len() as u64;
-        let not_admitted = || BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() };
+        let not_admitted = || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
         if iova.len() != len {
             return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
         }
@@ -255,8 +255,8 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
         Ok(ticket?)
     }
 
-    fn is_done(&self, ticket: Ticket) -> bool {
-        self.invalidator.is_done(ticket)
+    fn is_completed(&self, ticket: Ticket) -> bool {
+        self.invalidator.is_completed(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
@@ -282,8 +282,8 @@ impl<F: Format, S: Sink + Physical> Backend for Paged<F, S> {
     }
 }
 
-impl<F: Format, S: Sink + Physical> fmt::Debug for Paged<F, S> {
+impl<F: Format, S: InvalidationQueue + PhysTranslator> fmt::Debug for TableBackend<F, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Paged").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("TableBackend").field("name", &self.name).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! What a driver gives to its device to read or write.
 
-use super::{Mapped, Pinned};
+use super::{Mapping, Pinned};
 use crate::access::Direction;
 use crate::addr::Segment;
 use core::num::NonZeroU64;
@@ -37,12 +37,12 @@ pub unsafe trait Payload<D: Direction> {
 
 // SAFETY: the range is the mapping's, which is made for `D`, never changes, and lasts until the value is dropped,
 // unmapped or revoked; all of these take it by value.
-unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapped<'_, P, D> {
+unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapping<'_, P, D> {
     fn segment(&self, index: usize) -> Option<Segment> {
-        (index == 0).then(|| Mapped::segment(self))
+        (index == 0).then(|| Mapping::segment(self))
     }
 
     fn domain(&self) -> Option<DomainId> {
-        Some(Mapped::domain(self).id())
+        Some(Mapping::domain(self).id())
     }
 }

@@ -33,17 +33,17 @@ impl Backend for Arc<Mock> {
     fn name(&self) -> &'static str {
         "mock"
     }
-    unsafe fn admit(&self, _: DmaMemory) -> Result<(), BackendError> {
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn expel(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) {}
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
         if self.stick.load(Ordering::SeqCst) {
             let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
             return Err(BackendError::Stuck { iova, flush });
         }
         if memory.len() > 8 * PAGE {
-            return Err(BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() });
+            return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
         }
         let mut pages = self.pages.lock().unwrap();
         for (i, page) in numbers(iova).enumerate() {
@@ -63,7 +63,7 @@ impl Backend for Arc<Mock> {
         self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
         Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::DONE })
     }
-    fn is_done(&self, ticket: Ticket) -> bool {
+    fn is_completed(&self, ticket: Ticket) -> bool {
         self.done.load(Ordering::SeqCst) >= ticket.0
     }
     fn has_failed(&self) -> bool {
@@ -71,14 +71,14 @@ impl Backend for Arc<Mock> {
     }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         self.waits.fetch_add(1, Ordering::SeqCst);
-        if self.has_failed() && !self.is_done(ticket) {
+        if self.has_failed() && !self.is_completed(ticket) {
             return Err(WaitError::UnitFailed { ticket }.into());
         }
         if self.obliging.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }
         let flush = WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 };
-        if self.is_done(ticket) { Ok(()) } else { Err(flush.into()) }
+        if self.is_completed(ticket) { Ok(()) } else { Err(flush.into()) }
     }
     fn stats(&self) -> BackendStats {
         BackendStats::default()
@@ -269,7 +269,7 @@ fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
     let before = domain.iovas.extents();
     let refused = domain.map(Buf::new(9, &drops), Both).unwrap_err();
     assert!(refused.payload.is_some());
-    assert!(matches!(refused.error, BackendError::NotAdmitted { .. }));
+    assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
     assert_eq!(domain.iovas.extents(), before);
     set(&mock.stick);
     let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
@@ -475,7 +475,7 @@ proptest! {
             model.sort_unstable();
             prop_assert_eq!(table, model);
             // ... no address is given out twice while it is mapped or held ...
-            let ranges = mapped.iter().map(Mapped::iova).chain(revoked.iter().map(Revoked::iova));
+            let ranges = mapped.iter().map(Mapping::iova).chain(revoked.iter().map(Revoked::iova));
             let mut pages: Vec<u64> = ranges.flat_map(numbers).collect();
             let held = pages.len();
             pages.sort_unstable();

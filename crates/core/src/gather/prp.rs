@@ -1,4 +1,4 @@
-//! Physical region pages: how an NVMe command names its memory.
+//! PhysTranslator region pages: how an NVMe command names its memory.
 //!
 //! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
 //! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, where there are more

@@ -13,7 +13,7 @@ pub struct Flush {
     pub leaf_only: bool,
 }
 
-/// Flushes that go to a [`Sink`](super::Sink) together, followed by one wait.
+/// Flushes that go to a [`InvalidationQueue`](super::InvalidationQueue) together, followed by one wait.
 #[derive(Debug)]
 pub struct Batch {
     flushes: Vec<Flush>,

@@ -11,7 +11,7 @@ fn owner(inv: &Invalidator<Picture<2>>, page: usize) {
     inv.sink().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
     let ticket = inv.request([Flush::from(range)]);
-    while !inv.is_done(ticket) {
+    while !inv.is_completed(ticket) {
         thread::yield_now();
     }
     assert_eq!(inv.sink().flushed[page].load(Ordering::Relaxed), 1);

@@ -1,6 +1,6 @@
 //! A sink for tests and models.
 
-use super::{Batch, Sink, SinkError, Ticket, WaitLimit};
+use super::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::addr::Iova;
 use crate::sync::{AtomicU64, Ordering};
 #[cfg(loom)]
@@ -25,8 +25,8 @@ impl<const PAGES: usize> Picture<PAGES> {
     }
 }
 
-impl<const PAGES: usize> Sink for Picture<PAGES> {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+impl<const PAGES: usize> InvalidationQueue for Picture<PAGES> {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         for flush in batch.flushes() {
             for (page, cleared) in (0..).zip(&self.cleared) {
                 if flush.range.contains(Iova::new((page as u64) << 12)) {

@@ -14,24 +14,24 @@ pub struct WaitLimit {
 /// Why a sink did not take a batch. Nothing of the batch was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SinkError {
+pub enum QueueError {
     /// The queue has no room; the batch is submitted again at the next poll or wait.
     #[error("the invalidation queue has no room for a batch")]
     Full,
-    /// The unit has failed for good, as if [`Sink::has_failed`] had said so.
+    /// The unit has failed for good, as if [`InvalidationQueue::has_failed`] had said so.
     #[error("the invalidation unit has failed")]
     Gone,
 }
 
 /// What carries flushes out: the queue of an IOMMU.
-pub trait Sink: Send + Sync {
+pub trait InvalidationQueue: Send + Sync {
     /// Takes all of a batch and, behind it, a wait whose completion makes [`completed`](Self::completed) return
     /// `ticket`. Must not block until the flush is over. Tickets come in ascending order, at most
     /// [`queue_depth`](Self::queue_depth) of them in flight.
     ///
     /// # Errors
-    /// [`SinkError`]; then nothing was taken.
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError>;
+    /// [`QueueError`]; then nothing was taken.
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError>;
 
     /// The last ticket up to which *all* waits are over. It never goes back, and reads memory only.
     ///
@@ -66,7 +66,7 @@ pub trait Sink: Send + Sync {
     }
 
     /// Whether entries that are *not* present are cached too, so that a map needs a flush (VT-d: caching mode).
-    fn caches_absent(&self) -> bool {
+    fn caches_not_present(&self) -> bool {
         false
     }
 }

@@ -20,13 +20,13 @@ struct Hand {
     fails_after: Option<u64>,
 }
 
-impl Sink for Hand {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+impl InvalidationQueue for Hand {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         if self.full.load(Ordering::SeqCst) {
-            return Err(SinkError::Full);
+            return Err(QueueError::Full);
         }
         if self.gone.load(Ordering::SeqCst) {
-            return Err(SinkError::Gone);
+            return Err(QueueError::Gone);
         }
         self.batches.lock().unwrap().push((ticket, batch.flushes().to_vec(), batch.is_whole()));
         Ok(())
@@ -66,13 +66,13 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     let third = inv.request([flush(21, 1)]);
     inv.submit();
     assert_eq!((first, second, third), (Ticket(1), Ticket(2), Ticket(2)));
-    assert!(!inv.is_done(first) && !inv.is_done(second));
+    assert!(!inv.is_completed(first) && !inv.is_completed(second));
     assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
     complete(&inv, 1);
-    assert!(inv.is_done(first) && !inv.is_done(second));
+    assert!(inv.is_completed(first) && !inv.is_completed(second));
     assert_eq!(inv.sink().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 3)], false));
     complete(&inv, 2);
-    assert!(inv.is_done(second));
+    assert!(inv.is_completed(second));
     let stats = inv.stats();
     assert_eq!((stats.asked, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
     assert_eq!(stats.asked_tables, 0);
@@ -82,7 +82,7 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
 fn nothing_asked_needs_no_ticket() {
     let inv = Invalidator::new(Hand::default());
     assert_eq!(inv.request([]), Ticket::DONE);
-    assert!(inv.is_done(Ticket::DONE));
+    assert!(inv.is_completed(Ticket::DONE));
     inv.submit();
     assert!(inv.sink().batches.lock().unwrap().is_empty());
 }
@@ -105,7 +105,7 @@ fn timed_out_is_not_done_and_nobody_waits_for_a_ticket_that_was_not_given_out() 
     let inv = Invalidator::new(Hand::default());
     let ticket = inv.request([flush(1, 1)]);
     assert_eq!(inv.wait(ticket), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 }));
-    assert!(!inv.is_done(ticket));
+    assert!(!inv.is_completed(ticket));
     let unknown = Ticket(2);
     assert_eq!(inv.wait(unknown), Err(WaitError::Unknown { ticket: unknown, last: ticket }));
     assert!(matches!(inv.wait(Ticket::NEVER), Err(WaitError::Unknown { .. })));
@@ -126,7 +126,7 @@ fn deadlines_count_from_the_submission_and_not_from_each_wait() {
     assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
     // A late completion is found by a later look, and the next batch has its own time.
     complete(&inv, 1);
-    assert!(inv.is_done(Ticket(1)) && !inv.is_done(Ticket(2)));
+    assert!(inv.is_completed(Ticket(1)) && !inv.is_completed(Ticket(2)));
     assert!(matches!(inv.wait(Ticket(2)), Err(WaitError::TimedOut { polls: 10, .. })));
     assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 20);
     complete(&inv, 2);
@@ -185,12 +185,12 @@ fn as_many_batches_are_in_flight_as_the_sink_allows_and_they_are_published_in_or
     let submitted = || inv.sink().batches.lock().unwrap().len();
     assert_eq!(submitted(), 3, "the fourth gathers what came after");
     complete(&inv, 2); // the third may have completed before the second: this is when both are over
-    assert!(inv.is_done(Ticket(1)) && inv.is_done(Ticket(2)) && !inv.is_done(Ticket(3)));
-    assert!(!inv.is_done(Ticket(4)), "but it is submitted by who asks");
+    assert!(inv.is_completed(Ticket(1)) && inv.is_completed(Ticket(2)) && !inv.is_completed(Ticket(3)));
+    assert!(!inv.is_completed(Ticket(4)), "but it is submitted by who asks");
     assert_eq!(submitted(), 4);
     assert_eq!(inv.sink().batches.lock().unwrap()[3].1, [flush(6, 1), flush(8, 1)]);
     complete(&inv, 4);
-    assert!(inv.is_done(Ticket(4)));
+    assert!(inv.is_completed(Ticket(4)));
     assert_eq!(inv.stats().in_flight_peak, 3);
 }
 
@@ -217,10 +217,10 @@ fn a_sink_that_names_a_ticket_from_the_future_is_not_believed() {
     let ticket = inv.request([flush(1, 1)]);
     inv.submit();
     complete(&inv, u64::MAX);
-    assert!(!inv.is_done(ticket));
-    assert!(!inv.is_done(Ticket::NEVER));
+    assert!(!inv.is_completed(ticket));
+    assert!(!inv.is_completed(Ticket::NEVER));
     complete(&inv, 1);
-    assert!(inv.is_done(ticket));
+    assert!(inv.is_completed(ticket));
 }
 
 #[test]
@@ -229,11 +229,11 @@ fn a_batch_that_finds_no_room_is_kept_and_tried_again() {
     inv.sink().full.store(true, Ordering::SeqCst);
     let ticket = inv.request([flush(1, 1)]);
     inv.submit();
-    assert!(!inv.is_done(ticket));
+    assert!(!inv.is_completed(ticket));
     inv.sink().full.store(false, Ordering::SeqCst);
     complete(&inv, 1);
-    assert!(!inv.is_done(ticket), "the sink's word from before the hand-over does not count for it");
-    assert!(inv.is_done(ticket));
+    assert!(!inv.is_completed(ticket), "the sink's word from before the hand-over does not count for it");
+    assert!(inv.is_completed(ticket));
     assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
 }
 

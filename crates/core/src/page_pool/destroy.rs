@@ -2,7 +2,7 @@
 
 use super::consumer::PagePool;
 use super::shared::{Keep, ReleaseHidden};
-use super::{Counts, HideError, Holder, Revocable};
+use super::{Counts, Holder, RevocableSource, RevokeError};
 use crate::dma_pool::ChunkSource;
 use alloc::vec::Vec;
 use core::fmt;
@@ -13,7 +13,7 @@ use core::fmt;
 pub struct Destroyed<S: ChunkSource> {
     keep: Keep<S>,
     counts: Counts,
-    reachable: (u64, Option<HideError>),
+    reachable: (u64, Option<RevokeError>),
 }
 
 impl<S: ChunkSource> Destroyed<S> {
@@ -29,8 +29,8 @@ impl<S: ChunkSource> Destroyed<S> {
 
     /// How many bytes of chunks the device could still reach when the pool had been taken down, and why (the first reason).
     /// Each such chunk is taken from it when it goes back to the source, with its last page, unless it
-    /// [never](HideError::is_for_ever) can be. `None`: it reaches nothing.
-    pub fn reachable(&self) -> Option<(u64, &HideError)> {
+    /// [never](RevokeError::is_for_ever) can be. `None`: it reaches nothing.
+    pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
     }
 
@@ -50,7 +50,7 @@ impl<S: ChunkSource> fmt::Debug for Destroyed<S> {
     }
 }
 
-impl<S: Revocable> PagePool<S> {
+impl<S: RevocableSource> PagePool<S> {
     /// Takes the device's access to every page away, at once, although pages may still be out; then gives those chunks back of which
     /// no page is. The others go back with their last page.
     ///

@@ -144,7 +144,7 @@ pub struct TooManyTags {
 /// Why a device still reaches a chunk.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HideError {
+pub enum RevokeError {
     /// The memory is mapped for as long as it lives.
     #[error(
         "all of the memory is mapped for as long as it lives: expose an arena per use where pages must be taken back"
@@ -158,7 +158,7 @@ pub enum HideError {
     Unmap(alloc::string::String),
 }
 
-impl HideError {
+impl RevokeError {
     /// Whether the chunk is lost: the device may reach it for ever, so it never goes back.
     pub fn is_for_ever(&self) -> bool {
         matches!(self, Self::Unmap(_))

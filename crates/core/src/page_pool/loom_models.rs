@@ -89,8 +89,8 @@ unsafe impl ChunkSource for Source {
 }
 
 // SAFETY: it only keeps accounts.
-unsafe impl Revocable for Source {
-    unsafe fn hide(&self, _frame: Frame, _order: Order) -> Result<(), HideError> {
+unsafe impl RevocableSource for Source {
+    unsafe fn hide(&self, _frame: Frame, _order: Order) -> Result<(), RevokeError> {
         Ok(())
     }
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {

@@ -1,6 +1,6 @@
 //! What a page pool asks of the world beyond chunks.
 
-use super::HideError;
+use super::RevokeError;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
@@ -11,17 +11,17 @@ use crate::mem::DmaMemory;
 /// # Safety
 /// Implementers owe: after `hide` returned `Ok` no device reaches the chunk, and its memory is as valid as before and
 /// still nobody else's, until `release_hidden` gets it back. After an error that is
-/// [for ever](HideError::is_for_ever) its memory is valid and nobody else's for ever: the pool does not give it back. After any
+/// [for ever](RevokeError::is_for_ever) its memory is valid and nobody else's for ever: the pool does not give it back. After any
 /// other error it is as if `hide` had not been called: the chunk goes back by [`release`](ChunkSource::release).
-pub unsafe trait Revocable: ChunkSource {
+pub unsafe trait RevocableSource: ChunkSource {
     /// Takes the device's access away: strict, it waits until that is so.
     ///
     /// # Errors
-    /// [`HideError`]: the device may still reach the chunk.
+    /// [`RevokeError`]: the device may still reach the chunk.
     ///
     /// # Safety
     /// It is a run that [`acquire`](ChunkSource::acquire) returned for this order, not released and not hidden since.
-    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError>;
+    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError>;
 
     /// Takes a hidden run back.
     ///
@@ -31,11 +31,11 @@ pub unsafe trait Revocable: ChunkSource {
 }
 
 // SAFETY: the promises are those of the source that is borrowed.
-unsafe impl<'a, S: Revocable> Revocable for &'a S
+unsafe impl<'a, S: RevocableSource> RevocableSource for &'a S
 where
     &'a S: ChunkSource,
 {
-    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError> {
+    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
         // SAFETY: the caller's promise is the one that is asked for.
         unsafe { (**self).hide(frame, order) }
     }

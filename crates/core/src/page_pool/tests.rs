@@ -13,7 +13,7 @@ const IOVA: u64 = 0x55_0000_0000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
     Free,
-    Mapped,
+    Mapping,
     Hidden,
 }
 
@@ -107,24 +107,24 @@ unsafe impl ChunkSource for Heap {
             let at = at * frames + self.0.shift.load(Ordering::Relaxed);
             Frame::new(u32::try_from(at).unwrap()).unwrap()
         };
-        self.set(first, order, Use::Free, Use::Mapped);
+        self.set(first, order, Use::Free, Use::Mapping);
         Ok(first)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        self.set(frame, order, Use::Mapped, Use::Free);
+        self.set(frame, order, Use::Mapping, Use::Free);
     }
 }
 
 // SAFETY: it only keeps accounts.
-unsafe impl Revocable for Heap {
-    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), HideError> {
+unsafe impl RevocableSource for Heap {
+    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
         let left = self.0.hides.load(Ordering::Relaxed);
         self.0.hides.store(left.wrapping_sub(1), Ordering::Relaxed);
         if left == 0 {
             let lost = self.0.lost.load(Ordering::Relaxed);
-            return Err(if lost { HideError::Unmap("no".into()) } else { HideError::Permanent });
+            return Err(if lost { RevokeError::Unmap("no".into()) } else { RevokeError::Permanent });
         }
-        self.set(frame, order, Use::Mapped, Use::Hidden);
+        self.set(frame, order, Use::Mapping, Use::Hidden);
         Ok(())
     }
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {

@@ -1,7 +1,7 @@
 //! What changes the shape of a table: pages linked, retired, brought back, reclaimed. All of it under the lock.
 
 use super::TableError;
-use super::account::{Account, List};
+use super::directory::{List, PageDirectory};
 use super::format::{Entry, Format};
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
 use crate::access::Access;
@@ -11,7 +11,7 @@ use crate::known_bad;
 /// The table's pages and the account of them, with the lock held.
 pub(super) struct Locked<'a, F> {
     pub(super) store: &'a Store<F>,
-    pub(super) account: &'a mut Account,
+    pub(super) account: &'a mut PageDirectory,
 }
 
 impl<F: Format> Locked<'_, F> {

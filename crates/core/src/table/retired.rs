@@ -1,6 +1,6 @@
 //! Table pages on their way out.
 
-use super::account::{List, NONE};
+use super::directory::{List, NONE};
 use crate::addr::{Iova, IovaRange, PhysAddr};
 
 /// Table pages that have been taken out of a table and that a walker may still hold.

@@ -1,8 +1,8 @@
 //! Runs: as many entries of one table page as one step of a map or a clear covers, found and counted in and out,
 //! without the lock where their page is there already.
 
-use super::account::{Account, List};
 use super::change::Locked;
+use super::directory::{List, PageDirectory};
 use super::store::{ENTRIES, Place, Run, slot, span};
 use super::{Entry, Format, Retired, Table, TableError};
 use crate::access::Access;
@@ -137,7 +137,7 @@ impl<F: Format> Table<F> {
         Err(TableError::NotMapped { at: Iova::new(iova) })
     }
 
-    fn trim(&self, account: &mut Account, iova: u64, into: Option<&mut Retired>) {
+    fn trim(&self, account: &mut PageDirectory, iova: u64, into: Option<&mut Retired>) {
         match into {
             Some(retired) => Locked { store: &self.store, account }.trim(iova, &mut retired.list),
             None => {
@@ -149,7 +149,7 @@ impl<F: Format> Table<F> {
         }
     }
 
-    pub(super) fn note_pending(&self, account: &Account) {
+    pub(super) fn note_pending(&self, account: &PageDirectory) {
         self.pending.store(account.pending.len > 0, Ordering::Release);
     }
 

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering;
 
 /// An NVMe controller, enabled. A handle: a clone is the same controller. When the last one and all queues are dropped
 /// it is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is leaked
-/// ([`leaked_bytes`](super::leaked_bytes)).
+/// ([`quarantined_bytes`](super::quarantined_bytes)).
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
     core: Arc<Core<R, S>>,
 }

@@ -6,11 +6,11 @@ static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of rings, buffers and PRP lists that were leaked in this process, because their controller could not be
 /// disabled. Payloads are counted by [`ControllerStats::leaked`](super::ControllerStats::leaked).
-pub fn leaked_bytes() -> u64 {
+pub fn quarantined_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)
 }
 
-pub(super) fn note_leaked_bytes(bytes: u64) {
+pub(super) fn count_quarantined_bytes(bytes: u64) {
     LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
 }
 

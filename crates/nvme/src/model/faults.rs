@@ -68,7 +68,7 @@ pub enum Fault {
 
 /// What became of an access to an address that was remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Strike {
+pub struct Injection {
     /// Where.
     pub iova: Iova,
     /// How many bytes.
@@ -76,12 +76,12 @@ pub struct Strike {
     /// Which access.
     pub access: BusAccess,
     /// Whether it landed.
-    pub outcome: StrikeOutcome,
+    pub outcome: InjectionOutcome,
 }
 
 /// Whether an access landed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StrikeOutcome {
+pub enum InjectionOutcome {
     /// The bus took it: the device still reaches the memory.
     Landed,
     /// The bus refused it.
@@ -106,7 +106,7 @@ struct State {
     forger: Option<Forger>,
     events: VecDeque<u32>,
     remembered: Vec<(Iova, usize)>,
-    strikes: Vec<Strike>,
+    strikes: Vec<Injection>,
 }
 
 struct Inner {
@@ -225,7 +225,7 @@ impl Faults {
 
     /// Accesses every remembered page now, as a device gone astray would, and says what became of it. A write
     /// leaves [`ROGUE_BYTE`]s. The pages stay remembered.
-    pub fn strike(&self, access: BusAccess) -> Vec<Strike> {
+    pub fn strike(&self, access: BusAccess) -> Vec<Injection> {
         let remembered = self.state().remembered.clone();
         let strikes: Vec<_> = remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
         self.state().strikes.extend_from_slice(&strikes);
@@ -233,21 +233,21 @@ impl Faults {
     }
 
     /// Every strike so far, of [`Fault::Rogue`] too.
-    pub fn strikes(&self) -> Vec<Strike> {
+    pub fn strikes(&self) -> Vec<Injection> {
         self.state().strikes.clone()
     }
 
-    fn access(&self, iova: Iova, len: usize, access: BusAccess) -> Strike {
+    fn access(&self, iova: Iova, len: usize, access: BusAccess) -> Injection {
         let mut bytes = vec![ROGUE_BYTE; len];
         let done = match access {
             BusAccess::Read => self.0.bus.read(iova, &mut bytes),
             BusAccess::Write => self.0.bus.write(iova, &bytes),
         };
         let outcome = match done {
-            Ok(()) => StrikeOutcome::Landed,
-            Err(fault) => StrikeOutcome::Fault(fault),
+            Ok(()) => InjectionOutcome::Landed,
+            Err(fault) => InjectionOutcome::Fault(fault),
         };
-        Strike { iova, len, access, outcome }
+        Injection { iova, len, access, outcome }
     }
 
     pub(super) fn rogue_write(&self, iova: Iova, len: usize) {

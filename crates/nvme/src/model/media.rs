@@ -10,7 +10,7 @@ use super::bus::BusFault;
 use std::io;
 
 /// Takes the next piece of what was read; the pieces come in order and make up the whole.
-pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
+pub type InvalidationQueue<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
 /// Fills the next piece of what is to be written.
 pub type Source<'a> = dyn FnMut(&mut [u8]) -> Result<(), BusFault> + 'a;
 
@@ -48,7 +48,7 @@ pub trait Media: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`MediaError`]; `sink` may have had a part.
-    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError>;
+    fn read(&self, at: u64, len: usize, sink: &mut InvalidationQueue<'_>) -> Result<(), MediaError>;
     /// Stores `len` bytes from `source` at `at`.
     ///
     /// # Errors

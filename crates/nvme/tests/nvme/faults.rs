@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Finished, InFlight, PollError, Quarantined, Reject};
-use pinfold_nvme::model::{BusAccess, Fault, ModelConfig, ROGUE_BYTE, StrikeOutcome, When};
+use pinfold_nvme::model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, When};
 use pinfold_nvme::spec::Status;
 use std::sync::Arc;
 use std::time::Duration;
@@ -301,15 +301,15 @@ fn a_rogue_write_is_recorded_as_what_became_of_it() {
     }
     let first = kept.remove(0);
     let landed = faults.strike(BusAccess::Write);
-    assert_eq!((landed.len(), landed[0].outcome), (1, StrikeOutcome::Landed));
+    assert_eq!((landed.len(), landed[0].outcome), (1, InjectionOutcome::Landed));
     assert_eq!(first.bytes(4096), [ROGUE_BYTE; 4096]);
     drop(first);
-    assert!(matches!(faults.strike(BusAccess::Read)[0].outcome, StrikeOutcome::Fault(_)));
+    assert!(matches!(faults.strike(BusAccess::Read)[0].outcome, InjectionOutcome::Fault(_)));
     drop(kept.remove(0));
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
     settle(&bench);
     let strikes = faults.strikes();
     assert_eq!(strikes.len(), 3);
-    assert!(matches!(strikes[2].outcome, StrikeOutcome::Fault(_)), "its memory was given back");
+    assert!(matches!(strikes[2].outcome, InjectionOutcome::Fault(_)), "its memory was given back");
 }

@@ -2,13 +2,13 @@
 
 use crate::common::{namespaces, pattern};
 use pinfold::soft::SoftConfig;
-use pinfold::{Arena, Buffer, Domain, Exposure, Source};
+use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::access::{Both, Direction, FromDevice, ToDevice};
-use pinfold_core::domain::{DomainId, Mapped};
+use pinfold_core::domain::{DomainId, Mapping};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, InFlight, Queue, Reject};
 use pinfold_nvme::model::{
-    BusAccess, Fault, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, StrikeOutcome, When,
+    BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, When,
 };
 use std::time::Duration;
 
@@ -21,18 +21,24 @@ struct Stack {
     queue: Queue<ModelRegisters, Arena>,
 }
 
-fn stack(exposure: Exposure, config: Config) -> Stack {
+fn stack(mapping_policy: MappingPolicy, config: Config) -> Stack {
     let mut soft = SoftConfig::default();
     (soft.late_by, soft.iotlb_entries) = (Duration::from_micros(50), 64);
     let domain = Domain::soft_with(soft).unwrap();
     // Queues stay mapped; the payloads' arena is what is asked for.
-    let build = |exposure, size| {
-        Arena::builder().size(size).source(Source::Plain).exposure(exposure).build(&domain).unwrap()
+    let build = |mapping_policy, size| {
+        Arena::builder()
+            .size(size)
+            .source(Source::Plain)
+            .mapping_policy(mapping_policy)
+            .build(&domain)
+            .unwrap()
     };
-    let arena = build(exposure, 24 << 20);
+    let arena = build(mapping_policy, 24 << 20);
     let model =
         ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(32 << 20))).unwrap();
-    let controller = Controller::start(model.registers(), build(Exposure::PerUse, 4 << 20), config).unwrap();
+    let controller =
+        Controller::start(model.registers(), build(MappingPolicy::PerUse, 4 << 20), config).unwrap();
     let queue = controller.create_queue(8).unwrap();
     Stack { queue, controller, model, arena, domain }
 }
@@ -48,15 +54,15 @@ fn finish<P>(
     }
 }
 
-fn mapped<'d, D: Direction>(stack: &'d Domain, buffer: Buffer, direction: D) -> Mapped<'d, Buffer, D> {
+fn mapped<'d, D: Direction>(stack: &'d Domain, buffer: Buffer, direction: D) -> Mapping<'d, Buffer, D> {
     stack.map(buffer, direction).unwrap()
 }
 
 #[test]
 fn what_is_written_through_the_iommu_is_read_back() {
-    for exposure in [Exposure::Whole, Exposure::PerUse] {
+    for mapping_policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
         let Stack { model: _model, domain, arena, controller, mut queue } =
-            stack(exposure, Config::default());
+            stack(mapping_policy, Config::default());
         for (nsid, block) in [(1, 512usize), (2, 4096)] {
             for blocks in [1, 2, 9, 255, (8 << 20) / block] {
                 let bytes = pattern(blocks as u64, blocks * block);
@@ -72,7 +78,7 @@ fn what_is_written_through_the_iommu_is_read_back() {
                 result.unwrap();
                 let mut back = vec![0; bytes.len()];
                 target.revoke().wait().unwrap().memory().copy_to_slice(0, &mut back).unwrap();
-                assert!(back == bytes, "{blocks} blocks of {block}, {exposure:?}");
+                assert!(back == bytes, "{blocks} blocks of {block}, {mapping_policy:?}");
             }
         }
         assert_eq!(domain.soft_iommu().unwrap().stats().faults, 0);
@@ -84,18 +90,18 @@ fn what_is_written_through_the_iommu_is_read_back() {
 #[test]
 fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
     let Stack { model, domain, arena, controller: _controller, mut queue } =
-        stack(Exposure::PerUse, Config::default());
+        stack(MappingPolicy::PerUse, Config::default());
     let faults = model.faults();
     faults.inject(When::Nth(1), Fault::Remember);
     let payload = mapped(&domain, arena.alloc_zeroed(4096).unwrap(), Both);
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (payload, result) = finish(&mut queue, read);
     result.unwrap();
-    assert_eq!(faults.strike(BusAccess::Write)[0].outcome, StrikeOutcome::Landed);
+    assert_eq!(faults.strike(BusAccess::Write)[0].outcome, InjectionOutcome::Landed);
     let mut buffer = payload.unmap().unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == ROGUE_BYTE));
     for access in [BusAccess::Write, BusAccess::Read] {
-        assert!(matches!(faults.strike(access)[0].outcome, StrikeOutcome::Fault(_)));
+        assert!(matches!(faults.strike(access)[0].outcome, InjectionOutcome::Fault(_)));
     }
     assert_eq!(domain.soft_iommu().unwrap().stats().faults, 2);
 }
@@ -103,7 +109,7 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
 #[test]
 fn a_payload_of_another_domain_is_rejected() {
     let Stack { model, domain: _domain, arena: _arena, controller: _controller, mut queue } =
-        stack(Exposure::PerUse, Config::default());
+        stack(MappingPolicy::PerUse, Config::default());
     let other = Domain::soft().unwrap();
     let elsewhere = Arena::builder().size(1 << 20).build(&other).unwrap();
     let payload = mapped(&other, elsewhere.alloc_zeroed(4096).unwrap(), Both);
@@ -152,7 +158,7 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
 #[test]
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // The types refuse it; a device that does it all the same meets the IOMMU.
-    struct Lie<'d>(Mapped<'d, Buffer, ToDevice>);
+    struct Lie<'d>(Mapping<'d, Buffer, ToDevice>);
     // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU enforces.
     unsafe impl pinfold_nvme::driver::Payload<FromDevice> for Lie<'_> {
         fn domain(&self) -> Option<DomainId> {
@@ -163,7 +169,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
         }
     }
     let Stack { model: _model, domain, arena, controller: _controller, mut queue } =
-        stack(Exposure::PerUse, Config::default());
+        stack(MappingPolicy::PerUse, Config::default());
     let payload = Lie(mapped(&domain, arena.alloc_zeroed(4096).unwrap(), ToDevice));
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (_, result) = finish(&mut queue, read);
@@ -174,7 +180,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
 fn a_lost_command_keeps_its_mapping_until_reset() {
     let config =
         Config { timeout: Duration::from_millis(20), abort_timeout: Duration::ZERO, ..Config::default() };
-    let Stack { model, domain, arena, controller, mut queue } = stack(Exposure::PerUse, config);
+    let Stack { model, domain, arena, controller, mut queue } = stack(MappingPolicy::PerUse, config);
     let faults = model.faults();
     faults.inject(When::Nth(1), Fault::Late);
     let read =

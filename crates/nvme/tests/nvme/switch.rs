@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::faults::SECOND;
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Config, Controller, Error, leaked_bytes};
+use pinfold_nvme::driver::{Config, Controller, Error, quarantined_bytes};
 use pinfold_nvme::model::{Fault, ModelConfig, ModelController, ModelRegisters, When};
 use pinfold_nvme::spec::{Cc, Csts, offset};
 use std::sync::Arc;
@@ -45,13 +45,13 @@ fn works(model: &ModelController, arena: &Arena) {
 fn an_enable_that_does_not_end_keeps_its_memory_and_is_not_called_off() {
     let (arena, model) = spawn();
     model.faults().set_stuck(true);
-    let leaked = leaked_bytes();
+    let leaked = quarantined_bytes();
     let error = Controller::start(model.registers(), arena.clone(), hasty(SECOND / 10).0).unwrap_err();
     assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
     assert_eq!(model.stats().early_changes, 0, "CC.EN was cleared while CSTS.RDY was 0");
     // Two admin rings and the page that identify data goes to.
     assert_eq!(arena.0.used(), 3, "the enable is still in progress, so the rings are the controller's");
-    assert!(leaked_bytes() - leaked >= 3 * 4096);
+    assert!(quarantined_bytes() - leaked >= 3 * 4096);
     model.faults().set_stuck(false);
     wait_for(&model.registers(), Csts::READY);
     works(&model, &arena);
@@ -118,14 +118,14 @@ fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
     model.faults().set_stuck(true);
     assert_eq!(controller.reset(), Err(Error::NotReady { wanted: "disabled", limit_ms: 10_000 }));
     assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
-    let (used, leaked, before) = (arena.0.used(), leaked_bytes(), ticks.load(Ordering::SeqCst));
+    let (used, leaked, before) = (arena.0.used(), quarantined_bytes(), ticks.load(Ordering::SeqCst));
     drop(lost);
     drop(queue);
     assert_eq!((controller.stats().leaked, controller.stats().quarantined_queues), (1, 1));
     drop(controller);
     assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
     // Admin: 3 pages, queue pair: 2, PRP lists: 1.
-    assert!(leaked_bytes() - leaked >= 6 * 4096);
+    assert!(quarantined_bytes() - leaked >= 6 * 4096);
     let waited = ticks.load(Ordering::SeqCst) - before;
     assert!(waited < SECOND, "the drop waited again for what did not come before: {waited} ns");
     assert_eq!(model.stats().early_changes, 0);

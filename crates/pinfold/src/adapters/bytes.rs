@@ -72,18 +72,18 @@ impl AsRef<[u8]> for Frozen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Domain, Exposure, Source};
+    use crate::{Arena, Domain, MappingPolicy, Source};
     use pinfold_core::access::{FromDevice, ToDevice};
 
-    fn arena(domain: &Domain, exposure: Exposure, source: Source) -> Arena {
-        Arena::builder().size(1 << 20).exposure(exposure).source(source).build(domain).unwrap()
+    fn arena(domain: &Domain, mapping_policy: MappingPolicy, source: Source) -> Arena {
+        Arena::builder().size(1 << 20).mapping_policy(mapping_policy).source(source).build(domain).unwrap()
     }
 
     #[test]
     fn what_the_device_wrote_is_frozen_where_it_is_and_late_writes_do_not_land() {
         let domain = Domain::soft().unwrap();
         let device = domain.port().unwrap();
-        let arena = arena(&domain, Exposure::PerUse, Source::Plain);
+        let arena = arena(&domain, MappingPolicy::PerUse, Source::Plain);
         let mapped = domain.map(arena.alloc(8192).unwrap(), FromDevice).unwrap();
         let iova = mapped.iova().start();
         device.write(iova, &[7; 8192]).unwrap();
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn the_memory_goes_back_with_the_last_slice_from_any_thread() {
         let domain = Domain::soft().unwrap();
-        let arena = arena(&domain, Exposure::PerUse, Source::Plain);
+        let arena = arena(&domain, MappingPolicy::PerUse, Source::Plain);
         let bytes = freeze(arena.alloc_zeroed(4096).unwrap()).unwrap();
         let part = bytes.slice(100..200);
         drop(bytes);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn bytes_keep_the_arena() {
         let domain = Domain::soft().unwrap();
-        let mut buffer = arena(&domain, Exposure::PerUse, Source::Plain).alloc(4096).unwrap();
+        let mut buffer = arena(&domain, MappingPolicy::PerUse, Source::Plain).alloc(4096).unwrap();
         buffer.as_mut_slice().unwrap().fill(3);
         let bytes = freeze(buffer).unwrap();
         drop(domain);
@@ -120,8 +120,10 @@ mod tests {
     #[test]
     fn memory_that_others_may_write_is_given_back() {
         let domain = Domain::soft().unwrap();
-        for (exposure, source) in [(Exposure::Whole, Source::Plain), (Exposure::PerUse, Source::Memfd)] {
-            let arena = arena(&domain, exposure, source);
+        for (mapping_policy, source) in
+            [(MappingPolicy::Whole, Source::Plain), (MappingPolicy::PerUse, Source::Memfd)]
+        {
+            let arena = arena(&domain, mapping_policy, source);
             let buffer = arena.alloc(4096).unwrap();
             let refused = freeze(buffer).unwrap_err();
             refused.buffer.memory().write_u8(0, 1).unwrap();

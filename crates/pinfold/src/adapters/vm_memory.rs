@@ -2,7 +2,7 @@
 //!
 //! A virtual machine monitor, or a device model of one, reaches the memory by [`VolatileSlice`]s and as
 //! [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so any arena will do. With
-//! [`Exposure::Whole`](crate::Exposure::Whole) a device of the arena's domain reaches all of it at
+//! [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of the arena's domain reaches all of it at
 //! [`GuestRegion::iova`], as a device that is passed through to the guest must.
 
 use crate::arena::Source;
@@ -112,16 +112,16 @@ impl GuestMemoryRegionBytes for GuestRegion {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Domain, Exposure};
+    use crate::{Arena, Domain, MappingPolicy};
     use ::vm_memory::{Bytes, GuestMemory, GuestMemoryBackend};
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
     const GIB: u64 = 1 << 30;
 
-    fn guest(exposure: Exposure) -> (Domain, GuestArena) {
+    fn guest(mapping_policy: MappingPolicy) -> (Domain, GuestArena) {
         let domain = Domain::soft().unwrap();
-        let arena = Arena::builder().size(4 << 20).exposure(exposure).build(&domain).unwrap();
+        let arena = Arena::builder().size(4 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
         // As on a PC: one part low, the other above the hole at 4 GiB.
         let low = GuestRegion::new(arena.alloc_zeroed(1 << 20).unwrap(), GuestAddress(0)).unwrap();
         let high = GuestRegion::new(arena.alloc_zeroed(2 << 20).unwrap(), GuestAddress(4 * GIB)).unwrap();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn it_reads_what_was_written_and_ends_where_it_ends() {
-        let (_domain, memory) = guest(Exposure::PerUse);
+        let (_domain, memory) = guest(MappingPolicy::PerUse);
         memory.write_slice(b"boot", GuestAddress(0x7c00)).unwrap();
         memory.write_obj(0x1234_5678_u32, GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap();
         let mut back = [0; 4];
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn slices_outside_of_a_region_are_refused() {
-        let (_domain, memory) = guest(Exposure::PerUse);
+        let (_domain, memory) = guest(MappingPolicy::PerUse);
         let region = memory.find_region(GuestAddress(0)).unwrap();
         let (len, at) = (1 << 20, MemoryRegionAddress);
         assert_eq!(region.get_slice(at(0), len).unwrap().len(), len);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_device_reaches_the_guest_where_it_is_exposed_whole_and_not_else() {
-        let (domain, memory) = guest(Exposure::Whole);
+        let (domain, memory) = guest(MappingPolicy::Whole);
         let region = memory.find_region(GuestAddress(4 * GIB)).unwrap();
         let at = region.iova().unwrap().checked_add(0x2000).unwrap();
         domain.port().unwrap().write(at, b"packet").unwrap();
@@ -183,7 +183,7 @@ mod tests {
         memory.read_slice(&mut back, GuestAddress(4 * GIB + 0x2000)).unwrap();
         assert_eq!(&back, b"packet");
 
-        let (_domain, memory) = guest(Exposure::PerUse);
+        let (_domain, memory) = guest(MappingPolicy::PerUse);
         assert_eq!(memory.find_region(GuestAddress(0)).unwrap().iova(), None);
     }
 
@@ -191,7 +191,7 @@ mod tests {
     fn the_crate_s_traits_are_there() {
         fn is_guest_memory(_: &impl GuestMemory) {}
         fn is_shared<T: Send + Sync>() {}
-        let (_domain, memory) = guest(Exposure::PerUse);
+        let (_domain, memory) = guest(MappingPolicy::PerUse);
         is_guest_memory(&memory);
         is_shared::<Arc<GuestArena>>();
     }

@@ -3,7 +3,7 @@
 use super::obtain::{self, Obtained, Plan};
 use super::source::{Account, NotLocked, Residency, Source};
 use super::space::{self, NotAttached, Space};
-use super::{Arena, BuildError, Exposure, Inner};
+use super::{Arena, BuildError, Inner, MappingPolicy};
 use crate::domain::Domain;
 use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;
@@ -28,7 +28,7 @@ pub enum Pinning {
 pub struct ArenaBuilder {
     size: u64,
     sources: Option<Vec<Source>>,
-    exposure: Exposure,
+    mapping_policy: MappingPolicy,
     node: Option<u32>,
     pinning: Pinning,
     lent: Option<(NonNull<u8>, usize)>,
@@ -42,7 +42,7 @@ impl ArenaBuilder {
         Self {
             size: 0,
             sources: None,
-            exposure: Exposure::default(),
+            mapping_policy: MappingPolicy::default(),
             node: None,
             pinning: Pinning::default(),
             lent: None,
@@ -78,7 +78,7 @@ impl ArenaBuilder {
     ///
     /// # Safety
     /// From [`build`](Self::build) until the arena is gone, with every handle, buffer and pool of it
-    /// ([`leaked_bytes`](super::leaked_bytes) has not grown), `base..base + len` must stay mapped, readable and
+    /// ([`quarantined_bytes`](super::quarantined_bytes) has not grown), `base..base + len` must stay mapped, readable and
     /// writable, and must be reached by nobody but the arena; what was locked or bound in it before is so no more
     /// afterwards. An arena that is kept for ever keeps this memory for ever too.
     #[must_use]
@@ -87,10 +87,10 @@ impl ArenaBuilder {
         self
     }
 
-    /// What of it devices can reach; [`Exposure::PerUse`] where nothing is said.
+    /// What of it devices can reach; [`MappingPolicy::PerUse`] where nothing is said.
     #[must_use]
-    pub fn exposure(mut self, exposure: Exposure) -> Self {
-        self.exposure = exposure;
+    pub fn mapping_policy(mut self, mapping_policy: MappingPolicy) -> Self {
+        self.mapping_policy = mapping_policy;
         self
     }
 
@@ -127,7 +127,7 @@ impl ArenaBuilder {
             .map_err(|_| BuildError::TooLarge { asked: plan.bytes, limit: Self::MAX_BYTES })?;
         let (zone, fenced) = zone(frames)?;
         let region = ManuallyDrop::new(region);
-        let place = match space::attach(&*space, region.memory(), self.exposure) {
+        let place = match space::attach(&*space, region.memory(), self.mapping_policy) {
             Ok(place) => place,
             Err(failed) => return Err(detached(region, failed)),
         };
@@ -148,7 +148,7 @@ impl ArenaBuilder {
             iova: place.iova(),
             place: Some(place),
             chunks: std::sync::Mutex::default(),
-            exposure: self.exposure,
+            mapping_policy: self.mapping_policy,
             account,
             fenced,
             peak: AtomicU64::new(0),
@@ -214,7 +214,7 @@ fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
 /// The memory goes back to the system, unless a device may reach it for ever.
 fn detached(region: ManuallyDrop<Region>, failed: NotAttached) -> BuildError {
     if failed.stuck {
-        super::note_leaked(region.len() as u64);
+        super::count_quarantined(region.len() as u64);
     } else {
         drop(ManuallyDrop::into_inner(region));
     }

@@ -1,7 +1,7 @@
 //! An arena as the place where a DMA pool's chunks come from.
 
 use super::space::Place;
-use super::{Arena, Exposure, Inner, Run};
+use super::{Arena, Inner, MappingPolicy, Run};
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::{BackendError, DomainId, StaticMapping};
@@ -30,7 +30,9 @@ impl Inner {
 
     fn expose(&self, run: Run) -> Result<(), BackendError> {
         // The range of IOVAs is as long as the region, so a run always has its part of it.
-        let (Exposure::PerUse, Some(iova)) = (self.exposure, self.iova_of(run)) else { return Ok(()) };
+        let (MappingPolicy::PerUse, Some(iova)) = (self.mapping_policy, self.iova_of(run)) else {
+            return Ok(());
+        };
         let Some(Place::PerUse(place)) = &self.place else { return Ok(()) };
         // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
         // (`Inner::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
@@ -55,9 +57,9 @@ impl Inner {
 
     fn release(&self, first: Frame, order: Order) {
         let run = Run { first, frames: order.frames() };
-        let hidden = match self.exposure {
-            Exposure::PerUse => self.unexpose(run),
-            Exposure::Whole => Ok(()),
+        let hidden = match self.mapping_policy {
+            MappingPolicy::PerUse => self.unexpose(run),
+            MappingPolicy::Whole => Ok(()),
         };
         match hidden {
             Ok(()) => self.give_back(run),

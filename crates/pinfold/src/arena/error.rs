@@ -1,6 +1,6 @@
 //! Why no arena was built, and why it gave no memory.
 
-use super::source::{NotLocked, Refused};
+use super::source::{NotLocked, SourceRefused};
 use crate::sys::Errno;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::FrameError;
@@ -31,7 +31,7 @@ pub enum BuildError {
         /// How many bytes were asked for.
         asked: u64,
         /// Each source that was tried.
-        refused: Vec<Refused>,
+        refused: Vec<SourceRefused>,
     },
     /// The NUMA node does not exist, has no memory, or is closed to this process.
     #[error("memory of NUMA node {node} can not be had ({errno}); online: {online}")]
@@ -65,7 +65,7 @@ pub enum BuildError {
     Domain(#[from] BackendError),
 }
 
-fn list(refused: &[Refused]) -> String {
+fn list(refused: &[SourceRefused]) -> String {
     refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -105,6 +105,6 @@ pub enum AllocError {
 /// any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "this buffer may be written at any time (its arena is exposed whole, or shared by a memfd): copy through memory(), or build the arena with Exposure::PerUse and no memfd"
+    "this buffer may be written at any time (its arena is exposed whole, or shared by a memfd): copy through memory(), or build the arena with MappingPolicy::PerUse and no memfd"
 )]
 pub struct Shared;

@@ -1,7 +1,7 @@
 //! Getting memory from the system: one source after the other until one gives it.
 
 use super::BuildError;
-use super::source::{Refused, Residency, Source, Why};
+use super::source::{Residency, Source, SourceRefused, Why};
 use crate::probe::hugepages::{self, Thp};
 use crate::sys::region::Region;
 use crate::sys::{Errno, memfd, numa, smaps};
@@ -26,7 +26,7 @@ pub(super) struct Obtained {
     pub(super) memfd: Option<OwnedFd>,
     pub(super) source: Source,
     pub(super) page_size: PageSize,
-    pub(super) refused: Vec<Refused>,
+    pub(super) refused: Vec<SourceRefused>,
 }
 
 /// Why a source gave nothing: then the next one is tried, or (a wrong node, a kernel without `MADV_DONTFORK`) none is.
@@ -58,7 +58,7 @@ pub(super) fn obtain(plan: &Plan) -> Result<Obtained, BuildError> {
             Err(Stop::Next(why)) => {
                 let remedy = remedy(&why, plan.node);
                 tracing::debug!(%source, %why, "no memory from this source");
-                refused.push(Refused { source, why, remedy });
+                refused.push(SourceRefused { source, why, remedy });
             }
             Err(Stop::Here(error)) => return Err(error),
         }

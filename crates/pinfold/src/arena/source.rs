@@ -112,7 +112,7 @@ impl FromStr for Source {
 
 /// A source that was tried and gave nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub struct SourceRefused {
     /// What was tried.
     pub source: Source,
     /// Why it gave nothing.
@@ -121,7 +121,7 @@ pub struct Refused {
     pub remedy: Option<String>,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for SourceRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.source, self.why)?;
         match &self.remedy {
@@ -253,7 +253,7 @@ pub struct Account {
     /// What keeps its pages in memory.
     pub residency: Residency,
     /// What was tried before, and gave nothing.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<SourceRefused>,
 }
 
 #[cfg(test)]

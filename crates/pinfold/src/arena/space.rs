@@ -1,6 +1,6 @@
 //! What an arena asks of its domain.
 
-use super::Exposure;
+use super::MappingPolicy;
 use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
@@ -12,14 +12,14 @@ pub(super) trait Space: Send + Sync {
     /// Makes the memory known.
     ///
     /// # Safety
-    /// The caller keeps it valid until `expel` has returned.
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError>;
+    /// The caller keeps it valid until `unregister_memory` has returned.
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
     /// The memory goes away: no device reaches it afterwards.
-    fn expel(&self, memory: DmaMemory);
+    fn unregister_memory(&self, memory: DmaMemory);
     /// Maps memory for as long as it lives.
     ///
     /// # Safety
-    /// Until `unmap` has returned `Ok`, or `expel` has returned, it stays valid and no reference into it is made.
+    /// Until `unmap` has returned `Ok`, or `unregister_memory` has returned, it stays valid and no reference into it is made.
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError>;
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError>;
     fn release(&self, place: Reservation) {
@@ -38,7 +38,7 @@ pub(super) trait Space: Send + Sync {
     /// Strict: no device reaches the memory when this has returned `Ok`.
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError>;
     /// Counts memory that is kept for ever, because a device may reach it for ever.
-    fn note_quarantined(&self, bytes: u64);
+    fn count_quarantined(&self, bytes: u64);
     /// Which domain it is.
     fn domain(&self) -> Option<DomainId> {
         None
@@ -76,21 +76,25 @@ pub(super) struct NotAttached {
 }
 
 /// Brings the memory into the domain: all of that, or nothing.
-pub(super) fn attach(space: &dyn Space, memory: DmaMemory, exposure: Exposure) -> Result<Place, NotAttached> {
-    // SAFETY: the arena unmaps its region only after `expel` has returned (`Inner::drop`), and here it is expelled on
+pub(super) fn attach(
+    space: &dyn Space,
+    memory: DmaMemory,
+    mapping_policy: MappingPolicy,
+) -> Result<Place, NotAttached> {
+    // SAFETY: the arena unmaps its region only after `unregister_memory` has returned (`Inner::drop`), and here it is expelled on
     // every way out after which the region is dropped.
-    unsafe { space.admit(memory) }.map_err(|error| NotAttached { error, stuck: false })?;
-    let placed = match exposure {
+    unsafe { space.register_memory(memory) }.map_err(|error| NotAttached { error, stuck: false })?;
+    let placed = match mapping_policy {
         // SAFETY: the region outlives the mapping, as above; an arena that is exposed whole lends no reference.
-        Exposure::Whole => unsafe { space.map_static(memory) }.map(Place::Whole),
-        Exposure::PerUse => space.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse),
+        MappingPolicy::Whole => unsafe { space.map_static(memory) }.map(Place::Whole),
+        MappingPolicy::PerUse => space.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse),
     };
     placed.map_err(|error| {
         let stuck = error.stays_reachable();
         if stuck {
-            space.note_quarantined(memory.len() as u64);
+            space.count_quarantined(memory.len() as u64);
         } else {
-            space.expel(memory);
+            space.unregister_memory(memory);
         }
         NotAttached { error, stuck }
     })
@@ -103,13 +107,13 @@ pub(super) fn detach(space: &dyn Space, memory: DmaMemory, place: Place) -> bool
             let iova = mapping.iova();
             if let Err(error) = space.unmap(mapping) {
                 tracing::error!(%iova, %error, "an arena could not be taken from its devices");
-                space.note_quarantined(memory.len() as u64);
+                space.count_quarantined(memory.len() as u64);
                 return false;
             }
         }
         Place::PerUse(place) => space.release(place),
     }
-    space.expel(memory);
+    space.unregister_memory(memory);
     true
 }
 
@@ -124,12 +128,12 @@ fn alignment(memory: DmaMemory) -> u64 {
 const BOTH: Access = Access::READ.union(Access::WRITE);
 
 impl Space for Domain {
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
-        unsafe { (**self).admit(memory) }
+        unsafe { (**self).register_memory(memory) }
     }
-    fn expel(&self, memory: DmaMemory) {
-        (**self).expel(memory);
+    fn unregister_memory(&self, memory: DmaMemory) {
+        (**self).unregister_memory(memory);
     }
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
@@ -150,8 +154,8 @@ impl Space for Domain {
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         self.unmap_static(mapping)
     }
-    fn note_quarantined(&self, bytes: u64) {
-        (**self).note_quarantined(bytes);
+    fn count_quarantined(&self, bytes: u64) {
+        (**self).count_quarantined(bytes);
     }
     fn domain(&self) -> Option<DomainId> {
         Some((**self).id())

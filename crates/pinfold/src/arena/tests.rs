@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn leaked_here() -> u64 {
-    let all = leaked_bytes();
+    let all = quarantined_bytes();
     let here = LEAKED_HERE.get();
     assert!(all >= here, "what a thread leaked is in the count of the process: {all} {here}");
     here

@@ -1,6 +1,6 @@
 use super::*;
 use crate::vfio::fake::{Fake, domain_of};
-use crate::{Arena, Exposure, Source};
+use crate::{Arena, MappingPolicy, Source};
 use pinfold_core::access::FromDevice;
 use proptest::prelude::*;
 
@@ -184,7 +184,7 @@ fn an_arena_that_is_exposed_whole_needs_no_entry_and_another_domains_is_made_kno
     let whole = Arena::builder()
         .size(4 << 20)
         .source(Source::Plain)
-        .exposure(Exposure::Whole)
+        .mapping_policy(MappingPolicy::Whole)
         .build(&domain)
         .unwrap();
     let buffer = Arc::new(whole.alloc(KIB4).unwrap());
@@ -192,8 +192,8 @@ fn an_arena_that_is_exposed_whole_needs_no_entry_and_another_domains_is_made_kno
     assert_eq!((kernel.entries(), cache.stats().entries), (1, 0));
     // An arena that is exposed whole elsewhere means nothing here.
     let (_, elsewhere, _) = setting(8, 1 << 20);
-    for exposure in [Exposure::Whole, Exposure::PerUse] {
-        let foreign = Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure);
+    for mapping_policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
+        let foreign = Arena::builder().size(4 << 20).source(Source::Plain).mapping_policy(mapping_policy);
         let foreign = foreign.build(&elsewhere).unwrap();
         let buffer = Arc::new(foreign.alloc(KIB4).unwrap());
         drop(cache.hold(&buffer).unwrap());
@@ -210,8 +210,12 @@ fn an_arena_that_is_exposed_whole_needs_no_entry_and_another_domains_is_made_kno
 #[test]
 fn a_place_in_another_domain_is_no_place_in_this_one() {
     let (home, domain) = (Domain::soft().unwrap(), Domain::soft().unwrap());
-    let arena =
-        Arena::builder().size(4 << 20).source(Source::Plain).exposure(Exposure::Whole).build(&home).unwrap();
+    let arena = Arena::builder()
+        .size(4 << 20)
+        .source(Source::Plain)
+        .mapping_policy(MappingPolicy::Whole)
+        .build(&home)
+        .unwrap();
     let buffer = Arc::new(arena.alloc(4 << 20).unwrap());
     let cache = RegistrationCache::new(&domain, Budget { entries: 8, bytes: 1 << 30 });
     drop(cache.hold(&buffer).unwrap());

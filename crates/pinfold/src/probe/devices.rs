@@ -2,7 +2,7 @@
 
 use super::facts::Roots;
 use super::text;
-use crate::vfio::{Way, choice, lookup};
+use crate::vfio::{IommuInterface, choice, lookup};
 use rustix::fs::Access as Mode;
 use std::path::Path;
 
@@ -82,7 +82,7 @@ pub struct Bound {
     /// Its address: `0000:01:00.0`.
     pub address: String,
     /// By which of the kernel's interfaces.
-    pub way: Way,
+    pub way: IommuInterface,
     /// Why by that one.
     pub why: String,
 }
@@ -111,7 +111,7 @@ fn bound(roots: &Roots) -> Vec<Bound> {
         let unprotected = found.group.as_ref().is_some_and(|group| group.unprotected);
         let choice = choice::choose(roots, found.cdev.as_deref());
         let (way, why) = match unprotected {
-            true => (Way::NoIommu, "name alone, for it has no IOMMU".to_owned()),
+            true => (IommuInterface::NoIommu, "name alone, for it has no IOMMU".to_owned()),
             false => (choice.way, choice.why),
         };
         (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, way, why })

@@ -95,7 +95,7 @@ fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
 
 #[test]
 fn how_a_bound_device_would_be_opened_and_why() {
-    use crate::vfio::Way;
+    use crate::vfio::IommuInterface;
     let files = [
         EVERYTHING,
         &[
@@ -110,7 +110,7 @@ fn how_a_bound_device_would_be_opened_and_why() {
     std::os::unix::fs::symlink("../../drivers/vfio-pci", link).unwrap();
     let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
     let ways: Vec<_> = facts.vfio.bound.iter().map(|bound| (bound.address.as_str(), bound.way)).collect();
-    assert_eq!(ways, [("0000:01:00.0", Way::Iommufd)], "the other one is not bound");
+    assert_eq!(ways, [("0000:01:00.0", IommuInterface::Iommufd)], "the other one is not bound");
     // Without the device's own node it is type1, and without /dev/iommu too.
     for missing in ["vfio/devices/vfio0", "iommu"] {
         std::fs::remove_file(roots.dev.join(missing)).unwrap();

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// What a table of buffers keeps pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Account {
+pub struct PinnedStats {
     /// How many buffers there are.
     pub buffers: usize,
     /// How many have left the table and wait for I/O that is under way.
@@ -29,7 +29,7 @@ pub struct Account {
     pub lifted: bool,
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for PinnedStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { buffers, bytes, pinned_bytes, charged_bytes, .. } = self;
         write!(

@@ -18,7 +18,7 @@ pub enum View {
     /// IOVA equals the address.
     Process,
     /// By where it lies in memory: for devices without an IOMMU. Takes the right to know the frames.
-    Physical,
+    PhysTranslator,
 }
 
 impl View {
@@ -29,7 +29,7 @@ impl View {
                 let whole = Segment { iova: Iova::new(addr as u64), len: survey.len() };
                 Ok(Registered::from_segments(addr, [whole])?)
             }
-            Self::Physical => {
+            Self::PhysTranslator => {
                 let mut survey = survey.clone();
                 survey.find_frames(eyes);
                 let unknown = survey.pieces().iter().find(|piece| piece.phys.is_none());

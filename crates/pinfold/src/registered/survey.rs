@@ -1,7 +1,7 @@
 //! What memory is really made of: the size of its pages, and where they are.
 
 use super::error::MemoryError;
-use crate::sys::mapping::{Mapping, Mappings};
+use crate::sys::mapping::{Mappings, MmapRegion};
 use crate::sys::pages::{Entry, Pagemap};
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
@@ -116,7 +116,7 @@ impl FrameRun {
     }
 }
 
-fn check_rights(mapping: &Mapping, addr: usize, access: Access) -> Result<(), MemoryError> {
+fn check_rights(mapping: &MmapRegion, addr: usize, access: Access) -> Result<(), MemoryError> {
     if mapping.is_special() {
         return Err(MemoryError::Special { addr });
     }
@@ -193,7 +193,7 @@ impl Survey {
     }
 
     /// Enters the part `at..end`, which one mapping has, in pieces.
-    fn mapping(&mut self, eyes: &Eyes, mapping: &Mapping, at: usize, end: usize) {
+    fn mapping(&mut self, eyes: &Eyes, mapping: &MmapRegion, at: usize, end: usize) {
         let shared = mapping.shared;
         // A hugetlb page of a size that has no name here is at least as large as the next smaller one.
         let page = PageSize::ALL.into_iter().rev().find(|page| page.bytes() <= mapping.page_bytes);

@@ -24,7 +24,7 @@ pub enum FaultKind {
     TooWide,
     /// An entry leads to memory that was not admitted, or was expelled.
     #[error("the entry leads to memory that was not admitted to the domain")]
-    NotAdmitted,
+    NotRegistered,
     /// An entry has reserved bits set, or a link leads out of the table's memory.
     #[error("the table is damaged on the way there")]
     BadTable,

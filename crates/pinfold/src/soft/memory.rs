@@ -22,7 +22,7 @@ impl Registry {
         // Of the entries that begin before the end of `memory`, the last one reaches furthest.
         let before = self.0.range(..addr.saturating_add(len)).next_back();
         if before.is_some_and(|(start, other)| start + other.len() > addr) {
-            return Err(BackendError::AdmittedAlready { addr, len });
+            return Err(BackendError::AlreadyRegistered { addr, len });
         }
         self.0.insert(addr, memory);
         Ok(())
@@ -42,7 +42,7 @@ impl Registry {
 
     pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
-        let refused = BackendError::NotAdmitted { addr, len };
+        let refused = BackendError::NotRegistered { addr, len };
         if self.find(addr, len).is_none() {
             return Err(refused);
         }

@@ -90,14 +90,14 @@ impl Unit {
     }
 
     /// # Safety
-    /// The caller keeps the memory valid until `expel` has returned.
-    pub(super) unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        // SAFETY: the caller keeps it valid until `expel` has returned, which forgets it here and in every device.
+    /// The caller keeps the memory valid until `unregister_memory` has returned.
+    pub(super) unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller keeps it valid until `unregister_memory` has returned, which forgets it here and in every device.
         let memory = unsafe { memory.extend() };
         self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
 
-    pub(super) fn expel(&self, memory: DmaMemory) {
+    pub(super) fn unregister_memory(&self, memory: DmaMemory) {
         if !self.registry.write().unwrap_or_else(PoisonError::into_inner).remove(memory) {
             return;
         }
@@ -115,7 +115,7 @@ impl Unit {
         let piece = piece.max(PAGE).checked_next_power_of_two().unwrap_or(u64::MAX);
         let to_border = piece - run.start().raw() % piece;
         PhysRange::new(run.start(), run.len().min(to_border))
-            .map_err(|_| BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() })
+            .map_err(|_| BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
     }
 
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'static>> {

@@ -64,6 +64,6 @@ fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -
         return Err(FaultKind::BadTable);
     }
     let (addr, len) = (to_usize(addr), to_usize(size.bytes()));
-    let memory = state.admitted(unit, addr, len).ok_or(FaultKind::NotAdmitted)?;
+    let memory = state.admitted(unit, addr, len).ok_or(FaultKind::NotRegistered)?;
     Ok(Leaf { memory: inside(memory, addr, len), access, size })
 }

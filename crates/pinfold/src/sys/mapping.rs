@@ -6,7 +6,7 @@ use std::fs::File;
 
 /// One mapping of this process.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Mapping {
+pub(crate) struct MmapRegion {
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// The size of the pages that the kernel maps it by: that of its hugetlb pool, else 4096. Transparent hugepages
@@ -19,7 +19,7 @@ pub(crate) struct Mapping {
     name: String,
 }
 
-impl Mapping {
+impl MmapRegion {
     /// Whether it is no memory, but a device's registers or pages of the kernel's own.
     ///
     /// O(mappings of the process) where its name makes that possible, else constant.
@@ -88,7 +88,7 @@ impl Mappings {
     }
 
     /// The mapping that `addr` lies in. `PROCMAP_QUERY`: since Linux 6.11; before, all of `/proc/self/smaps`.
-    pub(crate) fn at(&mut self, addr: usize) -> Result<Option<Mapping>, Errno> {
+    pub(crate) fn at(&mut self, addr: usize) -> Result<Option<MmapRegion>, Errno> {
         if self.read.is_none() {
             match self.query(addr) {
                 Ok(mapping) => return Ok(Some(mapping)),
@@ -99,7 +99,7 @@ impl Mappings {
         }
         let all = self.read.get_or_insert_with(smaps::all);
         let vma = all.iter().find(|vma| vma.start <= addr && addr < vma.end);
-        Ok(vma.map(|vma| Mapping {
+        Ok(vma.map(|vma| MmapRegion {
             start: vma.start,
             end: vma.end,
             page_bytes: vma.page_bytes,
@@ -110,7 +110,7 @@ impl Mappings {
         }))
     }
 
-    fn query(&self, addr: usize) -> Result<Mapping, Errno> {
+    fn query(&self, addr: usize) -> Result<MmapRegion, Errno> {
         let mut name = vec![0u8; NAME as usize];
         let mut query = Query {
             size: size_of::<Query>() as u64,
@@ -124,7 +124,7 @@ impl Mappings {
         // SAFETY: the kernel writes to `query`, and at most `name_size` bytes to `name`, which outlives the call.
         unsafe { rustix::ioctl::ioctl(&self.maps, ioctl) }?;
         let bytes = name.get(..query.name_size.saturating_sub(1) as usize).unwrap_or(&[]);
-        Ok(Mapping {
+        Ok(MmapRegion {
             start: super::bytes(query.start),
             end: super::bytes(query.end),
             page_bytes: query.page_size,

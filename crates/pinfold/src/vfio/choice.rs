@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Which of the kernel's interfaces gives the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Way {
+pub enum IommuInterface {
     /// iommufd where the kernel has it for the device, else type1.
     #[default]
     Best,
@@ -25,7 +25,7 @@ pub enum Way {
 /// Which of the two it is to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Choice {
-    pub(crate) way: Way,
+    pub(crate) way: IommuInterface,
     pub(crate) why: String,
     /// The device's own node, for iommufd.
     pub(super) node: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub(crate) struct Choice {
 
 /// iommufd where the kernel has it for this device and this user may open it; else type1. Why, in a few words.
 pub(crate) fn choose(roots: &Roots, cdev: Option<&str>) -> Choice {
-    let type1 = |why: String| Choice { way: Way::Type1, why, node: None };
+    let type1 = |why: String| Choice { way: IommuInterface::Type1, why, node: None };
     let iommu = roots.dev.join("iommu");
     let node = cdev.map(|cdev| roots.dev.join("vfio/devices").join(cdev));
     for path in [Some(&iommu), node.as_ref()].into_iter().flatten() {
@@ -52,7 +52,7 @@ pub(crate) fn choose(roots: &Roots, cdev: Option<&str>) -> Choice {
         ),
         Some(node) => {
             let why = format!("iommufd, for {} and {} can be opened", iommu.display(), node.display());
-            Choice { way: Way::Iommufd, why, node: Some(node) }
+            Choice { way: IommuInterface::Iommufd, why, node: Some(node) }
         }
     }
 }

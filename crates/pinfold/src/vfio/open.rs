@@ -1,7 +1,7 @@
 //! From an address to an open device: the checks that a person forgets, in the order in which they fail.
 
 use super::bdf::Bdf;
-use super::choice::{Choice, Way, choose};
+use super::choice::{Choice, IommuInterface, choose};
 use super::device::{Device, Inner};
 use super::error::OpenError;
 use super::iommufd::Iommufd;
@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicU32;
 /// How a device is opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    pub(super) way: Way,
+    pub(super) way: IommuInterface,
     /// Whether the caller has taken responsibility for a device without translation.
     pub(super) vouched: bool,
     pub(super) iova_bits: u32,
@@ -33,24 +33,24 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { way: Way::default(), vouched: false, iova_bits: 64, roots: Roots::default() }
+        Self { way: IommuInterface::default(), vouched: false, iova_bits: 64, roots: Roots::default() }
     }
 }
 
 impl Options {
-    /// [`Way::Best`], and a device that reaches 64 bits.
+    /// [`IommuInterface::Best`], and a device that reaches 64 bits.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// By this interface or not at all. [`Way::NoIommu`] is refused here: see [`without_iommu`](Self::without_iommu).
+    /// By this interface or not at all. [`IommuInterface::NoIommu`] is refused here: see [`without_iommu`](Self::without_iommu).
     #[must_use]
-    pub fn way(mut self, way: Way) -> Self {
+    pub fn way(mut self, way: IommuInterface) -> Self {
         self.way = way;
         self
     }
 
-    /// By [`Way::NoIommu`]: nothing translates what the device does, and nothing protects against it.
+    /// By [`IommuInterface::NoIommu`]: nothing translates what the device does, and nothing protects against it.
     ///
     /// # Safety
     /// A device that is opened with these options, or with a clone of them, reaches all memory of the machine at its
@@ -62,7 +62,7 @@ impl Options {
     ///   quarantine take nothing away from it.
     #[must_use]
     pub unsafe fn without_iommu(mut self) -> Self {
-        (self.way, self.vouched) = (Way::NoIommu, true);
+        (self.way, self.vouched) = (IommuInterface::NoIommu, true);
         self
     }
 
@@ -77,8 +77,8 @@ impl Options {
 /// How a device was opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chosen {
-    /// The interface: never [`Way::Best`].
-    pub way: Way,
+    /// The interface: never [`IommuInterface::Best`].
+    pub way: IommuInterface,
     /// Why this one, in a few words.
     pub why: String,
     /// What the kernel said that it translates.
@@ -100,13 +100,13 @@ impl Device {
         let best = choose(&options.roots, found.cdev.as_deref());
         let by_name = |name: &str| format!("{name}, for it was asked for by name");
         let (way, why) = match options.way {
-            Way::Best => (best.way, best.why),
-            Way::Type1 => (Way::Type1, by_name("type1")),
-            Way::Iommufd if best.way != Way::Iommufd => {
+            IommuInterface::Best => (best.way, best.why),
+            IommuInterface::Type1 => (IommuInterface::Type1, by_name("type1")),
+            IommuInterface::Iommufd if best.way != IommuInterface::Iommufd => {
                 return Err(OpenError::NoIommufd { bdf: found.bdf, why: best.why });
             }
-            Way::Iommufd => (Way::Iommufd, by_name("iommufd")),
-            Way::NoIommu => (Way::NoIommu, by_name("no IOMMU")),
+            IommuInterface::Iommufd => (IommuInterface::Iommufd, by_name("iommufd")),
+            IommuInterface::NoIommu => (IommuInterface::NoIommu, by_name("no IOMMU")),
         };
         check(&found, way)?;
         let space = Space::new(way, options)?;
@@ -121,7 +121,7 @@ impl Device {
     }
 
     /// Opens the device at `address` in the domain of another one: both reach the same memory at the same addresses, by one
-    /// entry and one pin. The way is the domain's; where that is [`Way::NoIommu`], `options` must be those of
+    /// entry and one pin. The way is the domain's; where that is [`IommuInterface::NoIommu`], `options` must be those of
     /// [`Options::without_iommu`].
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Device {
         let fd = space.device(options, &found)?;
         let limits = limits(space, bdf)?;
         for gap in gaps(&limits, options.iova_bits) {
-            domain.keep_out(gap)?;
+            domain.reserve_range(gap)?;
         }
         let chosen = Chosen { way, why: "that of its domain".to_owned(), limits };
         Ok(Self(Arc::new(Inner { bdf, fd, domain: domain.clone(), chosen, irqs_on: AtomicU32::new(0) })))
@@ -145,18 +145,18 @@ impl Device {
 }
 
 /// Refuses a device without an IOMMU unless the caller has taken responsibility for it.
-fn vouched(bdf: Bdf, way: Way, options: &Options) -> Result<(), OpenError> {
-    if way == Way::NoIommu && !options.vouched { Err(OpenError::Unvouched(bdf)) } else { Ok(()) }
+fn vouched(bdf: Bdf, way: IommuInterface, options: &Options) -> Result<(), OpenError> {
+    if way == IommuInterface::NoIommu && !options.vouched { Err(OpenError::Unvouched(bdf)) } else { Ok(()) }
 }
 
 /// Whether the device can be opened that way, as far as `/sys` tells.
-fn check(found: &Found, way: Way) -> Result<(), OpenError> {
+fn check(found: &Found, way: IommuInterface) -> Result<(), OpenError> {
     let bdf = found.bdf;
     if found.driver.as_deref() != Some(VFIO_PCI) {
         let driver = found.driver.clone();
         return Err(OpenError::OtherDriver { bdf, driver });
     }
-    let by_name = way == Way::NoIommu;
+    let by_name = way == IommuInterface::NoIommu;
     match &found.group {
         None if by_name => Err(OpenError::NoIommuMode(bdf)),
         None => Err(OpenError::NoIommu(bdf)),
@@ -186,20 +186,20 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    fn new(way: Way, options: &Options) -> Result<Self, OpenError> {
+    fn new(way: IommuInterface, options: &Options) -> Result<Self, OpenError> {
         let roots = &options.roots;
         Ok(match way {
-            Way::Best | Way::Type1 => Self::Type1(Arc::new(Type1::open(roots)?)),
-            Way::Iommufd => Self::Iommufd(Arc::new(Iommufd::open(roots)?)),
-            Way::NoIommu => Self::NoIommu(Arc::new(NoIommu::open(roots)?)),
+            IommuInterface::Best | IommuInterface::Type1 => Self::Type1(Arc::new(Type1::open(roots)?)),
+            IommuInterface::Iommufd => Self::Iommufd(Arc::new(Iommufd::open(roots)?)),
+            IommuInterface::NoIommu => Self::NoIommu(Arc::new(NoIommu::open(roots)?)),
         })
     }
 
-    fn way(&self) -> Way {
+    fn way(&self) -> IommuInterface {
         match self {
-            Self::Type1(_) => Way::Type1,
-            Self::Iommufd(_) => Way::Iommufd,
-            Self::NoIommu(_) => Way::NoIommu,
+            Self::Type1(_) => IommuInterface::Type1,
+            Self::Iommufd(_) => IommuInterface::Iommufd,
+            Self::NoIommu(_) => IommuInterface::NoIommu,
         }
     }
 
@@ -264,14 +264,14 @@ mod tests {
     #[test]
     fn no_safe_call_opens_a_device_without_an_iommu() {
         let bdf = Bdf::from_str(ADDRESS).unwrap();
-        let by_name = Options::new().way(Way::NoIommu);
+        let by_name = Options::new().way(IommuInterface::NoIommu);
         assert_eq!(no_iommu(&by_name), OpenError::Unvouched(bdf));
         // Nor into the domain of such a device: that responsibility covers other devices.
-        assert_eq!(vouched(bdf, Way::NoIommu, &Options::new()), Err(OpenError::Unvouched(bdf)));
+        assert_eq!(vouched(bdf, IommuInterface::NoIommu, &Options::new()), Err(OpenError::Unvouched(bdf)));
         // SAFETY: there is no such device, so none is opened.
         let answered = unsafe { Options::new().without_iommu() };
         assert_eq!(no_iommu(&answered), OpenError::NoDevice(bdf));
-        assert_eq!(vouched(bdf, Way::NoIommu, &answered), Ok(()));
-        assert_eq!(vouched(bdf, Way::Type1, &Options::new()), Ok(()));
+        assert_eq!(vouched(bdf, IommuInterface::NoIommu, &answered), Ok(()));
+        assert_eq!(vouched(bdf, IommuInterface::Type1, &Options::new()), Ok(()));
     }
 }

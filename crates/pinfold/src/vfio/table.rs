@@ -20,14 +20,14 @@ mod tests;
 /// A [`Backend`] above the calls of `M`.
 pub(crate) struct KernelTable<M> {
     mapper: M,
-    account: Mutex<Account>,
+    account: Mutex<MappedRanges>,
     /// How many entries the kernel allows.
     limit: Option<u64>,
 }
 
 /// What is mapped, and what may be.
 #[derive(Default)]
-struct Account {
+struct MappedRanges {
     /// Lengths of admitted memory by its address.
     admitted: BTreeMap<usize, usize>,
     /// Mappings by their first I/O virtual address.
@@ -47,19 +47,19 @@ struct Entry {
 impl<M: Mapper> KernelTable<M> {
     /// An empty one, of which the kernel allows `limit` entries.
     pub(crate) fn new(mapper: M, limit: Option<u64>) -> Self {
-        Self { mapper, account: Mutex::new(Account::default()), limit }
+        Self { mapper, account: Mutex::new(MappedRanges::default()), limit }
     }
 
     /// A panic while it was held left every step of it whole.
-    fn account(&self) -> MutexGuard<'_, Account> {
+    fn account(&self) -> MutexGuard<'_, MappedRanges> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the mapping before it is made, so that two threads can not both take the last entry.
     fn note(&self, iova: IovaRange, memory: DmaMemory) -> Result<(), BackendError> {
         let mut account = self.account();
-        if !account.is_admitted(memory) {
-            return Err(BackendError::NotAdmitted { addr: memory.addr(), len: memory.len() });
+        if !account.is_registered(memory) {
+            return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
         }
         if account.overlaps(iova) {
             return Err(BackendError::Unmappable { iova });
@@ -149,8 +149,8 @@ fn locked(limit: &MemlockLimit, asked: u64, pinned: u64) -> Option<BackendError>
     })
 }
 
-impl Account {
-    fn is_admitted(&self, memory: DmaMemory) -> bool {
+impl MappedRanges {
+    fn is_registered(&self, memory: DmaMemory) -> bool {
         let end = memory.addr().saturating_add(memory.len());
         let before = self.admitted.range(..=memory.addr()).next_back();
         before.is_some_and(|(start, len)| end <= start.saturating_add(*len))
@@ -188,13 +188,13 @@ impl<M: Mapper> Backend for KernelTable<M> {
         self.mapper.name()
     }
 
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         let mut account = self.account();
         // Of the entries that begin before the end of `memory`, the last one reaches furthest.
         let before = account.admitted.range(..addr.saturating_add(len)).next_back();
         if before.is_some_and(|(start, len)| start.saturating_add(*len) > addr) {
-            return Err(BackendError::AdmittedAlready { addr, len });
+            return Err(BackendError::AlreadyRegistered { addr, len });
         }
         account.admitted.insert(addr, len);
         Ok(())
@@ -204,7 +204,7 @@ impl<M: Mapper> Backend for KernelTable<M> {
     ///
     /// Where the kernel refuses even that, the device keeps pages that the kernel has pinned: they are nobody else's until
     /// the device is closed, so what the process does with its addresses afterwards is out of the device's reach.
-    fn expel(&self, memory: DmaMemory) {
+    fn unregister_memory(&self, memory: DmaMemory) {
         let (addr, len) = (memory.addr(), memory.len());
         if self.account().admitted.get(&addr) == Some(&len) {
             self.account().admitted.remove(&addr);
@@ -224,7 +224,7 @@ impl<M: Mapper> Backend for KernelTable<M> {
             return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
         }
         self.note(iova, memory)?;
-        // SAFETY: the memory is admitted, so whoever did that keeps it valid until `expel` has returned, which unmaps
+        // SAFETY: the memory is admitted, so whoever did that keeps it valid until `unregister_memory` has returned, which unmaps
         // whatever is left; that no reference into it is made meanwhile is what `Domain`'s callers promise.
         let mapped = unsafe { self.mapper.map(iova, memory.as_ptr(), access) };
         mapped.map_err(|errno| {
@@ -264,12 +264,12 @@ impl<M: Mapper> Backend for KernelTable<M> {
         result
     }
 
-    fn is_done(&self, ticket: Ticket) -> bool {
+    fn is_completed(&self, ticket: Ticket) -> bool {
         ticket != Ticket::NEVER
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        if self.is_done(ticket) { Ok(()) } else { Err(BackendError::NotRevoked) }
+        if self.is_completed(ticket) { Ok(()) } else { Err(BackendError::NotRevoked) }
     }
 
     fn stats(&self) -> BackendStats {

@@ -108,7 +108,7 @@ impl<'w> Device<'w> {
                 self.lands += 1;
                 self.judge_landed(at, live, tag, floor);
                 let generation =
-                    tag.filter(|tag| tag.kind == Kind::Mapped).map_or(floor, |tag| tag.generation);
+                    tag.filter(|tag| tag.kind == Kind::Mapping).map_or(floor, |tag| tag.generation);
                 self.remember(Landed { at, generation });
             }
             Err(fault) => self.judge_fault(fault, live, write),
@@ -134,12 +134,12 @@ impl<'w> Device<'w> {
             _ if no_right => true,
             (None, _) => false,
             (Some(tag), Some(live)) => match tag.kind {
-                Kind::Mapped => tag.number != here || tag.generation != live.generation,
+                Kind::Mapping => tag.number != here || tag.generation != live.generation,
                 Kind::Device => tag.number != here,
                 _ => true,
             },
             (Some(tag), None) => match tag.kind {
-                Kind::Mapped => tag.number != here || is_older(tag.generation, floor),
+                Kind::Mapping => tag.number != here || is_older(tag.generation, floor),
                 Kind::Device => tag.number != here,
                 Kind::Leaving => false,
                 _ => true,

@@ -5,15 +5,15 @@ use super::world::{LIVE, Live, Random, World};
 use pinfold::{Arena, Buffer, Domain};
 use pinfold_core::access::{Access, Both, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{BackendError, Mapped, NotQuiesced, Refused, Revoked};
+use pinfold_core::domain::{BackendError, MapError, Mapping, NotQuiesced, Revoked};
 use pinfold_core::invalidate::WaitError;
 use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
 
 enum Held<'d> {
-    Read(Mapped<'d, Buffer, ToDevice>),
-    Write(Mapped<'d, Buffer, FromDevice>),
-    Both(Mapped<'d, Buffer, Both>),
+    Read(Mapping<'d, Buffer, ToDevice>),
+    Write(Mapping<'d, Buffer, FromDevice>),
+    Both(Mapping<'d, Buffer, Both>),
 }
 
 pub(crate) struct Owner<'d> {
@@ -137,7 +137,7 @@ impl<'d> Owner<'d> {
         slot: usize,
         buffer: Buffer,
         direction: D,
-        hold: impl FnOnce(Mapped<'d, Buffer, D>) -> Held<'d>,
+        hold: impl FnOnce(Mapping<'d, Buffer, D>) -> Held<'d>,
     ) {
         tag::write_kind(buffer.memory(), Kind::Leaving);
         match self.domain.map(buffer, direction) {
@@ -156,7 +156,7 @@ impl<'d> Owner<'d> {
         }
     }
 
-    fn refused(&mut self, refused: Refused<Buffer>) {
+    fn refused(&mut self, refused: MapError<Buffer>) {
         match &refused.error {
             BackendError::Iova(_) => {}
             BackendError::Table(TableError::NoPages { .. }) => {

@@ -71,16 +71,16 @@ fn config(random: &mut Random, seed: u64) -> SoftConfig {
 /// Keeps everything out of the domain but `windows`: what lies below them is the arena's.
 fn fence(domain: &Domain, windows: &[(u64, u64)], bits: u32) {
     let (mut from, end) = (4 * GIB, 1 << bits);
-    let keep_out = |from: u64, to: u64| {
+    let reserve_range = |from: u64, to: u64| {
         if from < to {
-            domain.keep_out(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+            domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
         }
     };
     for &(start, stop) in windows {
-        keep_out(from, start);
+        reserve_range(from, start);
         from = stop;
     }
-    keep_out(from, end);
+    reserve_range(from, end);
 }
 
 /// Plays one round with `mistake`.
@@ -149,7 +149,7 @@ pub(crate) fn play(seed: u64, mistake: Option<Mistake>, length: Duration) -> Out
 fn fence_below(domain: &Domain, start: u64, end: u64) {
     for (from, to) in [(0, start), (end, 4 * GIB)] {
         if from < to {
-            domain.keep_out(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+            domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
         }
     }
 }

@@ -22,8 +22,8 @@ pub(crate) enum Kind {
     Owned = 1,
     /// About to be mapped, not yet told where. The number is that of the page in this process.
     Leaving = 2,
-    /// Mapped. The number is that of the page in the address space of the device.
-    Mapped = 3,
+    /// Mapping. The number is that of the page in the address space of the device.
+    Mapping = 3,
     /// Written by a device. The number is that of the page that the device addressed.
     Device = 4,
     /// Where poisoned table entries lead.
@@ -50,7 +50,7 @@ impl Tag {
             0 if word == 0 => Kind::Blank,
             1 => Kind::Owned,
             2 => Kind::Leaving,
-            3 => Kind::Mapped,
+            3 => Kind::Mapping,
             4 => Kind::Device,
             5 => Kind::Trap,
             _ => Kind::Other,
@@ -63,7 +63,7 @@ impl Tag {
     }
 
     pub(crate) fn mapped(at: Iova, generation: u64) -> Self {
-        Self { kind: Kind::Mapped, generation: generation & GENERATIONS, number: at.raw() / PAGE }
+        Self { kind: Kind::Mapping, generation: generation & GENERATIONS, number: at.raw() / PAGE }
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for _ in 0..500 {
-        if pinned_by_kernel() <= pinfold::registered::leaked_bytes() {
+        if pinned_by_kernel() <= pinfold::registered::quarantined_bytes() {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));

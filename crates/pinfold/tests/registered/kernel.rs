@@ -139,12 +139,12 @@ fn a_table_dropped_while_io_is_under_way_keeps_its_memory_for_ever() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
-    let (before, leaked) = (pinned_by_kernel(), pinfold::registered::leaked_bytes());
+    let (before, leaked) = (pinned_by_kernel(), pinfold::registered::quarantined_bytes());
     let index = area.register(&mut buffers).unwrap().into_index();
     let _hold = buffers.hold(index).unwrap();
     drop(buffers);
     assert_eq!(pinned_by_kernel() - before, 4 * PAGE as u64);
-    assert_eq!(pinfold::registered::leaked_bytes() - leaked, 4 * PAGE as u64);
+    assert_eq!(pinfold::registered::quarantined_bytes() - leaked, 4 * PAGE as u64);
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn a_mixture_keeps_its_hugepages_whole() {
 fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
     let _alone = alone();
     let Some(_pages) = Hugepages::reserve(7) else { return skipped("may not reserve hugepages") };
-    let Some(mut buffers) = buffers(View::Physical) else { return };
+    let Some(mut buffers) = buffers(View::PhysTranslator) else { return };
     let area = Area::new(0, &[(Kind::Hugetlb, 4 * HUGE)]).unwrap();
     let index = match area.register(&mut buffers) {
         Ok(index) => index.into_index(),

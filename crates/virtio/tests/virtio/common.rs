@@ -40,16 +40,16 @@ impl<P: Place> Rig<P> {
     }
 
     /// Takes all down; everything must have come back.
-    pub(crate) fn finish(self) -> pinfold_virtio::Account {
+    pub(crate) fn finish(self) -> pinfold_virtio::Stats {
         let Self { driver, disk, stack, domain } = self;
         drop(driver);
         let arena = stack.arena().clone();
         let account = stack.finish().unwrap();
         assert!(account.is_clean(), "{account}");
         assert_eq!(arena.stats().frames_in_use, 0);
-        let leaked = pinfold::arena::leaked_bytes();
+        let leaked = pinfold::arena::quarantined_bytes();
         drop((arena, disk));
-        assert_eq!(pinfold::arena::leaked_bytes(), leaked);
+        assert_eq!(pinfold::arena::quarantined_bytes(), leaked);
         let stats = domain.stats();
         assert_eq!((stats.live, stats.quarantined, stats.iova_extents), (0, 0, 2), "below and above 4 GiB");
         account

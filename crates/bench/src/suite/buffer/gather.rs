@@ -4,7 +4,7 @@ use super::{BenchError, HUGEPAGES, large, pages};
 use crate::baseline::page_segments::PageSegments;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use pinfold::{Arena, Domain, Exposure};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{DmaPool, RawBlock};
 use pinfold_core::gather::Profile;
@@ -67,7 +67,7 @@ fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Resu
     const CASE: &str = "gather-8m-prp";
     let times = harness.scale(10_000);
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(1 << 20).exposure(Exposure::Whole).build(&domain)?;
+    let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let pool = DmaPool::new(&arena, "prp lists", 4096, 4096, 0)?;
     let pool = &pool;
     let lay_out = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {

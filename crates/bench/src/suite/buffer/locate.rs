@@ -4,7 +4,7 @@ use super::{ADDR, BenchError};
 use crate::baseline::page_segments::PageSegments;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::Dice;
+use crate::suite::hand::Rng;
 use pinfold_core::addr::{Iova, PageSize};
 use pinfold_core::registered::Registered;
 
@@ -27,7 +27,7 @@ fn case(harness: &Harness<'_>, case: &'static str, pages: u64) -> Result<Vec<Rec
     let (times, walks) = (harness.scale(8_000_000), harness.scale(if pages == 1 { 8_000_000 } else { 4096 }));
     let buffer = Registered::from_pages(ADDR, pages * PAGE, PageSize::Size4K, (0..pages).map(page))?;
     let list = PageSegments::register(usize::try_from(pages).unwrap_or(0), (0..pages).map(page));
-    let (mut dice, bytes) = (Dice::new(), usize::try_from(pages * PAGE).unwrap_or(usize::MAX));
+    let (mut dice, bytes) = (Rng::new(), usize::try_from(pages * PAGE).unwrap_or(usize::MAX));
     let offsets: Vec<u64> = (0..OFFSETS).map(|_| dice.below(bytes) as u64).collect();
     let (buffer, list, offsets) = (&buffer, &list, &offsets);
     // What is found is summed up, so that each look is made.

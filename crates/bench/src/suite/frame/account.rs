@@ -4,7 +4,7 @@ use super::{BenchError, FRAMES};
 use crate::baseline::buddy::Buddy;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use crate::suite::hand::{Baseline, Dice, Hand};
+use crate::suite::hand::{Baseline, Hand, Rng};
 use pinfold_core::frame::{Order, Zone};
 
 /// How many frames go back at a time, and come again.
@@ -47,7 +47,7 @@ fn stir<H: Hand>(hand: &mut H, steps: usize) -> Result<(), BenchError> {
     for _ in 0..FRAMES {
         held.push(hand.get()?);
     }
-    let mut dice = Dice::new();
+    let mut dice = Rng::new();
     let mut give = |hand: &mut H, held: &mut Vec<H::Thing>, count: usize| {
         (0..count).try_for_each(|_| hand.put(held.swap_remove(dice.below(held.len()))))
     };

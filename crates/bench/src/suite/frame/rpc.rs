@@ -9,7 +9,7 @@ use super::BenchError;
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::Dice;
+use crate::suite::hand::Rng;
 use pinfold_core::frame::{Frame, Order, Zone};
 use std::cell::RefCell;
 
@@ -84,7 +84,7 @@ fn serve<T: Copy>(
     mut refill: impl FnMut(&mut Slots<T>) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let mut requests = vec![[None; PAGES]; REQUESTS];
-    let mut dice = Dice::new();
+    let mut dice = Rng::new();
     let mut total = Cost::default();
     for _ in 0..rounds {
         let (cost, result) = Cost::of(|| requests.iter_mut().try_for_each(&mut refill));

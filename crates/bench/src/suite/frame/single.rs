@@ -6,7 +6,7 @@ use crate::baseline::lifo::{Lifo, ThreadList};
 use crate::harness::{Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::hand::{
-    Baseline, Dice, Hand, Huge, InMemory, OUT, TWO, Written, alone, give_all, scattered, slots, take_all,
+    Baseline, Hand, Huge, InMemory, OUT, Rng, TWO, Written, alone, give_all, scattered, slots, take_all,
     together,
 };
 use pinfold_core::frame::Frame;
@@ -103,7 +103,7 @@ fn shuffled<H: Hand>(
     move |out| {
         let (mut hand, mut held) = (hand(), slots(frames));
         take_all(&mut hand, &mut held)?;
-        Dice::new().shuffle(&mut held);
+        Rng::new().shuffle(&mut held);
         out.cost(case, give_all(&mut hand, held)?, frames);
         Ok(())
     }

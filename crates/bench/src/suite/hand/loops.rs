@@ -60,9 +60,9 @@ pub(in crate::suite) fn give_all<H: Hand>(
 }
 
 /// Numbers that look random and are the same every time (xorshift, Marsaglia 2003).
-pub(in crate::suite) struct Dice(u64);
+pub(in crate::suite) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(in crate::suite) fn new() -> Self {
         Self(0x9e37_79b9_7f4a_7c15)
     }
@@ -189,7 +189,7 @@ pub(in crate::suite) fn scattered<H: Hand>(
     move |out| {
         let (mut hand, mut held) = (hand(), slots(OUT));
         let mut order: Vec<usize> = (0..OUT).collect();
-        Dice::new().shuffle(&mut order);
+        Rng::new().shuffle(&mut order);
         scatter(&mut hand, &mut held, &order, 2)?;
         out.cost(case, scatter(&mut hand, &mut held, &order, rounds)?, rounds * OUT);
         Ok(())

@@ -12,7 +12,7 @@ use crate::baseline::rbtree::RbTree;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::hand::{
-    Baseline, Dice, Hand, Malloc, Raw, Safe, Unowned, Written, give_all, slots, take_all,
+    Baseline, Hand, Malloc, Raw, Rng, Safe, Unowned, Written, give_all, slots, take_all,
 };
 use pinfold::Arena;
 use std::cell::RefCell;
@@ -95,7 +95,7 @@ fn tell(out: &mut Samples, (case, random): Case, alloc: Cost, free: Cost, blocks
 
 fn mix<T>(random: bool, held: &mut [T]) {
     if random {
-        Dice::new().shuffle(held);
+        Rng::new().shuffle(held);
     }
 }
 

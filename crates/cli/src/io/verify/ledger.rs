@@ -2,7 +2,7 @@
 
 use crate::copy::digest::Hash;
 use crate::copy::error::PumpError;
-use crate::target::{Bytes, TargetError, Way};
+use crate::targets::{Bytes, IoDirection, TargetError};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub(super) struct Ledger {
     /// How often each of the first blocks was written.
     writes: Vec<u32>,
     /// The requests in flight, by first block and length, with how many there are: of writes one.
-    flying: BTreeMap<(u64, usize), (Way, u32)>,
+    flying: BTreeMap<(u64, usize), (IoDirection, u32)>,
     /// The most blocks of a request so far.
     longest: usize,
     random: u64,
@@ -78,8 +78,9 @@ impl Ledger {
     /// Blocks that a request may use now; `None` if all that were tried are being used. Short lengths are as likely as
     /// long ones: first the power of two is drawn, then the length below the next one. Writes are among the blocks with a
     /// count.
-    pub(super) fn anywhere(&mut self, way: Way, (least, most): (usize, usize)) -> Option<Run> {
-        let region = if way == Way::Write { self.blocks.min(self.writes.len() as u64) } else { self.blocks };
+    pub(super) fn anywhere(&mut self, way: IoDirection, (least, most): (usize, usize)) -> Option<Run> {
+        let region =
+            if way == IoDirection::Write { self.blocks.min(self.writes.len() as u64) } else { self.blocks };
         let most = (most as u64).min(region).max(1);
         let least = (least as u64).clamp(1, most);
         for _ in 0..TRIES {
@@ -96,11 +97,11 @@ impl Ledger {
     }
 
     /// Whether a request in flight contradicts one of `way`: O(log n) for n in flight, and those nearby.
-    fn is_used(&self, way: Way, run: Run) -> bool {
+    fn is_used(&self, way: IoDirection, run: Run) -> bool {
         let end = run.first + run.blocks as u64;
         let nearby = (run.first.saturating_sub(self.longest as u64), 0)..(end, 0);
         let reaches = |(first, blocks): (u64, usize)| first + blocks as u64 > run.first;
-        let used = |other: Way| way == Way::Write || other == Way::Write;
+        let used = |other: IoDirection| way == IoDirection::Write || other == IoDirection::Write;
         self.flying.range(nearby).any(|(&other, &(others, _))| reaches(other) && used(others))
     }
 
@@ -116,7 +117,7 @@ impl Ledger {
     }
 
     /// Nobody else may use the blocks for what contradicts `way` until they are given back.
-    pub(super) fn take(&mut self, way: Way, run: Run) {
+    pub(super) fn take(&mut self, way: IoDirection, run: Run) {
         self.longest = self.longest.max(run.blocks);
         self.flying.entry((run.first, run.blocks)).or_insert((way, 0)).1 += 1;
     }

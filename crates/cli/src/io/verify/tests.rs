@@ -1,6 +1,6 @@
 use super::*;
-use crate::target::fake::{Fake, Fault};
-use crate::target::{Done, Info, Refused, TargetError, file};
+use crate::targets::fake::{Fake, Fault};
+use crate::targets::{Done, Info, SubmitError, TargetError, file};
 use sha2::{Digest, Sha256};
 
 fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
@@ -44,7 +44,7 @@ fn requests_have_all_lengths() {
     let mut ledger = Ledger::new(4096, 512, u64::MAX);
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..20_000 {
-        seen.insert(ledger.anywhere(Way::Read, (1, 2048)).unwrap().blocks);
+        seen.insert(ledger.anywhere(IoDirection::Read, (1, 2048)).unwrap().blocks);
     }
     assert!((1..=64).all(|blocks| seen.contains(&blocks)));
     assert!(seen.last().is_some_and(|&most| most > 2000 && most <= 2048));
@@ -74,26 +74,26 @@ impl Target<Vec<u8>> for Liar {
         self.honest.info()
     }
 
-    fn submit(&mut self, mut request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+    fn submit(&mut self, mut request: Request<Vec<u8>>) -> Result<(), SubmitError<Vec<u8>>> {
         let at = usize::try_from(request.offset).unwrap();
         let held = self.honest.data[at..at + request.len].to_vec();
         let last = at + request.len == self.honest.data.len();
         if self.honest.requests >= self.at {
             let lied = match (self.lie, request.way) {
                 // What is there is written once more.
-                (Lie::LosesWrite, Way::Write) => {
+                (Lie::LosesWrite, IoDirection::Write) => {
                     request.buffer.write_at(0, &held).unwrap();
                     true
                 }
-                (Lie::Misplaces, Way::Write) if !last => {
+                (Lie::Misplaces, IoDirection::Write) if !last => {
                     request.offset += 512;
                     true
                 }
-                (Lie::FlipsBit, Way::Read) => {
+                (Lie::FlipsBit, IoDirection::Read) => {
                     self.honest.data[at] ^= 1;
                     true
                 }
-                (Lie::LosesRead, Way::Read) => {
+                (Lie::LosesRead, IoDirection::Read) => {
                     // What the buffer holds is what comes back.
                     let before = request.buffer[..request.len].to_vec();
                     self.honest.data[at..at + request.len].copy_from_slice(&before);
@@ -182,7 +182,7 @@ impl Target<Vec<u8>> for Vast {
     fn info(&self) -> &Info {
         &self.info
     }
-    fn submit(&mut self, request: Request<Vec<u8>>) -> Result<(), Refused<Vec<u8>>> {
+    fn submit(&mut self, request: Request<Vec<u8>>) -> Result<(), SubmitError<Vec<u8>>> {
         self.flying.push(request);
         Ok(())
     }
@@ -191,8 +191,8 @@ impl Target<Vec<u8>> for Vast {
         for mut request in self.flying.drain(..) {
             for (at, block) in (request.offset / 4096..).zip(request.buffer[..request.len].chunks_mut(4096)) {
                 match request.way {
-                    Way::Write => drop(self.held.insert(at, block.to_vec())),
-                    Way::Read => block.copy_from_slice(&self.held[&at]),
+                    IoDirection::Write => drop(self.held.insert(at, block.to_vec())),
+                    IoDirection::Read => block.copy_from_slice(&self.held[&at]),
                 }
             }
             done.push(Done { slot: request.slot, buffer: Some(request.buffer), result: Ok(request.len) });
@@ -249,14 +249,14 @@ fn requests_in_flight_do_not_contradict_each_other() {
     let mut users = [(0u32, 0u32); 64];
     let mut flying = Vec::new();
     for step in 0..20_000 {
-        let way = if ledger.random(3) == 0 { Way::Write } else { Way::Read };
+        let way = if ledger.random(3) == 0 { IoDirection::Write } else { IoDirection::Read };
         if ledger.random(2) == 0
             && let Some(run) = ledger.anywhere(way, (1, 9))
         {
             ledger.take(way, run);
             flying.push((way, run));
             for user in users.iter_mut().skip(usize::try_from(run.first).unwrap()).take(run.blocks) {
-                if way == Way::Write {
+                if way == IoDirection::Write {
                     user.1 += 1
                 } else {
                     user.0 += 1
@@ -268,7 +268,7 @@ fn requests_in_flight_do_not_contradict_each_other() {
             let (way, run) = flying.swap_remove(at);
             ledger.give_back(run);
             for user in users.iter_mut().skip(usize::try_from(run.first).unwrap()).take(run.blocks) {
-                if way == Way::Write { user.1 -= 1 } else { user.0 -= 1 }
+                if way == IoDirection::Write { user.1 -= 1 } else { user.0 -= 1 }
             }
         }
     }

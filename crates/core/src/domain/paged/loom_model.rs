@@ -14,7 +14,7 @@ const RW: Access = Access::READ.union(Access::WRITE);
 const K4: u64 = 1 << 12;
 const M2: u64 = 1 << 21;
 
-type Unit = Paged<VtdSecondStage, Walker>;
+type Unit = TableBackend<VtdSecondStage, Walker>;
 
 fn at(iova: u64) -> IovaRange {
     IovaRange::new(Iova::new(iova), K4).unwrap()
@@ -34,7 +34,7 @@ fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + 
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
         let (walker, table) = Walker::new(pages);
-        model(Arc::new(Paged::new("model", walker, table, 3).unwrap()));
+        model(Arc::new(TableBackend::new("model", walker, table, 3).unwrap()));
     });
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::addr::Iova;
-use crate::invalidate::{Batch, SinkError, WaitError, WaitLimit};
+use crate::invalidate::{Batch, QueueError, WaitError, WaitLimit};
 use crate::table::TablePage;
 use crate::table::VtdSecondStage;
 use core::ptr::NonNull;
@@ -10,13 +10,13 @@ use std::collections::BTreeSet;
 const PAGE: u64 = 4096;
 const RW: Access = Access::READ.union(Access::WRITE);
 
-/// Physical memory in which no two pages lie together, and some are missing; flushes are over at once, or never.
+/// PhysTranslator memory in which no two pages lie together, and some are missing; flushes are over at once, or never.
 #[derive(Default)]
 struct Scattered {
     missing: std::sync::Mutex<BTreeSet<usize>>,
     submitted: AtomicU64,
     hangs: AtomicBool,
-    caches_absent: bool,
+    caches_not_present: bool,
     /// What was flushed, without the borders between batches.
     batches: std::sync::Mutex<Vec<Flush>>,
     /// How many polls a batch takes.
@@ -24,8 +24,8 @@ struct Scattered {
     polls: AtomicU64,
 }
 
-impl Sink for Scattered {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+impl InvalidationQueue for Scattered {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         self.batches.lock().unwrap().extend_from_slice(batch.flushes());
         self.submitted.store(ticket.0, Ordering::SeqCst);
         self.polls.store(0, Ordering::SeqCst);
@@ -49,20 +49,20 @@ impl Sink for Scattered {
     fn limit(&self) -> WaitLimit {
         WaitLimit { time_ns: u64::MAX, polls: 10 }
     }
-    fn caches_absent(&self) -> bool {
-        self.caches_absent
+    fn caches_not_present(&self) -> bool {
+        self.caches_not_present
     }
 }
 
-impl Physical for Scattered {
-    unsafe fn admit(&self, _: DmaMemory) -> Result<(), BackendError> {
+impl PhysTranslator for Scattered {
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn expel(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) {}
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         if self.missing.lock().unwrap().contains(&addr) {
-            return Err(BackendError::NotAdmitted { addr, len });
+            return Err(BackendError::NotRegistered { addr, len });
         }
         // Every page lies twice as far from the start as in this process.
         Ok(PhysRange::new(PhysAddr::new((addr as u64) << 1), PAGE).unwrap())
@@ -80,13 +80,13 @@ fn at(page: u64, pages: u64) -> IovaRange {
 }
 
 /// A table of a few pages, that the test leaks (a table may outlive every test).
-fn paged(pages: usize, sink: Scattered) -> Paged<VtdSecondStage, Scattered> {
+fn paged(pages: usize, sink: Scattered) -> TableBackend<VtdSecondStage, Scattered> {
     let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
     let pages = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
-    Paged::new("test", sink, pages, 3).unwrap()
+    TableBackend::new("test", sink, pages, 3).unwrap()
 }
 
-fn revoke(paged: &Paged<VtdSecondStage, Scattered>, range: IovaRange) -> Ticket {
+fn revoke(paged: &TableBackend<VtdSecondStage, Scattered>, range: IovaRange) -> Ticket {
     paged.revoke(&mut core::iter::once(range)).unwrap()
 }
 
@@ -110,7 +110,7 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
     let memory = nowhere(4);
     paged.sink().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
     let error = paged.map(at(16, 4), memory, RW).unwrap_err();
-    assert!(matches!(error, BackendError::NotAdmitted { .. }) && !error.stays_reachable(), "{error}");
+    assert!(matches!(error, BackendError::NotRegistered { .. }) && !error.stays_reachable(), "{error}");
     assert!((16..20).all(|page| paged.table.translate(Iova::new(page * PAGE)).is_none()));
     assert!(paged.stats().invalidations.waits > 0, "a device may have looked in between");
     paged.sink().missing.lock().unwrap().clear();
@@ -133,7 +133,7 @@ fn where_nothing_happened_nothing_is_flushed() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(2);
     paged.sink().missing.lock().unwrap().insert(memory.addr());
-    assert!(matches!(paged.map(at(0, 2), memory, RW), Err(BackendError::NotAdmitted { .. })));
+    assert!(matches!(paged.map(at(0, 2), memory, RW), Err(BackendError::NotRegistered { .. })));
     let short = paged.map(at(16, 1), memory, RW);
     assert!(matches!(short, Err(BackendError::LengthsDiffer { .. })));
     assert_eq!(paged.revoke(&mut core::iter::empty()).unwrap(), Ticket::DONE);
@@ -143,7 +143,7 @@ fn where_nothing_happened_nothing_is_flushed() {
 
 #[test]
 fn a_caching_iommu_is_told_of_maps_too() {
-    let sink = Scattered { caches_absent: true, ..Scattered::default() };
+    let sink = Scattered { caches_not_present: true, ..Scattered::default() };
     let paged = paged(8, sink);
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
     assert_eq!(paged.stats().invalidations.waits, 1);
@@ -200,9 +200,9 @@ fn without_a_flush_table_pages_run_out_and_say_so() {
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
 }
 
-fn walked(pages: usize) -> Paged<VtdSecondStage, walker::Walker> {
+fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
     let (walker, table) = walker::Walker::new(pages);
-    Paged::new("walked", walker, table, 3).unwrap()
+    TableBackend::new("walked", walker, table, 3).unwrap()
 }
 
 /// A table page that was retired stays retired until its flush is over, however many revocations come after.
@@ -245,7 +245,7 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
             paged.map(at(page, 1), nowhere(1), RW).unwrap();
         }
         let ticket = paged.revoke(&mut (0..count).map(|page| at(page, 1))).unwrap();
-        assert_eq!((ticket, paged.is_done(ticket)), (Ticket(1), false), "{count} ranges");
+        assert_eq!((ticket, paged.is_completed(ticket)), (Ticket(1), false), "{count} ranges");
         paged.wait(ticket).unwrap();
         assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(0, count), leaf_only: true }]);
     }
@@ -259,14 +259,14 @@ fn a_rollback_waits_for_its_flush() {
     paged.sink().missing.lock().unwrap().insert(memory.addr() + 4096);
     let error = paged.map(at(16, 2), memory, RW).unwrap_err();
     assert!(!error.stays_reachable(), "{error}");
-    assert!(paged.is_done(Ticket(1)) && paged.invalidator.done() == Ticket(1));
+    assert!(paged.is_completed(Ticket(1)) && paged.invalidator.done() == Ticket(1));
     assert_eq!(paged.stats().invalidations.waited, 1);
 }
 
 /// In caching mode a map is over only when its flush is: of links, too, for an absent entry is cached at any level.
 #[test]
 fn a_map_waits_for_its_flush_in_caching_mode() {
-    let paged = paged(8, Scattered { caches_absent: true, takes_polls: 3, ..Scattered::default() });
+    let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
     assert_eq!(paged.invalidator.done(), Ticket(1));
     assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
@@ -275,7 +275,7 @@ fn a_map_waits_for_its_flush_in_caching_mode() {
 /// What the device could not be told of in time is taken back; if that is seen, nothing stays reachable.
 #[test]
 fn a_map_that_is_not_announced_in_time_is_taken_back() {
-    let paged = paged(8, Scattered { caches_absent: true, takes_polls: 15, ..Scattered::default() });
+    let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 15, ..Scattered::default() });
     let error = paged.map(at(16, 1), nowhere(1), RW).unwrap_err();
     assert!(error.stays_reachable() && error.late_ticket() == Some(Ticket(2)), "{error}");
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);

@@ -1,8 +1,8 @@
 //! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that it walked through.
 
-use super::{BackendError, Physical};
+use super::{BackendError, PhysTranslator};
 use crate::addr::{PhysAddr, PhysRange};
-use crate::invalidate::{Batch, Sink, SinkError, Ticket, WaitLimit};
+use crate::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::{TablePage, TablePages};
@@ -73,8 +73,8 @@ impl Walker {
 
 const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
 
-impl Sink for Walker {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), SinkError> {
+impl InvalidationQueue for Walker {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         let mut held = self.held.lock();
         for flush in batch.flushes() {
             let (first, last) = (flush.range.start().raw() >> 12, flush.range.last().raw() >> 12);
@@ -101,11 +101,11 @@ impl Sink for Walker {
     }
 }
 
-impl Physical for Walker {
-    unsafe fn admit(&self, _: DmaMemory) -> Result<(), BackendError> {
+impl PhysTranslator for Walker {
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn expel(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) {}
     /// Memory is where it is, page by page.
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
         Ok(PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap())

@@ -3,7 +3,7 @@
 use super::{BIAS, Back, Chunk, Chunks, ReleaseHidden, Shared};
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
-use crate::page_pool::HideError;
+use crate::page_pool::RevokeError;
 use crate::page_pool::account::State;
 use crate::page_pool::ring::Entry;
 use crate::sync::Ordering;
@@ -12,9 +12,9 @@ impl<S: ChunkSource> Shared<S> {
     /// Takes the device's access to every chunk away; returns how many bytes it keeps, and why.
     pub(in crate::page_pool) fn hide_all(
         &self,
-        hide: impl Fn(&S, Frame, Order) -> Result<(), HideError>,
+        hide: impl Fn(&S, Frame, Order) -> Result<(), RevokeError>,
         release_hidden: ReleaseHidden<S>,
-    ) -> (u64, Option<HideError>) {
+    ) -> (u64, Option<RevokeError>) {
         let (mut bytes, mut why) = (0, None);
         self.chunks.lock().release_hidden = Some(release_hidden);
         for at in 0.. {
@@ -36,11 +36,11 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     /// The chunks that have pages out: their bytes, where there are any.
-    pub(in crate::page_pool) fn still_out(&self) -> (u64, Option<HideError>) {
+    pub(in crate::page_pool) fn still_out(&self) -> (u64, Option<RevokeError>) {
         let chunks = self.chunks.lock();
         let held = chunks.list.iter().filter(|chunk| chunk.back != Back::Never);
         let bytes = held.map(|chunk| u64::from(chunk.order.frames()) * Frame::BYTES).sum();
-        (bytes, (bytes != 0).then_some(HideError::NotAsked))
+        (bytes, (bytes != 0).then_some(RevokeError::NotAsked))
     }
 
     /// Closes the ring; every page that is back, and `own`, those of the consumer, is gone from here, and chunks of which
@@ -120,7 +120,7 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     /// A page comes back after the ring was closed.
-    pub(super) fn come_late(&self, entry: Entry) {
+    pub(super) fn arrive_late(&self, entry: Entry) {
         let emptied = {
             let mut chunks = self.chunks.lock();
             if !self.accept(entry) {

@@ -98,7 +98,7 @@ unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Shared<S>>, entries: &[Ent
         return;
     }
     for &entry in entries {
-        keep.come_late(entry);
+        keep.arrive_late(entry);
         if entry.generation().is_none() {
             // SAFETY: the ring is closed, so the page's own reference is part of the count (`take_down`), or will be before
             // the bias is taken off; it is given up with the page.

@@ -307,7 +307,7 @@ fn destroy_hides_at_once_and_names_the_holders() {
     pool.recycle(held.pop().unwrap());
     drop(held.pop());
     let end = pool.destroy();
-    assert_eq!(heap.count(Use::Mapped), 0, "the device reaches nothing");
+    assert_eq!(heap.count(Use::Mapping), 0, "the device reaches nothing");
     assert_eq!(end.reachable(), None);
     let who = |end: &Destroyed<Heap>| -> BTreeMap<String, u64> {
         let named = |h: Holder| (h.name.clone().unwrap_or_default(), h.pages);
@@ -334,12 +334,12 @@ fn a_page_keeps_what_it_needs_after_everything_else_is_gone() {
     let mut pool = heap.pool(Config::default());
     let (page, fragment) = (pool.alloc().unwrap(), pool.alloc_fragment(64).unwrap());
     drop(pool);
-    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
+    assert_eq!((heap.count(Use::Mapping), heap.handles()), (64, 2));
     page.memory().write_u8(1, 1).unwrap();
     drop(page);
-    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
+    assert_eq!((heap.count(Use::Mapping), heap.handles()), (64, 2));
     drop(fragment);
-    assert_eq!((heap.count(Use::Mapped), heap.handles()), (0, 1));
+    assert_eq!((heap.count(Use::Mapping), heap.handles()), (0, 1));
 }
 
 #[test]
@@ -349,13 +349,13 @@ fn what_can_not_be_hidden_is_said() {
     let mut pool = heap.pool(Config::default());
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
-    assert_eq!(end.reachable(), Some((64 * 4096, &HideError::Permanent)));
+    assert_eq!(end.reachable(), Some((64 * 4096, &RevokeError::Permanent)));
     drop(page);
     assert_eq!(heap.count(Use::Free), 512);
     let mut pool = heap.pool(Config::default());
     let page = pool.alloc().unwrap();
     let end = pool.close();
-    assert_eq!(end.reachable(), Some((64 * 4096, &HideError::NotAsked)));
+    assert_eq!(end.reachable(), Some((64 * 4096, &RevokeError::NotAsked)));
     drop(page);
     assert_eq!(heap.count(Use::Free), 512);
 }

@@ -44,7 +44,7 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
         heap.0.left.store(1, Ordering::Relaxed);
         try_it(&mut pool).unwrap();
         assert_eq!(pool.stats().pages, n as u64);
-        assert_eq!(heap.count(Use::Mapped), n);
+        assert_eq!(heap.count(Use::Mapping), n);
     }
     let first = |pool: &PagePool<Heap>| pool.stats().in_use;
     assert_eq!(first(&pool), 1000);
@@ -89,13 +89,13 @@ fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
             heap.0.hides.store(n, Ordering::Relaxed);
             heap.0.lost.store(lost, Ordering::Relaxed);
             let end = pool.destroy();
-            assert_eq!((heap.count(Use::Mapped), heap.count(Use::Hidden)), (64, 4 * 64));
+            assert_eq!((heap.count(Use::Mapping), heap.count(Use::Hidden)), (64, 4 * 64));
             let (bytes, why) = end.reachable().unwrap();
             assert_eq!((bytes, why.is_for_ever()), (64 * 4096, lost));
             drop(held);
             assert_eq!(end.pages_out(), 0);
             // What the device may reach for ever is never given back.
-            assert_eq!(heap.count(Use::Mapped), if lost { 64 } else { 0 });
+            assert_eq!(heap.count(Use::Mapping), if lost { 64 } else { 0 });
             assert_eq!(heap.count(Use::Hidden), 0);
         }
     }

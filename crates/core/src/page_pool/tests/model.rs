@@ -88,7 +88,7 @@ proptest! {
         let end = if destroy { pool.destroy() } else { pool.close() };
         prop_assert_eq!(told(end.holders()), expected);
         prop_assert_eq!(end.pages_out(), held);
-        prop_assert_eq!(heap.count(if destroy { Use::Mapped } else { Use::Hidden }), 0);
+        prop_assert_eq!(heap.count(if destroy { Use::Mapping } else { Use::Hidden }), 0);
         // What comes late goes back; a second free of it is told.
         for thing in out {
             if let Thing::Raw(page, _) = thing {

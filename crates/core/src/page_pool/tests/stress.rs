@@ -62,7 +62,7 @@ fn give_back(heap: &Heap, ring: u32, rounds: u64) {
             std::thread::yield_now();
         }
         let last = pool.destroy();
-        assert_eq!((heap.count(Use::Mapped), last.reachable()), (0, None), "the device reaches nothing");
+        assert_eq!((heap.count(Use::Mapping), last.reachable()), (0, None), "the device reaches nothing");
         over.store(true, Ordering::Release);
         end = Some(last);
     });

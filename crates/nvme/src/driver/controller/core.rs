@@ -5,7 +5,7 @@ use super::{Identity, Namespace, NamespaceInfo};
 use crate::driver::admin::Admin;
 use crate::driver::config::Config;
 use crate::driver::error::Error;
-use crate::driver::life::{Life, note_leaked_bytes};
+use crate::driver::life::{Life, count_quarantined_bytes};
 use crate::driver::queue::MAX_DEPTH;
 use crate::driver::request::{PRPS_LISTS, Page};
 use crate::driver::span::Span;
@@ -190,7 +190,7 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Core<R, S> {
         let queues = graves.iter().flat_map(|grave| &grave.spans).map(|span| span.segment().len);
         let lists = self.lists.report().in_use * PAGE;
         let bytes = admin.as_ref().map_or(0, Admin::bytes) + queues.sum::<u64>() + lists;
-        note_leaked_bytes(bytes);
+        count_quarantined_bytes(bytes);
         tracing::warn!(%error, bytes, "the controller could not be disabled: its memory is leaked");
         std::mem::forget((admin, graves));
     }

@@ -38,9 +38,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// multiple of 4:
     ///
     /// ```compile_fail,E0277
-    /// # use pinfold_core::{access::ToDevice, domain::{Mapped, Pinned}, dma_pool::ChunkSource};
+    /// # use pinfold_core::{access::ToDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapped<'_, P, ToDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<'_, P, ToDevice>) {
     ///     let _ = q.read(1, 0, 8, p); // the device may only read it
     /// }
     /// ```
@@ -69,9 +69,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// Writes the payload's first bytes to `blocks` blocks from `slba`. The device reads the payload:
     ///
     /// ```compile_fail,E0277
-    /// # use pinfold_core::{access::FromDevice, domain::{Mapped, Pinned}, dma_pool::ChunkSource};
+    /// # use pinfold_core::{access::FromDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapped<'_, P, FromDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<'_, P, FromDevice>) {
     ///     let _ = q.write(1, 0, 8, p); // the device may only write it
     /// }
     /// ```
@@ -131,14 +131,18 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         segment: impl Fn(&P, usize) -> Option<Segment>,
     ) -> Result<InFlight<P>, Rejected<P>> {
         let segments = (0..).map_while(|i| segment(&payload, i));
-        match self.admit(&ask, segments) {
+        match self.register_memory(&ask, segments) {
             Ok(id) => Ok(InFlight::new(payload, id, self.epoch, self.core.life.clone())),
             Err(reason) => Err(Rejected { payload, reason }),
         }
     }
 
     /// Checks a request, gives it a place, and sends what there is room for.
-    fn admit(&mut self, ask: &Ask, segments: impl Iterator<Item = Segment>) -> Result<RequestId, Reject> {
+    fn register_memory(
+        &mut self,
+        ask: &Ask,
+        segments: impl Iterator<Item = Segment>,
+    ) -> Result<RequestId, Reject> {
         if self.failed.is_some() || self.is_stale() || self.quarantined == self.commands.len() {
             return Err(Reject::NeedsReset);
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Domain, Exposure, Source};
+use crate::{Domain, MappingPolicy, Source};
 use allocator_api2::boxed::Box as DmaBox;
 use pinfold_core::access::{FromDevice, ToDevice};
 use proptest::prelude::*;
@@ -19,8 +19,15 @@ fn layout(size: usize, align: usize) -> Layout {
 #[test]
 fn an_arena_that_others_may_write_is_no_allocator() {
     let domain = Domain::soft().unwrap();
-    for (exposure, source) in [(Exposure::Whole, Source::Plain), (Exposure::PerUse, Source::Memfd)] {
-        let arena = Arena::builder().size(1 << 20).exposure(exposure).source(source).build(&domain).unwrap();
+    for (mapping_policy, source) in
+        [(MappingPolicy::Whole, Source::Plain), (MappingPolicy::PerUse, Source::Memfd)]
+    {
+        let arena = Arena::builder()
+            .size(1 << 20)
+            .mapping_policy(mapping_policy)
+            .source(source)
+            .build(&domain)
+            .unwrap();
         assert_eq!(ArenaAlloc::new(&arena).unwrap_err(), Shared);
     }
 }

@@ -7,13 +7,13 @@ use pinfold_core::dma_pool::Coherent;
 use pinfold_core::domain::Pinned;
 use proptest::prelude::*;
 
-fn plain(bytes: u64, exposure: Exposure) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).exposure(exposure).build(&soft()).unwrap()
+fn plain(bytes: u64, mapping_policy: MappingPolicy) -> Arena {
+    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(&soft()).unwrap()
 }
 
 #[test]
 fn a_buffer_is_whole_frames_and_goes_back() {
-    let arena = plain(8 << 20, Exposure::PerUse);
+    let arena = plain(8 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.stats().frames, 2048);
     for (asked, len) in [(1, 4096), (4096, 4096), (4097, 8192), (5 << 12, 5 << 12), (3 << 20, 3 << 20)] {
         let buffer = arena.alloc(asked).unwrap();
@@ -27,7 +27,7 @@ fn a_buffer_is_whole_frames_and_goes_back() {
 
 #[test]
 fn a_large_buffer_starts_at_a_large_page() {
-    let arena = plain(16 << 20, Exposure::PerUse);
+    let arena = plain(16 << 20, MappingPolicy::PerUse);
     let _small = arena.alloc(4096).unwrap();
     let large = arena.alloc(5 << 20).unwrap();
     assert_eq!(large.memory().addr() % (2 << 20), 0);
@@ -35,7 +35,7 @@ fn a_large_buffer_starts_at_a_large_page() {
 
 #[test]
 fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
-    let arena = plain(64 << 10, Exposure::PerUse);
+    let arena = plain(64 << 10, MappingPolicy::PerUse);
     let _first = arena.alloc(4096).unwrap();
     let pool = pinfold_core::dma_pool::DmaPool::new(&arena, "small", 3000, 8, 8192).unwrap();
     for _ in 0..12 {
@@ -47,7 +47,7 @@ fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
 #[test]
 fn all_of_an_arena_can_be_one_buffer() {
     for pages in [1, 2, 3, 5, 31, 100, 511, 512, 513, 700, 768, 1000, 1025, 1500] {
-        let arena = plain(pages * 4096, Exposure::PerUse);
+        let arena = plain(pages * 4096, MappingPolicy::PerUse);
         let got = arena.alloc(usize::try_from(pages).unwrap() * 4096);
         assert!(got.is_ok(), "{pages} pages: {got:?} of {:?}", arena.account());
     }
@@ -55,7 +55,7 @@ fn all_of_an_arena_can_be_one_buffer() {
 
 #[test]
 fn what_can_not_be_is_named_and_changes_nothing() {
-    let arena = plain(4 << 20, Exposure::PerUse);
+    let arena = plain(4 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
     let too_large = AllocError::TooLarge { asked: (4 << 20) + 1, arena: 4 << 20 };
     assert_eq!(arena.alloc((4 << 20) + 1).unwrap_err(), too_large);
@@ -69,7 +69,7 @@ fn what_can_not_be_is_named_and_changes_nothing() {
 
 #[test]
 fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
-    let arena = plain(4096, Exposure::PerUse);
+    let arena = plain(4096, MappingPolicy::PerUse);
     assert_eq!(arena.len(), 4096, "a small arena is small");
     let mut buffer = arena.alloc(4096).unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));
@@ -90,7 +90,7 @@ fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
     let arena = Arena::builder()
         .size(2 << 20)
         .source(Source::Plain)
-        .exposure(Exposure::Whole)
+        .mapping_policy(MappingPolicy::Whole)
         .build(&domain)
         .unwrap();
     let mut buffer = arena.alloc_zeroed(4096).unwrap();
@@ -131,11 +131,15 @@ fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
 
 #[test]
 fn a_chunk_is_reached_from_acquire_to_release() {
-    for exposure in [Exposure::PerUse, Exposure::Whole] {
+    for mapping_policy in [MappingPolicy::PerUse, MappingPolicy::Whole] {
         let domain = soft();
         let port = domain.port().unwrap();
-        let arena =
-            Arena::builder().size(4 << 20).source(Source::Plain).exposure(exposure).build(&domain).unwrap();
+        let arena = Arena::builder()
+            .size(4 << 20)
+            .source(Source::Plain)
+            .mapping_policy(mapping_policy)
+            .build(&domain)
+            .unwrap();
         let chunk = Coherent::new(&arena, 4 * 4096).unwrap();
         let iova = chunk.iova();
         port.write(iova, b"stray").unwrap();
@@ -145,7 +149,7 @@ fn a_chunk_is_reached_from_acquire_to_release() {
         assert_eq!(arena.stats().frames_in_use, 4);
         drop(chunk);
         assert_eq!(arena.stats().frames_in_use, 0);
-        assert_eq!(port.write(iova, b"stray").is_ok(), exposure == Exposure::Whole);
+        assert_eq!(port.write(iova, b"stray").is_ok(), mapping_policy == MappingPolicy::Whole);
     }
 }
 
@@ -177,10 +181,10 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let _alone = alone();
     let leaked = leaked_here();
     let domain = soft();
-    for exposure in [Exposure::PerUse, Exposure::Whole] {
+    for mapping_policy in [MappingPolicy::PerUse, MappingPolicy::Whole] {
         assert!(is_gone(|| {
             let plain = Arena::builder().size(4 << 20).source(Source::Plain);
-            let arena = plain.exposure(exposure).build(&domain).unwrap();
+            let arena = plain.mapping_policy(mapping_policy).build(&domain).unwrap();
             let addr = addr_of(&arena);
             let buffer = arena.alloc(4096).unwrap();
             drop(arena);
@@ -198,7 +202,7 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
 fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
     let _alone = alone();
     let leaked = leaked_here();
-    let arena = plain(2 << 20, Exposure::PerUse);
+    let arena = plain(2 << 20, MappingPolicy::PerUse);
     let addr = addr_of(&arena);
     arena.acquire(Order::PAGE).unwrap();
     drop(arena);
@@ -208,14 +212,14 @@ fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
 
 #[test]
 fn children_get_no_copy() {
-    let arena = plain(2 << 20, Exposure::PerUse);
+    let arena = plain(2 << 20, MappingPolicy::PerUse);
     let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
     assert!(vma.has_flag("dc"), "{vma:?}");
 }
 
 #[test]
 fn an_arena_larger_than_memory_costs_what_is_touched() {
-    let arena = plain(64 << 30, Exposure::PerUse);
+    let arena = plain(64 << 30, MappingPolicy::PerUse);
     assert_eq!(arena.stats().frames, 16 << 20);
     let buffer = arena.alloc(1 << 30).unwrap();
     buffer.memory().write_u8(0, 1).unwrap();
@@ -231,7 +235,7 @@ proptest! {
     /// Each buffer is filled with its own byte; whatever comes and goes, every live one keeps its bytes.
     #[test]
     fn live_buffers_never_overlap(steps in proptest::collection::vec((any::<bool>(), 1usize..200_000), 1..300)) {
-        let arena = plain(4 << 20, Exposure::PerUse);
+        let arena = plain(4 << 20, MappingPolicy::PerUse);
         let mut live: Vec<(u8, Buffer)> = Vec::new();
         for (number, (free, size)) in steps.into_iter().enumerate() {
             if free && !live.is_empty() {

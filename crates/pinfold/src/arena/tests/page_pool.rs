@@ -3,7 +3,7 @@
 use super::*;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig};
 use pinfold_core::page_pool::{
-    AllocError as PoolAllocError, BulkFreeError, Config, FreeError, HideError, Page, PagePool, RawPage,
+    AllocError as PoolAllocError, BulkFreeError, Config, FreeError, Page, PagePool, RawPage, RevokeError,
 };
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use std::time::Duration;
 const SECRET: u64 = 0x5ec3_e700_0000_0000;
 const ROGUE: u64 = 0xbad0_bad0_bad0_bad0;
 
-fn arena_in(domain: &Domain, bytes: u64, exposure: Exposure) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).exposure(exposure).build(domain).unwrap()
+fn arena_in(domain: &Domain, bytes: u64, mapping_policy: MappingPolicy) -> Arena {
+    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(domain).unwrap()
 }
 
 fn configs() -> [SoftConfig; 4] {
@@ -46,7 +46,7 @@ fn lands(port: &Port, iova: Iova) -> bool {
 fn after_destroy_no_access_lands_although_pages_are_out() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
-        let arena = arena_in(&domain, 8 << 20, Exposure::PerUse);
+        let arena = arena_in(&domain, 8 << 20, MappingPolicy::PerUse);
         // Two devices, each with an IOTLB of its own.
         let ports = [domain.port().unwrap(), domain.port().unwrap()];
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
@@ -88,14 +88,14 @@ fn after_destroy_no_access_lands_although_pages_are_out() {
 #[test]
 fn a_pool_that_is_only_closed_is_caught() {
     let domain = soft();
-    let arena = arena_in(&domain, 2 << 20, Exposure::PerUse);
+    let arena = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
     let port = domain.port().unwrap();
     let mut pool = PagePool::new(arena, "rx", Config::default()).unwrap();
     let page = pool.alloc().unwrap();
     let end = pool.close();
     keep_secret(&page);
     assert!(lands(&port, page.iova()) && !is_intact(&page));
-    assert_eq!(end.reachable(), Some((64 * 4096, &HideError::NotAsked)));
+    assert_eq!(end.reachable(), Some((64 * 4096, &RevokeError::NotAsked)));
     let iova = page.iova();
     drop(page);
     assert!(!lands(&port, iova), "taken from it with its last page");
@@ -105,7 +105,7 @@ fn a_pool_that_is_only_closed_is_caught() {
 fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
-        let arena = arena_in(&domain, 4 << 20, Exposure::PerUse);
+        let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
         let held: Vec<_> = (0..200).map(|_| pool.alloc().unwrap()).collect();
         let iovas: Vec<_> = held.iter().map(Page::iova).collect();
@@ -165,7 +165,7 @@ fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
 #[test]
 fn pages_go_round_without_any_work_on_tables() {
     let domain = soft();
-    let arena = arena_in(&domain, 4 << 20, Exposure::PerUse);
+    let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
     let remote = pool.remote();
     let first: Vec<_> = (0..300).map(|_| pool.alloc().unwrap()).collect();
@@ -185,13 +185,13 @@ fn pages_go_round_without_any_work_on_tables() {
 #[test]
 fn an_arena_that_is_exposed_whole_keeps_its_pages_reachable_and_says_so() {
     let domain = soft();
-    let arena = arena_in(&domain, 2 << 20, Exposure::Whole);
+    let arena = arena_in(&domain, 2 << 20, MappingPolicy::Whole);
     let port = domain.port().unwrap();
     let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
     let (bytes, why) = end.reachable().unwrap();
-    assert_eq!((bytes, why, why.is_for_ever()), (64 * 4096, &HideError::Permanent, false));
+    assert_eq!((bytes, why, why.is_for_ever()), (64 * 4096, &RevokeError::Permanent, false));
     assert!(lands(&port, page.iova()));
     drop(page);
     assert_eq!(arena.stats().frames_in_use, 0);
@@ -205,7 +205,7 @@ fn a_flush_that_hangs_keeps_the_pages_for_ever() {
     let config =
         SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
     let domain = Domain::soft_with(config).unwrap();
-    let arena = arena_in(&domain, 2 << 20, Exposure::PerUse);
+    let arena = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
@@ -221,8 +221,8 @@ fn a_flush_that_hangs_keeps_the_pages_for_ever() {
 #[test]
 fn a_wrong_return_is_a_typed_error_and_changes_nothing() {
     let domain = soft();
-    let arena = arena_in(&domain, 4 << 20, Exposure::PerUse);
-    let other = arena_in(&domain, 2 << 20, Exposure::PerUse);
+    let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
+    let other = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(&arena, "one", Config::default()).unwrap();
     let mut neighbour = PagePool::new(&arena, "another", Config::default()).unwrap();
     let mut stranger = PagePool::new(&other, "elsewhere", Config::default()).unwrap();
@@ -253,7 +253,7 @@ fn a_wrong_return_is_a_typed_error_and_changes_nothing() {
 #[test]
 fn a_pool_of_a_full_arena_says_so() {
     let domain = soft();
-    let arena = arena_in(&domain, 1 << 20, Exposure::PerUse);
+    let arena = arena_in(&domain, 1 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
     let held: Vec<_> = std::iter::from_fn(|| pool.alloc().ok()).collect();
     assert_eq!(held.len(), 256, "all of it");

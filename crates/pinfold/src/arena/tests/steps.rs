@@ -34,24 +34,24 @@ impl Fake {
         self.0.done.lock().unwrap().clone()
     }
 
-    fn build(&self, exposure: Exposure) -> Result<Arena, BuildError> {
+    fn build(&self, mapping_policy: MappingPolicy) -> Result<Arena, BuildError> {
         Arena::builder()
             .size(2 << 20)
             .source(Source::Plain)
-            .exposure(exposure)
+            .mapping_policy(mapping_policy)
             .build_in(Box::new(self.clone()))
     }
 }
 
 impl Space for Fake {
-    unsafe fn admit(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        self.step("admit")?;
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.step("register_memory")?;
         // SAFETY: the caller's promise.
-        unsafe { self.0.domain.admit(memory) }
+        unsafe { self.0.domain.register_memory(memory) }
     }
-    fn expel(&self, memory: DmaMemory) {
-        self.step("expel").unwrap();
-        self.0.domain.expel(memory);
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.step("unregister_memory").unwrap();
+        self.0.domain.unregister_memory(memory);
     }
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         self.step("map_static")?;
@@ -80,8 +80,8 @@ impl Space for Fake {
         self.step("unmap")?;
         self.0.domain.unmap(mapping)
     }
-    fn note_quarantined(&self, _bytes: u64) {
-        self.step("note_quarantined").unwrap();
+    fn count_quarantined(&self, _bytes: u64) {
+        self.step("count_quarantined").unwrap();
     }
 }
 
@@ -92,13 +92,13 @@ const STUCK: BackendError = BackendError::NotRevoked;
 fn a_build_that_fails_leaves_nothing() {
     let _alone = alone();
     let leaked = leaked_here();
-    for (fails, exposure, done) in [
-        ("admit", Exposure::Whole, vec!["admit"]),
-        ("map_static", Exposure::Whole, vec!["admit", "map_static", "expel"]),
-        ("reserve", Exposure::PerUse, vec!["admit", "reserve", "expel"]),
+    for (fails, mapping_policy, done) in [
+        ("register_memory", MappingPolicy::Whole, vec!["register_memory"]),
+        ("map_static", MappingPolicy::Whole, vec!["register_memory", "map_static", "unregister_memory"]),
+        ("reserve", MappingPolicy::PerUse, vec!["register_memory", "reserve", "unregister_memory"]),
     ] {
         let fake = Fake::failing(fails, REFUSED);
-        assert_eq!(fake.build(exposure).unwrap_err(), BuildError::Domain(REFUSED));
+        assert_eq!(fake.build(mapping_policy).unwrap_err(), BuildError::Domain(REFUSED));
         assert_eq!(fake.done(), done);
     }
     assert_eq!(leaked_here(), leaked);
@@ -109,8 +109,8 @@ fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
     let _alone = alone();
     let leaked = leaked_here();
     let fake = Fake::failing("map_static", STUCK);
-    assert!(fake.build(Exposure::Whole).is_err());
-    assert_eq!(fake.done(), ["admit", "map_static", "note_quarantined"], "and it is not expelled");
+    assert!(fake.build(MappingPolicy::Whole).is_err());
+    assert_eq!(fake.done(), ["register_memory", "map_static", "count_quarantined"], "and it is not expelled");
     assert_eq!(leaked_here() - leaked, 2 << 20);
 }
 
@@ -119,25 +119,25 @@ fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
     let _alone = alone();
     let leaked = leaked_here();
     let fake = Fake::failing("unmap", STUCK);
-    let arena = fake.build(Exposure::Whole).unwrap();
+    let arena = fake.build(MappingPolicy::Whole).unwrap();
     let addr = addr_of(&arena);
     drop(arena);
     assert!(is_mapped(addr));
     assert_eq!(leaked_here() - leaked, 2 << 20);
-    assert_eq!(fake.done(), ["admit", "map_static", "unmap", "note_quarantined"]);
+    assert_eq!(fake.done(), ["register_memory", "map_static", "unmap", "count_quarantined"]);
 }
 
 #[test]
 fn a_chunk_that_can_not_be_mapped_goes_back_to_its_zone() {
     assert!(is_gone(|| {
         let fake = Fake::failing("map_at", REFUSED);
-        let arena = fake.build(Exposure::PerUse).unwrap();
+        let arena = fake.build(MappingPolicy::PerUse).unwrap();
         assert!(arena.acquire(Order::HUGE).is_err());
         let stats = arena.stats();
         assert_eq!((stats.frames_in_use, stats.frames_quarantined), (0, 0));
         let addr = addr_of(&arena);
         drop(arena);
-        assert_eq!(fake.done(), ["admit", "reserve", "map_at", "release", "expel"]);
+        assert_eq!(fake.done(), ["register_memory", "reserve", "map_at", "release", "unregister_memory"]);
         addr
     }));
 }
@@ -147,7 +147,7 @@ fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
     let _alone = alone();
     for fails in ["map_at", "unmap"] {
         let fake = Fake::failing(fails, STUCK);
-        let arena = fake.build(Exposure::PerUse).unwrap();
+        let arena = fake.build(MappingPolicy::PerUse).unwrap();
         drop(Coherent::new(&arena, 2 << 20));
         assert!(arena.alloc(4096).is_err(), "all of it was the chunk's");
         let stats = arena.stats();
@@ -155,8 +155,8 @@ fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
         let addr = addr_of(&arena);
         drop(arena);
         assert!(is_mapped(addr));
-        assert!(fake.done().contains(&"note_quarantined"));
-        assert!(!fake.done().contains(&"expel"));
+        assert!(fake.done().contains(&"count_quarantined"));
+        assert!(!fake.done().contains(&"unregister_memory"));
     }
 }
 
@@ -171,7 +171,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
     let timed_out = WaitError::TimedOut { ticket: Ticket::NEVER, waited_ns: 1, polls: 1 };
     for error in [STUCK, BackendError::Flush(timed_out)] {
         let fake = Fake::failing("unmap", error);
-        let arena = fake.build(Exposure::PerUse).unwrap();
+        let arena = fake.build(MappingPolicy::PerUse).unwrap();
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
         let page = pool.alloc().unwrap();
         let end = pool.destroy();
@@ -184,7 +184,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
         assert_eq!((stats.frames_in_use, stats.frames_quarantined), (64, 64));
         assert_eq!(fake.done().iter().filter(|&&done| done == "unmap").count(), 1);
         drop((end, arena));
-        assert!(!fake.done().contains(&"expel"));
+        assert!(!fake.done().contains(&"unregister_memory"));
     }
     assert_eq!(leaked_here() - leaked, 2 * (2 << 20));
 }

@@ -2,7 +2,7 @@
 
 use super::super::{Access, Bound, Facts, Finding, Node, State};
 use super::finding;
-use crate::vfio::Way;
+use crate::vfio::IommuInterface;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![iommu(facts), vfio(facts), iommufd(facts)];
@@ -77,10 +77,10 @@ fn vfio(facts: &Facts) -> Finding {
 /// By which interface a device is opened, why, and what that one allows.
 fn chosen(bound: &Bound, facts: &Facts) -> Finding {
     let limit = match (bound.way, facts.vfio.entries) {
-        (Way::Type1, Some(entries)) => format!("; {entries} mappings at most"),
+        (IommuInterface::Type1, Some(entries)) => format!("; {entries} mappings at most"),
         _ => String::new(),
     };
-    let state = if bound.way == Way::NoIommu { State::Limited } else { State::Good };
+    let state = if bound.way == IommuInterface::NoIommu { State::Limited } else { State::Good };
     finding(bound.address.clone(), state, format!("by {}{limit}", bound.why))
 }
 

@@ -5,7 +5,7 @@ use crate::Domain;
 use crate::soft::{Effect, Fault, FaultKind, SoftConfig, SoftIommu};
 use pinfold_core::access::{Both, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{BackendError, Physical};
+use pinfold_core::domain::{BackendError, PhysTranslator};
 use pinfold_core::invalidate::{Flush, Invalidator};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ fn kind<T>(result: Result<T, Fault>) -> Option<FaultKind> {
 
 fn with_arena(pages: usize) -> (Domain, std::sync::Arc<Arena>) {
     let (domain, arena) = (Domain::soft().unwrap(), Arena::new(pages));
-    // SAFETY: the tests expel the arena, or drop the domain's ports, before the arena.
-    unsafe { domain.admit(arena.memory()) }.unwrap();
+    // SAFETY: the tests unregister_memory the arena, or drop the domain's ports, before the arena.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
     (domain, arena)
 }
 
@@ -50,7 +50,7 @@ fn directions_are_checked_and_faults_are_told() {
     assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
     drop(port);
     assert_eq!(domain.soft_iommu().unwrap().stats().faults, 8);
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn an_access_lands_up_to_the_page_that_faults() {
     assert_eq!(fault, Fault { iova: end, kind: FaultKind::NotMapped });
     assert_eq!(arena.memory().read_u8(2 * PAGE - 100), Ok(9));
     drop(mapped);
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
 }
 
 #[test]
@@ -72,11 +72,11 @@ fn memory_must_be_admitted_once_and_whole() {
     let (domain, arena) = with_arena(2);
     let part = arena.memory().part(PAGE, PAGE).unwrap();
     // SAFETY: it is refused.
-    assert!(matches!(unsafe { domain.admit(part) }, Err(BackendError::AdmittedAlready { .. })));
+    assert!(matches!(unsafe { domain.register_memory(part) }, Err(BackendError::AlreadyRegistered { .. })));
     let stranger = Arena::new(1);
     let refused = domain.map(stranger.page(0), Both).unwrap_err();
-    assert!(matches!(refused.error, BackendError::NotAdmitted { .. }) && refused.payload.is_some());
-    domain.expel(arena.memory());
+    assert!(matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some());
+    domain.unregister_memory(arena.memory());
     assert!(domain.map(arena.page(0), Both).is_err());
 }
 
@@ -86,8 +86,8 @@ fn expelled_memory_is_out_of_reach_while_it_is_mapped_and_cached() {
     let port = domain.port().unwrap();
     let mapped = domain.map(arena.page(0), Both).unwrap();
     assert_eq!(port.read(mapped.iova().start(), &mut [0; 8]), Ok(()));
-    domain.expel(arena.memory());
-    assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotAdmitted));
+    domain.unregister_memory(arena.memory());
+    assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotRegistered));
     drop(mapped.unmap().unwrap());
 }
 
@@ -108,7 +108,7 @@ fn hugepages_take_one_walk_and_one_entry() {
     let domain = Domain::soft().unwrap();
     let arena = Arena::aligned(1024, 512 * PAGE);
     // SAFETY: expelled below.
-    unsafe { domain.admit(arena.memory()) }.unwrap();
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
     let mapped = domain.map(arena.pages(0, 1024), Both).unwrap();
     let mut all = vec![0; 1024 * PAGE];
@@ -121,7 +121,7 @@ fn hugepages_take_one_walk_and_one_entry() {
     );
     assert_eq!(stats.bytes_read, 4 << 20);
     drop(mapped);
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_caching_iommu_remembers_that_nothing_was_there_until_the_map_flushes() {
     let domain = Domain::soft_with(config).unwrap();
     let arena = Arena::new(1);
     // SAFETY: expelled below.
-    unsafe { domain.admit(arena.memory()) }.unwrap();
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
     let place = domain.reserve_iova(4096, 4096).unwrap();
     let range = place.range();
@@ -144,7 +144,7 @@ fn a_caching_iommu_remembers_that_nothing_was_there_until_the_map_flushes() {
     assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
     assert_eq!(domain.stats().backend.invalidations.waits, 1);
     domain.unmap_static(mapping).unwrap();
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
 }
 
 /// Writes a table by hand, one level at a time, and flushes as told: what is cached at each level is then visible.
@@ -154,7 +154,7 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
     let iommu = SoftIommu::new(config).unwrap();
     let arena = Arena::new(1);
     // SAFETY: the IOMMU is detached below, before the arena is freed.
-    unsafe { iommu.admit(arena.memory()) }.unwrap();
+    unsafe { iommu.register_memory(arena.memory()) }.unwrap();
     // SAFETY: `iommu` lives longer than the test's use of them.
     let (tables, port) = (unsafe { iommu.table_pages() }, iommu.port());
     iommu.attach(iommu.table_phys(), 4);
@@ -213,6 +213,6 @@ proptest! {
             }
         }
         drop(mapped);
-        domain.expel(arena.memory());
+        domain.unregister_memory(arena.memory());
     }
 }

@@ -5,7 +5,7 @@ use crate::Domain;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig, SoftIommu};
 use pinfold_core::access::{Access, Both};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, Paged};
+use pinfold_core::domain::{Backend, BackendError, TableBackend};
 use pinfold_core::invalidate::WaitError;
 use pinfold_core::known_bad::{self, Mistake};
 use pinfold_core::table::{TablePages, VtdSecondStage};
@@ -39,7 +39,7 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     let iommu = SoftIommu::new(config).unwrap();
     // SAFETY: the table holds the IOMMU in its sink.
     let pages = TablePages::new(unsafe { iommu.table_pages() }, iommu.table_phys()).unwrap();
-    let backend = Paged::<VtdSecondStage, _>::new("test", iommu.clone(), pages, 4).unwrap();
+    let backend = TableBackend::<VtdSecondStage, _>::new("test", iommu.clone(), pages, 4).unwrap();
     iommu.attach(backend.root(), 4);
     let arena = Arena::new(7);
     let (first, second, others) =
@@ -49,7 +49,7 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     }
     let part = |first, pages| arena.memory().part(first * PAGE, pages * PAGE).unwrap();
     // SAFETY: the arena lives until it is expelled below.
-    unsafe { backend.admit(arena.memory()) }.unwrap();
+    unsafe { backend.register_memory(arena.memory()) }.unwrap();
     for (page, other) in (4..).zip(others) {
         backend.map(other, part(page, 1), Access::READ).unwrap();
     }
@@ -65,7 +65,7 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     backend.wait(ticket).unwrap();
     assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
     assert_eq!(word(&port, second.start()), Ok(102));
-    backend.expel(arena.memory());
+    backend.unregister_memory(arena.memory());
     iommu.detach();
     found
 }
@@ -86,7 +86,7 @@ fn map_while_a_flush_is_under_way() -> (bool, Result<u32, FaultKind>) {
     arena.memory().write_u32(0, 100).unwrap();
     arena.memory().write_u32(PAGE, 101).unwrap();
     // SAFETY: the arena lives until it is expelled below.
-    unsafe { domain.admit(arena.memory()) }.unwrap();
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
     let first = domain.map(arena.page(0), Both).unwrap();
     assert_eq!(word(&port, first.iova().start()), Ok(100));
@@ -94,7 +94,7 @@ fn map_while_a_flush_is_under_way() -> (bool, Result<u32, FaultKind>) {
     let second = domain.map(arena.page(1), Both).unwrap();
     let found = (second.iova() == first.iova(), word(&port, second.iova().start()));
     drop((first, second));
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
     found
 }
 
@@ -111,7 +111,7 @@ fn a_flush_that_hangs_is_a_typed_error_and_its_buffer_is_not_used_again() {
     let domain = Domain::soft_with(config).unwrap();
     let arena = Arena::new(3);
     // SAFETY: the arena lives until it is expelled below.
-    unsafe { domain.admit(arena.memory()) }.unwrap();
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
     domain.map(arena.page(0), Both).unwrap().unmap().unwrap();
     let mapped = domain.map(arena.page(0), Both).unwrap();
     let iova = mapped.iova();
@@ -123,7 +123,7 @@ fn a_flush_that_hangs_is_a_typed_error_and_its_buffer_is_not_used_again() {
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.deferred_bytes, stats.unmaps), (2, 8192, 1));
     assert!(Arc::strong_count(&arena) > 3, "the payloads are held, not dropped");
-    domain.expel(arena.memory());
+    domain.unregister_memory(arena.memory());
     drop(other);
     // Expelled memory is out of reach although no flush is ever over: it may be freed now.
     assert_eq!(word(&domain.port().unwrap(), iova.start()), Err(FaultKind::NotMapped));

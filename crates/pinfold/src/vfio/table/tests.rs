@@ -1,6 +1,6 @@
 use super::*;
 use crate::vfio::fake::{Call, Fake, domain_of};
-use crate::{Arena, Domain, Exposure, Source};
+use crate::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::access::{Both, FromDevice};
 use pinfold_core::dma_pool::DmaPool;
 use proptest::prelude::*;
@@ -16,17 +16,17 @@ fn domain() -> (Arc<Fake>, Domain) {
     (kernel, domain)
 }
 
-fn arena(domain: &Domain, bytes: u64, exposure: Exposure) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).exposure(exposure).build(domain).unwrap()
+fn arena(domain: &Domain, bytes: u64, mapping_policy: MappingPolicy) -> Arena {
+    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(domain).unwrap()
 }
 
 #[test]
 fn an_arena_is_one_entry_whatever_its_size() {
     let (kernel, domain) = domain();
     // 64 GiB in one piece, then 64 GiB in 64: nothing of them is touched, so nothing of them is there.
-    let whole = arena(&domain, 64 * GIB, Exposure::Whole);
+    let whole = arena(&domain, 64 * GIB, MappingPolicy::Whole);
     assert_eq!(kernel.entries(), 1);
-    let set: Vec<Arena> = (0..64).map(|_| arena(&domain, GIB, Exposure::Whole)).collect();
+    let set: Vec<Arena> = (0..64).map(|_| arena(&domain, GIB, MappingPolicy::Whole)).collect();
     assert_eq!(kernel.entries(), 1 + 64);
     assert_eq!(domain.stats().backend.entries, 65);
     assert_eq!(domain.stats().backend.pinned_bytes, 128 * GIB);
@@ -37,7 +37,8 @@ fn an_arena_is_one_entry_whatever_its_size() {
 #[test]
 fn what_is_pinned_is_not_locked_as_well() {
     let (_, domain) = domain();
-    let (whole, per_use) = (arena(&domain, MIB, Exposure::Whole), arena(&domain, MIB, Exposure::PerUse));
+    let (whole, per_use) =
+        (arena(&domain, MIB, MappingPolicy::Whole), arena(&domain, MIB, MappingPolicy::PerUse));
     assert_eq!(whole.account().residency, crate::arena::Residency::ByMapping);
     assert_eq!((whole.stats().pinned_bytes, per_use.stats().pinned_bytes), (MIB, 0));
 }
@@ -45,7 +46,7 @@ fn what_is_pinned_is_not_locked_as_well() {
 #[test]
 fn a_buffer_of_small_pages_is_one_entry() {
     let (kernel, domain) = domain();
-    let arena = arena(&domain, 8 * GIB, Exposure::PerUse);
+    let arena = arena(&domain, 8 * GIB, MappingPolicy::PerUse);
     let buffers: Vec<_> = (0..8).map(|_| arena.alloc(1 << 30).unwrap()).collect();
     let mapped: Vec<_> = buffers.into_iter().map(|b| domain.map(b, Both).unwrap()).collect();
     assert_eq!(kernel.entries(), 8, "8 GiB in 8 buffers of 262,144 pages each");
@@ -60,7 +61,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
 #[test]
 fn a_mapping_is_strict_and_its_addresses_come_back() {
     let (kernel, domain) = domain();
-    let arena = arena(&domain, 4 * MIB, Exposure::PerUse);
+    let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let mapped = domain.map(arena.alloc(8192).unwrap(), FromDevice).unwrap();
     let iova = mapped.iova();
     assert_eq!(kernel.mapped(), [(iova.start().raw(), 8192)]);
@@ -74,8 +75,8 @@ fn a_mapping_is_strict_and_its_addresses_come_back() {
 #[test]
 fn pools_leave_nothing_behind() {
     let (kernel, domain) = domain();
-    for exposure in [Exposure::Whole, Exposure::PerUse] {
-        let arena = arena(&domain, 4 * MIB, exposure);
+    for mapping_policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
+        let arena = arena(&domain, 4 * MIB, mapping_policy);
         let pool = DmaPool::new(&arena, "descriptors", 128, 128, 0).unwrap();
         let block = pool.alloc().unwrap();
         assert_eq!(kernel.entries(), 1);
@@ -90,7 +91,7 @@ fn pools_leave_nothing_behind() {
 fn the_last_entry_is_named_before_the_kernel_is_asked() {
     let kernel = Arc::new(Fake { entries: Some(2), ..Fake::default() });
     let domain = domain_of(&kernel);
-    let arena = arena(&domain, 4 * MIB, Exposure::PerUse);
+    let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let buffer = || arena.alloc(4096).unwrap();
     let held = [domain.map(buffer(), Both).unwrap(), domain.map(buffer(), Both).unwrap()];
     let calls = kernel.calls().len();
@@ -107,7 +108,7 @@ fn the_last_entry_is_named_before_the_kernel_is_asked() {
 fn a_refused_map_has_changed_nothing() {
     let kernel = Arc::new(Fake { bytes: Some(8192), ..Fake::default() });
     let domain = domain_of(&kernel);
-    let arena = arena(&domain, 4 * MIB, Exposure::PerUse);
+    let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let before = domain.stats();
     let refused = domain.map(arena.alloc(12288).unwrap(), Both).unwrap_err();
     // Whether the limit of locked memory is named depends on whether this process has one.
@@ -123,8 +124,11 @@ fn a_refused_map_has_changed_nothing() {
     after.backend.entries_peak = before.backend.entries_peak;
     assert_eq!(after, before);
     drop(domain.map(arena.alloc(8192).unwrap(), Both).unwrap());
-    let failed =
-        Arena::builder().size(4 * MIB).source(Source::Plain).exposure(Exposure::Whole).build(&domain);
+    let failed = Arena::builder()
+        .size(4 * MIB)
+        .source(Source::Plain)
+        .mapping_policy(MappingPolicy::Whole)
+        .build(&domain);
     assert!(failed.is_err());
     assert_eq!(kernel.entries(), 0);
 }
@@ -146,7 +150,7 @@ fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
 #[test]
 fn what_the_kernel_does_not_take_back_is_kept() {
     let (kernel, domain) = domain();
-    let arena = arena(&domain, 4 * MIB, Exposure::PerUse);
+    let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let mapped = domain.map(arena.alloc(8192).unwrap(), Both).unwrap();
     *kernel.unmap_fails.lock().unwrap() = Some(libc::EIO);
     assert_eq!(mapped.unmap().unwrap_err(), BackendError::NotRevoked);
@@ -165,15 +169,15 @@ fn a_mapping_that_was_forgotten_goes_with_its_memory() {
     // SAFETY: the vector has 8192 bytes, of which the first whole page is used, by nobody else, until the end.
     let page = unsafe { DmaMemory::from_raw(base, 4096) };
     // SAFETY: as above; it is expelled below.
-    unsafe { domain.admit(page) }.unwrap();
+    unsafe { domain.register_memory(page) }.unwrap();
     // SAFETY: as above.
     let mapping = unsafe { domain.map_static(page, Access::READ) }.unwrap();
     assert_eq!(kernel.mapped(), [(mapping.iova().start().raw(), 4096)]);
-    domain.expel(page);
+    domain.unregister_memory(page);
     assert_eq!(kernel.entries(), 0);
     // SAFETY: as above; it is refused.
     let again = unsafe { domain.map_static(page, Access::READ) };
-    assert_eq!(again.unwrap_err(), BackendError::NotAdmitted { addr: page.addr(), len: 4096 });
+    assert_eq!(again.unwrap_err(), BackendError::NotRegistered { addr: page.addr(), len: 4096 });
 }
 
 /// Where a proptest maps: pieces of pages in a small window of addresses.
@@ -204,7 +208,7 @@ proptest! {
         // SAFETY: the vector has 40 pages, so 32 whole ones, and outlives the table; the fake touches none.
         let memory = unsafe { DmaMemory::from_raw(base, 32 * 4096) };
         // SAFETY: as above.
-        unsafe { table.admit(memory) }.unwrap();
+        unsafe { table.register_memory(memory) }.unwrap();
         let range = |(at, len): (u64, u64)| IovaRange::new(Iova::new(at * 4096), len * 4096).unwrap();
         for step in steps {
             match step {
@@ -229,7 +233,7 @@ proptest! {
             prop_assert_eq!(stats.pinned_bytes, mapped.iter().map(|(_, len)| len).sum::<u64>());
             prop_assert!(stats.entries <= entries as u64);
         }
-        table.expel(memory);
+        table.unregister_memory(memory);
         prop_assert_eq!(kernel.entries(), 0);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) trait Bytes {
 
 /// Which way a request goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum IoDirection {
     /// From the target into the buffer.
     Read,
     /// From the buffer to the target.
@@ -37,7 +37,7 @@ pub(crate) enum Way {
 #[derive(Debug)]
 pub(crate) struct Request<B> {
     /// Which way.
-    pub(crate) way: Way,
+    pub(crate) way: IoDirection,
     /// Where in the target, bytes; a multiple of its block.
     pub(crate) offset: u64,
     /// How many bytes. Where it is no multiple of the target's block, a write fills the last block from the
@@ -62,7 +62,7 @@ pub(crate) struct Done<B> {
 
 /// A request that was not begun.
 #[derive(Debug)]
-pub(crate) struct Refused<B> {
+pub(crate) struct SubmitError<B> {
     /// The memory again, unless it had to be quarantined.
     pub(crate) buffer: Option<B>,
     /// Why.
@@ -91,7 +91,7 @@ pub(crate) trait Target<B> {
     /// What it is.
     fn info(&self) -> &Info;
     /// Begins a request.
-    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>>;
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
     /// Adds to `done` what is over, without waiting.
     fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError>;
     /// Waits until something may be over (or a signal came), then as `poll`.

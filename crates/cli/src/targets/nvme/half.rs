@@ -1,9 +1,9 @@
 //! The reads, or the writes, of a namespace: what the device may do with a buffer is a type, so each has its own.
 
 use super::Held;
-use crate::target::{Done, Refused, TargetError};
+use crate::targets::{Done, SubmitError, TargetError};
 use pinfold_core::access::Direction;
-use pinfold_core::domain::{BackendError, Domain, Mapped, Pinned, Revoked};
+use pinfold_core::domain::{BackendError, Domain, Mapping, Pinned, Revoked};
 use pinfold_nvme::driver::{CommandError, Completion, Finished, InFlight, Quarantined, Rejected};
 
 /// How often a command is tried whose status says that trying again may help.
@@ -19,13 +19,13 @@ pub(super) struct Asked {
     pub(super) tries: u32,
 }
 
-type Flight<'d, B, D> = InFlight<Mapped<'d, B, D>>;
-type Submitted<'d, B, D> = Result<Flight<'d, B, D>, Rejected<Mapped<'d, B, D>>>;
+type Flight<'d, B, D> = InFlight<Mapping<'d, B, D>>;
+type Submitted<'d, B, D> = Result<Flight<'d, B, D>, Rejected<Mapping<'d, B, D>>>;
 
 /// A mapping whose command is over.
 struct Over<'d, B: Pinned, D: Direction> {
     slot: usize,
-    mapped: Mapped<'d, B, D>,
+    mapped: Mapping<'d, B, D>,
     result: Result<usize, TargetError>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Half<'d, B: Pinned, D: Direction> {
     /// By the driver's tag.
     flying: Vec<Option<(Asked, Flight<'d, B, D>)>>,
     over: Vec<Over<'d, B, D>>,
-    quarantined: Vec<Quarantined<Mapped<'d, B, D>>>,
+    quarantined: Vec<Quarantined<Mapping<'d, B, D>>>,
     requests: u64,
     retries: u64,
     action: &'static str,
@@ -83,12 +83,12 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         buffer: B,
         direction: D,
         asked: Asked,
-        go: impl FnOnce(Mapped<'d, B, D>) -> Submitted<'d, B, D>,
-    ) -> Result<(), Refused<B>> {
+        go: impl FnOnce(Mapping<'d, B, D>) -> Submitted<'d, B, D>,
+    ) -> Result<(), SubmitError<B>> {
         let target = || name.to_owned();
         let mapped = domain.map(buffer, direction).map_err(|refused| {
             let error = TargetError::Domain { target: target(), error: refused.error };
-            Refused { buffer: refused.payload, error }
+            SubmitError { buffer: refused.payload, error }
         })?;
         match go(mapped) {
             Ok(flight) => {
@@ -98,7 +98,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
             }
             Err(Rejected { payload, reason }) => {
                 let error = TargetError::Rejected { target: target(), reason };
-                Err(Refused { buffer: payload.unmap().ok(), error })
+                Err(SubmitError { buffer: payload.unmap().ok(), error })
             }
         }
     }
@@ -115,7 +115,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         &mut self,
         completion: Completion,
         name: &str,
-        again: impl FnOnce(Mapped<'d, B, D>, Asked) -> Submitted<'d, B, D>,
+        again: impl FnOnce(Mapping<'d, B, D>, Asked) -> Submitted<'d, B, D>,
     ) -> Landed {
         let tag = completion.tag();
         let Some((mut asked, flight)) = self.flying.get_mut(tag).and_then(Option::take) else {

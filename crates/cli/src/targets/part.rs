@@ -1,6 +1,6 @@
 //! A part of a target, used as if it were all of it: each of several jobs has its own.
 
-use super::{Done, Info, Refused, Request, Target, TargetError};
+use super::{Done, Info, Request, SubmitError, Target, TargetError};
 
 /// A part of a target. Offsets count from its start; errors name offsets in the whole.
 pub(crate) struct Part<'t, B> {
@@ -22,7 +22,7 @@ impl<B> Target<B> for Part<'_, B> {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
         let offset = self.first.saturating_add(request.offset);
         self.whole.submit(Request { offset, ..request })
     }

@@ -1,7 +1,7 @@
 //! A target in a vector, for tests: it completes in a scrambled order, ends early, fails where it is told to, and
 //! checks what is asked of it.
 
-use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
+use super::{Bytes, Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
 
 impl Bytes for Vec<u8> {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -91,13 +91,13 @@ impl<B: Bytes> Fake<B> {
     fn carry_out(&mut self, mut request: Request<B>) -> Done<B> {
         let at = usize::try_from(request.offset).unwrap();
         let len = match request.way {
-            Way::Read => {
+            IoDirection::Read => {
                 let len = request.len.min(self.data.len().saturating_sub(at));
                 let from = self.data.get(at..at + len).unwrap_or_default();
                 request.buffer.write_at(0, from).unwrap();
                 len
             }
-            Way::Write => {
+            IoDirection::Write => {
                 let padded = request.len.next_multiple_of(self.info.block);
                 let end = at + padded;
                 let mut bytes = vec![0; padded];
@@ -122,7 +122,7 @@ impl<B: Bytes> Target<B> for Fake<B> {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
         assert!(request.offset.is_multiple_of(self.info.block as u64));
         assert!(request.len > 0);
         if self.is_direct {
@@ -137,7 +137,7 @@ impl<B: Bytes> Target<B> for Fake<B> {
             self.data.truncate(len);
         }
         if self.fault == Some((self.requests, Fault::Refuse)) {
-            return Err(Refused { buffer: Some(request.buffer), error: TargetError::Fake });
+            return Err(SubmitError { buffer: Some(request.buffer), error: TargetError::Fake });
         }
         self.in_flight.push(request);
         self.at_most = self.at_most.max(self.in_flight.len());

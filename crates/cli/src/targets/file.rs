@@ -1,6 +1,6 @@
 //! A file, by io_uring.
 
-use super::{Bytes, Done, Info, Refused, Request, Target, TargetError, Way};
+use super::{Bytes, Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
@@ -124,13 +124,16 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
         let Request { way, offset, len, slot, buffer } = request;
         let queued = match way {
-            Way::Read => self.queue.read(buffer, offset, len, slot as u64),
-            Way::Write => self.queue.write(buffer, offset, len, slot as u64),
+            IoDirection::Read => self.queue.read(buffer, offset, len, slot as u64),
+            IoDirection::Write => self.queue.write(buffer, offset, len, slot as u64),
         };
-        queued.map_err(|rejected| Refused { buffer: Some(rejected.buffer), error: rejected.error.into() })?;
+        queued.map_err(|rejected| SubmitError {
+            buffer: Some(rejected.buffer),
+            error: rejected.error.into(),
+        })?;
         // The next poll or wait hands it over, with all else that was begun together, by one system call.
         self.untold += 1;
         if self.untold >= BATCH {

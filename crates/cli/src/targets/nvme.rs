@@ -3,8 +3,8 @@
 
 mod half;
 
-use super::{Done, Info, Refused, Request, Target, TargetError, Way};
-use crate::account::{DeviceAccount, PoolAccount};
+use super::{Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
+use crate::account::{DeviceReport, PoolReport};
 use crate::args::Protect;
 use half::{Asked, Half, Landed};
 use pinfold_core::access::{FromDevice, ToDevice};
@@ -76,9 +76,9 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// What the controller and its driver did.
-    pub(crate) fn account(&self) -> DeviceAccount {
+    pub(crate) fn account(&self) -> DeviceReport {
         let (queue, controller) = (self.queue.stats(), self.controller.stats());
-        DeviceAccount {
+        DeviceReport {
             name: self.info.name.clone(),
             queues: 1,
             requests: self.reads.requests() + self.writes.requests(),
@@ -99,8 +99,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// The driver's DMA pools.
-    pub(crate) fn pools(&self) -> Vec<PoolAccount> {
-        vec![PoolAccount::new(&self.controller.list_pool())]
+    pub(crate) fn pools(&self) -> Vec<PoolReport> {
+        vec![PoolReport::new(&self.controller.list_pool())]
     }
 
     fn failed(&self, error: PollError) -> TargetError {
@@ -183,19 +183,23 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), Refused<B>> {
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
         let Request { way, offset, len, slot, buffer } = request;
         let blocks = len.div_ceil(self.info.block);
         let asked = Asked { slot, offset, len, blocks: u32::try_from(blocks).unwrap_or(u32::MAX), tries: 1 };
         let (nsid, slba) = (self.namespace.nsid, offset >> self.namespace.block_bytes.trailing_zeros());
         let (queue, name) = (&mut self.queue, &self.info.name);
         match way {
-            Way::Read => self.reads.submit(self.domain, name, buffer, FromDevice, asked, |mapped| {
-                queue.read(nsid, slba, asked.blocks, mapped)
-            })?,
-            Way::Write => self.writes.submit(self.domain, name, buffer, ToDevice, asked, |mapped| {
-                queue.write(nsid, slba, asked.blocks, mapped)
-            })?,
+            IoDirection::Read => {
+                self.reads.submit(self.domain, name, buffer, FromDevice, asked, |mapped| {
+                    queue.read(nsid, slba, asked.blocks, mapped)
+                })?
+            }
+            IoDirection::Write => {
+                self.writes.submit(self.domain, name, buffer, ToDevice, asked, |mapped| {
+                    queue.write(nsid, slba, asked.blocks, mapped)
+                })?
+            }
         }
         // What is left over is told of by the next poll or wait: one doorbell for all that was begun together.
         self.untold += 1;

@@ -47,7 +47,7 @@ const BLANK: Meta =
 
 /// The account of one table's pages.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(super) struct PageDirectory {
     pub(super) pages: Vec<Meta>,
     free: u32,
     /// Pages from here on have never been used, and need not be zero.
@@ -65,7 +65,7 @@ pub(super) struct Taken {
     pub(super) dirty: bool,
 }
 
-impl Account {
+impl PageDirectory {
     /// The account of `count` pages, or `None` where there is no memory for it.
     pub(super) fn new(count: u32) -> Option<Self> {
         let mut pages = Vec::new();

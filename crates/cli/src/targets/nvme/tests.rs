@@ -5,8 +5,8 @@ use crate::copy::error::PumpError;
 use crate::copy::pump::{Phase, Plan, pump};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::target::fake::Fake;
-use pinfold::{Arena, Buffer, Exposure};
+use crate::targets::fake::Fake;
+use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, When};
 use pinfold_nvme::spec::Status;
@@ -28,9 +28,11 @@ type Soft<'d> = NvmeTarget<'d, Buffer, ModelRegisters, Arena>;
 impl Bench {
     fn new(protect: Protect) -> Self {
         let domain = pinfold::Domain::soft().unwrap();
-        let exposure = if protect == Protect::Static { Exposure::Whole } else { Exposure::PerUse };
-        let data = Arena::builder().size(1 << 20).exposure(exposure).build(&domain).unwrap();
-        let control = Arena::builder().size(2 << 20).exposure(Exposure::Whole).build(&domain).unwrap();
+        let mapping_policy =
+            if protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
+        let data = Arena::builder().size(1 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
+        let control =
+            Arena::builder().size(2 << 20).mapping_policy(MappingPolicy::Whole).build(&domain).unwrap();
         let media = Arc::new(MemoryMedia::new(1 << 20));
         let namespace = pinfold_nvme::model::Namespace::new(media, 512).unwrap();
         let port = domain.port().unwrap();

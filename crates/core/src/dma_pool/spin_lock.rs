@@ -7,16 +7,16 @@ use core::ops::{Deref, DerefMut};
 /// can wake a sleeper. A thread that finds it taken tries again: at first at once, then after yielding, then (with the
 /// feature `std`) after sleeps of 50 µs, so that a holder of lower priority makes progress.
 #[derive(Debug)]
-pub(super) struct House<T> {
+pub(super) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached only by the thread that has set `taken` and not yet cleared it; acquire and release
 // order one thread's accesses after the other's.
-unsafe impl<T: Send> Sync for House<T> {}
+unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-impl<T> House<T> {
+impl<T> SpinLock<T> {
     pub(super) fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
@@ -70,7 +70,7 @@ pub(super) fn give_way(looks: u32) {
 }
 
 /// The lock, taken until this is dropped.
-pub(super) struct Guard<'h, T>(&'h House<T>);
+pub(super) struct Guard<'h, T>(&'h SpinLock<T>);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;

@@ -1,0 +1,365 @@
+//! How handles keep what they belong to alive: by a borrow, or by a share of a count.
+//!
+//! A mapping needs its domain, a block its pool. Inside one function a borrow is enough and costs nothing. A program
+//! that keeps domain, pool and mappings in one struct needs handles that own what they refer to, and a reference
+//! count would add a read-modify-write on a cache line that all threads share to each alloc and free.
+//!
+//! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`] shares with one
+//! read-modify-write, issues one with each object that it hands out and takes it back with each object that returns,
+//! both without any atomic operation. Only objects that are dropped elsewhere return their share to the count itself.
+//! This is weighted reference counting (Bevan, PARLE 1987).
+//!
+//! ```
+//! use pinfold_core::share::{Hold, Shared};
+//!
+//! let pool = Shared::new(String::from("a pool"));
+//! let mut owner = pool.stock(); // one per thread
+//! let share = owner.issue(); // travels with a block; no atomic operation
+//! assert_eq!(*share, "a pool");
+//! drop(pool);
+//! assert_eq!(*share, "a pool"); // still there
+//! owner.take_back(share);
+//! ```
+
+use crate::sync::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+/// How an owner's handle keeps `Target` alive, and lets the objects that it hands out do the same.
+///
+/// Implemented by `&T`, where both are the borrow, and by [`Stock`].
+pub trait Hold: Deref {
+    /// What an object that was handed out holds.
+    type Item: Deref<Target = Self::Target>;
+
+    /// Returns what the next object is to hold. O(1).
+    fn issue(&mut self) -> Self::Item;
+
+    /// Takes back what an object held that has returned. O(1).
+    fn take_back(&mut self, item: Self::Item);
+}
+
+impl<'a, T> Hold for &'a T {
+    type Item = &'a T;
+
+    #[inline(always)]
+    fn issue(&mut self) -> &'a T {
+        self
+    }
+
+    #[inline(always)]
+    fn take_back(&mut self, _: &'a T) {}
+}
+
+struct Counted<T> {
+    shares: AtomicU64,
+    value: T,
+}
+
+/// A value that lives as long as one of its shares, from any thread. Each `Shared` is one share.
+///
+/// As `std::sync::Arc`, besides [`stock`](Self::stock).
+pub struct Shared<T>(NonNull<Counted<T>>);
+
+// SAFETY: as for `Arc`: a share gives `&T` to its thread, and the last one drops the `T` there.
+unsafe impl<T: Send + Sync> Send for Shared<T> {}
+// SAFETY: as for `Send`; a shared reference to a share can be cloned elsewhere.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+/// More shares than this are a leak of shares in a loop; the count must not wrap.
+const MOST_SHARES: u64 = 1 << 62;
+
+impl<T> Shared<T> {
+    /// Moves `value` to the heap, with one share.
+    pub fn new(value: T) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(Counted { shares: AtomicU64::new(1), value }))))
+    }
+
+    /// Returns an owner's stock of shares. One read-modify-write.
+    pub fn stock(&self) -> Stock<T> {
+        self.add(Stock::<T>::SHARES);
+        Stock { value: ManuallyDrop::new(Self(self.0)), shares: Stock::<T>::SHARES }
+    }
+
+    /// Whether `other` is a share of the same value.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    fn counted(&self) -> &Counted<T> {
+        // SAFETY: the value is freed with the last share, and `self` is one.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn add(&self, shares: u64) {
+        // Relaxed: the caller has a share already, so the value cannot go away meanwhile.
+        if self.counted().shares.fetch_add(shares, Ordering::Relaxed) > MOST_SHARES {
+            abort();
+        }
+    }
+
+    /// Returns shares to the count, the last of which frees the value.
+    ///
+    /// # Safety
+    /// The caller owns that many shares and does not use them again.
+    unsafe fn release(this: NonNull<Counted<T>>, shares: u64) {
+        // SAFETY: the shares that the caller gives up have kept the value alive until here.
+        let before = unsafe { this.as_ref() }.shares.fetch_sub(shares, Ordering::Release);
+        if before == shares {
+            // All uses by other shares, which were released before, come before the drop. (A load, because
+            // ThreadSanitizer does not see fences.)
+            // SAFETY: no share is left, so this thread alone has the value.
+            unsafe { this.as_ref() }.shares.load(Ordering::Acquire);
+            // SAFETY: it came from `Box::leak`, and no share is left that could use or free it.
+            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        }
+    }
+}
+
+/// Ends the program, without the standard library too: a panic while panicking aborts.
+#[cold]
+fn abort() -> ! {
+    struct Twice;
+    impl Drop for Twice {
+        #[expect(clippy::panic, reason = "the second panic is what aborts")]
+        fn drop(&mut self) {
+            panic!("too many shares");
+        }
+    }
+    let _twice = Twice;
+    #[expect(clippy::panic, reason = "2^62 shares have been leaked")]
+    {
+        panic!("too many shares");
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    /// Returns another share. One read-modify-write.
+    fn clone(&self) -> Self {
+        self.add(1);
+        Self(self.0)
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: `self` is one share, and is gone with this.
+        unsafe { Self::release(self.0, 1) };
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.counted().value
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// An owner's shares of a value: it issues and takes back single ones without an atomic operation.
+///
+/// Belongs to one thread of control at a time; it can move between threads.
+pub struct Stock<T> {
+    /// Stands for all of `shares`, so it is not dropped as one.
+    value: ManuallyDrop<Shared<T>>,
+    /// At least 1.
+    shares: u64,
+}
+
+impl<T> Stock<T> {
+    /// How many shares are taken at once.
+    pub const SHARES: u64 = 1 << 20;
+}
+
+impl<T> Hold for Stock<T> {
+    type Item = Shared<T>;
+
+    #[inline(always)]
+    fn issue(&mut self) -> Shared<T> {
+        if self.shares == 1 {
+            // Once in about a million objects that are out at the same time, or that return elsewhere.
+            self.value.add(Self::SHARES);
+            self.shares += Self::SHARES;
+        }
+        self.shares -= 1;
+        Shared(self.value.0)
+    }
+
+    #[inline(always)]
+    fn take_back(&mut self, share: Shared<T>) {
+        if self.value.is_same(&share) {
+            // It becomes one of `shares` instead of being released.
+            core::mem::forget(share);
+            self.shares += 1;
+        }
+    }
+}
+
+impl<T> Drop for Stock<T> {
+    fn drop(&mut self) {
+        // SAFETY: the stock owns `shares` shares, and is gone with this; `value` is not dropped by itself.
+        unsafe { Shared::release(self.value.0, self.shares) };
+    }
+}
+
+impl<T> Deref for Stock<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Stock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+    use std::sync::Arc;
+
+    /// Counts its drops.
+    struct Value(Arc<AtomicU32>);
+    impl Drop for Value {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn value() -> (Shared<Value>, Arc<AtomicU32>) {
+        let drops = Arc::new(AtomicU32::new(0));
+        (Shared::new(Value(Arc::clone(&drops))), drops)
+    }
+
+    #[test]
+    fn the_last_share_frees_the_value_whichever_it_is() {
+        // 0: the front, 1: an owner, 2: what it issued, 3: a clone
+        for last in 0..4 {
+            let (front, drops) = value();
+            let mut owner = front.stock();
+            let issued = owner.issue();
+            let clone = front.clone();
+            let mut all: Vec<Box<dyn core::any::Any>> =
+                vec![Box::new(front), Box::new(owner), Box::new(issued), Box::new(clone)];
+            let kept = all.swap_remove(last);
+            drop(all);
+            assert_eq!(drops.load(Ordering::SeqCst), 0);
+            drop(kept);
+            assert_eq!(drops.load(Ordering::SeqCst), 1);
+        }
+    }
+
+    #[test]
+    fn an_owner_takes_more_shares_when_it_has_issued_them() {
+        let (front, drops) = value();
+        let mut owner = front.stock();
+        owner.shares = 3;
+        // SAFETY: the stock gave up all of its shares but 3 by the line above.
+        unsafe { Shared::release(owner.value.0, Stock::<Value>::SHARES - 3) };
+        let issued: Vec<_> = (0..5).map(|_| owner.issue()).collect();
+        assert_eq!(owner.shares, Stock::<Value>::SHARES - 2);
+        drop((front, owner));
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+        drop(issued);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_share_of_another_value_is_released_there() {
+        let (front, drops) = value();
+        let (other, other_drops) = value();
+        let mut owner = front.stock();
+        owner.take_back(other);
+        assert_eq!((drops.load(Ordering::SeqCst), other_drops.load(Ordering::SeqCst)), (0, 1));
+        assert_eq!(owner.shares, Stock::<Value>::SHARES);
+    }
+
+    #[test]
+    fn stress_shares_are_dropped_everywhere() {
+        let (front, drops) = value();
+        crate::threads::scope(|scope| {
+            for _ in 0..4 {
+                let mut owner = front.stock();
+                scope.spawn(move || {
+                    let (mut kept, mut sent) = (Vec::new(), Vec::new());
+                    for round in 0..2_000 {
+                        kept.push(owner.issue());
+                        sent.push(owner.issue());
+                        if round % 3 == 0 {
+                            owner.take_back(kept.swap_remove(0));
+                        }
+                    }
+                    drop(owner);
+                    drop((kept, sent));
+                });
+            }
+            drop(front);
+        });
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    struct Value(Arc<AtomicU64>, crate::sync::UnsafeCell<u64>);
+    // SAFETY: the cell is written by each test's own protocol, which loom checks.
+    unsafe impl Send for Value {}
+    // SAFETY: as for `Send`.
+    unsafe impl Sync for Value {}
+    impl Drop for Value {
+        fn drop(&mut self) {
+            // Loom reports this write if a read by another share is not ordered before it.
+            // SAFETY: the last share is gone.
+            self.1.with_mut(|cell| unsafe { *cell = 1 });
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn read(value: &Value) -> u64 {
+        // SAFETY: written in the drop only.
+        value.1.with(|cell| unsafe { *cell })
+    }
+
+    /// An owner goes, what it issued is dropped by another thread, the front by a third: the value is freed once, after
+    /// all uses.
+    #[test]
+    fn loom_the_value_is_freed_once_after_all_uses() {
+        loom::model(|| {
+            let drops = Arc::new(AtomicU64::new(0));
+            let front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
+            let mut owner = front.stock();
+            let issued = owner.issue();
+            let user = thread::spawn(move || assert_eq!(read(&issued), 0));
+            let owner = thread::spawn(move || {
+                let share = owner.issue();
+                assert_eq!(read(&share), 0);
+                owner.take_back(share);
+            });
+            assert_eq!(read(&front), 0);
+            drop(front);
+            user.join().unwrap();
+            owner.join().unwrap();
+            assert_eq!(drops.load(Ordering::SeqCst), 1);
+        });
+    }
+}
