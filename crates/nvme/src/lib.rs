@@ -1,22 +1,22 @@
-//! An NVMe driver over Pinfold, and a model controller to run it against.
+//! An NVMe driver over Pinfold.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | [`driver`] | reset, identify, queues, read, write, flush, discard: payloads move in and come back |
-//! | [`model`] | a controller in this process, on memory or a file, that can be told to do wrong |
-//! | [`spec`] | registers, commands, completions, identify data, by the specification |
-//! | [`registers`] | the seam between the first two; a real controller's registers fit it as well |
-//! | [`interrupt`] | what a queue's owner sleeps on |
-//! | [`vfio`] | a real controller's registers and interrupts, by VFIO |
+//! | [`driver`] | reset, identify, queue pairs, read, write, flush, discard; payloads are moved in and returned |
+//! | [`spec`] | registers, commands, completions, identify data and log pages of the specification |
+//! | [`registers`] | the trait through which the driver accesses a controller's registers |
+//! | [`interrupt`] | the trait for the interrupt that a queue's owner waits for, and eventfds |
+//! | [`vfio`] | registers and interrupts of a real controller behind VFIO |
 //!
-//! There is no `unsafe` in this crate: memory that a device shares is reached through
-//! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access.
+//! The crate contains no `unsafe`: memory shared with a device is accessed through
+//! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access. To test without hardware, run the driver
+//! against the model controller of the crate `pinfold-nvme-model`:
 //!
 //! ```
 //! use pinfold::{Arena, Domain};
 //! use pinfold_core::access::{FromDevice, ToDevice};
 //! use pinfold_nvme::driver::{Config, Controller, Finished};
-//! use pinfold_nvme::model::{MemoryMedia, ModelConfig, ModelController, Namespace};
+//! use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +45,6 @@
 
 pub mod driver;
 pub mod interrupt;
-pub mod model;
 pub mod registers;
 pub mod spec;
 pub mod vfio;

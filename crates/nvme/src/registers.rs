@@ -4,8 +4,7 @@ use pinfold_core::domain::DomainId;
 
 /// A controller's register file (PCI BAR0), reached at byte offsets.
 ///
-/// Implemented by whatever maps a real controller's BAR, and by
-/// [`ModelRegisters`](crate::model::ModelRegisters). Accesses are ordered as the calls are: a doorbell written by
+/// Implemented by [`PciRegisters`](crate::vfio::PciRegisters) and by the model controller. Accesses are ordered as the calls are: a doorbell written by
 /// [`write32`](Self::write32) must not overtake what the caller stored to memory before it.
 ///
 /// A device that has vanished reads as all ones; the driver takes `CSTS == !0` for that. An offset outside the

@@ -4,9 +4,9 @@ use super::{ControllerMedium, OpenError, Use};
 use crate::stack::Stack;
 use pinfold::{Arena, MappingPolicy, Source};
 use pinfold_nvme::driver::{Config, Controller, Namespace, Vector};
-use pinfold_nvme::model::{self, FileMedia, Media, MemoryMedia, ModelConfig, ModelController};
 use pinfold_nvme::vfio::PciController;
 use pinfold_nvme::{Interrupt, Registers};
+use pinfold_nvme_model::{self as model, FileMedia, Media, MemoryMedia, ModelConfig, ModelController};
 use std::sync::Arc;
 use std::time::Duration;
 

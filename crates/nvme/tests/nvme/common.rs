@@ -7,7 +7,7 @@ use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, FrameError, Order};
 use pinfold_core::mem::DmaMemory;
 use pinfold_nvme::driver::{Clock, CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
-use pinfold_nvme::model::{
+use pinfold_nvme_model::{
     Bus, BusAccess, BusFault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Namespace,
 };
 use std::ptr::NonNull;

@@ -3,10 +3,10 @@
 use crate::common::*;
 use pinfold_core::mem::DmaMemory;
 use pinfold_nvme::Registers;
-use pinfold_nvme::model::{ModelConfig, ModelController, ModelRegisters};
 use pinfold_nvme::spec::{
     Cc, Command, Cqe, Csts, Doorbell, DsmRange, Status, admin, cns, doorbell_offset, feature, nvm, offset,
 };
+use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -4,8 +4,8 @@ use crate::common::*;
 use crate::faults::{by_hand, settle};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, PollError, Reject};
-use pinfold_nvme::model::{Fault, ModelConfig, ModelController, When};
 use pinfold_nvme::spec::{Status, admin, nvm};
+use pinfold_nvme_model::{Fault, ModelConfig, ModelController, When};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 fn admin_commands_that_fail_or_get_lost_are_named() {
     let (bench, _) = by_hand();
     let faults = bench.model.faults();
-    let create = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
+    let create = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
     faults.inject(When::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
     let error = bench.controller.create_queue(1).unwrap_err();
     assert_eq!(error, Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR });
@@ -25,7 +25,7 @@ fn admin_commands_that_fail_or_get_lost_are_named() {
 
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let identify = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
+    let identify = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
     model.faults().inject(When::Matches(Box::new(identify)), Fault::Lose);
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
@@ -38,9 +38,9 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
     let (bench, _) = by_hand();
     let faults = bench.model.faults();
     let mut queue = bench.controller.create_queue(2).unwrap();
-    let late = |seen: &pinfold_nvme::model::Seen| seen.opcode == nvm::READ;
+    let late = |seen: &pinfold_nvme_model::Seen| seen.opcode == nvm::READ;
     faults.inject(When::Matches(Box::new(late)), Fault::Late);
-    let delete = |seen: &pinfold_nvme::model::Seen| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
+    let delete = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
     faults.inject(When::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
     let read = queue.read(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
     queue.ring();
@@ -62,7 +62,7 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
 /// The model's registers, in a system that may ask for the device back.
 #[derive(Clone)]
 struct Lent {
-    registers: pinfold_nvme::model::ModelRegisters,
+    registers: pinfold_nvme_model::ModelRegisters,
     asked_back: Arc<std::sync::atomic::AtomicBool>,
 }
 

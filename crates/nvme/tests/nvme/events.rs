@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Event, EventKind, Reject};
-use pinfold_nvme::model::{Fault, ModelConfig, Seen, When};
 use pinfold_nvme::spec::{Command, Status, admin, cns};
+use pinfold_nvme_model::{Fault, ModelConfig, Seen, When};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Finished, InFlight, PollError, Quarantined, Reject};
-use pinfold_nvme::model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, When};
 use pinfold_nvme::spec::Status;
+use pinfold_nvme_model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, When};
 use std::sync::Arc;
 use std::time::Duration;
 

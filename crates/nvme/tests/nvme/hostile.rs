@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Finished};
-use pinfold_nvme::model::{Fault, ModelConfig, When};
+use pinfold_nvme_model::{Fault, ModelConfig, When};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;

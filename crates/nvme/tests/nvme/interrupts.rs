@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, Finished, NamespaceInfo, PollError, Reject, Vector};
-use pinfold_nvme::model::{Fault, MemoryMedia, ModelConfig, Namespace, When};
 use pinfold_nvme::spec::{Status, admin};
+use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, Namespace, When};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -177,7 +177,7 @@ fn health_and_all_namespaces_are_asked_for() {
     assert_eq!((identity.namespaces, identity.mdts_bytes), (2, Some(1 << 20)));
     assert_eq!(identity.subsystem, "nqn.2026-01.io.pinfold:model");
 
-    let log = |seen: &pinfold_nvme::model::Seen| seen.opcode == admin::GET_LOG_PAGE;
+    let log = |seen: &pinfold_nvme_model::Seen| seen.opcode == admin::GET_LOG_PAGE;
     let status = Status::INVALID_LOG_PAGE.do_not_retry();
     bench.model.faults().inject(When::Matches(Box::new(log)), Fault::Fail(status));
     let error = bench.controller.health().unwrap_err();

@@ -5,8 +5,8 @@ use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::frame::{Frame, Order};
 use pinfold_nvme::driver::{Config, Controller, Error, Finished};
-use pinfold_nvme::model::{Fault, ModelConfig, ModelController, ModelRegisters, Seen, When};
 use pinfold_nvme::spec::{Status, admin};
+use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Seen, When};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 

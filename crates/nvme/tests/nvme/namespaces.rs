@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Reject, Unusable};
-use pinfold_nvme::model::{Fault, ModelConfig, Seen, When};
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
+use pinfold_nvme_model::{Fault, ModelConfig, Seen, When};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, Finished, InFlight, Reject};
-use pinfold_nvme::model::{FileMedia, ModelConfig, Namespace};
+use pinfold_nvme_model::{FileMedia, ModelConfig, Namespace};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -178,7 +178,7 @@ fn what_is_discarded_reads_as_zeroes_and_flush_works() {
 fn everything_is_given_back() {
     let arena = Arena(Memory::new(512));
     let model =
-        pinfold_nvme::model::ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20)))
+        pinfold_nvme_model::ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20)))
             .unwrap();
     for _ in 0..3 {
         let controller =

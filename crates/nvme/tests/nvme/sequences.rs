@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Finished, InFlight};
-use pinfold_nvme::model::{Fault, ModelConfig, When};
+use pinfold_nvme_model::{Fault, ModelConfig, When};
 use proptest::prelude::*;
 use std::ops::Range;
 

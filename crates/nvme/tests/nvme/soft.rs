@@ -7,7 +7,7 @@ use pinfold_core::access::{Both, Direction, FromDevice, ToDevice};
 use pinfold_core::domain::{DomainId, Mapping};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, InFlight, Queue, Reject};
-use pinfold_nvme::model::{
+use pinfold_nvme_model::{
     BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, When,
 };
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Error, Finished, Reject};
-use pinfold_nvme::model::{Fault, ModelConfig, When};
+use pinfold_nvme_model::{Fault, ModelConfig, When};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,8 @@ use crate::common::*;
 use crate::faults::SECOND;
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Config, Controller, Error, quarantined_bytes};
-use pinfold_nvme::model::{Fault, ModelConfig, ModelController, ModelRegisters, When};
 use pinfold_nvme::spec::{Cc, Csts, offset};
+use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, When};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -8,8 +8,8 @@ use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
 use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_nvme::driver::{CommandError, Config};
-use pinfold_nvme::model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, When};
 use pinfold_nvme::spec::Status;
+use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, When};
 use std::sync::Arc;
 
 const BLOCK: usize = 8192;
@@ -34,7 +34,7 @@ impl Bench {
         let control =
             Arena::builder().size(2 << 20).mapping_policy(MappingPolicy::Whole).build(&domain).unwrap();
         let media = Arc::new(MemoryMedia::new(1 << 20));
-        let namespace = pinfold_nvme::model::Namespace::new(media, 512).unwrap();
+        let namespace = pinfold_nvme_model::Namespace::new(media, 512).unwrap();
         let port = domain.port().unwrap();
         let model = ModelController::spawn(port, ModelConfig::new(vec![namespace])).unwrap();
         Self { domain, control, data, model, protect }

@@ -1,14 +1,16 @@
 //! What the model says of itself.
 
-use super::Namespace;
-use super::stats::Counters;
-use crate::spec::{ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SmartData};
+use crate::namespace::Namespace;
+use crate::stats::Counters;
+use pinfold_nvme::spec::{
+    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SmartData,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 
 /// The largest number of ranges that a dataset management command has.
-pub(super) const DSM_RANGES: usize = 256;
+pub(crate) const DSM_RANGES: usize = 256;
 
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
@@ -19,7 +21,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 }
 
 /// Identify controller.
-pub(super) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<ControllerData> {
+pub(crate) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<ControllerData> {
     let mut data = ControllerData::zeroed();
     data.serial = padded("PINFOLD-MODEL-0001");
     data.model = padded("Pinfold model controller");
@@ -39,7 +41,7 @@ pub(super) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<Co
 }
 
 /// Identify namespace.
-pub(super) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
+pub(crate) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
     let mut data = NamespaceData::zeroed();
     data.size = U64::new(namespace.blocks());
     data.capacity = data.size;
@@ -54,7 +56,7 @@ pub(super) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
 }
 
 /// The identification descriptors of a namespace: its command set is NVM.
-pub(super) fn descriptors() -> Box<NamespaceDescriptors> {
+pub(crate) fn descriptors() -> Box<NamespaceDescriptors> {
     let mut list = Box::new(NamespaceDescriptors { bytes: [0; 4096] });
     let [kind, len, ..] = &mut list.bytes;
     (*kind, *len) = (NamespaceDescriptors::COMMAND_SET, 1);
@@ -62,7 +64,7 @@ pub(super) fn descriptors() -> Box<NamespaceDescriptors> {
 }
 
 /// The identifiers above `after`, of namespaces 1 to `count`.
-pub(super) fn active(after: u32, count: u32) -> Box<NamespaceList> {
+pub(crate) fn active(after: u32, count: u32) -> Box<NamespaceList> {
     let mut list = Box::new(NamespaceList::new_zeroed());
     for (to, nsid) in list.nsids.iter_mut().zip(after.saturating_add(1)..=count) {
         *to = U32::new(nsid);
@@ -71,7 +73,7 @@ pub(super) fn active(after: u32, count: u32) -> Box<NamespaceList> {
 }
 
 /// SMART / health information: a healthy model, at room temperature.
-pub(super) fn smart(counters: &Counters) -> Box<SmartData> {
+pub(crate) fn smart(counters: &Counters) -> Box<SmartData> {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let count = |counter| U128::new(get(counter).into());
     let units = |bytes: &AtomicU64| U128::new(get(bytes).div_ceil(512_000).into());

@@ -1,6 +1,6 @@
 //! Blocks in memory, which is taken as it is first written.
 
-use super::{InvalidationQueue, Media, MediaError, Source, check};
+use crate::media::medium::{Media, MediaError, Sink, Source, check};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -74,7 +74,7 @@ impl Media for MemoryMedia {
         self.bytes
     }
 
-    fn read(&self, at: u64, len: usize, sink: &mut InvalidationQueue<'_>) -> Result<(), MediaError> {
+    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
         self.each(at, len as u64, |chunk, from, piece| {
             match lock(chunk).as_deref().and_then(|bytes| bytes.get(from..from + piece)) {
                 Some(bytes) => Ok(sink(bytes)?),

@@ -1,6 +1,6 @@
 //! The model behind the software IOMMU.
 
-use super::bus::{Bus, BusAccess, BusFault};
+use crate::bus::{Bus, BusAccess, BusFault};
 use pinfold::soft::Port;
 use pinfold_core::addr::Iova;
 

@@ -1,6 +1,6 @@
 //! Blocks in a file.
 
-use super::{InvalidationQueue, Media, MediaError, Source, check};
+use crate::media::medium::{Media, MediaError, Sink, Source, check};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -71,7 +71,7 @@ impl Media for FileMedia {
         self.bytes
     }
 
-    fn read(&self, at: u64, len: usize, sink: &mut InvalidationQueue<'_>) -> Result<(), MediaError> {
+    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
         self.each(at, len, |at, bytes| {
             self.file.read_exact_at(bytes, at)?;
             Ok(sink(bytes)?)

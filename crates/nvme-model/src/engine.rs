@@ -3,16 +3,17 @@
 mod admin;
 mod io;
 
-use super::bus::{Bus, BusFault};
-use super::faults::{Fault, Faults, Seen};
-use super::prp::Resolver;
-use super::queues::{Completions, FETCH, Queues, Submission};
-use super::shared::{EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, Shared};
-use super::stats::Counters;
-use super::{ModelConfig, Namespace};
-use crate::interrupt::EventFd;
-use crate::spec::{Cc, Command, Csts, Doorbell, Status};
+use crate::bus::{Bus, BusFault};
+use crate::config::ModelConfig;
+use crate::faults::{Fault, Faults, Seen};
+use crate::namespace::Namespace;
+use crate::prp::Resolver;
+use crate::queues::{Completions, FETCH, Queues, Submission};
+use crate::registers::{EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, RegisterFile};
+use crate::stats::Counters;
 use pinfold_core::addr::Iova;
+use pinfold_nvme::EventFd;
+use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, Status};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -39,8 +40,8 @@ struct Held {
 }
 
 #[derive(Debug)]
-pub(super) struct Engine<B> {
-    shared: Arc<Shared>,
+pub(crate) struct Engine<B> {
+    shared: Arc<RegisterFile>,
     bus: B,
     faults: Faults,
     vectors: Vec<Arc<EventFd>>,
@@ -66,8 +67,8 @@ pub(super) struct Engine<B> {
 }
 
 impl<B: Bus> Engine<B> {
-    pub(super) fn new(
-        shared: Arc<Shared>,
+    pub(crate) fn new(
+        shared: Arc<RegisterFile>,
         bus: B,
         (faults, vectors): (Faults, Vec<Arc<EventFd>>),
         counters: Arc<Counters>,
@@ -101,7 +102,7 @@ impl<B: Bus> Engine<B> {
     /// Executes until the controller is dropped.
     ///
     /// Idle, it spins for a moment (the next doorbell is often near), lets others run for a while, then sleeps.
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         const SPINS: u32 = 200;
         const YIELDS: u32 = 400;
         let mut idle = 0u32;

@@ -1,28 +1,28 @@
 //! The controller's side of the queues.
 
-use super::bus::{Bus, BusFault};
-use super::shared::Shared;
-use crate::spec::{Command, Cqe, Doorbell, Status};
+use crate::bus::{Bus, BusFault};
+use crate::registers::RegisterFile;
 use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{Command, Cqe, Doorbell, Status};
 use std::collections::VecDeque;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// How many commands are fetched by one access.
-pub(super) const FETCH: usize = 16;
+pub(crate) const FETCH: usize = 16;
 
 /// A submission queue.
 #[derive(Debug)]
-pub(super) struct Submission {
-    pub(super) base: Iova,
-    pub(super) size: u32,
-    pub(super) head: u32,
-    pub(super) cq: u16,
+pub(crate) struct Submission {
+    pub(crate) base: Iova,
+    pub(crate) size: u32,
+    pub(crate) head: u32,
+    pub(crate) cq: u16,
 }
 
 impl Submission {
     /// Fetches what has come in, at most [`FETCH`] commands, into `batch`; how many.
-    pub(super) fn fetch(
+    pub(crate) fn fetch(
         &mut self,
         bus: &impl Bus,
         tail: u32,
@@ -47,10 +47,10 @@ impl Submission {
 
 /// A completion queue.
 #[derive(Debug)]
-pub(super) struct Completions {
-    pub(super) base: Iova,
-    pub(super) size: u32,
-    pub(super) users: u16,
+pub(crate) struct Completions {
+    pub(crate) base: Iova,
+    pub(crate) size: u32,
+    pub(crate) users: u16,
     tail: u32,
     phase: bool,
     backlog: VecDeque<Cqe>,
@@ -60,23 +60,23 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn new(base: Iova, size: u32, vector: Option<u16>) -> Self {
+    pub(crate) fn new(base: Iova, size: u32, vector: Option<u16>) -> Self {
         let backlog = VecDeque::new();
         Self { base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
     }
 
     /// Whether completions wait for room.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         !self.backlog.is_empty()
     }
 
     /// Whether an entry can be written, the host having read up to `head`.
-    pub(super) fn has_room(&self, head: u32) -> bool {
+    pub(crate) fn has_room(&self, head: u32) -> bool {
         (self.tail + 1) % self.size != head
     }
 
     /// Writes a completion, or keeps it until there is room.
-    pub(super) fn post(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<(), BusFault> {
+    pub(crate) fn post(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<(), BusFault> {
         if self.is_blocked() || !self.has_room(head) {
             self.backlog.push_back(cqe);
             return Ok(());
@@ -85,7 +85,7 @@ impl Completions {
     }
 
     /// Writes what waits; whether any of it could be.
-    pub(super) fn drain(&mut self, bus: &impl Bus, head: u32) -> Result<bool, BusFault> {
+    pub(crate) fn drain(&mut self, bus: &impl Bus, head: u32) -> Result<bool, BusFault> {
         let mut any = false;
         while self.has_room(head) {
             let Some(cqe) = self.backlog.pop_front() else { break };
@@ -114,13 +114,13 @@ impl Completions {
 
 /// All queues, by identifier; 0 is the admin pair.
 #[derive(Debug)]
-pub(super) struct Queues {
-    pub(super) submission: Vec<Option<Submission>>,
-    pub(super) completion: Vec<Option<Completions>>,
+pub(crate) struct Queues {
+    pub(crate) submission: Vec<Option<Submission>>,
+    pub(crate) completion: Vec<Option<Completions>>,
 }
 
 impl Queues {
-    pub(super) fn new(queues: u16) -> Self {
+    pub(crate) fn new(queues: u16) -> Self {
         let none = || usize::from(queues) + 1;
         Self {
             submission: (0..none()).map(|_| None).collect(),
@@ -129,13 +129,13 @@ impl Queues {
     }
 
     /// The interrupts that are due.
-    pub(super) fn take_signals(&mut self) -> impl Iterator<Item = u16> {
+    pub(crate) fn take_signals(&mut self) -> impl Iterator<Item = u16> {
         let due = |cq: &mut Completions| std::mem::take(&mut cq.signal).then_some(cq.vector).flatten();
         self.completion.iter_mut().flatten().filter_map(due)
     }
 
     /// Drops all of them.
-    pub(super) fn clear(&mut self, shared: &Shared) {
+    pub(crate) fn clear(&mut self, shared: &RegisterFile) {
         for (id, (sq, cq)) in (0..).zip(self.submission.iter_mut().zip(&mut self.completion)) {
             *sq = None;
             *cq = None;
@@ -148,9 +148,9 @@ impl Queues {
     }
 
     /// Completes command `cid` of submission queue `sq_id`; a queue that is gone takes no completion.
-    pub(super) fn complete(
+    pub(crate) fn complete(
         &mut self,
-        shared: &Shared,
+        shared: &RegisterFile,
         bus: &impl Bus,
         (sq_id, cid): (u16, u16),
         (status, result): (Status, u32),

@@ -1,16 +1,10 @@
-//! What the model controller stores its blocks on: memory, or a file.
+//! What every medium provides.
 
-mod file;
-mod memory;
-
-pub use file::FileMedia;
-pub use memory::MemoryMedia;
-
-use super::bus::BusFault;
+use crate::bus::BusFault;
 use std::io;
 
 /// Takes the next piece of what was read; the pieces come in order and make up the whole.
-pub type InvalidationQueue<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
+pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
 /// Fills the next piece of what is to be written.
 pub type Source<'a> = dyn FnMut(&mut [u8]) -> Result<(), BusFault> + 'a;
 
@@ -48,7 +42,7 @@ pub trait Media: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`MediaError`]; `sink` may have had a part.
-    fn read(&self, at: u64, len: usize, sink: &mut InvalidationQueue<'_>) -> Result<(), MediaError>;
+    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError>;
     /// Stores `len` bytes from `source` at `at`.
     ///
     /// # Errors
@@ -75,7 +69,7 @@ fn outside(at: u64, len: u64, bytes: u64) -> MediaError {
 }
 
 /// Whether `at..at + len` is inside.
-fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
+pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
     match at.checked_add(len) {
         Some(end) if end <= bytes => Ok(()),
         _ => Err(outside(at, len, bytes)),

@@ -1,7 +1,7 @@
 //! What the register side and the thread that executes commands have in common.
 
-use crate::registers::Registers;
-use crate::spec::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
+use pinfold_nvme::Registers;
+use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 /// A doorbell: its value, and the size of its queue (0: there is none).
 #[derive(Debug, Default)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     value: AtomicU32,
     size: AtomicU32,
 }
 
 impl Bell {
-    pub(super) fn value(&self) -> u32 {
+    pub(crate) fn value(&self) -> u32 {
         self.value.load(Ordering::SeqCst)
     }
     /// The queue begins, with this many entries, or ends, with 0.
-    pub(super) fn set_size(&self, size: u32) {
+    pub(crate) fn set_size(&self, size: u32) {
         self.value.store(0, Ordering::Release);
         self.size.store(size, Ordering::Release);
     }
@@ -27,15 +27,15 @@ impl Bell {
 
 /// What was wrong with a doorbell write; the values are those of the asynchronous event (Base 5.2, figure
 /// "Asynchronous Event Information - Error Status").
-pub(super) const EVENT_NO_SUCH_DOORBELL: u32 = 0;
-pub(super) const EVENT_BAD_DOORBELL_VALUE: u32 = 1;
+pub(crate) const EVENT_NO_SUCH_DOORBELL: u32 = 0;
+pub(crate) const EVENT_BAD_DOORBELL_VALUE: u32 = 1;
 const NO_EVENT: u32 = u32::MAX;
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(crate) struct RegisterFile {
     cap: Cap,
     /// VS.
-    pub(super) version: u32,
+    pub(crate) version: u32,
     cc: AtomicU32,
     csts: AtomicU32,
     aqa: AtomicU32,
@@ -43,16 +43,16 @@ pub(super) struct Shared {
     acq: AtomicU64,
     bells: Box<[Bell]>,
     event: AtomicU32,
-    pub(super) bad_doorbells: AtomicU64,
-    pub(super) doorbells: AtomicU64,
+    pub(crate) bad_doorbells: AtomicU64,
+    pub(crate) doorbells: AtomicU64,
     /// How often CC.EN was changed while CSTS.RDY had not followed the last change: undefined results.
-    pub(super) early_changes: AtomicU64,
+    pub(crate) early_changes: AtomicU64,
     parked: AtomicBool,
-    pub(super) stop: AtomicBool,
+    pub(crate) stop: AtomicBool,
 }
 
-impl Shared {
-    pub(super) fn new(cap: Cap, version: u32, queues: u16) -> Self {
+impl RegisterFile {
+    pub(crate) fn new(cap: Cap, version: u32, queues: u16) -> Self {
         Self {
             cap,
             version,
@@ -71,29 +71,29 @@ impl Shared {
         }
     }
 
-    pub(super) fn cap(&self) -> Cap {
+    pub(crate) fn cap(&self) -> Cap {
         self.cap
     }
-    pub(super) fn cc(&self) -> Cc {
+    pub(crate) fn cc(&self) -> Cc {
         Cc(self.cc.load(Ordering::SeqCst))
     }
-    pub(super) fn csts(&self) -> Csts {
+    pub(crate) fn csts(&self) -> Csts {
         Csts::from_bits_retain(self.csts.load(Ordering::Acquire))
     }
-    pub(super) fn set_csts(&self, csts: Csts) {
+    pub(crate) fn set_csts(&self, csts: Csts) {
         self.csts.store(csts.bits(), Ordering::Release);
     }
     /// Entries of the admin submission and completion queue, and where they are.
-    pub(super) fn admin_queues(&self) -> (u32, u32, u64, u64) {
+    pub(crate) fn admin_queues(&self) -> (u32, u32, u64, u64) {
         let aqa = self.aqa.load(Ordering::Acquire);
         let (asq, acq) = (self.asq.load(Ordering::Acquire), self.acq.load(Ordering::Acquire));
         ((aqa & 0xfff) + 1, (aqa >> 16 & 0xfff) + 1, asq, acq)
     }
-    pub(super) fn bell(&self, queue: u16, which: Doorbell) -> Option<&Bell> {
+    pub(crate) fn bell(&self, queue: u16, which: Doorbell) -> Option<&Bell> {
         self.bells.get(2 * usize::from(queue) + usize::from(which == Doorbell::CompletionHead))
     }
     /// The doorbell error since the last call, if there was one.
-    pub(super) fn take_event(&self) -> Option<u32> {
+    pub(crate) fn take_event(&self) -> Option<u32> {
         if self.event.load(Ordering::Acquire) == NO_EVENT {
             return None;
         }
@@ -101,7 +101,7 @@ impl Shared {
     }
 
     /// Sleeps until [`wake`](Self::wake), unless `has_work` says that something came in the meantime.
-    pub(super) fn park(&self, has_work: impl FnOnce() -> bool) {
+    pub(crate) fn park(&self, has_work: impl FnOnce() -> bool) {
         // SeqCst here, in `wake`, and for what is looked at and written before it: either the writer sees `parked`, or
         // this thread sees what was written.
         self.parked.store(true, Ordering::SeqCst);
@@ -114,7 +114,7 @@ impl Shared {
         self.parked.store(false, Ordering::SeqCst);
     }
 
-    pub(super) fn wake(&self, thread: &Thread) {
+    pub(crate) fn wake(&self, thread: &Thread) {
         if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             thread.unpark();
         }
@@ -153,8 +153,8 @@ impl Shared {
 /// The model's register file: what the driver is given. When the model is gone it reads as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
-    pub(super) shared: Arc<Shared>,
-    pub(super) thread: Thread,
+    pub(crate) shared: Arc<RegisterFile>,
+    pub(crate) thread: Thread,
 }
 
 impl Registers for ModelRegisters {

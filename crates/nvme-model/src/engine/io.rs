@@ -1,13 +1,13 @@
 //! I/O commands (NVM 3.2).
 
 use super::Engine;
-use crate::model::Namespace;
-use crate::model::bus::Bus;
-use crate::model::identify::DSM_RANGES;
-use crate::model::media::MediaError;
-use crate::model::stats::Counters;
-use crate::spec::{Command, DsmRange, PAGE_BYTES, Status, nvm};
+use crate::bus::Bus;
+use crate::identify::DSM_RANGES;
+use crate::media::MediaError;
+use crate::namespace::Namespace;
+use crate::stats::Counters;
 use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{Command, DsmRange, PAGE_BYTES, Status, nvm};
 use zerocopy::FromBytes;
 
 /// A part of a namespace, in bytes of its medium.
@@ -17,7 +17,7 @@ struct Extent {
 }
 
 impl<B: Bus> Engine<B> {
-    pub(super) fn execute_io(&mut self, command: &Command) -> Status {
+    pub(crate) fn execute_io(&mut self, command: &Command) -> Status {
         // FUSE and PSDT: neither fused commands nor SGLs.
         let done = if command.flags != 0 {
             Err(Status::INVALID_FIELD.do_not_retry())
@@ -34,7 +34,7 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Where the last command that was executed had its data, one page of it at most.
-    pub(super) fn first_run(&self) -> Option<(Iova, usize)> {
+    pub(crate) fn first_run(&self) -> Option<(Iova, usize)> {
         self.resolver.first().map(|run| (run.iova, run.len.min(PAGE_BYTES)))
     }
 

@@ -1,20 +1,20 @@
 //! Admin commands (Base 5).
 
 use super::{Completions, Engine, Outcome, Submission};
-use crate::model::bus::Bus;
-use crate::model::identify;
-use crate::spec::{
+use crate::bus::Bus;
+use crate::identify;
+use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{
     Command, ControllerData, Doorbell, NamespaceList, SmartData, Status, VERSION_1_1, VERSION_1_3, admin,
     cns, create_cq, feature, log_page,
 };
-use pinfold_core::addr::Iova;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 type Done = Result<u32, Status>;
 
 impl<B: Bus> Engine<B> {
-    pub(super) fn execute_admin(&mut self, command: &Command) -> Outcome {
+    pub(crate) fn execute_admin(&mut self, command: &Command) -> Outcome {
         let done = match command.opcode {
             _ if command.flags != 0 => Err(Status::INVALID_FIELD),
             admin::IDENTIFY => self.identify(command),

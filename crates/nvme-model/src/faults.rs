@@ -1,8 +1,8 @@
 //! Faults that can be injected into the model controller.
 
-use super::bus::{Bus, BusAccess, BusFault};
-use crate::spec::{Command, Status};
+use crate::bus::{Bus, BusAccess, BusFault};
 use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{Command, Status};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,7 +132,7 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
-    pub(super) fn new(bus: Arc<dyn Bus>, wake: Box<dyn Fn() + Send + Sync>) -> Self {
+    pub(crate) fn new(bus: Arc<dyn Bus>, wake: Box<dyn Fn() + Send + Sync>) -> Self {
         Self(Arc::new(Inner {
             armed: AtomicBool::new(false),
             release: AtomicBool::new(false),
@@ -176,7 +176,7 @@ impl Faults {
     }
 
     /// The next event that is not masked.
-    pub(super) fn take_event(&self, masked: &[u8]) -> Option<u32> {
+    pub(crate) fn take_event(&self, masked: &[u8]) -> Option<u32> {
         if !self.0.eventful.load(Ordering::Acquire) {
             return None;
         }
@@ -191,7 +191,7 @@ impl Faults {
     }
 
     /// The data of an admin command, as it is to be written.
-    pub(super) fn forged(&self, command: &Command, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn forged(&self, command: &Command, data: &[u8]) -> Vec<u8> {
         let mut data = data.to_vec();
         if let Some(forger) = &mut self.state().forger {
             forger(command, &mut data);
@@ -250,31 +250,31 @@ impl Faults {
         Injection { iova, len, access, outcome }
     }
 
-    pub(super) fn rogue_write(&self, iova: Iova, len: usize) {
+    pub(crate) fn rogue_write(&self, iova: Iova, len: usize) {
         let strike = self.access(iova, len, BusAccess::Write);
         self.state().strikes.push(strike);
     }
 
-    pub(super) fn remember(&self, iova: Iova, len: usize) {
+    pub(crate) fn remember(&self, iova: Iova, len: usize) {
         self.state().remembered.push((iova, len));
     }
 
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         self.0.stuck.load(Ordering::SeqCst)
     }
 
-    pub(super) fn is_shutdown_stuck(&self) -> bool {
+    pub(crate) fn is_shutdown_stuck(&self) -> bool {
         self.0.shutdown_stuck.load(Ordering::SeqCst)
     }
 
     /// Whether a release was asked for since the last call.
-    pub(super) fn take_release(&self) -> bool {
+    pub(crate) fn take_release(&self) -> bool {
         self.0.release.load(Ordering::SeqCst) && self.0.release.swap(false, Ordering::AcqRel)
     }
 
     /// The fault that hits this command, if one does.
     #[inline]
-    pub(super) fn pick(&self, seen: impl FnOnce() -> Seen) -> Option<Fault> {
+    pub(crate) fn pick(&self, seen: impl FnOnce() -> Seen) -> Option<Fault> {
         if !self.0.armed.load(Ordering::Acquire) {
             return None;
         }

@@ -1,35 +1,35 @@
 //! From PRP entries to runs of bus addresses (Base 4.1.1).
 
-use super::bus::Bus;
-use crate::spec::{PAGE, PAGE_BYTES, Status};
+use crate::bus::Bus;
 use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{PAGE, PAGE_BYTES, Status};
 
 /// A run of bus addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Run {
-    pub(super) iova: Iova,
-    pub(super) len: usize,
+pub(crate) struct Run {
+    pub(crate) iova: Iova,
+    pub(crate) len: usize,
 }
 
 /// The room that resolving needs; kept, so that it is taken once.
 #[derive(Debug)]
-pub(super) struct Resolver {
+pub(crate) struct Resolver {
     runs: Vec<Run>,
     list: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Resolver {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { runs: Vec::with_capacity(64), list: Box::new([0; PAGE_BYTES]) }
     }
 
     /// The first run of the last command.
-    pub(super) fn first(&self) -> Option<&Run> {
+    pub(crate) fn first(&self) -> Option<&Run> {
         self.runs.first()
     }
 
     /// The runs of `len` bytes that `prp1` and `prp2` describe; pages that abut are one run.
-    pub(super) fn resolve(
+    pub(crate) fn resolve(
         &mut self,
         bus: &impl Bus,
         prp1: u64,
@@ -110,8 +110,8 @@ impl Resolver {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bus::BusFault;
     use super::*;
+    use crate::bus::BusFault;
     use std::collections::BTreeMap;
     use std::sync::Mutex;
 

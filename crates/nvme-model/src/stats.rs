@@ -3,20 +3,20 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) commands: AtomicU64,
-    pub(super) errors: AtomicU64,
-    pub(super) bytes_read: AtomicU64,
-    pub(super) bytes_written: AtomicU64,
-    pub(super) reads: AtomicU64,
-    pub(super) writes: AtomicU64,
-    pub(super) interrupts: AtomicU64,
-    pub(super) shutdowns: AtomicU64,
+pub(crate) struct Counters {
+    pub(crate) commands: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) interrupts: AtomicU64,
+    pub(crate) shutdowns: AtomicU64,
 }
 
 impl Counters {
     /// One thread writes, so a load and a store do.
-    pub(super) fn add(counter: &AtomicU64, by: u64) {
+    pub(crate) fn add(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 }

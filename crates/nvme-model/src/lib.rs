@@ -1,0 +1,50 @@
+//! A model NVMe controller: it runs in this process, with memory or a file as its medium.
+//!
+//! A driver reaches it through [`ModelRegisters`]; it reaches memory through a [`Bus`] and in no other way. Behind a
+//! software IOMMU it can therefore access what a real controller could, and nothing else. It executes commands on a
+//! thread of its own, in the order of arrival, and injects [`Faults`] on request.
+//!
+//! ```
+//! use pinfold::{Arena, Domain};
+//! use pinfold_nvme::driver::{Config, Controller};
+//! use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(8 << 20).build(&domain)?;
+//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+//! let port = domain.port().ok_or("not a software IOMMU")?;
+//! let model = ModelController::spawn(port, ModelConfig::new(vec![namespace]))?;
+//!
+//! let controller = Controller::start(model.registers(), arena, Config::default())?;
+//! assert_eq!(controller.namespaces()[0].block_bytes, 512);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod bus;
+mod config;
+mod controller;
+mod engine;
+mod error;
+mod faults;
+mod identify;
+mod media;
+mod namespace;
+mod prp;
+mod queues;
+mod registers;
+mod soft;
+mod stats;
+
+pub use bus::{Bus, BusAccess, BusFault};
+pub use config::ModelConfig;
+pub use controller::ModelController;
+pub use error::ModelError;
+pub use faults::{Fault, Faults, Injection, InjectionOutcome, ROGUE_BYTE, Seen, When};
+pub use media::{FileMedia, Media, MediaError, MemoryMedia, Sink, Source};
+pub use namespace::Namespace;
+pub use registers::ModelRegisters;
+pub use stats::ModelStats;
