@@ -167,7 +167,8 @@ fn ask(spec: &TargetSpec) -> Result<Report, Failure> {
     let device = Device::open(&name, medium, &stack, how)?;
     let controller = device.controller(&name, &stack, how)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };
-    let namespaces = controller.survey().map_err(driver)?.into_iter().map(NamespaceReport::from).collect();
+    let namespaces =
+        controller.scan_namespaces().map_err(driver)?.into_iter().map(NamespaceReport::from).collect();
     let mut notes = Vec::new();
     let smart = controller.health().map_err(|error| notes.push(format!("no SMART log: {error}"))).ok();
     Ok(Report {

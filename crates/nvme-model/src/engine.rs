@@ -5,7 +5,7 @@ mod io;
 
 use crate::bus::{Bus, BusFault};
 use crate::config::ModelConfig;
-use crate::faults::{Fault, Faults, Seen};
+use crate::faults::{CommandInfo, Fault, Faults};
 use crate::namespace::Namespace;
 use crate::prp::Resolver;
 use crate::queues::{Completions, FETCH, Queues, Submission};
@@ -23,12 +23,12 @@ const LARGE_BLOCKS: u32 = 16;
 /// What became of a command: its completion, or `None` for one that completes later or never.
 type Outcome = Option<(Status, u32)>;
 
-/// When a command that is held goes on.
+/// Trigger a command that is held goes on.
 #[derive(Clone, Copy, Debug)]
 enum Due {
-    /// When somebody says so.
+    /// Trigger somebody says so.
     Release,
-    /// When this many I/O commands have come, or nothing else is left to do.
+    /// Trigger this many I/O commands have come, or nothing else is left to do.
     Index(u64),
 }
 
@@ -225,7 +225,7 @@ impl<B: Bus> Engine<B> {
     /// Executes a command, unless a fault says otherwise.
     fn start(&mut self, id: u16, command: &Command) -> Outcome {
         let index = self.index.saturating_sub(1);
-        let fault = self.faults.pick(|| Seen {
+        let fault = self.faults.pick(|| CommandInfo {
             queue: id,
             cid: command.cid.get(),
             opcode: command.opcode,
@@ -237,11 +237,11 @@ impl<B: Bus> Engine<B> {
         let Some(fault) = fault else { return self.execute(id, command) };
         match fault {
             Fault::Fail(status) => Some((status, 0)),
-            Fault::Lose => {
+            Fault::NeverComplete => {
                 self.execute(id, command);
                 None
             }
-            Fault::Late => {
+            Fault::Hold => {
                 self.held.push(Held { queue: id, command: *command, due: Due::Release });
                 None
             }
@@ -261,7 +261,7 @@ impl<B: Bus> Engine<B> {
                 }
                 outcome
             }
-            Fault::Rogue(after) => {
+            Fault::RogueWrite(after) => {
                 let outcome = self.execute(id, command);
                 if let Some((iova, len)) = self.first_run() {
                     self.rogues.push((self.index.saturating_add(after.into()), iova, len));
@@ -275,7 +275,7 @@ impl<B: Bus> Engine<B> {
         if id == 0 { self.execute_admin(command) } else { Some((self.execute_io(command), 0)) }
     }
 
-    /// Writes where [`Fault::Rogue`] said, when it is time.
+    /// Writes where [`Fault::RogueWrite`] said, when it is time.
     fn strike_back(&mut self) {
         if self.rogues.is_empty() {
             return;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A command as the model sees it before it executes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub struct CommandInfo {
     /// The submission queue; 0 is the admin queue.
     pub queue: u16,
     /// The command identifier.
@@ -28,16 +28,16 @@ pub struct Seen {
 }
 
 /// Which commands a fault hits.
-pub enum When {
+pub enum Trigger {
     /// The nth I/O command from now, once; 1 is the next.
     Nth(u64),
     /// Every nth I/O command from now.
     Every(u64),
     /// Every command, of the admin queue too, for which the predicate holds.
-    Matches(Box<dyn FnMut(&Seen) -> bool + Send>),
+    Matches(Box<dyn FnMut(&CommandInfo) -> bool + Send>),
 }
 
-impl fmt::Debug for When {
+impl fmt::Debug for Trigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nth(n) => write!(f, "Nth({n})"),
@@ -53,17 +53,17 @@ pub enum Fault {
     /// The command is not executed and completes with this status.
     Fail(Status),
     /// The command is executed, but never completes.
-    Lose,
+    NeverComplete,
     /// The command is neither executed nor completed until [`Faults::release`], or for ever.
-    Late,
+    Hold,
     /// The command is executed after this many later ones, or when nothing else is left to do.
     Reorder(u32),
     /// The controller fails: CSTS.CFS, and nothing more until it is reset.
     Fatal,
-    /// The command is executed, and its first page remembered for [`Faults::strike`].
+    /// The command is executed, and its first page remembered for [`Faults::access_remembered`].
     Remember,
     /// The command is executed, and after this many later ones the model writes to its first page once more.
-    Rogue(u32),
+    RogueWrite(u32),
 }
 
 /// What became of an access to an address that was remembered.
@@ -83,7 +83,7 @@ pub struct Injection {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InjectionOutcome {
     /// The bus took it: the device still reaches the memory.
-    Landed,
+    Succeeded,
     /// The bus refused it.
     Fault(BusFault),
 }
@@ -93,7 +93,7 @@ pub const ROGUE_BYTE: u8 = 0xbd;
 
 #[derive(Debug)]
 struct Rule {
-    when: When,
+    when: Trigger,
     fault: Fault,
     counted: u64,
 }
@@ -157,13 +157,13 @@ impl Faults {
     }
 
     /// From now on `fault` hits the commands that `when` names. The first rule that fits wins.
-    pub fn inject(&self, when: When, fault: Fault) {
+    pub fn inject(&self, when: Trigger, fault: Fault) {
         self.state().rules.push(Rule { when, fault, counted: 0 });
         self.0.armed.store(true, Ordering::Release);
     }
 
     /// From now on `forger` changes the data of identify and log page commands before it is written to the host.
-    pub fn forge(&self, forger: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
+    pub fn tamper(&self, forger: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
         self.state().forger = Some(Box::new(forger));
     }
 
@@ -205,7 +205,7 @@ impl Faults {
         self.0.armed.store(false, Ordering::Release);
     }
 
-    /// Has the controller execute and complete now what [`Fault::Late`] holds.
+    /// Has the controller execute and complete now what [`Fault::Hold`] holds.
     pub fn release(&self) {
         self.0.release.store(true, Ordering::SeqCst);
         (self.0.wake)();
@@ -225,15 +225,15 @@ impl Faults {
 
     /// Accesses every remembered page now, as a device gone astray would, and says what became of it. A write
     /// leaves [`ROGUE_BYTE`]s. The pages stay remembered.
-    pub fn strike(&self, access: BusAccess) -> Vec<Injection> {
+    pub fn access_remembered(&self, access: BusAccess) -> Vec<Injection> {
         let remembered = self.state().remembered.clone();
         let strikes: Vec<_> = remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
         self.state().strikes.extend_from_slice(&strikes);
         strikes
     }
 
-    /// Every strike so far, of [`Fault::Rogue`] too.
-    pub fn strikes(&self) -> Vec<Injection> {
+    /// Every strike so far, of [`Fault::RogueWrite`] too.
+    pub fn injections(&self) -> Vec<Injection> {
         self.state().strikes.clone()
     }
 
@@ -244,7 +244,7 @@ impl Faults {
             BusAccess::Write => self.0.bus.write(iova, &bytes),
         };
         let outcome = match done {
-            Ok(()) => InjectionOutcome::Landed,
+            Ok(()) => InjectionOutcome::Succeeded,
             Err(fault) => InjectionOutcome::Fault(fault),
         };
         Injection { iova, len, access, outcome }
@@ -274,7 +274,7 @@ impl Faults {
 
     /// The fault that hits this command, if one does.
     #[inline]
-    pub(crate) fn pick(&self, seen: impl FnOnce() -> Seen) -> Option<Fault> {
+    pub(crate) fn pick(&self, seen: impl FnOnce() -> CommandInfo) -> Option<Fault> {
         if !self.0.armed.load(Ordering::Acquire) {
             return None;
         }
@@ -282,21 +282,21 @@ impl Faults {
     }
 
     #[cold]
-    fn pick_armed(&self, seen: &Seen) -> Option<Fault> {
+    fn pick_armed(&self, seen: &CommandInfo) -> Option<Fault> {
         let mut state = self.state();
         let mut hit = None;
         let mut spent = None;
         for (i, rule) in state.rules.iter_mut().enumerate() {
-            let counts = seen.queue != 0 && !matches!(rule.when, When::Matches(_));
+            let counts = seen.queue != 0 && !matches!(rule.when, Trigger::Matches(_));
             rule.counted += u64::from(counts);
             let fits = match &mut rule.when {
-                When::Nth(n) => counts && rule.counted == *n,
-                When::Every(n) => counts && *n != 0 && rule.counted % *n == 0,
-                When::Matches(predicate) => predicate(seen),
+                Trigger::Nth(n) => counts && rule.counted == *n,
+                Trigger::Every(n) => counts && *n != 0 && rule.counted % *n == 0,
+                Trigger::Matches(predicate) => predicate(seen),
             };
             if fits && hit.is_none() {
                 hit = Some(rule.fault);
-                spent = matches!(rule.when, When::Nth(_)).then_some(i);
+                spent = matches!(rule.when, Trigger::Nth(_)).then_some(i);
             }
         }
         if let Some(i) = spent {

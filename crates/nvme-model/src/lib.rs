@@ -43,7 +43,7 @@ pub use bus::{Bus, BusAccess, BusFault};
 pub use config::ModelConfig;
 pub use controller::ModelController;
 pub use error::ModelError;
-pub use faults::{Fault, Faults, Injection, InjectionOutcome, ROGUE_BYTE, Seen, When};
+pub use faults::{CommandInfo, Fault, Faults, Injection, InjectionOutcome, ROGUE_BYTE, Trigger};
 pub use media::{FileMedia, Media, MediaError, MemoryMedia, Sink, Source};
 pub use namespace::Namespace;
 pub use registers::ModelRegisters;

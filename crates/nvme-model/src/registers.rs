@@ -150,7 +150,7 @@ impl RegisterFile {
     }
 }
 
-/// The model's register file: what the driver is given. When the model is gone it reads as all ones.
+/// The model's register file: what the driver is given. Trigger the model is gone it reads as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
     pub(crate) shared: Arc<RegisterFile>,

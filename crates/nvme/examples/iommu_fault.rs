@@ -16,14 +16,14 @@ use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
 use pinfold_core::page_pool::RevocableSource;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
+use pinfold_nvme::driver::{CommandError, Config, Controller, InFlight, Outcome, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type IoQueue = Queue<Arc<PciRegisters>, Rings>;
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type BoxResult<T> = Result<T, Box<dyn Error>>;
 
 /// An arena that knows which chunks were taken of it.
 #[derive(Clone)]
@@ -86,16 +86,16 @@ struct Bench {
 }
 
 /// What the controller said.
-fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> Outcome<(P, Result<(), CommandError>)> {
+fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> BoxResult<(P, Result<(), CommandError>)> {
     let completion = queue.wait()?.ok_or("nothing was under way")?;
     match in_flight.finish(completion) {
-        Finished::Done { payload, result } => Ok((payload, result)),
+        Outcome::Completed { payload, result } => Ok((payload, result)),
         _ => Err("no answer in time".into()),
     }
 }
 
 impl Bench {
-    fn open(address: &str, nsid: u32) -> Outcome<Self> {
+    fn open(address: &str, nsid: u32) -> BoxResult<Self> {
         let pci = PciController::open(address, &Options::new(), 0)?;
         let rings =
             Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
@@ -116,17 +116,17 @@ impl Bench {
         u32::try_from(bytes / self.block).unwrap_or(0)
     }
 
-    fn filled(&self, bytes: usize, byte: u8) -> Outcome<Buffer> {
+    fn filled(&self, bytes: usize, byte: u8) -> BoxResult<Buffer> {
         let buffer = self.data.alloc(bytes)?;
         buffer.memory().fill(0, bytes, byte)?;
         Ok(buffer)
     }
 
-    fn write(&mut self, bytes: usize, byte: u8) -> Outcome<()> {
+    fn write(&mut self, bytes: usize, byte: u8) -> BoxResult<()> {
         Ok(self.try_write(bytes, byte)??)
     }
 
-    fn try_write(&mut self, bytes: usize, byte: u8) -> Outcome<Result<(), CommandError>> {
+    fn try_write(&mut self, bytes: usize, byte: u8) -> BoxResult<Result<(), CommandError>> {
         let buffer = self.filled(bytes, byte)?;
         let domain = self.pci.domain().clone();
         let mapped = domain.map(buffer, ToDevice)?;
@@ -137,7 +137,7 @@ impl Bench {
     }
 
     /// Whether the first `bytes` bytes of the namespace are all `byte`, or what else the first of them is.
-    fn holds(&mut self, bytes: usize, byte: u8) -> Outcome<Option<u8>> {
+    fn holds(&mut self, bytes: usize, byte: u8) -> BoxResult<Option<u8>> {
         let buffer = self.filled(bytes, 0xee)?;
         let domain = self.pci.domain().clone();
         let mapped = domain.map(buffer, FromDevice)?;
@@ -151,14 +151,14 @@ impl Bench {
     }
 
     /// A buffer full of `byte` and the addresses at which the controller found it before it was taken back.
-    fn taken_back(&self, bytes: usize, byte: u8) -> Outcome<(Buffer, Stale)> {
+    fn taken_back(&self, bytes: usize, byte: u8) -> BoxResult<(Buffer, Stale)> {
         let mapped = self.pci.domain().map(self.filled(bytes, byte)?, Both)?;
         let stale = Stale(mapped.segment(), self.pci.domain().id());
         Ok((mapped.unmap()?, stale))
     }
 
     /// A read into memory that was taken back: not a byte of it may change.
-    fn read_into_stale(&mut self, bytes: usize) -> Outcome<()> {
+    fn read_into_stale(&mut self, bytes: usize) -> BoxResult<()> {
         let (buffer, stale) = self.taken_back(bytes, 0x5a)?;
         let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), stale).map_err(|r| r.reason)?;
         let (_, result) = finish(&mut self.queue, flight)?;
@@ -175,7 +175,7 @@ impl Bench {
     }
 
     /// A write from memory that was taken back: what it holds must not reach the namespace.
-    fn write_from_stale(&mut self, bytes: usize) -> Outcome<()> {
+    fn write_from_stale(&mut self, bytes: usize) -> BoxResult<()> {
         self.write(bytes, 0x11)?;
         let (buffer, stale) = self.taken_back(bytes, 0x22)?;
         let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), stale).map_err(|r| r.reason)?;
@@ -196,7 +196,7 @@ impl Bench {
     }
 
     /// A write whose PRP list was taken back: an error status, and nothing written.
-    fn write_by_stale_list(&mut self) -> Outcome<()> {
+    fn write_by_stale_list(&mut self) -> BoxResult<()> {
         // One command, so that there is one list.
         let bytes = self.most.min(64 << 10);
         self.write(bytes, 0x11)?;
@@ -228,7 +228,7 @@ fn said(result: &Result<(), CommandError>) -> String {
     }
 }
 
-fn main() -> Outcome<()> {
+fn main() -> BoxResult<()> {
     let mut args = std::env::args().skip(1);
     let (address, nsid) = args.next().zip(args.next()).ok_or("usage: iommu_fault BDF NSID")?;
     let mut bench = Bench::open(&address, nsid.parse()?)?;

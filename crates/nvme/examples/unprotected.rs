@@ -5,21 +5,21 @@
 use pinfold::vfio::Options;
 use pinfold::{Arena, MappingPolicy, Source};
 use pinfold_core::access::{FromDevice, ToDevice};
-use pinfold_nvme::driver::{Config, Controller, Finished, InFlight, Queue};
+use pinfold_nvme::driver::{Config, Controller, InFlight, Outcome, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
 use std::sync::Arc;
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type BoxResult<T> = Result<T, Box<dyn Error>>;
 
 const BYTES: usize = 1 << 20;
 /// What every controller takes in one command.
 const PIECE: usize = 4096;
 
-fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>) -> Outcome<P> {
+fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>) -> BoxResult<P> {
     let completion = queue.wait()?.ok_or("nothing was under way")?;
     match in_flight.finish(completion) {
-        Finished::Done { payload, result } => result.map(|()| payload).map_err(Into::into),
+        Outcome::Completed { payload, result } => result.map(|()| payload).map_err(Into::into),
         _ => Err("no answer in time".into()),
     }
 }
@@ -29,7 +29,7 @@ fn byte(at: usize) -> u8 {
     u8::try_from((at ^ (at >> 8) ^ (at >> 16)) & 0xff).unwrap_or(0)
 }
 
-fn main() -> Outcome<()> {
+fn main() -> BoxResult<()> {
     let address = std::env::args().nth(1).ok_or("usage: unprotected BDF")?;
     // SAFETY: only the driver below uses the controller, and gives it addresses of live mappings; each command is waited
     // for before its mapping ends, and the controller is disabled by the driver before the arenas go.

@@ -35,5 +35,5 @@ pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
 pub use life::quarantined_bytes;
 pub use pinfold_core::domain::Payload;
 pub use queue::{Queue, Vector};
-pub use request::{Completion, Finished, InFlight, Quarantined};
+pub use request::{Completion, InFlight, Outcome, Quarantined};
 pub use stats::{ControllerStats, QueueStats};

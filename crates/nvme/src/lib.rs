@@ -15,7 +15,7 @@
 //! ```
 //! use pinfold::{Arena, Domain};
 //! use pinfold_core::access::{FromDevice, ToDevice};
-//! use pinfold_nvme::driver::{Config, Controller, Finished};
+//! use pinfold_nvme::driver::{Config, Controller, Outcome};
 //! use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};
 //! use std::sync::Arc;
 //!
@@ -30,9 +30,9 @@
 //! let mut queue = controller.create_queue(32)?;
 //! let payload = domain.map(arena.alloc_zeroed(4096)?, ToDevice)?;
 //! let in_flight = queue.write(1, 0, 8, payload).map_err(|rejected| rejected.reason)?;
-//! queue.ring();
+//! queue.ring_doorbell();
 //! let completion = queue.wait()?.ok_or("nothing was under way")?;
-//! let Finished::Done { payload, result } = in_flight.finish(completion) else {
+//! let Outcome::Completed { payload, result } = in_flight.finish(completion) else {
 //!     return Err("quarantined".into());
 //! };
 //! result?;

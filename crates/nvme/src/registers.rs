@@ -27,7 +27,7 @@ pub trait Registers: Send + Sync {
 
     /// Whether the system asks for the device back: it still works, but will be taken away as soon as it is let go. The
     /// driver asks now and then, not for each command.
-    fn is_asked_back(&self) -> bool {
+    fn is_removal_requested(&self) -> bool {
         false
     }
 }
@@ -48,7 +48,7 @@ impl<R: Registers + ?Sized> Registers for std::sync::Arc<R> {
     fn domain(&self) -> Option<DomainId> {
         (**self).domain()
     }
-    fn is_asked_back(&self) -> bool {
-        (**self).is_asked_back()
+    fn is_removal_requested(&self) -> bool {
+        (**self).is_removal_requested()
     }
 }

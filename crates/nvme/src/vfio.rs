@@ -104,7 +104,7 @@ impl PciController {
         let request =
             device.request().inspect_err(|error| tracing::debug!(%error, "no word of an unplugging"));
         let registers =
-            Arc::new(PciRegisters { bar, request: request.ok(), asked_back: AtomicBool::new(false) });
+            Arc::new(PciRegisters { bar, request: request.ok(), removal_requested: AtomicBool::new(false) });
         driver::quiet(&registers).map_err(|error| PciError::Driver { bdf, error })?;
         let vectors = match device.max_interrupts()?.min(vectors) {
             0 => Vec::new(),
@@ -152,7 +152,7 @@ pub struct PciRegisters {
     bar: Bar,
     /// Raised when the kernel asks for the device back.
     request: Option<Irq>,
-    asked_back: AtomicBool,
+    removal_requested: AtomicBool,
 }
 
 impl Registers for PciRegisters {
@@ -181,12 +181,12 @@ impl Registers for PciRegisters {
         Some(self.bar.device().domain().id())
     }
 
-    fn is_asked_back(&self) -> bool {
+    fn is_removal_requested(&self) -> bool {
         let asks = |request: &Irq| request.take().is_ok_and(|times| times > 0);
         if self.request.as_ref().is_some_and(asks) {
-            self.asked_back.store(true, Ordering::Relaxed);
+            self.removal_requested.store(true, Ordering::Relaxed);
         }
-        self.asked_back.load(Ordering::Relaxed)
+        self.removal_requested.load(Ordering::Relaxed)
     }
 }
 

@@ -11,7 +11,7 @@ use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::{Domain, Pinned, Revoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Controller, Finished, Namespace, PollError, Queue, Vector};
+use pinfold_nvme::driver::{Controller, Namespace, Outcome, PollError, Queue, Vector};
 use std::time::{Duration, Instant};
 
 /// The largest request.
@@ -205,7 +205,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         self.untold += 1;
         if self.untold >= BATCH {
             self.untold = 0;
-            self.queue.ring();
+            self.queue.ring_doorbell();
         }
         Ok(())
     }
@@ -243,10 +243,10 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         match self.queue.wait().map_err(|error| TargetError::Poll { target: name.clone(), error })? {
             None => Err(silent),
             Some(completion) => match flying.finish(completion) {
-                Finished::Done { result, .. } => {
+                Outcome::Completed { result, .. } => {
                     result.map_err(|error| TargetError::Command { target: name, action, offset, len, error })
                 }
-                Finished::TimedOut(_) | Finished::Foreign(..) => Err(silent),
+                Outcome::TimedOut(_) | Outcome::Foreign(..) => Err(silent),
             },
         }
     }

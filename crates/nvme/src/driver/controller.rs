@@ -28,7 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An NVMe controller, enabled. A handle: a clone is the same controller. When the last one and all queues are dropped
+/// An NVMe controller, enabled. A handle: a clone is the same controller. Trigger the last one and all queues are dropped
 /// it is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is leaked
 /// ([`quarantined_bytes`](super::quarantined_bytes)).
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
@@ -59,7 +59,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         Ok(Self { core })
     }
 
-    /// Disables and enables the controller. When it has been seen disabled, all that was quarantined can be
+    /// Disables and enables the controller. Trigger it has been seen disabled, all that was quarantined can be
     /// recovered; queues that exist report what was in flight as
     /// [`CommandError::Reset`](super::CommandError::Reset) and take nothing more: create new ones.
     ///
@@ -71,7 +71,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     }
 
     /// Shuts the controller down and disables it. It is notified (CC.SHN) and has as long as it says (RTD3E; 10 s where
-    /// it says nothing, at most 60 s) to write back what is volatile; whether it does or not, it is disabled then. When
+    /// it says nothing, at most 60 s) to write back what is volatile; whether it does or not, it is disabled then. Trigger
     /// this succeeds it makes no access to memory any more: everything that was in flight ends as with
     /// [`reset`](Self::reset), which also takes it into use again.
     ///
@@ -110,7 +110,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// # Errors
     /// [`Error::AdminTimeout`], [`Error::Gone`], [`Error::Fatal`], [`Error::NeedsReset`]. A namespace that cannot be
     /// identified is no error.
-    pub fn survey(&self) -> Result<Vec<NamespaceInfo>, Error> {
+    pub fn scan_namespaces(&self) -> Result<Vec<NamespaceInfo>, Error> {
         let mut control = self.core.control();
         let highest = control.facts.identity.namespaces;
         self.core.survey(&mut control, highest)
@@ -121,7 +121,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// when a queue is used: then its next submission identifies the namespaces.
     ///
     /// # Errors
-    /// As [`survey`](Self::survey).
+    /// As [`scan_namespaces`](Self::scan_namespaces).
     pub fn events(&self) -> Result<Vec<Event>, Error> {
         let mut control = self.core.control();
         self.core.attend(&mut control)?;
@@ -131,7 +131,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// SMART / health information.
     ///
     /// # Errors
-    /// As [`survey`](Self::survey).
+    /// As [`scan_namespaces`](Self::scan_namespaces).
     pub fn health(&self) -> Result<Health, Error> {
         self.core.health()
     }
@@ -174,7 +174,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
             list_pages_max: lists.high_water,
             quarantined: life.quarantined.load(Ordering::Relaxed),
             quarantined_queues: life.quarantined_queues.load(Ordering::Relaxed),
-            leaked: life.leaked.load(Ordering::Relaxed),
+            quarantined_permanently: life.quarantined_permanently.load(Ordering::Relaxed),
             events: life.events.load(Ordering::Relaxed),
             health_events: life.health_events.load(Ordering::Relaxed),
             namespace_events: life.namespace_events.load(Ordering::Relaxed),

@@ -208,7 +208,7 @@ pub enum PollError {
     /// CSTS.RDY went away, and nobody here disabled it.
     #[error("the controller has stopped (CSTS.RDY is 0): somebody else reset it, or it lost power; reset it")]
     Stopped,
-    /// The system asks for it back ([`Registers::is_asked_back`](crate::Registers::is_asked_back)).
+    /// The system asks for it back ([`Registers::is_removal_requested`](crate::Registers::is_removal_requested)).
     #[error("the controller is being taken away: the system asks for it back")]
-    AskedBack,
+    RemovalRequested,
 }

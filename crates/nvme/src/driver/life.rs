@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of rings, buffers and PRP lists that were leaked in this process, because their controller could not be
-/// disabled. Payloads are counted by [`ControllerStats::leaked`](super::ControllerStats::leaked).
+/// disabled. Payloads are counted by [`ControllerStats::quarantined_permanently`](super::ControllerStats::quarantined_permanently).
 pub fn quarantined_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)
 }
@@ -32,7 +32,7 @@ pub(super) struct Life {
     pub(super) spurious: AtomicU64,
     /// How often the namespaces were identified, times 2; odd where one has changed since.
     namespaces: AtomicU64,
-    pub(super) leaked: AtomicU64,
+    pub(super) quarantined_permanently: AtomicU64,
 }
 
 impl Life {
@@ -81,7 +81,7 @@ impl Life {
         if self.epoch() > epoch {
             drop(payload);
         } else {
-            self.leaked.fetch_add(1, Ordering::Relaxed);
+            self.quarantined_permanently.fetch_add(1, Ordering::Relaxed);
             std::mem::forget(payload);
         }
     }

@@ -58,12 +58,12 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     unsent: VecDeque<u16>,
     /// Completions to be handed out.
     ready: VecDeque<Completion>,
-    /// When the first request may be overdue, at the earliest.
+    /// Trigger the first request may be overdue, at the earliest.
     next_deadline_ns: u64,
     /// The time, as it was last looked up.
     now_ns: u64,
     last_status_ns: u64,
-    /// When the admin queue was last looked at by a submission.
+    /// Trigger the admin queue was last looked at by a submission.
     last_look_ns: u64,
     failed: Option<PollError>,
     /// What arrives when the controller has written completions; `None` where it is polled.
@@ -148,7 +148,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
 
     /// Tells the controller of everything that was submitted since the last call: one doorbell for all of it.
     /// [`poll`](Self::poll) does it too, so that a forgotten call costs time and nothing else.
-    pub fn ring(&mut self) {
+    pub fn ring_doorbell(&mut self) {
         if let Some(tail) = self.sq.take_unrung() {
             let under_way = self.commands.len() - self.free_commands.len();
             if let Some(head) = self.cq.take_unrung_full(under_way) {

@@ -27,7 +27,7 @@ pub(super) struct RequestId {
 #[derive(Debug)]
 pub struct Completion {
     pub(super) id: RequestId,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestResult,
 }
 
 impl Completion {
@@ -38,13 +38,13 @@ impl Completion {
 
     /// Whether the request was given up: its payload goes into quarantine.
     pub fn timed_out(&self) -> bool {
-        matches!(self.outcome, Outcome::TimedOut)
+        matches!(self.outcome, RequestResult::TimedOut)
     }
 }
 
 #[derive(Debug)]
-pub(super) enum Outcome {
-    Done(Result<(), CommandError>),
+pub(super) enum RequestResult {
+    Completed(Result<(), CommandError>),
     TimedOut,
 }
 
@@ -67,9 +67,9 @@ impl<P> fmt::Debug for InFlight<P> {
 
 /// What became of a request.
 #[derive(Debug)]
-pub enum Finished<P> {
+pub enum Outcome<P> {
     /// The controller is done with the payload.
-    Done {
+    Completed {
         /// What was moved into the request.
         payload: P,
         /// Whether it succeeded.
@@ -92,20 +92,20 @@ impl<P> InFlight<P> {
     }
 
     /// Takes the payload back. Constant time.
-    pub fn finish(mut self, completion: Completion) -> Finished<P> {
+    pub fn finish(mut self, completion: Completion) -> Outcome<P> {
         if completion.id != self.id {
-            return Finished::Foreign(self, completion);
+            return Outcome::Foreign(self, completion);
         }
         let Some(payload) = self.payload.take() else {
             // `payload` is taken here and on drop only, and both consume `self`.
-            return Finished::Foreign(self, completion);
+            return Outcome::Foreign(self, completion);
         };
         match completion.outcome {
-            Outcome::Done(result) => Finished::Done { payload, result },
-            Outcome::TimedOut => {
+            RequestResult::Completed(result) => Outcome::Completed { payload, result },
+            RequestResult::TimedOut => {
                 self.life.quarantined.fetch_add(1, Ordering::Relaxed);
                 let (epoch, life) = (self.epoch, self.life.clone());
-                Finished::TimedOut(Quarantined { payload: Some(payload), epoch, life })
+                Outcome::TimedOut(Quarantined { payload: Some(payload), epoch, life })
             }
         }
     }

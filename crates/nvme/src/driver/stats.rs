@@ -79,7 +79,7 @@ pub struct ControllerStats {
     /// Queue pairs whose memory is quarantined now: the controller did not confirm that it deleted them.
     pub quarantined_queues: u64,
     /// Payloads that were dropped while the controller might still reach them, and therefore leaked.
-    pub leaked: u64,
+    pub quarantined_permanently: u64,
     /// Asynchronous events that the controller reported.
     pub events: u64,
     /// Of these, about its health (reliability, temperature, spare).

@@ -3,9 +3,9 @@
 use crate::common::*;
 use crate::faults::{SECOND, settle};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, Unusable};
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, Unusable};
 use pinfold_nvme::spec::{Doorbell, Status, admin, doorbell_offset, offset};
-use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Seen, When};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn by_hand(acl: u8) -> (Bench, Hand) {
     (bench(2048, model, config), hand)
 }
 
-fn aborts(seen: &Seen) -> bool {
+fn aborts(seen: &CommandInfo) -> bool {
     seen.queue == 0 && seen.opcode == admin::ABORT
 }
 
@@ -29,9 +29,9 @@ fn aborts(seen: &Seen) -> bool {
 fn a_request_that_is_aborted_gives_its_payload_back() {
     let (bench, hand) = by_hand(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Late);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
     let late = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     settle(&bench);
     assert!(queue.poll().unwrap().is_none());
     hand.turn(SECOND + 1);
@@ -40,7 +40,7 @@ fn a_request_that_is_aborted_gives_its_payload_back() {
     let stats = queue.stats();
     assert_eq!((stats.timeouts, stats.aborts, stats.aborted, stats.late_completions), (1, 1, 1, 0));
     let stats = bench.controller.stats();
-    assert_eq!((stats.quarantined, stats.leaked, stats.list_pages_used), (0, 0, 0));
+    assert_eq!((stats.quarantined, stats.quarantined_permanently, stats.list_pages_used), (0, 0, 0));
     // The queue goes on.
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
@@ -50,9 +50,9 @@ fn a_request_that_is_aborted_gives_its_payload_back() {
 fn what_the_controller_has_not_aborted_is_quarantined_at_once() {
     let (bench, hand) = by_hand(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
     let lost = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     hand.turn(SECOND + 1);
     // No second turn of the clock: the abort's answer is that the command is unknown.
     drop(crate::faults::quarantined(&mut queue, lost));
@@ -63,10 +63,10 @@ fn what_the_controller_has_not_aborted_is_quarantined_at_once() {
 fn an_abort_that_times_out_itself_ends_in_quarantine() {
     let (bench, hand) = by_hand(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Late);
-    bench.model.faults().inject(When::Matches(Box::new(aborts)), Fault::Late);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    bench.model.faults().inject(Trigger::Matches(Box::new(aborts)), Fault::Hold);
     let late = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     hand.turn(SECOND + 1);
     for _ in 0..3 {
         assert!(queue.poll().unwrap().is_none());
@@ -76,7 +76,7 @@ fn an_abort_that_times_out_itself_ends_in_quarantine() {
     let payload = crate::faults::quarantined(&mut queue, late);
     bench.controller.reset().unwrap();
     drop(payload.recover().unwrap());
-    assert_eq!(bench.controller.stats().leaked, 0);
+    assert_eq!(bench.controller.stats().quarantined_permanently, 0);
 }
 
 #[test]
@@ -86,15 +86,15 @@ fn as_many_aborts_are_outstanding_as_the_controller_takes() {
         let mut queue = bench.controller.create_queue(6).unwrap();
         let held = Arc::new(AtomicU32::new(0));
         let counted = held.clone();
-        bench.model.faults().inject(When::Every(1), Fault::Late);
-        let hold = move |seen: &Seen| {
+        bench.model.faults().inject(Trigger::Every(1), Fault::Hold);
+        let hold = move |seen: &CommandInfo| {
             let hit = aborts(seen);
             counted.fetch_add(u32::from(hit), Ordering::SeqCst);
             hit
         };
-        bench.model.faults().inject(When::Matches(Box::new(hold)), Fault::Late);
+        bench.model.faults().inject(Trigger::Matches(Box::new(hold)), Fault::Hold);
         let flying: Vec<_> = (0..6).map(|_| queue.flush(1).unwrap()).collect();
-        queue.ring();
+        queue.ring_doorbell();
         settle(&bench);
         hand.turn(SECOND + 1);
         for _ in 0..5 {
@@ -110,8 +110,8 @@ fn as_many_aborts_are_outstanding_as_the_controller_takes() {
 fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_goes_on() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let first = |seen: &Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
-    model.faults().inject(When::Matches(Box::new(first)), Fault::Late);
+    let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    model.faults().inject(Trigger::Matches(Box::new(first)), Fault::Hold);
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     let status = Status::ABORT_REQUESTED;
@@ -190,10 +190,10 @@ fn garbage_without_end_in_the_admin_queue_is_a_timeout() {
 fn a_completed_request_is_not_called_aborted() {
     let (bench, hand) = by_hand(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Late);
-    bench.model.faults().inject(When::Matches(Box::new(aborts)), Fault::Late);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    bench.model.faults().inject(Trigger::Matches(Box::new(aborts)), Fault::Hold);
     let late = queue.flush(1).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     settle(&bench);
     hand.turn(SECOND + 1);
     assert!(queue.poll().unwrap().is_none());
@@ -201,6 +201,6 @@ fn a_completed_request_is_not_called_aborted() {
     // It completes while its abort is outstanding.
     bench.model.faults().release();
     let completion = queue.wait().unwrap().unwrap();
-    let Finished::Done { result, .. } = late.finish(completion) else { panic!("quarantined") };
+    let Outcome::Completed { result, .. } = late.finish(completion) else { panic!("quarantined") };
     assert_eq!(result, Ok(()));
 }

@@ -6,7 +6,7 @@ use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, FrameError, Order};
 use pinfold_core::mem::DmaMemory;
-use pinfold_nvme::driver::{Clock, CommandError, Config, Controller, Finished, InFlight, Payload, Queue};
+use pinfold_nvme::driver::{Clock, CommandError, Config, Controller, InFlight, Outcome, Payload, Queue};
 use pinfold_nvme_model::{
     Bus, BusAccess, BusFault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Namespace,
 };
@@ -232,9 +232,9 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 pub(crate) fn one<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> (P, Result<(), CommandError>) {
     let completion = queue.wait().unwrap().unwrap();
     match in_flight.finish(completion) {
-        Finished::Done { payload, result } => (payload, result),
-        Finished::TimedOut(_) => panic!("timed out"),
-        Finished::Foreign(..) => panic!("another request's completion"),
+        Outcome::Completed { payload, result } => (payload, result),
+        Outcome::TimedOut(_) => panic!("timed out"),
+        Outcome::Foreign(..) => panic!("another request's completion"),
     }
 }
 

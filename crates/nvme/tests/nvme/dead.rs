@@ -3,9 +3,9 @@
 use crate::common::*;
 use crate::faults::{by_hand, settle};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, PollError, Reject};
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, PollError, Reject};
 use pinfold_nvme::spec::{Status, admin, nvm};
-use pinfold_nvme_model::{Fault, ModelConfig, ModelController, When};
+use pinfold_nvme_model::{Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use std::time::Duration;
 fn admin_commands_that_fail_or_get_lost_are_named() {
     let (bench, _) = by_hand();
     let faults = bench.model.faults();
-    let create = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
-    faults.inject(When::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
+    let create = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
+    faults.inject(Trigger::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
     let error = bench.controller.create_queue(1).unwrap_err();
     assert_eq!(error, Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR });
     faults.clear();
@@ -25,8 +25,8 @@ fn admin_commands_that_fail_or_get_lost_are_named() {
 
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let identify = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
-    model.faults().inject(When::Matches(Box::new(identify)), Fault::Lose);
+    let identify = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
+    model.faults().inject(Trigger::Matches(Box::new(identify)), Fault::NeverComplete);
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
     assert_eq!(error, Error::AdminTimeout { what: "identify controller", limit_ms: 20 });
@@ -38,12 +38,12 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
     let (bench, _) = by_hand();
     let faults = bench.model.faults();
     let mut queue = bench.controller.create_queue(2).unwrap();
-    let late = |seen: &pinfold_nvme_model::Seen| seen.opcode == nvm::READ;
-    faults.inject(When::Matches(Box::new(late)), Fault::Late);
-    let delete = |seen: &pinfold_nvme_model::Seen| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
-    faults.inject(When::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
+    let late = |seen: &pinfold_nvme_model::CommandInfo| seen.opcode == nvm::READ;
+    faults.inject(Trigger::Matches(Box::new(late)), Fault::Hold);
+    let delete = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
+    faults.inject(Trigger::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
     let read = queue.read(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     settle(&bench);
     let used = bench.arena.0.used();
     drop(queue);
@@ -55,7 +55,7 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
     bench.controller.reset().unwrap();
     assert_eq!(bench.controller.stats().list_pages_used, 0);
     drop(read);
-    assert_eq!(bench.controller.stats().leaked, 0);
+    assert_eq!(bench.controller.stats().quarantined_permanently, 0);
     assert!(bench.arena.0.used() < used);
 }
 
@@ -63,7 +63,7 @@ fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
 #[derive(Clone)]
 struct Lent {
     registers: pinfold_nvme_model::ModelRegisters,
-    asked_back: Arc<std::sync::atomic::AtomicBool>,
+    removal_requested: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Registers for Lent {
@@ -79,25 +79,25 @@ impl Registers for Lent {
     fn write64(&self, offset: u32, value: u64) {
         self.registers.write64(offset, value);
     }
-    fn is_asked_back(&self) -> bool {
-        self.asked_back.load(Ordering::SeqCst)
+    fn is_removal_requested(&self) -> bool {
+        self.removal_requested.load(Ordering::SeqCst)
     }
 }
 
 #[test]
-fn a_controller_that_is_asked_back_is_disabled_with_everything_given_back() {
+fn a_controller_that_is_removal_requested_is_disabled_with_everything_given_back() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let lent = Lent { registers: model.registers(), asked_back: Arc::default() };
+    let lent = Lent { registers: model.registers(), removal_requested: Arc::default() };
     let controller = Controller::start(lent.clone(), arena.clone(), Config::default()).unwrap();
     let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Every(1), Fault::Late);
+    model.faults().inject(Trigger::Every(1), Fault::Hold);
     let flying = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
-    lent.asked_back.store(true, Ordering::SeqCst);
-    assert_eq!(queue.wait().unwrap_err(), PollError::AskedBack);
+    lent.removal_requested.store(true, Ordering::SeqCst);
+    assert_eq!(queue.wait().unwrap_err(), PollError::RemovalRequested);
     controller.disable().unwrap();
     let completion = queue.poll().unwrap().unwrap();
-    let Finished::Done { payload, result } = flying.finish(completion) else { panic!() };
+    let Outcome::Completed { payload, result } = flying.finish(completion) else { panic!() };
     assert_eq!(result, Err(CommandError::Reset));
     assert_eq!(queue.flush(1).unwrap_err().reason, Reject::NeedsReset);
     assert_eq!(controller.create_queue(1).unwrap_err(), Error::NeedsReset);
@@ -109,9 +109,9 @@ fn a_controller_that_is_asked_back_is_disabled_with_everything_given_back() {
 fn a_controller_that_somebody_else_stopped_is_an_error_at_once() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
-    bench.model.faults().inject(When::Every(1), Fault::Late);
+    bench.model.faults().inject(Trigger::Every(1), Fault::Hold);
     let flying = queue.flush(1).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     let registers = bench.model.registers();
     registers.write32(0x14, 0);
     while registers.read32(0x1c) != 0 {
@@ -122,7 +122,7 @@ fn a_controller_that_somebody_else_stopped_is_an_error_at_once() {
     bench.model.faults().clear();
     bench.controller.reset().unwrap();
     drop(flying);
-    assert_eq!(bench.controller.stats().leaked, 0);
+    assert_eq!(bench.controller.stats().quarantined_permanently, 0);
     let mut queue = bench.controller.create_queue(2).unwrap();
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
@@ -133,16 +133,16 @@ fn a_controller_that_is_pulled_out_is_gone_at_once() {
     let Bench { controller, model, arena } =
         bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Every(1), Fault::Lose);
+    model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let flying = queue.write(1, 0, 1, Buffer::new(&arena, 512)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     drop(model);
     assert_eq!(queue.wait().unwrap_err(), PollError::Gone);
     assert_eq!(controller.create_queue(1).unwrap_err(), Error::Gone);
     assert_eq!(controller.reset(), Err(Error::Gone));
     let used = arena.0.used();
     drop((queue, flying));
-    assert_eq!(controller.stats().leaked, 1);
+    assert_eq!(controller.stats().quarantined_permanently, 1);
     drop(controller);
     assert_eq!(arena.0.used(), used, "nobody saw it disabled");
 }

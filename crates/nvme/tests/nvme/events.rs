@@ -3,7 +3,7 @@
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Event, EventKind, Reject};
 use pinfold_nvme::spec::{Command, Status, admin, cns};
-use pinfold_nvme_model::{Fault, ModelConfig, Seen, When};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,12 +51,12 @@ fn events_are_reported_counted_and_asked_for_again() {
 #[test]
 fn a_controller_that_has_no_events_works_without() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    let request = |seen: &Seen| {
+    let request = |seen: &CommandInfo| {
         seen.queue == 0 && matches!(seen.opcode, admin::ASYNC_EVENT)
             || seen.opcode == admin::SET_FEATURES && seen.slba & 0xff == 0x0b
     };
     let status = Status::INVALID_OPCODE.do_not_retry();
-    bench.model.faults().inject(When::Matches(Box::new(request)), Fault::Fail(status));
+    bench.model.faults().inject(Trigger::Matches(Box::new(request)), Fault::Fail(status));
     bench.controller.reset().unwrap();
     assert_eq!(bench.controller.events().unwrap(), []);
     let mut queue = bench.controller.create_queue(1).unwrap();
@@ -73,7 +73,7 @@ fn events_that_nobody_takes_are_bounded_and_counted() {
         bench.model.faults().raise_event(7 | i << 16);
     }
     while bench.controller.stats().events < 100 {
-        bench.controller.survey().unwrap();
+        bench.controller.scan_namespaces().unwrap();
     }
     assert_eq!(bench.controller.stats().events_lost, 36);
     assert_eq!(bench.controller.events().unwrap().len(), 64);
@@ -95,7 +95,7 @@ fn a_namespace_that_changed_is_identified_again_before_the_next_request() {
     let mut queue = bench.controller.create_queue(2).unwrap();
     let blocks = Arc::new(AtomicU64::new(1000));
     let shown = blocks.clone();
-    bench.model.faults().forge(move |command, data| {
+    bench.model.faults().tamper(move |command, data| {
         if identifies(command, 1, cns::NAMESPACE) {
             data[..8].copy_from_slice(&shown.load(Ordering::SeqCst).to_le_bytes());
         }
@@ -119,7 +119,7 @@ fn a_namespace_that_changed_is_identified_again_before_the_next_request() {
 fn a_namespace_with_other_blocks_is_refused_by_queues_that_knew_the_old_ones() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(2).unwrap();
-    bench.model.faults().forge(|command, data| {
+    bench.model.faults().tamper(|command, data| {
         if identifies(command, 1, cns::NAMESPACE) {
             // FLBAS: format 1, blocks of 4096 bytes.
             data[26] = 1;

@@ -1,9 +1,9 @@
 //! A controller that does wrong: a typed error or a retry, never a hang, never a wrong byte.
 
 use crate::common::*;
-use pinfold_nvme::driver::{CommandError, Config, Finished, InFlight, PollError, Quarantined, Reject};
+use pinfold_nvme::driver::{CommandError, Config, InFlight, Outcome, PollError, Quarantined, Reject};
 use pinfold_nvme::spec::Status;
-use pinfold_nvme_model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, When};
+use pinfold_nvme_model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, Trigger};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Q
     let completion = queue.wait().unwrap().unwrap();
     assert!(completion.timed_out());
     match in_flight.finish(completion) {
-        Finished::TimedOut(quarantined) => quarantined,
-        other => panic!("{}", matches!(other, Finished::Done { .. })),
+        Outcome::TimedOut(quarantined) => quarantined,
+        other => panic!("{}", matches!(other, Outcome::Completed { .. })),
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Q
 fn an_error_status_arrives_and_the_next_try_succeeds() {
     let (bench, _) = by_hand();
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(2), Fault::Fail(Status::INTERNAL_ERROR));
+    bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR));
     let bytes = pattern(1, 4096);
     for expected in [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR)), Ok(())] {
         let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &bytes)).unwrap();
@@ -62,7 +62,7 @@ fn one_failing_part_fails_the_request_once() {
     let config = Config { max_transfer_bytes: 8192, clock: Arc::new(hand), ..Config::default() };
     let bench = bench(2048, ModelConfig::new(namespaces(4 << 20)), config);
     let mut queue = bench.controller.create_queue(1).unwrap();
-    bench.model.faults().inject(When::Every(7), Fault::Fail(Status::WRITE_FAULT));
+    bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::WRITE_FAULT));
     let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
     assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(Status::WRITE_FAULT)));
     assert!(queue.wait().unwrap().is_none());
@@ -76,7 +76,7 @@ fn one_failing_part_fails_the_request_once() {
 fn a_lost_completion_quarantines_until_reset() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
     let lost = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
     let fine = queue.write(1, 64, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
     let completion = queue.wait().unwrap().unwrap();
@@ -94,7 +94,10 @@ fn a_lost_completion_quarantines_until_reset() {
     assert!(queue.wait().unwrap().is_none());
     drop(queue);
     let stats = bench.controller.stats();
-    assert_eq!((stats.quarantined, stats.leaked, stats.list_pages_used, stats.resets), (0, 0, 0, 2));
+    assert_eq!(
+        (stats.quarantined, stats.quarantined_permanently, stats.list_pages_used, stats.resets),
+        (0, 0, 0, 2)
+    );
     drop(bench.controller);
     assert_eq!(bench.arena.0.used(), 0, "rings, lists and payloads are given back");
 }
@@ -104,9 +107,9 @@ fn a_late_completion_is_recognised_and_given_to_nobody() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(1).unwrap();
     let faults = bench.model.faults();
-    faults.inject(When::Nth(1), Fault::Late);
+    faults.inject(Trigger::Nth(1), Fault::Hold);
     let read = queue.read(1, 0, 64, Buffer::filled(&bench.arena, &pattern(3, 32 << 10))).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     settle(&bench);
     hand.turn(2 * SECOND);
     let payload = quarantined(&mut queue, read);
@@ -131,17 +134,17 @@ fn a_late_completion_is_recognised_and_given_to_nobody() {
 fn what_is_dropped_under_way_is_leaked_and_counted() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
-    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let used = bench.arena.0.used();
     drop(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap());
     let second = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     hand.turn(2 * SECOND);
     drop(queue.poll().unwrap());
     drop(quarantined(&mut queue, second));
     assert_eq!(bench.arena.0.used(), used + 2);
     let stats = bench.controller.stats();
-    assert_eq!((stats.leaked, stats.quarantined), (2, 0));
+    assert_eq!((stats.quarantined_permanently, stats.quarantined), (2, 0));
 }
 
 #[test]
@@ -157,17 +160,17 @@ fn too_many_lost_commands_ask_for_a_reset() {
     model.mqes = 3;
     let bench = bench(256, model, config);
     let mut queue = bench.controller.create_queue(3).unwrap();
-    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let lost: Vec<_> =
         (0..3).map(|i| queue.write(1, i, 1, Buffer::new(&bench.arena, 512)).unwrap()).collect();
-    queue.ring();
+    queue.ring_doorbell();
     hand.turn(2 * SECOND);
     let kept: Vec<_> = lost.into_iter().map(|lost| quarantined(&mut queue, lost)).collect();
     assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
     bench.model.faults().clear();
     bench.controller.reset().unwrap();
     drop(kept);
-    assert_eq!(bench.controller.stats().leaked, 0);
+    assert_eq!(bench.controller.stats().quarantined_permanently, 0);
     let mut queue = bench.controller.create_queue(3).unwrap();
     let write = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
     one(&mut queue, write).1.unwrap();
@@ -187,27 +190,27 @@ fn a_request_that_waits_behind_lost_ones_was_never_sent() {
     model.mqes = 3;
     let bench = bench(256, model, config);
     let mut queue = bench.controller.create_queue(2).unwrap();
-    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let first = queue.write(2, 0, 3, Buffer::new(&bench.arena, 12288)).unwrap();
     let second = queue.write(2, 3, 1, Buffer::new(&bench.arena, 4096)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     hand.turn(2 * SECOND);
     let first = quarantined(&mut queue, first);
     assert_eq!(one(&mut queue, second).1, Err(CommandError::NotSent));
     bench.controller.reset().unwrap();
     drop(first);
-    assert_eq!(bench.controller.stats().leaked, 0);
+    assert_eq!(bench.controller.stats().quarantined_permanently, 0);
 }
 
 #[test]
 fn a_fatal_status_is_seen_and_a_reset_mends_it() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(8).unwrap();
-    bench.model.faults().inject(When::Nth(3), Fault::Fatal);
+    bench.model.faults().inject(Trigger::Nth(3), Fault::Fatal);
     let flying: Vec<_> = (0..5u64)
         .map(|i| queue.write(1, i, 1, Buffer::filled(&bench.arena, &pattern(i, 512))).unwrap())
         .collect();
-    queue.ring();
+    queue.ring_doorbell();
     settle(&bench);
     hand.turn(2_000_000);
     let mut done = Vec::new();
@@ -232,7 +235,7 @@ fn a_fatal_status_is_seen_and_a_reset_mends_it() {
     let mut results = Vec::new();
     for in_flight in flying {
         let at = done.iter().position(|completion| completion.tag() == in_flight.tag()).unwrap();
-        let Finished::Done { result, .. } = in_flight.finish(done.swap_remove(at)) else { panic!() };
+        let Outcome::Completed { result, .. } = in_flight.finish(done.swap_remove(at)) else { panic!() };
         results.push(result);
     }
     let reset = || Err(CommandError::Reset);
@@ -247,17 +250,17 @@ fn completions_out_of_order_find_their_requests() {
     let (bench, _) = by_hand();
     let mut queue = bench.controller.create_queue(32).unwrap();
     let faults = bench.model.faults();
-    faults.inject(When::Every(3), Fault::Reorder(5));
-    faults.inject(When::Every(4), Fault::Reorder(2));
+    faults.inject(Trigger::Every(3), Fault::Reorder(5));
+    faults.inject(Trigger::Every(4), Fault::Reorder(2));
     let mut flying: Vec<_> = (0..32u64)
         .map(|i| queue.write(1, i * 8, 8, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap())
         .collect();
-    queue.ring();
+    queue.ring_doorbell();
     let mut order = Vec::new();
     while let Some(completion) = queue.wait().unwrap() {
         let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
         order.push(completion.tag());
-        let Finished::Done { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
+        let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
         result.unwrap();
     }
     assert_eq!(order.len(), 32);
@@ -280,8 +283,8 @@ fn a_foreign_completion_comes_back_with_the_request() {
     let completion = queue.wait().unwrap().unwrap();
     let tag = completion.tag();
     let (right, wrong) = if first.tag() == tag { (first, second) } else { (second, first) };
-    let Finished::Foreign(wrong, completion) = wrong.finish(completion) else { panic!() };
-    assert!(matches!(right.finish(completion), Finished::Done { result: Ok(()), .. }));
+    let Outcome::Foreign(wrong, completion) = wrong.finish(completion) else { panic!() };
+    assert!(matches!(right.finish(completion), Outcome::Completed { result: Ok(()), .. }));
     one(&mut queue, wrong).1.unwrap();
 }
 
@@ -290,8 +293,8 @@ fn a_rogue_write_is_recorded_as_what_became_of_it() {
     let (bench, _) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
     let faults = bench.model.faults();
-    faults.inject(When::Nth(1), Fault::Remember);
-    faults.inject(When::Nth(2), Fault::Rogue(2));
+    faults.inject(Trigger::Nth(1), Fault::Remember);
+    faults.inject(Trigger::Nth(2), Fault::RogueWrite(2));
     let mut kept = Vec::new();
     for i in 0..3u64 {
         let write = queue.write(2, i, 1, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap();
@@ -300,16 +303,16 @@ fn a_rogue_write_is_recorded_as_what_became_of_it() {
         kept.push(payload);
     }
     let first = kept.remove(0);
-    let landed = faults.strike(BusAccess::Write);
-    assert_eq!((landed.len(), landed[0].outcome), (1, InjectionOutcome::Landed));
+    let landed = faults.access_remembered(BusAccess::Write);
+    assert_eq!((landed.len(), landed[0].outcome), (1, InjectionOutcome::Succeeded));
     assert_eq!(first.bytes(4096), [ROGUE_BYTE; 4096]);
     drop(first);
-    assert!(matches!(faults.strike(BusAccess::Read)[0].outcome, InjectionOutcome::Fault(_)));
+    assert!(matches!(faults.access_remembered(BusAccess::Read)[0].outcome, InjectionOutcome::Fault(_)));
     drop(kept.remove(0));
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
     settle(&bench);
-    let strikes = faults.strikes();
+    let strikes = faults.injections();
     assert_eq!(strikes.len(), 3);
     assert!(matches!(strikes[2].outcome, InjectionOutcome::Fault(_)), "its memory was given back");
 }

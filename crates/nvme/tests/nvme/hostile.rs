@@ -1,8 +1,8 @@
 //! What the device writes is not believed.
 
 use crate::common::*;
-use pinfold_nvme::driver::{CommandError, Config, Finished};
-use pinfold_nvme_model::{Fault, ModelConfig, When};
+use pinfold_nvme::driver::{CommandError, Config, Outcome};
+use pinfold_nvme_model::{Fault, ModelConfig, Trigger};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,11 +44,11 @@ proptest! {
         prop_assert_eq!(bench.arena.0.used(), before + 2);
         // The two rings are a frame each, and the newest.
         let ring = bench.arena.0.whole().part((before + 1) * 4096, 4096).unwrap();
-        bench.model.faults().inject(When::Every(1), Fault::Lose);
+        bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
         let mut flying: Vec<_> = (0..requests)
             .map(|_| queue.write(1, 0, blocks, Buffer::new(&bench.arena, blocks as usize * 512)).unwrap())
             .collect();
-        queue.ring();
+        queue.ring_doorbell();
         for (i, entry) in entries.iter().enumerate() {
             ring.copy_from_slice(i * 16, entry).unwrap();
         }
@@ -65,9 +65,9 @@ proptest! {
             seen += 1;
             let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
             match flying.swap_remove(at).finish(completion) {
-                Finished::Done { result, .. } => prop_assert_ne!(result, Err(CommandError::NotSent)),
-                Finished::TimedOut(quarantined) => held.push(quarantined),
-                Finished::Foreign(..) => prop_assert!(false, "a request was reported twice"),
+                Outcome::Completed { result, .. } => prop_assert_ne!(result, Err(CommandError::NotSent)),
+                Outcome::TimedOut(quarantined) => held.push(quarantined),
+                Outcome::Foreign(..) => prop_assert!(false, "a request was reported twice"),
             }
         }
         prop_assert_eq!(seen, requests);
@@ -79,6 +79,6 @@ proptest! {
         prop_assert!(stats.completions + stats.late_completions <= stats.commands);
         drop(queue);
         let stats = bench.controller.stats();
-        prop_assert_eq!((stats.leaked, stats.quarantined, stats.list_pages_used), (0, 0, 0));
+        prop_assert_eq!((stats.quarantined_permanently, stats.quarantined, stats.list_pages_used), (0, 0, 0));
     }
 }

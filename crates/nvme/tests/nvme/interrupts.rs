@@ -1,9 +1,9 @@
 //! Queues whose owner sleeps, several of them at a time, and what the driver asks of a controller.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Error, Finished, NamespaceInfo, PollError, Reject, Vector};
+use pinfold_nvme::driver::{Config, Error, NamespaceInfo, Outcome, PollError, Reject, Vector};
 use pinfold_nvme::spec::{Status, admin};
-use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, Namespace, When};
+use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, Namespace, Trigger};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,9 @@ fn there_and_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: u64, 
             .collect();
         while let Some(completion) = queue.wait().unwrap() {
             let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
-            let Finished::Done { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
+            let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion) else {
+                panic!()
+            };
             result.unwrap();
         }
         assert!(flying.is_empty());
@@ -107,14 +109,14 @@ fn an_interrupt_that_is_lost_costs_a_tenth_of_a_second_and_no_more() {
 fn a_sleeper_hears_of_a_timeout_a_failure_and_a_removal_in_time() {
     let bench = with_vectors(2);
     let mut queue = bench.controller.create_queue_with(4, vector(&bench, 1)).unwrap();
-    bench.model.faults().inject(When::Nth(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
     let began = Instant::now();
     let lost = queue.flush(1).unwrap();
     assert!(queue.wait().unwrap().unwrap().timed_out());
     let took = began.elapsed();
     assert!((300..600).contains(&took.as_millis()), "{took:?}");
 
-    bench.model.faults().inject(When::Nth(1), Fault::Fatal);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Fatal);
     let began = Instant::now();
     let failed = queue.flush(1).unwrap();
     assert_eq!(queue.wait().unwrap_err(), PollError::Fatal);
@@ -123,9 +125,9 @@ fn a_sleeper_hears_of_a_timeout_a_failure_and_a_removal_in_time() {
     drop((lost, failed));
 
     let mut queue = bench.controller.create_queue_with(4, vector(&bench, 1)).unwrap();
-    bench.model.faults().inject(When::Every(1), Fault::Lose);
+    bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let flying = queue.flush(1).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     let Bench { model, .. } = bench;
     let puller = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
@@ -159,7 +161,7 @@ fn health_and_all_namespaces_are_asked_for() {
     let health = bench.controller.health().unwrap();
     assert_eq!((health.host_reads, health.host_writes), (400, 400));
     assert_eq!(health.bytes_written, (400u64 * 4096).div_ceil(512_000) * 512_000);
-    let survey = bench.controller.survey().unwrap();
+    let survey = bench.controller.scan_namespaces().unwrap();
     let wanted = |nsid, blocks, block_bytes| NamespaceInfo {
         nsid,
         blocks,
@@ -177,9 +179,9 @@ fn health_and_all_namespaces_are_asked_for() {
     assert_eq!((identity.namespaces, identity.mdts_bytes), (2, Some(1 << 20)));
     assert_eq!(identity.subsystem, "nqn.2026-01.io.pinfold:model");
 
-    let log = |seen: &pinfold_nvme_model::Seen| seen.opcode == admin::GET_LOG_PAGE;
+    let log = |seen: &pinfold_nvme_model::CommandInfo| seen.opcode == admin::GET_LOG_PAGE;
     let status = Status::INVALID_LOG_PAGE.do_not_retry();
-    bench.model.faults().inject(When::Matches(Box::new(log)), Fault::Fail(status));
+    bench.model.faults().inject(Trigger::Matches(Box::new(log)), Fault::Fail(status));
     let error = bench.controller.health().unwrap_err();
     assert_eq!(error, Error::Admin { what: "get log page: SMART", status });
 }
@@ -190,7 +192,7 @@ fn more_namespaces_than_a_list_holds_are_all_found() {
     let namespace = Namespace::new(media, 512).unwrap();
     // 1024 fill a list, so that a second one is asked for; the model has no more.
     let bench = bench(64, ModelConfig::new(vec![namespace; 1024]), Config::default());
-    let survey = bench.controller.survey().unwrap();
+    let survey = bench.controller.scan_namespaces().unwrap();
     assert_eq!((survey.len(), survey[1023].nsid), (1024, 1024));
 }
 

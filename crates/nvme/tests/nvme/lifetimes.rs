@@ -4,9 +4,9 @@ use crate::common::*;
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::frame::{Frame, Order};
-use pinfold_nvme::driver::{Config, Controller, Error, Finished};
+use pinfold_nvme::driver::{Config, Controller, Error, Outcome};
 use pinfold_nvme::spec::{Status, admin};
-use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Seen, When};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -51,7 +51,7 @@ fn a_reset_while_a_queue_is_created_does_not_make_it_stale() {
     assert!(source.1.lock().unwrap().is_none() && controller.stats().resets == 2);
     let flush = queue.flush(1).expect("the controller has the queue");
     let completion = queue.wait().unwrap().unwrap();
-    assert!(matches!(flush.finish(completion), Finished::Done { result: Ok(()), .. }));
+    assert!(matches!(flush.finish(completion), Outcome::Completed { result: Ok(()), .. }));
     drop(queue);
     assert_eq!(arena.0.used(), before);
     // Had the rings gone back without the queue being deleted, the identifier would still be in use.
@@ -64,8 +64,8 @@ fn a_queue_that_was_refused_leaves_nothing_and_one_half_created_is_quarantined()
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let (faults, status) = (bench.model.faults(), Status::INTERNAL_ERROR);
     let on = |opcode| {
-        let hit = move |seen: &Seen| seen.queue == 0 && seen.opcode == opcode;
-        When::Matches(Box::new(hit))
+        let hit = move |seen: &CommandInfo| seen.queue == 0 && seen.opcode == opcode;
+        Trigger::Matches(Box::new(hit))
     };
     let before = bench.arena.0.used();
     for opcode in [admin::CREATE_CQ, admin::CREATE_SQ] {

@@ -3,7 +3,7 @@
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Reject, Unusable};
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
-use pinfold_nvme_model::{Fault, ModelConfig, Seen, When};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,9 +22,9 @@ fn reads(bench: &Bench) {
 /// What the driver says of namespace 1 after `forge` has changed what the controller says.
 fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusable> {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    bench.model.faults().forge(forge);
+    bench.model.faults().tamper(forge);
     bench.controller.reset().unwrap();
-    let survey = bench.controller.survey().unwrap();
+    let survey = bench.controller.scan_namespaces().unwrap();
     assert_eq!((survey.len(), survey[1].unusable), (2, None));
     assert_eq!(bench.controller.namespace(1).err(), survey[0].unusable);
     if let Some(reason) = survey[0].unusable {
@@ -94,10 +94,10 @@ fn another_command_set_is_named_even_if_it_looks_like_nvm() {
 fn one_namespace_that_cannot_be_identified_does_not_take_the_others_with_it() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let status = Status::INTERNAL_ERROR;
-    let first = |seen: &Seen| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
-    bench.model.faults().inject(When::Matches(Box::new(first)), Fault::Fail(status));
+    let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    bench.model.faults().inject(Trigger::Matches(Box::new(first)), Fault::Fail(status));
     bench.controller.reset().unwrap();
-    assert_eq!(bench.controller.survey().unwrap()[0].unusable, Some(Unusable::Identify(status)));
+    assert_eq!(bench.controller.scan_namespaces().unwrap()[0].unusable, Some(Unusable::Identify(status)));
     assert_eq!(bench.controller.namespace(1), Err(Unusable::Identify(status)));
     assert_eq!(bench.controller.namespace(0), Err(Unusable::Invalid { highest: 2 }));
     assert_eq!(bench.controller.namespace(3), Err(Unusable::Invalid { highest: 2 }));
@@ -124,18 +124,18 @@ fn without_a_list_every_identifier_is_tried_and_nn_is_not_believed() {
     let bench = bench(256, model, Config::default());
     let tried = Arc::new(AtomicU32::new(0));
     let counted = tried.clone();
-    bench.model.faults().forge(move |command, data| {
+    bench.model.faults().tamper(move |command, data| {
         if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::CONTROLLER) {
             // NN is at byte 516.
             data[516..520].copy_from_slice(&(u32::MAX - 1).to_le_bytes());
         }
     });
-    let count = move |seen: &Seen| {
+    let count = move |seen: &CommandInfo| {
         let identify = seen.queue == 0 && seen.opcode == admin::IDENTIFY;
         counted.fetch_max(if identify { seen.nsid } else { 0 }, Ordering::Relaxed);
         false
     };
-    bench.model.faults().inject(When::Matches(Box::new(count)), Fault::Lose);
+    bench.model.faults().inject(Trigger::Matches(Box::new(count)), Fault::NeverComplete);
     bench.controller.reset().unwrap();
     assert_eq!(tried.load(Ordering::Relaxed), 1024);
     assert_eq!(bench.controller.namespaces().len(), 2);
@@ -146,7 +146,7 @@ fn without_a_list_every_identifier_is_tried_and_nn_is_not_believed() {
 #[test]
 fn a_list_of_namespaces_that_does_not_ascend_ends() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    bench.model.faults().forge(|command, data| {
+    bench.model.faults().tamper(|command, data| {
         if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES) {
             for (i, nsid) in data.chunks_exact_mut(4).enumerate() {
                 nsid.copy_from_slice(&(2 - (i as u32 & 1)).to_le_bytes());
@@ -163,13 +163,13 @@ fn no_command_has_the_reserved_identifier() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     // 64 places leave ten bits for the generation: the last place has the reserved identifier within 1,024 turns.
     let mut queue = bench.controller.create_queue(64).unwrap();
-    let reserved = |seen: &Seen| seen.opcode == nvm::FLUSH && seen.cid == 0xffff;
-    bench.model.faults().inject(When::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
+    let reserved = |seen: &CommandInfo| seen.opcode == nvm::FLUSH && seen.cid == 0xffff;
+    bench.model.faults().inject(Trigger::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
     for _ in 0..1030 {
         let mut flying: Vec<_> = (0..64).map(|_| queue.flush(1).unwrap()).collect();
         while let Some(completion) = queue.wait().unwrap() {
             let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
-            let pinfold_nvme::driver::Finished::Done { result, .. } =
+            let pinfold_nvme::driver::Outcome::Completed { result, .. } =
                 flying.swap_remove(at).finish(completion)
             else {
                 panic!()

@@ -1,7 +1,7 @@
 //! What is written is what is read back.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Error, Finished, InFlight, Reject};
+use pinfold_nvme::driver::{Config, Error, InFlight, Outcome, Reject};
 use pinfold_nvme_model::{FileMedia, ModelConfig, Namespace};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -110,10 +110,10 @@ fn every_depth_wraps_and_says_when_it_is_full() {
                     }
                 }
             }
-            queue.ring();
+            queue.ring_doorbell();
             let completion = queue.wait().unwrap().unwrap();
             let (number, in_flight) = flying.remove(&completion.tag()).unwrap();
-            let Finished::Done { payload, result } = in_flight.finish(completion) else { panic!() };
+            let Outcome::Completed { payload, result } = in_flight.finish(completion) else { panic!() };
             result.unwrap();
             assert_eq!(payload.bytes(512), pattern(number, 512));
             done += 1;

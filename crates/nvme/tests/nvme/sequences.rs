@@ -1,8 +1,8 @@
 //! Random operations against an array of bytes.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Finished, InFlight};
-use pinfold_nvme_model::{Fault, ModelConfig, When};
+use pinfold_nvme::driver::{Config, InFlight, Outcome};
+use pinfold_nvme_model::{Fault, ModelConfig, Trigger};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -53,14 +53,14 @@ impl Runner {
         });
         match self.flying.swap_remove(at.unwrap()).0 {
             Flying::Data(f, expected) => {
-                let Finished::Done { payload, result } = f.finish(completion) else { panic!() };
+                let Outcome::Completed { payload, result } = f.finish(completion) else { panic!() };
                 result.unwrap();
                 if let Some(expected) = expected {
                     assert!(payload.bytes(expected.len()) == expected);
                 }
             }
             Flying::Other(f) => {
-                let Finished::Done { result, .. } = f.finish(completion) else { panic!() };
+                let Outcome::Completed { result, .. } = f.finish(completion) else { panic!() };
                 result.unwrap();
             }
         }
@@ -132,7 +132,7 @@ proptest! {
         let mut config = ModelConfig::new(namespaces(BYTES as u64));
         (config.mdts, config.mqes, config.stride_shift) = (mdts, mqes, mdts & 3);
         let bench = bench(9000, config, Config::default());
-        bench.model.faults().inject(When::Every(reorder), Fault::Reorder(3));
+        bench.model.faults().inject(Trigger::Every(reorder), Fault::Reorder(3));
         let depth = depth.min(bench.controller.max_depth());
         let queue = bench.controller.create_queue(depth).unwrap();
         let block = if nsid == 1 { 512 } else { 4096 };

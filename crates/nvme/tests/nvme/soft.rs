@@ -6,9 +6,9 @@ use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::access::{Both, Direction, FromDevice, ToDevice};
 use pinfold_core::domain::{DomainId, Mapping};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Finished, InFlight, Queue, Reject};
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, InFlight, Outcome, Queue, Reject};
 use pinfold_nvme_model::{
-    BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, When,
+    BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, Trigger,
 };
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn finish<P>(
 ) -> (P, Result<(), CommandError>) {
     let completion = queue.wait().unwrap().unwrap();
     match in_flight.finish(completion) {
-        Finished::Done { payload, result } => (payload, result),
+        Outcome::Completed { payload, result } => (payload, result),
         _ => panic!("not done"),
     }
 }
@@ -92,16 +92,16 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
     let Stack { model, domain, arena, controller: _controller, mut queue } =
         stack(MappingPolicy::PerUse, Config::default());
     let faults = model.faults();
-    faults.inject(When::Nth(1), Fault::Remember);
+    faults.inject(Trigger::Nth(1), Fault::Remember);
     let payload = mapped(&domain, arena.alloc_zeroed(4096).unwrap(), Both);
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (payload, result) = finish(&mut queue, read);
     result.unwrap();
-    assert_eq!(faults.strike(BusAccess::Write)[0].outcome, InjectionOutcome::Landed);
+    assert_eq!(faults.access_remembered(BusAccess::Write)[0].outcome, InjectionOutcome::Succeeded);
     let mut buffer = payload.unmap().unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == ROGUE_BYTE));
     for access in [BusAccess::Write, BusAccess::Read] {
-        assert!(matches!(faults.strike(access)[0].outcome, InjectionOutcome::Fault(_)));
+        assert!(matches!(faults.access_remembered(access)[0].outcome, InjectionOutcome::Fault(_)));
     }
     assert_eq!(domain.soft_iommu().unwrap().stats().faults, 2);
 }
@@ -115,7 +115,7 @@ fn a_payload_of_another_domain_is_rejected() {
     let payload = mapped(&other, elsewhere.alloc_zeroed(4096).unwrap(), Both);
     let before = model.stats().commands;
     let rejected = queue.read(1, 0, 8, payload).unwrap_err();
-    queue.ring();
+    queue.ring_doorbell();
     assert_eq!(rejected.reason, Reject::OtherDomain);
     drop(rejected.payload.unmap().unwrap());
     assert_eq!(model.stats().commands, before);
@@ -182,11 +182,11 @@ fn a_lost_command_keeps_its_mapping_until_reset() {
         Config { timeout: Duration::from_millis(20), abort_timeout: Duration::ZERO, ..Config::default() };
     let Stack { model, domain, arena, controller, mut queue } = stack(MappingPolicy::PerUse, config);
     let faults = model.faults();
-    faults.inject(When::Nth(1), Fault::Late);
+    faults.inject(Trigger::Nth(1), Fault::Hold);
     let read =
         queue.read(1, 0, 64, mapped(&domain, arena.alloc_zeroed(32 << 10).unwrap(), FromDevice)).unwrap();
     let completion = queue.wait().unwrap().unwrap();
-    let Finished::TimedOut(quarantined) = read.finish(completion) else { panic!("it was lost") };
+    let Outcome::TimedOut(quarantined) = read.finish(completion) else { panic!("it was lost") };
     faults.release();
     while queue.stats().late_completions == 0 {
         assert!(queue.poll().unwrap().is_none());
@@ -197,5 +197,5 @@ fn a_lost_command_keeps_its_mapping_until_reset() {
     assert_eq!(domain.soft_iommu().unwrap().stats().faults, 0, "what came late landed in the quarantine");
     controller.reset().unwrap();
     quarantined.recover().unwrap().unmap().unwrap();
-    assert_eq!(controller.stats().leaked, 0);
+    assert_eq!(controller.stats().quarantined_permanently, 0);
 }

@@ -1,8 +1,8 @@
 //! Several owners at once, and resets in between.
 
 use crate::common::*;
-use pinfold_nvme::driver::{CommandError, Config, Error, Finished, Reject};
-use pinfold_nvme_model::{Fault, ModelConfig, When};
+use pinfold_nvme::driver::{CommandError, Config, Error, Outcome, Reject};
+use pinfold_nvme_model::{Fault, ModelConfig, Trigger};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
                     }
                 };
                 let completion = queue.wait().unwrap().unwrap();
-                let Finished::Done { payload, result } = in_flight.finish(completion) else { panic!() };
+                let Outcome::Completed { payload, result } = in_flight.finish(completion) else { panic!() };
                 match result {
                     Ok(()) if write => {}
                     Ok(()) => assert!(payload.bytes(len) == bytes, "owner {number}, round {rounds}"),
@@ -60,7 +60,7 @@ fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
 
 fn run(reset_every: Option<Duration>) {
     let bench = bench(2048, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    bench.model.faults().inject(When::Every(5), Fault::Reorder(2));
+    bench.model.faults().inject(Trigger::Every(5), Fault::Reorder(2));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let owners: Vec<_> = (0..OWNERS)
@@ -82,7 +82,7 @@ fn run(reset_every: Option<Duration>) {
         }
     });
     let stats = bench.controller.stats();
-    assert_eq!((stats.leaked, stats.quarantined, stats.list_pages_used), (0, 0, 0));
+    assert_eq!((stats.quarantined_permanently, stats.quarantined, stats.list_pages_used), (0, 0, 0));
     drop(bench.controller);
     assert_eq!(bench.arena.0.used(), 0);
 }

@@ -5,7 +5,7 @@ use crate::faults::SECOND;
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Config, Controller, Error, quarantined_bytes};
 use pinfold_nvme::spec::{Cc, Csts, offset};
-use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, When};
+use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -112,16 +112,16 @@ fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
     let (config, ticks) = hasty(SECOND / 250);
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     let mut queue = controller.create_queue(2).unwrap();
-    model.faults().inject(When::Nth(1), Fault::Late);
+    model.faults().inject(Trigger::Nth(1), Fault::Hold);
     let lost = queue.write(1, 0, 64, Buffer::new(&arena, 32 << 10)).unwrap();
-    queue.ring();
+    queue.ring_doorbell();
     model.faults().set_stuck(true);
     assert_eq!(controller.reset(), Err(Error::NotReady { wanted: "disabled", limit_ms: 10_000 }));
     assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
     let (used, leaked, before) = (arena.0.used(), quarantined_bytes(), ticks.load(Ordering::SeqCst));
     drop(lost);
     drop(queue);
-    assert_eq!((controller.stats().leaked, controller.stats().quarantined_queues), (1, 1));
+    assert_eq!((controller.stats().quarantined_permanently, controller.stats().quarantined_queues), (1, 1));
     drop(controller);
     assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
     // Admin: 3 pages, queue pair: 2, PRP lists: 1.

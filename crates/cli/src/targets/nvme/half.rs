@@ -4,7 +4,7 @@ use super::Held;
 use crate::targets::{Done, SubmitError, TargetError};
 use pinfold_core::access::Direction;
 use pinfold_core::domain::{BackendError, Domain, Mapping, Pinned, Revoked};
-use pinfold_nvme::driver::{CommandError, Completion, Finished, InFlight, Quarantined, Rejected};
+use pinfold_nvme::driver::{CommandError, Completion, InFlight, Outcome, Quarantined, Rejected};
 
 /// How often a command is tried whose status says that trying again may help.
 const TRIES: u32 = 4;
@@ -125,12 +125,12 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         let target = || name.to_owned();
         let action = self.action;
         let (mapped, result) = match flight.finish(completion) {
-            Finished::Done { payload, result } => (payload, result),
-            Finished::TimedOut(quarantined) => {
+            Outcome::Completed { payload, result } => (payload, result),
+            Outcome::TimedOut(quarantined) => {
                 self.quarantined.push(quarantined);
                 return Landed::Lost(slot, TargetError::Silent { target: target(), action, offset, len });
             }
-            Finished::Foreign(flight, completion) => {
+            Outcome::Foreign(flight, completion) => {
                 self.put(asked, flight);
                 return Landed::NotMine(completion);
             }

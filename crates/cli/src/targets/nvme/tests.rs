@@ -9,7 +9,7 @@ use crate::targets::fake::Fake;
 use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::spec::Status;
-use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, When};
+use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Trigger};
 use std::sync::Arc;
 
 const BLOCK: usize = 8192;
@@ -85,8 +85,8 @@ fn what_may_be_retried_is_and_what_comes_out_of_order_is_put_right() {
         let bench = Bench::new(protect);
         let mut target = bench.target();
         let mut buffers = bench.buffers();
-        bench.model.faults().inject(When::Every(7), Fault::Fail(Status::NAMESPACE_NOT_READY));
-        bench.model.faults().inject(When::Every(3), Fault::Reorder(2));
+        bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::NAMESPACE_NOT_READY));
+        bench.model.faults().inject(Trigger::Every(3), Fault::Reorder(2));
         there_and_back(&mut target, &mut buffers);
         let account = target.account();
         assert!(account.retries > 0 && account.errors == account.retries, "{account:?}");
@@ -103,7 +103,7 @@ fn what_may_not_be_retried_ends_it_with_all_buffers_back() {
         let mut target = bench.target();
         let mut buffers = bench.buffers();
         let status = Status::WRITE_FAULT.do_not_retry();
-        bench.model.faults().inject(When::Nth(20), Fault::Fail(status));
+        bench.model.faults().inject(Trigger::Nth(20), Fault::Fail(status));
         let error = write(&mut target, &mut buffers).unwrap_err();
         let PumpError::Target(TargetError::Command { error, .. }) = error else { panic!("{error:?}") };
         assert_eq!(error, CommandError::Status(status));
@@ -118,7 +118,7 @@ fn one_that_fails_again_and_again_is_given_up() {
     let bench = Bench::new(Protect::Revoke);
     let mut target = bench.target();
     let mut buffers = bench.buffers();
-    bench.model.faults().inject(When::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
+    bench.model.faults().inject(Trigger::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
     let error = write(&mut target, &mut buffers).unwrap_err();
     assert!(error.to_string().contains("internal error"), "{error}");
     assert_eq!(buffers.len(), 8);
@@ -131,7 +131,7 @@ fn a_command_that_never_completes_quarantines_its_buffer_and_no_other() {
         let bench = Bench::new(protect);
         let mut target = bench.target();
         let mut buffers = bench.buffers();
-        bench.model.faults().inject(When::Nth(20), Fault::Lose);
+        bench.model.faults().inject(Trigger::Nth(20), Fault::NeverComplete);
         let error = write(&mut target, &mut buffers).unwrap_err();
         assert!(matches!(error, PumpError::Target(TargetError::Silent { .. })), "{error:?}");
         assert_eq!((buffers.len(), target.account().timeouts), (7, 1), "{protect:?}");
@@ -144,7 +144,7 @@ fn a_controller_that_fails_is_disabled_so_that_all_buffers_come_back() {
         let bench = Bench::new(protect);
         let mut target = bench.target();
         let mut buffers = bench.buffers();
-        bench.model.faults().inject(When::Nth(20), Fault::Fatal);
+        bench.model.faults().inject(Trigger::Nth(20), Fault::Fatal);
         let error = write(&mut target, &mut buffers).unwrap_err();
         let PumpError::Target(TargetError::Poll { error, .. }) = error else { panic!("{error:?}") };
         assert_eq!(error, PollError::Fatal);

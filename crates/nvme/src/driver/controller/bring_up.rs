@@ -53,7 +53,7 @@ impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
         }
     }
 
-    /// Disables the controller. When this succeeds it makes no access to memory any more, and what waited for that has
+    /// Disables the controller. Trigger this succeeds it makes no access to memory any more, and what waited for that has
     /// been released.
     pub(super) fn stop(&self, control: &mut Control<S>, patience: Patience) -> Result<(), Error> {
         let _change = self.life.change();

@@ -44,7 +44,7 @@ impl<'a, R: Registers> Switch<'a, R> {
         if csts.contains(Csts::FATAL) { Err(Error::Fatal) } else { Ok(()) }
     }
 
-    /// Disables the controller. When this succeeds, it makes no access to memory any more.
+    /// Disables the controller. Trigger this succeeds, it makes no access to memory any more.
     ///
     /// Clearing CC.EN while CSTS.RDY is 0 has undefined results (Base 3.1.3.5): an enable in progress is waited for
     /// first, and CC.EN stays set where it does not end.

@@ -2,7 +2,7 @@
 
 use super::Queue;
 use crate::driver::error::CommandError;
-use crate::driver::request::{CommandState, Outcome};
+use crate::driver::request::{CommandState, RequestResult};
 use crate::registers::Registers;
 use pinfold_core::dma_pool::ChunkSource;
 
@@ -33,10 +33,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             if abort && rest {
                 self.refuse_rest(tag, CommandError::Aborted);
             } else if !sent {
-                self.finish(tag, Outcome::Done(Err(CommandError::NotSent)));
+                self.finish(tag, RequestResult::Completed(Err(CommandError::NotSent)));
             } else if !abort {
                 self.quarantine(tag);
-                self.finish(tag, Outcome::TimedOut);
+                self.finish(tag, RequestResult::TimedOut);
             }
         }
         self.next_deadline_ns = next_ns;

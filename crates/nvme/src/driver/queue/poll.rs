@@ -3,7 +3,7 @@
 use super::Queue;
 use crate::driver::admin::STATUS_EVERY_NS;
 use crate::driver::error::{CommandError, PollError};
-use crate::driver::request::{CommandState, Completion, Outcome, RequestId};
+use crate::driver::request::{CommandState, Completion, RequestId, RequestResult};
 use crate::registers::Registers;
 use crate::spec::{Cqe, Csts, Doorbell, Status, offset};
 use pinfold_core::dma_pool::ChunkSource;
@@ -26,7 +26,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        self.ring();
+        self.ring_doorbell();
         // A controller that writes rubbish without end does not keep the caller here.
         for _ in 0..self.cq.entries() {
             if !self.ready.is_empty() {
@@ -37,7 +37,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         if !self.unsent.is_empty() {
             self.send_more();
-            self.ring();
+            self.ring_doorbell();
         }
         if self.ready.is_empty() {
             self.idle()?;
@@ -118,11 +118,11 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if request.busy && request.left == 0 && request.outstanding == 0 {
             let result = request.error.take().map_or(Ok(()), Err);
             self.stats.aborted += u64::from(result == Err(CommandError::Aborted));
-            self.finish(tag, Outcome::Done(result));
+            self.finish(tag, RequestResult::Completed(result));
         }
     }
 
-    pub(super) fn finish(&mut self, tag: u16, outcome: Outcome) {
+    pub(super) fn finish(&mut self, tag: u16, outcome: RequestResult) {
         let queue = self.serial;
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.busy = false;
@@ -159,7 +159,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let failed = match csts {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
-            _ if self.core.registers.is_asked_back() => PollError::AskedBack,
+            _ if self.core.registers.is_removal_requested() => PollError::RemovalRequested,
             csts if !ours && !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
             _ => return Ok(()),
         };
@@ -181,7 +181,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         for tag in 0..self.requests.len() {
             let busy = self.requests.get(tag).is_some_and(|request| request.busy);
             if let Some(tag) = u16::try_from(tag).ok().filter(|_| busy) {
-                self.finish(tag, Outcome::Done(Err(CommandError::Reset)));
+                self.finish(tag, RequestResult::Completed(Err(CommandError::Reset)));
             }
         }
     }

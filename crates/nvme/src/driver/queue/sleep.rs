@@ -62,7 +62,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if self.in_flight() == 0 || !self.ready.is_empty() || self.failed.is_some() || self.is_stale() {
             return;
         }
-        self.ring();
+        self.ring_doorbell();
         // Told of what was read, the controller has no reason to hold an interrupt back.
         if let Some(head) = self.cq.take_unrung() {
             self.ring_head(head);

@@ -47,7 +47,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     ///
     /// A request larger than [`Identity::max_transfer_bytes`](crate::driver::Identity::max_transfer_bytes) becomes
     /// several commands; it is one [`Completion`](crate::driver::Completion) all the same. Linear in the pages of what
-    /// is sent at once. Nothing is told to the controller before [`ring`](Self::ring).
+    /// is sent at once. Nothing is told to the controller before [`ring_doorbell`](Self::ring_doorbell).
     ///
     /// # Errors
     /// [`Rejected`] with the payload and the reason; nothing has changed.
