@@ -31,7 +31,8 @@ use core::ptr::NonNull;
 /// How an owner's handle keeps `Target` alive, and lets the objects that it hands out do the same.
 ///
 /// Implemented by `&T`, where both are the borrow, and by [`Stock`].
-pub trait Hold: Deref {
+/// No other type can: handles rely on it that each item refers to the value that its owner refers to, always.
+pub trait Hold: Deref + sealed::Sealed {
     /// What an object that was handed out holds.
     type Item: Deref<Target = Self::Target>;
 
@@ -40,6 +41,12 @@ pub trait Hold: Deref {
 
     /// Takes back what an object held that has returned. O(1).
     fn take_back(&mut self, item: Self::Item);
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T> Sealed for &T {}
+    impl<T> Sealed for super::Stock<T> {}
 }
 
 impl<'a, T> Hold for &'a T {
@@ -87,6 +94,31 @@ impl<T> Shared<T> {
     /// Whether `other` is a share of the same value.
     pub fn is_same(&self, other: &Self) -> bool {
         self.0 == other.0
+    }
+
+    /// Returns the value for exclusive use, if this is its only share.
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        // Acquire: all uses by shares that were released come before the caller's.
+        if self.counted().shares.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        // SAFETY: the value lives as long as `self`, which is the only share and is borrowed mutably; another one could only
+        // come from it.
+        Some(unsafe { &mut self.0.as_mut().value })
+    }
+
+    /// Returns the value.
+    ///
+    /// # Errors
+    /// The share, if it is not the only one.
+    pub fn try_into_inner(mut self) -> Result<T, Self> {
+        if self.get_mut().is_none() {
+            return Err(self);
+        }
+        let this = ManuallyDrop::new(self);
+        // SAFETY: it came from `Box::leak`, and this, the only share, is not used or dropped any more.
+        let counted = unsafe { Box::from_raw(this.0.as_ptr()) };
+        Ok(counted.value)
     }
 
     fn counted(&self) -> &Counted<T> {

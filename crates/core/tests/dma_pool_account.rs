@@ -62,7 +62,7 @@ impl Drop for Bump {
 }
 
 // SAFETY: runs are aligned to their size, and none is given twice.
-unsafe impl ChunkSource for &Bump {
+unsafe impl ChunkSource for Bump {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
     }

@@ -95,10 +95,10 @@ impl<H: Hand> Writing for InMemory<'_, H> {
 }
 
 /// A pool's `Local`, blocks that free themselves: each is dropped.
-pub(super) struct Safe<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+pub(super) struct Safe<'p, 'a>(pub(super) dma_pool::Local<&'a Arena, &'p Pool<'a>>);
 
 impl<'p, 'a> Hand for Safe<'p, 'a> {
-    type Thing = Block<'p, &'a Arena>;
+    type Thing = Block<&'a Arena, &'p Pool<'a>>;
     #[inline(always)]
     fn get(&mut self) -> Result<Self::Thing, BenchError> {
         Ok(self.0.alloc()?)
@@ -124,10 +124,10 @@ impl<'p, 'a> Writing for Safe<'p, 'a> {
 }
 
 /// The same, given back to the `Local`.
-pub(super) struct Returned<'p, 'a>(pub(super) dma_pool::Local<'p, &'a Arena>);
+pub(super) struct Returned<'p, 'a>(pub(super) dma_pool::Local<&'a Arena, &'p Pool<'a>>);
 
 impl<'p, 'a> Hand for Returned<'p, 'a> {
-    type Thing = Block<'p, &'a Arena>;
+    type Thing = Block<&'a Arena, &'p Pool<'a>>;
     #[inline(always)]
     fn get(&mut self) -> Result<Self::Thing, BenchError> {
         Ok(self.0.alloc()?)

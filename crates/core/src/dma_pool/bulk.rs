@@ -1,11 +1,13 @@
 //! Many blocks at once: what is looked up for one is used for the next.
 
+use super::error::BulkFreeError;
 use super::owner::Owner;
+use super::pool::DmaPool;
+use super::raw::RawBlock;
 use super::row::Form;
-use super::shared::Shared;
-use super::{BulkFreeError, ChunkSource, RawBlock};
+use super::source::ChunkSource;
 
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> DmaPool<S> {
     /// Fills the empty slots; `done` sees each new block. Returns how many slots are full.
     #[inline(always)]
     fn fill_with(
@@ -29,8 +31,11 @@ impl<S: ChunkSource> Shared<S> {
         }
     }
 
-    /// The same by the pool's own owner, whose lock is not held while the pool grows.
-    pub(super) fn fill_shared(&self, slots: &mut [Option<RawBlock>]) -> usize {
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all when the pool
+    /// has no more.
+    //
+    // The lock of the pool's own owner is not held while the pool grows.
+    pub fn fill(&self, slots: &mut [Option<RawBlock>]) -> usize {
         let (all, place) = (slots.len(), self.place());
         let mut rest = slots;
         loop {
@@ -57,8 +62,8 @@ impl<S: ChunkSource> Shared<S> {
         }
     }
 
-    /// The same, all bytes of the new blocks 0. No lock is held while they are written.
-    pub(super) fn fill_zeroed_shared(&self, slots: &mut [Option<RawBlock>]) -> usize {
+    /// The same with all bytes of the new blocks 0. No lock is held while they are written.
+    pub fn fill_zeroed(&self, slots: &mut [Option<RawBlock>]) -> usize {
         for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
             let Ok(block) = self.alloc_shared(Form::Raw) else { break };
             self.zero(block);
@@ -67,12 +72,30 @@ impl<S: ChunkSource> Shared<S> {
         slots.iter().flatten().count()
     }
 
+    /// Frees many raw blocks.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
+    pub fn free_bulk(&self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
+        self.free_bulk_by(&mut self.lock(), blocks)
+    }
+
+    /// Frees the raw blocks in the slots, as [`fill`](Self::fill) left them, and empties the slots.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it; it and those after it stay
+    /// in their slots.
     #[inline]
-    pub(super) fn fill(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
+    pub fn free_slots(&self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
+        self.free_slots_by(&mut self.lock(), slots)
+    }
+
+    #[inline]
+    pub(super) fn fill_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
         self.fill_with(owner, slots, |block| block)
     }
 
-    pub(super) fn fill_zeroed(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
+    pub(super) fn fill_zeroed_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
         self.fill_with(owner, slots, |block| {
             self.zero(block);
             block
@@ -80,7 +103,7 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     #[inline]
-    pub(super) fn free_bulk(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
+    pub(super) fn free_bulk_by(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         let place = self.place();
         let mut rest = blocks;
         loop {
@@ -89,14 +112,14 @@ impl<S: ChunkSource> Shared<S> {
                 return Ok(());
             };
             // Of another row, or wrong.
-            self.free(owner, block, Form::Raw)
+            self.free_by(owner, block, Form::Raw)
                 .map_err(|error| BulkFreeError { freed: blocks.len() - after.len() - 1, error })?;
             rest = after;
         }
     }
 
     #[inline]
-    pub(super) fn free_slots(
+    pub(super) fn free_slots_by(
         &self,
         owner: &mut Owner,
         slots: &mut [Option<RawBlock>],
@@ -111,7 +134,7 @@ impl<S: ChunkSource> Shared<S> {
             freed += quick;
             let Some((slot, after)) = after.split_first_mut() else { return Ok(()) };
             if let Some(block) = *slot {
-                self.free(owner, block, Form::Raw).map_err(|error| BulkFreeError { freed, error })?;
+                self.free_by(owner, block, Form::Raw).map_err(|error| BulkFreeError { freed, error })?;
                 *slot = None;
                 freed += 1;
             }

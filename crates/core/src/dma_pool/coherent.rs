@@ -1,6 +1,7 @@
 //! Memory that a device reaches for as long as a value lives: for rings and for what is not one of many.
 
-use super::{ChunkSource, SourceError};
+use super::error::SourceError;
+use super::source::ChunkSource;
 use crate::addr::{Iova, Segment};
 use crate::frame::{Frame, Order};
 use crate::mem::{AccessError, DmaMemory};

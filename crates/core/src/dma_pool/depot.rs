@@ -145,7 +145,7 @@ impl Depot {
     }
 
     /// A new owner, with a number that no other has now. Allocates where there were never as many.
-    pub(super) fn enrol(&self) -> Owner {
+    pub(super) fn register(&self) -> Owner {
         let mut shelves = self.shelves.lock();
         let id = shelves.free_ids.pop().unwrap_or_else(|| {
             let id = shelves.next_id;
@@ -202,7 +202,7 @@ impl Depot {
     }
 
     /// Takes everything that an owner has, and its number.
-    pub(super) fn dismiss(&self, owner: &mut Owner) {
+    pub(super) fn retire(&self, owner: &mut Owner) {
         self.take_all(owner);
         let mut shelves = self.shelves.lock();
         shelves.free_ids.push(owner.id);

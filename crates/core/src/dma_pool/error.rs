@@ -173,35 +173,3 @@ pub struct BulkFreeError {
     #[source]
     pub error: FreeError,
 }
-
-/// A pool that was not destroyed, because blocks of it are still out. It is whole and can be used.
-pub struct Busy<S: super::ChunkSource> {
-    /// The pool.
-    pub pool: super::DmaPool<S>,
-    /// How many blocks are out.
-    pub blocks: u64,
-    /// One of them.
-    pub first: super::RawBlock,
-}
-
-impl<S: super::ChunkSource> core::fmt::Debug for Busy<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Busy")
-            .field("blocks", &self.blocks)
-            .field("first", &self.first)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<S: super::ChunkSource> core::fmt::Display for Busy<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let (name, blocks) = (self.pool.name(), self.blocks);
-        let at = self.first.as_ptr();
-        write!(
-            f,
-            "pool {name:?} still has {blocks} blocks out, one of them at {at:p}: free them and destroy it again"
-        )
-    }
-}
-
-impl<S: super::ChunkSource> core::error::Error for Busy<S> {}

@@ -1,16 +1,18 @@
 //! Taking a block back: from its address to its row, and what is wrong where there is none.
 
 use super::directory::Chunk;
+use super::error::FreeError;
 use super::owner::{Owner, split};
+use super::pool::{DmaPool, Found, tag_of};
+use super::raw::RawBlock;
 use super::row::{Form, FreeRefusal};
-use super::shared::{Found, Shared, tag_of};
+use super::source::ChunkSource;
 use super::watch::Watch;
-use super::{ChunkSource, FreeError, RawBlock};
 use crate::addr::Iova;
 
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
-    pub(super) fn free(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
+    pub(super) fn free_by(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
         if self.place().offset_of(block).is_some_and(|offset| owner.push(offset, form)) {
             return Ok(());
         }
@@ -67,7 +69,7 @@ impl<S: ChunkSource> Shared<S> {
     /// It is a block of this pool that this owner had by `pop_unmarked` and that was not freed since.
     #[inline(always)]
     pub(super) unsafe fn free_unchecked(&self, owner: &mut Owner, block: RawBlock) {
-        let offset = block.ptr.as_ptr().addr().wrapping_sub(self.memory.addr()) as u64;
+        let offset = block.addr().wrapping_sub(self.memory.addr()) as u64;
         if !owner.push_unchecked(offset) {
             self.free_found_unchecked(owner, block);
         }
@@ -97,7 +99,7 @@ impl<S: ChunkSource> Shared<S> {
     /// Finds a block by its address: a range check, the directory, a multiplication and a shift.
     #[inline(always)]
     pub(super) fn find(&self, block: RawBlock) -> Result<Found<'_>, FreeError> {
-        let addr = block.ptr.as_ptr().addr();
+        let addr = block.addr();
         let offset = addr.wrapping_sub(self.memory.addr()) as u64;
         let Some(chunk) = (offset < self.memory.len() as u64).then(|| self.directory.find(offset)).flatten()
         else {
@@ -107,7 +109,7 @@ impl<S: ChunkSource> Shared<S> {
         let Some(index) = index.filter(|&index| index < u64::from(chunk.blocks)) else {
             return Err(self.misaligned(chunk, block));
         };
-        if block.iova.raw().wrapping_sub(self.iova.raw()) != offset {
+        if block.iova().raw().wrapping_sub(self.iova.raw()) != offset {
             return Err(self.wrong_iova(block));
         }
         let (number, bit) = split(index);
@@ -120,27 +122,27 @@ impl<S: ChunkSource> Shared<S> {
     #[cold]
     pub(super) fn foreign(&self, block: RawBlock) -> FreeError {
         let start = self.memory.addr();
-        FreeError::Foreign { addr: block.ptr.as_ptr().addr(), start, end: start + self.memory.len() }
+        FreeError::Foreign { addr: block.addr(), start, end: start + self.memory.len() }
     }
 
     #[cold]
     fn misaligned(&self, chunk: &Chunk, block: RawBlock) -> FreeError {
-        let at = self.block_at(chunk.offset()).ptr.as_ptr().addr();
-        let addr = block.ptr.as_ptr().addr();
+        let at = self.block_at(chunk.offset()).addr();
+        let addr = block.addr();
         FreeError::Misaligned { addr, chunk: at, blocks: chunk.blocks, size: self.geometry.size() }
     }
 
     #[cold]
     fn wrong_iova(&self, block: RawBlock) -> FreeError {
-        let addr = block.ptr.as_ptr().addr();
+        let addr = block.addr();
         let offset = addr.wrapping_sub(self.memory.addr()) as u64;
         let expected = Iova::new(self.iova.raw().wrapping_add(offset));
-        FreeError::WrongIova { addr, iova: block.iova, expected }
+        FreeError::WrongIova { addr, iova: block.iova(), expected }
     }
 
     #[cold]
     pub(super) fn refused(&self, chunk: &Chunk, block: RawBlock, why: FreeRefusal) -> FreeError {
-        let addr = block.ptr.as_ptr().addr();
+        let addr = block.addr();
         match why {
             FreeRefusal::Owned => FreeError::Owned { addr },
             // The chunk was released after the look-up in the directory.

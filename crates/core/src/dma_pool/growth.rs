@@ -6,41 +6,18 @@
 //! blocks that are freed meanwhile serve them.
 
 use super::directory::Key;
+use super::error::AllocError;
 use super::geometry::bytes_of;
 use super::owner::Owner;
+use super::pool::{DmaPool, tag_of};
+use super::raw::RawBlock;
 use super::row::Form;
-use super::shared::{Shared, tag_of};
+use super::source::ChunkSource;
 use super::spin_lock::give_way;
-use super::{AllocError, ChunkSource, RawBlock};
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicBool, Ordering};
 
-/// Whether an owner has the turn to grow the pool.
-#[derive(Debug)]
-pub(super) struct Growth(AtomicBool);
-
-/// The turn, until this is dropped.
-struct Turn<'g>(&'g Growth);
-
-impl Growth {
-    pub(super) fn new() -> Self {
-        Self(AtomicBool::new(false))
-    }
-
-    fn turn(&self) -> Option<Turn<'_>> {
-        let free = self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then(|| Turn(self))
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Release);
-    }
-}
-
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> DmaPool<S> {
     /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled), if need
     /// be from a new chunk.
     #[cold]
@@ -149,7 +126,7 @@ impl<S: ChunkSource> Shared<S> {
 
     /// Releases chunks of which all blocks are in the depot. Correct beside every other operation; the public
     /// `shrink` excludes them (see there).
-    pub(super) fn shrink(&self) -> u64 {
+    pub(super) fn release_free_chunks(&self) -> u64 {
         self.depot.take_all(&mut self.lock());
         self.release_each(|chunk| self.depot.remove_if_whole(chunk.rows()))
     }

@@ -1,73 +1,101 @@
 //! One owner's handle to a pool.
 
+use super::block::Block;
+use super::error::{AllocError, BulkFreeError, FreeError};
 use super::owner::Owner;
+use super::pool::DmaPool;
+use super::raw::RawBlock;
 use super::row::Form;
-use super::shared::Shared;
-use super::{AllocError, Block, BulkFreeError, ChunkSource, FreeError, RawBlock};
+use super::source::ChunkSource;
+use crate::share::{Hold, Shared, Stock};
 use core::fmt;
+use core::marker::PhantomData;
 
-/// One owner's way to a pool: it keeps rows of blocks that nobody else draws from, and
-/// has one of them at hand.
+/// One owner's handle to a pool: it keeps rows of blocks that no other owner draws from, and allocates from one of them
+/// at a time. One per thread of control; it can move between threads.
 ///
-/// Its calls take no lock, and no atomic read-modify-write but where rows change hands (once in 64 blocks or less)
-/// and for a block of a row that another owner keeps. What it holds goes to the depot when it is dropped, which
+/// `H` is how it keeps its pool alive: a [`Stock`] of shares of a [`Shared`] pool (the default), or a borrow
+/// (`&DmaPool`). Its blocks do the same.
+///
+/// Its calls take no lock and make no atomic read-modify-write, in either form, except where rows change hands (at most
+/// once in 64 blocks) and for a block in a row of another owner. Dropping it moves what it holds to the depot, which
 /// takes time proportional to its rows.
-pub struct Local<'p, S: ChunkSource> {
-    pool: &'p Shared<S>,
+pub struct Local<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
+    pool: H,
     owner: Owner,
+    source: PhantomData<fn() -> S>,
 }
 
-impl<S: ChunkSource> fmt::Debug for Local<'_, S> {
+impl<S: ChunkSource> DmaPool<S> {
+    /// Returns a new owner's handle that borrows the pool.
+    ///
+    /// Allocates memory if there were never as many owners.
+    pub fn local(&self) -> Local<S, &Self> {
+        Local::new(self)
+    }
+}
+
+impl<S: ChunkSource> Shared<DmaPool<S>> {
+    /// Returns a new owner's handle that keeps the pool alive, as its blocks do.
+    ///
+    /// Allocates memory if there were never as many owners.
+    pub fn local(&self) -> Local<S> {
+        Local::new(self.stock())
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> fmt::Debug for Local<S, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Local").field("pool", &self.pool.name()).finish_non_exhaustive()
     }
 }
 
-impl<'p, S: ChunkSource> Local<'p, S> {
-    pub(super) fn new(pool: &'p Shared<S>) -> Self {
-        Self { pool, owner: pool.enrol() }
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
+    fn new(pool: H) -> Self {
+        Self { owner: pool.register_owner(), pool, source: PhantomData }
     }
 
-    /// A block that frees itself. [`free`](Self::free) is the quick way back; dropped, it takes a lock.
+    /// Allocates a block that frees itself. [`free`](Self::free) is the fast way to free it; a drop takes a lock.
     ///
     /// # Errors
-    /// [`AllocError`] where neither this owner nor the depot has a free block and the pool can have no chunk.
+    /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
     #[inline]
-    pub fn alloc(&mut self) -> Result<Block<'p, S>, AllocError> {
-        let raw = self.pool.alloc(&mut self.owner, Form::Owned)?;
-        Ok(Block { pool: self.pool, raw })
+    pub fn alloc(&mut self) -> Result<Block<S, H::Item>, AllocError> {
+        let raw = self.pool.alloc_by(&mut self.owner, Form::Owned)?;
+        Ok(Block::new(self.pool.issue(), raw))
     }
 
-    /// The same, all bytes 0.
+    /// The same with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
-    pub fn alloc_zeroed(&mut self) -> Result<Block<'p, S>, AllocError> {
-        self.alloc().inspect(|block| self.pool.zero(block.raw))
+    pub fn alloc_zeroed(&mut self) -> Result<Block<S, H::Item>, AllocError> {
+        self.alloc().inspect(|block| self.pool.zero(block.as_raw()))
     }
 
-    /// Takes a block back, from whichever owner's hand it came; one of another pool goes to its own.
+    /// Frees a block, whichever owner allocated it; one of another pool is dropped.
     #[inline]
-    pub fn free(&mut self, block: Block<'p, S>) {
-        if !core::ptr::eq(block.pool, self.pool) {
+    pub fn free(&mut self, block: Block<S, H::Item>) {
+        if !core::ptr::eq(block.pool(), &raw const *self.pool) {
             return drop(block);
         }
-        // Never refused: nothing but its `Block` frees an owned block.
-        let freed = self.pool.free(&mut self.owner, block.raw, Form::Owned);
+        let (item, raw) = block.into_parts();
+        // Never refused: only its `Block` frees an owned block.
+        let freed = self.pool.free_by(&mut self.owner, raw, Form::Owned);
         debug_assert_eq!(freed, Ok(()));
-        core::mem::forget(block);
+        self.pool.take_back(item);
     }
 
-    /// A block, raw: it is out until it is freed.
+    /// Allocates a raw block: it stays allocated until it is freed by address.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
-        self.pool.alloc(&mut self.owner, Form::Raw)
+        self.pool.alloc_by(&mut self.owner, Form::Raw)
     }
 
-    /// The same, all bytes 0.
+    /// The same with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -75,16 +103,16 @@ impl<'p, S: ChunkSource> Local<'p, S> {
         self.alloc_raw().inspect(|&block| self.pool.zero(block))
     }
 
-    /// Takes a raw block back, from whichever owner's hand it came.
+    /// Frees a raw block, whichever owner allocated it.
     ///
     /// # Errors
-    /// [`FreeError`] where it is not a block of this pool in use; then nothing has changed.
+    /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
     #[inline]
     pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
-        self.pool.free(&mut self.owner, block, Form::Raw)
+        self.pool.free_by(&mut self.owner, block, Form::Raw)
     }
 
-    /// A block of which nobody keeps a record that it is out: to measure what the checks cost, and for nothing else.
+    /// Allocates a block without recording it, to measure what the checks cost.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -103,61 +131,61 @@ impl<'p, S: ChunkSource> Local<'p, S> {
         }
     }
 
-    /// Takes back what [`alloc_raw_unchecked`](Self::alloc_raw_unchecked) gave, without a look at it.
+    /// Frees a block from [`alloc_raw_unchecked`](Self::alloc_raw_unchecked) without any check.
     ///
     /// # Safety
-    /// This `Local` gave the block by that call, and it was not freed since.
+    /// This `Local` allocated the block by that call, and it has not been freed since.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn free_raw_unchecked(&mut self, block: RawBlock) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees what is asked for.
         unsafe { self.pool.free_unchecked(&mut self.owner, block) };
     }
 
-    /// The owner's number, by which debug mode reports it. That of an owner that is gone is given out again.
+    /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are reused.
     pub fn number(&self) -> u32 {
         self.owner.id
     }
 
-    /// What debug mode's reports call this owner.
+    /// Sets the name by which debug mode reports this owner.
     pub fn set_tag(&mut self, tag: &'static str) {
         self.owner.tag = tag;
     }
 
-    /// Fills the empty slots with raw blocks; returns how many slots are full afterwards. Fewer than all where there
-    /// are no more.
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all when the pool
+    /// has no more.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.pool.fill(&mut self.owner, slots)
+        self.pool.fill_by(&mut self.owner, slots)
     }
 
-    /// The same, all bytes of the new blocks 0.
+    /// The same with all bytes of the new blocks 0.
     pub fn fill_zeroed(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.pool.fill_zeroed(&mut self.owner, slots)
+        self.pool.fill_zeroed_by(&mut self.owner, slots)
     }
 
-    /// Takes many blocks back.
+    /// Frees many raw blocks.
     ///
     /// # Errors
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
     #[inline]
     pub fn free_bulk(&mut self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
-        self.pool.free_bulk(&mut self.owner, blocks)
+        self.pool.free_bulk_by(&mut self.owner, blocks)
     }
 
-    /// Takes back the blocks in the slots, which are empty afterwards: the way back for [`fill`](Self::fill).
+    /// Frees the raw blocks in the slots, as [`fill`](Self::fill) left them, and empties the slots.
     ///
     /// # Errors
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it; it and those after it stay
     /// in their slots.
     #[inline]
     pub fn free_slots(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
-        self.pool.free_slots(&mut self.owner, slots)
+        self.pool.free_slots_by(&mut self.owner, slots)
     }
 }
 
-impl<S: ChunkSource> Drop for Local<'_, S> {
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Local<S, H> {
     fn drop(&mut self) {
-        self.pool.dismiss(&mut self.owner);
+        self.pool.depot.retire(&mut self.owner);
     }
 }

@@ -75,13 +75,13 @@ impl Pool {
 
     /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.
     fn is_whole(&self) -> u64 {
-        let mut owner = self.depot.enrol();
+        let mut owner = self.depot.register();
         let all: BTreeSet<_> = core::iter::from_fn(|| self.alloc(&mut owner)).collect();
         assert_eq!(all.len(), 4, "{all:?}");
         for &block in &all {
             assert!(self.free(&mut owner, block));
         }
-        self.depot.dismiss(&mut owner);
+        self.depot.retire(&mut owner);
         assert!(self.chunk.rows().all(|row| row.is_whole_in_depot()));
         self.depot.counts(0).1
     }
@@ -90,7 +90,7 @@ impl Pool {
 /// A pool and an owner that has both blocks of its first row.
 fn with_a_row_out() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();
-    let mut owner = pool.depot.enrol();
+    let mut owner = pool.depot.register();
     let (x, y) = (pool.alloc(&mut owner).unwrap(), pool.alloc(&mut owner).unwrap());
     (pool, owner, x, y)
 }
@@ -102,9 +102,9 @@ fn elsewhere<T: 'static>(
 ) -> thread::JoinHandle<T> {
     let pool = pool.clone();
     thread::spawn(move || {
-        let mut owner = pool.depot.enrol();
+        let mut owner = pool.depot.register();
         let done = does(&pool, &mut owner);
-        pool.depot.dismiss(&mut owner);
+        pool.depot.retire(&mut owner);
         done
     })
 }
@@ -127,7 +127,7 @@ fn a_free_elsewhere_against_alloc_and_free() {
         assert_ne!(z, w);
         assert!(pool.free(&mut a, w));
         assert!(pool.free(&mut a, z));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
     });
@@ -145,7 +145,7 @@ fn a_free_elsewhere_against_letting_go() {
         // Nothing is left to draw: the row of `x` and `y` is let go.
         let z = pool.alloc(&mut a).unwrap();
         assert!(pool.free(&mut a, z));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
     });
@@ -165,7 +165,7 @@ fn two_adopt_one_row() {
         });
         assert!(pool.free(&mut a, y));
         assert!(pool.free(&mut a, z));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
     });
@@ -180,7 +180,7 @@ fn one_block_freed_twice() {
         let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
         let here = pool.free_again(&mut a, x);
         assert!(pool.free_again(&mut a, y));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         let there = other.join().unwrap();
         assert!(here || there);
         assert_eq!(pool.is_whole(), u64::from(here && there));
@@ -196,7 +196,7 @@ fn one_block_freed_twice_elsewhere() {
         let freed = others.map(|other| other.join().unwrap());
         assert_eq!(freed.iter().filter(|&&freed| freed).count(), 1);
         assert!(pool.free_again(&mut a, y));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         assert_eq!(pool.is_whole(), 0);
     });
 }
@@ -208,12 +208,12 @@ fn a_free_against_the_depot() {
         let (pool, mut a, x, y) = with_a_row_out();
         assert!(pool.free(&mut a, y));
         let other = elsewhere(&pool, move |pool, b| assert!(pool.free(b, x)));
-        pool.depot.dismiss(&mut a);
-        let mut c = pool.depot.enrol();
+        pool.depot.retire(&mut a);
+        let mut c = pool.depot.register();
         let z = pool.alloc(&mut c).unwrap();
         assert!(pool.free(&mut c, z));
         pool.depot.remove_if_whole(pool.chunk.rows()).then(|| pool.depot.add(pool.chunk.rows()));
-        pool.depot.dismiss(&mut c);
+        pool.depot.retire(&mut c);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
     });
@@ -222,7 +222,7 @@ fn a_free_against_the_depot() {
 /// Two owned blocks, as `Block`s have them: the first owner keeps their row.
 fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();
-    let mut owner = pool.depot.enrol();
+    let mut owner = pool.depot.register();
     let mut alloc = || pool.alloc_as(&mut owner, Form::Owned).unwrap();
     let (x, y) = (alloc(), alloc());
     (pool, owner, x, y)
@@ -240,7 +240,7 @@ fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
         let again = pool.alloc_as(&mut a, Form::Owned).unwrap();
         assert_eq!(pool.free_as(&mut a, again, Form::Owned), Ok(()));
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         assert!(other.join().unwrap().is_err());
         assert_eq!(pool.is_whole(), 0);
     });
@@ -257,7 +257,7 @@ fn an_owned_block_dropped_elsewhere_against_a_raw_free_here() {
         });
         assert!(pool.free_as(&mut a, x, Form::Raw).is_err());
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         assert_eq!(other.join().unwrap(), Ok(()));
         assert_eq!(pool.is_whole(), 0);
     });
@@ -273,7 +273,7 @@ fn an_owned_block_dropped_elsewhere_against_a_raw_free_elsewhere() {
         assert!(frees.join().unwrap().is_err());
         assert_eq!(drops.join().unwrap(), Ok(()));
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         assert_eq!(pool.is_whole(), 0);
     });
 }
@@ -289,7 +289,7 @@ fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
         pool.chunk.row(number).unwrap().disown(bit);
         let here = pool.free_again(&mut a, x);
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
-        pool.depot.dismiss(&mut a);
+        pool.depot.retire(&mut a);
         let there = other.join().unwrap();
         assert!(here || there);
         assert_eq!(pool.is_whole(), u64::from(here && there));

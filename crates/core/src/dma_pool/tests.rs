@@ -7,13 +7,18 @@ mod hoard;
 mod lists;
 mod model;
 mod owned;
+mod shared;
 mod stress;
 
 use super::*;
-use crate::frame::FrameError;
+use crate::addr::Iova;
+use crate::frame::{Frame, FrameError, Order};
+use crate::mem::DmaMemory;
+use crate::share::{Hold, Shared};
 use crate::sync::Mutex;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const IOVA: u64 = 0x12_3400_0000 << 4;
@@ -81,7 +86,7 @@ impl Drop for Heap {
 }
 
 // SAFETY: as the trait asks: first fit of whole, aligned runs, each given once until it is released.
-unsafe impl ChunkSource for &Heap {
+unsafe impl ChunkSource for Heap {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
     }
@@ -119,7 +124,7 @@ unsafe impl ChunkSource for &Heap {
 struct Crooked<'h>(&'h Heap);
 
 // SAFETY: runs of one page of the heap, each given once until it is released; larger ones never.
-unsafe impl ChunkSource for &Crooked<'_> {
+unsafe impl ChunkSource for Crooked<'_> {
     fn span(&self) -> NonNull<[u8]> {
         let base = NonNull::new(self.0.base.as_ptr().wrapping_add(4096)).unwrap();
         NonNull::slice_from_raw_parts(base, self.0.layout.size() - 4096)
@@ -278,7 +283,7 @@ fn a_fresh_chunk_is_handed_out_in_ascending_order_and_is_not_touched() {
     let mut last = BTreeMap::new();
     for _ in 0..20_000 {
         let block = local.alloc_raw().unwrap();
-        let chunk = pool.0.chunk_of(block).unwrap();
+        let chunk = pool.chunk_of(block).unwrap();
         let before = last.insert(chunk, block.iova());
         assert!(before.is_none_or(|before| before < block.iova()), "{before:?} then {block:?}");
     }
@@ -335,12 +340,12 @@ fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
         let (kept, rest) = blocks.split_first().unwrap();
         pool.free_bulk(rest).unwrap();
         let before = pool.report();
-        let bytes = pool.0.shrink();
+        let bytes = pool.release_free_chunks();
         let stats = pool.report();
         assert_eq!(stats.chunks, 1);
         assert_eq!(stats.bytes + bytes, before.bytes);
         pool.free_raw(*kept).unwrap();
-        assert_eq!(pool.0.shrink(), stats.bytes);
+        assert_eq!(pool.release_free_chunks(), stats.bytes);
     }
     assert_eq!(heap.acquired.load(Ordering::Relaxed), heap.released.load(Ordering::Relaxed));
 }

@@ -1,6 +1,6 @@
 //! Debug mode: patterns in what is free, and a book of who had it.
 
-use super::RawBlock;
+use super::raw::RawBlock;
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use alloc::collections::BTreeMap;

@@ -5,6 +5,9 @@ use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
+use crate::share::Shared;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 
 /// A source that can take a device's access to a chunk away although the chunk is still in use.
 ///
@@ -30,20 +33,23 @@ pub unsafe trait RevocableSource: ChunkSource {
     unsafe fn release_hidden(&self, frame: Frame, order: Order);
 }
 
-// SAFETY: the promises are those of the source that is borrowed.
-unsafe impl<'a, S: RevocableSource> RevocableSource for &'a S
-where
-    &'a S: ChunkSource,
-{
-    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
-        // SAFETY: the caller's promise is the one that is asked for.
-        unsafe { (**self).hide(frame, order) }
-    }
-    unsafe fn release_hidden(&self, frame: Frame, order: Order) {
-        // SAFETY: the caller's promise is the one that is asked for.
-        unsafe { (**self).release_hidden(frame, order) };
-    }
+macro_rules! forward {
+    ($($holder:ty $(=> $sized:ident)?),*) => {$(
+        // SAFETY: the guarantees are those of the source it points to.
+        unsafe impl<S: RevocableSource $(+ ?$sized)?> RevocableSource for $holder {
+            unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
+                // SAFETY: the caller guarantees what is asked for.
+                unsafe { S::hide(self, frame, order) }
+            }
+            unsafe fn release_hidden(&self, frame: Frame, order: Order) {
+                // SAFETY: the caller guarantees what is asked for.
+                unsafe { S::release_hidden(self, frame, order) };
+            }
+        }
+    )*};
 }
+
+forward!(&S => Sized, Box<S> => Sized, Arc<S> => Sized, Shared<S>);
 
 /// What a machine does whose devices do not see the processor's caches. On one that is coherent (x86-64, and most of the
 /// others) there is nothing to do, which is what the methods do if nothing is said.

@@ -92,23 +92,3 @@ unsafe impl ChunkSource for Arena {
         self.inner().release(frame, order);
     }
 }
-
-// SAFETY: as for `Arena`; the borrow keeps a handle alive as long as the pool lives.
-unsafe impl ChunkSource for &Arena {
-    fn span(&self) -> NonNull<[u8]> {
-        ChunkSource::span(*self)
-    }
-    fn iova(&self) -> Iova {
-        ChunkSource::iova(*self)
-    }
-    fn domain(&self) -> Option<DomainId> {
-        ChunkSource::domain(*self)
-    }
-    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        ChunkSource::acquire(*self, order)
-    }
-    unsafe fn release(&self, frame: Frame, order: Order) {
-        // SAFETY: the caller's promise is the one that is asked for.
-        unsafe { ChunkSource::release(*self, frame, order) };
-    }
-}

@@ -8,7 +8,7 @@ use pinfold_core::dma_pool::{self, RawBlock};
 use std::hint::black_box;
 
 /// A pool's `Local`, raw blocks.
-pub(in crate::suite) struct Raw<'p, 'a>(pub(in crate::suite) dma_pool::Local<'p, &'a Arena>);
+pub(in crate::suite) struct Raw<'p, 'a>(pub(in crate::suite) dma_pool::Local<&'a Arena, &'p Pool<'a>>);
 
 impl Hand for Raw<'_, '_> {
     type Thing = RawBlock;

@@ -1,7 +1,7 @@
 //! `pinfold-unchecked`: what the checks of a free cost.
 #![expect(unsafe_code, reason = "what has no checks asks its caller to keep the rules")]
 
-use super::BenchError;
+use super::{BenchError, Pool};
 use crate::harness::Cost;
 use pinfold::Arena;
 use pinfold_core::dma_pool::{DmaPool, Local};
@@ -22,7 +22,10 @@ pub(in crate::suite) fn pairs<const WRITE: bool>(
 
 /// `local` is of the pool that [`pairs`] made.
 #[inline(always)]
-fn repeat<const WRITE: bool>(local: &mut Local<'_, &Arena>, times: usize) -> Result<(), BenchError> {
+fn repeat<'a, const WRITE: bool>(
+    local: &mut Local<&'a Arena, &Pool<'a>>,
+    times: usize,
+) -> Result<(), BenchError> {
     for _ in 0..times {
         // SAFETY: the pool was made above by `DmaPool::new`, so it is not in debug mode; the block is freed right below,
         // by the same `Local`, which borrows the pool, so that it is neither shrunk nor dropped before.

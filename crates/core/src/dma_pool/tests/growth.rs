@@ -25,7 +25,7 @@ impl Slow<'_> {
 }
 
 // SAFETY: the heap's promises.
-unsafe impl ChunkSource for &Slow<'_> {
+unsafe impl ChunkSource for Slow<'_> {
     fn span(&self) -> NonNull<[u8]> {
         (&self.heap).span()
     }
@@ -97,7 +97,7 @@ fn others_allocate_and_free_while_chunks_are_released() {
     pool.free_bulk(rest).unwrap();
     slow.waits[1].store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let shrinking = scope.spawn(|| pool.0.shrink());
+        let shrinking = scope.spawn(|| pool.release_free_chunks());
         begun.recv().unwrap();
         slow.waits[1].store(false, Ordering::Relaxed);
         assert_eq!(pool.report().in_use, 1);
@@ -117,9 +117,9 @@ fn the_memory_of_a_block_is_its_own_or_an_error() {
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 100);
     let block = pool.alloc_raw().unwrap();
-    assert_eq!(pool.0.memory_of(block).unwrap().len(), 100);
+    assert_eq!(pool.memory_of(block).unwrap().len(), 100);
     for bytes in [-1, (2 << 20) - 99, 2 << 20, isize::MAX] {
-        let error = pool.0.memory_of(moved(block, bytes)).map(|memory| memory.len());
+        let error = pool.memory_of(moved(block, bytes)).map(|memory| memory.len());
         assert!(matches!(error, Err(FreeError::Foreign { .. })), "{bytes}: {error:?}");
     }
 }

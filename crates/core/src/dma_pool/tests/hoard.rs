@@ -13,7 +13,7 @@ fn bound(live: u64, owners: u64) -> u64 {
 }
 
 /// Takes blocks until there are no more.
-fn exhaust(local: &mut Local<'_, &Heap>) -> Vec<RawBlock> {
+fn exhaust<'h, H: Hold<Target = DmaPool<&'h Heap>>>(local: &mut Local<&'h Heap, H>) -> Vec<RawBlock> {
     std::iter::from_fn(|| local.alloc_raw().ok()).collect()
 }
 

@@ -1,13 +1,60 @@
-//! The pool's account of itself.
+//! What goes through all rows of a pool: its report, debug mode's inspection, and its end.
 
 use super::geometry::bytes_of;
-use super::shared::Shared;
-use super::{ChunkSource, Damage, PoolStats, RawBlock};
+use super::pool::DmaPool;
+use super::raw::RawBlock;
+use super::report::PoolStats;
+use super::source::ChunkSource;
+use super::watch::Damage;
 use alloc::vec::Vec;
+use core::fmt;
 
-impl<S: ChunkSource> Shared<S> {
-    /// How many blocks are handed out, and one of them.
-    pub(super) fn live(&self) -> (u64, Option<RawBlock>) {
+/// A pool that was not destroyed, because blocks of it are still allocated. It is unchanged.
+pub struct Busy<S: ChunkSource> {
+    /// The pool.
+    pub pool: DmaPool<S>,
+    /// How many blocks are allocated.
+    pub blocks: u64,
+    /// One of them.
+    pub first: RawBlock,
+}
+
+impl<S: ChunkSource> fmt::Debug for Busy<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy")
+            .field("blocks", &self.blocks)
+            .field("first", &self.first)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: ChunkSource> fmt::Display for Busy<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, blocks, at) = (self.pool.name(), self.blocks, self.first.as_ptr());
+        write!(
+            f,
+            "pool {name:?} still has {blocks} blocks allocated, one of them at {at:p}: free them and destroy it again"
+        )
+    }
+}
+
+impl<S: ChunkSource> core::error::Error for Busy<S> {}
+
+impl<S: ChunkSource> DmaPool<S> {
+    /// Releases all chunks.
+    ///
+    /// # Errors
+    /// [`Busy`] if raw blocks are still allocated: it has the pool, unchanged, their number, and one of them.
+    #[expect(clippy::result_large_err, reason = "the error returns the pool")]
+    pub fn destroy(self) -> Result<(), Busy<S>> {
+        match self.live() {
+            (_, None) => Ok(()),
+            (blocks, Some(first)) => Err(Busy { pool: self, blocks, first }),
+        }
+    }
+
+    /// How many blocks are allocated, and one of them.
+    fn live(&self) -> (u64, Option<RawBlock>) {
         let (mut live, mut first) = (0, None);
         for chunk in self.chunks.lock().iter() {
             for row in chunk.rows() {
@@ -22,7 +69,8 @@ impl<S: ChunkSource> Shared<S> {
         (live, first)
     }
 
-    pub(super) fn stats(&self) -> PoolStats {
+    /// Returns the pool's statistics, which print as the kernel's report. Time proportional to the number of blocks.
+    pub fn report(&self) -> PoolStats {
         let mut stats = PoolStats {
             name: self.name.clone(),
             block_bytes: self.geometry.size(),
@@ -60,14 +108,10 @@ impl<S: ChunkSource> Shared<S> {
         stats
     }
 
-    /// What debug mode has found so far.
-    pub(super) fn damages(&self) -> Vec<Damage> {
-        self.watch.as_ref().map_or_else(Vec::new, |watch| watch.book().damages().to_vec())
-    }
-
-    /// Looks at every free block in debug mode. Nobody else may be at work.
-    pub(super) fn inspect(&self) {
-        let Some(watch) = &self.watch else { return };
+    /// Checks every free block now, in debug mode, and returns all reports as [`damages`](Self::damages) does. Time
+    /// proportional to the bytes of the pool.
+    pub fn inspect(&mut self) -> Vec<Damage> {
+        let Some(watch) = &self.watch else { return Vec::new() };
         let chunks = self.chunks.lock();
         let mut book = watch.book();
         for chunk in chunks.iter() {
@@ -80,5 +124,6 @@ impl<S: ChunkSource> Shared<S> {
                 }
             }
         }
+        book.damages().to_vec()
     }
 }

@@ -1,0 +1,74 @@
+//! Where a pool's chunks come from.
+
+use super::error::SourceError;
+use crate::addr::Iova;
+use crate::domain::DomainId;
+use crate::frame::{Frame, Order};
+use crate::share::Shared;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::ptr::NonNull;
+
+/// A span of device-reachable memory that runs of frames are acquired from; a run at `offset` in the span is at
+/// `iova() + offset` for the device.
+///
+/// Implemented by references, boxes and reference counts of a source too, so a pool can borrow, own or share one.
+///
+/// # Safety
+/// Implementers guarantee: `span()` and `iova()` never change; a run returned by `acquire` lies inside `span()`, at a
+/// multiple of its size, and is valid memory that is allocated to no other caller and that no reference points into,
+/// until it is passed to `release`; the span ends at or below the end of 64 bits for the device. What callers
+/// guarantee is stated at `release`.
+///
+/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls `acquire` from one thread
+/// at a time. From inside `acquire` the pool's blocks may be freed and its [report](super::DmaPool::report) read, but an
+/// allocation that needs another chunk would wait for the `acquire` it is called from.
+pub unsafe trait ChunkSource: Send + Sync {
+    /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and nothing else of it.
+    fn span(&self) -> NonNull<[u8]>;
+    /// Returns the device's address of the first byte of the span; the rest follows linearly.
+    fn iova(&self) -> Iova;
+    /// Returns the domain whose devices reach the runs; `None` if that is no [`Domain`](crate::domain::Domain).
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
+    /// Acquires a run of 2^order frames that the device can read and write.
+    ///
+    /// # Errors
+    /// [`SourceError`]; then nothing has changed.
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError>;
+    /// Releases a run: the device can no longer reach it when this returns.
+    ///
+    /// # Safety
+    /// The run was returned by [`acquire`](Self::acquire) for this order and has not been released since, and the
+    /// caller no longer accesses it.
+    unsafe fn release(&self, frame: Frame, order: Order);
+}
+
+macro_rules! forward {
+    ($($holder:ty $(=> $sized:ident)?),*) => {$(
+        // SAFETY: the guarantees are those of the source it points to, which stays alive and the same as long as it is
+        // held.
+        unsafe impl<S: ChunkSource $(+ ?$sized)?> ChunkSource for $holder {
+            fn span(&self) -> NonNull<[u8]> {
+                S::span(self)
+            }
+            fn iova(&self) -> Iova {
+                S::iova(self)
+            }
+            fn domain(&self) -> Option<DomainId> {
+                S::domain(self)
+            }
+            fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+                S::acquire(self, order)
+            }
+            unsafe fn release(&self, frame: Frame, order: Order) {
+                // SAFETY: the caller guarantees what is asked for.
+                unsafe { S::release(self, frame, order) };
+            }
+        }
+    )*};
+}
+
+// Unsized ones too: a `Box<dyn ChunkSource>` is a source.
+forward!(&S => Sized, Box<S> => Sized, Arc<S> => Sized, Shared<S>);
