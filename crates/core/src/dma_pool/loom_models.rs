@@ -1,19 +1,25 @@
 //! Every interleaving (within a bound of preemptions) of owners that share two rows of two blocks each.
 //!
 //! A block's memory is played by a cell: the model checker objects when two threads have it at once, and when what one
-//! did with it does not come before the next one's use. That the pool goes while somebody still frees is ruled out by the
-//! type system: a free borrows the pool.
+//! did with it does not come before the next one's use. That the pool is dropped during a free is ruled out by the type
+//! system in the borrowed form; in the shared form the last model covers it.
 
 use super::depot::Depot;
 use super::directory::Chunk;
+use super::error::SourceError;
 use super::geometry::Geometry;
 use super::owner::{Owner, split};
+use super::pool::DmaPool;
 use super::row::{Form, FreeRefusal};
+use super::source::ChunkSource;
 use super::spin_lock::SpinLock;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
+use crate::share::Shared;
+use core::ptr::NonNull;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use std::collections::BTreeSet;
 
@@ -308,5 +314,75 @@ fn the_spin_lock_has_one_holder() {
         *lock.lock() += 1;
         other.join().unwrap();
         assert_eq!(*lock.lock(), 2);
+    });
+}
+
+/// One page. Its cell is read by those who use the pool, and written when the source is dropped.
+struct Page {
+    alive: UnsafeCell<()>,
+    runs: Arc<AtomicU32>,
+    drops: Arc<AtomicU32>,
+}
+
+// SAFETY: the cell is reached as each model's protocol says, which loom checks.
+unsafe impl Send for Page {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Page {}
+
+impl Page {
+    fn read(&self) {
+        // Loom objects if the drop is not ordered after it.
+        self.alive.with(|_| ());
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.alive.with_mut(|_| ());
+        self.drops.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the one run is acquired once. No model accesses its memory.
+unsafe impl ChunkSource for Page {
+    fn span(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(
+            NonNull::without_provenance(const { core::num::NonZero::new(4096).unwrap() }),
+            4096,
+        )
+    }
+    fn iova(&self) -> Iova {
+        Iova::new(0)
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        assert_eq!((order, self.runs.fetch_add(1, Ordering::SeqCst)), (Order::PAGE, 0));
+        Ok(Frame::new(0).unwrap())
+    }
+    unsafe fn release(&self, _: Frame, _: Order) {
+        self.read();
+        self.runs.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The front, an owner and a block are dropped by three threads: the pool is dropped once, after all uses, and has
+/// released its chunk.
+#[test]
+fn a_block_outlives_front_and_owner() {
+    check(|| {
+        let (runs, drops) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let page = Page { alive: UnsafeCell::new(()), runs: runs.clone(), drops: drops.clone() };
+        let front = Shared::new(DmaPool::new(page, "model", SIZE as usize, 0, 0).unwrap());
+        let mut local = front.local();
+        let block = local.alloc().unwrap();
+        let user = thread::spawn(move || {
+            block.pool().source().read();
+            drop(block);
+        });
+        let owner = thread::spawn(move || drop(local));
+        front.source().read();
+        drop(front);
+        user.join().unwrap();
+        owner.join().unwrap();
+        assert_eq!((runs.load(Ordering::SeqCst), drops.load(Ordering::SeqCst)), (0, 1));
     });
 }

@@ -5,8 +5,9 @@ use super::local::Local;
 use super::map::Part;
 use super::stats::Tally;
 use super::watermark::{Allowance, Urgency};
-use super::zone::Zone;
+use super::zone::{Bounds, Zone};
 use super::{Frame, FrameError};
+use core::ops::Deref;
 
 /// What a fill came to.
 struct Filled {
@@ -76,13 +77,13 @@ fn lay_down(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
 /// Empties the full slots by parts of one word each, which `give` takes. Returns how many.
 #[inline(always)]
 fn empty_into(
-    zone: &Zone,
+    bounds: Bounds,
     slots: &mut [Option<Frame>],
     mut give: impl FnMut(Part) -> Result<(), FrameError>,
 ) -> (usize, Result<(), FrameError>) {
     let (mut freed, mut at) = (0, 0);
     while let Some(rest) = slots.get_mut(at..).filter(|rest| !rest.is_empty()) {
-        let (part, len) = match leading_part(zone, rest) {
+        let (part, len) = match leading_part(bounds, rest) {
             Ok(found) => found,
             Err(error) => return (freed, Err(error)),
         };
@@ -114,8 +115,8 @@ fn empty_into(
 
 /// The frames of one word with which `slots` begins, and how many slots those are.
 #[inline(always)]
-fn leading_part(zone: &Zone, slots: &[Option<Frame>]) -> Result<(Part, usize), FrameError> {
-    if let Some(found) = leading_run(zone, slots) {
+fn leading_part(bounds: Bounds, slots: &[Option<Frame>]) -> Result<(Part, usize), FrameError> {
+    if let Some(found) = leading_run(bounds, slots) {
         return Ok(found);
     }
     let mut part = Part::NONE;
@@ -123,9 +124,9 @@ fn leading_part(zone: &Zone, slots: &[Option<Frame>]) -> Result<(Part, usize), F
         let Some(frame) = *slot else { continue };
         let one = Part::of(frame);
         if part.mask == 0 {
-            zone.check(frame, 1)?;
+            bounds.check(frame, 1)?;
             part = one;
-        } else if one.word != part.word || one.mask & part.mask != 0 || zone.check(frame, 1).is_err() {
+        } else if one.word != part.word || one.mask & part.mask != 0 || bounds.check(frame, 1).is_err() {
             return Ok((part, index));
         } else {
             part.mask |= one.mask;
@@ -136,12 +137,12 @@ fn leading_part(zone: &Zone, slots: &[Option<Frame>]) -> Result<(Part, usize), F
 
 /// The rest of a word, where `slots` begins with it in order: as they were filled.
 #[inline(always)]
-fn leading_run(zone: &Zone, slots: &[Option<Frame>]) -> Option<(Part, usize)> {
+fn leading_run(bounds: Bounds, slots: &[Option<Frame>]) -> Option<(Part, usize)> {
     let first = (*slots.first()?)?;
     let one = Part::of(first);
     let rest_of_word = 64 - one.mask.trailing_zeros();
     let run = u32::try_from(slots.len()).unwrap_or(u32::MAX).min(rest_of_word);
-    if run < 8 || zone.check(first, run).is_err() {
+    if run < 8 || bounds.check(first, run).is_err() {
         return None;
     }
     let in_order = slots
@@ -188,7 +189,7 @@ impl Zone {
 
     /// A chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames that are not taken from it go
     /// back on drop.
-    pub fn take_list(&self, n: usize) -> FrameList<'_> {
+    pub fn take_list(&self, n: usize) -> FrameList<&Self> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
         self.count_bulk(n, parts.len(), allowance);
@@ -210,7 +211,7 @@ impl Zone {
     /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names, and all after it, are
     /// as they were; those before it are free and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self, slots, |part| self.release(part));
+        let (freed, result) = empty_into(self.bounds(), slots, |part| self.release(part));
         if freed > 0 {
             self.count_free(freed as u64);
         }
@@ -227,7 +228,7 @@ fn fill_all_from(slots: &mut [Option<Frame>], asked: usize, parts: &mut Parts) -
     Ok(())
 }
 
-impl<'z> Local<'z> {
+impl<H: Deref<Target = Zone>> Local<H> {
     /// As [`Zone::fill`], from the magazine first: the marks are for what it lacks.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
@@ -254,25 +255,28 @@ impl<'z> Local<'z> {
         let mut parts = Parts::gather(asked, |want| supply.next_exactly(self, want));
         let result = fill_all_from(slots, asked, &mut parts);
         self.tally.claimed -= parts.len() as i64;
-        parts.give_back(self.zone());
+        parts.give_back(&self.zone);
         self.tally.bulk(asked, if result.is_ok() { asked } else { 0 }, supply.fell_back());
         self.after_bulk(result.is_err());
         result
     }
 
     /// As [`Zone::take_list`], from the magazine first.
-    pub fn take_list(&mut self, n: usize) -> FrameList<'z> {
+    pub fn take_list(&mut self, n: usize) -> FrameList<H>
+    where
+        H: Clone,
+    {
         let mut supply = Supply::new(Urgency::Normal);
         let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
         self.tally.bulk(n, parts.len(), supply.fell_back());
         self.after_bulk(parts.len() < n);
-        FrameList::new(self.zone(), parts)
+        FrameList::new(self.zone.clone(), parts)
     }
 
     /// Whoever came to a mark tells the others.
     fn after_bulk(&self, short: bool) {
         if short {
-            self.zone().press();
+            self.zone.press();
         }
     }
 
@@ -281,7 +285,7 @@ impl<'z> Local<'z> {
     /// # Errors
     /// As there.
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.zone(), slots, |part| self.keep(part));
+        let (freed, result) = empty_into(self.zone.bounds(), slots, |part| self.keep(part));
         self.count_frees(freed as u64);
         result.map(|()| freed)
     }
@@ -304,22 +308,22 @@ impl Supply {
     }
 
     #[inline(always)]
-    fn next(&mut self, local: &mut Local<'_>, want: u32) -> Part {
+    fn next(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
         let held = local.held_part();
         if held.mask != 0 { held } else { self.claim(local, want) }
     }
 
     /// At most `want` frames.
-    fn next_exactly(&mut self, local: &mut Local<'_>, want: u32) -> Part {
+    fn next_exactly(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
         let mut part = self.next(local, want);
         let some = part.split(want);
         local.put_back(part);
         some
     }
 
-    fn claim(&mut self, local: &mut Local<'_>, want: u32) -> Part {
-        let (zone, unknown) = (local.zone(), local.tally.claimed);
-        let allowance = self.allowance.get_or_insert_with(|| zone.allowance(self.urgency, unknown));
+    fn claim(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
+        let new = || local.zone.allowance(self.urgency, local.tally.claimed);
+        let allowance = self.allowance.get_or_insert_with(new);
         match allowance.of(local.batch_for(want)) {
             0 => Part::NONE,
             n => {

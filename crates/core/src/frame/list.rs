@@ -4,6 +4,7 @@ use super::Frame;
 use super::map::Part;
 use super::zone::Zone;
 use alloc::vec::Vec;
+use core::ops::Deref;
 
 /// How many words frames may come from before the heap is asked for room: enough for 512 frames, and some more.
 const NEAR: usize = 12;
@@ -67,14 +68,14 @@ impl Parts {
 
 /// A chain of frames: an iterator whose rest goes back to the zone on drop.
 #[derive(Debug)]
-pub struct FrameList<'z> {
-    zone: &'z Zone,
+pub struct FrameList<H: Deref<Target = Zone>> {
+    zone: H,
     current: Part,
     parts: Parts,
 }
 
-impl<'z> FrameList<'z> {
-    pub(super) fn new(zone: &'z Zone, parts: Parts) -> Self {
+impl<H: Deref<Target = Zone>> FrameList<H> {
+    pub(super) fn new(zone: H, parts: Parts) -> Self {
         Self { zone, current: Part::NONE, parts }
     }
 
@@ -83,7 +84,7 @@ impl<'z> FrameList<'z> {
     }
 }
 
-impl Iterator for FrameList<'_> {
+impl<H: Deref<Target = Zone>> Iterator for FrameList<H> {
     type Item = Frame;
 
     fn next(&mut self) -> Option<Frame> {
@@ -98,16 +99,16 @@ impl Iterator for FrameList<'_> {
     }
 }
 
-impl ExactSizeIterator for FrameList<'_> {}
+impl<H: Deref<Target = Zone>> ExactSizeIterator for FrameList<H> {}
 
-impl Drop for FrameList<'_> {
+impl<H: Deref<Target = Zone>> Drop for FrameList<H> {
     fn drop(&mut self) {
         let rest = self.rest() as u64;
         if self.current.mask != 0 {
             // They are ours: as for `give_back`.
             _ = self.zone.release(self.current);
         }
-        self.parts.give_back(self.zone);
+        self.parts.give_back(&self.zone);
         if rest > 0 {
             self.zone.count_free(rest);
         }

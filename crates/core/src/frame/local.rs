@@ -5,6 +5,7 @@ use super::map::{Part, parts};
 use super::stats::Tally;
 use super::zone::Zone;
 use super::{Frame, FrameError, Order};
+use core::ops::Deref;
 
 /// How many frees, at most, lie between two looks at whether the zone has run short.
 const LOOK: u64 = 256;
@@ -19,9 +20,12 @@ const LOOK: u64 = 256;
 /// drop, and after the zone has run short ([`Zone::pressed`]): an owner that works sees that within 256 frees, or when
 /// its allocs have used up the frames of one word of the map, by one relaxed load each. An owner that makes no calls
 /// keeps what it has.
+///
+/// `H` is how it refers to the zone: a borrow ([`Zone::local`]) or anything else that dereferences to it
+/// ([`Local::new`]), so that a program can keep it beside what owns the zone.
 #[derive(Debug)]
-pub struct Local<'z> {
-    zone: &'z Zone,
+pub struct Local<H: Deref<Target = Zone>> {
+    pub(super) zone: H,
     magazine: Magazine,
     /// How many frames the magazine may hold.
     limit: u32,
@@ -44,35 +48,41 @@ impl Zone {
     ///
     /// The magazine holds at most 1/32 of the zone, but 512 frames in any case and 32,768 (128 MiB) at most; less in
     /// zones under 16 MiB. Others cannot have those.
-    pub fn local(&self) -> Local<'_> {
-        let regions = self.regions();
+    pub fn local(&self) -> Local<&Self> {
+        Local::new(self)
+    }
+}
+
+impl<H: Deref<Target = Zone>> Local<H> {
+    /// The same for a handle to the zone that is not a borrow. It must always dereference to the same zone: otherwise
+    /// frames are mixed up between zones, and calls may panic.
+    pub fn new(zone: H) -> Self {
+        let regions = zone.regions();
         // In small zones few frames may be kept from the others.
         let (ways, limit) = match regions {
             ..=16 => {
                 let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
                 (ways, ways * 64)
             }
-            _ => ((regions * 8).next_power_of_two().min(4096), (self.frames() / 32).clamp(512, 32_768)),
+            _ => ((regions * 8).next_power_of_two().min(4096), (zone.frames() / 32).clamp(512, 32_768)),
         };
-        Local {
-            zone: self,
+        Self {
             magazine: Magazine::new(ways),
             limit,
             batch: (regions * 8).min(64),
-            fold_at: u64::from(self.frames() / 256).clamp(64, 4096),
+            fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
             look_at: LOOK.min(limit.into()),
             trim_at: limit.into(),
             region: None,
-            slot: self.enter(),
+            slot: zone.enter(),
             tally: Tally::default(),
+            zone,
         }
     }
-}
 
-impl<'z> Local<'z> {
-    /// The zone.
-    pub fn zone(&self) -> &'z Zone {
-        self.zone
+    /// Returns the zone.
+    pub fn zone(&self) -> &Zone {
+        &self.zone
     }
 
     /// How many frames lie in the magazine. O(words that it has frames of).
@@ -328,7 +338,7 @@ impl<'z> Local<'z> {
     }
 }
 
-impl Drop for Local<'_> {
+impl<H: Deref<Target = Zone>> Drop for Local<H> {
     fn drop(&mut self) {
         self.give_all_back();
         self.zone.fold(self.tally);

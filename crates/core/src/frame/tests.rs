@@ -1,4 +1,5 @@
 use super::*;
+use crate::share::Shared;
 use std::collections::BTreeSet;
 
 mod fragments;
@@ -241,7 +242,13 @@ fn read_modify_writes_are_few() {
     rmw_reset();
     (0..1000).for_each(|_| pair());
     assert_eq!(rmw_count(), 4000);
-    let mut local = zone.local();
+    owners_make_few_read_modify_writes(zone.local());
+    owners_make_few_read_modify_writes(Local::new(Shared::new(zone)));
+}
+
+#[cfg(feature = "count-rmw")]
+fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut local: Local<H>) {
+    use crate::sync::{rmw_count, rmw_reset};
     for _ in 0..2 {
         rmw_reset();
         let all: Vec<_> = (0..100_000).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
@@ -266,4 +273,23 @@ fn read_modify_writes_are_few() {
         assert_eq!(local.fill(&mut slots), 512);
     }
     assert!(rmw_count() <= 512, "{} for 102,400 operations", rmw_count());
+}
+
+#[test]
+fn handles_and_lists_keep_their_zone() {
+    struct Owner {
+        zone: Shared<Zone>,
+        local: Local<Shared<Zone>>,
+        list: FrameList<Shared<Zone>>,
+    }
+    let zone = Shared::new(Zone::new(1 << 14).unwrap());
+    let mut local = Local::new(zone.clone());
+    let list = local.take_list(100);
+    let owner = Owner { zone, local, list };
+    let Owner { zone, mut local, mut list } = std::thread::spawn(move || owner).join().unwrap();
+    let frame = list.next().unwrap();
+    local.free(frame, Order::PAGE).unwrap();
+    drop((local, list));
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+    assert!(zone.try_into_inner().is_ok());
 }

@@ -4,6 +4,7 @@ use super::local::Local;
 use super::zone::Zone;
 use super::{Frame, FrameError, Order};
 use crate::mem::{AccessError, DmaMemory};
+use core::ops::Deref;
 
 /// Why a frame's memory was not zeroed. No frame is taken when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -81,7 +82,7 @@ impl Zone {
     }
 }
 
-impl Local<'_> {
+impl<H: Deref<Target = Zone>> Local<H> {
     /// As [`Zone::fill_zeroed`].
     ///
     /// # Errors

@@ -194,11 +194,15 @@ impl Zone {
         FrameError::Exhausted { order, frames: self.frames }
     }
 
-    /// Whether the run lies in the zone.
+    #[inline(always)]
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds { frames: self.frames }
+    }
+
+    /// See [`Bounds::check`].
     #[inline(always)]
     pub(super) fn check(&self, frame: Frame, run_frames: u32) -> Result<(), FrameError> {
-        let ends_inside = frame.index().checked_add(run_frames).is_some_and(|end| end <= self.frames);
-        if ends_inside { Ok(()) } else { Err(FrameError::Foreign { frame, run_frames, frames: self.frames }) }
+        self.bounds().check(frame, run_frames)
     }
 
     /// Claims at most `n` frames, all of one word, for whoever has reserved nothing.
@@ -354,6 +358,21 @@ impl Zone {
         if !self.partial.has(region) && !self.whole.has(region) && self.map.has_free(region) {
             self.partial.set(region);
         }
+    }
+}
+
+/// Which frames a zone has.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    frames: u32,
+}
+
+impl Bounds {
+    /// Checks that a run lies in the zone.
+    #[inline(always)]
+    pub(super) fn check(self, frame: Frame, run_frames: u32) -> Result<(), FrameError> {
+        let ends_inside = frame.index().checked_add(run_frames).is_some_and(|end| end <= self.frames);
+        if ends_inside { Ok(()) } else { Err(FrameError::Foreign { frame, run_frames, frames: self.frames }) }
     }
 }
 

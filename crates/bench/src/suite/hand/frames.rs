@@ -3,7 +3,7 @@
 use super::{BenchError, Hand};
 use pinfold_core::frame::{self, Frame, Order, Zone};
 
-impl Hand for frame::Local<'_> {
+impl Hand for frame::Local<&frame::Zone> {
     type Thing = Frame;
     #[inline(always)]
     fn get(&mut self) -> Result<Frame, BenchError> {
@@ -38,7 +38,7 @@ impl Hand for &Zone {
 /// Whole hugepages of a zone, runs of 2 MiB.
 pub(in crate::suite) struct Huge<H>(pub(in crate::suite) H);
 
-impl Hand for Huge<frame::Local<'_>> {
+impl Hand for Huge<frame::Local<&frame::Zone>> {
     type Thing = Frame;
     #[inline(always)]
     fn get(&mut self) -> Result<Frame, BenchError> {

@@ -76,18 +76,18 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
 /// An owner whose frees and allocs all stay in its magazine sees that the zone has run short, and gives back.
 #[test]
 fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
-    let frees = |hoarder: &mut Local<'_>| {
+    let frees = |hoarder: &mut Local<&Zone>| {
         for _ in 0..300 {
             let frame = hoarder.alloc(Order::PAGE).unwrap();
             hoarder.free(frame, Order::PAGE).unwrap();
         }
     };
-    let allocs = |hoarder: &mut Local<'_>| {
+    let allocs = |hoarder: &mut Local<&Zone>| {
         for _ in 0..65 {
             hoarder.alloc(Order::PAGE).unwrap();
         }
     };
-    type Works<'a> = &'a dyn Fn(&mut Local<'_>);
+    type Works<'a> = &'a dyn Fn(&mut Local<&Zone>);
     for (works, frames) in [(&frees as Works<'_>, 1 << 18), (&allocs, 1 << 18), (&frees, 512 * 20)] {
         let zone = zone_with(frames, 200, 300, 400);
         let mut hoarder = zone.local();
