@@ -48,7 +48,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "vfio",
-        about: "mappings by the kernel's table: map and unmap by size and page size, the registration cache",
+        about: "mappings by the kernel's table: map and unmap by size and page size, beside an arena mapped whole",
         run: vfio::run,
         unable: vfio::unable,
     },
@@ -101,7 +101,7 @@ pub enum BenchError {
     Buffer(#[from] pinfold::arena::AllocError),
     /// That memory cannot be the baselines' alone.
     #[error(transparent)]
-    Shared(#[from] pinfold::arena::Shared),
+    NotExclusive(#[from] pinfold::arena::NotExclusive),
     /// The domain for the subjects could not be had.
     #[error("the domain for the measurement could not be had: {0}")]
     Domain(#[from] pinfold_core::domain::BackendError),
@@ -167,9 +167,6 @@ pub enum BenchError {
     /// No device that is bound to VFIO can be opened.
     #[error(transparent)]
     Device(#[from] pinfold::vfio::OpenError),
-    /// A cache refused.
-    #[error(transparent)]
-    Cache(#[from] pinfold::cache::CacheError),
     /// A second thread could not be started.
     #[error("a second thread for the measurement could not be started: {0}")]
     NoThread(#[source] std::io::Error),

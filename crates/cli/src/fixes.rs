@@ -2,7 +2,7 @@
 
 use crate::stack::Stack;
 use pinfold::MemlockLimit;
-use pinfold::arena::{NotLocked, Residency, SourceRefused, Why};
+use pinfold::arena::{NotLocked, Residency, SourceUnavailable, UnavailableReason};
 use pinfold::probe::hugepages::{self, HugetlbPool};
 use pinfold_core::addr::PageSize;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::path::Path;
 /// The commands for `stack`, and for rings that could not register its memory: what each must be allowed to lock.
 pub(crate) fn of(stack: &Stack, registered: impl Iterator<Item = u64>) -> Vec<String> {
     let pool = |page| hugepages::pool(Path::new("/sys"), page);
-    let refused = stack.arenas().flat_map(|arena| &arena.account().refused);
-    let mut fixes = sources(refused, pool);
-    let not_locked = stack.arenas().filter_map(|arena| match arena.account().residency {
-        Residency::NotLocked(NotLocked::Limit { asked, limit, .. }) => Some((asked, limit)),
+    let unavailable = stack.arenas().flat_map(|arena| arena.report().unavailable).collect::<Vec<_>>();
+    let mut fixes = sources(unavailable.iter(), pool);
+    let not_locked = stack.arenas().filter_map(|arena| match arena.report().residency {
+        Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
         _ => None,
     });
     fixes.extend(memlock(not_locked, registered.max()));
@@ -23,17 +23,17 @@ pub(crate) fn of(stack: &Stack, registered: impl Iterator<Item = u64>) -> Vec<St
 
 /// Hugepages that are missing are added up and put on top of what the pool has; the other commands are told once.
 fn sources<'a>(
-    refused: impl Iterator<Item = &'a SourceRefused>,
+    unavailable: impl Iterator<Item = &'a SourceUnavailable>,
     pool: impl Fn(PageSize) -> Option<HugetlbPool>,
 ) -> Vec<String> {
     let mut needed: BTreeMap<u64, (PageSize, u64)> = BTreeMap::new();
     let mut fixes: Vec<String> = Vec::new();
-    for SourceRefused { why, remedy, .. } in refused {
-        match (why, remedy) {
-            (Why::FewHugepages { page, needed: pages, .. }, _) => {
+    for SourceUnavailable { reason, fix, .. } in unavailable {
+        match (reason, fix) {
+            (UnavailableReason::FewHugepages { page, needed: pages, .. }, _) => {
                 needed.entry(page.bytes()).or_insert((*page, 0)).1 += pages;
             }
-            (_, Some(remedy)) if !fixes.contains(remedy) => fixes.push(remedy.clone()),
+            (_, Some(fix)) if !fixes.contains(fix) => fixes.push(fix.clone()),
             _ => {}
         }
     }
@@ -66,9 +66,9 @@ mod tests {
     use super::*;
     use pinfold::Source;
 
-    fn few(page: PageSize, needed: u64, free: u64, total: u64) -> SourceRefused {
-        let why = Why::FewHugepages { page, needed, free, total };
-        SourceRefused { source: Source::Hugetlb2M, why, remedy: Some("of this arena alone".into()) }
+    fn few(page: PageSize, needed: u64, free: u64, total: u64) -> SourceUnavailable {
+        let reason = UnavailableReason::FewHugepages { page, needed, free, total };
+        SourceUnavailable { source: Source::Hugetlb2M, reason, fix: Some("of this arena alone".into()) }
     }
 
     fn pool(total: u64, free: u64) -> impl Fn(PageSize) -> Option<HugetlbPool> {
@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn other_commands_are_told_once() {
-        let off = || SourceRefused {
+        let off = || SourceUnavailable {
             source: Source::Transparent,
-            why: Why::TransparentOff,
-            remedy: Some("on".into()),
+            reason: UnavailableReason::TransparentOff,
+            fix: Some("on".into()),
         };
         assert_eq!(sources([off(), off()].iter(), pool(0, 0)), ["on"]);
         assert!(sources([].iter(), pool(0, 0)).is_empty());

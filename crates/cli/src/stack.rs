@@ -187,25 +187,25 @@ const SMALL_PAGES_COST: &str =
     "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
 
 fn memory_report(name: &'static str, arena: &Arena) -> MemoryReport {
-    let (account, stats) = (arena.account(), arena.stats());
-    let not_locked = match &account.residency {
+    let (report, stats) = (arena.report(), arena.stats());
+    let not_locked = match &report.residency {
         // What mends it is told once for all arenas.
-        Residency::NotLocked(NotLocked::Limit { asked, used, allowed, .. }) => {
-            Some(format!("RLIMIT_MEMLOCK: {asked} bytes asked, {used} locked already, {allowed} allowed"))
-        }
+        Residency::NotLocked(NotLocked::Limit { requested, used, allowed, .. }) => Some(format!(
+            "RLIMIT_MEMLOCK: {requested} bytes requested, {used} locked already, {allowed} allowed"
+        )),
         Residency::NotLocked(why) => Some(why.to_string()),
         _ => None,
     };
-    let small = account.page_size == PageSize::Size4K && account.bytes >= HUGE as u64;
-    let refused = |refused: &pinfold::arena::SourceRefused| RefusedReport {
-        source: word(refused.source),
-        why: refused.why.to_string(),
+    let small = report.page_size == PageSize::Size4K && report.bytes >= HUGE as u64;
+    let refused = |unavailable: &pinfold::arena::SourceUnavailable| RefusedReport {
+        source: word(unavailable.source),
+        why: unavailable.reason.to_string(),
     };
     MemoryReport {
         name,
-        source: word(account.source),
-        bytes: account.bytes,
-        page_bytes: account.page_size.bytes(),
+        source: word(report.source),
+        bytes: report.bytes,
+        page_bytes: report.page_size.bytes(),
         always_exposed: arena.mapping_policy() == MappingPolicy::Whole,
         cost: small.then_some(SMALL_PAGES_COST),
         not_locked,
@@ -213,7 +213,7 @@ fn memory_report(name: &'static str, arena: &Arena) -> MemoryReport {
         frames_in_use: stats.frames_in_use,
         frames_at_most: stats.frames_peak,
         frames_quarantined: stats.frames_quarantined,
-        refused: account.refused.iter().map(refused).collect(),
+        refused: report.unavailable.iter().map(refused).collect(),
     }
 }
 

@@ -7,14 +7,12 @@
 //! `noiommu` behind them names the way. `with=BDF` puts a second device into the same domain.
 
 use pinfold::arena::Residency;
-use pinfold::cache::{Budget, RegistrationCache};
 use pinfold::vfio::{Device, IommuInterface, Options};
 use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::access::Both;
 use pinfold_core::domain::BackendError;
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -77,7 +75,7 @@ fn check(what: &str, holds: bool) -> Outcome {
 fn whole(device: &Device) -> Outcome {
     registers(device)?;
     memory(device.domain())?;
-    cached(device.domain())
+    late(device.domain())
 }
 
 fn registers(device: &Device) -> Outcome {
@@ -105,7 +103,7 @@ fn registers(device: &Device) -> Outcome {
 
 fn memory(domain: &Domain) -> Outcome {
     let whole = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(domain)?;
-    println!("64 MiB from {} at {}", whole.account().source, whole.iova());
+    println!("64 MiB from {} at {}", whole.report().source, whole.iova());
     check("an arena is one entry", domain.stats().backend.entries == 1)?;
     let arena = Arena::builder().size(16 << 20).build(domain)?;
     let mapped = domain.map(arena.alloc(1 << 20)?, Both)?;
@@ -129,19 +127,18 @@ fn memory(domain: &Domain) -> Outcome {
     check("64 at once", revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1)
 }
 
-fn cached(domain: &Domain) -> Outcome {
-    let cache = RegistrationCache::new(domain, Budget { entries: 2, bytes: 8 << 20 });
-    let arena = Arena::builder().size(16 << 20).build(domain)?;
-    let buffers: Vec<_> =
-        (0..3).map(|_| Ok(Arc::new(arena.alloc(1 << 20)?))).collect::<Result<_, Box<dyn Error>>>()?;
-    for buffer in buffers.iter().chain(&buffers) {
-        drop(cache.hold(buffer)?);
-    }
-    let stats = cache.stats();
-    check("the cache keeps two of three", (stats.entries, stats.misses, stats.evictions) == (2, 6, 4))?;
-    cache.clear();
-    let held = cache.hold_all(&buffers)?;
-    check("three neighbours are one entry", held.len() == 3 && domain.stats().backend.entries == 1)
+/// Memory that exists before its device is known.
+fn late(domain: &Domain) -> Outcome {
+    let builder = Arena::builder().size(16 << 20).mapping_policy(MappingPolicy::Whole);
+    let memory = builder.build_unmapped()?;
+    let buffer = memory.alloc(1 << 20)?;
+    let arena = memory.map_into(domain)?;
+    check("an arena that is mapped later is one entry", domain.stats().backend.entries == 1)?;
+    let locked = matches!(arena.report().residency, Residency::Locked);
+    check("it is pinned by its mapping and not locked", !locked)?;
+    let fixed = arena.iova_of(&buffer);
+    let mapped = domain.map(buffer, Both)?;
+    check("its buffers are mapped with it", Some(mapped.iova().start()) == fixed && mapped.is_fixed())
 }
 
 /// Nothing is translated.
@@ -152,10 +149,10 @@ fn unprotected(device: &Device) -> Outcome {
     let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
     let arena = two.build(domain)?;
     println!("a hugepage at {}", arena.iova());
-    check("nothing pins it, and it stays", arena.account().residency == Residency::Hugetlb)?;
+    check("nothing pins it, and it stays", arena.report().residency == Residency::Hugetlb)?;
     check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
     let buffer = arena.alloc(8192)?;
-    let fixed = buffer.fixed_iova();
+    let fixed = arena.iova_of(&buffer);
     let mapped = domain.map(buffer, Both)?;
     check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
     drop(mapped);
@@ -188,19 +185,13 @@ fn entries(domain: &Domain) -> Outcome {
     check("all of them can be used", mapped.len() == 16)?;
     check("the limit is named", matches!(error, BackendError::NoEntries { limit: 16, .. }))?;
     mapped.pop();
-    check("one that is free is had again", domain.map(arena.alloc(4096)?, Both).is_ok())?;
-    drop(mapped);
-    let cache = RegistrationCache::new(domain, Budget { entries: 1000, bytes: u64::MAX });
-    for _ in 0..40 {
-        drop(cache.hold(&Arc::new(arena.alloc(4096)?))?);
-    }
-    check("a cache makes room", cache.stats().evictions == 24)
+    check("a released one can be used again", domain.map(arena.alloc(4096)?, Both).is_ok())
 }
 
 /// 8 MiB may be locked.
 fn memlock(domain: &Domain) -> Outcome {
     let arena = Arena::builder().size(32 << 20).source(Source::Plain).build(domain)?;
-    println!("{:?}", arena.account().residency);
+    println!("{:?}", arena.report().residency);
     let fits = domain.map(arena.alloc(4 << 20)?, Both)?;
     let refused = domain.map(arena.alloc(16 << 20)?, Both).err().ok_or("16 MiB were pinned")?;
     println!("{}", refused.error);

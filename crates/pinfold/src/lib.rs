@@ -7,9 +7,7 @@
 //! # What it feels like
 //!
 //! ```
-//! use pinfold::{Arena, Domain};
-//! use pinfold_core::access::FromDevice;
-//! use pinfold_core::dma_pool::DmaPool;
+//! use pinfold::{Arena, DmaPool, Domain, FromDevice};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
@@ -29,13 +27,11 @@
 //! # }
 //! ```
 //!
-//! What the arena did not get, and the command that mends it, is in its [account](Arena::account).
+//! What the arena did not get, and the command that mends it, is in its [report](ArenaMemory::report).
 
 pub mod adapters;
-pub mod arena;
-pub mod buffer;
-pub mod cache;
 pub mod domain;
+pub mod memory;
 pub mod probe;
 pub mod registered;
 pub mod soft;
@@ -43,9 +39,17 @@ mod sys;
 pub mod uring;
 pub mod vfio;
 
-pub use arena::{Arena, MappingPolicy, Source};
-pub use buffer::Buffer;
 pub use domain::Domain;
+pub use memory::arena::{self, Arena, ArenaMemory, MappingPolicy};
+pub use memory::{Buffer, Source};
+pub use pinfold_core as core;
+pub use pinfold_core::access::{self, Access, Both, FromDevice, ToDevice};
+pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
+pub use pinfold_core::dma_pool::{self, DmaPool};
+pub use pinfold_core::domain::{BackendError, Mapping, Pinned, Revoked};
+pub use pinfold_core::mem::DmaMemory;
+pub use pinfold_core::page_pool::{self, PagePool};
+pub use pinfold_core::share;
 pub use sys::Errno;
 pub use sys::cpu::CpuTime;
 pub use sys::limits::MemlockLimit;

@@ -27,10 +27,11 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
+pub use crate::memory::Fixed;
 pub use error::{FileError, Op};
 pub use note::{BufferedWhy, Note};
 pub use registered::{RegisterError, RingBuffers, Sharing};
-pub use slot::{Done, Fixed, Options, Rejected, Submitted};
+pub use slot::{Done, Options, Rejected, Submitted};
 
 use file::{Target, errno_of};
 use pinfold_core::domain::Pinned;

@@ -2,7 +2,7 @@
 //! process may take pages from it meanwhile. Needs root; else it is skipped, and says so.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
-use pinfold::arena::{Arena, BuildError, Residency, Source, Why};
+use pinfold::arena::{Arena, BuildError, Residency, Source, UnavailableReason};
 use pinfold::domain::Domain;
 use pinfold::probe::hugepages;
 use pinfold_core::addr::PageSize;
@@ -52,10 +52,10 @@ fn hugepages_are_had_rounded_up_never_swapped_and_given_back() {
     let Some(_reserve) = Reserve::pages(8) else { return skipped("may not reserve hugepages") };
     for source in [Source::Hugetlb2M, Source::Memfd2M] {
         let arena = build((3 << 20) + 1, source).unwrap();
-        let account = arena.account();
-        assert_eq!((account.asked_bytes, account.bytes), ((3 << 20) + 1, 4 << 20), "rounding is stated");
-        assert_eq!((account.source, account.page_size), (source, PageSize::Size2M));
-        assert_eq!(account.residency, Residency::Hugetlb);
+        let report = arena.report();
+        assert_eq!((report.requested_bytes, report.bytes), ((3 << 20) + 1, 4 << 20), "rounding is stated");
+        assert_eq!((report.source, report.page_size), (source, PageSize::Size2M));
+        assert_eq!(report.residency, Residency::Hugetlb);
         assert_eq!((pool().available(), pool().free), (6, 6), "two pages are taken, not only promised");
         let buffer = arena.alloc(1).unwrap();
         buffer.memory().write_u8(0, 7).unwrap();
@@ -64,7 +64,7 @@ fn hugepages_are_had_rounded_up_never_swapped_and_given_back() {
         assert_eq!(pool().available(), 8);
     }
     let first = Arena::builder().size(4 << 20).build(&soft()).unwrap();
-    assert_eq!(first.account().source, Source::Hugetlb2M, "best first");
+    assert_eq!(first.report().source, Source::Hugetlb2M, "best first");
 }
 
 #[test]
@@ -72,12 +72,15 @@ fn too_few_hugepages_are_refused_with_the_command_and_the_next_source_is_taken()
     let Some(_reserve) = Reserve::pages(2) else { return skipped("may not reserve hugepages") };
     let _has_one = build(2 << 20, Source::Hugetlb2M).unwrap();
     let arena = Arena::builder().size(8 << 20).build(&soft()).unwrap();
-    let refused = &arena.account().refused[0];
+    let refused = &arena.report().unavailable[0];
     assert_eq!(refused.source, Source::Hugetlb2M);
-    assert_eq!(refused.why, Why::FewHugepages { page: PageSize::Size2M, needed: 4, free: 1, total: 2 });
-    let command = refused.remedy.as_deref().unwrap();
+    assert_eq!(
+        refused.reason,
+        UnavailableReason::FewHugepages { page: PageSize::Size2M, needed: 4, free: 1, total: 2 }
+    );
+    let command = refused.fix.as_deref().unwrap();
     assert_eq!(command, "sudo sysctl vm.nr_hugepages=5");
-    assert!(arena.account().source != Source::Hugetlb2M);
+    assert!(arena.report().source != Source::Hugetlb2M);
     let more = command.rsplit_once('=').unwrap().1;
     std::fs::write(NR_HUGEPAGES, more).unwrap();
     build(8 << 20, Source::Hugetlb2M).expect("the command mends it");

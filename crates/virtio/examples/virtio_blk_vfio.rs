@@ -155,7 +155,7 @@ fn run() -> Result<()> {
     let domain = device.domain().clone();
     println!("{} in a domain of its own ({})", device.address(), domain.name());
     let stack = install::<Process>(&domain, Arena::builder().size(8 << 20))?;
-    println!("an arena of {} bytes from {}", stack.arena().len(), stack.arena().account().source);
+    println!("an arena of {} bytes from {}", stack.arena().len(), stack.arena().report().source);
     let worked = work(&stack, &device, &words);
 
     // The leak check, whether or not it worked.

@@ -1,4 +1,4 @@
-//! The suite `vfio`: what a mapping costs where the kernel keeps the table, and what the registration cache saves.
+//! The suite `vfio`: what a mapping costs where the kernel keeps the table, and what an arena that is mapped whole saves.
 //!
 //! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device is not made to do
 //! anything. An operation (`ns/op`) is
@@ -12,7 +12,7 @@
 //! | --- | --- |
 //! | `pages-4k` | a map and an unmap, memory on pages of 4 KiB |
 //! | `pages-2m` | the same on hugepages of 2 MiB, where there are any |
-//! | `cached` | the same buffer held and let go by a [`RegistrationCache`] that has it |
+//! | `whole` | the same with a buffer of an arena that is mapped whole |
 //! | `one-by-one`, `together` | each by a call of its own, or all by `revoke_all` |
 //!
 //! `map-32m` is an arena's worth: what it costs once to have no cost afterwards.
@@ -23,12 +23,10 @@
 use super::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use pinfold::cache::{Budget, RegistrationCache};
 use pinfold::probe::Facts;
 use pinfold::vfio::{Device, Options};
-use pinfold::{Arena, Buffer, Domain, Source};
+use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::access::Both;
-use std::sync::Arc;
 
 /// Case, bytes of a buffer, operations of a run.
 const SIZES: [(&str, usize, usize); 5] = [
@@ -99,15 +97,11 @@ fn pairs(
             Ok(())
         }));
     }
-    let cache = RegistrationCache::new(domain, Budget { entries: 1, bytes: ROOM });
-    // Of the hugepages, if there are any: it makes no difference once it is mapped.
-    let buffer = Arc::new(touched(huge.unwrap_or(plain), bytes)?);
-    subjects.push(Subject::new("cached", move |out: &mut Samples| {
-        // A hit takes less than the clock does.
+    let whole = Arena::builder().size(bytes as u64).mapping_policy(MappingPolicy::Whole).build(domain)?;
+    let mut buffer = Some(touched(&whole, bytes)?);
+    subjects.push(Subject::new("whole", move |out: &mut Samples| {
         let operations = operations * 64;
-        let hold = |_| cache.hold(&buffer).map(drop);
-        hold(0)?;
-        let (cost, result) = Cost::of(|| (0..operations).try_for_each(hold));
+        let (cost, result) = Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
         result?;
         out.cost(case, cost, operations);
         Ok(())

@@ -18,11 +18,10 @@
 //! # Ok(()) }
 //! ```
 
-use crate::arena::{Arena, Run, Shared};
+use crate::arena::{ArenaMemory, NotExclusive, Run};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use pinfold_core::addr::Iova;
-use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::frame::Frame;
 use pinfold_core::mem::DmaMemory;
@@ -41,20 +40,20 @@ const HUGE: usize = 2 << 20;
 /// whole frames stays, and gives them back. A clone is the same allocator, and keeps the arena.
 #[derive(Clone, Debug)]
 pub struct ArenaAlloc {
-    arena: Arena,
+    arena: ArenaMemory,
 }
 
 impl ArenaAlloc {
     /// An allocator over the arena.
     ///
     /// # Errors
-    /// [`Shared`] where a device, or another process by the arena's memfd, could write what references are taken to.
-    pub fn new(arena: &Arena) -> Result<Self, Shared> {
-        if arena.is_private() { Ok(Self { arena: arena.clone() }) } else { Err(Shared) }
+    /// [`NotExclusive`] where a device, or another process by the arena's memfd, could write what references are taken to.
+    pub fn new(arena: &ArenaMemory) -> Result<Self, NotExclusive> {
+        if arena.state().is_private() { Ok(Self { arena: arena.clone() }) } else { Err(NotExclusive) }
     }
 
     /// The arena.
-    pub fn arena(&self) -> &Arena {
+    pub fn arena(&self) -> &ArenaMemory {
         &self.arena
     }
 
@@ -71,10 +70,10 @@ impl ArenaAlloc {
     /// # Safety
     /// The `frames` frames from `ptr` were allocated here, are not freed, and nothing reaches them any more.
     unsafe fn give_back(&self, ptr: NonNull<u8>, frames: u32) {
-        let offset = ptr.addr().get().wrapping_sub(self.arena.span().addr().get());
+        let offset = ptr.addr().get().wrapping_sub(self.arena.addr());
         // What was allocated here is a run of the arena, so this is always a frame of it.
         if let Some(first) = u32::try_from(offset / FRAME).ok().and_then(Frame::new) {
-            self.arena.inner().give_back(Run { first, frames });
+            self.arena.state().free(Run { first, frames });
         }
     }
 }

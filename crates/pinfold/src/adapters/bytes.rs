@@ -1,7 +1,7 @@
 //! [`Bytes`] from DMA memory, without a copy.
 
-use crate::arena::Shared;
-use crate::buffer::Buffer;
+use crate::Buffer;
+use crate::arena::NotExclusive;
 use ::bytes::Bytes;
 use std::fmt;
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ pub struct NotFrozen {
     pub buffer: Buffer,
     /// Why it was not.
     #[source]
-    pub error: Shared,
+    pub error: NotExclusive,
 }
 
 impl fmt::Debug for NotFrozen {

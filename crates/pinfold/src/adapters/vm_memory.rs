@@ -5,8 +5,7 @@
 //! [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of the arena's domain reaches all of it at
 //! [`GuestRegion::iova`], as a device that is passed through to the guest must.
 
-use crate::arena::Source;
-use crate::buffer::Buffer;
+use crate::{Arena, Buffer, Source};
 use ::vm_memory::bitmap::BS;
 use ::vm_memory::guest_memory::Result as GuestResult;
 use ::vm_memory::{
@@ -57,10 +56,10 @@ impl GuestRegion {
         }
     }
 
-    /// What a device of the arena's domain calls the first byte, where the arena is exposed whole; the rest follows
-    /// linearly.
-    pub fn iova(&self) -> Option<Iova> {
-        self.buffer.fixed_iova()
+    /// Returns the I/O virtual address of the first byte in the domain of `arena`, if the arena is mapped whole; the rest
+    /// follows linearly.
+    pub fn iova(&self, arena: &Arena) -> Option<Iova> {
+        arena.iova_of(&self.buffer)
     }
 
     /// The buffer again, when the guest is gone.
@@ -102,7 +101,7 @@ impl GuestMemoryRegion for GuestRegion {
     }
 
     fn is_hugetlbfs(&self) -> Option<bool> {
-        let source = self.buffer.arena().account().source;
+        let source = self.buffer.arena().report().source;
         (source != Source::Caller).then(|| source.is_hugetlb())
     }
 }
@@ -119,18 +118,18 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn guest(mapping_policy: MappingPolicy) -> (Domain, GuestArena) {
+    fn guest(mapping_policy: MappingPolicy) -> (Arena, Domain, GuestArena) {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(4 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
         // As on a PC: one part low, the other above the hole at 4 GiB.
         let low = GuestRegion::new(arena.alloc_zeroed(1 << 20).unwrap(), GuestAddress(0)).unwrap();
         let high = GuestRegion::new(arena.alloc_zeroed(2 << 20).unwrap(), GuestAddress(4 * GIB)).unwrap();
-        (domain, GuestArena::from_regions(vec![low, high]).unwrap())
+        (arena, domain, GuestArena::from_regions(vec![low, high]).unwrap())
     }
 
     #[test]
     fn it_reads_what_was_written_and_ends_where_it_ends() {
-        let (_domain, memory) = guest(MappingPolicy::PerUse);
+        let (_arena, _domain, memory) = guest(MappingPolicy::PerUse);
         memory.write_slice(b"boot", GuestAddress(0x7c00)).unwrap();
         memory.write_obj(0x1234_5678_u32, GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap();
         let mut back = [0; 4];
@@ -147,7 +146,7 @@ mod tests {
 
     #[test]
     fn slices_outside_of_a_region_are_refused() {
-        let (_domain, memory) = guest(MappingPolicy::PerUse);
+        let (_arena, _domain, memory) = guest(MappingPolicy::PerUse);
         let region = memory.find_region(GuestAddress(0)).unwrap();
         let (len, at) = (1 << 20, MemoryRegionAddress);
         assert_eq!(region.get_slice(at(0), len).unwrap().len(), len);
@@ -175,23 +174,23 @@ mod tests {
 
     #[test]
     fn a_device_reaches_the_guest_where_it_is_exposed_whole_and_not_else() {
-        let (domain, memory) = guest(MappingPolicy::Whole);
+        let (arena, domain, memory) = guest(MappingPolicy::Whole);
         let region = memory.find_region(GuestAddress(4 * GIB)).unwrap();
-        let at = region.iova().unwrap().checked_add(0x2000).unwrap();
+        let at = region.iova(&arena).unwrap().checked_add(0x2000).unwrap();
         domain.port().unwrap().write(at, b"packet").unwrap();
         let mut back = [0; 6];
         memory.read_slice(&mut back, GuestAddress(4 * GIB + 0x2000)).unwrap();
         assert_eq!(&back, b"packet");
 
-        let (_domain, memory) = guest(MappingPolicy::PerUse);
-        assert_eq!(memory.find_region(GuestAddress(0)).unwrap().iova(), None);
+        let (arena, _domain, memory) = guest(MappingPolicy::PerUse);
+        assert_eq!(memory.find_region(GuestAddress(0)).unwrap().iova(&arena), None);
     }
 
     #[test]
     fn the_crate_s_traits_are_there() {
         fn is_guest_memory(_: &impl GuestMemory) {}
         fn is_shared<T: Send + Sync>() {}
-        let (_domain, memory) = guest(MappingPolicy::PerUse);
+        let (_arena, _domain, memory) = guest(MappingPolicy::PerUse);
         is_guest_memory(&memory);
         is_shared::<Arc<GuestArena>>();
     }

@@ -39,7 +39,7 @@ pub(super) mod places;
 
 pub use error::RegisterError;
 
-use super::slot::Fixed;
+use crate::memory::Fixed;
 use crate::sys::{Errno, uring};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::registered::BufferIndex;

@@ -2,9 +2,8 @@
 
 use super::error::{FileError, Op};
 use super::file::Target;
-use pinfold_core::mem::DmaMemory;
+use crate::memory::Fixed;
 use rustix::io::Errno;
-use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 /// How a queue is made.
@@ -35,22 +34,6 @@ pub struct Options<'o, 'm> {
 impl Default for Options<'_, '_> {
     fn default() -> Self {
         Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true, one_thread: false, poll: false }
-    }
-}
-
-/// Memory to be registered with a ring: where it is, without a way to it.
-///
-/// Of an arena it is [`Arena::fixed`](crate::Arena::fixed).
-#[derive(Clone, Copy, Debug)]
-pub struct Fixed<'m> {
-    pub(super) addr: usize,
-    pub(super) len: usize,
-    lent: PhantomData<&'m ()>,
-}
-
-impl<'m> From<DmaMemory<'m>> for Fixed<'m> {
-    fn from(memory: DmaMemory<'m>) -> Self {
-        Self { addr: memory.addr(), len: memory.len(), lent: PhantomData }
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Arena;
 use crate::{Domain, MappingPolicy, Source};
 use allocator_api2::boxed::Box as DmaBox;
 use pinfold_core::access::{FromDevice, ToDevice};
@@ -28,7 +29,7 @@ fn an_arena_that_others_may_write_is_no_allocator() {
             .source(source)
             .build(&domain)
             .unwrap();
-        assert_eq!(ArenaAlloc::new(&arena).unwrap_err(), Shared);
+        assert_eq!(ArenaAlloc::new(&arena).unwrap_err(), NotExclusive);
     }
 }
 

@@ -3,7 +3,8 @@
 use super::super::file::errno_of;
 use super::super::note::Note;
 use super::super::registered::places::Places;
-use super::super::slot::{Fixed, Options};
+use super::super::slot::Options;
+use crate::memory::Fixed;
 use crate::sys::uring;
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;

@@ -39,7 +39,7 @@ fn what_is_pinned_is_not_locked_as_well() {
     let (_, domain) = domain();
     let (whole, per_use) =
         (arena(&domain, MIB, MappingPolicy::Whole), arena(&domain, MIB, MappingPolicy::PerUse));
-    assert_eq!(whole.account().residency, crate::arena::Residency::ByMapping);
+    assert_eq!(whole.report().residency, crate::arena::Residency::ByMapping);
     assert_eq!((whole.stats().pinned_bytes, per_use.stats().pinned_bytes), (MIB, 0));
 }
 

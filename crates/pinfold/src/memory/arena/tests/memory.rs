@@ -49,7 +49,7 @@ fn all_of_an_arena_can_be_one_buffer() {
     for pages in [1, 2, 3, 5, 31, 100, 511, 512, 513, 700, 768, 1000, 1025, 1500] {
         let arena = plain(pages * 4096, MappingPolicy::PerUse);
         let got = arena.alloc(usize::try_from(pages).unwrap() * 4096);
-        assert!(got.is_ok(), "{pages} pages: {got:?} of {:?}", arena.account());
+        assert!(got.is_ok(), "{pages} pages: {got:?} of {:?}", arena.report());
     }
 }
 
@@ -57,11 +57,11 @@ fn all_of_an_arena_can_be_one_buffer() {
 fn what_can_not_be_is_named_and_changes_nothing() {
     let arena = plain(4 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
-    let too_large = AllocError::TooLarge { asked: (4 << 20) + 1, arena: 4 << 20 };
+    let too_large = AllocError::TooLarge { requested: (4 << 20) + 1, arena: 4 << 20 };
     assert_eq!(arena.alloc((4 << 20) + 1).unwrap_err(), too_large);
     assert!(matches!(arena.alloc(usize::MAX).unwrap_err(), AllocError::TooLarge { .. }));
     let _held = arena.alloc(3 << 20).unwrap();
-    let exhausted = AllocError::Exhausted { asked: 2 << 20, in_use: 3 << 20, arena: 4 << 20 };
+    let exhausted = AllocError::Exhausted { requested: 2 << 20, in_use: 3 << 20, arena: 4 << 20 };
     assert_eq!(arena.alloc(2 << 20).unwrap_err(), exhausted);
     assert_eq!(arena.stats().frames_in_use, 768);
     assert_eq!(arena.alloc(1 << 20).unwrap().len(), 1 << 20);
@@ -94,9 +94,9 @@ fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
         .build(&domain)
         .unwrap();
     let mut buffer = arena.alloc_zeroed(4096).unwrap();
-    assert_eq!(buffer.as_slice(), Err(Shared));
-    assert_eq!(buffer.as_mut_slice(), Err(Shared));
-    let iova = buffer.fixed_iova().unwrap();
+    assert_eq!(buffer.as_slice(), Err(NotExclusive));
+    assert_eq!(buffer.as_mut_slice(), Err(NotExclusive));
+    let iova = arena.iova_of(&buffer).unwrap();
     assert_eq!(
         iova.raw() - arena.iova().raw(),
         (buffer.memory().addr() - addr_of(&arena)) as u64,
@@ -119,7 +119,7 @@ fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
     let port = domain.port().unwrap();
     let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
     let buffer = arena.alloc(8192).unwrap();
-    assert_eq!(buffer.fixed_iova(), None);
+    assert_eq!(arena.iova_of(&buffer), None);
     assert!(port.write(arena.iova(), b"stray").is_err());
     let mapped = domain.map(buffer, Both).unwrap();
     let iova = mapped.iova().start();
@@ -179,7 +179,7 @@ fn stress_owners_of_buffers_and_chunks_do_not_meet() {
 #[test]
 fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     let domain = soft();
     for mapping_policy in [MappingPolicy::PerUse, MappingPolicy::Whole] {
         assert!(is_gone(|| {
@@ -194,20 +194,20 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
             addr
         }));
     }
-    assert_eq!(leaked_here(), leaked);
+    assert_eq!(quarantined_here(), before);
     assert_eq!(domain.stats().statics, 0);
 }
 
 #[test]
 fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     let arena = plain(2 << 20, MappingPolicy::PerUse);
     let addr = addr_of(&arena);
     arena.acquire(Order::PAGE).unwrap();
     drop(arena);
     assert!(is_mapped(addr), "a device may reach it");
-    assert_eq!(leaked_here() - leaked, 2 << 20);
+    assert_eq!(quarantined_here() - before, 2 << 20);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::Domain;
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::dma_pool::Coherent;
 use pinfold_core::domain::{BackendError, Reservation, StaticMapping};
-use std::sync::{Arc as Shared, Mutex};
+use std::sync::{Arc, Mutex};
 
 /// Does what is asked, but for one step; and writes down what was done.
 struct Steps {
@@ -17,12 +17,12 @@ struct Steps {
 }
 
 #[derive(Clone)]
-struct Fake(Shared<Steps>);
+struct Fake(Arc<Steps>);
 
 impl Fake {
     fn failing(fails: &'static str, error: BackendError) -> Self {
         let domain = Domain::soft().unwrap();
-        Self(Shared::new(Steps { fails, error: Some(error), done: Mutex::default(), domain }))
+        Self(Arc::new(Steps { fails, error: Some(error), done: Mutex::default(), domain }))
     }
 
     fn step(&self, name: &'static str) -> Result<(), BackendError> {
@@ -39,11 +39,13 @@ impl Fake {
             .size(2 << 20)
             .source(Source::Plain)
             .mapping_policy(mapping_policy)
-            .build_in(Box::new(self.clone()))
+            .build_memory(false)?
+            .attach(Box::new(self.clone()))
+            .map_err(BuildError::Domain)
     }
 }
 
-impl Space for Fake {
+impl DomainOps for Fake {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         self.step("register_memory")?;
         // SAFETY: the caller's promise.
@@ -56,25 +58,25 @@ impl Space for Fake {
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         self.step("map_static")?;
         // SAFETY: the caller's promise.
-        unsafe { Space::map_static(&self.0.domain, memory) }
+        unsafe { DomainOps::map_static(&self.0.domain, memory) }
     }
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         self.step("reserve")?;
         self.0.domain.reserve(len, align)
     }
-    fn release(&self, place: Reservation) {
+    fn release(&self, reservation: Reservation) {
         self.step("release").unwrap();
-        drop(place);
+        drop(reservation);
     }
     unsafe fn map_at(
         &self,
-        place: &Reservation,
+        reservation: &Reservation,
         iova: IovaRange,
         memory: DmaMemory,
     ) -> Result<StaticMapping, BackendError> {
         self.step("map_at")?;
         // SAFETY: the caller's promise.
-        unsafe { Space::map_at(&self.0.domain, place, iova, memory) }
+        unsafe { DomainOps::map_at(&self.0.domain, reservation, iova, memory) }
     }
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         self.step("unmap")?;
@@ -91,7 +93,7 @@ const STUCK: BackendError = BackendError::NotRevoked;
 #[test]
 fn a_build_that_fails_leaves_nothing() {
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     for (fails, mapping_policy, done) in [
         ("register_memory", MappingPolicy::Whole, vec!["register_memory"]),
         ("map_static", MappingPolicy::Whole, vec!["register_memory", "map_static", "unregister_memory"]),
@@ -101,29 +103,29 @@ fn a_build_that_fails_leaves_nothing() {
         assert_eq!(fake.build(mapping_policy).unwrap_err(), BuildError::Domain(REFUSED));
         assert_eq!(fake.done(), done);
     }
-    assert_eq!(leaked_here(), leaked);
+    assert_eq!(quarantined_here(), before);
 }
 
 #[test]
 fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     let fake = Fake::failing("map_static", STUCK);
     assert!(fake.build(MappingPolicy::Whole).is_err());
     assert_eq!(fake.done(), ["register_memory", "map_static", "count_quarantined"], "and it is not expelled");
-    assert_eq!(leaked_here() - leaked, 2 << 20);
+    assert_eq!(quarantined_here() - before, 2 << 20);
 }
 
 #[test]
 fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     let fake = Fake::failing("unmap", STUCK);
     let arena = fake.build(MappingPolicy::Whole).unwrap();
     let addr = addr_of(&arena);
     drop(arena);
     assert!(is_mapped(addr));
-    assert_eq!(leaked_here() - leaked, 2 << 20);
+    assert_eq!(quarantined_here() - before, 2 << 20);
     assert_eq!(fake.done(), ["register_memory", "map_static", "unmap", "count_quarantined"]);
 }
 
@@ -167,7 +169,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
     use pinfold_core::invalidate::{Ticket, WaitError};
     use pinfold_core::page_pool::{Config, PagePool};
     let _alone = alone();
-    let leaked = leaked_here();
+    let before = quarantined_here();
     let timed_out = WaitError::TimedOut { ticket: Ticket::NEVER, waited_ns: 1, polls: 1 };
     for error in [STUCK, BackendError::Flush(timed_out)] {
         let fake = Fake::failing("unmap", error);
@@ -186,5 +188,64 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
         drop((end, arena));
         assert!(!fake.done().contains(&"unregister_memory"));
     }
-    assert_eq!(leaked_here() - leaked, 2 * (2 << 20));
+    assert_eq!(quarantined_here() - before, 2 * (2 << 20));
+}
+
+/// A second domain that refuses leaves the first as it is.
+#[test]
+fn a_failed_second_domain_leaves_the_first_usable() {
+    let before = quarantined_here();
+    assert!(is_gone(|| {
+        let domain = soft();
+        let memory = Arena::builder().size(2 << 20).source(Source::Plain).build_unmapped().unwrap();
+        let arena = memory.map_into(&domain).unwrap();
+        for step in ["register_memory", "reserve"] {
+            let fake = Fake::failing(step, REFUSED);
+            assert_eq!(memory.attach(Box::new(fake.clone())).unwrap_err(), REFUSED);
+        }
+        drop(Coherent::new(&arena, 8192).unwrap());
+        memory.addr()
+    }));
+    assert_eq!(quarantined_here(), before);
+}
+
+/// One of two domains cannot unmap: the memory is unmapped from the other, and quarantined.
+#[test]
+fn a_domain_that_cannot_unmap_quarantines_the_arena_for_all() {
+    let _alone = alone();
+    for stuck_first in [false, true] {
+        let before = quarantined_here();
+        let domain = soft();
+        let port = domain.port().unwrap();
+        let fake = Fake::failing("unmap", STUCK);
+        let builder = Arena::builder().size(2 << 20).source(Source::Plain);
+        let memory = builder.mapping_policy(MappingPolicy::Whole).build_unmapped().unwrap();
+        let addr = memory.addr();
+        let stuck = || memory.attach(Box::new(fake.clone())).unwrap();
+        let first = stuck_first.then(stuck);
+        let iova = memory.map_into(&domain).unwrap().iova();
+        let second = (!stuck_first).then(stuck);
+        port.write(iova, b"early").unwrap();
+        drop((first, second, memory));
+        assert!(is_mapped(addr));
+        assert!(port.write(iova, b"late").is_err(), "unmapped where that is possible");
+        assert_eq!(quarantined_here() - before, 2 << 20);
+        assert!(fake.done().contains(&"count_quarantined"));
+    }
+}
+
+#[test]
+fn a_domain_that_may_reach_the_memory_after_a_failed_map_quarantines_it() {
+    let _alone = alone();
+    let before = quarantined_here();
+    let fake = Fake::failing("map_static", STUCK);
+    let builder = Arena::builder().size(2 << 20).source(Source::Plain);
+    let memory = builder.mapping_policy(MappingPolicy::Whole).build_unmapped().unwrap();
+    let domain = soft();
+    let arena = memory.map_into(&domain).unwrap();
+    assert_eq!(memory.attach(Box::new(fake.clone())).unwrap_err(), STUCK);
+    let (addr, iova) = (memory.addr(), arena.iova());
+    drop((memory, arena));
+    assert!(is_mapped(addr) && domain.port().unwrap().write(iova, b"late").is_err());
+    assert_eq!(quarantined_here() - before, 2 << 20);
 }

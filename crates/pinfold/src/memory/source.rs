@@ -1,4 +1,4 @@
-//! Where an arena's memory comes from, and what is said about what could not be had.
+//! Where an arena's memory comes from, and why a source is unavailable.
 
 use crate::sys::Errno;
 use crate::sys::limits::MemlockLimit;
@@ -14,28 +14,28 @@ pub enum Source {
     Hugetlb1G,
     /// 2 MiB pages of the hugetlb pool. The size is rounded up to them.
     Hugetlb2M,
-    /// 2 MiB pages that the kernel puts together as memory is touched (`MADV_HUGEPAGE`), where it can.
+    /// Transparent hugepages of 2 MiB (`MADV_HUGEPAGE`), where the kernel can allocate them when memory is touched.
     Transparent,
     /// 4 KiB pages.
     Plain,
-    /// 4 KiB pages with a file descriptor, to be shared with another process ([`Arena::memfd`](super::Arena::memfd)).
+    /// 4 KiB pages with a file descriptor, to be shared with another process ([`ArenaMemory::memfd`](crate::arena::ArenaMemory::memfd)).
     Memfd,
-    /// The same on 2 MiB pages of the hugetlb pool.
+    /// As `Memfd`, on 2 MiB pages of the hugetlb pool.
     Memfd2M,
-    /// The same on 1 GiB pages of the hugetlb pool.
+    /// As `Memfd`, on 1 GiB pages of the hugetlb pool.
     Memfd1G,
-    /// Memory that the caller owns ([`ArenaBuilder::caller`](super::ArenaBuilder::caller)); never tried by itself.
+    /// Memory that the caller owns ([`ArenaBuilder::caller`](crate::arena::ArenaBuilder::caller)); never tried by default.
     Caller,
 }
 
 impl Source {
-    /// What is tried where the caller names nothing, in this order.
+    /// The sources that are tried by default, in this order.
     ///
     /// 1 GiB pages only where rounding the size up to them adds no more than an eighth of it, 2 MiB pages only for
-    /// 2 MiB or more; else they are not tried, and not listed as refused.
+    /// 2 MiB or more; otherwise they are neither tried nor reported as unavailable.
     pub const PREFERENCE: [Self; 4] = [Self::Hugetlb1G, Self::Hugetlb2M, Self::Transparent, Self::Plain];
 
-    /// All of them.
+    /// All sources.
     pub const ALL: [Self; 8] = [
         Self::Hugetlb1G,
         Self::Hugetlb2M,
@@ -47,7 +47,7 @@ impl Source {
         Self::Caller,
     ];
 
-    /// What it is called on a command line and in a report.
+    /// Returns the name that is used on a command line and in a report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hugetlb1G => "hugetlb-1g",
@@ -61,7 +61,7 @@ impl Source {
         }
     }
 
-    /// The page size that it gives when it gives what it is for.
+    /// Returns the page size that the source is meant to provide.
     pub const fn page_size(self) -> PageSize {
         match self {
             Self::Hugetlb1G | Self::Memfd1G => PageSize::Size1G,
@@ -70,12 +70,12 @@ impl Source {
         }
     }
 
-    /// Whether its pages come from the hugetlb pool: always resident, and not counted against `RLIMIT_MEMLOCK`.
+    /// Returns whether its pages come from the hugetlb pool: always resident, and not counted against `RLIMIT_MEMLOCK`.
     pub const fn is_hugetlb(self) -> bool {
         matches!(self, Self::Hugetlb1G | Self::Hugetlb2M | Self::Memfd1G | Self::Memfd2M)
     }
 
-    /// Whether it is worth trying, unasked, for `bytes` bytes.
+    /// Whether it is tried by default for `bytes` bytes.
     pub(crate) fn is_warranted(self, bytes: u64) -> bool {
         let page = self.page_size();
         match page {
@@ -95,11 +95,9 @@ impl fmt::Display for Source {
     }
 }
 
-/// A word that is no source.
+/// The error of parsing an unknown source name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "no memory source is called {0:?}: hugetlb-1g, hugetlb-2m, transparent, plain, memfd, memfd-2m, memfd-1g"
-)]
+#[error("unknown memory source {0:?}: hugetlb-1g, hugetlb-2m, transparent, plain, memfd, memfd-2m, memfd-1g")]
 pub struct UnknownSource(pub String);
 
 impl FromStr for Source {
@@ -110,96 +108,107 @@ impl FromStr for Source {
     }
 }
 
-/// A source that was tried and gave nothing.
+/// A source that was tried and is unavailable.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SourceRefused {
-    /// What was tried.
+pub struct SourceUnavailable {
+    /// The source.
     pub source: Source,
-    /// Why it gave nothing.
-    pub why: Why,
-    /// The command that mends it, where one does, as a user types it into a shell.
-    pub remedy: Option<String>,
+    /// Why it is unavailable.
+    pub reason: UnavailableReason,
+    /// The shell command that fixes it, if there is one.
+    pub fix: Option<String>,
 }
 
-impl fmt::Display for SourceRefused {
+impl fmt::Display for SourceUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.source, self.why)?;
-        match &self.remedy {
+        write!(f, "{}: {}", self.source, self.reason)?;
+        match &self.fix {
             Some(command) => write!(f, "; fix: {command}"),
             None => Ok(()),
         }
     }
 }
 
-/// Why a source gave nothing.
+/// Why a source is unavailable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Why {
+pub enum UnavailableReason {
     /// The hugetlb pool has too few free pages.
     #[error("{needed} free pages of {page} are needed, {free} are free of {total} reserved")]
     FewHugepages {
-        /// Of which size.
+        /// Their size.
         page: PageSize,
-        /// How many the arena needs.
+        /// The number that the arena needs.
         needed: u64,
-        /// How many are free and not promised to somebody else.
+        /// The number that is free and not reserved for other mappings.
         free: u64,
-        /// How many the pool has.
+        /// The number that the pool has.
         total: u64,
     },
-    /// The kernel or the processor has no pages of this size.
-    #[error("this kernel has no pages of {page}")]
+    /// The kernel or the processor does not support pages of this size.
+    #[error("this kernel does not support pages of {page}")]
     NoSuchPages {
-        /// Of which size.
+        /// Their size.
         page: PageSize,
     },
     /// Transparent hugepages are switched off.
     #[error("transparent hugepages are switched off (never)")]
     TransparentOff,
-    /// Transparent hugepages are on, but the first touch gave a plain page.
+    /// Transparent hugepages are on, but the first page is a plain one.
     #[error(
-        "the kernel gave plain pages instead (memory is fragmented, or the process has switched them off)"
+        "the kernel allocated plain pages instead (memory is fragmented, or the process has disabled hugepages)"
     )]
     PlainInstead,
-    /// The NUMA node that was asked for has too few such pages.
+    /// The requested NUMA node has too few such pages.
     #[error("NUMA node {node} has too few free pages of {page}: {pages} are needed")]
     FewOnNode {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// Of which size.
+        /// Their size.
         page: PageSize,
-        /// How many the arena needs.
+        /// The number that the arena needs.
         pages: u64,
     },
     /// Rounded up to the page size, the size does not fit in 64 bits or in the address space.
-    #[error("{asked} bytes do not fit in this process's address space or the system's commit limit")]
-    NoRoom {
-        /// How many bytes were asked for, after rounding.
-        asked: u64,
+    #[error("{requested} bytes do not fit in this process's address space or the system's commit limit")]
+    NoAddressSpace {
+        /// The requested size in bytes, after rounding.
+        requested: u64,
     },
-    /// Another refusal of the kernel.
+    /// Another error of the kernel.
     #[error("{call}: {errno}")]
     Kernel {
         /// The system call.
         call: &'static str,
-        /// What it said.
+        /// Its error.
         errno: Errno,
     },
 }
 
-/// What keeps an arena's pages from being taken away.
+/// What keeps an arena's pages in memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Residency {
-    /// They are hugetlb pages, which are never swapped out; `RLIMIT_MEMLOCK` does not count them.
+    /// They are hugetlb pages, which are never swapped out and not counted against `RLIMIT_MEMLOCK`.
     Hugetlb,
-    /// They are locked (`mlock2`, from when each is first touched).
+    /// They are locked (`mlock2`, each when it is first touched).
     Locked,
-    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is exposed whole, else what is mapped.
+    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is mapped whole, else what is mapped.
     ByMapping,
-    /// Nothing does: they could not be locked. Right all the same where "physical" is an address of this process
-    /// (the software IOMMU), or where the backend pins by itself; the kernel may swap them out.
+    /// Nothing: they could not be locked, and the kernel may swap them out. That is harmless behind the software IOMMU,
+    /// and where mappings pin.
     NotLocked(NotLocked),
+}
+
+impl fmt::Display for Residency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hugetlb => f.write_str("resident (hugetlb)"),
+            Self::Locked => f.write_str("locked"),
+            Self::ByMapping => f.write_str("pinned while mapped"),
+            Self::NotLocked(reason) => write!(f, "not locked ({reason})"),
+        }
+    }
 }
 
 /// Why memory could not be locked.
@@ -208,52 +217,32 @@ pub enum Residency {
 pub enum NotLocked {
     /// `RLIMIT_MEMLOCK` is too small.
     #[error(
-        "RLIMIT_MEMLOCK: {asked} bytes asked, {used} locked already, {allowed} allowed; {}",
-        .limit.raise_command(*.asked)
+        "RLIMIT_MEMLOCK: {requested} bytes requested, {used} locked already, {allowed} allowed; {}",
+        .limit.raise_command(*.requested)
     )]
     Limit {
-        /// How many bytes were to be locked.
-        asked: u64,
-        /// How many this process has locked already.
+        /// The number of bytes to be locked.
+        requested: u64,
+        /// The number of bytes that this process has locked already.
         used: u64,
-        /// How many it may lock in all: the soft limit.
+        /// The number of bytes that it may lock: the soft limit.
         allowed: u64,
-        /// The limit in full.
+        /// The complete limit.
         limit: MemlockLimit,
     },
-    /// Another refusal of the kernel.
+    /// Another error of the kernel.
     #[error("mlock2: {0}")]
     Kernel(Errno),
 }
 
 impl NotLocked {
-    /// The command that mends it, where one does.
-    pub fn remedy(&self) -> Option<String> {
+    /// Returns the shell command that fixes it, if there is one.
+    pub fn fix(&self) -> Option<String> {
         match self {
-            Self::Limit { asked, limit, .. } => Some(limit.raise_command(*asked)),
+            Self::Limit { requested, limit, .. } => Some(limit.raise_command(*requested)),
             Self::Kernel(_) => None,
         }
     }
-}
-
-/// What an arena got, and what it did not get.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Account {
-    /// How many bytes were asked for.
-    pub asked_bytes: u64,
-    /// How many it has: rounded up as [`ArenaBuilder::size`](super::ArenaBuilder::size) says.
-    pub bytes: u64,
-    /// Where its memory comes from.
-    pub source: Source,
-    /// The page size of the source. With transparent hugepages: what the first touch gave;
-    /// [`Arena::backing`](super::Arena::backing) says what the rest is.
-    pub page_size: PageSize,
-    /// The NUMA node that its pages are bound to.
-    pub numa_node: Option<u32>,
-    /// What keeps its pages in memory.
-    pub residency: Residency,
-    /// What was tried before, and gave nothing.
-    pub refused: Vec<SourceRefused>,
 }
 
 #[cfg(test)]
@@ -261,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_both_ways_but_for_the_callers_memory() {
+    fn source_names_parse_except_the_callers_memory() {
         for source in Source::ALL {
             let parsed = source.name().parse();
             assert_eq!(parsed.is_ok(), source != Source::Caller, "{source}");
@@ -271,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_are_tried_only_where_they_waste_little() {
+    fn large_pages_are_tried_by_default_only_if_they_waste_little() {
         let warranted = |bytes: u64| Source::PREFERENCE.map(|source| source.is_warranted(bytes));
         assert_eq!(warranted(4096), [false, false, false, true]);
         assert_eq!(warranted((2 << 20) - 1), [false, false, false, true]);
@@ -282,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_what_was_asked_used_and_allowed_and_the_command() {
+    fn not_locked_names_the_request_the_limit_and_the_command() {
         let limit =
             MemlockLimit { soft: Some(8 << 20), hard: Some(64 << 20), used: Some(4096), lifted: false };
-        let refused = NotLocked::Limit { asked: 16 << 20, used: 4096, allowed: 8 << 20, limit };
+        let refused = NotLocked::Limit { requested: 16 << 20, used: 4096, allowed: 8 << 20, limit };
         assert_eq!(
             refused.to_string(),
-            "RLIMIT_MEMLOCK: 16777216 bytes asked, 4096 locked already, 8388608 allowed; ulimit -l 16388"
+            "RLIMIT_MEMLOCK: 16777216 bytes requested, 4096 locked already, 8388608 allowed; ulimit -l 16388"
         );
-        let refused = NotLocked::Limit { asked: 64 << 20, used: 4096, allowed: 8 << 20, limit };
+        let refused = NotLocked::Limit { requested: 64 << 20, used: 4096, allowed: 8 << 20, limit };
         assert_eq!(
-            refused.remedy().unwrap(),
+            refused.fix().unwrap(),
             "sudo prlimit --pid $$ --memlock=67112960:67112960",
             "more than the hard limit: only root can raise that"
         );

@@ -17,17 +17,18 @@ fn without_hugepages_every_refusal_is_listed() {
         return skipped("hugepages are reserved on this machine");
     }
     let error = build(2 << 20, Source::Hugetlb2M).unwrap_err();
-    let BuildError::NoMemory { refused, .. } = &error else { panic!("{error}") };
-    assert_eq!(refused.len(), 1);
+    let BuildError::NoMemory { unavailable, .. } = &error else { panic!("{error}") };
+    assert_eq!(unavailable.len(), 1);
     assert!(error.to_string().contains("2 MiB are needed, 0 are free"), "{error}");
     let arena = Arena::builder()
         .size(2 << 20)
         .sources([Source::Memfd1G, Source::Hugetlb1G, Source::Memfd2M, Source::Plain])
         .build(&soft())
         .unwrap();
-    let refused: Vec<Source> = arena.account().refused.iter().map(|refused| refused.source).collect();
+    let unavailable: Vec<Source> =
+        arena.report().unavailable.iter().map(|unavailable| unavailable.source).collect();
     assert_eq!(
-        refused,
+        unavailable,
         [Source::Memfd1G, Source::Hugetlb1G, Source::Memfd2M],
         "in the order in which they were tried"
     );
@@ -40,13 +41,13 @@ fn transparent_hugepages_are_checked_and_not_believed() {
     match hugepages::thp(Path::new("/sys")) {
         Some(hugepages::Thp::Always | hugepages::Thp::Madvise) => {}
         _ => {
-            assert_eq!(arena.account().source, Source::Plain);
-            assert_eq!(arena.account().refused[0].source, Source::Transparent);
+            assert_eq!(arena.report().source, Source::Plain);
+            assert_eq!(arena.report().unavailable[0].source, Source::Transparent);
             return skipped("no transparent hugepages on this machine");
         }
     }
-    if arena.account().source == Source::Plain {
-        assert_eq!(arena.account().refused[0].why, Why::PlainInstead);
+    if arena.report().source == Source::Plain {
+        assert_eq!(arena.report().unavailable[0].reason, UnavailableReason::PlainInstead);
         return skipped("the kernel has no 2 MiB in one piece");
     }
     assert_eq!(addr_of(&arena) % (2 << 20), 0);
@@ -65,14 +66,14 @@ fn plain_pages_are_plain() {
     let _all = arena.alloc_zeroed(4 << 20).unwrap();
     let backing = arena.backing().unwrap();
     assert_eq!((backing.resident_bytes, backing.transparent_bytes), (4 << 20, 0));
-    assert_eq!(arena.account().page_size, PageSize::Size4K);
+    assert_eq!(arena.report().page_size, PageSize::Size4K);
 }
 
 #[test]
 fn a_memfd_is_seen_by_whoever_has_the_descriptor() {
     let arena = build(10_000, Source::Memfd).unwrap();
-    let account = arena.account();
-    assert_eq!((account.asked_bytes, account.bytes), (10_000, 16_384), "rounding is stated");
+    let report = arena.report();
+    assert_eq!((report.requested_bytes, report.bytes), (10_000, 16_384), "rounding is stated");
     let buffer = arena.alloc(10_000).unwrap();
     let other = Region::shared(arena.memfd().unwrap(), arena.len()).unwrap();
     other.memory().write_u64(8192, 42).unwrap();
@@ -88,7 +89,7 @@ fn the_callers_memory_is_used_where_it_is_and_goes_back_as_it_came() {
     // SAFETY: `own` lives until the end of the test, longer than the arena, and is not touched meanwhile.
     let builder = unsafe { Arena::builder().caller(own.base(), own.len()) };
     let arena = builder.build(&soft()).unwrap();
-    assert_eq!((arena.account().source, arena.len()), (Source::Caller, 1 << 20));
+    assert_eq!((arena.report().source, arena.len()), (Source::Caller, 1 << 20));
     assert!(flag("dc"));
     let buffer = arena.alloc(1 << 20).unwrap();
     assert_eq!((buffer.memory().addr(), buffer.memory().read_u8(0).unwrap()), (own.addr(), 9));
@@ -121,7 +122,7 @@ fn a_node_is_honoured_or_refused() {
     let Ok(arena) = Arena::builder().size(4096).source(Source::Plain).numa_node(0).build(&soft()) else {
         return skipped("this kernel has no NUMA, or no node 0");
     };
-    assert_eq!(arena.account().numa_node, Some(0));
+    assert_eq!(arena.report().numa_node, Some(0));
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
     let line = maps.lines().find(|line| line.starts_with(&format!("{:x} ", addr_of(&arena))));
     assert!(maps.is_empty() || line.unwrap().contains("bind"), "{line:?}");
@@ -131,8 +132,8 @@ fn a_node_is_honoured_or_refused() {
 fn sizes_that_can_not_be_are_refused() {
     let build = |bytes| Arena::builder().size(bytes).build(&soft()).unwrap_err();
     assert_eq!(build(0), BuildError::NoSize);
-    assert_eq!(build(1 << 60), BuildError::TooLarge { asked: 1 << 60, limit: 1 << 40 });
-    assert_eq!(build(u64::MAX), BuildError::TooLarge { asked: u64::MAX, limit: 1 << 40 });
+    assert_eq!(build(1 << 60), BuildError::TooLarge { requested: 1 << 60, limit: 1 << 40 });
+    assert_eq!(build(u64::MAX), BuildError::TooLarge { requested: u64::MAX, limit: 1 << 40 });
     let none = Arena::builder().size(4096).sources([]).build(&soft()).unwrap_err();
     assert_eq!(none, BuildError::NoSourceNamed);
     let unsafely = Arena::builder().size(4096).source(Source::Caller).build(&soft()).unwrap_err();
@@ -144,17 +145,17 @@ fn what_may_not_be_locked_is_noted_or_refused_as_asked() {
     let limit = MemlockLimit::here();
     let arena = build(64 << 20, Source::Plain).unwrap();
     if limit.left().is_none_or(|left| left >= 64 << 20) {
-        assert_eq!(arena.account().residency, Residency::Locked);
+        assert_eq!(arena.report().residency, Residency::Locked);
         assert_eq!(arena.stats().pinned_bytes, 64 << 20);
         let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
         assert!(vma.has_flag("lo") && vma.resident < 1 << 20, "locked, and only as it is touched: {vma:?}");
         return skipped("this user may lock 64 MiB");
     }
-    let Residency::NotLocked(why @ NotLocked::Limit { asked, .. }) = arena.account().residency else {
-        panic!("{:?}", arena.account())
+    let Residency::NotLocked(why @ NotLocked::Limit { requested, .. }) = arena.report().residency else {
+        panic!("{:?}", arena.report())
     };
-    assert_eq!((asked, arena.stats().pinned_bytes), (64 << 20, 0));
-    assert!(why.to_string().contains("67108864 bytes asked"), "{why}");
+    assert_eq!((requested, arena.stats().pinned_bytes), (64 << 20, 0));
+    assert!(why.to_string().contains("67108864 bytes requested"), "{why}");
     let required =
         Arena::builder().size(64 << 20).source(Source::Plain).pinning(Pinning::Required).build(&soft());
     assert!(matches!(required, Err(BuildError::NotLocked(NotLocked::Limit { .. }))));

@@ -1,0 +1,26 @@
+//! Memory for devices: its sources, arenas and buffers.
+//!
+//! ```
+//! use pinfold::{Arena, Domain, access::ToDevice};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(4 << 20).build(&domain)?;
+//! let mut buffer = arena.alloc(8192)?;
+//! buffer.as_mut_slice()?.fill(7);
+//! let mapping = domain.map(buffer, ToDevice)?; // the device may read it ...
+//! let buffer = mapping.unmap()?; // ... until here
+//! # drop(buffer);
+//! println!("{}\n{}", arena.report(), arena.stats());
+//! # Ok(()) }
+//! ```
+
+pub mod arena;
+mod buffer;
+mod fixed;
+mod obtain;
+mod source;
+
+pub use buffer::Buffer;
+pub use fixed::Fixed;
+pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};

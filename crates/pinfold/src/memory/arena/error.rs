@@ -1,0 +1,110 @@
+//! Why no arena was built, and why it allocated no memory.
+
+use crate::memory::source::{NotLocked, SourceUnavailable};
+use crate::sys::Errno;
+use pinfold_core::domain::BackendError;
+use pinfold_core::frame::FrameError;
+
+/// Why no arena was built. No memory and no address range is left behind.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The size is missing, or 0.
+    #[error("an arena of 0 bytes: set its size with size(bytes)")]
+    NoSize,
+    /// The size is larger than an arena can be.
+    #[error("an arena of {requested} bytes: at most {limit} are possible")]
+    TooLarge {
+        /// The requested size.
+        requested: u64,
+        /// The largest size.
+        limit: u64,
+    },
+    /// The list of sources is empty, or names [`Source::Caller`](super::Source::Caller), which needs an address.
+    #[error(
+        "no memory source to try: name at least one, or give the caller's own memory with caller(base, len)"
+    )]
+    NoSourceNamed,
+    /// All sources were unavailable.
+    #[error("no memory for {requested} bytes: {}", list(.unavailable))]
+    NoMemory {
+        /// The requested size.
+        requested: u64,
+        /// Each source that was tried.
+        unavailable: Vec<SourceUnavailable>,
+    },
+    /// The NUMA node does not exist, has no memory, or is not allowed for this process.
+    #[error("no memory from NUMA node {node} ({errno}); online: {online}")]
+    Node {
+        /// The requested node.
+        node: u32,
+        /// The existing nodes, as the kernel lists them.
+        online: String,
+        /// The error of `mbind`.
+        errno: Errno,
+    },
+    /// The memory cannot be locked, and [`Pinning::Required`](super::Pinning::Required) was set.
+    #[error("cannot lock the memory: {0}")]
+    NotLocked(NotLocked),
+    /// The pages cannot be kept from child processes, so a `fork` could move the parent to other pages than the device's.
+    #[error("madvise(MADV_DONTFORK): {0}")]
+    Fork(Errno),
+    /// The caller's memory does not begin and end at multiples of 4096.
+    #[error("the caller's memory of {len} bytes at {base:#x}: both must be multiples of 4096")]
+    CallerAlignment {
+        /// Its address.
+        base: usize,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The zone of its frames could not be set up.
+    #[error(transparent)]
+    Frames(#[from] FrameError),
+    /// The memory could not be mapped into the domain.
+    #[error("cannot map the arena into its domain: {0}")]
+    Domain(#[from] BackendError),
+}
+
+fn list(unavailable: &[SourceUnavailable]) -> String {
+    unavailable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Why an arena allocated no memory. Nothing has changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// A buffer has at least 1 byte.
+    #[error("a buffer of 0 bytes: a buffer has at least 1")]
+    Empty,
+    /// The buffer is larger than the arena.
+    #[error("a buffer of {requested} bytes from an arena of {arena} bytes")]
+    TooLarge {
+        /// The requested size in bytes.
+        requested: u64,
+        /// The size of the arena.
+        arena: u64,
+    },
+    /// The arena has no free run of that length.
+    #[error(
+        "no {requested} contiguous bytes: {in_use} of the arena's {arena} bytes are in use; free some, or build it larger"
+    )]
+    Exhausted {
+        /// The requested size in bytes.
+        requested: u64,
+        /// Bytes in use.
+        in_use: u64,
+        /// The size of the arena.
+        arena: u64,
+    },
+    /// The zone refused for another reason.
+    #[error(transparent)]
+    Frames(#[from] FrameError),
+}
+
+/// Why a buffer lends no slice: its arena is mapped whole, or shared with other processes by its memfd, so the bytes may
+/// change at any time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the bytes of this buffer may change at any time (its arena is mapped whole, or shared by a memfd): copy through memory(), or build the arena with MappingPolicy::PerUse and no memfd"
+)]
+pub struct NotExclusive;

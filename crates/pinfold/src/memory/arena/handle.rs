@@ -1,0 +1,200 @@
+//! The handles of an arena: its memory, and that memory in one domain.
+
+use super::attachment::{Attachment, DomainOps};
+use super::report::{ArenaReport, ArenaStats, Backing, MappingPolicy};
+use super::state::State;
+use crate::domain::Domain;
+use crate::memory::fixed::Fixed;
+use crate::memory::source::Residency;
+use crate::sys::smaps;
+use pinfold_core::addr::Iova;
+use pinfold_core::domain::BackendError;
+use pinfold_core::frame::Frame;
+use pinfold_core::share::Shared;
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Pinned memory from the operating system, in any number of domains, also none.
+///
+/// A handle: a clone is the same arena. What allocates buffers is here; what knows an I/O virtual address is the
+/// [`Arena`] that [`map_into`](Self::map_into) returns.
+#[derive(Clone)]
+pub struct ArenaMemory(Shared<State>);
+
+impl ArenaMemory {
+    pub(super) fn new(state: State) -> Self {
+        Self(Shared::new(state))
+    }
+
+    pub(super) fn from_share(share: Shared<State>) -> Self {
+        Self(share)
+    }
+
+    pub(super) fn share(&self) -> &Shared<State> {
+        &self.0
+    }
+
+    pub(super) fn into_share(self) -> Shared<State> {
+        self.0
+    }
+
+    /// Maps the memory into a domain, as its [mapping policy](Self::mapping_policy) says, and returns the handle that
+    /// is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there. [`Domain::map`] works from then on for every
+    /// buffer of the arena. It stays mapped until the arena is dropped, with all its handles, buffers and pools.
+    ///
+    /// Returns another handle if it is mapped into this domain already.
+    ///
+    /// Memory that is [locked](Residency::Locked) is unlocked if the domain's mappings pin memory themselves, since
+    /// `RLIMIT_MEMLOCK` would count it twice.
+    ///
+    /// # Errors
+    /// [`BackendError`]; the memory is not in the domain then. If it
+    /// [may be reached](BackendError::stays_reachable) nevertheless, it is quarantined when the arena is dropped.
+    ///
+    /// ```
+    /// use pinfold::{Arena, Domain, access::FromDevice};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = Arena::builder().size(1 << 20).build_unmapped()?; // before any device is open
+    /// let buffer = memory.alloc(4096)?;
+    /// let (nic, disk) = (Domain::soft()?, Domain::soft()?);
+    /// let _in_nic = memory.map_into(&nic)?;
+    /// let _in_disk = memory.map_into(&disk)?;
+    /// let buffer = nic.map(buffer, FromDevice)?.unmap()?; // received ...
+    /// disk.map(buffer, pinfold::access::ToDevice)?.unmap()?; // ... and written, without a copy
+    /// # Ok(()) }
+    /// ```
+    pub fn map_into(&self, domain: &Domain) -> Result<Arena, BackendError> {
+        self.attach(Box::new(domain.clone()))
+    }
+
+    pub(super) fn attach(&self, domain: Box<dyn DomainOps>) -> Result<Arena, BackendError> {
+        Ok(Arena { attachment: self.0.attach(domain)?, memory: self.clone() })
+    }
+
+    /// Returns all of the memory, to be registered with a ring ([`Options::fixed`](crate::uring::Options::fixed)).
+    pub fn fixed(&self) -> Fixed<'_> {
+        self.0.region().memory().into()
+    }
+
+    /// Returns the size in bytes.
+    pub fn len(&self) -> usize {
+        self.0.region().len()
+    }
+
+    /// Returns false: an arena has at least one frame.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns which part of the arena devices can reach.
+    pub fn mapping_policy(&self) -> MappingPolicy {
+        self.0.policy()
+    }
+
+    /// Returns what was requested, what the arena got, and which sources were unavailable.
+    pub fn report(&self) -> ArenaReport {
+        self.0.report()
+    }
+
+    /// Returns the descriptor by which another process can map the same memory, if the source is a memfd.
+    pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.memfd().map(AsFd::as_fd)
+    }
+
+    /// Returns how much of the arena is in use. O(1).
+    ///
+    /// While an owner's handle ([`local`](Self::local)) lives, the counts lag behind what it allocates and frees.
+    pub fn stats(&self) -> ArenaStats {
+        let bytes = self.0.bytes();
+        let pinned = match &*self.0.residency() {
+            Residency::Hugetlb | Residency::Locked => true,
+            Residency::ByMapping => self.0.policy() == MappingPolicy::Whole,
+            Residency::NotLocked(_) => false,
+        };
+        ArenaStats {
+            bytes,
+            frames: bytes / Frame::BYTES,
+            frames_in_use: self.0.in_use(),
+            frames_peak: self.0.peak(),
+            frames_quarantined: self.0.quarantined(),
+            pinned_bytes: if pinned { bytes } else { 0 },
+        }
+    }
+
+    /// Returns what the kernel has put behind the arena so far, from `/proc/self/smaps`; `None` if that is unreadable.
+    /// Of the caller's memory, the figures are those of the mappings around it. O(mappings of the process).
+    pub fn backing(&self) -> Option<Backing> {
+        let vma = smaps::of_range(self.0.region().addr(), self.0.region().len())?;
+        Some(Backing {
+            resident_bytes: vma.resident.saturating_add(vma.hugetlb),
+            transparent_bytes: vma.transparent,
+            hugetlb_bytes: vma.hugetlb,
+        })
+    }
+
+    /// Returns whether `other` is a handle of the same arena.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.0.is_same(&other.0)
+    }
+
+    /// Returns where the memory begins in this process.
+    pub(crate) fn addr(&self) -> usize {
+        self.0.region().addr()
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ArenaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArenaMemory")
+            .field("bytes", &self.len())
+            .field("mapping_policy", &self.mapping_policy())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An arena in one domain: [`ArenaMemory`] and its I/O virtual addresses there.
+///
+/// A handle: a clone is the same arena in the same domain. It is the
+/// [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) of the pools of that domain.
+#[derive(Clone)]
+pub struct Arena {
+    /// Dropped before `memory`, whose drop takes the attachments apart.
+    attachment: Arc<Attachment>,
+    memory: ArenaMemory,
+}
+
+impl Arena {
+    /// Returns the I/O virtual address of the first byte in this domain; the rest follows linearly. With
+    /// [`MappingPolicy::PerUse`] a device reaches only what is mapped there.
+    pub fn iova(&self) -> Iova {
+        self.attachment.iova().start()
+    }
+
+    pub(super) fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+}
+
+impl Deref for Arena {
+    type Target = ArenaMemory;
+    fn deref(&self) -> &ArenaMemory {
+        &self.memory
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field("bytes", &self.len())
+            .field("iova", &self.attachment.iova())
+            .field("mapping_policy", &self.mapping_policy())
+            .finish_non_exhaustive()
+    }
+}

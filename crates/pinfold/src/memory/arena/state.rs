@@ -1,0 +1,296 @@
+//! What all handles of an arena share: the memory, its frames, and the domains that it is mapped into.
+
+use super::attachment::{AttachError, Attachment, Attachments, DomainOps};
+use super::error::AllocError;
+use super::report::{ArenaReport, MappingPolicy};
+use crate::memory::obtain;
+use crate::memory::source::Residency;
+use crate::sys::region::Region;
+use pinfold_core::addr::Iova;
+use pinfold_core::domain::{BackendError, DomainId};
+use pinfold_core::frame::{Frame, FrameError, Order, Zone};
+use pinfold_core::mem::DmaMemory;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many bytes of arenas this process has quarantined: memory that was in use when its arena was dropped,
+/// or that a device may still reach.
+pub fn quarantined_bytes() -> u64 {
+    QUARANTINED_BYTES.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// What this thread has quarantined: the process-wide count moves while other tests quarantine memory, too.
+    pub(super) static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+fn count_quarantined(bytes: u64) {
+    QUARANTINED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+    #[cfg(test)]
+    QUARANTINED_HERE.set(QUARANTINED_HERE.get() + bytes);
+}
+
+/// Consecutive frames of an arena that are allocated together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) first: Frame,
+    pub(crate) frames: u32,
+}
+
+impl Run {
+    pub(super) fn of_order(first: Frame, order: Order) -> Self {
+        Self { first, frames: order.frames() }
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.frames) * Frame::BYTES
+    }
+
+    /// The order that the zone allocates it by; `None` if the zone allocates it by length. (A part of a run may have
+    /// the length of an order without its alignment.)
+    fn order(self) -> Option<Order> {
+        let order = u8::try_from(self.frames.trailing_zeros()).ok()?;
+        let whole = self.frames.is_power_of_two() && self.first.index().is_multiple_of(self.frames);
+        (whole && order <= Order::HUGE.get()).then(|| Order::new(order)).flatten()
+    }
+}
+
+pub(crate) struct State {
+    /// Unmapped only after the last frame is free and no device reaches it.
+    region: ManuallyDrop<Region>,
+    memfd: Option<OwnedFd>,
+    zone: Zone,
+    policy: MappingPolicy,
+    report: ArenaReport,
+    /// Changes when the memory is mapped into a domain that pins by itself.
+    residency: Mutex<Residency>,
+    attachments: Attachments,
+    /// A mapping failed in a way that leaves the memory reachable.
+    stuck: AtomicBool,
+    /// Frames of the zone beyond the region: a zone has at least 2 MiB.
+    fenced: u64,
+    /// The zone's own high-water mark includes the fenced frames.
+    peak: AtomicU64,
+    quarantined: AtomicU64,
+}
+
+impl State {
+    /// The report's residency is the initial one.
+    pub(super) fn new(
+        region: Region,
+        memfd: Option<OwnedFd>,
+        policy: MappingPolicy,
+        report: ArenaReport,
+    ) -> Result<Self, FrameError> {
+        let frames = u32::try_from(report.bytes / Frame::BYTES).unwrap_or(u32::MAX);
+        let (zone, fenced) = zone(frames)?;
+        Ok(Self {
+            region: ManuallyDrop::new(region),
+            memfd,
+            zone,
+            policy,
+            residency: Mutex::new(report.residency.clone()),
+            report,
+            attachments: Attachments::default(),
+            stuck: AtomicBool::new(false),
+            fenced,
+            peak: AtomicU64::new(0),
+            quarantined: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(super) fn memfd(&self) -> Option<&OwnedFd> {
+        self.memfd.as_ref()
+    }
+
+    pub(super) fn zone(&self) -> &Zone {
+        &self.zone
+    }
+
+    pub(super) fn policy(&self) -> MappingPolicy {
+        self.policy
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.report.bytes
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn quarantined(&self) -> u64 {
+        self.quarantined.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn report(&self) -> ArenaReport {
+        ArenaReport { residency: self.residency().clone(), ..self.report.clone() }
+    }
+
+    pub(super) fn residency(&self) -> MutexGuard<'_, Residency> {
+        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already.
+    pub(super) fn attach(&self, domain: Box<dyn DomainOps>) -> Result<Arc<Attachment>, BackendError> {
+        let id = domain.id();
+        let mut list = self.attachments.lock();
+        if let Some(attachment) = id.and_then(|id| self.attachments.find(id)) {
+            return Ok(Arc::clone(attachment));
+        }
+        let mut residency = self.residency();
+        // A backend that pins charges RLIMIT_MEMLOCK itself: locked memory would count twice and fail at half of it.
+        let unlocked = domain.pins() && *residency == Residency::Locked && self.region.unlock().is_ok();
+        match Attachment::new(domain, self.region.memory(), self.policy) {
+            Ok(attachment) => {
+                if unlocked {
+                    *residency = Residency::ByMapping;
+                }
+                Ok(list.push(attachment))
+            }
+            Err(AttachError { error, stuck }) => {
+                if stuck {
+                    self.stuck.store(true, Ordering::Relaxed);
+                }
+                if unlocked && let Err(errno) = self.region.lock() {
+                    *residency = Residency::NotLocked(crate::memory::source::NotLocked::Kernel(errno));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn frames_for(&self, requested: u64) -> Result<u32, AllocError> {
+        if requested == 0 {
+            return Err(AllocError::Empty);
+        }
+        let too_large = AllocError::TooLarge { requested, arena: self.bytes() };
+        if requested > self.bytes() {
+            return Err(too_large);
+        }
+        u32::try_from(requested.div_ceil(Frame::BYTES)).map_err(|_| too_large)
+    }
+
+    pub(super) fn alloc(&self, frames: u32) -> Result<Run, FrameError> {
+        let huge = Order::HUGE.frames();
+        // `order` depends on the length alone for a run that starts at frame 0.
+        let order = Frame::new(0).and_then(|first| Run { first, frames }.order());
+        let first = match order {
+            Some(order) => self.zone.alloc(order)?,
+            None if frames < huge => self.zone.alloc_run(frames, 1)?,
+            None => self.zone.alloc_run(frames, huge).or_else(|_| self.zone.alloc_run(frames, 1))?,
+        };
+        self.update_peak();
+        Ok(Run { first, frames })
+    }
+
+    pub(super) fn alloc_order(&self, order: Order) -> Result<Run, FrameError> {
+        let first = self.zone.alloc(order)?;
+        self.update_peak();
+        Ok(Run::of_order(first, order))
+    }
+
+    pub(super) fn update_peak(&self) {
+        let in_use = self.in_use();
+        if in_use > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(in_use, Ordering::Relaxed);
+        }
+    }
+
+    /// Frames that are allocated or quarantined.
+    pub(super) fn in_use(&self) -> u64 {
+        self.zone.stats().in_use.saturating_sub(self.fenced)
+    }
+
+    /// Frees a run that `alloc` returned and that no device can reach.
+    pub(crate) fn free(&self, run: Run) {
+        let freed = match run.order() {
+            Some(order) => self.zone.free(run.first, order),
+            None => self.zone.free_run(run.first, run.frames),
+        };
+        if let Err(error) = freed {
+            // Only a caller that broke its contract gets here; the frames stay allocated, and so the arena stays.
+            tracing::error!(first = %run.first, frames = run.frames, %error, "frames could not be freed");
+        }
+    }
+
+    /// Counts a run that stays allocated because a device of `attachment` may still reach it.
+    pub(super) fn quarantine(&self, run: Run, attachment: &Attachment) {
+        self.quarantined.fetch_add(u64::from(run.frames), Ordering::Relaxed);
+        attachment.count_quarantined(run.bytes());
+    }
+
+    pub(super) fn alloc_error(&self, requested: u64, error: FrameError) -> AllocError {
+        match error {
+            FrameError::Exhausted { .. } | FrameError::NoRun { .. } => {
+                AllocError::Exhausted { requested, in_use: self.in_use() * Frame::BYTES, arena: self.bytes() }
+            }
+            other => AllocError::Frames(other),
+        }
+    }
+
+    /// The memory of an allocated run.
+    pub(crate) fn memory_of(&self, run: Run) -> DmaMemory<'_> {
+        let offset = usize::try_from(run.first.offset()).unwrap_or(usize::MAX);
+        let len = usize::try_from(run.bytes()).unwrap_or(usize::MAX);
+        // The zone has as many frames as the region, so the part is always inside.
+        self.region.memory().part(offset, len).unwrap_or(DmaMemory::EMPTY)
+    }
+
+    /// The first domain in which a run is mapped for as long as the arena lives, and its address there.
+    pub(crate) fn fixed_iova_of(&self, run: Run) -> Option<(DomainId, Iova)> {
+        match self.policy {
+            MappingPolicy::Whole => {
+                let first = self.attachments.first()?;
+                Some((first.domain_id()?, first.iova_of(run.first.offset(), run.bytes())?.start()))
+            }
+            MappingPolicy::PerUse => None,
+        }
+    }
+
+    /// Whether an unmapped buffer can be reached by its owner only: by no device, and by no other process (nor this
+    /// one through `write`, which is safe) as a file.
+    pub(crate) fn is_private(&self) -> bool {
+        self.policy == MappingPolicy::PerUse && self.memfd.is_none()
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let in_use = self.in_use();
+        // From all domains, also after a failure: what can be revoked is.
+        let detached = in_use == 0 && self.attachments.detach_all(self.region.memory());
+        if !detached || *self.stuck.get_mut() {
+            tracing::warn!(bytes = self.report.bytes, frames = in_use, "an arena is quarantined");
+            count_quarantined(self.report.bytes);
+            return;
+        }
+        if !self.region.is_owned() {
+            obtain::restore(&self.region, Some(&*self.residency()), self.report.numa_node);
+        }
+        // SAFETY: the region is dropped here only, in the drop of its owner. Every frame is free and no device reaches
+        // the memory (`detach_all`), so no pointer into it is left.
+        unsafe { ManuallyDrop::drop(&mut self.region) };
+    }
+}
+
+/// A zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays allocated, and is counted by the
+/// second value.
+fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
+    let all = frames.max(Zone::MIN_FRAMES);
+    let zone = Zone::new(all)?;
+    if all > frames {
+        let first = zone.alloc_run(all, 1)?;
+        zone.free_run(first, frames)?;
+    }
+    Ok((zone, u64::from(all - frames)))
+}

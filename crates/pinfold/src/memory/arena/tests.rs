@@ -1,0 +1,55 @@
+//! Arenas on this machine's kernel. What the machine does not allow is skipped with a message.
+
+mod domains;
+mod memory;
+mod page_pool;
+mod sources;
+mod steps;
+
+use super::attachment::DomainOps;
+use super::*;
+use crate::domain::Domain;
+use crate::memory::Buffer;
+use crate::sys::region::Region;
+use crate::sys::smaps;
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::BackendError;
+use pinfold_core::frame::Order;
+use pinfold_core::mem::DmaMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+fn quarantined_here() -> u64 {
+    let all = quarantined_bytes();
+    let here = state::QUARANTINED_HERE.get();
+    assert!(all >= here, "the process count includes the thread's: {all} {here}");
+    here
+}
+
+/// The tests that count what the whole machine has (hugepages) run one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn soft() -> Domain {
+    Domain::soft().unwrap()
+}
+
+fn skipped(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+fn is_mapped(addr: usize) -> bool {
+    smaps::of_range(addr, 4096).is_some()
+}
+
+/// Returns whether the memory that `build_and_drop` built is unmapped afterwards. Concurrent tests may map the same
+/// addresses at once, so this is tried several times, with other memory each; memory that stays is found each time.
+fn is_gone(build_and_drop: impl Fn() -> usize) -> bool {
+    (0..20).any(|_| !is_mapped(build_and_drop()))
+}
+
+fn addr_of(arena: &ArenaMemory) -> usize {
+    arena.addr()
+}
