@@ -20,6 +20,7 @@
 
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize};
+use crate::invalidate::Ticket;
 use crate::iova::IovaSpace;
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
@@ -29,11 +30,14 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Deref;
 use deferred::Deferred;
 
 mod backend;
 mod deferred;
+mod future;
 mod mapping;
+mod owner;
 mod paged;
 mod payload;
 mod place;
@@ -42,7 +46,9 @@ mod place;
 mod tests;
 
 pub use backend::{Backend, BackendError, BackendStats};
-pub use mapping::{MapError, Mapping, NotQuiesced, Revoked};
+pub use future::Quiesced;
+pub use mapping::{MapError, Mapping, NotQuiesced, Revoked, Unrevoked};
+pub use owner::DomainOwner;
 pub use paged::{PhysTranslator, TableBackend};
 pub use payload::{DomainId, Payload};
 pub use place::{Reservation, StaticMapping};
@@ -50,9 +56,9 @@ pub use place::{Reservation, StaticMapping};
 /// Memory that can be mapped: pinned, and owned by the value.
 ///
 /// # Safety
-/// Implementers owe: `memory()` and `fixed_iova()` never change; the memory stays where it is, valid and given to
-/// nobody else, until the value is dropped (leaking the value keeps it for ever); while the value is not borrowed, no
-/// reference into the memory exists.
+/// The results of all methods never change. Until the value is dropped, all memory that they return stays where it is,
+/// valid, and the value's alone (if the value is leaked, for good). While the value is not borrowed, no reference into the
+/// memory exists. A value with a `fixed_iova` has one piece.
 pub unsafe trait Pinned: Send + 'static {
     /// The memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory<'_>;
@@ -61,6 +67,26 @@ pub unsafe trait Pinned: Send + 'static {
     /// in which domain. In any other domain the memory is mapped afresh: domains choose the same addresses, and what is
     /// mapped at this one there may be unmapped at any time.
     fn fixed_iova(&self) -> Option<(DomainId, Iova)>;
+
+    /// Returns piece `index` of memory that is scattered in this process; `None` after the last. The first is
+    /// [`memory`](Self::memory).
+    ///
+    /// The pieces are mapped one behind the other at one contiguous range of I/O virtual addresses.
+    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        (index == 0).then(|| self.memory())
+    }
+
+    /// Returns the offset and the length, in the mapped range, of part `index` of what is to be transferred; `None` after
+    /// the last. By default one extent: all of the memory.
+    ///
+    /// For payloads that are not whole pages, and for those of several parts.
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        (index == 0).then(|| (0, pieces(self).map(|piece| piece.len() as u64).sum()))
+    }
+}
+
+fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = DmaMemory<'_>> {
+    (0..).map_while(|index| payload.piece(index))
 }
 
 /// What a domain has done so far, and what it holds.
@@ -168,61 +194,71 @@ impl Domain {
         self.backend.unregister_memory(memory);
     }
 
-    /// Gives the device access to `payload`, which moves into the mapping.
+    /// Maps `payload` for the device; it moves into the mapping, which borrows the domain.
+    ///
+    /// [`DomainOwner::map`] returns a mapping that owns a share of the domain instead.
     ///
     /// # Errors
-    /// [`MapError`], with the payload, wherever no device can reach it.
+    /// [`MapError`], with the payload wherever no device can reach it.
     pub fn map<P: Pinned, D: Direction>(
         &self,
         payload: P,
         direction: D,
-    ) -> Result<Mapping<'_, P, D>, MapError<P>> {
-        let _ = direction; // its type says everything
+    ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
+        let (payload, iova, fixed) = self.map_payload(payload, direction)?;
+        Ok(Mapping::new(self, payload, iova, fixed))
+    }
+
+    /// Returns the payload with its addresses, and whether it stays mapped for its lifetime.
+    fn map_payload<P: Pinned, D: Direction>(
+        &self,
+        payload: P,
+        _: D,
+    ) -> Result<(P, IovaRange, bool), MapError<P>> {
         self.release_late();
-        let memory = payload.memory();
         let fixed = payload.fixed_iova().filter(|(domain, _)| *domain == self.id);
-        if let Some(iova) = fixed.and_then(|(_, at)| self.static_at(at, memory, D::ACCESS)) {
+        if let Some(iova) = fixed.and_then(|(_, at)| self.static_at(at, payload.memory(), D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
             self.counts.maps.fetch_add(1, Ordering::Relaxed);
-            return Ok(Mapping::new(self, payload, iova, true));
+            return Ok((payload, iova, true));
         }
-        match self.map_fresh(memory, D::ACCESS) {
+        let mapped = match payload.piece(1) {
+            None => self.map_fresh(payload.memory(), D::ACCESS),
+            Some(_) => self.map_pieces(&payload, D::ACCESS),
+        };
+        match mapped {
             Ok(iova) => {
                 self.counts.maps.fetch_add(1, Ordering::Relaxed);
-                Ok(Mapping::new(self, payload, iova, false))
+                Ok((payload, iova, false))
             }
             Err((Some(iova), error)) => {
-                let bytes = memory.len();
-                self.keep(payload, bytes, iova, error.late_ticket());
+                self.keep_reachable(payload, iova, error.late_ticket());
                 Err(MapError { payload: None, error })
             }
             Err((None, error)) => Err(MapError { payload: Some(payload), error }),
         }
     }
 
-    /// Takes many mappings back with one flush, and appends them to `revoked`.
+    /// Revokes many mappings with one flush, and appends them to `revoked`. Reads and writes may be mixed: each item
+    /// is a [`Mapping`], or an [`Unrevoked`], which is a mapping of any direction.
     ///
-    /// Allocates nothing where `revoked` has room for them.
-    pub fn revoke_all<'d, P: Pinned, D: Direction>(
-        &'d self,
-        mappings: impl IntoIterator<Item = Mapping<'d, P, D>>,
-        revoked: &mut Vec<Revoked<'d, P>>,
+    /// Allocates nothing where `revoked` has the capacity for them.
+    pub fn revoke_all<P: Pinned, H: Deref<Target = Self>, M: Into<Unrevoked<P, H>>>(
+        &self,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P, H>>,
     ) {
         self.release_late();
         let first = revoked.len();
         for mapping in mappings {
-            if mapping.belongs_to(self) {
-                revoked.push(mapping.into_revoked());
-            } else {
-                revoked.push(mapping.revoke());
-            }
+            let mapping = mapping.into();
+            revoked.push(if mapping.belongs_to(self) { mapping.into_revoked() } else { mapping.revoke() });
         }
-        let mine = |r: &&Revoked<'d, P>| r.belongs_to(self);
-        let new = revoked.get(first..).unwrap_or_default();
-        let mut ranges = new.iter().filter(mine).filter_map(Revoked::to_revoke);
-        let ticket = self.backend.revoke(&mut ranges).unwrap_or(crate::invalidate::Ticket::NEVER);
-        for held in revoked.iter_mut().skip(first).filter(|r| r.belongs_to(self)) {
-            held.set_ticket(ticket);
+        let new = revoked.get_mut(first..).unwrap_or_default();
+        let mut ranges = new.iter().filter(|new| !new.is_revoked()).filter_map(Revoked::to_revoke);
+        let ticket = self.backend.revoke(&mut ranges).unwrap_or(Ticket::NEVER);
+        for revoked in new.iter_mut().filter(|new| !new.is_revoked()) {
+            revoked.set_revoked(ticket);
         }
     }
 
@@ -388,6 +424,63 @@ impl Domain {
         Err((None, error))
     }
 
+    /// Maps the pieces of `payload` at one contiguous range. Errors are those of [`map_fresh`](Self::map_fresh).
+    fn map_pieces<P: Pinned>(
+        &self,
+        payload: &P,
+        access: Access,
+    ) -> Result<IovaRange, (Option<IovaRange>, BackendError)> {
+        let iova = self.place_pieces(payload).map_err(|error| (None, error))?;
+        let mut mapped = 0;
+        for piece in pieces(payload) {
+            let len = piece.len() as u64;
+            let differs = || BackendError::LengthsDiffer { iova, memory_bytes: piece.len() };
+            let result = iova.part(mapped, len).ok_or_else(differs);
+            if let Err(error) = result.and_then(|at| self.backend.map(at, piece, access)) {
+                let error = self.unmap_part(iova, mapped, error);
+                if error.stays_reachable() {
+                    return Err((Some(iova), error));
+                }
+                self.release_iova(iova).map_err(|error| (None, error))?;
+                return Err((None, error));
+            }
+            mapped += len;
+        }
+        Ok(iova)
+    }
+
+    /// Revokes the first `len` bytes of `iova` after `error`, and returns the error that says whether they may be reached.
+    fn unmap_part(&self, iova: IovaRange, len: u64, error: BackendError) -> BackendError {
+        let Some(part) = iova.part(0, len) else { return error };
+        let Ok(ticket) = self.backend.revoke(&mut core::iter::once(part)) else {
+            return BackendError::NotRevoked;
+        };
+        match self.backend.wait(ticket) {
+            // What cannot be revoked stays so, whatever becomes of the rest.
+            _ if error.stays_reachable() && error.late_ticket().is_none() => error,
+            // Tickets complete in order, so this one covers what `error` left reachable too.
+            Err(BackendError::Flush(flush)) => BackendError::Stuck { iova, flush },
+            Err(_) => BackendError::NotRevoked,
+            Ok(()) => error,
+        }
+    }
+
+    /// Allocates addresses for all pieces of `payload`.
+    fn place_pieces<P: Pinned>(&self, payload: &P) -> Result<IovaRange, BackendError> {
+        let (mut len, mut align) = (0u64, PAGE_BYTES as u64);
+        for piece in pieces(payload) {
+            check_pages(piece)?;
+            len = len.saturating_add(piece.len() as u64);
+            align = align.max(alignment(piece));
+        }
+        let first = payload.memory();
+        if self.backend.place(first)?.is_some() {
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
+        }
+        self.alloc_iova(len, align)
+    }
+
     /// Takes addresses for memory that is to be mapped.
     fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
         check_pages(memory)?;
@@ -402,8 +495,8 @@ impl Domain {
         self.counts.revokes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A mapping is over: its addresses may be used again.
-    fn forget_mapping(&self, iova: IovaRange, fixed: bool) {
+    /// Releases the addresses of a mapping that no device can reach.
+    fn finish_unmap(&self, iova: IovaRange, fixed: bool) {
         let released = known_bad::makes(Mistake::IovaEarly);
         if !fixed && !released && self.release_iova(iova).is_err() {
             // Not given out by this allocator: it can not happen, and if it did, not reusing them is the safe side.

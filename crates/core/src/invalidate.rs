@@ -28,6 +28,7 @@ use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering};
 use clock::Clock;
 use core::fmt;
+use core::task::Poll;
 
 mod batch;
 mod clock;
@@ -247,24 +248,45 @@ impl<S: InvalidationQueue> Invalidator<S> {
     /// ticket may be waited for again. [`WaitError::UnitFailed`] where it never completes. [`WaitError::Unknown`] where
     /// no such ticket was given out.
     pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {
-        let limit = self.sink.limit();
-        let result = self.wait_while(ticket, |_| {
-            let oldest = self.oldest();
-            if limit.polls < u64::MAX {
-                self.clock.count_poll(oldest);
-            }
-            let age = self.clock.age(oldest, self.sink.now_ns())?;
-            let over = age.ns >= limit.time_ns || age.polls > limit.polls;
-            over.then_some(WaitError::TimedOut {
-                ticket,
-                waited_ns: age.ns,
-                polls: age.polls.min(limit.polls),
-            })
-        });
-        match result {
-            Err(WaitError::TimedOut { .. }) if known_bad::makes(Mistake::TimeoutIsCompletion) => Ok(()),
-            result => result,
+        believed(self.wait_while(ticket, |_| self.overdue(ticket)))
+    }
+
+    /// Returns how a [`wait`](Self::wait) would end, if it would end now, without waiting.
+    pub fn check(&self, ticket: Ticket) -> Poll<Result<(), WaitError>> {
+        if self.is_completed(ticket) {
+            return Poll::Ready(Ok(()));
         }
+        self.check_requested(ticket)?;
+        self.check_once(ticket, || self.overdue(ticket)).map(believed)
+    }
+
+    /// Returns an error if the oldest batch in flight is past its deadline.
+    fn overdue(&self, ticket: Ticket) -> Option<WaitError> {
+        let (oldest, limit) = (self.oldest(), self.sink.limit());
+        if limit.polls < u64::MAX {
+            self.clock.count_poll(oldest);
+        }
+        let age = self.clock.age(oldest, self.sink.now_ns())?;
+        let over = age.ns >= limit.time_ns || age.polls > limit.polls;
+        over.then_some(WaitError::TimedOut { ticket, waited_ns: age.ns, polls: age.polls.min(limit.polls) })
+    }
+
+    fn check_requested(&self, ticket: Ticket) -> Result<(), WaitError> {
+        let last = Ticket(self.requested.load(Ordering::Acquire));
+        if ticket > last { Err(WaitError::Unknown { ticket, last }) } else { Ok(()) }
+    }
+
+    fn check_once(
+        &self,
+        ticket: Ticket,
+        over: impl FnOnce() -> Option<WaitError>,
+    ) -> Poll<Result<(), WaitError>> {
+        let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { over() };
+        // The flush may have completed before the unit failed, or while the clock was read.
+        if self.is_completed(ticket) {
+            return Poll::Ready(Ok(()));
+        }
+        error.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
     }
 
     /// Waits until the flush is over, or `limit` is reached, which counts from now: for a ticket past its deadline.
@@ -290,20 +312,12 @@ impl<S: InvalidationQueue> Invalidator<S> {
         if self.is_completed(ticket) {
             return Ok(());
         }
-        let last = Ticket(self.requested.load(Ordering::Acquire));
-        if ticket > last {
-            return Err(WaitError::Unknown { ticket, last });
-        }
+        self.check_requested(ticket)?;
         let start = self.sink.now_ns();
         let mut polls = 0;
         let result = loop {
-            let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { over(polls) };
-            // The flush may have completed before the unit failed, or while the clock was read.
-            if self.is_completed(ticket) {
-                break Ok(());
-            }
-            if let Some(error) = error {
-                break Err(error);
+            if let Poll::Ready(result) = self.check_once(ticket, || over(polls)) {
+                break result;
             }
             self.sink.relax(polls);
             polls += 1;
@@ -361,6 +375,14 @@ impl<S: InvalidationQueue> Invalidator<S> {
             Err(QueueError::Full) => {}
             Err(QueueError::Gone) => self.refused.store(true, Ordering::Relaxed),
         }
+    }
+}
+
+/// Takes a timeout for a completion, if that mistake is switched on.
+fn believed(result: Result<(), WaitError>) -> Result<(), WaitError> {
+    match result {
+        Err(WaitError::TimedOut { .. }) if known_bad::makes(Mistake::TimeoutIsCompletion) => Ok(()),
+        result => result,
     }
 }
 

@@ -28,6 +28,7 @@ pub mod access;
 pub mod addr;
 pub mod dma_pool;
 pub mod domain;
+mod drop_guard;
 pub mod frame;
 pub mod gather;
 pub mod invalidate;

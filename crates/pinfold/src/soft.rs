@@ -90,6 +90,12 @@ impl SoftIommu {
         self.0.detach();
     }
 
+    /// Returns the invalidation queue and the physical side for a table's backend. Dropping it, with the backend,
+    /// [detaches](Self::detach) the table: ports may outlive it, and find nothing from then on.
+    pub fn queue(&self) -> SoftQueue {
+        SoftQueue(self.clone())
+    }
+
     /// A new device's way to memory, with caches of its own.
     pub fn port(&self) -> Port {
         Port::new(&self.0)
@@ -151,14 +157,24 @@ impl<'d> SoftView<'d> {
     }
 }
 
-impl InvalidationQueue for SoftIommu {
+/// The side of a [`SoftIommu`] that a backend uses.
+#[derive(Debug)]
+pub struct SoftQueue(SoftIommu);
+
+impl Drop for SoftQueue {
+    fn drop(&mut self) {
+        self.0.detach();
+    }
+}
+
+impl InvalidationQueue for SoftQueue {
     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        self.0.submit(batch, ticket);
+        self.0.0.submit(batch, ticket);
         Ok(())
     }
 
     fn completed(&self) -> Ticket {
-        self.0.completed()
+        self.0.0.completed()
     }
 
     fn relax(&self, polls: u64) {
@@ -170,34 +186,34 @@ impl InvalidationQueue for SoftIommu {
     }
 
     fn now_ns(&self) -> Option<u64> {
-        Some(self.0.now_ns())
+        Some(self.0.0.now_ns())
     }
 
     fn limit(&self) -> WaitLimit {
-        let time_ns = u64::try_from(self.0.config.timeout.as_nanos()).unwrap_or(u64::MAX);
+        let time_ns = u64::try_from(self.0.0.config.timeout.as_nanos()).unwrap_or(u64::MAX);
         WaitLimit { time_ns, polls: u64::MAX }
     }
 
     fn queue_depth(&self) -> u64 {
-        self.0.config.queue_depth
+        self.0.0.config.queue_depth
     }
 
     fn caches_not_present(&self) -> bool {
-        self.0.config.caching_mode
+        self.0.0.config.caching_mode
     }
 }
 
-impl PhysTranslator for SoftIommu {
+impl PhysTranslator for SoftQueue {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one that the registry asks for.
-        unsafe { self.0.register_memory(memory) }
+        unsafe { self.0.0.register_memory(memory) }
     }
 
     fn unregister_memory(&self, memory: DmaMemory) {
-        self.0.unregister_memory(memory);
+        self.0.0.unregister_memory(memory);
     }
 
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        self.0.run(memory)
+        self.0.0.run(memory)
     }
 }

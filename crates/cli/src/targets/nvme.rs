@@ -26,7 +26,7 @@ const BATCH: u32 = 32;
 /// A buffer that the controller is done with, and the domain not yet.
 struct Held<'d, B: Pinned> {
     slot: usize,
-    revoked: Revoked<'d, B>,
+    revoked: Revoked<B, &'d Domain>,
     result: Result<usize, TargetError>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     reads: Half<'d, B, FromDevice>,
     writes: Half<'d, B, ToDevice>,
     held: Vec<Held<'d, B>>,
-    revoked: Vec<Revoked<'d, B>>,
+    revoked: Vec<Revoked<B, &'d Domain>>,
     /// Requests that the controller has not been told of.
     untold: u32,
     queue: Queue<R, S>,

@@ -7,6 +7,7 @@ use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::TableError;
 use alloc::string::String;
+use core::task::Poll;
 
 /// Why a domain or its backend refused. Nothing has changed when one is returned, except where it says so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -253,6 +254,16 @@ pub trait Backend: Send + Sync {
     fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
         let _ = limit;
         self.wait(ticket)
+    }
+
+    /// Returns how a [`wait`](Self::wait) would end, if it would end now, without waiting. By default, deadlines are not
+    /// noticed.
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        if self.is_completed(ticket) || self.has_failed() {
+            Poll::Ready(self.wait(ticket))
+        } else {
+            Poll::Pending
+        }
     }
 
     /// Whether flushes will never complete again: then a ticket that is not done never is.

@@ -15,7 +15,6 @@ use core::mem::ManuallyDrop;
 /// A buffer that a device may reach until `ticket` has completed. Dropping it leaks the buffer.
 pub(super) struct Late {
     pub(super) payload: ManuallyDrop<Box<dyn Send>>,
-    pub(super) bytes: usize,
     pub(super) iova: IovaRange,
     pub(super) ticket: Ticket,
 }
@@ -58,7 +57,7 @@ impl Deferred {
     /// How many buffers are held, and how many bytes they have.
     pub(super) fn counts(&self) -> (u64, u64) {
         let held = self.held.lock();
-        (held.len() as u64, held.iter().map(|late| late.bytes as u64).sum())
+        (held.len() as u64, held.iter().map(|late| late.iova.len()).sum())
     }
 }
 
@@ -76,39 +75,32 @@ impl Domain {
         if failed || self.backend.is_completed(first) {
             // One by one: a drop may do anything, so it runs without the lock.
             while let Some(late) = self.deferred.pop(|ticket| self.backend.is_completed(ticket)) {
-                self.forget_mapping(late.iova, false);
+                self.finish_unmap(late.iova, false);
                 drop(ManuallyDrop::into_inner(late.payload));
             }
         }
         if failed {
             while let Some(late) = self.deferred.pop(|_| true) {
-                self.count_quarantined(late.bytes as u64);
+                self.count_quarantined(late.iova.len());
             }
         }
         self.deferred.counts().0
     }
 
-    /// Holds a buffer until its ticket has completed.
-    pub(super) fn defer<P: Send + 'static>(&self, payload: P, bytes: usize, iova: IovaRange, ticket: Ticket) {
-        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
-        self.deferred.push(Late { payload, bytes, iova, ticket });
-    }
-
-    /// Deals with a buffer that a device may still reach after `error`: held if the flush is late, else leaked.
-    pub(super) fn keep<P: Send + 'static>(
+    /// Takes over a buffer that a device may still reach: until its flush completes if that is `late`, else it is
+    /// quarantined.
+    pub(super) fn keep_reachable<P: Send + 'static>(
         &self,
         payload: P,
-        bytes: usize,
         iova: IovaRange,
         late: Option<Ticket>,
     ) {
-        match late {
-            Some(ticket) => self.defer(payload, bytes, iova, ticket),
-            None => {
-                core::mem::forget(payload);
-                self.count_quarantined(bytes as u64);
-            }
-        }
+        let Some(ticket) = late else {
+            core::mem::forget(payload);
+            return self.count_quarantined(iova.len());
+        };
+        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
+        self.deferred.push(Late { payload, iova, ticket });
     }
 }
 

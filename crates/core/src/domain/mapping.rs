@@ -3,20 +3,26 @@
 use super::{BackendError, Domain, Pinned};
 use crate::access::Direction;
 use crate::addr::{IovaRange, Segment};
+use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
+use crate::share::Shared;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::Deref;
+use core::task::Poll;
 
-/// A refusal gives the payload back.
+/// A failed map, with the payload.
+///
+/// `?` converts it to a [`BackendError`] where the payload is not needed.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct MapError<P> {
-    /// What was to be mapped. `None` where a device may still reach it ([`BackendError::stays_reachable`]): it is held
-    /// until the flush completes, or in quarantine.
+    /// What was to be mapped. `None` where a device may still reach it ([`BackendError::stays_reachable`]): the domain
+    /// holds it until the flush completes, or it is quarantined.
     pub payload: Option<P>,
-    /// Why it was not.
+    /// The reason.
     #[source]
     pub error: BackendError,
 }
@@ -27,132 +33,210 @@ impl<P> fmt::Debug for MapError<P> {
     }
 }
 
-/// A buffer whose flush has not completed, although it was waited for.
+impl<P> From<MapError<P>> for BackendError {
+    /// Drops the payload, if there is one.
+    fn from(failed: MapError<P>) -> Self {
+        failed.error
+    }
+}
+
+/// A buffer whose flush had not completed when the wait for it ended.
+///
+/// `?` converts it to a [`BackendError`]; a buffer in it then stays with the domain until its flush completes.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct NotQuiesced<'d, P: Pinned> {
-    /// The buffer, to be waited for again. `None` where the flush never completes, or access could not be taken back:
-    /// then the buffer is in quarantine.
-    pub revoked: Option<Revoked<'d, P>>,
-    /// Why the wait ended.
+pub struct NotQuiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>> {
+    /// The buffer, to be waited for again. `None` where the flush never completes, or access could not be revoked: then
+    /// the buffer is quarantined.
+    pub revoked: Option<Revoked<P, H>>,
+    /// The reason.
     #[source]
     pub error: BackendError,
 }
 
-impl<P: Pinned> fmt::Debug for NotQuiesced<'_, P> {
+impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for NotQuiesced<P, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotQuiesced").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-/// The reason alone. A buffer that was given back is left with the domain, which holds it until its flush completes.
-impl<P: Pinned> From<NotQuiesced<'_, P>> for BackendError {
-    fn from(refused: NotQuiesced<'_, P>) -> Self {
-        refused.error
+impl<P: Pinned, H: Deref<Target = Domain>> From<NotQuiesced<P, H>> for BackendError {
+    fn from(failed: NotQuiesced<P, H>) -> Self {
+        failed.error
     }
 }
 
-/// A buffer in a domain: the device may reach it, and nobody can take a reference into it.
+/// A payload in a domain, with what the domain knows about it.
 ///
-/// Dropping it takes access back, waits, and drops the payload; where the flush is late the domain holds the payload
-/// until it completes, and where it never completes the payload is leaked.
-#[must_use = "dropping a mapping takes the device's access away"]
-pub struct Mapping<'d, P: Pinned, D: Direction>(Revoked<'d, P>, PhantomData<D>);
+/// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and drops the payload.
+struct Held<P: Pinned, H: Deref<Target = Domain>> {
+    /// Before `domain`, so that a payload that is dropped is dropped first.
+    payload: P,
+    /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to the same domain.
+    domain: H,
+    iova: IovaRange,
+    ticket: Ticket,
+    /// Whether the memory stays mapped for its lifetime, so that there is nothing to revoke.
+    fixed: bool,
+    revoked: bool,
+    /// Whether a wait has ended before the flush completed.
+    late: bool,
+}
 
-impl<'d, P: Pinned, D: Direction> Mapping<'d, P, D> {
-    pub(super) fn new(domain: &'d Domain, payload: P, iova: IovaRange, fixed: bool) -> Self {
+impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
+    fn revoke(&mut self) {
+        self.domain.release_late();
+        let mut range = self.to_revoke().into_iter();
+        let ticket = if self.fixed { Ok(self.ticket) } else { self.domain.backend().revoke(&mut range) };
+        self.set_revoked(ticket.unwrap_or(Ticket::NEVER));
+    }
+
+    fn to_revoke(&self) -> Option<IovaRange> {
+        (!self.fixed).then_some(self.iova)
+    }
+
+    fn set_revoked(&mut self, ticket: Ticket) {
+        if !self.fixed {
+            self.ticket = ticket;
+        }
+        self.revoked = true;
+        self.domain.count_revoked();
+        if known_bad::makes(Mistake::IovaEarly) && !self.fixed {
+            let _ = self.domain.release_iova(self.iova);
+        }
+    }
+
+    fn is_quiesced(&self) -> bool {
+        self.fixed
+            || known_bad::makes(Mistake::BufferEarly)
+            || self.domain.backend().is_completed(self.ticket)
+    }
+
+    /// Waits by `wait`.
+    fn quiesce(
+        &mut self,
+        wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let result = match self.ticket {
+            _ if self.fixed || known_bad::makes(Mistake::BufferEarly) => Ok(()),
+            Ticket::NEVER => Err(BackendError::NotRevoked),
+            ticket => wait(&self.domain, ticket),
+        };
+        self.late = result.as_ref().is_err_and(|error| error.late_ticket().is_some());
+        result
+    }
+
+    /// Returns the payload. Only when quiesced.
+    fn release(self) -> (P, H) {
+        self.domain.finish_unmap(self.iova, self.fixed);
+        (self.payload, self.domain)
+    }
+
+    /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
+    fn leave(self, late: bool) {
+        let ticket = late.then_some(self.ticket);
+        self.domain.keep_reachable(self.payload, self.iova, ticket);
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
+    fn clean_up(mut self) {
+        if !self.revoked {
+            self.revoke();
+        }
+        let never =
+            !self.late && self.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err() && !self.late;
+        if self.is_quiesced() {
+            drop(self.release());
+        } else {
+            self.leave(!never);
+        }
+    }
+}
+
+/// A buffer mapped into a domain: the device can reach it, and no reference into it exists.
+///
+/// `H` is how it holds its domain: a borrow (`&Domain`, from [`Domain::map`]), or a share of it (`Shared<Domain>`, from
+/// [`DomainOwner::map`](super::DomainOwner::map)), which makes the mapping independent of any borrow.
+///
+/// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds the payload until it
+/// completes; if it never completes, the payload is quarantined.
+#[must_use = "dropping a mapping revokes the device's access"]
+pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<Domain>>(
+    DropGuard<Held<P, H>>,
+    PhantomData<D>,
+);
+
+impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
+    pub(super) fn new(domain: H, payload: P, iova: IovaRange, fixed: bool) -> Self {
         let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
-        let bytes = payload.memory().len();
-        Self(
-            Revoked {
-                domain,
-                payload: Some(payload),
-                bytes,
-                iova,
-                ticket,
-                fixed,
-                counted: false,
-                late: false,
-            },
-            PhantomData,
-        )
+        let (revoked, late) = (false, false);
+        Self(DropGuard::new(Held { payload, domain, iova, ticket, fixed, revoked, late }), PhantomData)
     }
 
-    /// The domain that it is mapped in.
-    pub fn domain(&self) -> &'d Domain {
-        self.0.domain
+    /// Returns the domain that it is mapped in.
+    pub fn domain(&self) -> &Domain {
+        &self.0.domain
     }
 
-    /// Where the device finds it: one contiguous range.
+    /// Returns where the device finds it: one contiguous range, whether the memory is in one piece or in several.
     pub fn iova(&self) -> IovaRange {
         self.0.iova
     }
 
-    /// The same as a segment.
+    /// Returns all of it as one segment.
     pub fn segment(&self) -> Segment {
         Segment { iova: self.0.iova.start(), len: self.0.iova.len() }
     }
 
-    /// The memory, to be read and written beside the device.
+    /// Returns the memory, to be read and written beside the device: the first [piece](Self::piece).
     pub fn memory(&self) -> DmaMemory<'_> {
-        self.0.payload.as_ref().map_or(DmaMemory::EMPTY, Pinned::memory)
+        self.0.payload.memory()
     }
 
-    /// Whether the memory is mapped for as long as it lives: then taking the mapping back takes no access away.
+    /// Returns piece `index` of the memory, as [`Pinned::piece`] does.
+    pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.payload.piece(index)
+    }
+
+    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
+    pub fn extent(&self, index: usize) -> Option<Segment> {
+        let (offset, len) = self.0.payload.extent(index)?;
+        let part = self.0.iova.part(offset, len)?;
+        Some(Segment { iova: part.start(), len: part.len() })
+    }
+
+    /// Yields all extents of the payload, in order: what a device is given.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> {
+        (0..).map_while(|index| self.extent(index))
+    }
+
+    /// Whether the memory stays mapped for its lifetime: then revoking the mapping does not revoke access.
     pub fn is_fixed(&self) -> bool {
         self.0.fixed
     }
 
-    /// Takes access back at once; the buffer is held until the ticket is done.
+    /// Revokes access at once; the buffer is held until the ticket has completed.
     ///
-    /// It does not fail: where the backend can not take access back, the ticket is [`Ticket::NEVER`].
-    pub fn revoke(mut self) -> Revoked<'d, P> {
-        self.revoke_now();
-        self.into_revoked()
+    /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`].
+    pub fn revoke(mut self) -> Revoked<P, H> {
+        self.0.revoke();
+        Revoked(self.0)
     }
 
-    /// Takes access back and waits: when this returns, no device reaches the buffer.
+    /// Revokes access and waits: when this returns, no device can reach the buffer.
     ///
-    /// To keep the buffer at hand where the flush is late: [`revoke`](Self::revoke), then [`Revoked::wait`].
+    /// To keep the buffer if the flush is late, use [`revoke`](Self::revoke) and [`Revoked::wait`].
     ///
     /// # Errors
-    /// [`BackendError::Flush`]: a device may still reach the buffer. Where the flush is late the domain holds it until it
-    /// completes. Otherwise, and with [`BackendError::NotRevoked`], it is in quarantine (leaked and counted, with its
-    /// addresses).
+    /// [`BackendError::Flush`]: a device may still reach the buffer. If the flush is late the domain holds the buffer until
+    /// it completes; otherwise, and with [`BackendError::NotRevoked`], the buffer and its addresses are quarantined.
     pub fn unmap(self) -> Result<P, BackendError> {
         Ok(self.revoke().wait()?)
     }
-
-    pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
-        self.0.belongs_to(domain)
-    }
-
-    fn revoke_now(&mut self) {
-        self.0.domain.release_late();
-        if !self.0.fixed {
-            let ranges = &mut core::iter::once(self.0.iova);
-            self.0.ticket = self.0.domain.backend().revoke(ranges).unwrap_or(Ticket::NEVER);
-        }
-        self.0.count_revoked();
-    }
-
-    /// The same held by the type that waits for its ticket.
-    pub(super) fn into_revoked(mut self) -> Revoked<'d, P> {
-        let Revoked { domain, bytes, iova, ticket, fixed, counted, late, .. } = self.0;
-        // `self` keeps no payload, so its drop does nothing.
-        Revoked { domain, payload: self.0.payload.take(), bytes, iova, ticket, fixed, counted, late }
-    }
 }
 
-impl<P: Pinned, D: Direction> Drop for Mapping<'_, P, D> {
-    fn drop(&mut self) {
-        if self.0.payload.is_some() {
-            self.revoke_now(); // and the drop of the `Revoked` inside waits
-        }
-    }
-}
-
-impl<P: Pinned, D: Direction> fmt::Debug for Mapping<'_, P, D> {
+impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<P, D, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("iova", &self.0.iova)
@@ -161,157 +245,140 @@ impl<P: Pinned, D: Direction> fmt::Debug for Mapping<'_, P, D> {
     }
 }
 
-/// A buffer whose access has been taken back, but which a device may still reach until the ticket is done.
-///
-/// Dropping it waits, unless a wait has failed before, and drops the payload; where the flush is late the domain holds
-/// the payload until it completes, and where it never completes the payload is leaked.
-#[must_use = "the buffer is held until its ticket is done: poll() or wait()"]
-pub struct Revoked<'d, P: Pinned> {
-    domain: &'d Domain,
-    /// `None` once it has been given back, deferred or leaked.
-    payload: Option<P>,
-    bytes: usize,
-    iova: IovaRange,
-    ticket: Ticket,
-    fixed: bool,
-    /// Whether the domain has counted the revocation.
-    counted: bool,
-    /// Whether a wait has ended without the flush being over.
-    late: bool,
+/// A [`Mapping`] without its direction, so that [`Domain::revoke_all`] takes reads and writes in one batch.
+#[must_use = "dropping a mapping revokes the device's access"]
+pub struct Unrevoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(DropGuard<Held<P, H>>);
+
+impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>> for Unrevoked<P, H> {
+    fn from(mapping: Mapping<P, D, H>) -> Self {
+        Self(mapping.0)
+    }
 }
 
-impl<'d, P: Pinned> Revoked<'d, P> {
-    /// The point in the sequence at which it is quiesced.
-    pub fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-
-    /// Where the device found it. The addresses are used again once the payload has been given back.
-    pub fn iova(&self) -> IovaRange {
-        self.iova
-    }
-
-    /// Whether the ticket is done: then [`poll`](Self::poll) gives the buffer back.
-    pub fn is_quiesced(&self) -> bool {
-        self.fixed
-            || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.backend().is_completed(self.ticket)
-    }
-
-    /// The buffer, if the ticket is done; else itself.
-    ///
-    /// # Errors
-    /// Itself, as long as a device may reach the buffer.
-    pub fn poll(mut self) -> Result<P, Self> {
-        self.domain.release_late();
-        if !self.is_quiesced() {
-            return Err(self);
-        }
-        self.give_back().ok_or(self)
-    }
-
-    /// Waits for the deadline of the flush at most, and gives the buffer.
-    ///
-    /// # Errors
-    /// [`NotQuiesced`]: with itself past the deadline, to be waited for again; without where the flush never completes,
-    /// and the buffer is in quarantine (leaked and counted, with its addresses).
-    pub fn wait(self) -> Result<P, NotQuiesced<'d, P>> {
-        self.wait_by(|this| this.domain.backend().wait(this.ticket))
-    }
-
-    /// Waits for `limit` at most, counted from now, and gives the buffer: for one whose deadline has passed.
-    ///
-    /// # Errors
-    /// As for [`wait`](Self::wait).
-    pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<'d, P>> {
-        self.wait_by(|this| this.domain.backend().wait_for(this.ticket, limit))
-    }
-
-    fn wait_by(
-        mut self,
-        wait: impl FnOnce(&Self) -> Result<(), BackendError>,
-    ) -> Result<P, NotQuiesced<'d, P>> {
-        self.domain.release_late();
-        let refused = match self.quiesce(wait) {
-            Ok(()) => match self.give_back() {
-                Some(payload) => return Ok(payload),
-                None => BackendError::NotRevoked, // it holds a payload until it is consumed
-            },
-            Err(error) => error,
-        };
-        let revoked = self.payload.is_some().then_some(self);
-        Err(NotQuiesced { revoked, error: refused })
+impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
+    /// Revokes access at once, as [`Mapping::revoke`] does.
+    pub fn revoke(mut self) -> Revoked<P, H> {
+        self.0.revoke();
+        Revoked(self.0)
     }
 
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
-        core::ptr::eq(self.domain, domain)
+        core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
-    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        if !self.fixed {
-            self.ticket = ticket;
+    /// Returns the value that waits for the ticket; the caller revokes it and [sets](Revoked::set_revoked) its ticket.
+    pub(super) fn into_revoked(self) -> Revoked<P, H> {
+        Revoked(self.0)
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Unrevoked<P, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unrevoked").field("iova", &self.0.iova).finish_non_exhaustive()
+    }
+}
+
+/// A buffer whose access has been revoked, but which a device may reach until the ticket has completed.
+///
+/// Dropping it waits, unless a wait has failed before, and drops the payload. If the flush is late, the domain holds the
+/// payload until it completes; if it never completes, the payload is quarantined.
+#[must_use = "the buffer is held until its ticket has completed: poll() or wait()"]
+pub struct Revoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(DropGuard<Held<P, H>>);
+
+impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
+    /// Returns the ticket: the point in the sequence at which it is quiesced.
+    pub fn ticket(&self) -> Ticket {
+        self.0.ticket
+    }
+
+    /// Returns where the device found it. The addresses are reused only after the payload has been returned.
+    pub fn iova(&self) -> IovaRange {
+        self.0.iova
+    }
+
+    /// Whether the ticket has completed: then [`poll`](Self::poll) returns the buffer.
+    pub fn is_quiesced(&self) -> bool {
+        self.0.is_quiesced()
+    }
+
+    /// Returns the buffer if the ticket has completed, without waiting.
+    ///
+    /// # Errors
+    /// `self`, as long as a device may reach the buffer.
+    pub fn poll(self) -> Result<P, Self> {
+        self.poll_held().map(|(payload, _)| payload)
+    }
+
+    /// Waits, at most until the deadline of the flush, and returns the buffer.
+    ///
+    /// # Errors
+    /// [`NotQuiesced`]: past the deadline with `self`, to be waited for again; without it where the flush never completes,
+    /// and the buffer and its addresses are quarantined.
+    pub fn wait(self) -> Result<P, NotQuiesced<P, H>> {
+        self.wait_held(None).map(|(payload, _)| payload)
+    }
+
+    /// Waits for at most `limit`, counted from now, and returns the buffer: for one whose deadline has passed.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<P, H>> {
+        self.wait_held(Some(limit)).map(|(payload, _)| payload)
+    }
+
+    pub(super) fn poll_held(self) -> Result<(P, H), Self> {
+        self.0.domain.release_late();
+        if self.is_quiesced() { Ok(self.0.into_inner().release()) } else { Err(self) }
+    }
+
+    pub(super) fn wait_held(self, limit: Option<WaitLimit>) -> Result<(P, H), NotQuiesced<P, H>> {
+        self.quiesce_by(|domain, ticket| match limit {
+            None => domain.backend().wait(ticket),
+            Some(limit) => domain.backend().wait_for(ticket, limit),
+        })
+    }
+
+    pub(super) fn quiesce_by(
+        mut self,
+        wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
+    ) -> Result<(P, H), NotQuiesced<P, H>> {
+        self.0.domain.release_late();
+        let Err(error) = self.0.quiesce(wait) else { return Ok(self.0.into_inner().release()) };
+        if self.0.late {
+            return Err(NotQuiesced { revoked: Some(self), error });
         }
-        self.count_revoked();
+        self.0.into_inner().leave(false);
+        Err(NotQuiesced { revoked: None, error })
     }
 
-    /// What a backend has to take back, if anything.
+    /// Returns how a wait would end, if it would end now.
+    pub(super) fn check(&self) -> Poll<Result<(), BackendError>> {
+        match self.0.ticket {
+            _ if self.is_quiesced() => Poll::Ready(Ok(())),
+            Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
+            ticket => self.0.domain.backend().check(ticket),
+        }
+    }
+
+    pub(super) fn is_revoked(&self) -> bool {
+        self.0.revoked
+    }
+
+    pub(super) fn set_revoked(&mut self, ticket: Ticket) {
+        self.0.set_revoked(ticket);
+    }
+
+    /// Returns the range that the backend has to revoke, if any.
     pub(super) fn to_revoke(&self) -> Option<IovaRange> {
-        (!self.fixed).then_some(self.iova)
-    }
-
-    fn count_revoked(&mut self) {
-        if !core::mem::replace(&mut self.counted, true) {
-            self.domain.count_revoked();
-            if known_bad::makes(Mistake::IovaEarly) && !self.fixed {
-                let _ = self.domain.release_iova(self.iova);
-            }
-        }
-    }
-
-    /// Waits by `wait`. Where the flush never completes the payload is leaked.
-    fn quiesce(&mut self, wait: impl FnOnce(&Self) -> Result<(), BackendError>) -> Result<(), BackendError> {
-        let result = match self.ticket {
-            _ if self.fixed || known_bad::makes(Mistake::BufferEarly) => Ok(()),
-            Ticket::NEVER => Err(BackendError::NotRevoked),
-            _ => wait(self),
-        };
-        self.late = result.as_ref().is_err_and(|error| error.late_ticket().is_some());
-        if result.is_err()
-            && !self.late
-            && let Some(payload) = self.payload.take()
-        {
-            self.domain.keep(payload, self.bytes, self.iova, None);
-        }
-        result
-    }
-
-    /// Only when quiesced.
-    fn give_back(&mut self) -> Option<P> {
-        let payload = self.payload.take()?;
-        self.domain.forget_mapping(self.iova, self.fixed);
-        Some(payload)
+        self.0.to_revoke()
     }
 }
 
-impl<P: Pinned> Drop for Revoked<'_, P> {
-    fn drop(&mut self) {
-        if self.payload.is_some() && !self.late {
-            // Where this fails for good the payload is leaked by it; where the flush is late it is dealt with below.
-            let _ = self.quiesce(|this| this.domain.backend().wait(this.ticket));
-        }
-        if self.is_quiesced() {
-            drop(self.give_back());
-        } else if let Some(payload) = self.payload.take() {
-            self.domain.keep(payload, self.bytes, self.iova, Some(self.ticket));
-        }
-    }
-}
-
-impl<P: Pinned> fmt::Debug for Revoked<'_, P> {
+impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Revoked<P, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Revoked")
-            .field("iova", &self.iova)
-            .field("ticket", &self.ticket)
+            .field("iova", &self.0.iova)
+            .field("ticket", &self.0.ticket)
             .finish_non_exhaustive()
     }
 }

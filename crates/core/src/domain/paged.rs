@@ -8,6 +8,7 @@ use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
 use core::fmt;
+use core::task::Poll;
 use reclaim::DeferredReclaim;
 
 #[cfg(all(test, loom))]
@@ -261,6 +262,10 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         Ok(self.invalidator.wait(ticket)?)
+    }
+
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.invalidator.check(ticket).map_err(Into::into)
     }
 
     fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {

@@ -1,9 +1,10 @@
 //! What a driver gives to its device to read or write.
 
-use super::{Mapping, Pinned};
+use super::{Domain, Mapping, Pinned};
 use crate::access::Direction;
 use crate::addr::Segment;
 use core::num::NonZeroU64;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A domain's number, which no other domain of this process has or has had.
@@ -35,11 +36,11 @@ pub unsafe trait Payload<D: Direction> {
     fn domain(&self) -> Option<DomainId>;
 }
 
-// SAFETY: the range is the mapping's, which is made for `D`, never changes, and lasts until the value is dropped,
-// unmapped or revoked; all of these take it by value.
-unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapping<'_, P, D> {
+// SAFETY: each segment is part of the mapping's range, which is mapped for `D`, never changes, and lasts until the value
+// is dropped, unmapped or revoked; all of these take it by value. The extents never change by the contract of `Pinned`.
+unsafe impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Payload<D> for Mapping<P, D, H> {
     fn segment(&self, index: usize) -> Option<Segment> {
-        (index == 0).then(|| Mapping::segment(self))
+        self.extent(index)
     }
 
     fn domain(&self) -> Option<DomainId> {

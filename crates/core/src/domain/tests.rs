@@ -7,6 +7,10 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod future;
+mod owned;
+mod pieces;
+
 const PAGE: usize = 4096;
 
 /// A backend that is a map from pages to memory, and whose flushes a test completes.

@@ -116,6 +116,22 @@ fn timed_out_is_not_done_and_nobody_waits_for_a_ticket_that_was_not_given_out() 
 
 /// On a queue that is stuck, what many waiters wait for together is one limit, not one limit each.
 #[test]
+fn a_check_ends_as_a_wait_would() {
+    use core::task::Poll;
+    let inv = Invalidator::new(Hand::default());
+    assert_eq!(
+        inv.check(Ticket(1)),
+        Poll::Ready(Err(WaitError::Unknown { ticket: Ticket(1), last: Ticket(0) }))
+    );
+    let ticket = inv.request([flush(1, 1)]);
+    let pending = (0..100).take_while(|_| inv.check(ticket).is_pending()).count();
+    assert_eq!(pending, 10, "the limit");
+    assert_eq!(inv.check(ticket), Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 })));
+    complete(&inv, 1);
+    assert_eq!(inv.check(ticket), Poll::Ready(Ok(())));
+}
+
+#[test]
 fn deadlines_count_from_the_submission_and_not_from_each_wait() {
     let inv = Invalidator::new(Hand::default());
     for page in 0..100 {

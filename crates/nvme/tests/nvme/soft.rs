@@ -54,7 +54,11 @@ fn finish<P>(
     }
 }
 
-fn mapped<'d, D: Direction>(stack: &'d Domain, buffer: Buffer, direction: D) -> Mapping<'d, Buffer, D> {
+fn mapped<'d, D: Direction>(
+    stack: &'d Domain,
+    buffer: Buffer,
+    direction: D,
+) -> Mapping<Buffer, D, &'d pinfold_core::domain::Domain> {
     stack.map(buffer, direction).unwrap()
 }
 
@@ -158,7 +162,7 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
 #[test]
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // The types refuse it; a device that does it all the same meets the IOMMU.
-    struct Lie<'d>(Mapping<'d, Buffer, ToDevice>);
+    struct Lie<'d>(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>);
     // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU enforces.
     unsafe impl pinfold_nvme::driver::Payload<FromDevice> for Lie<'_> {
         fn domain(&self) -> Option<DomainId> {

@@ -11,9 +11,9 @@ use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
 
 enum Held<'d> {
-    Read(Mapping<'d, Buffer, ToDevice>),
-    Write(Mapping<'d, Buffer, FromDevice>),
-    Both(Mapping<'d, Buffer, Both>),
+    Read(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>),
+    Write(Mapping<Buffer, FromDevice, &'d pinfold_core::domain::Domain>),
+    Both(Mapping<Buffer, Both, &'d pinfold_core::domain::Domain>),
 }
 
 pub(crate) struct Owner<'d> {
@@ -23,7 +23,7 @@ pub(crate) struct Owner<'d> {
     first_slot: usize,
     random: Random,
     mapped: Vec<(Live, Held<'d>)>,
-    revoked: Vec<(Live, Revoked<'d, Buffer>)>,
+    revoked: Vec<(Live, Revoked<Buffer, &'d pinfold_core::domain::Domain>)>,
     /// Its own again, and looked at now and then: nothing may change.
     kept: Vec<Buffer>,
     /// Whether it maps more than it takes back at present.
@@ -137,7 +137,7 @@ impl<'d> Owner<'d> {
         slot: usize,
         buffer: Buffer,
         direction: D,
-        hold: impl FnOnce(Mapping<'d, Buffer, D>) -> Held<'d>,
+        hold: impl FnOnce(Mapping<Buffer, D, &'d pinfold_core::domain::Domain>) -> Held<'d>,
     ) {
         tag::write_kind(buffer.memory(), Kind::Leaving);
         match self.domain.map(buffer, direction) {
@@ -222,7 +222,7 @@ impl<'d> Owner<'d> {
         self.revoked.extend(lives.into_iter().zip(revoked));
     }
 
-    fn wait(&mut self, live: Live, revoked: Revoked<'d, Buffer>) {
+    fn wait(&mut self, live: Live, revoked: Revoked<Buffer, &'d pinfold_core::domain::Domain>) {
         match revoked.wait() {
             Ok(buffer) => self.quiesced(&live, buffer),
             Err(NotQuiesced { revoked: Some(revoked), error }) if error.late_ticket().is_some() => {

@@ -19,13 +19,13 @@ pub(super) struct Asked {
     pub(super) tries: u32,
 }
 
-type Flight<'d, B, D> = InFlight<Mapping<'d, B, D>>;
-type Submitted<'d, B, D> = Result<Flight<'d, B, D>, Rejected<Mapping<'d, B, D>>>;
+type Flight<'d, B, D> = InFlight<Mapping<B, D, &'d Domain>>;
+type Submitted<'d, B, D> = Result<Flight<'d, B, D>, Rejected<Mapping<B, D, &'d Domain>>>;
 
 /// A mapping whose command is over.
 struct Over<'d, B: Pinned, D: Direction> {
     slot: usize,
-    mapped: Mapping<'d, B, D>,
+    mapped: Mapping<B, D, &'d Domain>,
     result: Result<usize, TargetError>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Half<'d, B: Pinned, D: Direction> {
     /// By the driver's tag.
     flying: Vec<Option<(Asked, Flight<'d, B, D>)>>,
     over: Vec<Over<'d, B, D>>,
-    quarantined: Vec<Quarantined<Mapping<'d, B, D>>>,
+    quarantined: Vec<Quarantined<Mapping<B, D, &'d Domain>>>,
     requests: u64,
     retries: u64,
     action: &'static str,
@@ -83,7 +83,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         buffer: B,
         direction: D,
         asked: Asked,
-        go: impl FnOnce(Mapping<'d, B, D>) -> Submitted<'d, B, D>,
+        go: impl FnOnce(Mapping<B, D, &'d Domain>) -> Submitted<'d, B, D>,
     ) -> Result<(), SubmitError<B>> {
         let target = || name.to_owned();
         let mapped = domain.map(buffer, direction).map_err(|refused| {
@@ -115,7 +115,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
         &mut self,
         completion: Completion,
         name: &str,
-        again: impl FnOnce(Mapping<'d, B, D>, Asked) -> Submitted<'d, B, D>,
+        again: impl FnOnce(Mapping<B, D, &'d Domain>, Asked) -> Submitted<'d, B, D>,
     ) -> Landed {
         let tag = completion.tag();
         let Some((mut asked, flight)) = self.flying.get_mut(tag).and_then(Option::take) else {
@@ -164,7 +164,7 @@ impl<'d, B: Pinned, D: Direction> Half<'d, B, D> {
     pub(super) fn revoke_all(
         &mut self,
         domain: &'d Domain,
-        revoked: &mut Vec<Revoked<'d, B>>,
+        revoked: &mut Vec<Revoked<B, &'d Domain>>,
         held: &mut Vec<Held<'d, B>>,
     ) {
         if self.over.is_empty() {

@@ -40,7 +40,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::ToDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<'_, P, ToDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<P, ToDevice>) {
     ///     let _ = q.read(1, 0, 8, p); // the device may only read it
     /// }
     /// ```
@@ -71,7 +71,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::FromDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<'_, P, FromDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<P, FromDevice>) {
     ///     let _ = q.write(1, 0, 8, p); // the device may only write it
     /// }
     /// ```

@@ -153,14 +153,14 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
     let config = SoftConfig { caching_mode: true, effect: Effect::AtOnce, ..SoftConfig::default() };
     let iommu = SoftIommu::new(config).unwrap();
     let arena = Arena::new(1);
+    let invalidator = Invalidator::new(iommu.queue());
     // SAFETY: the IOMMU is detached below, before the arena is freed.
-    unsafe { iommu.register_memory(arena.memory()) }.unwrap();
+    unsafe { invalidator.sink().register_memory(arena.memory()) }.unwrap();
     // SAFETY: `iommu` lives longer than the test's use of them.
     let (tables, port) = (unsafe { iommu.table_pages() }, iommu.port());
     iommu.attach(iommu.table_phys(), 4);
     let iova = Iova::new(0x0123_4567_8000);
     let range = IovaRange::new(iova, 4096).unwrap();
-    let invalidator = Invalidator::new(iommu.clone());
     let flush = |leaf_only| {
         let ticket = invalidator.request([Flush { range, leaf_only }]);
         invalidator.wait(ticket).unwrap();

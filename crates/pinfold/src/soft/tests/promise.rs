@@ -37,9 +37,9 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     let (effect, flush_cost) = (Effect::AtLast, Duration::from_millis(20));
     let config = SoftConfig { effect, flush_cost, table_bytes: 5 * PAGE, ..SoftConfig::default() };
     let iommu = SoftIommu::new(config).unwrap();
-    // SAFETY: the table holds the IOMMU in its sink.
+    // SAFETY: the table holds the IOMMU by its queue.
     let pages = TablePages::new(unsafe { iommu.table_pages() }, iommu.table_phys()).unwrap();
-    let backend = TableBackend::<VtdSecondStage, _>::new("test", iommu.clone(), pages, 4).unwrap();
+    let backend = TableBackend::<VtdSecondStage, _>::new("test", iommu.queue(), pages, 4).unwrap();
     iommu.attach(backend.root(), 4);
     let arena = Arena::new(7);
     let (first, second, others) =

@@ -1,0 +1,61 @@
+//! Waiting for a revocation in an `async` function.
+
+use super::mapping::{NotQuiesced, Revoked};
+use super::{Domain, Pinned};
+use crate::share::Shared;
+use core::fmt;
+use core::future::{Future, IntoFuture};
+use core::ops::Deref;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+
+/// The future of a [`Revoked`]: resolves to the buffer when no device can reach it, or to the error that
+/// [`Revoked::wait`] would return.
+///
+/// It needs no particular executor: IOMMUs signal completion in memory only, so it looks each time it is polled and wakes
+/// its task at once. An executor with other tasks runs them in between. Dropping it early is dropping the [`Revoked`],
+/// which waits.
+#[must_use = "the buffer is held until its ticket has completed: await it"]
+pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Option<Revoked<P, H>>);
+
+/// Nothing in it is pinned in place.
+impl<P: Pinned, H: Deref<Target = Domain>> Unpin for Quiesced<P, H> {}
+
+impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
+    /// Returns a future of the buffer. `revoked.await` is the same.
+    pub fn quiesced(self) -> Quiesced<P, H> {
+        Quiesced(Some(self))
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> IntoFuture for Revoked<P, H> {
+    type Output = Result<P, NotQuiesced<P, H>>;
+    type IntoFuture = Quiesced<P, H>;
+
+    fn into_future(self) -> Quiesced<P, H> {
+        self.quiesced()
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> Future for Quiesced<P, H> {
+    type Output = Result<P, NotQuiesced<P, H>>;
+
+    /// After completion it stays pending.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(revoked) = self.0.take() else { return Poll::Pending };
+        match revoked.check() {
+            Poll::Ready(result) => Poll::Ready(revoked.quiesce_by(|_, _| result).map(|(payload, _)| payload)),
+            Poll::Pending => {
+                self.0 = Some(revoked);
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Quiesced<P, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Quiesced").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,131 @@
+use super::*;
+use crate::share::Shared;
+
+fn shared() -> (Arc<Mock>, Shared<Domain>, Arc<AtomicUsize>) {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    (mock, Shared::new(domain), drops)
+}
+
+/// The backend holds the second reference to the mock.
+fn is_domain_alive(mock: &Arc<Mock>) -> bool {
+    Arc::strong_count(mock) > 1
+}
+
+struct Driver {
+    domain: Shared<Domain>,
+    owner: DomainOwner,
+    ring: Vec<Mapping<Buf, FromDevice>>,
+    revoked: Vec<Revoked<Buf>>,
+}
+
+fn driver(domain: Shared<Domain>, drops: &Arc<AtomicUsize>) -> Driver {
+    let mut owner = domain.owner();
+    let ring = (0..4).map(|_| owner.map(Buf::new(1, drops), FromDevice).unwrap()).collect();
+    let revoked = vec![owner.map(Buf::new(1, drops), ToDevice).unwrap().revoke()];
+    Driver { domain, owner, ring, revoked }
+}
+
+#[test]
+fn a_driver_that_owns_domain_and_mappings_drops_in_any_order_on_any_thread() {
+    for last in 0..4 {
+        let (mock, domain, drops) = shared();
+        let driver = driver(domain, &drops);
+        std::thread::spawn(move || {
+            let Driver { domain, owner, ring, revoked } = driver;
+            let mut parts: Vec<Box<dyn core::any::Any>> =
+                vec![Box::new(domain), Box::new(owner), Box::new(ring), Box::new(revoked)];
+            let kept = parts.swap_remove(last);
+            drop(parts);
+            drop(kept);
+        })
+        .join()
+        .unwrap();
+        assert!(mock.pages.lock().unwrap().is_empty());
+        assert_eq!((drops.load(Ordering::SeqCst), is_domain_alive(&mock)), (5, false));
+    }
+}
+
+#[test]
+fn mappings_outlive_every_handle_and_keep_the_domain_alive() {
+    let (mock, domain, drops) = shared();
+    let Driver { ring, .. } = driver(domain, &drops);
+    assert_eq!((is_domain_alive(&mock), mock.pages.lock().unwrap().len()), (true, 4));
+    assert!(ring.iter().all(|mapping| mapping.domain().stats().live == 4));
+    for mapping in ring {
+        assert!(is_domain_alive(&mock));
+        drop(mapping.unmap().unwrap());
+    }
+    assert_eq!((drops.load(Ordering::SeqCst), is_domain_alive(&mock)), (5, false));
+}
+
+#[test]
+fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
+    let (mock, domain, drops) = shared();
+    let mut owner = domain.owner();
+    let mapping = owner.map(Buf::new(1, &drops), Both).unwrap();
+    drop(owner.unmap(mapping).unwrap());
+    let mappings: Vec<_> = (0..3).map(|_| owner.map(Buf::new(1, &drops), Both).unwrap()).collect();
+    let mut revoked = Vec::new();
+    owner.revoke_all(mappings, &mut revoked);
+    assert_eq!(mock.flushes.load(Ordering::SeqCst), 2);
+    let held = owner.poll(revoked.pop().unwrap()).unwrap_err();
+    drop(owner.wait(held).unwrap());
+    drop(owner.poll(revoked.pop().unwrap()).unwrap());
+    let limit = WaitLimit { time_ns: 1, polls: 1 };
+    drop(owner.wait_for(revoked.pop().unwrap(), limit).unwrap());
+    assert!(owner.map(Buf::new(9, &drops), Both).unwrap_err().payload.is_some());
+    let stats = owner.stats();
+    assert_eq!((stats.maps, stats.unmaps, stats.live), (4, 4, 0));
+    drop((owner, domain));
+    assert!(!is_domain_alive(&mock));
+}
+
+#[test]
+fn what_belongs_to_another_domain_is_revoked_there() {
+    let ((mock, domain, drops), (other_mock, other, _)) = (shared(), shared());
+    let (mut owner, mut other_owner) = (domain.owner(), other.owner());
+    let mapping = other_owner.map(Buf::new(1, &drops), Both).unwrap();
+    let revoked_alone = other_owner.map(Buf::new(1, &drops), Both).unwrap();
+    drop(owner.unmap(mapping).unwrap());
+    let mut revoked = Vec::new();
+    owner.revoke_all([revoked_alone], &mut revoked);
+    drop(owner.wait(revoked.remove(0)).unwrap());
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.flushes.load(Ordering::SeqCst)), (0, 2));
+    drop((owner, other_owner, domain, other));
+    assert!(!is_domain_alive(&mock) && !is_domain_alive(&other_mock));
+}
+
+#[test]
+fn reads_and_writes_are_revoked_with_one_flush() {
+    let (mock, domain, drops) = shared();
+    let read = domain.map(Buf::new(1, &drops), ToDevice).unwrap();
+    let write = domain.map(Buf::new(1, &drops), FromDevice).unwrap();
+    let mut revoked = Vec::new();
+    domain.revoke_all([Unrevoked::from(read), Unrevoked::from(write)], &mut revoked);
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), revoked.len()), (1, 2));
+    drop(revoked);
+    // Dropped without its direction it is revoked too.
+    drop(Unrevoked::from(domain.map(Buf::new(1, &drops), Both).unwrap()));
+    assert!(mock.pages.lock().unwrap().is_empty());
+    assert_eq!((drops.load(Ordering::SeqCst), domain.stats().unmaps), (3, 3));
+}
+
+/// Errors are usable with `?`, whatever the payload: `Buf` is not `Sync`.
+#[test]
+fn errors_with_a_payload_convert() {
+    fn one(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, BackendError> {
+        let mapping = owner.map(buf, Both)?;
+        Ok(owner.wait(mapping.revoke())?)
+    }
+    fn boxed(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
+        let mapping = owner.map(buf, Both)?;
+        Ok(owner.wait(mapping.revoke())?)
+    }
+    let (_mock, domain, drops) = shared();
+    let mut owner = domain.owner();
+    assert!(matches!(one(&mut owner, Buf::new(9, &drops)), Err(BackendError::NotRegistered { .. })));
+    assert!(boxed(&mut owner, Buf::new(9, &drops)).unwrap_err().downcast_ref::<MapError<Buf>>().is_some());
+    drop(one(&mut owner, Buf::new(1, &drops)).unwrap());
+    drop(boxed(&mut owner, Buf::new(1, &drops)).unwrap());
+}

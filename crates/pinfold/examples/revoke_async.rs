@@ -1,0 +1,74 @@
+//! Revocations awaited in `async` functions, without any particular executor: the one here is 15 lines.
+//!
+//! `cargo run --example revoke_async`
+
+use pinfold::soft::SoftConfig;
+use pinfold::{Arena, Domain};
+use pinfold_core::access::FromDevice;
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+type Task<'t> = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error>>> + 't>>;
+
+/// Set when any task can make progress.
+struct Ready(AtomicBool);
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Runs all tasks to completion in this thread.
+fn run(mut tasks: Vec<Task<'_>>) -> Result<(), Box<dyn Error>> {
+    let ready = Arc::new(Ready(AtomicBool::new(true)));
+    let waker = Waker::from(Arc::clone(&ready));
+    let mut result = Ok(());
+    while !tasks.is_empty() {
+        if !ready.0.swap(false, Ordering::Acquire) {
+            std::thread::yield_now();
+            continue;
+        }
+        tasks.retain_mut(|task| match task.as_mut().poll(&mut Context::from_waker(&waker)) {
+            std::task::Poll::Ready(done) => {
+                result = std::mem::replace(&mut result, Ok(())).and(done);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+    }
+    result
+}
+
+/// Maps a buffer, revokes it, and awaits it.
+async fn transfer(domain: &Domain, arena: &Arena, name: &str, len: usize) -> Result<(), Box<dyn Error>> {
+    let mut owner = domain.owner();
+    for round in 0..3 {
+        let mapping = owner.map(arena.alloc(len)?, FromDevice)?;
+        // ... the device writes here ...
+        let buffer = mapping.revoke().await?;
+        println!("{name}: round {round}: {} bytes quiesced", buffer.len());
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Slow flushes, so that the two tasks really overlap.
+    let mut config = SoftConfig::default();
+    config.flush_cost = Duration::from_millis(5);
+    let domain = Domain::soft_with(config)?;
+    let arena = Arena::builder().size(4 << 20).build(&domain)?;
+    run(vec![
+        Box::pin(transfer(&domain, &arena, "small", 4096)),
+        Box::pin(transfer(&domain, &arena, "large", 1 << 20)),
+    ])?;
+    if domain.stats().live != 0 {
+        return Err("a mapping is left".into());
+    }
+    Ok(())
+}
