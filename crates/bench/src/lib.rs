@@ -4,6 +4,7 @@
 //! drifts; each figure is a median with its minimum and maximum. A figure that comes out of a model says so.
 //!
 //! Baselines are written afresh from public descriptions; no kernel source is copied.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 pub mod baseline;

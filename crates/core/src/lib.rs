@@ -20,6 +20,7 @@
 //! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`], [`page_pool`] |
 //! | 1 | [`frame`], [`iova`], [`table`], [`invalidate`], [`magazine`] |
 //! | 0 | [`access`], [`addr`], [`mem`], [`share`], [`sync`] |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
 
 extern crate alloc;

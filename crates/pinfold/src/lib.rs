@@ -28,6 +28,7 @@
 //! ```
 //!
 //! What the arena did not get, and the command that mends it, is in its [report](ArenaMemory::report).
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod adapters;
 pub mod domain;
@@ -40,7 +41,7 @@ pub mod uring;
 pub mod vfio;
 
 pub use domain::Domain;
-pub use memory::arena::{self, Arena, ArenaMemory, MappingPolicy};
+pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory, MappingPolicy};
 pub use memory::{Buffer, Source};
 pub use pinfold_core as core;
 pub use pinfold_core::access::{self, Access, Both, FromDevice, ToDevice};

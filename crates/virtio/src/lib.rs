@@ -43,6 +43,7 @@
 //! and say what is missing; nothing is half shared then. Where a device may still reach a payload that it was given in place,
 //! they say so and abort the process, since unwinding would give the payload back to its owner. `dma_alloc` has a way to say
 //! no, and uses it.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod account;
 mod hal;

@@ -42,6 +42,7 @@ mod builder;
 mod chunks;
 mod error;
 mod handle;
+mod local;
 mod report;
 mod state;
 #[cfg(test)]
@@ -53,6 +54,7 @@ pub use crate::memory::source::{
 pub use builder::{ArenaBuilder, Pinning};
 pub use error::{AllocError, BuildError, NotExclusive};
 pub use handle::{Arena, ArenaMemory};
+pub use local::ArenaLocal;
 pub use report::{ArenaReport, ArenaStats, Backing, MappingPolicy};
 pub(crate) use state::Run;
 pub use state::quarantined_bytes;

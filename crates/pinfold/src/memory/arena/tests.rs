@@ -1,6 +1,7 @@
 //! Arenas on this machine's kernel. What the machine does not allow is skipped with a message.
 
 mod domains;
+mod local;
 mod memory;
 mod page_pool;
 mod sources;
