@@ -43,5 +43,5 @@ direction! {
     /// The device writes.
     FromDevice Access::WRITE, [DeviceWrites];
     /// The device reads and writes.
-    Both Access::READ.union(Access::WRITE), [DeviceReads, DeviceWrites];
+    Bidirectional Access::READ.union(Access::WRITE), [DeviceReads, DeviceWrites];
 }

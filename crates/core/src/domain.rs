@@ -31,16 +31,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
-use deferred::Deferred;
+use pending::PendingReleases;
 
 mod backend;
-mod deferred;
 mod future;
 mod mapping;
 mod owner;
-mod paged;
 mod payload;
-mod place;
+mod pending;
+mod reservation;
+mod table_backend;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
@@ -49,9 +49,9 @@ pub use backend::{Backend, BackendError, BackendStats};
 pub use future::Quiesced;
 pub use mapping::{MapError, Mapping, NotQuiesced, Revoked, Unrevoked};
 pub use owner::DomainOwner;
-pub use paged::{PhysTranslator, TableBackend};
 pub use payload::{DomainId, Payload};
-pub use place::{Reservation, StaticMapping};
+pub use reservation::{Reservation, StaticMapping};
+pub use table_backend::{PhysTranslator, TableBackend};
 
 /// Memory that can be mapped: pinned, and owned by the value.
 ///
@@ -112,7 +112,7 @@ pub struct DomainStats {
     /// Bytes of these.
     pub quarantined_bytes: u64,
     /// Pieces of memory that are mapped for as long as they live.
-    pub statics: u64,
+    pub static_mappings: u64,
     /// Free extents that the account of I/O virtual addresses holds.
     pub iova_extents: u64,
     /// The backend's account.
@@ -143,20 +143,20 @@ pub struct Domain {
     iovas: Arc<IovaSpace>,
     /// By their first address.
     statics: Mutex<BTreeMap<Iova, Static>>,
-    deferred: Deferred,
+    pending: PendingReleases,
     counts: Counts,
 }
 
 impl Domain {
     /// A domain whose table `backend` keeps, and whose addresses come from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
-        let (statics, deferred) = (Mutex::new(BTreeMap::new()), Deferred::new());
+        let (statics, pending) = (Mutex::new(BTreeMap::new()), PendingReleases::new());
         Self {
             id: DomainId::next(),
             backend,
             iovas: Arc::new(iovas),
             statics,
-            deferred,
+            pending,
             counts: Counts::default(),
         }
     }
@@ -373,7 +373,7 @@ impl Domain {
         // `revokes` before `maps`: a mapping that comes and goes meanwhile must not make `live` negative.
         let revokes = get(&self.counts.revokes);
         let maps = get(&self.counts.maps);
-        let (deferred, deferred_bytes) = self.deferred.counts();
+        let (deferred, deferred_bytes) = self.pending.counts();
         DomainStats {
             deferred,
             deferred_bytes,
@@ -384,8 +384,8 @@ impl Domain {
             live: maps.saturating_sub(revokes),
             quarantined: get(&self.counts.quarantined),
             quarantined_bytes: get(&self.counts.quarantined_bytes),
-            statics: self.statics.lock().len() as u64,
-            iova_extents: self.iovas.extents().free as u64,
+            static_mappings: self.statics.lock().len() as u64,
+            iova_extents: self.iovas.stats().free as u64,
             backend: self.backend.stats(),
         }
     }
@@ -459,7 +459,7 @@ impl Domain {
             // What cannot be revoked stays so, whatever becomes of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.
-            Err(BackendError::Flush(flush)) => BackendError::Stuck { iova, flush },
+            Err(BackendError::Flush(flush)) => BackendError::RollbackIncomplete { iova, flush },
             Err(_) => BackendError::NotRevoked,
             Ok(()) => error,
         }
@@ -474,7 +474,7 @@ impl Domain {
             align = align.max(alignment(piece));
         }
         let first = payload.memory();
-        if self.backend.place(first)?.is_some() {
+        if self.backend.required_iova(first)?.is_some() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
@@ -484,7 +484,7 @@ impl Domain {
     /// Takes addresses for memory that is to be mapped.
     fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
         check_pages(memory)?;
-        if let Some(place) = self.backend.place(memory)? {
+        if let Some(place) = self.backend.required_iova(memory)? {
             self.iovas.alloc_at(place)?;
             return Ok(place);
         }

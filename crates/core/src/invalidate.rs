@@ -34,15 +34,15 @@ mod batch;
 mod clock;
 #[cfg(all(test, loom))]
 mod loom_model;
+mod queue;
 #[cfg(test)]
-mod picture;
-mod sink;
+mod snapshot;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 
 pub use batch::{Batch, Flush};
-pub use sink::{InvalidationQueue, QueueError, WaitLimit};
+pub use queue::{InvalidationQueue, QueueError, WaitLimit};
 
 /// The most batches that can be in flight, whatever the [`InvalidationQueue::queue_depth`].
 pub const MAX_IN_FLIGHT: u64 = clock::ENTRIES as u64;
@@ -53,7 +53,7 @@ pub struct Ticket(pub u64);
 
 impl Ticket {
     /// Done from the start: the ticket of what needs no flush.
-    pub const DONE: Self = Self(0);
+    pub const COMPLETED: Self = Self(0);
     /// Never done: the ticket of what could not be revoked.
     pub const NEVER: Self = Self(u64::MAX);
 }
@@ -101,17 +101,17 @@ pub enum WaitError {
 #[non_exhaustive]
 pub struct InvalidationStats {
     /// Ranges that were asked to be flushed: `merged + sent` when nothing is under way. One for each range that was
-    /// cleared, and those of `asked_tables`.
-    pub asked: u64,
+    /// cleared, and those of `requested_tables`.
+    pub requested: u64,
     /// Of these, ranges of which the table pages that an IOMMU holds had to be dropped, too: one for each request that
     /// retired some (and for each map, where entries that are not present are cached).
-    pub asked_tables: u64,
+    pub requested_tables: u64,
     /// Ranges that needed no flush of their own, because a neighbour's covered them.
     pub merged: u64,
     /// Flushes handed to the sink.
     pub sent: u64,
     /// Of these, flushes of the whole domain, because a batch was full.
-    pub whole: u64,
+    pub domain_flushes: u64,
     /// Waits handed to the sink: one a batch.
     pub waits: u64,
     /// The most batches that were in flight at once.
@@ -180,24 +180,24 @@ impl<S: InvalidationQueue> Invalidator<S> {
     }
 
     /// What carries the flushes out.
-    pub fn sink(&self) -> &S {
+    pub fn queue(&self) -> &S {
         &self.sink
     }
 
     /// Asks for a flush of `flushes`, and says when it will be over. The entries of each have been cleared **before**
     /// it comes out of the iterator (which may clear them itself: the open batch can not be sent meanwhile). Nothing is sent before [`submit`](Self::submit), [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
     ///
-    /// No flushes at all need no ticket: [`Ticket::DONE`].
+    /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
         let mut queue = self.queue.lock();
-        let before = queue.stats.asked;
+        let before = queue.stats.requested;
         for flush in flushes {
-            queue.stats.asked += 1;
-            queue.stats.asked_tables += u64::from(!flush.leaf_only);
+            queue.stats.requested += 1;
+            queue.stats.requested_tables += u64::from(!flush.leaf_only);
             queue.open.push(flush);
         }
-        if queue.stats.asked == before {
-            return Ticket::DONE;
+        if queue.stats.requested == before {
+            return Ticket::COMPLETED;
         }
         let ticket = queue.next;
         self.requested.store(ticket, Ordering::Release);
@@ -236,7 +236,7 @@ impl<S: InvalidationQueue> Invalidator<S> {
     }
 
     /// The last ticket that is over, as far as anybody has looked.
-    pub fn done(&self) -> Ticket {
+    pub fn completed(&self) -> Ticket {
         Ticket(self.done.load(Ordering::Acquire))
     }
 
@@ -363,7 +363,7 @@ impl<S: InvalidationQueue> Invalidator<S> {
             Ok(()) => {
                 queue.stats.sent += queue.open.flushes_sent();
                 queue.stats.merged += queue.open.take_absorbed();
-                queue.stats.whole += u64::from(queue.open.is_whole());
+                queue.stats.domain_flushes += u64::from(queue.open.is_domain_flush());
                 queue.stats.waits += 1;
                 queue.open.clear();
                 let in_flight = queue.next - self.done.load(Ordering::Relaxed);
@@ -373,7 +373,7 @@ impl<S: InvalidationQueue> Invalidator<S> {
             }
             // The batch stays open, and its deadline counts from this first attempt.
             Err(QueueError::Full) => {}
-            Err(QueueError::Gone) => self.refused.store(true, Ordering::Relaxed),
+            Err(QueueError::Failed) => self.refused.store(true, Ordering::Relaxed),
         }
     }
 }

@@ -29,7 +29,7 @@ pub use error::IovaError;
 
 /// What an address space holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Extents {
+pub struct IovaStats {
     /// How many runs of free addresses (one that crosses 4 GiB counts twice).
     pub free: usize,
     /// How many runs of allocated addresses; ranges that abut are one.
@@ -101,7 +101,7 @@ impl IovaSpace {
         match space.alloc(granules, align.div_ceil(Self::GRANULE), end)? {
             Some(taken) => Ok(range_of(taken)),
             None => {
-                let held = space.extents();
+                let held = space.stats();
                 let last = Iova::new((space.end() * Self::GRANULE) - 1);
                 Err(IovaError::Exhausted {
                     len,
@@ -145,8 +145,8 @@ impl IovaSpace {
     }
 
     /// What it holds. O(reservations).
-    pub fn extents(&self) -> Extents {
-        self.space.lock().extents()
+    pub fn stats(&self) -> IovaStats {
+        self.space.lock().stats()
     }
 
     /// The door: after it a range is whole granules of this space.

@@ -10,7 +10,7 @@
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, Buffer, MappingPolicy};
-use pinfold_core::access::{Both, FromDevice, ToDevice};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
@@ -65,7 +65,7 @@ struct Stale(Segment, DomainId);
 
 // SAFETY: it is not so, on purpose: the addresses were mapped once. The IOMMU turns each access to them into a fault, which
 // is what this program shows, and nothing else is mapped there meanwhile.
-unsafe impl Payload<Both> for Stale {
+unsafe impl Payload<Bidirectional> for Stale {
     fn domain(&self) -> Option<DomainId> {
         Some(self.1)
     }
@@ -152,7 +152,7 @@ impl Bench {
 
     /// A buffer full of `byte` and the addresses at which the controller found it before it was taken back.
     fn taken_back(&self, bytes: usize, byte: u8) -> BoxResult<(Buffer, Stale)> {
-        let mapped = self.pci.domain().map(self.filled(bytes, byte)?, Both)?;
+        let mapped = self.pci.domain().map(self.filled(bytes, byte)?, Bidirectional)?;
         let stale = Stale(mapped.segment(), self.pci.domain().id());
         Ok((mapped.unmap()?, stale))
     }

@@ -6,7 +6,7 @@ use allocator_api2::vec::Vec;
 use pinfold::adapters::allocator::{ArenaAlloc, DmaVec};
 use pinfold::soft::Port;
 use pinfold::{Arena, Domain};
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 use pinfold_core::addr::Iova;
 use std::error::Error;
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} numbers; frames in use: {}", numbers.len(), arena.stats().frames_in_use);
 
     let count = numbers.len();
-    let mapped = domain.map(DmaVec::new(numbers)?, Both)?;
+    let mapped = domain.map(DmaVec::new(numbers)?, Bidirectional)?;
     double(&device, mapped.iova().start(), count)?;
     let mut numbers = mapped.unmap()?.into_vec();
     assert!(numbers.iter().zip(1..).all(|(number, i)| *number == 2 * i));

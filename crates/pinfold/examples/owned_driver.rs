@@ -6,7 +6,7 @@
 //! `cargo run --example owned_driver`
 
 use pinfold::{Arena, Buffer, Domain};
-use pinfold_core::access::{Both, FromDevice};
+use pinfold_core::access::{Bidirectional, FromDevice};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{DomainOwner, Mapping};
 use std::error::Error;
@@ -19,7 +19,7 @@ const DESCRIPTOR_BYTES: usize = 16;
 /// Fields in any order: nothing in it borrows from another field.
 struct Driver {
     domain: DomainOwner,
-    descriptors: Mapping<Buffer, Both>,
+    descriptors: Mapping<Buffer, Bidirectional>,
     ring: Vec<Mapping<Buffer, FromDevice>>,
 }
 
@@ -27,7 +27,7 @@ impl Driver {
     /// Maps the ring and a buffer for each of its descriptors.
     fn new(domain: &Domain, arena: &Arena) -> Result<Self, Box<dyn Error>> {
         let mut domain = domain.owner();
-        let descriptors = domain.map(arena.alloc(ENTRIES * DESCRIPTOR_BYTES)?, Both)?;
+        let descriptors = domain.map(arena.alloc(ENTRIES * DESCRIPTOR_BYTES)?, Bidirectional)?;
         let mut ring = Vec::with_capacity(ENTRIES);
         for entry in 0..ENTRIES {
             let mapping = domain.map(arena.alloc(BUFFER_BYTES)?, FromDevice)?;

@@ -9,7 +9,7 @@
 use pinfold::arena::Residency;
 use pinfold::vfio::{Device, IommuInterface, Options};
 use pinfold::{Arena, Domain, MappingPolicy, Source};
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 use pinfold_core::domain::BackendError;
 use std::error::Error;
 use std::process::ExitCode;
@@ -106,7 +106,7 @@ fn memory(domain: &Domain) -> Outcome {
     println!("64 MiB from {} at {}", whole.report().source, whole.iova());
     check("an arena is one entry", domain.stats().backend.entries == 1)?;
     let arena = Arena::builder().size(16 << 20).build(domain)?;
-    let mapped = domain.map(arena.alloc(1 << 20)?, Both)?;
+    let mapped = domain.map(arena.alloc(1 << 20)?, Bidirectional)?;
     let iova = mapped.iova();
     check("a buffer is one entry", domain.stats().backend.entries == 2)?;
     check(
@@ -117,11 +117,12 @@ fn memory(domain: &Domain) -> Outcome {
     check("a revocation is over at once", revoked.is_quiesced())?;
     let mut buffer = revoked.wait().map_err(|refused| refused.error)?;
     check("the buffer is ours again", buffer.as_mut_slice().is_ok())?;
-    let mapped = domain.map(buffer, Both)?;
+    let mapped = domain.map(buffer, Bidirectional)?;
     check("its addresses are free again", mapped.iova() == iova)?;
     drop(mapped);
-    let many: Vec<_> =
-        (0..64).map(|_| Ok(domain.map(arena.alloc(4096)?, Both)?)).collect::<Result<_, Box<dyn Error>>>()?;
+    let many: Vec<_> = (0..64)
+        .map(|_| Ok(domain.map(arena.alloc(4096)?, Bidirectional)?))
+        .collect::<Result<_, Box<dyn Error>>>()?;
     let mut revoked = Vec::new();
     domain.revoke_all(many, &mut revoked);
     check("64 at once", revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1)
@@ -137,7 +138,7 @@ fn late(domain: &Domain) -> Outcome {
     let locked = matches!(arena.report().residency, Residency::Locked);
     check("it is pinned by its mapping and not locked", !locked)?;
     let fixed = arena.iova_of(&buffer);
-    let mapped = domain.map(buffer, Both)?;
+    let mapped = domain.map(buffer, Bidirectional)?;
     check("its buffers are mapped with it", Some(mapped.iova().start()) == fixed && mapped.is_fixed())
 }
 
@@ -153,7 +154,7 @@ fn unprotected(device: &Device) -> Outcome {
     check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
     let buffer = arena.alloc(8192)?;
     let fixed = arena.iova_of(&buffer);
-    let mapped = domain.map(buffer, Both)?;
+    let mapped = domain.map(buffer, Bidirectional)?;
     check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
     drop(mapped);
     let can_move = Arena::builder()
@@ -176,7 +177,7 @@ fn entries(domain: &Domain) -> Outcome {
     let arena = Arena::builder().size(16 << 20).build(domain)?;
     let mut mapped = Vec::new();
     let error = loop {
-        match domain.map(arena.alloc(4096)?, Both) {
+        match domain.map(arena.alloc(4096)?, Bidirectional) {
             Ok(one) => mapped.push(one),
             Err(refused) => break refused.error,
         }
@@ -185,24 +186,24 @@ fn entries(domain: &Domain) -> Outcome {
     check("all of them can be used", mapped.len() == 16)?;
     check("the limit is named", matches!(error, BackendError::NoEntries { limit: 16, .. }))?;
     mapped.pop();
-    check("a released one can be used again", domain.map(arena.alloc(4096)?, Both).is_ok())
+    check("a released one can be used again", domain.map(arena.alloc(4096)?, Bidirectional).is_ok())
 }
 
 /// 8 MiB may be locked.
 fn memlock(domain: &Domain) -> Outcome {
     let arena = Arena::builder().size(32 << 20).source(Source::Plain).build(domain)?;
     println!("{:?}", arena.report().residency);
-    let fits = domain.map(arena.alloc(4 << 20)?, Both)?;
-    let refused = domain.map(arena.alloc(16 << 20)?, Both).err().ok_or("16 MiB were pinned")?;
+    let fits = domain.map(arena.alloc(4 << 20)?, Bidirectional)?;
+    let refused = domain.map(arena.alloc(16 << 20)?, Bidirectional).err().ok_or("16 MiB were pinned")?;
     println!("{}", refused.error);
     let BackendError::LockedMemory { asked, limit, .. } = refused.error else {
         return Err("another error than that of the limit".into());
     };
     check("what was asked and what is allowed is said", (asked, limit) == (16 << 20, 8 << 20))?;
     check("the buffer came back", refused.payload.is_some())?;
-    let late = domain.map(arena.alloc(6 << 20)?, Both).err().ok_or("4 and 6 MiB were pinned")?;
+    let late = domain.map(arena.alloc(6 << 20)?, Bidirectional).err().ok_or("4 and 6 MiB were pinned")?;
     println!("{}", late.error);
     check("what is pinned already counts", matches!(late.error, BackendError::LockedMemory { .. }))?;
     drop(fits);
-    check("what was taken back may be pinned again", domain.map(arena.alloc(6 << 20)?, Both).is_ok())
+    check("what was taken back may be pinned again", domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok())
 }

@@ -44,7 +44,7 @@ pub use domain::Domain;
 pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory, MappingPolicy};
 pub use memory::{Buffer, Source};
 pub use pinfold_core as core;
-pub use pinfold_core::access::{self, Access, Both, FromDevice, ToDevice};
+pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice};
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
 pub use pinfold_core::dma_pool::{self, DmaPool};
 pub use pinfold_core::domain::{BackendError, Mapping, Pinned, Revoked};

@@ -26,7 +26,7 @@ use crate::record::Record;
 use pinfold::probe::Facts;
 use pinfold::vfio::{Device, Options};
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 
 /// Case, bytes of a buffer, operations of a run.
 const SIZES: [(&str, usize, usize); 5] = [
@@ -116,7 +116,7 @@ fn touched(arena: &Arena, bytes: usize) -> Result<Buffer, BenchError> {
 /// To the device and back.
 fn pair(domain: &Domain, buffer: &mut Option<Buffer>) -> Result<(), BenchError> {
     let Some(mine) = buffer.take() else { return Ok(()) };
-    let mapped = domain.map(mine, Both).map_err(|refused| {
+    let mapped = domain.map(mine, Bidirectional).map_err(|refused| {
         *buffer = refused.payload;
         refused.error
     })?;
@@ -136,7 +136,7 @@ fn revokes(harness: &Harness<'_>, domain: &Domain, arena: &Arena) -> Result<Vec<
                 }
                 let mapped = buffers
                     .drain(..)
-                    .map(|buffer| domain.map(buffer, Both).map_err(|refused| refused.error))
+                    .map(|buffer| domain.map(buffer, Bidirectional).map_err(|refused| refused.error))
                     .collect::<Result<Vec<_>, _>>()?;
                 let mut revoked = Vec::with_capacity(MANY);
                 let (cost, ()) = Cost::of(|| {

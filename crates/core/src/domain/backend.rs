@@ -70,7 +70,7 @@ pub enum BackendError {
     Flush(#[from] WaitError),
     /// The device was not told of a map in time; the map was taken back.
     #[error("a map of {iova} was taken back, because the device could not be told of it in time: {flush}")]
-    NotAnnounced {
+    MapNotFlushed {
         /// What was being mapped.
         iova: IovaRange,
         /// Why the device was not told.
@@ -78,7 +78,7 @@ pub enum BackendError {
     },
     /// A map failed in the middle, and the flush of what had been mapped of it has not completed: it stays reachable.
     #[error("a map of {iova} failed in the middle, and taking it back failed too: {flush}")]
-    Stuck {
+    RollbackIncomplete {
         /// What was being mapped.
         iova: IovaRange,
         /// Why taking it back failed.
@@ -142,7 +142,7 @@ pub enum BackendError {
     #[error(
         "the kernel may move the {len:#x} bytes at {addr:#x} to other pages, and there is no IOMMU to follow them: use an arena from hugetlb-2m or hugetlb-1g"
     )]
-    CanMove {
+    Movable {
         /// Where the memory starts in this process.
         addr: usize,
         /// How many bytes it has.
@@ -150,7 +150,7 @@ pub enum BackendError {
     },
     /// Where memory is in physical memory can not be known.
     #[error("where the memory at {addr:#x} is can not be known: that needs CAP_SYS_ADMIN; try it with sudo")]
-    PlaceUnknown {
+    PhysAddrUnknown {
         /// Where the memory starts in this process.
         addr: usize,
     },
@@ -173,13 +173,13 @@ impl BackendError {
     /// Whether a device may still reach the memory, although the call failed: then it must not be used again, unless
     /// the [late](Self::late_ticket) flush is seen to complete.
     pub fn stays_reachable(&self) -> bool {
-        matches!(self, Self::Stuck { .. } | Self::NotRevoked | Self::Flush(_))
+        matches!(self, Self::RollbackIncomplete { .. } | Self::NotRevoked | Self::Flush(_))
     }
 
     /// The ticket after which no device reaches the memory any more, where it is only late.
     pub fn late_ticket(&self) -> Option<Ticket> {
         match self {
-            Self::Stuck { flush: WaitError::TimedOut { ticket, .. }, .. }
+            Self::RollbackIncomplete { flush: WaitError::TimedOut { ticket, .. }, .. }
             | Self::Flush(WaitError::TimedOut { ticket, .. }) => Some(*ticket),
             _ => None,
         }
@@ -287,8 +287,8 @@ pub trait Backend: Send + Sync {
     /// Where memory has to be mapped, if that is nobody's to choose: without translation, at its physical address.
     ///
     /// # Errors
-    /// [`BackendError::NotContiguous`], [`BackendError::CanMove`], [`BackendError::PlaceUnknown`].
-    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+    /// [`BackendError::NotContiguous`], [`BackendError::Movable`], [`BackendError::PhysAddrUnknown`].
+    fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
         Ok(None)
     }

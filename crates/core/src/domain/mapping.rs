@@ -169,7 +169,7 @@ pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<D
 
 impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     pub(super) fn new(domain: H, payload: P, iova: IovaRange, fixed: bool) -> Self {
-        let ticket = if fixed { Ticket::DONE } else { Ticket::NEVER };
+        let ticket = if fixed { Ticket::COMPLETED } else { Ticket::NEVER };
         let (revoked, late) = (false, false);
         Self(DropGuard::new(Held { payload, domain, iova, ticket, fixed, revoked, late }), PhantomData)
     }

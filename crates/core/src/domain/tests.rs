@@ -1,5 +1,5 @@
 use super::*;
-use crate::access::{Both, FromDevice, ToDevice};
+use crate::access::{Bidirectional, FromDevice, ToDevice};
 use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
@@ -44,7 +44,7 @@ impl Backend for Arc<Mock> {
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
         if self.stick.load(Ordering::SeqCst) {
             let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
-            return Err(BackendError::Stuck { iova, flush });
+            return Err(BackendError::RollbackIncomplete { iova, flush });
         }
         if memory.len() > 8 * PAGE {
             return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
@@ -65,7 +65,7 @@ impl Backend for Arc<Mock> {
             assert!(self.pages.lock().unwrap().remove(&page).is_some(), "not mapped");
         }
         self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
-        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::DONE })
+        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::COMPLETED })
     }
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.done.load(Ordering::SeqCst) >= ticket.0
@@ -162,8 +162,8 @@ fn a_buffer_comes_back_when_its_ticket_is_done_and_not_before() {
 fn dropping_a_mapping_waits_and_frees() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap().revoke());
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke());
     assert_eq!(drops.load(Ordering::SeqCst), 2);
     assert_eq!(domain.stats().unmaps, 2);
 }
@@ -175,7 +175,7 @@ fn complete(mock: &Mock, ticket: Ticket) {
 #[test]
 fn what_is_past_its_deadline_is_given_back_and_can_be_waited_for_again() {
     let (mock, domain, drops) = domain();
-    let revoked = domain.map(Buf::new(1, &drops), Both).unwrap().revoke();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
     let ticket = revoked.ticket();
     let refused = revoked.wait().unwrap_err();
     assert!(matches!(refused.error, BackendError::Flush(WaitError::TimedOut { .. })));
@@ -192,18 +192,18 @@ fn what_is_past_its_deadline_is_given_back_and_can_be_waited_for_again() {
 #[test]
 fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     let (mock, domain, drops) = domain();
-    let empty = domain.iovas.extents();
-    let first = domain.map(Buf::new(1, &drops), Both).unwrap();
-    let second = domain.map(Buf::new(2, &drops), Both).unwrap();
+    let empty = domain.iovas.stats();
+    let first = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
+    let second = domain.map(Buf::new(2, &drops), Bidirectional).unwrap();
     let held = [first.iova(), second.iova()];
     assert!(matches!(first.unmap(), Err(BackendError::Flush(WaitError::TimedOut { .. }))));
     drop(second);
     let waits = mock.waits.load(Ordering::SeqCst);
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap().revoke().wait()); // and so is this one
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke().wait()); // and so is this one
     assert_eq!(mock.waits.load(Ordering::SeqCst) - waits, 1, "a drop after a wait waits no more");
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.deferred_bytes, stats.quarantined), (3, 4 * 4096, 0));
-    let other = domain.map(Buf::new(1, &drops), Both).unwrap();
+    let other = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
     assert!(held.iter().all(|held| !held.overlaps(&other.iova())), "the addresses are held as well");
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     complete(&mock, Ticket(1));
@@ -214,14 +214,14 @@ fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     assert_eq!(domain.release_late(), 0);
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.quarantined, stats.unmaps, stats.live), (0, 0, 4, 0));
-    assert_eq!((drops.load(Ordering::SeqCst), domain.iovas.extents()), (4, empty));
+    assert_eq!((drops.load(Ordering::SeqCst), domain.iovas.stats()), (4, empty));
 }
 
 #[test]
 fn what_is_late_when_the_unit_fails_is_quarantined() {
     let (mock, domain, drops) = domain();
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
-    let other = domain.map(Buf::new(2, &drops), Both).unwrap().revoke();
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
+    let other = domain.map(Buf::new(2, &drops), Bidirectional).unwrap().revoke();
     set(&mock.failed);
     let refused = other.wait().unwrap_err();
     assert!(refused.revoked.is_none() && !matches!(refused.error, BackendError::NotRevoked));
@@ -234,8 +234,8 @@ fn what_is_late_when_the_unit_fails_is_quarantined() {
 #[test]
 fn what_is_late_when_the_domain_goes_away_is_leaked() {
     let (mock, domain, drops) = domain();
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
-    drop(domain.map(Buf::new(1, &drops), Both).unwrap());
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
+    drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
     complete(&mock, Ticket(1));
     drop(domain);
     assert_eq!(drops.load(Ordering::SeqCst), 1);
@@ -244,20 +244,20 @@ fn what_is_late_when_the_domain_goes_away_is_leaked() {
 #[test]
 fn a_map_whose_rollback_is_late_gives_its_buffer_back_in_the_end() {
     let (mock, domain, drops) = domain();
-    let empty = domain.iovas.extents();
+    let empty = domain.iovas.stats();
     set(&mock.stick);
-    let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
+    let stuck = domain.map(Buf::new(1, &drops), Bidirectional).unwrap_err();
     assert!(stuck.payload.is_none());
     assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
     complete(&mock, Ticket(1));
     assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 1));
-    assert_eq!(domain.iovas.extents(), empty);
+    assert_eq!(domain.iovas.stats(), empty);
 }
 
 #[test]
 fn what_can_not_be_revoked_is_never_given_back() {
     let (mock, domain, drops) = domain();
-    let mapped = domain.map(Buf::new(1, &drops), Both).unwrap();
+    let mapped = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
     set(&mock.refuse_revoke);
     set(&mock.obliging);
     let revoked = mapped.revoke();
@@ -270,22 +270,22 @@ fn what_can_not_be_revoked_is_never_given_back() {
 #[test]
 fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
     let (mock, domain, drops) = domain();
-    let before = domain.iovas.extents();
-    let refused = domain.map(Buf::new(9, &drops), Both).unwrap_err();
+    let before = domain.iovas.stats();
+    let refused = domain.map(Buf::new(9, &drops), Bidirectional).unwrap_err();
     assert!(refused.payload.is_some());
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
-    assert_eq!(domain.iovas.extents(), before);
+    assert_eq!(domain.iovas.stats(), before);
     set(&mock.stick);
-    let stuck = domain.map(Buf::new(1, &drops), Both).unwrap_err();
+    let stuck = domain.map(Buf::new(1, &drops), Bidirectional).unwrap_err();
     assert!(stuck.payload.is_none(), "a device may reach it");
     assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
-    assert_eq!(domain.iovas.extents().bytes_in_use, before.bytes_in_use + 4096);
+    assert_eq!(domain.iovas.stats().bytes_in_use, before.bytes_in_use + 4096);
 }
 
 #[test]
 fn many_are_revoked_with_one_flush() {
     let (mock, domain, drops) = domain();
-    let mapped: Vec<_> = (0..100).map(|_| domain.map(Buf::new(1, &drops), Both).unwrap()).collect();
+    let mapped: Vec<_> = (0..100).map(|_| domain.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::with_capacity(100);
     domain.revoke_all(mapped, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 1);
@@ -325,7 +325,7 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     let mapped = domain.map(of(DomainId::next(), 1, 4096, 4096), FromDevice).unwrap();
     assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
     core::mem::forget(mapped.unmap().unwrap());
-    assert_eq!(domain.stats().statics, 1);
+    assert_eq!(domain.stats().static_mappings, 1);
     domain.unmap_static(whole).unwrap();
     assert!(mock.pages.lock().unwrap().is_empty());
 }
@@ -350,7 +350,7 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
     let arena = Buf::new(4, &drops);
-    let empty = domain.iovas.extents();
+    let empty = domain.iovas.stats();
     let place = domain.reserve_iova(4 * 4096, 4096).unwrap();
     let range = place.range();
     let piece = range.part(8192, 4096).unwrap();
@@ -358,12 +358,12 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let mapping = unsafe { domain.map_at(&place, piece, memory, Access::READ) }.unwrap();
     assert_eq!((mapping.iova(), mock.pages.lock().unwrap().len()), (piece, 1));
-    assert!(!domain.map(Buf::new(4, &drops), Both).unwrap().iova().overlaps(&range));
+    assert!(!domain.map(Buf::new(4, &drops), Bidirectional).unwrap().iova().overlaps(&range));
     // As long as something is mapped in it, the range is not released.
     drop(place);
-    assert_eq!(domain.iovas.extents().bytes_in_use, empty.bytes_in_use + range.len());
+    assert_eq!(domain.iovas.stats().bytes_in_use, empty.bytes_in_use + range.len());
     domain.unmap_static(mapping).unwrap();
-    assert_eq!(domain.iovas.extents(), empty);
+    assert_eq!(domain.iovas.stats(), empty);
 }
 
 /// Ranges are unmapped and released by what owns them: not by number, not twice, and not through another domain.
@@ -394,13 +394,13 @@ fn a_range_that_may_be_reached_is_kept() {
     let (mock, domain, drops) = domain();
     let arena = Buf::new(1, &drops);
     let place = domain.reserve_iova(4096, 4096).unwrap();
-    let in_use = domain.iovas.extents().bytes_in_use;
+    let in_use = domain.iovas.stats().bytes_in_use;
     set(&mock.stick);
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let stuck = unsafe { domain.map_at(&place, place.range(), arena.memory(), Access::READ) };
     assert!(stuck.unwrap_err().stays_reachable());
     drop(place);
-    assert_eq!(domain.iovas.extents().bytes_in_use, in_use);
+    assert_eq!(domain.iovas.stats().bytes_in_use, in_use);
     // And so are those of a mapping whose flush was not seen to complete, or that was forgotten.
     mock.stick.store(false, Ordering::SeqCst);
     for forget in [false, true] {
@@ -412,7 +412,7 @@ fn a_range_that_may_be_reached_is_kept() {
             assert!(domain.unmap_static(mapping).is_err());
         }
     }
-    assert_eq!(domain.iovas.extents().bytes_in_use, in_use + 2 * 4096);
+    assert_eq!(domain.iovas.stats().bytes_in_use, in_use + 2 * 4096);
 }
 
 #[derive(Clone, Debug)]
@@ -445,12 +445,12 @@ proptest! {
     fn a_domain_agrees_with_lists_of_what_is_mapped_and_held(steps in steps()) {
         let (mock, domain, drops) = domain();
         set(&mock.obliging);
-        let empty = domain.iovas.extents();
+        let empty = domain.iovas.stats();
         let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
         let mut made = 0usize;
         for step in steps {
             match step {
-                Step::Map(pages) => match domain.map(Buf::new(pages, &drops), Both) {
+                Step::Map(pages) => match domain.map(Buf::new(pages, &drops), Bidirectional) {
                     Ok(one) => { made += 1; prop_assert!(pages <= 8); mapped.push(one); }
                     Err(refused) => { made += 1; prop_assert!(pages > 8 && refused.payload.is_some()); }
                 },
@@ -485,13 +485,13 @@ proptest! {
             pages.sort_unstable();
             pages.dedup();
             prop_assert_eq!(pages.len(), held);
-            prop_assert_eq!(domain.iovas.extents().bytes_in_use, held as u64 * 4096);
+            prop_assert_eq!(domain.iovas.stats().bytes_in_use, held as u64 * 4096);
             // ... and no buffer is lost.
             prop_assert_eq!(drops.load(Ordering::SeqCst), made - mapped.len() - revoked.len());
             prop_assert_eq!(domain.stats().live, mapped.len() as u64);
         }
         drop((mapped, revoked));
         prop_assert_eq!(drops.load(Ordering::SeqCst), made);
-        prop_assert_eq!(domain.iovas.extents(), empty);
+        prop_assert_eq!(domain.iovas.stats(), empty);
     }
 }

@@ -35,7 +35,7 @@ impl Batch {
     }
 
     /// Whether everything that is cached for the domain is to be dropped, table pages as well.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_domain_flush(&self) -> bool {
         self.whole
     }
 

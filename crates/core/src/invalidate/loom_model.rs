@@ -5,16 +5,16 @@ use super::*;
 use crate::addr::Iova;
 use loom::sync::Arc;
 use loom::thread;
-use picture::Picture;
+use snapshot::Snapshot;
 
-fn owner(inv: &Invalidator<Picture<2>>, page: usize) {
-    inv.sink().cleared[page].store(1, Ordering::Relaxed);
+fn owner(inv: &Invalidator<Snapshot<2>>, page: usize) {
+    inv.queue().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
     let ticket = inv.request([Flush::from(range)]);
     while !inv.is_completed(ticket) {
         thread::yield_now();
     }
-    assert_eq!(inv.sink().flushed[page].load(Ordering::Relaxed), 1);
+    assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -22,11 +22,11 @@ fn loom_a_ticket_is_not_done_before_its_flush() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = None;
     model.check(|| {
-        let inv = Arc::new(Invalidator::new(Picture::<2>::new()));
+        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || owner(&other, 1));
         owner(&inv, 0);
         thread.join().unwrap();
-        assert_eq!(inv.stats().asked, 2);
+        assert_eq!(inv.stats().requested, 2);
     });
 }

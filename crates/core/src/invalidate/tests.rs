@@ -1,8 +1,8 @@
 use super::*;
 use crate::addr::Iova;
 use core::sync::atomic::AtomicBool;
-use picture::Picture;
 use proptest::prelude::*;
+use snapshot::Snapshot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ impl InvalidationQueue for Hand {
             return Err(QueueError::Full);
         }
         if self.gone.load(Ordering::SeqCst) {
-            return Err(QueueError::Gone);
+            return Err(QueueError::Failed);
         }
-        self.batches.lock().unwrap().push((ticket, batch.flushes().to_vec(), batch.is_whole()));
+        self.batches.lock().unwrap().push((ticket, batch.flushes().to_vec(), batch.is_domain_flush()));
         Ok(())
     }
     fn completed(&self) -> Ticket {
@@ -53,7 +53,7 @@ fn flush(page: u64, pages: u64) -> Flush {
 }
 
 fn complete(invalidator: &Invalidator<Hand>, ticket: u64) {
-    invalidator.sink().completed.store(ticket, Ordering::SeqCst);
+    invalidator.queue().completed.store(ticket, Ordering::SeqCst);
 }
 
 #[test]
@@ -67,24 +67,24 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     inv.submit();
     assert_eq!((first, second, third), (Ticket(1), Ticket(2), Ticket(2)));
     assert!(!inv.is_completed(first) && !inv.is_completed(second));
-    assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
+    assert_eq!(inv.queue().batches.lock().unwrap().len(), 1);
     complete(&inv, 1);
     assert!(inv.is_completed(first) && !inv.is_completed(second));
-    assert_eq!(inv.sink().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 3)], false));
+    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 3)], false));
     complete(&inv, 2);
     assert!(inv.is_completed(second));
     let stats = inv.stats();
-    assert_eq!((stats.asked, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
-    assert_eq!(stats.asked_tables, 0);
+    assert_eq!((stats.requested, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
+    assert_eq!(stats.requested_tables, 0);
 }
 
 #[test]
 fn nothing_asked_needs_no_ticket() {
     let inv = Invalidator::new(Hand::default());
-    assert_eq!(inv.request([]), Ticket::DONE);
-    assert!(inv.is_completed(Ticket::DONE));
+    assert_eq!(inv.request([]), Ticket::COMPLETED);
+    assert!(inv.is_completed(Ticket::COMPLETED));
     inv.submit();
-    assert!(inv.sink().batches.lock().unwrap().is_empty());
+    assert!(inv.queue().batches.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -95,9 +95,9 @@ fn a_full_batch_becomes_a_flush_of_the_whole_domain() {
         inv.request([apart(i)]);
     }
     inv.submit();
-    assert_eq!(*inv.sink().batches.lock().unwrap(), [(Ticket(1), vec![], true)]);
+    assert_eq!(*inv.queue().batches.lock().unwrap(), [(Ticket(1), vec![], true)]);
     let stats = inv.stats();
-    assert_eq!((stats.asked, stats.merged, stats.sent, stats.whole), (257, 256, 1, 1));
+    assert_eq!((stats.requested, stats.merged, stats.sent, stats.domain_flushes), (257, 256, 1, 1));
 }
 
 #[test]
@@ -139,12 +139,12 @@ fn deadlines_count_from_the_submission_and_not_from_each_wait() {
         assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
         assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
     }
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
     // A late completion is found by a later look, and the next batch has its own time.
     complete(&inv, 1);
     assert!(inv.is_completed(Ticket(1)) && !inv.is_completed(Ticket(2)));
     assert!(matches!(inv.wait(Ticket(2)), Err(WaitError::TimedOut { polls: 10, .. })));
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 20);
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 20);
     complete(&inv, 2);
     assert_eq!(inv.wait(Ticket(2)), Ok(()));
 }
@@ -154,10 +154,10 @@ fn a_wait_for_longer_counts_from_now() {
     let inv = Invalidator::new(Hand::default());
     let ticket = inv.request([flush(1, 1)]);
     assert!(inv.wait(ticket).is_err());
-    let before = inv.sink().relaxed.load(Ordering::SeqCst);
+    let before = inv.queue().relaxed.load(Ordering::SeqCst);
     let longer = WaitLimit { time_ns: u64::MAX, polls: 7 };
     assert_eq!(inv.wait_for(ticket, longer), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 7 }));
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst) - before, 7);
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 7);
     complete(&inv, 1);
     assert_eq!(inv.wait_for(ticket, longer), Ok(()));
 }
@@ -176,9 +176,9 @@ fn a_unit_that_fails_is_reported_at_once_to_every_waiter() {
     for (i, &ticket) in tickets.iter().enumerate().rev() {
         let expected = if i == 0 { Ok(()) } else { Err(WaitError::UnitFailed { ticket }) };
         assert_eq!(inv.wait(ticket), expected);
-        assert_eq!(inv.wait_for(ticket, inv.sink().limit()), expected);
+        assert_eq!(inv.wait_for(ticket, inv.queue().limit()), expected);
     }
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 3, "only the first waiter had to wait");
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 3, "only the first waiter had to wait");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_unit_that_refuses_a_batch_for_good_has_failed() {
     assert!(!inv.has_failed());
     assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
     assert!(inv.has_failed());
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst), 0);
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 0);
 }
 
 #[test]
@@ -198,13 +198,13 @@ fn as_many_batches_are_in_flight_as_the_sink_allows_and_they_are_published_in_or
         inv.request([flush(page * 2, 1)]);
         inv.submit();
     }
-    let submitted = || inv.sink().batches.lock().unwrap().len();
+    let submitted = || inv.queue().batches.lock().unwrap().len();
     assert_eq!(submitted(), 3, "the fourth gathers what came after");
     complete(&inv, 2); // the third may have completed before the second: this is when both are over
     assert!(inv.is_completed(Ticket(1)) && inv.is_completed(Ticket(2)) && !inv.is_completed(Ticket(3)));
     assert!(!inv.is_completed(Ticket(4)), "but it is submitted by who asks");
     assert_eq!(submitted(), 4);
-    assert_eq!(inv.sink().batches.lock().unwrap()[3].1, [flush(6, 1), flush(8, 1)]);
+    assert_eq!(inv.queue().batches.lock().unwrap()[3].1, [flush(6, 1), flush(8, 1)]);
     complete(&inv, 4);
     assert!(inv.is_completed(Ticket(4)));
     assert_eq!(inv.stats().in_flight_peak, 3);
@@ -222,9 +222,9 @@ fn each_batch_has_its_own_deadline() {
         assert_eq!(inv.wait(ticket), Ok(()));
     }
     let ticket = inv.request([flush(1, 1)]);
-    let before = inv.sink().relaxed.load(Ordering::SeqCst);
+    let before = inv.queue().relaxed.load(Ordering::SeqCst);
     assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
-    assert_eq!(inv.sink().relaxed.load(Ordering::SeqCst) - before, 10);
+    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 10);
 }
 
 #[test]
@@ -242,15 +242,15 @@ fn a_sink_that_names_a_ticket_from_the_future_is_not_believed() {
 #[test]
 fn a_batch_that_finds_no_room_is_kept_and_tried_again() {
     let inv = Invalidator::new(Hand::default());
-    inv.sink().full.store(true, Ordering::SeqCst);
+    inv.queue().full.store(true, Ordering::SeqCst);
     let ticket = inv.request([flush(1, 1)]);
     inv.submit();
     assert!(!inv.is_completed(ticket));
-    inv.sink().full.store(false, Ordering::SeqCst);
+    inv.queue().full.store(false, Ordering::SeqCst);
     complete(&inv, 1);
     assert!(!inv.is_completed(ticket), "the sink's word from before the hand-over does not count for it");
     assert!(inv.is_completed(ticket));
-    assert_eq!(inv.sink().batches.lock().unwrap().len(), 1);
+    assert_eq!(inv.queue().batches.lock().unwrap().len(), 1);
 }
 
 /// The deadline of a batch that finds no room counts from the first attempt, or a queue that stays full is waited for
@@ -261,19 +261,19 @@ fn a_queue_that_stays_full_is_waited_for_no_longer_than_its_limit() {
     for page in 0..3 {
         let ticket = inv.request([flush(page * 2, 1)]);
         assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
-        assert!(inv.sink().relaxed.load(Ordering::SeqCst) <= 10);
+        assert!(inv.queue().relaxed.load(Ordering::SeqCst) <= 10);
     }
 }
 
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
-    let inv = Arc::new(Invalidator::new(Picture::<4>::new()));
+    let inv = Arc::new(Invalidator::new(Snapshot::<4>::new()));
     crate::threads::scope(|scope| {
         for page in 0..4 {
             let inv = Arc::clone(&inv);
             scope.spawn(move || {
                 for round in 1..=5_000 {
-                    let sink = inv.sink();
+                    let sink = inv.queue();
                     sink.cleared[page].store(round, Ordering::Relaxed);
                     let ticket = inv.request([flush(page as u64, 1)]);
                     inv.wait(ticket).unwrap();
@@ -282,7 +282,7 @@ fn stress_what_is_done_was_flushed_after_it_was_cleared() {
             });
         }
     });
-    assert_eq!(inv.stats().asked, 20_000);
+    assert_eq!(inv.stats().requested, 20_000);
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! The account behind the lock: free extents in two halves, reservations, and the nodes that frees may need.
 
 use super::tree::{ALIGNS, Extent, NIL, Slab};
-use super::{Extents, IovaError};
+use super::{IovaError, IovaStats};
 use crate::addr::{Iova, IovaRange};
 use alloc::vec::Vec;
 
@@ -156,9 +156,9 @@ impl Space {
         Ok(())
     }
 
-    pub(super) fn extents(&self) -> Extents {
+    pub(super) fn stats(&self) -> IovaStats {
         let largest = self.roots.iter().map(|&root| self.slab.best(root)[0]).max().unwrap_or(0);
-        Extents {
+        IovaStats {
             free: self.slab.used(),
             allocated: self.runs,
             bytes_in_use: self.in_use << GRANULE_SHIFT,

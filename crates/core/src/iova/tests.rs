@@ -33,7 +33,7 @@ fn a_width_a_length_or_an_alignment_that_can_not_be_is_refused() {
     let outside = range((1 << 27) - 1, 2);
     assert_eq!(space.alloc_at(outside), Err(IovaError::Outside { range: outside, bits: 39 }));
     assert_eq!(space.free(outside), Err(IovaError::Outside { range: outside, bits: 39 }));
-    assert_eq!(space.extents().bytes_in_use, 0);
+    assert_eq!(space.stats().bytes_in_use, 0);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn fifty_thousand_mappings_that_abut_are_a_handful_of_extents() {
     let space = IovaSpace::new(48).unwrap();
     let mut held: Vec<IovaRange> =
         (0..50_000u64).map(|i| space.alloc((1 + i % 7) * G, 1, None).unwrap()).collect();
-    let full = space.extents();
+    let full = space.stats();
     assert_eq!((full.free, full.allocated), (2, 1));
     assert_eq!(full.bytes_in_use, held.iter().map(IovaRange::len).sum::<u64>());
     // Freed in an order that makes as many extents as there can be, and then none.
@@ -79,11 +79,11 @@ fn fifty_thousand_mappings_that_abut_are_a_handful_of_extents() {
     for r in odd {
         space.free(r).unwrap();
     }
-    assert!(space.extents().free > 25_000 - 2);
+    assert!(space.stats().free > 25_000 - 2);
     for r in even {
         space.free(r).unwrap();
     }
-    assert_eq!(space.extents(), IovaSpace::new(48).unwrap().extents());
+    assert_eq!(space.stats(), IovaSpace::new(48).unwrap().stats());
 }
 
 /// The case that locked kernels up: low addresses full of small holes, none of which fits.
@@ -96,7 +96,7 @@ fn a_search_under_a_32_bit_limit_visits_a_logarithm_of_the_extents() {
         space.free(*r).unwrap();
     }
     space.alloc_at(range((1 << 17) + 1, HIGH - (1 << 17) - 1)).unwrap();
-    let extents = space.extents().free;
+    let extents = space.stats().free;
     assert!(extents > 1 << 16);
     // An AVL tree is at most 1.44 log2(n + 2) high, and an exact alignment searches twice at most.
     let most = 2 * (u64::from(extents.ilog2() + 1) * 145 / 100 + 2);
@@ -127,7 +127,7 @@ fn limits_hold_and_high_addresses_are_taken_first() {
     space.alloc_at(range(HIGH - 3, 3 + 1 + 3).part(0, 3 * G).unwrap()).unwrap();
     assert!(matches!(space.alloc_at(range(HIGH - 4, 8)), Err(IovaError::InUse { .. })));
     space.free(range(HIGH - 3, 4)).unwrap();
-    assert_eq!(space.extents().allocated, 1);
+    assert_eq!(space.stats().allocated, 1);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn frees_of_whole_allocations_never_want_a_node() {
     let mut pieces = 0;
     let refused = (0..10_000u64).find_map(|i| {
         let part = large.part(2 * i * G, G).unwrap();
-        let before = space.extents();
+        let before = space.stats();
         match space.free(part) {
             Ok(()) => {
                 pieces += 1;
@@ -147,7 +147,7 @@ fn frees_of_whole_allocations_never_want_a_node() {
             }
             Err(e) => {
                 assert_eq!(e, IovaError::Pieces { range: part });
-                assert_eq!(space.extents(), before);
+                assert_eq!(space.stats(), before);
                 Some(())
             }
         }
@@ -297,7 +297,7 @@ proptest! {
                 _ => {}
             }
             prop_assert_eq!(space.space.lock().check(), model.runs('f'));
-            let extents = space.extents();
+            let extents = space.stats();
             prop_assert_eq!(extents.allocated, model.runs('a').len());
             prop_assert_eq!(extents.bytes_in_use, model.granules.values().filter(|s| **s == 'a').count() as u64 * G);
         }
@@ -319,6 +319,6 @@ proptest! {
         for r in held {
             prop_assert_eq!(space.free(r), Ok(()));
         }
-        prop_assert_eq!(space.extents().free, 2);
+        prop_assert_eq!(space.stats().free, 2);
     }
 }

@@ -1,6 +1,6 @@
 //! Memory, a bus and payloads for the tests: no IOMMU, and one that can be told to revoke.
 
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
@@ -161,7 +161,7 @@ impl Drop for Buffer {
 }
 
 // SAFETY: the frames are the arena's and stay where they are until the buffer is dropped; the model reaches nothing else.
-unsafe impl Payload<Both> for Buffer {
+unsafe impl Payload<Bidirectional> for Buffer {
     fn domain(&self) -> Option<DomainId> {
         None
     }

@@ -3,7 +3,7 @@
 use crate::common::{namespaces, pattern};
 use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
-use pinfold_core::access::{Both, Direction, FromDevice, ToDevice};
+use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::domain::{DomainId, Mapping};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, InFlight, Outcome, Queue, Reject};
@@ -97,7 +97,7 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
         stack(MappingPolicy::PerUse, Config::default());
     let faults = model.faults();
     faults.inject(Trigger::Nth(1), Fault::Remember);
-    let payload = mapped(&domain, arena.alloc_zeroed(4096).unwrap(), Both);
+    let payload = mapped(&domain, arena.alloc_zeroed(4096).unwrap(), Bidirectional);
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (payload, result) = finish(&mut queue, read);
     result.unwrap();
@@ -116,7 +116,7 @@ fn a_payload_of_another_domain_is_rejected() {
         stack(MappingPolicy::PerUse, Config::default());
     let other = Domain::soft().unwrap();
     let elsewhere = Arena::builder().size(1 << 20).build(&other).unwrap();
-    let payload = mapped(&other, elsewhere.alloc_zeroed(4096).unwrap(), Both);
+    let payload = mapped(&other, elsewhere.alloc_zeroed(4096).unwrap(), Bidirectional);
     let before = model.stats().commands;
     let rejected = queue.read(1, 0, 8, payload).unwrap_err();
     queue.ring_doorbell();

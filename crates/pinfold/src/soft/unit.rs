@@ -124,7 +124,7 @@ impl Unit {
 
     pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
         let mut line = lock(&self.line);
-        let whole = batch.is_whole().then_some(Invalidation::Whole);
+        let whole = batch.is_domain_flush().then_some(Invalidation::Whole);
         let ranges = batch.flushes().iter().map(|flush| Invalidation::Range(*flush));
         let requests = whole.into_iter().chain(ranges);
         line.add(requests, ticket, self.now_ns(), &self.model, |due| self.flush(due));

@@ -65,11 +65,11 @@ fn physical(pagemap: &Pagemap, memory: DmaMemory) -> Result<u64, BackendError> {
         }
     });
     let frame = first.filter(|_| known && looked.is_ok());
-    let frame = frame.ok_or(BackendError::PlaceUnknown { addr: start })?;
+    let frame = frame.ok_or(BackendError::PhysAddrUnknown { addr: start })?;
     if contiguous < memory.len() {
         return Err(BackendError::NotContiguous { addr: start, len: memory.len(), run: contiguous });
     }
-    frame.checked_mul(4096).ok_or(BackendError::PlaceUnknown { addr: start })
+    frame.checked_mul(4096).ok_or(BackendError::PhysAddrUnknown { addr: start })
 }
 
 /// Where the device finds the memory, if it stays there and is in one piece.
@@ -77,15 +77,15 @@ fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError
     let (addr, len) = (memory.addr(), memory.len());
     let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
     if page < 2 << 20 {
-        return Err(BackendError::CanMove { addr, len });
+        return Err(BackendError::Movable { addr, len });
     }
     // A page that was never touched is nowhere yet.
     let step = usize::try_from(page).unwrap_or(usize::MAX);
     for offset in (0..len).step_by(step) {
-        memory.touch(offset).map_err(|_| BackendError::PlaceUnknown { addr })?;
+        memory.touch(offset).map_err(|_| BackendError::PhysAddrUnknown { addr })?;
     }
     let start = Iova::new(physical(pagemap, memory)?);
-    IovaRange::new(start, len as u64).map_err(|_| BackendError::PlaceUnknown { addr })
+    IovaRange::new(start, len as u64).map_err(|_| BackendError::PhysAddrUnknown { addr })
 }
 
 impl Mapper for NoIommu {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn memory_that_can_move_is_refused() {
-        assert!(matches!(place_of(Source::Plain), Some(Err(BackendError::CanMove { .. }))));
+        assert!(matches!(place_of(Source::Plain), Some(Err(BackendError::Movable { .. }))));
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
             None => eprintln!("skipped: no hugepages are reserved here"),
             Some(Ok(place)) => assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}"),
             Some(Err(error)) => {
-                assert!(matches!(error, BackendError::PlaceUnknown { .. }), "{error}");
+                assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
                 assert!(!crate::sys::asking::pagemap_tells_frames(), "{error}");
             }
         }

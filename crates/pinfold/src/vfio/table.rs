@@ -241,14 +241,14 @@ impl<M: Mapper> Backend for KernelTable<M> {
         self.mapper.translates()
     }
 
-    fn place(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+    fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         self.mapper.place(memory)
     }
 
     /// Neighbours in the order of `ranges` are taken back by one call.
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
         let mut open: Option<IovaRange> = None;
-        let mut result = Ok(Ticket::DONE);
+        let mut result = Ok(Ticket::COMPLETED);
         for range in ranges {
             let joined = open.map_or(Some(range), |open| open.merged(&range));
             if let (None, Some(done)) = (joined, open)

@@ -3,7 +3,7 @@
 use super::tag::{self, Kind, PAGE, Tag};
 use super::world::{LIVE, Live, Random, World};
 use pinfold::{Arena, Buffer, Domain};
-use pinfold_core::access::{Access, Both, Direction, FromDevice, ToDevice};
+use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, MapError, Mapping, NotQuiesced, Revoked};
 use pinfold_core::invalidate::WaitError;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 enum Held<'d> {
     Read(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>),
     Write(Mapping<Buffer, FromDevice, &'d pinfold_core::domain::Domain>),
-    Both(Mapping<Buffer, Both, &'d pinfold_core::domain::Domain>),
+    Both(Mapping<Buffer, Bidirectional, &'d pinfold_core::domain::Domain>),
 }
 
 pub(crate) struct Owner<'d> {
@@ -128,7 +128,7 @@ impl<'d> Owner<'d> {
         match self.random.below(3) {
             0 => self.map_for(slot, buffer, ToDevice, Held::Read),
             1 => self.map_for(slot, buffer, FromDevice, Held::Write),
-            _ => self.map_for(slot, buffer, Both, Held::Both),
+            _ => self.map_for(slot, buffer, Bidirectional, Held::Both),
         }
     }
 
@@ -162,8 +162,8 @@ impl<'d> Owner<'d> {
             BackendError::Table(TableError::NoPages { .. }) => {
                 self.world.counts.no_pages.fetch_add(1, Relaxed);
             }
-            BackendError::NotAnnounced { flush: WaitError::TimedOut { .. }, .. }
-            | BackendError::Stuck { flush: WaitError::TimedOut { .. }, .. } => {
+            BackendError::MapNotFlushed { flush: WaitError::TimedOut { .. }, .. }
+            | BackendError::RollbackIncomplete { flush: WaitError::TimedOut { .. }, .. } => {
                 self.world.counts.late.fetch_add(1, Relaxed);
             }
             error => self.world.catch(|| format!("an owner's map failed: {error}")),

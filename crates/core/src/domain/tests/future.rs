@@ -40,7 +40,7 @@ fn run_all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>, mut idle:
 #[test]
 fn two_revocations_are_awaited_beside_each_other() {
     let (mock, domain, drops) = domain();
-    let revoke = |pages| domain.map(Buf::new(pages, &drops), Both).unwrap().revoke();
+    let revoke = |pages| domain.map(Buf::new(pages, &drops), Bidirectional).unwrap().revoke();
     let (first, second) = (revoke(1), revoke(2));
     let task = async |revoked: Revoked<Buf, &Domain>| -> Result<usize, BackendError> {
         let buf = revoked.await?;
@@ -62,7 +62,7 @@ fn two_revocations_are_awaited_beside_each_other() {
 #[test]
 fn a_future_ends_with_the_error_of_a_wait() {
     let (mock, domain, drops) = domain();
-    let revoked = domain.map(Buf::new(1, &drops), Both).unwrap().revoke();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
     set(&mock.failed);
     let mut future = pin!(revoked.quiesced());
     let waker = Waker::noop();
@@ -79,7 +79,7 @@ fn a_future_ends_with_the_error_of_a_wait() {
 fn a_future_of_what_can_not_be_revoked_ends() {
     let (mock, domain, drops) = domain();
     set(&mock.refuse_revoke);
-    let revoked = domain.map(Buf::new(1, &drops), Both).unwrap().revoke();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
     let results = run_all(vec![Box::pin(revoked.quiesced())], || ());
     assert!(matches!(results[..], [Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })]));
 }

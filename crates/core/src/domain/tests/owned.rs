@@ -63,9 +63,9 @@ fn mappings_outlive_every_handle_and_keep_the_domain_alive() {
 fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     let (mock, domain, drops) = shared();
     let mut owner = domain.owner();
-    let mapping = owner.map(Buf::new(1, &drops), Both).unwrap();
+    let mapping = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     drop(owner.unmap(mapping).unwrap());
-    let mappings: Vec<_> = (0..3).map(|_| owner.map(Buf::new(1, &drops), Both).unwrap()).collect();
+    let mappings: Vec<_> = (0..3).map(|_| owner.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::new();
     owner.revoke_all(mappings, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 2);
@@ -74,7 +74,7 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     drop(owner.poll(revoked.pop().unwrap()).unwrap());
     let limit = WaitLimit { time_ns: 1, polls: 1 };
     drop(owner.wait_for(revoked.pop().unwrap(), limit).unwrap());
-    assert!(owner.map(Buf::new(9, &drops), Both).unwrap_err().payload.is_some());
+    assert!(owner.map(Buf::new(9, &drops), Bidirectional).unwrap_err().payload.is_some());
     let stats = owner.stats();
     assert_eq!((stats.maps, stats.unmaps, stats.live), (4, 4, 0));
     drop((owner, domain));
@@ -85,8 +85,8 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
 fn what_belongs_to_another_domain_is_revoked_there() {
     let ((mock, domain, drops), (other_mock, other, _)) = (shared(), shared());
     let (mut owner, mut other_owner) = (domain.owner(), other.owner());
-    let mapping = other_owner.map(Buf::new(1, &drops), Both).unwrap();
-    let revoked_alone = other_owner.map(Buf::new(1, &drops), Both).unwrap();
+    let mapping = other_owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
+    let revoked_alone = other_owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     drop(owner.unmap(mapping).unwrap());
     let mut revoked = Vec::new();
     owner.revoke_all([revoked_alone], &mut revoked);
@@ -106,7 +106,7 @@ fn reads_and_writes_are_revoked_with_one_flush() {
     assert_eq!((mock.flushes.load(Ordering::SeqCst), revoked.len()), (1, 2));
     drop(revoked);
     // Dropped without its direction it is revoked too.
-    drop(Unrevoked::from(domain.map(Buf::new(1, &drops), Both).unwrap()));
+    drop(Unrevoked::from(domain.map(Buf::new(1, &drops), Bidirectional).unwrap()));
     assert!(mock.pages.lock().unwrap().is_empty());
     assert_eq!((drops.load(Ordering::SeqCst), domain.stats().unmaps), (3, 3));
 }
@@ -115,11 +115,11 @@ fn reads_and_writes_are_revoked_with_one_flush() {
 #[test]
 fn errors_with_a_payload_convert() {
     fn one(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, BackendError> {
-        let mapping = owner.map(buf, Both)?;
+        let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
     fn boxed(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
-        let mapping = owner.map(buf, Both)?;
+        let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
     let (_mock, domain, drops) = shared();

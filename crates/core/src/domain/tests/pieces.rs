@@ -56,23 +56,23 @@ fn a_buffer_is_one_extent() {
 fn a_map_that_fails_at_a_later_piece_is_undone() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    let empty = domain.iovas.extents();
-    let failed = domain.map(scattered([2, 9], &drops), Both).map(drop).unwrap_err();
+    let empty = domain.iovas.stats();
+    let failed = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
     assert!(matches!(failed.error, BackendError::NotRegistered { .. }) && failed.payload.is_some());
     assert!(mock.pages.lock().unwrap().is_empty());
-    assert_eq!((mock.flushes.load(Ordering::SeqCst), domain.iovas.extents()), (1, empty));
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), domain.iovas.stats()), (1, empty));
 }
 
 #[test]
 fn pieces_that_may_be_reached_after_a_failed_map_are_held_or_quarantined() {
     let (mock, domain, drops) = domain();
-    let late = domain.map(scattered([2, 9], &drops), Both).map(drop).unwrap_err();
+    let late = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
     assert!(late.payload.is_none() && late.error.late_ticket().is_some());
     assert_eq!((domain.stats().deferred, domain.stats().deferred_bytes), (1, 11 * 4096));
     complete(&mock, Ticket(1));
     assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 2));
     set(&mock.refuse_revoke);
-    let stuck = domain.map(scattered([2, 9], &drops), Both).map(drop).unwrap_err();
+    let stuck = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
     assert!(stuck.payload.is_none() && stuck.error == BackendError::NotRevoked);
     assert_eq!((domain.stats().quarantined, drops.load(Ordering::SeqCst)), (1, 2));
 }

@@ -3,7 +3,7 @@
 use super::harness::{Arena, PAGE};
 use crate::Domain;
 use crate::soft::{Effect, Fault, FaultKind, SoftConfig, SoftIommu};
-use pinfold_core::access::{Both, FromDevice, ToDevice};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{BackendError, PhysTranslator};
 use pinfold_core::invalidate::{Flush, Invalidator};
@@ -57,7 +57,7 @@ fn directions_are_checked_and_faults_are_told() {
 fn an_access_lands_up_to_the_page_that_faults() {
     let (domain, arena) = with_arena(2);
     let port = domain.port().unwrap();
-    let mapped = domain.map(arena.pages(0, 2), Both).unwrap();
+    let mapped = domain.map(arena.pages(0, 2), Bidirectional).unwrap();
     let end = mapped.iova().end();
     let from = Iova::new(end.raw() - 100);
     let fault = port.write(from, &[9; 200]).unwrap_err();
@@ -74,17 +74,17 @@ fn memory_must_be_admitted_once_and_whole() {
     // SAFETY: it is refused.
     assert!(matches!(unsafe { domain.register_memory(part) }, Err(BackendError::AlreadyRegistered { .. })));
     let stranger = Arena::new(1);
-    let refused = domain.map(stranger.page(0), Both).unwrap_err();
+    let refused = domain.map(stranger.page(0), Bidirectional).unwrap_err();
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some());
     domain.unregister_memory(arena.memory());
-    assert!(domain.map(arena.page(0), Both).is_err());
+    assert!(domain.map(arena.page(0), Bidirectional).is_err());
 }
 
 #[test]
 fn expelled_memory_is_out_of_reach_while_it_is_mapped_and_cached() {
     let (domain, arena) = with_arena(1);
     let port = domain.port().unwrap();
-    let mapped = domain.map(arena.page(0), Both).unwrap();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
     assert_eq!(port.read(mapped.iova().start(), &mut [0; 8]), Ok(()));
     domain.unregister_memory(arena.memory());
     assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotRegistered));
@@ -95,7 +95,7 @@ fn expelled_memory_is_out_of_reach_while_it_is_mapped_and_cached() {
 fn a_port_outlives_its_domain_and_finds_nothing() {
     let (domain, arena) = with_arena(1);
     let port = domain.port().unwrap();
-    let mapped = domain.map(arena.page(0), Both).unwrap();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
     let iova = mapped.iova().start();
     assert_eq!(port.read(iova, &mut [0; 8]), Ok(()));
     std::mem::forget(mapped);
@@ -110,7 +110,7 @@ fn hugepages_take_one_walk_and_one_entry() {
     // SAFETY: expelled below.
     unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
-    let mapped = domain.map(arena.pages(0, 1024), Both).unwrap();
+    let mapped = domain.map(arena.pages(0, 1024), Bidirectional).unwrap();
     let mut all = vec![0; 1024 * PAGE];
     port.read(mapped.iova().start(), &mut all).unwrap();
     let stats = port.stats();
@@ -155,7 +155,7 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
     let arena = Arena::new(1);
     let invalidator = Invalidator::new(iommu.queue());
     // SAFETY: the IOMMU is detached below, before the arena is freed.
-    unsafe { invalidator.sink().register_memory(arena.memory()) }.unwrap();
+    unsafe { invalidator.queue().register_memory(arena.memory()) }.unwrap();
     // SAFETY: `iommu` lives longer than the test's use of them.
     let (tables, port) = (unsafe { iommu.table_pages() }, iommu.port());
     iommu.attach(iommu.table_phys(), 4);
@@ -197,7 +197,7 @@ proptest! {
     ) {
         let (domain, arena) = with_arena(6);
         let port = domain.port().unwrap();
-        let mapped = domain.map(arena.pages(0, 6), Both).unwrap();
+        let mapped = domain.map(arena.pages(0, 6), Bidirectional).unwrap();
         let mut model = vec![0u8; 6 * PAGE];
         for (write, offset, len, byte) in steps {
             let iova = after(mapped.iova().start(), offset as u64);

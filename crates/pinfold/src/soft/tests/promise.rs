@@ -3,7 +3,7 @@
 use super::harness::{Arena, PAGE};
 use crate::Domain;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig, SoftIommu};
-use pinfold_core::access::{Access, Both};
+use pinfold_core::access::{Access, Bidirectional};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Backend, BackendError, TableBackend};
 use pinfold_core::invalidate::WaitError;
@@ -88,10 +88,10 @@ fn map_while_a_flush_is_under_way() -> (bool, Result<u32, FaultKind>) {
     // SAFETY: the arena lives until it is expelled below.
     unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let port = domain.port().unwrap();
-    let first = domain.map(arena.page(0), Both).unwrap();
+    let first = domain.map(arena.page(0), Bidirectional).unwrap();
     assert_eq!(word(&port, first.iova().start()), Ok(100));
     let first = first.revoke();
-    let second = domain.map(arena.page(1), Both).unwrap();
+    let second = domain.map(arena.page(1), Bidirectional).unwrap();
     let found = (second.iova() == first.iova(), word(&port, second.iova().start()));
     drop((first, second));
     domain.unregister_memory(arena.memory());
@@ -112,13 +112,13 @@ fn a_flush_that_hangs_is_a_typed_error_and_its_buffer_is_not_used_again() {
     let arena = Arena::new(3);
     // SAFETY: the arena lives until it is expelled below.
     unsafe { domain.register_memory(arena.memory()) }.unwrap();
-    domain.map(arena.page(0), Both).unwrap().unmap().unwrap();
-    let mapped = domain.map(arena.page(0), Both).unwrap();
+    domain.map(arena.page(0), Bidirectional).unwrap().unmap().unwrap();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
     let iova = mapped.iova();
     let error = mapped.unmap().err();
     assert!(matches!(error, Some(BackendError::Flush(WaitError::TimedOut { .. }))), "{error:?}");
-    drop(domain.map(arena.page(1), Both).unwrap());
-    let other = domain.map(arena.page(2), Both).unwrap();
+    drop(domain.map(arena.page(1), Bidirectional).unwrap());
+    let other = domain.map(arena.page(2), Bidirectional).unwrap();
     assert!(!other.iova().overlaps(&iova));
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.deferred_bytes, stats.unmaps), (2, 8192, 1));

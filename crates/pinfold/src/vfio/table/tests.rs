@@ -1,7 +1,7 @@
 use super::*;
 use crate::vfio::fake::{Call, Fake, domain_of};
 use crate::{Arena, Domain, MappingPolicy, Source};
-use pinfold_core::access::{Both, FromDevice};
+use pinfold_core::access::{Bidirectional, FromDevice};
 use pinfold_core::dma_pool::DmaPool;
 use proptest::prelude::*;
 use std::ptr::NonNull;
@@ -48,7 +48,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 8 * GIB, MappingPolicy::PerUse);
     let buffers: Vec<_> = (0..8).map(|_| arena.alloc(1 << 30).unwrap()).collect();
-    let mapped: Vec<_> = buffers.into_iter().map(|b| domain.map(b, Both).unwrap()).collect();
+    let mapped: Vec<_> = buffers.into_iter().map(|b| domain.map(b, Bidirectional).unwrap()).collect();
     assert_eq!(kernel.entries(), 8, "8 GiB in 8 buffers of 262,144 pages each");
     let mut revoked = Vec::new();
     domain.revoke_all(mapped, &mut revoked);
@@ -93,14 +93,14 @@ fn the_last_entry_is_named_before_the_kernel_is_asked() {
     let domain = domain_of(&kernel);
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let buffer = || arena.alloc(4096).unwrap();
-    let held = [domain.map(buffer(), Both).unwrap(), domain.map(buffer(), Both).unwrap()];
+    let held = [domain.map(buffer(), Bidirectional).unwrap(), domain.map(buffer(), Bidirectional).unwrap()];
     let calls = kernel.calls().len();
-    let refused = domain.map(buffer(), Both).unwrap_err();
+    let refused = domain.map(buffer(), Bidirectional).unwrap_err();
     assert_eq!(refused.error, BackendError::NoEntries { limit: 2, remedy: "more".into() });
     assert!(refused.payload.is_some());
     assert_eq!(kernel.calls().len(), calls, "the kernel was not asked");
     drop(held);
-    drop(domain.map(buffer(), Both).unwrap());
+    drop(domain.map(buffer(), Bidirectional).unwrap());
     assert_eq!(domain.stats().live, 0);
 }
 
@@ -110,7 +110,7 @@ fn a_refused_map_has_changed_nothing() {
     let domain = domain_of(&kernel);
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let before = domain.stats();
-    let refused = domain.map(arena.alloc(12288).unwrap(), Both).unwrap_err();
+    let refused = domain.map(arena.alloc(12288).unwrap(), Bidirectional).unwrap_err();
     // Whether the limit of locked memory is named depends on whether this process has one.
     assert!(
         matches!(
@@ -123,7 +123,7 @@ fn a_refused_map_has_changed_nothing() {
     let mut after = domain.stats();
     after.backend.entries_peak = before.backend.entries_peak;
     assert_eq!(after, before);
-    drop(domain.map(arena.alloc(8192).unwrap(), Both).unwrap());
+    drop(domain.map(arena.alloc(8192).unwrap(), Bidirectional).unwrap());
     let failed = Arena::builder()
         .size(4 * MIB)
         .source(Source::Plain)
@@ -151,7 +151,7 @@ fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
 fn what_the_kernel_does_not_take_back_is_kept() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
-    let mapped = domain.map(arena.alloc(8192).unwrap(), Both).unwrap();
+    let mapped = domain.map(arena.alloc(8192).unwrap(), Bidirectional).unwrap();
     *kernel.unmap_fails.lock().unwrap() = Some(libc::EIO);
     assert_eq!(mapped.unmap().unwrap_err(), BackendError::NotRevoked);
     let stats = domain.stats();

@@ -1,7 +1,7 @@
 //! Arenas without a domain, and in several.
 
 use super::*;
-use pinfold_core::access::{Both, FromDevice, ToDevice};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
 
 fn unmapped(policy: MappingPolicy) -> ArenaMemory {
@@ -83,7 +83,7 @@ fn mapping_twice_into_a_domain_returns_the_same_addresses() {
     let (memory, domain) = (unmapped(MappingPolicy::Whole), soft());
     let first = memory.map_into(&domain).unwrap();
     let second = first.map_into(&domain).unwrap();
-    assert_eq!((first.iova(), domain.stats().statics), (second.iova(), 1));
+    assert_eq!((first.iova(), domain.stats().static_mappings), (second.iova(), 1));
     assert!(first.is_same(&second));
 }
 
@@ -115,7 +115,7 @@ fn every_drop_order_unmaps_everywhere() {
                 for (port, iova) in ports.iter().zip(iovas) {
                     assert!(port.write(iova, b"late").is_err());
                 }
-                assert!(kept.iter().all(|domain| domain.stats().statics == 0));
+                assert!(kept.iter().all(|domain| domain.stats().static_mappings == 0));
                 addr
             }));
         }
@@ -135,14 +135,14 @@ fn stress_threads_map_one_arena_into_many_domains() {
                     let arena = memory.map_into(domain).unwrap();
                     let buffer = memory.alloc(4096).unwrap();
                     let fixed = arena.iova_of(&buffer).unwrap();
-                    let mapping = domain.map(buffer, Both).unwrap();
+                    let mapping = domain.map(buffer, Bidirectional).unwrap();
                     domain.port().unwrap().write(mapping.iova().start(), b"x").unwrap();
                     let _ = fixed;
                 }
             });
         }
     });
-    assert!(domains.iter().all(|domain| domain.stats().statics == 1));
+    assert!(domains.iter().all(|domain| domain.stats().static_mappings == 1));
     drop(memory);
-    assert!(domains.iter().all(|domain| domain.stats().statics == 0));
+    assert!(domains.iter().all(|domain| domain.stats().static_mappings == 0));
 }

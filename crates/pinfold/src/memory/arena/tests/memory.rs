@@ -1,7 +1,7 @@
 //! What is promised about the memory of an arena and of its buffers.
 
 use super::*;
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::dma_pool::Coherent;
 use pinfold_core::domain::Pinned;
@@ -106,7 +106,7 @@ fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
     let mut back = [0; 5];
     buffer.memory().copy_to_slice(0, &mut back).unwrap();
     assert_eq!(&back, b"stray");
-    let mapped = domain.map(buffer, Both).unwrap();
+    let mapped = domain.map(buffer, Bidirectional).unwrap();
     assert!(mapped.is_fixed(), "no table work");
     let buffer = mapped.unmap().unwrap();
     drop((buffer, arena));
@@ -121,7 +121,7 @@ fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
     let buffer = arena.alloc(8192).unwrap();
     assert_eq!(arena.iova_of(&buffer), None);
     assert!(port.write(arena.iova(), b"stray").is_err());
-    let mapped = domain.map(buffer, Both).unwrap();
+    let mapped = domain.map(buffer, Bidirectional).unwrap();
     let iova = mapped.iova().start();
     port.write(iova, b"stray").unwrap();
     let mut buffer = mapped.unmap().unwrap();
@@ -195,7 +195,7 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
         }));
     }
     assert_eq!(quarantined_here(), before);
-    assert_eq!(domain.stats().statics, 0);
+    assert_eq!(domain.stats().static_mappings, 0);
 }
 
 #[test]

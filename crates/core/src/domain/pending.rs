@@ -19,13 +19,13 @@ pub(super) struct Late {
     pub(super) ticket: Ticket,
 }
 
-pub(super) struct Deferred {
+pub(super) struct PendingReleases {
     held: Mutex<Vec<Late>>,
     /// The first ticket of those held; [`Ticket::NEVER`] while nothing is.
     first: AtomicU64,
 }
 
-impl Deferred {
+impl PendingReleases {
     pub(super) fn new() -> Self {
         Self { held: Mutex::new(Vec::new()), first: AtomicU64::new(Ticket::NEVER.0) }
     }
@@ -67,24 +67,24 @@ impl Domain {
     ///
     /// Maps, revocations and waits do this by the way; a program that makes none calls it to have its memory back.
     pub fn release_late(&self) -> u64 {
-        let first = self.deferred.first();
+        let first = self.pending.first();
         if first == Ticket::NEVER {
             return 0;
         }
         let failed = self.backend.has_failed();
         if failed || self.backend.is_completed(first) {
             // One by one: a drop may do anything, so it runs without the lock.
-            while let Some(late) = self.deferred.pop(|ticket| self.backend.is_completed(ticket)) {
+            while let Some(late) = self.pending.pop(|ticket| self.backend.is_completed(ticket)) {
                 self.finish_unmap(late.iova, false);
                 drop(ManuallyDrop::into_inner(late.payload));
             }
         }
         if failed {
-            while let Some(late) = self.deferred.pop(|_| true) {
+            while let Some(late) = self.pending.pop(|_| true) {
                 self.count_quarantined(late.iova.len());
             }
         }
-        self.deferred.counts().0
+        self.pending.counts().0
     }
 
     /// Takes over a buffer that a device may still reach: until its flush completes if that is `late`, else it is
@@ -100,7 +100,7 @@ impl Domain {
             return self.count_quarantined(iova.len());
         };
         let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
-        self.deferred.push(Late { payload, iova, ticket });
+        self.pending.push(Late { payload, iova, ticket });
     }
 }
 

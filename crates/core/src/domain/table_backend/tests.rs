@@ -108,12 +108,12 @@ fn scattered_memory_is_contiguous_for_the_device() {
 fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(4);
-    paged.sink().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
+    paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
     let error = paged.map(at(16, 4), memory, RW).unwrap_err();
     assert!(matches!(error, BackendError::NotRegistered { .. }) && !error.stays_reachable(), "{error}");
     assert!((16..20).all(|page| paged.table.translate(Iova::new(page * PAGE)).is_none()));
     assert!(paged.stats().invalidations.waits > 0, "a device may have looked in between");
-    paged.sink().missing.lock().unwrap().clear();
+    paged.queue().missing.lock().unwrap().clear();
     paged.map(at(16, 4), memory, RW).unwrap();
 }
 
@@ -121,10 +121,13 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
 fn what_can_not_be_taken_back_says_so() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(4);
-    paged.sink().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
-    paged.sink().hangs.store(true, Ordering::SeqCst);
+    paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
+    paged.queue().hangs.store(true, Ordering::SeqCst);
     let error = paged.map(at(16, 4), memory, RW).unwrap_err();
-    assert!(matches!(error, BackendError::Stuck { flush: WaitError::TimedOut { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, BackendError::RollbackIncomplete { flush: WaitError::TimedOut { .. }, .. }),
+        "{error}"
+    );
     assert!(error.stays_reachable());
 }
 
@@ -132,11 +135,11 @@ fn what_can_not_be_taken_back_says_so() {
 fn where_nothing_happened_nothing_is_flushed() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(2);
-    paged.sink().missing.lock().unwrap().insert(memory.addr());
+    paged.queue().missing.lock().unwrap().insert(memory.addr());
     assert!(matches!(paged.map(at(0, 2), memory, RW), Err(BackendError::NotRegistered { .. })));
     let short = paged.map(at(16, 1), memory, RW);
     assert!(matches!(short, Err(BackendError::LengthsDiffer { .. })));
-    assert_eq!(paged.revoke(&mut core::iter::empty()).unwrap(), Ticket::DONE);
+    assert_eq!(paged.revoke(&mut core::iter::empty()).unwrap(), Ticket::COMPLETED);
     assert!(paged.revoke(&mut core::iter::once(at(16, 1))).is_err(), "nothing is mapped there");
     assert_eq!(paged.stats().invalidations.waits, 0);
 }
@@ -147,7 +150,7 @@ fn a_caching_iommu_is_told_of_maps_too() {
     let paged = paged(8, sink);
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
     assert_eq!(paged.stats().invalidations.waits, 1);
-    paged.sink().hangs.store(true, Ordering::SeqCst);
+    paged.queue().hangs.store(true, Ordering::SeqCst);
     let error = paged.map(at(32, 1), nowhere(1), RW).unwrap_err();
     assert!(error.stays_reachable(), "{error}");
     assert_eq!(paged.table.translate(Iova::new(32 * PAGE)), None);
@@ -218,7 +221,7 @@ fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
     }
     let error = paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap_err();
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
-    paged.sink().hangs.store(false, Ordering::SeqCst);
+    paged.queue().hangs.store(false, Ordering::SeqCst);
     paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap();
 }
 
@@ -228,11 +231,11 @@ fn links_are_flushed_where_a_table_page_was_retired() {
     let paged = paged(8, Scattered::default());
     paged.map(at(512, 2), nowhere(2), RW).unwrap();
     revoke(&paged, at(512, 1));
-    assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(512, 1), leaf_only: true }]);
+    assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(512, 1), leaf_only: true }]);
     revoke(&paged, at(513, 1));
-    let last = *paged.sink().batches.lock().unwrap().last().unwrap();
+    let last = *paged.queue().batches.lock().unwrap().last().unwrap();
     assert_eq!(last, Flush { range: at(512, 512), leaf_only: false });
-    assert_eq!(paged.stats().invalidations.asked_tables, 1);
+    assert_eq!(paged.stats().invalidations.requested_tables, 1);
 }
 
 /// However many ranges are revoked together, their ticket is that of the last flush of them all.
@@ -247,7 +250,7 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
         let ticket = paged.revoke(&mut (0..count).map(|page| at(page, 1))).unwrap();
         assert_eq!((ticket, paged.is_completed(ticket)), (Ticket(1), false), "{count} ranges");
         paged.wait(ticket).unwrap();
-        assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(0, count), leaf_only: true }]);
+        assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(0, count), leaf_only: true }]);
     }
 }
 
@@ -256,10 +259,10 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
 fn a_rollback_waits_for_its_flush() {
     let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
     let memory = nowhere(2);
-    paged.sink().missing.lock().unwrap().insert(memory.addr() + 4096);
+    paged.queue().missing.lock().unwrap().insert(memory.addr() + 4096);
     let error = paged.map(at(16, 2), memory, RW).unwrap_err();
     assert!(!error.stays_reachable(), "{error}");
-    assert!(paged.is_completed(Ticket(1)) && paged.invalidator.done() == Ticket(1));
+    assert!(paged.is_completed(Ticket(1)) && paged.invalidator.completed() == Ticket(1));
     assert_eq!(paged.stats().invalidations.waited, 1);
 }
 
@@ -268,8 +271,8 @@ fn a_rollback_waits_for_its_flush() {
 fn a_map_waits_for_its_flush_in_caching_mode() {
     let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
-    assert_eq!(paged.invalidator.done(), Ticket(1));
-    assert_eq!(*paged.sink().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
+    assert_eq!(paged.invalidator.completed(), Ticket(1));
+    assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
 }
 
 /// What the device could not be told of in time is taken back; if that is seen, nothing stays reachable.
@@ -286,11 +289,11 @@ fn a_map_that_is_not_announced_in_time_is_taken_back() {
 fn what_is_revoked_is_cleared_before_its_flush() {
     let paged = walked(6);
     paged.map(at(16, 1), walker::page(1), RW).unwrap();
-    assert_eq!(paged.sink().walk(16 * PAGE), Some(walker::page(1).addr() as u64));
+    assert_eq!(paged.queue().walk(16 * PAGE), Some(walker::page(1).addr() as u64));
     let ticket = paged.revoke(&mut core::iter::once(at(16, 1))).unwrap();
     paged.wait(ticket).unwrap();
-    assert_eq!(paged.sink().found_present_by_any.load(Ordering::SeqCst), 0);
-    assert_eq!(paged.sink().walk(16 * PAGE), None);
+    assert_eq!(paged.queue().found_present_by_any.load(Ordering::SeqCst), 0);
+    assert_eq!(paged.queue().walk(16 * PAGE), None);
 }
 
 /// Each decision, taken wrongly, fails the test that is there for it.
@@ -350,7 +353,7 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
         }
         scope.spawn(move || {
             for window in (0..8u64).cycle().take(50_000).map(|window| window * 512) {
-                let found = paged.sink().walk(window * PAGE);
+                let found = paged.queue().walk(window * PAGE);
                 let mapped = walker::page(window).addr() as u64;
                 assert!(found.is_none_or(|found| found == mapped), "{window}: {found:x?}");
             }
@@ -376,5 +379,5 @@ fn stress_a_flush_covers_cleared_entries_only() {
             });
         }
     });
-    assert_eq!(paged.sink().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(paged.queue().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
 }

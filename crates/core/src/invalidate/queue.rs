@@ -20,7 +20,7 @@ pub enum QueueError {
     Full,
     /// The unit has failed for good, as if [`InvalidationQueue::has_failed`] had said so.
     #[error("the invalidation unit has failed")]
-    Gone,
+    Failed,
 }
 
 /// What carries flushes out: the queue of an IOMMU.

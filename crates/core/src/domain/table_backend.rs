@@ -81,8 +81,8 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
     }
 
     /// What carries the flushes out.
-    pub fn sink(&self) -> &S {
-        self.invalidator.sink()
+    pub fn queue(&self) -> &S {
+        self.invalidator.queue()
     }
 
     /// Maps one physical run. When no table page is free but some are retired, waits for these and tries again.
@@ -126,14 +126,14 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
                 return false;
             }
             // Another thread has retired them and has not yet handed them over.
-            self.sink().relax(polls);
+            self.queue().relax(polls);
         }
         false
     }
 
     /// Requests the flush of retired table pages, of links as well as leaves, and keeps them until it is over.
     fn flush_retired(&self, retired: Retired) -> Ticket {
-        let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::DONE };
+        let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::COMPLETED };
         let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
         let ticket = self.invalidator.request([Flush { range, leaf_only }]);
         self.deferred.add(&self.table, retired, ticket);
@@ -142,7 +142,8 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
 
     /// Reclaims retired table pages whose flush is over: no walker can hold them any more.
     fn reclaim(&self) {
-        let is_over = |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.done() >= ticket;
+        let is_over =
+            |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.completed() >= ticket;
         self.deferred.reclaim(&self.table, is_over);
     }
 
@@ -155,7 +156,7 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
         }
         self.reclaim();
         let mut retired = Retired::new();
-        let (mut ticket, mut failed, mut more) = (Ticket::DONE, None, true);
+        let (mut ticket, mut failed, mut more) = (Ticket::COMPLETED, None, true);
         while more {
             let mut cleared = [None; CLEARED_AT_ONCE];
             more = false;
@@ -191,7 +192,7 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
 
     /// Tells a device of a map, where it may have cached, at any level, that nothing is there.
     fn announce(&self, iova: IovaRange) -> Result<(), WaitError> {
-        if !self.sink().caches_not_present() || known_bad::makes(Mistake::MapNotFlushed) {
+        if !self.queue().caches_not_present() || known_bad::makes(Mistake::MapNotFlushed) {
             return Ok(());
         }
         self.invalidator.wait(self.invalidator.request([Flush { range: iova, leaf_only: false }]))
@@ -200,7 +201,7 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> TableBackend<F, S> {
     /// Takes back the part of a map that had been done when `error` came.
     fn roll_back(&self, iova: IovaRange, done: u64, error: BackendError) -> BackendError {
         let Some(part) = iova.part(0, done) else { return error };
-        let stuck = |flush| BackendError::Stuck { iova, flush };
+        let stuck = |flush| BackendError::RollbackIncomplete { iova, flush };
         match self.clear(&mut core::iter::once(part)) {
             Ok(_) if known_bad::makes(Mistake::RollbackNotAwaited) => error,
             Ok(ticket) => self.invalidator.wait(ticket).map_or_else(stuck, |()| error),
@@ -216,11 +217,11 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one that `register_memory` asks for.
-        unsafe { self.sink().register_memory(memory) }
+        unsafe { self.queue().register_memory(memory) }
     }
 
     fn unregister_memory(&self, memory: DmaMemory) {
-        self.sink().unregister_memory(memory);
+        self.queue().unregister_memory(memory);
     }
 
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
@@ -234,7 +235,7 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> Backend for TableBackend<
             let step = || {
                 let at = usize::try_from(done).map_err(|_| not_admitted())?;
                 let rest = memory.part(at, memory.len() - at).map_err(|_| not_admitted())?;
-                let run = self.sink().run(rest)?;
+                let run = self.queue().run(rest)?;
                 let piece = iova.part(done, run.len()).ok_or_else(not_admitted)?;
                 self.map_run(piece, run.start(), access)?;
                 Ok(run.len())
@@ -245,7 +246,7 @@ impl<F: Format, S: InvalidationQueue + PhysTranslator> Backend for TableBackend<
             };
         }
         self.announce(iova).map_err(|flush| {
-            let error = BackendError::NotAnnounced { iova, flush };
+            let error = BackendError::MapNotFlushed { iova, flush };
             self.roll_back(iova, len, error)
         })
     }

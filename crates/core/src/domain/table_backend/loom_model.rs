@@ -39,7 +39,7 @@ fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + 
 }
 
 fn found(unit: &Unit, iova: u64) -> Option<u64> {
-    unit.sink().walk(iova).map(|phys| (phys - page(0).addr() as u64) / 4096)
+    unit.queue().walk(iova).map(|phys| (phys - page(0).addr() as u64) / 4096)
 }
 
 /// The last mapping of a window is revoked while the device walks there; the window's table page is reused for another
@@ -97,7 +97,7 @@ fn loom_a_flush_covers_cleared_entries_only() {
         let revoker = thread::spawn(move || strict_unmap(&other, 0));
         strict_unmap(&unit, K4);
         revoker.join().unwrap();
-        assert_eq!(unit.sink().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(unit.queue().found_present.load(core::sync::atomic::Ordering::Relaxed), 0);
         assert_eq!(found(&unit, 2 * K4), Some(3));
     });
 }

@@ -12,20 +12,20 @@ use std::thread;
 ///
 /// The clears are relaxed stores: what orders them before the picture is the invalidator alone, and what orders the
 /// picture before the owner's look is its ticket.
-pub(super) struct Picture<const PAGES: usize> {
+pub(super) struct Snapshot<const PAGES: usize> {
     pub(super) cleared: [AtomicU64; PAGES],
     pub(super) flushed: [AtomicU64; PAGES],
     submitted: AtomicU64,
 }
 
-impl<const PAGES: usize> Picture<PAGES> {
+impl<const PAGES: usize> Snapshot<PAGES> {
     pub(super) fn new() -> Self {
         let zeros = || core::array::from_fn(|_| AtomicU64::new(0));
         Self { cleared: zeros(), flushed: zeros(), submitted: AtomicU64::new(0) }
     }
 }
 
-impl<const PAGES: usize> InvalidationQueue for Picture<PAGES> {
+impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {
     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
         for flush in batch.flushes() {
             for (page, cleared) in (0..).zip(&self.cleared) {
