@@ -1,7 +1,7 @@
 //! Owners' handles: bulk, caching, lifetimes.
 
 use super::*;
-use pinfold_core::access::Both;
+use pinfold_core::access::Bidirectional;
 
 fn unmapped(bytes: u64) -> ArenaMemory {
     Arena::builder().size(bytes).source(Source::Plain).build_unmapped().unwrap()
@@ -78,7 +78,7 @@ fn local_buffers_outlive_their_owner_on_other_threads_and_keep_the_arena() {
             scope.spawn(|| ring.drain(..).for_each(drop));
             scope.spawn(move || drop(local));
         });
-        let last = domain.map(last, Both).unwrap().unmap().unwrap();
+        let last = domain.map(last, Bidirectional).unwrap().unmap().unwrap();
         assert!(is_mapped(addr));
         drop(last);
         addr
