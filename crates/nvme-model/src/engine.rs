@@ -23,12 +23,12 @@ const LARGE_BLOCKS: u32 = 16;
 /// What became of a command: its completion, or `None` for one that completes later or never.
 type Outcome = Option<(Status, u32)>;
 
-/// Trigger a command that is held goes on.
+/// When a command that is held goes on.
 #[derive(Clone, Copy, Debug)]
 enum Due {
-    /// Trigger somebody says so.
+    /// When somebody says so.
     Release,
-    /// Trigger this many I/O commands have come, or nothing else is left to do.
+    /// When this many I/O commands have come, or nothing else is left to do.
     Index(u64),
 }
 

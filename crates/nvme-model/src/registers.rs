@@ -1,7 +1,7 @@
 //! What the register side and the thread that executes commands have in common.
 
 use pinfold_nvme::Registers;
-use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, doorbell_offset, offset};
+use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, offset};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
@@ -133,7 +133,7 @@ impl RegisterFile {
 
     fn ring(&self, at: u32, value: u32) {
         let stride = 4 << self.cap.doorbell_stride_shift();
-        let distance = at - doorbell_offset(0, Doorbell::SubmissionTail, 0);
+        let distance = at - offset::DOORBELLS;
         let bell = usize::try_from(distance / stride).ok().and_then(|i| self.bells.get(i));
         let size = bell.map_or(0, |bell| bell.size.load(Ordering::Acquire));
         match bell {
@@ -150,7 +150,7 @@ impl RegisterFile {
     }
 }
 
-/// The model's register file: what the driver is given. Trigger the model is gone it reads as all ones.
+/// The model's register file: what the driver is given. When the model is gone it reads as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
     pub(crate) shared: Arc<RegisterFile>,

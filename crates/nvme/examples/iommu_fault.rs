@@ -102,7 +102,11 @@ impl Bench {
         let rings = Rings { arena: rings, taken: Arc::default() };
         let data =
             Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
-        let controller = Controller::start(pci.registers(), rings.clone(), Config::default())?;
+        let controller = Controller::start(
+            pci.registers(),
+            rings.clone(),
+            Config { use_sgls: false, ..Config::default() },
+        )?;
         let namespace = controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
         let block = namespace.ok_or("no such namespace")?.block_bytes as usize;
         let queue = controller.create_queue(8)?;

@@ -1,39 +1,78 @@
-//! The driver.
+//! The driver: [`Controller`], [`Queue`], and what is in flight between them.
 //!
-//! [`Controller::start`] resets and enables a controller and asks what it is; [`Controller::create_queue`] gives a
-//! [`Queue`], which one thread owns. What a command moves is moved into it and comes back when the controller is
-//! done with it:
+//! [`Controller::start`] resets, enables and identifies a controller; [`Controller::create_queue`] creates a [`Queue`], which
+//! one thread owns. The payload of a request is moved into it and returned when the controller no longer accesses it:
 //!
 //! ```text
 //! queue.write(nsid, slba, blocks, payload) -> InFlight ── queue.poll() -> Completion ──▶ in_flight.finish(completion)
 //! ```
 //!
-//! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an identifier is looked
-//! up in that copy and a status is passed on; nothing else is believed.
+//! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an identifier is looked up in
+//! that copy and a status is passed on; nothing else is trusted.
 //!
-//! A command that does not complete in time is aborted. Where that does not end it, it is *not over*: its payload and
-//! its PRP lists are quarantined until [`Controller::reset`] has seen the controller disabled. What completes later is counted and given to nobody.
+//! A request that does not complete in time is aborted. Where that does not complete it either, its payload and list pages
+//! are *quarantined* until [`Controller::reset`] has seen the controller disabled. Late completions are only counted.
+//!
+//! ```
+//! # use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};
+//! use pinfold::{Arena, Domain};
+//! use pinfold_core::access::FromDevice;
+//! use pinfold_nvme::driver::{Config, Controller, Outcome};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(8 << 20).build(&domain)?;
+//! # let media = std::sync::Arc::new(MemoryMedia::new(1 << 20));
+//! # let config = ModelConfig::new(vec![Namespace::new(media, 512)?]);
+//! # let model = ModelController::spawn(domain.port().ok_or("no port")?, config)?;
+//! # let registers = model.registers();
+//! let controller = Controller::start(registers, arena.clone(), Config::default())?;
+//! let mut queue = controller.create_queue(32)?;
+//! let read = queue.read(1, 0, 8, domain.map(arena.alloc(4096)?, FromDevice)?)?;
+//! let completion = queue.wait()?.ok_or("nothing in flight")?;
+//! if let Outcome::Completed { payload, result } = read.finish(completion) {
+//!     result?;
+//!     let _blocks = payload.unmap()?;
+//! }
+//! println!("{}", queue.stats());
+//! # Ok(())
+//! # }
+//! ```
 
-mod admin;
+mod admin_queue;
 mod clock;
+mod command_id;
 mod config;
 mod controller;
+mod data_pointer;
+mod dma_buffer;
+mod enable;
 mod error;
-mod life;
+mod event;
+mod health;
+mod identity;
+mod in_flight;
+mod inner;
+mod namespace;
 mod queue;
-mod request;
-mod rings;
-mod span;
+mod registers;
+mod ring;
+mod segments;
+mod shared;
+mod slots;
 mod stats;
 
-pub use admin::{Event, EventKind};
 pub use clock::{Clock, SystemClock};
 pub use config::Config;
-pub(crate) use controller::quiet;
-pub use controller::{Controller, Health, Identity, Namespace, NamespaceInfo, Unusable};
+pub use controller::Controller;
+pub(crate) use enable::disable_controller;
 pub use error::{CommandError, Error, LayoutError, PollError, Reject, Rejected};
-pub use life::quarantined_bytes;
+pub use event::{Event, EventKind};
+pub use health::Health;
+pub use identity::Identity;
+pub use in_flight::{Completion, InFlight, Outcome, Quarantined};
+pub use namespace::{Namespace, NamespaceInfo, Unusable};
 pub use pinfold_core::domain::Payload;
 pub use queue::{Queue, Vector};
-pub use request::{Completion, InFlight, Outcome, Quarantined};
+pub use shared::quarantined_bytes;
 pub use stats::{ControllerStats, QueueStats};

@@ -1,4 +1,16 @@
-//! What a queue's owner sleeps on until its controller has something to say.
+//! Interrupts that a queue's owner waits for.
+//!
+//! ```
+//! use pinfold_nvme::{EventFd, Interrupt};
+//! use std::time::Duration;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let event = EventFd::new()?;
+//! event.signal();
+//! assert!(event.wait(Duration::from_secs(1)));
+//! assert!(event.interrupt_fd().is_some()); // for epoll
+//! # Ok(()) }
+//! ```
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
@@ -6,42 +18,51 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An interrupt of a controller, as far as its driver sees it.
+/// An interrupt of a controller.
 pub trait Interrupt: Send + Sync {
-    /// Sleeps until the interrupt has come, at most `limit`. One that came since the last call counts; it is forgotten
-    /// when this returns, so whoever calls this looks at the completion queue afterwards.
+    /// Sleeps until the interrupt arrives, for at most `limit`, and clears it; returns whether it arrived. An interrupt
+    /// since the last call counts. The caller reads the completion queue afterwards.
     ///
-    /// Whether it came. It may return early, on a signal for example: the caller looks again, and minds the time.
+    /// It may return early, on a signal for example; the caller keeps the time.
     fn wait(&self, limit: Duration) -> bool;
+
+    /// Returns a descriptor that is readable while the interrupt is pending, if there is one.
+    fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 impl<I: Interrupt + ?Sized> Interrupt for Arc<I> {
     fn wait(&self, limit: Duration) -> bool {
         (**self).wait(limit)
     }
+
+    fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).interrupt_fd()
+    }
 }
 
-/// An interrupt that arrives at an eventfd (Linux 2.6.27): MSI-X by VFIO, or the model controller's.
+/// An interrupt that arrives at an eventfd (Linux 2.6.27): MSI-X by VFIO, or of the model controller.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, on which nothing has arrived.
+    /// Creates an eventfd without a pending interrupt.
     ///
     /// # Errors
-    /// The system's: too many files are open.
+    /// The system error: too many files are open.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Lets the interrupt come.
+    /// Raises the interrupt.
     pub fn signal(&self) {
-        // A counter that is full (2^64 - 2 signals nobody took) says what there is to say already.
+        // A full counter (2^64 - 2 signals) is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
-/// An eventfd that was made elsewhere. It must not block (`EFD_NONBLOCK`).
+/// Wraps an eventfd, which must be non-blocking (`EFD_NONBLOCK`).
 impl From<OwnedFd> for EventFd {
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
@@ -58,11 +79,15 @@ impl Interrupt for EventFd {
     fn wait(&self, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).ok();
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        // An error other than EINTR is no sleep: the caller looks again and minds the time, as if it polled.
+        // On an error the caller polls.
         if !matches!(poll(&mut fds, limit.as_ref()), Ok(1..)) {
             return false;
         }
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+
+    fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 }
 
@@ -72,14 +97,14 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn what_came_before_counts_once() {
+    fn earlier_signals_count_once() {
         let event = EventFd::new().unwrap();
         event.signal();
         event.signal();
         assert!(event.wait(Duration::from_secs(60)));
-        let began = Instant::now();
+        let start = Instant::now();
         assert!(!event.wait(Duration::from_millis(20)));
-        assert!(began.elapsed() >= Duration::from_millis(20));
+        assert!(start.elapsed() >= Duration::from_millis(20));
     }
 
     #[test]

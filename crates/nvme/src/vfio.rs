@@ -25,6 +25,7 @@ use crate::spec::offset;
 use pinfold::Domain;
 use pinfold::vfio::{Bar, Bdf, Device, DeviceError, Irq, OpenError, Options};
 use pinfold_core::domain::DomainId;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -105,7 +106,7 @@ impl PciController {
             device.request().inspect_err(|error| tracing::debug!(%error, "no word of an unplugging"));
         let registers =
             Arc::new(PciRegisters { bar, request: request.ok(), removal_requested: AtomicBool::new(false) });
-        driver::quiet(&registers).map_err(|error| PciError::Driver { bdf, error })?;
+        driver::disable_controller(registers.clone()).map_err(|error| PciError::Driver { bdf, error })?;
         let vectors = match device.max_interrupts()?.min(vectors) {
             0 => Vec::new(),
             count => device.interrupts(count)?.into_iter().map(Arc::new).collect(),
@@ -192,7 +193,11 @@ impl Registers for PciRegisters {
 
 impl Interrupt for Irq {
     fn wait(&self, limit: Duration) -> bool {
-        // An error is no sleep: the caller looks again and minds the time, as if it polled.
+        // On an error the caller polls.
         Irq::wait(self, limit).is_ok_and(|times| times > 0)
+    }
+
+    fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 }

@@ -1,10 +1,10 @@
-//! Time, as the driver is told it.
+//! The driver's source of time.
 
 use std::time::Instant;
 
-/// A clock that never goes back. Tests pass one that they turn by hand.
+/// A monotonic clock. Tests pass one that they advance themselves.
 pub trait Clock: Send + Sync {
-    /// Nanoseconds since some moment that does not change.
+    /// Returns the nanoseconds since a fixed point in time.
     fn now_ns(&self) -> u64;
 }
 
@@ -20,7 +20,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now_ns(&self) -> u64 {
-        // 584 years.
+        // Saturates after 584 years.
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
@@ -31,7 +31,7 @@ impl<F: Fn() -> u64 + Send + Sync> Clock for F {
     }
 }
 
-/// What a loop does between two looks: spin for a moment, then let others run, then sleep for a little.
+/// Backs off between two polls: spins first, then yields, then sleeps for 50 µs.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(u32);
 

@@ -1,24 +1,26 @@
-//! What may be chosen about the driver.
+//! Configuration of the driver.
 
 use super::clock::{Clock, SystemClock};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What may be chosen about the driver; [`Config::default`] is what most want.
+/// Configures the driver; [`Config::default`] suits most programs.
 #[derive(Clone)]
 pub struct Config {
-    /// How long a request may take before it is aborted. 30 s.
+    /// How long a request may take before it is aborted. Default: 30 s.
     pub timeout: Duration,
-    /// How long an abort may take before what it was to end is quarantined; 0 quarantines at once, without an abort. 5 s.
+    /// How long an abort may take before its request is quarantined; 0 quarantines at once, without an abort. Default: 5 s.
     pub abort_timeout: Duration,
-    /// How long an admin command may take. 60 s.
+    /// How long an admin command may take. Default: 60 s.
     pub admin_timeout: Duration,
-    /// How many I/O queue pairs to ask for; the controller may grant fewer. 16.
+    /// The number of I/O queue pairs to request; the controller may grant fewer. Default: 16.
     pub queues: u16,
-    /// The most bytes in one command; also limited by the controller's MDTS and by 8 MiB. 1 MiB.
+    /// The largest transfer of one command, further limited by MDTS and by 8 MiB. Default: 1 MiB.
     pub max_transfer_bytes: u32,
-    /// Where time comes from.
+    /// Whether to use SGLs where the controller supports them and a command would need a PRP list. Default: true.
+    pub use_sgls: bool,
+    /// The clock. Default: the system's monotonic clock.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -30,6 +32,7 @@ impl Default for Config {
             admin_timeout: Duration::from_secs(60),
             queues: 16,
             max_transfer_bytes: 1 << 20,
+            use_sgls: true,
             clock: Arc::new(SystemClock::default()),
         }
     }
@@ -37,12 +40,15 @@ impl Default for Config {
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { timeout, abort_timeout, admin_timeout, queues, max_transfer_bytes, use_sgls, clock: _ } =
+            self;
         f.debug_struct("Config")
-            .field("timeout", &self.timeout)
-            .field("abort_timeout", &self.abort_timeout)
-            .field("admin_timeout", &self.admin_timeout)
-            .field("queues", &self.queues)
-            .field("max_transfer_bytes", &self.max_transfer_bytes)
+            .field("timeout", timeout)
+            .field("abort_timeout", abort_timeout)
+            .field("admin_timeout", admin_timeout)
+            .field("queues", queues)
+            .field("max_transfer_bytes", max_transfer_bytes)
+            .field("use_sgls", use_sgls)
             .finish_non_exhaustive()
     }
 }

@@ -1,43 +1,30 @@
-//! A controller: its start, its reset, what it is, and its queues.
+//! A controller as its users hold it.
 
-mod attend;
-mod bring_up;
-mod core;
-mod health;
-mod identify;
-mod namespace;
-mod queues;
-mod switch;
-
-pub(super) use self::core::{Core, Grave};
-pub(super) use self::queues::{Attached, Sizes};
-pub(crate) use self::switch::quiet;
-pub use health::Health;
-pub use identify::Identity;
-pub use namespace::{Namespace, NamespaceInfo, Unusable};
-
-use super::admin::Event;
 use super::config::Config;
 use super::error::Error;
-use super::life::Life;
+use super::event::Event;
+use super::health::Health;
+use super::identity::Identity;
+use super::inner::Inner;
+use super::namespace::{Namespace, NamespaceInfo, Unusable};
 use super::queue::{Queue, Vector};
 use super::stats::ControllerStats;
 use crate::registers::Registers;
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An NVMe controller, enabled. A handle: a clone is the same controller. Trigger the last one and all queues are dropped
-/// it is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is leaked
+/// An enabled NVMe controller. A handle: a clone is the same controller. When the last one and all queues are dropped, the
+/// controller is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is quarantined
 /// ([`quarantined_bytes`](super::quarantined_bytes)).
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
-    core: Arc<Core<R, S>>,
+    inner: Arc<Inner<R, S>>,
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Clone for Controller<R, S> {
     fn clone(&self) -> Self {
-        Self { core: self.core.clone() }
+        Self { inner: self.inner.clone() }
     }
 }
 
@@ -48,138 +35,136 @@ impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Controller<R, S> {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
-    /// Resets and enables the controller behind `registers` and asks what it is. Rings, buffers and PRP list pages
-    /// come from `source`, which the controller must be able to reach. Blocks until the controller answers.
+    /// Resets, enables and identifies the controller behind `registers`. Rings, buffers and list pages are allocated from
+    /// `source`, which the controller must be able to access. Blocks until the controller answers.
     ///
     /// # Errors
-    /// [`Error`]; the controller is left disabled, or, where even that failed, its memory leaked.
+    /// [`Error`]; the controller is disabled, or, where that failed too, its memory is quarantined.
     pub fn start(registers: R, source: S, config: Config) -> Result<Self, Error> {
-        let core = Arc::new(Core::new(registers, source, config)?);
-        core.bring_up()?;
-        Ok(Self { core })
+        let inner = Arc::new(Inner::new(registers, source, config)?);
+        inner.start()?;
+        Ok(Self { inner })
     }
 
-    /// Disables and enables the controller. Trigger it has been seen disabled, all that was quarantined can be
-    /// recovered; queues that exist report what was in flight as
-    /// [`CommandError::Reset`](super::CommandError::Reset) and take nothing more: create new ones.
+    /// Disables and enables the controller. Once it has been seen disabled, quarantined payloads can be recovered; existing
+    /// queues report what was in flight as [`CommandError::Reset`](super::CommandError::Reset) and accept nothing more:
+    /// create new ones.
     ///
     /// # Errors
     /// [`Error`]. Where the controller could not be disabled ([`Error::NotReady`], [`Error::Gone`]), nothing is
     /// recoverable. It may be called again.
     pub fn reset(&self) -> Result<(), Error> {
-        self.core.bring_up()
+        self.inner.start()
     }
 
-    /// Shuts the controller down and disables it. It is notified (CC.SHN) and has as long as it says (RTD3E; 10 s where
-    /// it says nothing, at most 60 s) to write back what is volatile; whether it does or not, it is disabled then. Trigger
-    /// this succeeds it makes no access to memory any more: everything that was in flight ends as with
-    /// [`reset`](Self::reset), which also takes it into use again.
+    /// Shuts the controller down and disables it. It is notified (CC.SHN) and has RTD3E (10 s where that is not reported, at
+    /// most 60 s) to write back volatile data; then it is disabled in any case. After success it makes no more accesses
+    /// to memory: everything in flight completes as with [`reset`](Self::reset), which also enables it again.
     ///
     /// # Errors
     /// [`Error::NotReady`], [`Error::Gone`]: nothing is recoverable.
     pub fn disable(&self) -> Result<(), Error> {
-        self.core.shut_down()
+        self.inner.shut_down()
     }
 
-    /// What the controller is.
+    /// Returns the identity of the controller.
     pub fn identify(&self) -> Identity {
-        self.core.facts().identity.clone()
+        self.inner.info().identity.clone()
     }
 
-    /// The namespaces that can be used.
+    /// Returns the namespaces that the driver supports.
     pub fn namespaces(&self) -> Vec<Namespace> {
-        self.core.facts().namespaces.to_vec()
+        self.inner.info().namespaces.to_vec()
     }
 
-    /// The namespace with this identifier, as it was when it was last identified.
+    /// Returns the namespace with this identifier, as it was last identified.
     ///
     /// # Errors
-    /// [`Unusable`]: why this driver cannot use it.
+    /// [`Unusable`]: why this driver does not support it.
     pub fn namespace(&self, nsid: u32) -> Result<Namespace, Unusable> {
-        let facts = self.core.facts();
-        let highest = facts.identity.namespaces;
-        match facts.found.iter().find(|found| found.nsid == nsid) {
+        let info = self.inner.info();
+        let highest = info.identity.namespaces;
+        match info.found.iter().find(|found| found.nsid == nsid) {
             Some(found) => found.usable().ok_or(found.unusable.unwrap_or(Unusable::Inactive)),
             None if nsid == 0 || nsid > highest => Err(Unusable::Invalid { highest }),
             None => Err(Unusable::Inactive),
         }
     }
 
-    /// All active namespaces, those that cannot be used too, with the reason. It asks the controller again.
+    /// Identifies all active namespaces again and returns them; unsupported ones with the reason.
     ///
     /// # Errors
     /// [`Error::AdminTimeout`], [`Error::Gone`], [`Error::Fatal`], [`Error::NeedsReset`]. A namespace that cannot be
-    /// identified is no error.
+    /// identified is not an error.
     pub fn scan_namespaces(&self) -> Result<Vec<NamespaceInfo>, Error> {
-        let mut control = self.core.control();
-        let highest = control.facts.identity.namespaces;
-        self.core.survey(&mut control, highest)
+        let mut control = self.inner.control();
+        let highest = control.info.identity.namespaces;
+        self.inner.scan_namespaces(&mut control, highest)
     }
 
-    /// The asynchronous events since the last call, 64 at most; [`stats`](Self::stats) counts them all. It reads the log
-    /// pages that they name and identifies the namespaces again if one changed. An event arrives without this call too,
-    /// when a queue is used: then its next submission identifies the namespaces.
+    /// Returns the asynchronous events since the last call, at most 64; [`stats`](Self::stats) counts all. Reads the log
+    /// pages that they name, and identifies the namespaces again if one changed. Events also arrive while a queue is used:
+    /// its next submission then identifies the namespaces.
     ///
     /// # Errors
     /// As [`scan_namespaces`](Self::scan_namespaces).
     pub fn events(&self) -> Result<Vec<Event>, Error> {
-        let mut control = self.core.control();
-        self.core.attend(&mut control)?;
-        Ok(control.admin.as_mut().map(|admin| admin.events.take()).unwrap_or_default())
+        self.inner.take_events()
     }
 
-    /// SMART / health information.
+    /// Reads the SMART / health information.
     ///
     /// # Errors
     /// As [`scan_namespaces`](Self::scan_namespaces).
     pub fn health(&self) -> Result<Health, Error> {
-        self.core.health()
+        self.inner.health()
     }
 
-    /// The deepest queue that [`create_queue`](Self::create_queue) makes.
+    /// Returns the largest depth for [`create_queue`](Self::create_queue).
     pub fn max_depth(&self) -> usize {
-        self.core.max_depth()
+        self.inner.max_depth()
     }
 
-    /// A queue pair for `depth` requests under way at a time.
+    /// Creates a queue pair for `depth` requests in flight, which is polled.
     ///
     /// # Errors
     /// [`Error::Depth`] naming the limit, [`Error::NoQueueLeft`], [`Error::Source`], [`Error::Admin`],
     /// [`Error::AdminTimeout`], [`Error::NeedsReset`].
     pub fn create_queue(&self, depth: usize) -> Result<Queue<R, S>, Error> {
-        Queue::create(self.core.clone(), depth, None)
+        Queue::create(self.inner.clone(), depth, None)
     }
 
-    /// The same, with an interrupt: where its owner waits, it sleeps. The controller must have the vector, and `vector`
-    /// be where it arrives; a queue shares its interrupt with no other.
+    /// Creates a queue pair with an interrupt, so that waiting for it sleeps. The controller must have the vector, and the
+    /// queue must be its only user.
     ///
     /// # Errors
     /// As [`create_queue`](Self::create_queue); a vector that the controller does not have is an [`Error::Admin`].
     pub fn create_queue_with(&self, depth: usize, vector: Vector) -> Result<Queue<R, S>, Error> {
-        Queue::create(self.core.clone(), depth, Some(vector))
+        Queue::create(self.inner.clone(), depth, Some(vector))
     }
 
-    /// The account of the pool that PRP list pages come from. Linear in its blocks.
+    /// Returns the report of the pool of list pages. Linear in its blocks.
     pub fn list_pool(&self) -> PoolStats {
-        self.core.lists.report()
+        self.inner.lists.report()
     }
 
-    /// What there is to count besides the queues' own counts.
+    /// Returns the counters of the controller.
     pub fn stats(&self) -> ControllerStats {
-        let lists = self.core.lists.report();
-        let life: &Life = &self.core.life;
+        let lists = self.inner.lists.report();
+        let shared = &self.inner.shared;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ControllerStats {
-            resets: life.epoch(),
+            resets: shared.generation(),
             list_pages_used: lists.in_use,
             list_pages_max: lists.high_water,
-            quarantined: life.quarantined.load(Ordering::Relaxed),
-            quarantined_queues: life.quarantined_queues.load(Ordering::Relaxed),
-            quarantined_permanently: life.quarantined_permanently.load(Ordering::Relaxed),
-            events: life.events.load(Ordering::Relaxed),
-            health_events: life.health_events.load(Ordering::Relaxed),
-            namespace_events: life.namespace_events.load(Ordering::Relaxed),
-            events_lost: life.events_lost.load(Ordering::Relaxed),
-            spurious_admin_completions: life.spurious.load(Ordering::Relaxed),
+            quarantined: get(&shared.quarantined),
+            quarantined_queues: get(&shared.quarantined_queues),
+            quarantined_permanently: get(&shared.quarantined_permanently),
+            events: get(&shared.events),
+            health_events: get(&shared.health_events),
+            namespace_events: get(&shared.namespace_events),
+            events_lost: get(&shared.events_lost),
+            spurious_admin_completions: get(&shared.spurious_admin_completions),
         }
     }
 }

@@ -1,162 +1,192 @@
-//! What goes wrong, and what to do about it.
+//! Errors of the driver.
 
 use crate::spec::Status;
 use pinfold_core::dma_pool::{CreateError, SourceError};
 use pinfold_core::gather::prp::{PoolTakeError, PrpError};
+use pinfold_core::gather::sgl::SglError;
 use std::fmt;
 
-/// Why the controller could not be started, reset or asked.
+/// Why a controller could not be started, reset or queried.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Its registers read as all ones.
-    #[error("the controller is gone: its registers read as all ones; check that the device is still there")]
+    #[error("the controller is gone: its registers read as all ones; check that the device is present")]
     Gone,
-    /// CSTS.CFS.
+    /// CSTS.CFS is set.
     #[error("the controller reports a fatal status (CSTS.CFS): reset it")]
     Fatal,
-    /// CSTS.RDY did not follow CC.EN within CAP.TO or CRTO. Memory that it may reach is quarantined.
+    /// CSTS.RDY did not follow CC.EN within CAP.TO or CRTO. Memory that it may access is quarantined.
     #[error("the controller did not become {wanted} within {limit_ms} ms (CAP.TO, CRTO): reset the device")]
     NotReady {
         /// "ready" or "disabled".
         wanted: &'static str,
-        /// How long that may take.
+        /// The time limit.
         limit_ms: u64,
     },
-    /// It has no NVM command set (CAP.CSS).
-    #[error("the controller has no NVM command set (CAP.CSS bit 37)")]
+    /// CAP.CSS lacks the NVM command set.
+    #[error("the controller does not support the NVM command set (CAP.CSS bit 37)")]
     NoNvmCommandSet,
-    /// It takes no pages of 4096 bytes (CAP.MPSMIN).
-    #[error("the controller's smallest page has {min_bytes} bytes (CAP.MPSMIN): this driver works with 4096")]
+    /// The smallest page is larger than 4096 bytes (CAP.MPSMIN).
+    #[error("the controller's smallest page has {min_bytes} bytes (CAP.MPSMIN): this driver uses 4096")]
     PageSize {
         /// The smallest page.
         min_bytes: u64,
     },
-    /// No memory for a queue or a buffer.
-    #[error("no memory for {what}: {error}")]
+    /// Queue entries of 64 and 16 bytes are not supported (SQES, CQES).
+    #[error(
+        "the controller does not support queue entries of 64 and 16 bytes (SQES {sqes:#04x}, CQES {cqes:#04x})"
+    )]
+    EntrySize {
+        /// SQES.
+        sqes: u8,
+        /// CQES.
+        cqes: u8,
+    },
+    /// Memory for a queue or a buffer could not be allocated.
+    #[error("cannot allocate {what}: {error}")]
     Source {
-        /// For what.
+        /// What the memory is for.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         error: SourceError,
     },
-    /// The device behind the registers is not in the domain of the memory that it was to be given.
+    /// The device is not in the domain of the memory for its rings.
     #[error(
-        "the memory for rings is in another domain than the controller: take it from an arena of its own domain"
+        "the memory for rings is in another domain than the controller: use an arena of the controller's domain"
     )]
     OtherDomain,
-    /// Memory that the source gave is not where it should be.
+    /// Memory of the source is misaligned or outside of it.
     #[error("the memory for {what} is not inside its source, or not addressable by the device")]
     BadSource {
-        /// For what.
+        /// What the memory is for.
         what: &'static str,
     },
-    /// No PRP list pages.
-    #[error("no pool of PRP list pages: {0}")]
+    /// The pool of list pages could not be created.
+    #[error("cannot create the pool of list pages: {0}")]
     Lists(#[from] CreateError),
     /// An admin command failed.
-    #[error("{what}: the controller says {status}")]
+    #[error("{what}: the controller returned {status}")]
     Admin {
-        /// What the command was.
+        /// The command.
         what: &'static str,
-        /// What it said.
+        /// Its status.
         status: Status,
     },
     /// An admin command did not complete.
-    #[error("{what}: no answer from the controller within {limit_ms} ms: reset it")]
+    #[error("{what}: no completion within {limit_ms} ms: reset the controller")]
     AdminTimeout {
-        /// What the command was.
+        /// The command.
         what: &'static str,
-        /// How long was waited.
+        /// The time limit.
         limit_ms: u64,
     },
-    /// An admin command timed out before, or a reset failed.
+    /// An earlier command timed out, or a reset failed.
     #[error("the controller is not usable since a command or a reset failed: reset it")]
     NeedsReset,
-    /// A queue depth that can not be had.
-    #[error("a queue depth of {depth}: this controller allows 1 to {limit} (CAP.MQES and the driver's 1024)")]
+    /// The queue depth is out of range.
+    #[error("a queue depth of {depth}: this controller supports 1 to {limit} (CAP.MQES, at most 1023)")]
     Depth {
-        /// What was asked for.
+        /// The requested depth.
         depth: usize,
-        /// The most.
+        /// The largest depth.
         limit: usize,
     },
-    /// All queue pairs are taken.
+    /// All queue pairs are in use.
     #[error("all {limit} I/O queue pairs that the controller granted are in use: drop one")]
     NoQueueLeft {
-        /// How many there are.
+        /// The number of queue pairs.
         limit: u16,
     },
 }
 
-/// Why a request was not accepted. Nothing has changed, and the payload comes back with it.
+/// Why a request was not accepted. Nothing has changed, and the payload is returned with it.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reject {
     /// The payload is mapped in another domain than the controller's rings.
-    #[error(
-        "the payload is mapped in another domain than the controller's: map it in the one that `start` was given"
-    )]
+    #[error("the payload is mapped in another domain than the controller: map it in the domain of its rings")]
     OtherDomain,
-    /// As many requests are under way as the queue is deep.
-    #[error("{depth} requests are under way, as many as the queue is deep: poll for completions first")]
+    /// The queue is full.
+    #[error("{depth} requests are in flight, the depth of the queue: poll for completions first")]
     QueueFull {
-        /// How deep the queue is.
+        /// The queue depth.
         depth: usize,
     },
-    /// There is no such namespace.
-    #[error("no namespace {nsid} that this driver can use")]
+    /// The namespace does not exist or is not supported.
+    #[error("no namespace {nsid} that this driver supports")]
     NoSuchNamespace {
-        /// Which one was named.
+        /// The namespace.
         nsid: u32,
     },
-    /// The controller reported that the namespace changed, and its blocks have another size now or it is gone.
+    /// The namespace has another block size now, or is gone.
     #[error(
-        "namespace {nsid} was detached or formatted since the queue was created: look at it again, create a new queue"
+        "namespace {nsid} was detached or formatted since the queue was created: identify it again, create a new queue"
     )]
     NamespaceChanged {
-        /// Which one.
+        /// The namespace.
         nsid: u32,
     },
-    /// Outside the namespace, or no blocks at all.
-    #[error("{blocks} blocks at {slba}: namespace {nsid} has {size}, and a request at least 1")]
+    /// The range is empty or not inside the namespace.
+    #[error("{blocks} blocks at {slba}: namespace {nsid} has {size} blocks, and a request at least 1")]
     OutOfRange {
         /// The namespace.
         nsid: u32,
         /// The first block.
         slba: u64,
-        /// How many.
+        /// The number of blocks.
         blocks: u64,
-        /// How many there are.
+        /// The size of the namespace.
         size: u64,
     },
     /// The payload is shorter than the blocks.
-    #[error("{needed} bytes of blocks, but a payload of {has}")]
+    #[error("{needed} bytes of blocks, but a payload of {has} bytes")]
     PayloadTooShort {
-        /// What the blocks come to.
+        /// The bytes of the blocks.
         needed: u64,
-        /// What the payload has.
+        /// The bytes of the payload.
         has: u64,
     },
     /// The controller has no dataset management (ONCS bit 2).
-    #[error("the controller can not discard (ONCS bit 2: no dataset management)")]
+    #[error("the controller does not support discard (ONCS bit 2, dataset management)")]
     NoDiscard,
-    /// The payload can not be described by PRPs, or there is no page to do so.
-    #[error("the payload can not be given to the controller: {0}")]
+    /// The payload cannot be described to the controller, or no list page was free.
+    #[error("the payload cannot be described to the controller: {0}")]
     Layout(#[from] LayoutError),
-    /// CSTS.CFS was seen, too many commands timed out, or the controller was reset: this queue takes nothing more.
-    #[error("the queue takes no more requests until the controller is reset and a new queue created")]
+    /// CSTS.CFS was set, too many commands timed out, or the controller was reset: the queue accepts nothing more.
+    #[error("the queue accepts no more requests until the controller is reset and a new queue created")]
     NeedsReset,
 }
 
-/// Why PRPs could not be laid out.
-pub type LayoutError = PrpError<PoolTakeError>;
+/// Why a payload could not be described to the controller.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Not by PRP entries.
+    #[error(transparent)]
+    Prp(#[from] PrpError<PoolTakeError>),
+    /// Not by an SGL.
+    #[error(transparent)]
+    Sgl(#[from] SglError<PoolTakeError>),
+}
 
-/// A request that was not accepted, and its payload.
+impl LayoutError {
+    pub(super) fn is_out_of_pages(&self) -> bool {
+        matches!(self, Self::Prp(PrpError::Take(_)) | Self::Sgl(SglError::Take(_)))
+    }
+
+    pub(super) fn is_too_long(&self) -> bool {
+        matches!(self, Self::Prp(PrpError::TooLong { .. }) | Self::Sgl(SglError::TooLong { .. }))
+    }
+}
+
+/// A request that was not accepted, with its payload.
+///
+/// `?` converts it to its [`Reject`] or to a boxed error and drops the payload, which no device can access.
 pub struct Rejected<P> {
-    /// What was to be moved.
+    /// The payload of the request.
     pub payload: P,
-    /// Why it was not.
+    /// Why it was not accepted.
     pub reason: Reject,
 }
 
@@ -172,43 +202,62 @@ impl<P> fmt::Display for Rejected<P> {
     }
 }
 
-impl<P> std::error::Error for Rejected<P> {}
+// Not `Error` itself: then `?` would ask for a payload that lives for `'static`.
+impl<P> From<Rejected<P>> for Reject {
+    fn from(rejected: Rejected<P>) -> Self {
+        rejected.reason
+    }
+}
 
-/// Why a request that was accepted did not succeed. The controller is done with the payload.
+impl<P> From<Rejected<P>> for Box<dyn std::error::Error> {
+    fn from(rejected: Rejected<P>) -> Self {
+        rejected.reason.into()
+    }
+}
+
+impl<P> From<Rejected<P>> for Box<dyn std::error::Error + Send + Sync> {
+    fn from(rejected: Rejected<P>) -> Self {
+        rejected.reason.into()
+    }
+}
+
+/// Why an accepted request failed. The controller no longer accesses the payload.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// The controller said so. [`Status::may_retry`] tells whether it makes sense to try again.
-    #[error("the controller says {0}")]
+    /// The controller returned an error status. [`Status::may_retry`] tells whether to try again.
+    #[error("the controller returned {0}")]
     Status(Status),
     /// It did not complete in time and was aborted.
     #[error("the request did not complete in time and was aborted")]
     Aborted,
     /// The controller was reset meanwhile.
-    #[error("the controller was reset before the request was complete")]
+    #[error("the controller was reset before the request completed")]
     Reset,
-    /// A later part of the request could not be laid out.
-    #[error("a part of the request could not be given to the controller: {0}")]
+    /// A later part of the request could not be described to the controller.
+    #[error("a part of the request cannot be described to the controller: {0}")]
     Layout(LayoutError),
-    /// The deadline passed while the request waited for room behind commands that do not complete.
-    #[error("the request was never sent: commands before it do not complete")]
+    /// The deadline passed before a command slot was free.
+    #[error("the request was never sent: earlier commands do not complete")]
     NotSent,
 }
 
-/// Why a queue can not be polled. The requests stay in flight until the controller is reset.
+/// Why a queue cannot be polled. The requests stay in flight until the controller is reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PollError {
-    /// CSTS.CFS.
+    /// CSTS.CFS is set.
     #[error("the controller reports a fatal status (CSTS.CFS): reset it")]
     Fatal,
     /// Its registers read as all ones.
     #[error("the controller is gone: its registers read as all ones")]
     Gone,
-    /// CSTS.RDY went away, and nobody here disabled it.
-    #[error("the controller has stopped (CSTS.RDY is 0): somebody else reset it, or it lost power; reset it")]
+    /// CSTS.RDY was cleared by something other than this driver.
+    #[error(
+        "the controller has stopped (CSTS.RDY is 0): another program reset it, or it lost power; reset it"
+    )]
     Stopped,
-    /// The system asks for it back ([`Registers::is_removal_requested`](crate::Registers::is_removal_requested)).
-    #[error("the controller is being taken away: the system asks for it back")]
+    /// The system requests the device ([`Registers::is_removal_requested`](crate::Registers::is_removal_requested)).
+    #[error("the controller is being removed: the system requests the device")]
     RemovalRequested,
 }

@@ -1,46 +1,52 @@
-//! What the driver counts.
+//! Counters of the driver.
 
-/// What a queue did since it was created.
+use std::fmt;
+
+/// Counters of a queue since it was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct QueueStats {
-    /// Requests accepted: what the callers asked for.
+    /// Requests accepted.
     pub requests: u64,
-    /// Commands sent: a request larger than the controller's largest transfer is several.
+    /// Commands sent; a request larger than the largest transfer has several.
     pub commands: u64,
-    /// Completions that belonged to a command.
+    /// Completions of commands.
     pub completions: u64,
-    /// Of these, with an error status.
+    /// Completions with an error status.
     pub errors: u64,
-    /// Segments of all payloads: divided by `requests`, segments per I/O.
+    /// Segments of all payloads; divided by `requests`, segments per request.
     pub segments: u64,
-    /// The payload with most segments.
+    /// The most segments of a payload.
     pub segments_max: u64,
-    /// Pages named to the controller, in all PRP entries.
+    /// PRP entries.
     pub prp_entries: u64,
-    /// PRP list pages taken, over all commands.
+    /// PRP list pages, over all commands.
     pub prp_list_pages: u64,
+    /// SGL data block descriptors.
+    pub sgl_data_blocks: u64,
+    /// Pages of SGL segments, over all commands.
+    pub sgl_segment_pages: u64,
     /// Doorbell writes, of both kinds.
     pub doorbells: u64,
-    /// How often the owner slept until an interrupt.
+    /// Sleeps until an interrupt.
     pub sleeps: u64,
-    /// Of these, how often the interrupt came.
+    /// Sleeps that an interrupt ended.
     pub interrupts: u64,
     /// Requests that did not complete in time.
     pub timeouts: u64,
     /// Abort commands sent for their commands.
     pub aborts: u64,
-    /// Requests that ended by being aborted, with their payload given back.
+    /// Requests that completed by being aborted.
     pub aborted: u64,
-    /// Completions of commands that had been given up.
+    /// Completions of quarantined commands.
     pub late_completions: u64,
-    /// Completions that belonged to no command: unknown identifier, wrong queue, or a second one.
+    /// Completions that belong to no command: unknown identifier, wrong queue, or a second one.
     pub spurious_completions: u64,
-    /// Submission-queue heads outside the queue.
+    /// Submission queue heads outside the queue.
     pub bad_heads: u64,
 }
 
 impl QueueStats {
-    /// The sum of two queues' counts, and the greater of their maxima.
+    /// Returns the sum of two queues' counters, and the greater of their maxima.
     #[must_use]
     pub fn merged(self, other: Self) -> Self {
         Self {
@@ -52,6 +58,8 @@ impl QueueStats {
             segments_max: self.segments_max.max(other.segments_max),
             prp_entries: self.prp_entries + other.prp_entries,
             prp_list_pages: self.prp_list_pages + other.prp_list_pages,
+            sgl_data_blocks: self.sgl_data_blocks + other.sgl_data_blocks,
+            sgl_segment_pages: self.sgl_segment_pages + other.sgl_segment_pages,
             doorbells: self.doorbells + other.doorbells,
             sleeps: self.sleeps + other.sleeps,
             interrupts: self.interrupts + other.interrupts,
@@ -65,29 +73,79 @@ impl QueueStats {
     }
 }
 
-/// What a controller has to tell besides its queues.
+impl fmt::Display for QueueStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} requests in {} commands, {} completions, {} errors; {} segments, {} PRP entries ({} list pages), {} SGL \
+             data blocks ({} pages); {} doorbells, {} of {} sleeps ended by an interrupt; {} timeouts, {} aborts, {} \
+             aborted; completions: {} late, {} spurious, {} with a bad head",
+            self.requests,
+            self.commands,
+            self.completions,
+            self.errors,
+            self.segments,
+            self.prp_entries,
+            self.prp_list_pages,
+            self.sgl_data_blocks,
+            self.sgl_segment_pages,
+            self.doorbells,
+            self.interrupts,
+            self.sleeps,
+            self.timeouts,
+            self.aborts,
+            self.aborted,
+            self.late_completions,
+            self.spurious_completions,
+            self.bad_heads
+        )
+    }
+}
+
+/// Counters of a controller beside those of its queues.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ControllerStats {
-    /// How often it was reset, the first time included.
+    /// Resets, the first start included.
     pub resets: u64,
-    /// PRP list pages in use now.
+    /// Pages of PRP lists and SGL segments in use.
     pub list_pages_used: u64,
-    /// The most that were.
+    /// The most such pages ever in use.
     pub list_pages_max: u64,
-    /// Payloads that are quarantined now.
+    /// Payloads quarantined now.
     pub quarantined: u64,
-    /// Queue pairs whose memory is quarantined now: the controller did not confirm that it deleted them.
+    /// Queue pairs whose memory is quarantined now: the controller did not confirm their deletion.
     pub quarantined_queues: u64,
-    /// Payloads that were dropped while the controller might still reach them, and therefore leaked.
+    /// Payloads dropped while the controller might access them, and quarantined for the life of the process.
     pub quarantined_permanently: u64,
-    /// Asynchronous events that the controller reported.
+    /// Asynchronous events reported by the controller.
     pub events: u64,
-    /// Of these, about its health (reliability, temperature, spare).
+    /// Events about its health (reliability, temperature, spare).
     pub health_events: u64,
-    /// Of these, that a namespace changed.
+    /// Events about a changed namespace.
     pub namespace_events: u64,
     /// Events dropped because [`Controller::events`](super::Controller::events) was not called.
     pub events_lost: u64,
-    /// Admin completions that belonged to no outstanding command.
+    /// Admin completions that belong to no outstanding command.
     pub spurious_admin_completions: u64,
+}
+
+impl fmt::Display for ControllerStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} resets; list pages: {} in use, at most {}; quarantined: {} payloads, {} queue pairs, {} payloads \
+             permanently; {} events ({} health, {} namespace, {} lost); {} spurious admin completions",
+            self.resets,
+            self.list_pages_used,
+            self.list_pages_max,
+            self.quarantined,
+            self.quarantined_queues,
+            self.quarantined_permanently,
+            self.events,
+            self.health_events,
+            self.namespace_events,
+            self.events_lost,
+            self.spurious_admin_completions
+        )
+    }
 }

@@ -8,23 +8,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Command {
-    /// CDW0 bits 7:0: what to do; see [`admin`] and [`nvm`].
+    /// CDW0 bits 7:0: the opcode; see [`admin`] and [`nvm`].
     pub opcode: u8,
-    /// CDW0 bits 15:8: FUSE (1:0) and PSDT (7:6); 0 is "not fused, PRPs".
+    /// CDW0 bits 15:8: FUSE (1:0) and PSDT (7:6); 0 means not fused, with PRPs; [`PSDT_SGL`](Self::PSDT_SGL) with an SGL.
     pub flags: u8,
     /// CDW0 bits 31:16: the command identifier.
     pub cid: U16,
-    /// NSID: which namespace.
+    /// NSID: the namespace identifier.
     pub nsid: U32,
     /// CDW2.
     pub cdw2: U32,
     /// CDW3.
     pub cdw3: U32,
-    /// MPTR: metadata pointer; not used.
+    /// MPTR: the metadata pointer; not used.
     pub metadata: U64,
-    /// DPTR, PRP entry 1: the first page of the data, with an offset that is a multiple of 4.
+    /// DPTR, PRP entry 1: the first page of the data, with an offset that is a multiple of 4. Of an SGL descriptor: the
+    /// address.
     pub prp1: U64,
-    /// DPTR, PRP entry 2: the second page, or a list of all further ones.
+    /// DPTR, PRP entry 2: the second page, or a list of all further ones. Of an SGL descriptor: length and type.
     pub prp2: U64,
     /// CDW10.
     pub cdw10: U32,
@@ -52,15 +53,28 @@ const _: () = {
 };
 
 impl Command {
-    /// How many bytes an entry has.
+    /// The size of an entry.
     pub const BYTES: usize = 64;
+    /// PSDT 01b: DPTR is an SGL descriptor (Base 4.1.2).
+    pub const PSDT_SGL: u8 = 1 << 6;
 
-    /// SLBA of a read or write: CDW10 and CDW11 (NVM 3.2.4, 3.2.6).
+    /// Creates an identify command (Base 5.17). The sender sets the data pointer.
+    pub fn identify(nsid: u32, cns: u8) -> Self {
+        Self { opcode: admin::IDENTIFY, nsid: U32::new(nsid), cdw10: U32::new(cns.into()), ..Self::default() }
+    }
+
+    /// Sets DPTR to an SGL descriptor, given as its two 64-bit words.
+    pub fn set_sgl1(&mut self, words: [u64; 2]) {
+        self.flags |= Self::PSDT_SGL;
+        [self.prp1, self.prp2] = words.map(U64::new);
+    }
+
+    /// Returns SLBA of a read or write: CDW10 and CDW11 (NVM 3.2.4, 3.2.6).
     pub fn slba(&self) -> u64 {
         u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
     }
 
-    /// NLB of a read or write: CDW12 bits 15:0, which count from 0 (NVM 3.2.4, 3.2.6).
+    /// Returns the blocks of a read or write: NLB, CDW12 bits 15:0, 0-based (NVM 3.2.4, 3.2.6).
     pub fn blocks(&self) -> u32 {
         (self.cdw12.get() & 0xffff) + 1
     }
@@ -113,9 +127,9 @@ pub mod nvm {
 
 /// Bits of CDW11 of "create I/O completion queue" (Base 5.4).
 pub mod create_cq {
-    /// PC: in one piece.
+    /// PC: physically contiguous.
     pub const CONTIGUOUS: u32 = 1;
-    /// IEN: interrupts, by the vector in bits 31:16.
+    /// IEN: interrupts enabled, with the vector in bits 31:16.
     pub const INTERRUPTS: u32 = 1 << 1;
 }
 
@@ -133,9 +147,9 @@ pub mod feature {
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DsmRange {
-    /// Context attributes; a hint.
+    /// Context attributes, a hint.
     pub attributes: U32,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: U32,
     /// The first block.
     pub slba: U64,

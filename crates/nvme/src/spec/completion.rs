@@ -9,15 +9,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Cqe {
-    /// DW0: what the command says besides its status.
+    /// DW0: command specific.
     pub result: U32,
     /// DW1.
     pub result_high: U32,
-    /// SQHD: how far the controller has read the submission queue.
+    /// SQHD: the head of the submission queue.
     pub sq_head: U16,
-    /// SQID: whose command it was.
+    /// SQID: the submission queue of the command.
     pub sq_id: U16,
-    /// CID: which command it was.
+    /// CID: the command identifier.
     pub cid: U16,
     /// Bit 0: the phase tag. Bits 15:1: the status.
     pub status_phase: U16,
@@ -32,15 +32,15 @@ const _: () = {
 };
 
 impl Cqe {
-    /// How many bytes an entry has.
+    /// The size of an entry.
     pub const BYTES: usize = 16;
 
-    /// The phase tag.
+    /// Returns the phase tag.
     pub fn phase(&self) -> bool {
         self.status_phase.get() & 1 != 0
     }
 
-    /// The status.
+    /// Returns the status.
     pub fn status(&self) -> Status {
         Status(self.status_phase.get() >> 1)
     }
@@ -55,7 +55,7 @@ macro_rules! statuses {
         impl Status {
             $($(#[$doc])* pub const $name: Self = Self($sct << 8 | $sc);)*
 
-            /// What the specification calls the code, or `None` for one that is not in this list.
+            /// Returns the specification's name of the code, or `None` for one that is not in this list.
             pub fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $(Self::$name => Some($text),)*
@@ -67,35 +67,45 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Done.
+    /// Success.
     SUCCESS = 0, 0x00, "successful completion";
-    /// The opcode is not known.
+    /// The opcode is not supported.
     INVALID_OPCODE = 0, 0x01, "invalid command opcode";
     /// A field has a value that is not allowed.
     INVALID_FIELD = 0, 0x02, "invalid field in command";
     /// The identifier is in use.
     CID_CONFLICT = 0, 0x03, "command ID conflict";
-    /// The data or a PRP list could not be moved.
+    /// The data or a list could not be transferred.
     DATA_TRANSFER_ERROR = 0, 0x04, "data transfer error";
-    /// The controller failed inside.
+    /// An internal error of the controller.
     INTERNAL_ERROR = 0, 0x06, "internal error";
-    /// It was asked to abort it.
+    /// The command was aborted on request.
     ABORT_REQUESTED = 0, 0x07, "command abort requested";
-    /// Its submission queue was deleted.
+    /// The submission queue was deleted.
     ABORTED_SQ_DELETION = 0, 0x08, "command aborted due to SQ deletion";
-    /// There is no such namespace.
+    /// The namespace does not exist.
     INVALID_NAMESPACE = 0, 0x0b, "invalid namespace or format";
-    /// The command came out of order.
+    /// The command came out of sequence.
     SEQUENCE_ERROR = 0, 0x0c, "command sequence error";
+    /// An SGL segment descriptor is invalid.
+    INVALID_SGL_SEGMENT_DESCRIPTOR = 0, 0x0d, "invalid SGL segment descriptor";
+    /// An SGL has too many descriptors.
+    INVALID_SGL_DESCRIPTOR_COUNT = 0, 0x0e, "invalid number of SGL descriptors";
+    /// The length of an SGL does not match the transfer.
+    DATA_SGL_LENGTH_INVALID = 0, 0x0f, "data SGL length invalid";
+    /// The type of an SGL descriptor is not supported.
+    SGL_DESCRIPTOR_TYPE_INVALID = 0, 0x11, "SGL descriptor type invalid";
     /// A PRP's offset is not allowed.
     PRP_OFFSET_INVALID = 0, 0x13, "PRP offset invalid";
     /// Past the end of the namespace.
     LBA_OUT_OF_RANGE = 0, 0x80, "LBA out of range";
     /// The namespace's capacity would be exceeded.
     CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
-    /// The namespace can not be reached now.
+    /// An address or length of an SGL descriptor has the wrong granularity.
+    SGL_DATA_BLOCK_GRANULARITY_INVALID = 0, 0x1e, "SGL data block granularity invalid";
+    /// The namespace is not accessible now.
     NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
-    /// There is no such completion queue.
+    /// The completion queue does not exist.
     COMPLETION_QUEUE_INVALID = 1, 0x00, "completion queue invalid";
     /// The queue identifier is not allowed or in use.
     INVALID_QUEUE_ID = 1, 0x01, "invalid queue identifier";
@@ -105,13 +115,13 @@ statuses! {
     ASYNC_EVENT_LIMIT = 1, 0x05, "asynchronous event request limit exceeded";
     /// The interrupt vector is not allowed.
     INVALID_INTERRUPT_VECTOR = 1, 0x08, "invalid interrupt vector";
-    /// The log page is not known.
+    /// The log page is not supported.
     INVALID_LOG_PAGE = 1, 0x09, "invalid log page";
     /// The completion queue still has submission queues.
     INVALID_QUEUE_DELETION = 1, 0x0c, "invalid queue deletion";
-    /// The medium did not take it.
+    /// The medium could not be written.
     WRITE_FAULT = 2, 0x80, "write fault";
-    /// The medium did not give it.
+    /// The medium could not be read.
     UNRECOVERED_READ_ERROR = 2, 0x81, "unrecovered read error";
 }
 
@@ -119,32 +129,32 @@ impl Status {
     /// DNR: the same command will fail again.
     const DO_NOT_RETRY: u16 = 1 << 14;
 
-    /// The status with these 15 bits; the top one is dropped.
+    /// Creates a status of the low 15 bits.
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits & 0x7fff)
     }
 
-    /// The 15 bits.
+    /// Returns the 15 bits.
     pub const fn bits(self) -> u16 {
         self.0
     }
 
-    /// Code and type alone, without "more", "retry delay" and "do not retry".
+    /// Returns code and type alone, without CRD, M and DNR.
     pub const fn code(self) -> Self {
         Self(self.0 & 0x7ff)
     }
 
-    /// The same with DNR set.
+    /// Returns the status with DNR set.
     pub const fn do_not_retry(self) -> Self {
         Self(self.0 | Self::DO_NOT_RETRY)
     }
 
-    /// Whether it says that all went well.
+    /// Whether the command succeeded.
     pub const fn is_success(self) -> bool {
         self.code().0 == 0
     }
 
-    /// Whether the same command may succeed if it is sent again.
+    /// Whether the same command may succeed if it is sent again: DNR is clear.
     pub const fn may_retry(self) -> bool {
         !self.is_success() && self.0 & Self::DO_NOT_RETRY == 0
     }

@@ -6,17 +6,17 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Values of CNS (Base, figure "Identify - CNS Values").
 pub mod cns {
-    /// One namespace.
+    /// Identify namespace.
     pub const NAMESPACE: u8 = 0x00;
-    /// The controller.
+    /// Identify controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// Which namespaces are active (since 1.1).
+    /// Active namespace list (since 1.1).
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
-    /// The identification descriptors of a namespace (since 1.3).
+    /// Namespace identification descriptors (since 1.3).
     pub const DESCRIPTORS: u8 = 0x03;
 }
 
-/// A power state (Base, figure "Power State Descriptor Data Structure"): only its size is of interest here.
+/// A power state (Base, figure "Power State Descriptor Data Structure").
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PowerState {
@@ -46,7 +46,7 @@ pub struct ControllerData {
     pub ieee: [u8; 3],
     /// CMIC.
     pub cmic: u8,
-    /// MDTS: largest transfer, as a power of two of the smallest page (CAP.MPSMIN); 0 is "no limit".
+    /// MDTS: largest transfer, as a power of two of the smallest page (CAP.MPSMIN); 0 means no limit.
     pub mdts: u8,
     /// CNTLID.
     pub controller_id: U16,
@@ -54,7 +54,7 @@ pub struct ControllerData {
     pub version: U32,
     /// RTD3R: resume latency, microseconds.
     pub rtd3_resume_us: U32,
-    /// RTD3E: entry latency, microseconds: how long a shutdown may take; 0 is "not reported".
+    /// RTD3E: entry latency, microseconds: how long a shutdown may take; 0 means not reported.
     pub rtd3_entry_us: U32,
     /// OAES: optional asynchronous events.
     pub oaes: U32,
@@ -62,9 +62,9 @@ pub struct ControllerData {
     pub reserved_96: [u8; 160],
     /// OACS: optional admin commands.
     pub oacs: U16,
-    /// ACL: abort command limit, counted from 0.
+    /// ACL: abort command limit, 0-based.
     pub acl: u8,
-    /// AERL: asynchronous event request limit, counted from 0.
+    /// AERL: asynchronous event request limit, 0-based.
     pub aerl: u8,
     /// FRMW to the end of the admin part.
     pub reserved_260: [u8; 252],
@@ -72,7 +72,7 @@ pub struct ControllerData {
     pub sqes: u8,
     /// CQES: the same for completion entries.
     pub cqes: u8,
-    /// MAXCMD: most outstanding commands.
+    /// MAXCMD: most commands outstanding.
     pub max_commands: U16,
     /// NN: the highest namespace identifier.
     pub namespaces: U32,
@@ -84,15 +84,19 @@ pub struct ControllerData {
     pub fna: u8,
     /// VWC: bit 0, a volatile write cache is present.
     pub vwc: u8,
-    /// AWUN to SUBNQN.
-    pub reserved_526: [u8; 242],
+    /// AWUN to SGLS.
+    pub reserved_526: [u8; 10],
+    /// SGLS: SGL support; bits 1:0 for I/O commands.
+    pub sgls: U32,
+    /// MNAN to SUBNQN.
+    pub reserved_540: [u8; 228],
     /// SUBNQN: the subsystem's qualified name, UTF-8, ended by a 0.
     pub subnqn: [u8; 256],
     /// To the power states.
     pub reserved_1024: [u8; 1024],
-    /// PSD0..31.
+    /// PSD0 to PSD31.
     pub power_states: [PowerState; 32],
-    /// The vendor's.
+    /// Vendor specific.
     pub vendor: [u8; 1024],
 }
 
@@ -112,6 +116,7 @@ const _: () = {
     assert!(offset_of!(ControllerData, namespaces) == 516);
     assert!(offset_of!(ControllerData, oncs) == 520);
     assert!(offset_of!(ControllerData, vwc) == 525);
+    assert!(offset_of!(ControllerData, sgls) == 536);
     assert!(offset_of!(ControllerData, subnqn) == 768);
     assert!(offset_of!(ControllerData, power_states) == 2048);
 };
@@ -122,20 +127,49 @@ impl ControllerData {
     /// ONCS bit 2: dataset management.
     pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 
-    /// All bytes 0.
+    /// Returns the structure with all bytes 0.
     pub fn zeroed() -> Box<Self> {
-        // 4096 bytes; the fallible form would only differ where memory is out.
         Box::new(Self::new_zeroed())
     }
+
+    /// Whether queue entries may have these sizes, which are powers of two (SQES, CQES).
+    pub fn supports_entries(&self, submission: usize, completion: usize) -> bool {
+        let allows = |field: u8, bytes: usize| {
+            let shift = bytes.trailing_zeros();
+            (u32::from(field & 0xf)..=u32::from(field >> 4)).contains(&shift)
+        };
+        allows(self.sqes, submission) && allows(self.cqes, completion)
+    }
+
+    /// Returns the SGL support for I/O commands (SGLS bits 1:0).
+    pub fn sgl_support(&self) -> SglSupport {
+        match self.sgls.get() & 3 {
+            1 => SglSupport::AnyAlignment,
+            2 => SglSupport::DwordAligned,
+            _ => SglSupport::Unsupported,
+        }
+    }
+}
+
+/// Support of SGLs for I/O commands (Identify Controller, SGLS bits 1:0).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SglSupport {
+    /// 00b: no SGLs.
+    #[default]
+    Unsupported,
+    /// 01b: data blocks of any address and length.
+    AnyAlignment,
+    /// 10b: data blocks whose address and length are multiples of 4.
+    DwordAligned,
 }
 
 /// An LBA format (NVM, figure "LBA Format Data Structure").
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LbaFormat {
-    /// MS: bytes of metadata a block.
+    /// MS: bytes of metadata per block.
     pub metadata: U16,
-    /// LBADS: log2 of the bytes of a block; 0 is "not available".
+    /// LBADS: log2 of the block size; 0 means not available.
     pub data_shift: u8,
     /// RP: relative performance.
     pub performance: u8,
@@ -153,9 +187,9 @@ pub struct NamespaceData {
     pub used: U64,
     /// NSFEAT.
     pub features: u8,
-    /// NLBAF: number of LBA formats, counted from 0.
+    /// NLBAF: number of LBA formats, 0-based.
     pub formats: u8,
-    /// FLBAS: which of them is in use: bits 3:0, and bits 6:5 above those.
+    /// FLBAS: the format in use: bits 3:0, with bits 6:5 above them.
     pub format: u8,
     /// MC.
     pub mc: u8,
@@ -173,9 +207,9 @@ pub struct NamespaceData {
     pub deallocate: u8,
     /// NAWUN to the formats.
     pub reserved_34: [u8; 94],
-    /// LBAF0..63.
+    /// LBAF0 to LBAF63.
     pub lba_formats: [LbaFormat; 64],
-    /// The vendor's.
+    /// Vendor specific.
     pub vendor: [u8; 3712],
 }
 
@@ -193,27 +227,27 @@ impl NamespaceData {
     /// DLFEAT 001b: deallocated blocks read as zeroes.
     pub const DEALLOCATE_ZEROES: u8 = 1;
 
-    /// All bytes 0: what an inactive namespace is identified by.
+    /// Returns the structure with all bytes 0, as of an inactive namespace.
     pub fn zeroed() -> Box<Self> {
         Box::new(Self::new_zeroed())
     }
 
-    /// FLBAS bits 3:0, and 6:5 above those: the index of the format in use.
+    /// Returns the index of the format in use: FLBAS bits 3:0, with 6:5 above them.
     pub fn format_index(&self) -> u8 {
         self.format & 0xf | (self.format >> 5 & 3) << 4
     }
 
-    /// FLBAS bit 4: metadata is interleaved with the data.
+    /// Whether metadata is interleaved with the data (FLBAS bit 4).
     pub fn is_interleaved(&self) -> bool {
         self.format & 1 << 4 != 0
     }
 
-    /// DPS bits 2:0: the type of protection information; 0 is "disabled".
+    /// Returns the type of protection information (DPS bits 2:0); 0 means disabled.
     pub fn protection(&self) -> u8 {
         self.dps & 7
     }
 
-    /// The format in use, or `None` where FLBAS names one that is not there.
+    /// Returns the format in use, or `None` where FLBAS names one that does not exist.
     pub fn current_format(&self) -> Option<LbaFormat> {
         let index = self.format_index();
         (index <= self.formats).then(|| self.lba_formats.get(usize::from(index)).copied()).flatten()
@@ -243,7 +277,7 @@ impl NamespaceDescriptors {
     /// NIDT 04h: the I/O command set.
     pub const COMMAND_SET: u8 = 4;
 
-    /// CSI: the I/O command set of the namespace, where a descriptor names it. Linear in the bytes.
+    /// Returns CSI, the I/O command set of the namespace, if a descriptor names it. Linear in the bytes.
     pub fn command_set(&self) -> Option<u8> {
         let mut rest = self.bytes.as_slice();
         while let [kind, len, _, _, after @ ..] = rest {

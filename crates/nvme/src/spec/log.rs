@@ -12,13 +12,13 @@ pub mod log_page {
     /// Changed namespace list.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
 
-    /// CDW10 of a command for the first `bytes` bytes of a page: LID in 7:0, NUMDL (dwords, from 0) in 31:16.
+    /// Returns CDW10 of a command for the first `bytes` bytes of a page: LID in 7:0, NUMDL (dwords, 0-based) in 31:16.
     pub const fn cdw10(page: u8, bytes: u32) -> u32 {
         // At most 256 KiB: NUMDU, in CDW11, stays 0.
         page as u32 | ((bytes / 4).wrapping_sub(1) & 0xffff) << 16
     }
 
-    /// How many bytes a command asks for, NUMDL alone, and which page.
+    /// Returns the page and the bytes that a command requests, by NUMDL alone.
     pub const fn parse(cdw10: u32) -> (u8, u32) {
         ((cdw10 & 0xff) as u8, ((cdw10 >> 16) + 1) * 4)
     }
@@ -34,9 +34,9 @@ pub struct SmartData {
     pub temperature: U16,
     /// Available spare, per cent.
     pub available_spare: u8,
-    /// Below this many per cent of spare there is a warning.
+    /// Spare threshold, per cent.
     pub spare_threshold: u8,
-    /// Percentage used; may be more than 100.
+    /// Percentage used; may exceed 100.
     pub percentage_used: u8,
     /// Endurance group critical warning summary.
     pub endurance_warning: u8,
@@ -66,7 +66,7 @@ pub struct SmartData {
     pub warning_minutes: U32,
     /// Critical composite temperature time, minutes.
     pub critical_minutes: U32,
-    /// Temperature sensors, kelvin; 0 is "there is none".
+    /// Temperature sensors, kelvin; 0 means not implemented.
     pub sensors: [U16; 8],
     /// Thermal management, and reserved.
     pub reserved_216: [u8; 296],
@@ -84,13 +84,10 @@ const _: () = {
 };
 
 impl SmartData {
-    /// How many bytes the page has.
+    /// The size of the page.
     pub const BYTES: usize = 512;
 
-    /// The same, as a command says it.
-    pub const BYTES_32: u32 = 512;
-
-    /// All bytes 0.
+    /// Returns the structure with all bytes 0.
     pub fn zeroed() -> Box<Self> {
         Box::new(Self::new_zeroed())
     }

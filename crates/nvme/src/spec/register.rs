@@ -26,7 +26,7 @@ pub mod offset {
     pub const DOORBELLS: u32 = 0x1000;
 }
 
-/// Which of a queue pair's two doorbells.
+/// One of a queue pair's two doorbells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doorbell {
     /// SQyTDBL: the submission queue's tail.
@@ -35,12 +35,12 @@ pub enum Doorbell {
     CompletionHead,
 }
 
-/// Where a doorbell is: `0x1000 + (2 * queue + is_cq) * (4 << CAP.DSTRD)`. It can not overflow: `queue` has 16
-/// bits and `stride_shift` (DSTRD) is taken as its 4 bits.
-pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> u32 {
-    let index = 2 * queue as u32 + matches!(which, Doorbell::CompletionHead) as u32;
-    // (2^17) * (4 << 15) would be 2^34; a controller with such a stride has no more than a BAR's doorbells.
-    offset::DOORBELLS.wrapping_add(index.wrapping_mul(4 << (stride_shift & 0xf)))
+/// Returns the offset of a doorbell, `0x1000 + (2 * queue + is_cq) * (4 << CAP.DSTRD)` (PCIe 3.1.2); `None` where a large
+/// stride puts it above 4 GiB. Of `stride_shift` (DSTRD) only 4 bits are used.
+pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> Option<u32> {
+    let index = 2 * queue as u64 + matches!(which, Doorbell::CompletionHead) as u64;
+    let offset = offset::DOORBELLS as u64 + (index << (2 + (stride_shift & 0xf)));
+    if offset <= u32::MAX as u64 { Some(offset as u32) } else { None }
 }
 
 /// CAP (Base, figure "Offset 0h: CAP").
@@ -48,39 +48,39 @@ pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> u
 pub struct Cap(pub u64);
 
 impl Cap {
-    /// MQES, bits 15:0: most entries of an I/O queue, less one.
+    /// Returns MQES, bits 15:0: the largest I/O queue, in entries, 0-based.
     pub const fn mqes(self) -> u16 {
         (self.0 & 0xffff) as u16
     }
-    /// TO, bits 31:24: how long enabling or disabling may take, in units of 500 ms.
+    /// Returns TO, bits 31:24: how long enabling or disabling may take.
     pub const fn timeout_ns(self) -> u64 {
         ((self.0 >> 24) & 0xff) * 500_000_000
     }
-    /// DSTRD, bits 35:32: doorbells are `4 << DSTRD` bytes apart.
+    /// Returns DSTRD, bits 35:32: doorbells are `4 << DSTRD` bytes apart.
     pub const fn doorbell_stride_shift(self) -> u8 {
         ((self.0 >> 32) & 0xf) as u8
     }
-    /// CRMS.CRWMS, bit 59: CRTO.CRWMT says how long enabling may take.
+    /// Whether CRTO.CRWMT reports how long enabling may take (CRMS.CRWMS, bit 59).
     pub const fn has_ready_with_media_timeout(self) -> bool {
         self.0 & (1 << 59) != 0
     }
-    /// CSS, bits 44:37; bit 43 (IOCSS) says that there may be namespaces of other I/O command sets.
+    /// Whether there may be namespaces of other I/O command sets (CSS, bits 44:37; IOCSS, bit 43).
     pub const fn has_io_command_sets(self) -> bool {
         self.0 & (1 << 43) != 0
     }
-    /// CSS, bits 44:37; bit 37 is the NVM command set.
+    /// Whether the NVM command set is supported (CSS, bits 44:37; bit 37).
     pub const fn has_nvm_command_set(self) -> bool {
         self.0 & (1 << 37) != 0
     }
-    /// MPSMIN, bits 51:48: the smallest page is `2^(12 + MPSMIN)` bytes.
+    /// Returns the smallest page: `2^(12 + MPSMIN)` bytes, bits 51:48.
     pub const fn min_page_bytes(self) -> u64 {
         1 << (12 + ((self.0 >> 48) & 0xf))
     }
-    /// MPSMAX, bits 55:52.
+    /// Returns the largest page: `2^(12 + MPSMAX)` bytes, bits 55:52.
     pub const fn max_page_bytes(self) -> u64 {
         1 << (12 + ((self.0 >> 52) & 0xf))
     }
-    /// The register of a controller with these limits, contiguous queues required (CQR) and NVM command set.
+    /// Creates the register of a controller with these limits, CQR set, and the NVM command set.
     pub const fn new(mqes: u16, timeout_500ms: u8, stride_shift: u8) -> Self {
         Self(
             mqes as u64
@@ -97,7 +97,7 @@ impl Cap {
 pub struct Cc(pub u32);
 
 impl Cc {
-    /// EN set, NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes (IOCQES 4).
+    /// EN set: NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes (IOCQES 4).
     pub const ENABLED: Self = Self(1 | 6 << 16 | 4 << 20);
     /// SHN 01b: normal shutdown notification.
     const SHUTDOWN_NORMAL: u32 = 1 << 14;
@@ -106,41 +106,41 @@ impl Cc {
     /// CRIME, bit 24: ready independent of media.
     const READY_WITHOUT_MEDIA: u32 = 1 << 24;
 
-    /// EN, bit 0.
+    /// Whether EN, bit 0, is set.
     pub const fn enabled(self) -> bool {
         self.0 & 1 != 0
     }
-    /// The same with EN and SHN cleared: the other fields do not change together with EN.
+    /// Returns the value with EN and SHN cleared; the other fields do not change together with EN.
     #[must_use]
     pub const fn disabled(self) -> Self {
         Self(self.0 & !(1 | Self::SHUTDOWN))
     }
-    /// The same with SHN 01b: normal shutdown notification.
+    /// Returns the value with SHN 01b: normal shutdown notification.
     #[must_use]
     pub const fn shutting_down(self) -> Self {
         Self(self.0 & !Self::SHUTDOWN | Self::SHUTDOWN_NORMAL)
     }
-    /// CRIME, bit 24: CSTS.RDY does not wait for the media.
+    /// Whether CSTS.RDY does not wait for the media (CRIME, bit 24).
     pub const fn ready_without_media(self) -> bool {
         self.0 & Self::READY_WITHOUT_MEDIA != 0
     }
-    /// CSS, bits 6:4: 0 is the NVM command set.
+    /// Returns CSS, bits 6:4; 0 is the NVM command set.
     pub const fn command_set(self) -> u8 {
         ((self.0 >> 4) & 7) as u8
     }
-    /// MPS, bits 10:7.
+    /// Returns log2 of the page size (MPS, bits 10:7).
     pub const fn page_shift(self) -> u32 {
         12 + ((self.0 >> 7) & 0xf)
     }
-    /// SHN, bits 15:14: a shutdown was asked for.
+    /// Whether a shutdown was requested (SHN, bits 15:14).
     pub const fn shutdown(self) -> bool {
         self.0 & Self::SHUTDOWN != 0
     }
-    /// IOSQES, bits 19:16, as bytes.
+    /// Returns IOSQES, bits 19:16, in bytes.
     pub const fn submission_entry_bytes(self) -> u32 {
         1 << ((self.0 >> 16) & 0xf)
     }
-    /// IOCQES, bits 23:20, as bytes.
+    /// Returns IOCQES, bits 23:20, in bytes.
     pub const fn completion_entry_bytes(self) -> u32 {
         1 << ((self.0 >> 20) & 0xf)
     }
@@ -151,11 +151,11 @@ impl Cc {
 pub struct Crto(pub u32);
 
 impl Crto {
-    /// CRWMT, bits 15:0: how long enabling may take with CC.CRIME cleared.
+    /// Returns CRWMT, bits 15:0: how long enabling may take with CC.CRIME cleared.
     pub const fn with_media_ns(self) -> u64 {
         (self.0 & 0xffff) as u64 * 500_000_000
     }
-    /// CRIMT, bits 31:16: how long enabling may take with CC.CRIME set.
+    /// Returns CRIMT, bits 31:16: how long enabling may take with CC.CRIME set.
     pub const fn without_media_ns(self) -> u64 {
         (self.0 >> 16) as u64 * 500_000_000
     }
@@ -165,9 +165,9 @@ bitflags::bitflags! {
     /// CSTS (Base, figure "Offset 1Ch: CSTS").
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Csts: u32 {
-        /// RDY: enabled, and takes commands.
+        /// RDY: enabled, and accepts commands.
         const READY = 1;
-        /// CFS: it failed, and only a reset can mend it.
+        /// CFS: the controller has failed and needs a reset.
         const FATAL = 1 << 1;
         /// SHST = 01b: shutdown processing is in progress.
         const SHUTDOWN_BUSY = 1 << 2;
@@ -177,7 +177,7 @@ bitflags::bitflags! {
 }
 
 impl Csts {
-    /// What a device that is no longer there reads as.
+    /// The value read from a device that is no longer present.
     pub const GONE: u32 = u32::MAX;
 }
 
@@ -187,10 +187,18 @@ mod tests {
 
     #[test]
     fn doorbells_follow_the_stride() {
-        assert_eq!(doorbell_offset(0, Doorbell::SubmissionTail, 0), 0x1000);
-        assert_eq!(doorbell_offset(0, Doorbell::CompletionHead, 0), 0x1004);
-        assert_eq!(doorbell_offset(3, Doorbell::SubmissionTail, 0), 0x1018);
-        assert_eq!(doorbell_offset(3, Doorbell::CompletionHead, 2), 0x1000 + 7 * 16);
+        assert_eq!(doorbell_offset(0, Doorbell::SubmissionTail, 0), Some(0x1000));
+        assert_eq!(doorbell_offset(0, Doorbell::CompletionHead, 0), Some(0x1004));
+        assert_eq!(doorbell_offset(3, Doorbell::SubmissionTail, 0), Some(0x1018));
+        assert_eq!(doorbell_offset(3, Doorbell::CompletionHead, 2), Some(0x1000 + 7 * 16));
+    }
+
+    #[test]
+    fn the_widest_stride_does_not_overflow() {
+        assert_eq!(doorbell_offset(16_382, Doorbell::CompletionHead, 15), Some(0x1000 + 32_765 * 0x2_0000));
+        assert_eq!(doorbell_offset(16_383, Doorbell::CompletionHead, 15), Some(0x1000 + 32_767 * 0x2_0000));
+        assert_eq!(doorbell_offset(16_384, Doorbell::SubmissionTail, 15), None);
+        assert_eq!(doorbell_offset(u16::MAX, Doorbell::CompletionHead, 15), None);
     }
 
     #[test]

@@ -155,10 +155,10 @@ impl Registers for Flood {
     }
     fn write32(&self, at: u32, value: u32) {
         let flood = self.written.load(Ordering::SeqCst) != u64::MAX;
-        if flood && at == doorbell_offset(0, Doorbell::SubmissionTail, 0) {
+        if flood && Some(at) == doorbell_offset(0, Doorbell::SubmissionTail, 0) {
             return self.pour();
         }
-        if flood && at == doorbell_offset(0, Doorbell::CompletionHead, 0) {
+        if flood && Some(at) == doorbell_offset(0, Doorbell::CompletionHead, 0) {
             return self.pour();
         }
         self.registers.write32(at, value);

@@ -10,6 +10,10 @@ use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+fn doorbell(queue: u16, which: Doorbell) -> u32 {
+    doorbell_offset(queue, which, 0).unwrap()
+}
+
 const ENTRIES: u32 = 8;
 
 /// A queue pair by hand.
@@ -75,7 +79,7 @@ impl Host {
         command.cid = U16::new(0x4000 + pair.tail as u16);
         pair.sq.memory().copy_from_slice(pair.tail as usize * 64, command.as_bytes()).unwrap();
         pair.tail = (pair.tail + 1) % ENTRIES;
-        self.registers.write32(doorbell_offset(pair.id, Doorbell::SubmissionTail, 0), pair.tail);
+        self.registers.write32(doorbell(pair.id, Doorbell::SubmissionTail), pair.tail);
     }
 
     fn receive(&mut self, pair: usize) -> Cqe {
@@ -88,7 +92,7 @@ impl Host {
                 pair.cq.memory().copy_to_slice(at, &mut bytes).unwrap();
                 pair.head = (pair.head + 1) % ENTRIES;
                 pair.phase ^= pair.head == 0;
-                self.registers.write32(doorbell_offset(pair.id, Doorbell::CompletionHead, 0), pair.head);
+                self.registers.write32(doorbell(pair.id, Doorbell::CompletionHead), pair.head);
                 return Cqe::read_from_bytes(&bytes).unwrap();
             }
             std::thread::yield_now();
@@ -261,13 +265,13 @@ fn wrong_doorbells_are_events_and_unreachable_queues_are_fatal() {
     let mut host = Host::with_queue();
     let event = Command { opcode: admin::ASYNC_EVENT, ..Command::default() };
     host.push(0, event);
-    host.registers.write32(doorbell_offset(1, Doorbell::SubmissionTail, 0), 8);
+    host.registers.write32(doorbell(1, Doorbell::SubmissionTail), 8);
     let cqe = host.receive(0);
     assert_eq!((cqe.status(), cqe.result.get()), (Status::SUCCESS, 1 << 8 | 1 << 16));
     host.push(0, event);
-    host.registers.write32(doorbell_offset(2, Doorbell::SubmissionTail, 0), 1);
+    host.registers.write32(doorbell(2, Doorbell::SubmissionTail), 1);
     assert_eq!(host.receive(0).result.get(), 1 << 16);
-    host.registers.write32(doorbell_offset(99, Doorbell::SubmissionTail, 0), 1);
+    host.registers.write32(doorbell(99, Doorbell::SubmissionTail), 1);
     assert_eq!(host.model.stats().bad_doorbells, 3);
     // One event is allowed to be outstanding; the third doorbell's is told first.
     host.push(0, event);
@@ -278,7 +282,7 @@ fn wrong_doorbells_are_events_and_unreachable_queues_are_fatal() {
     // The submission queue's memory goes away.
     let pair = host.pairs.pop().unwrap();
     drop(pair.sq);
-    host.registers.write32(doorbell_offset(1, Doorbell::SubmissionTail, 0), 3);
+    host.registers.write32(doorbell(1, Doorbell::SubmissionTail), 3);
     wait_for(&host.registers, |csts| csts.contains(Csts::FATAL));
     host.registers.write32(offset::CC, 0);
     wait_for(&host.registers, |csts| csts.is_empty());

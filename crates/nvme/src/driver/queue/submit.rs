@@ -1,41 +1,33 @@
 //! From requests to commands.
 
-use super::Queue;
-use crate::driver::admin::STATUS_EVERY_NS;
-use crate::driver::controller::Namespace;
+use super::pair::Queue;
+use crate::driver::admin_queue::STATUS_INTERVAL_NS;
+use crate::driver::data_pointer::DataPointer;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
-use crate::driver::request::{CommandState, InFlight, Operation, PRPS_LISTS, Page, RequestId};
+use crate::driver::in_flight::{InFlight, RequestId};
+use crate::driver::namespace::Namespace;
+use crate::driver::slots::{AbortState, CommandState, Operation, Request, RequestSlot};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
 use pinfold_core::access::{DeviceReads, DeviceWrites, Direction};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::Payload;
-use pinfold_core::gather::prp::{ControllerPage, ListPages, PrpError, Prps};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// How far sending got.
+/// How much of a request was sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// All commands of the request are under way.
+    /// All commands.
     All,
-    /// There was no room for the rest.
+    /// Not all: slots or list pages ran out.
     Part,
 }
 
-/// What a request asks for.
-struct Ask {
-    operation: Operation,
-    nsid: u32,
-    slba: u64,
-    blocks: u64,
-}
-
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Reads `blocks` blocks from `slba` into the payload's first bytes. The device writes the payload, so its
-    /// direction is one in which it may; it is mapped in the domain that the controller's own memory is in. Of its
-    /// segments all but the first begin at a page (4096 bytes), all but the last end at one, and the first begins at a
-    /// multiple of 4:
+    /// Reads `blocks` blocks from `slba` into the payload's first bytes. The device writes the payload, so it is mapped for
+    /// a direction that allows this, in the domain of the controller's own memory:
     ///
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::ToDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
@@ -45,9 +37,13 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// }
     /// ```
     ///
-    /// A request larger than [`Identity::max_transfer_bytes`](crate::driver::Identity::max_transfer_bytes) becomes
-    /// several commands; it is one [`Completion`](crate::driver::Completion) all the same. Linear in the pages of what
-    /// is sent at once. Nothing is told to the controller before [`ring_doorbell`](Self::ring_doorbell).
+    /// Where the controller has no SGLs, all segments but the first begin at a page (4096 bytes), all but the last end at
+    /// one, and the first begins at a multiple of 4. With SGLs they may be scattered as they like, at multiples of 4 where
+    /// the controller asks for that.
+    ///
+    /// A request larger than [`Identity::max_transfer_bytes`](crate::driver::Identity::max_transfer_bytes) becomes several
+    /// commands, with one [`Completion`](crate::driver::Completion). Linear in the pages or segments that are sent at once.
+    /// The controller starts after [`ring_doorbell`](Self::ring_doorbell).
     ///
     /// # Errors
     /// [`Rejected`] with the payload and the reason; nothing has changed.
@@ -62,8 +58,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         D: DeviceWrites,
         P: Payload<D>,
     {
-        let operation = Operation::Transfer { write: false };
-        self.transfer(Ask { operation, nsid, slba, blocks: blocks.into() }, payload)
+        self.transfer(Request { operation: Operation::Read, nsid, slba, blocks }, payload)
     }
 
     /// Writes the payload's first bytes to `blocks` blocks from `slba`. The device reads the payload:
@@ -91,175 +86,163 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         D: DeviceReads,
         P: Payload<D>,
     {
-        let operation = Operation::Transfer { write: true };
-        self.transfer(Ask { operation, nsid, slba, blocks: blocks.into() }, payload)
+        self.transfer(Request { operation: Operation::Write, nsid, slba, blocks }, payload)
     }
 
-    /// Makes what was written and completed before durable.
+    /// Makes completed writes durable.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
     pub fn flush(&mut self, nsid: u32) -> Result<InFlight<()>, Rejected<()>> {
-        self.submit(Ask { operation: Operation::Flush, nsid, slba: 0, blocks: 0 }, (), |(), _| None)
+        self.without_payload(Request { operation: Operation::Flush, nsid, slba: 0, blocks: 0 })
     }
 
-    /// Tells the controller that `blocks` blocks from `slba` are of no use any more (dataset management, deallocate).
-    /// What they read as then is [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes)'s to say.
+    /// Discards `blocks` blocks from `slba` (dataset management, deallocate).
+    /// [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes) says whether they then read as zeroes.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
     pub fn discard(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<InFlight<()>, Rejected<()>> {
-        let ask = Ask { operation: Operation::Discard { blocks }, nsid, slba, blocks: blocks.into() };
-        self.submit(ask, (), |(), _| None)
+        self.without_payload(Request { operation: Operation::Discard, nsid, slba, blocks })
     }
 
-    fn transfer<P, D>(&mut self, ask: Ask, payload: P) -> Result<InFlight<P>, Rejected<P>>
+    fn transfer<P, D>(&mut self, request: Request, payload: P) -> Result<InFlight<P>, Rejected<P>>
     where
         D: Direction,
         P: Payload<D>,
     {
-        if payload.domain() != self.core.domain {
+        if payload.domain() != self.inner.domain {
             return Err(Rejected { payload, reason: Reject::OtherDomain });
         }
-        self.submit(ask, payload, |p, i| p.segment(i))
-    }
-
-    fn submit<P>(
-        &mut self,
-        ask: Ask,
-        payload: P,
-        segment: impl Fn(&P, usize) -> Option<Segment>,
-    ) -> Result<InFlight<P>, Rejected<P>> {
-        let segments = (0..).map_while(|i| segment(&payload, i));
-        match self.register_memory(&ask, segments) {
-            Ok(id) => Ok(InFlight::new(payload, id, self.epoch, self.core.life.clone())),
+        match self.accept(request, (0..).map_while(|index| payload.segment(index))) {
+            Ok(id) => Ok(self.in_flight_request(payload, id)),
             Err(reason) => Err(Rejected { payload, reason }),
         }
     }
 
-    /// Checks a request, gives it a place, and sends what there is room for.
-    fn register_memory(
+    fn without_payload(&mut self, request: Request) -> Result<InFlight<()>, Rejected<()>> {
+        match self.accept(request, std::iter::empty()) {
+            Ok(id) => Ok(self.in_flight_request((), id)),
+            Err(reason) => Err(Rejected { payload: (), reason }),
+        }
+    }
+
+    fn in_flight_request<P>(&self, payload: P, id: RequestId) -> InFlight<P> {
+        InFlight::new(payload, id, self.generation, self.inner.shared.clone())
+    }
+
+    /// Checks a request, records it in a slot, and sends the commands that fit.
+    fn accept(
         &mut self,
-        ask: &Ask,
+        request: Request,
         segments: impl Iterator<Item = Segment>,
     ) -> Result<RequestId, Reject> {
         if self.failed.is_some() || self.is_stale() || self.quarantined == self.commands.len() {
             return Err(Reject::NeedsReset);
         }
-        if self.core.life.namespaces() != self.namespaces_seen {
-            self.look_at_namespaces()?;
+        if self.inner.shared.namespace_version() != self.namespace_version {
+            self.update_namespaces()?;
         }
-        let block_shift = self.check_range(ask)?;
+        let block_shift = self.check_range(&request)?;
         let depth = self.requests.len();
-        let Some(&tag) = self.free_requests.last() else { return Err(Reject::QueueFull { depth }) };
-        if self.sq.unrung() == 0 {
-            // One look at the clock for a batch.
-            self.now_ns = self.core.config.clock.now_ns();
-            if self.now_ns.saturating_sub(self.last_look_ns) >= STATUS_EVERY_NS {
-                self.last_look_ns = self.now_ns;
-                self.core.look();
+        let full = Reject::QueueFull { depth };
+        let Some(&tag) = self.free_requests.last() else { return Err(full) };
+        if self.sq.unpublished() == 0 {
+            // The clock is read once per batch.
+            self.now_ns = self.inner.config.clock.now_ns();
+            if self.now_ns.saturating_sub(self.last_admin_poll_ns) >= STATUS_INTERVAL_NS {
+                self.last_admin_poll_ns = self.now_ns;
+                self.inner.poll_admin();
             }
         }
         let deadline_ns = self.now_ns.saturating_add(self.timeout_ns);
-        let Some(request) = self.requests.get_mut(usize::from(tag)) else {
-            return Err(Reject::QueueFull { depth });
+        let Some(slot) = self.requests.get_mut(usize::from(tag)) else { return Err(full) };
+        let needed = match request.operation.moves_data() {
+            true => u64::from(request.blocks) << block_shift,
+            false => 0,
         };
-        let left = match ask.operation {
-            Operation::Transfer { .. } => {
-                let needed = ask.blocks << block_shift;
-                let has = request.cursor.set(segments, needed);
-                if has < needed {
-                    return Err(Reject::PayloadTooShort { needed, has });
-                }
-                needed
-            }
-            Operation::Flush | Operation::Discard { .. } => {
-                request.cursor.set(std::iter::empty(), 0);
-                1
-            }
-        };
-        (request.operation, request.nsid, request.block_shift) = (ask.operation, ask.nsid, block_shift);
-        (request.slba, request.left, request.outstanding) = (ask.slba, left, 0);
-        (request.deadline_ns, request.error, request.aborting) = (deadline_ns, None, false);
-        let count = request.cursor.segments();
-        // Behind others that wait for room, it waits too.
+        let has = slot.segments.set(segments, needed);
+        if has < needed {
+            return Err(Reject::PayloadTooShort { needed, has });
+        }
+        // A flush or a discard is one command.
+        slot.start(request, block_shift, needed.max(1), deadline_ns);
+        let segments = slot.segments.count();
+        // Behind others that wait for slots, it waits too.
         let sent = if self.unsent.is_empty() { self.send(tag)? } else { Sent::Part };
-        if matches!(sent, Sent::Part) {
+        if sent == Sent::Part {
             self.unsent.push_back(tag);
         }
         self.free_requests.pop();
         self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
         self.stats.requests += 1;
-        self.stats.segments += count;
-        self.stats.segments_max = self.stats.segments_max.max(count);
-        let serial = self.serial;
-        let Some(request) = self.requests.get_mut(usize::from(tag)) else {
-            return Err(Reject::QueueFull { depth });
-        };
-        request.busy = true;
-        request.sequence = request.sequence.wrapping_add(1);
-        Ok(RequestId { queue: serial, tag, sequence: request.sequence })
+        self.stats.segments += segments;
+        self.stats.segments_max = self.stats.segments_max.max(segments);
+        let Some(slot) = self.requests.get_mut(usize::from(tag)) else { return Err(full) };
+        slot.busy = true;
+        slot.sequence = slot.sequence.wrapping_add(1);
+        Ok(RequestId { queue: self.serial, tag, sequence: slot.sequence })
     }
 
-    /// A namespace has changed: they are identified again, which waits for the controller.
+    /// Scans the namespaces after a change; waits for the controller.
     #[cold]
-    fn look_at_namespaces(&mut self) -> Result<(), Reject> {
-        let (facts, seen) = self.core.namespaces_now().map_err(|_| Reject::NeedsReset)?;
+    fn update_namespaces(&mut self) -> Result<(), Reject> {
+        let (info, version) = self.inner.current_namespaces().map_err(|_| Reject::NeedsReset)?;
         for old in self.namespaces.iter() {
-            let same = |new: &&Namespace| (new.nsid, new.block_bytes) == (old.nsid, old.block_bytes);
-            if !facts.namespaces.iter().any(|new| same(&new)) && !self.changed.contains(&old.nsid) {
+            let same = |new: &Namespace| (new.nsid, new.block_bytes) == (old.nsid, old.block_bytes);
+            if !info.namespaces.iter().any(same) && !self.changed.contains(&old.nsid) {
                 self.changed.push(old.nsid);
             }
         }
-        (self.namespaces, self.namespaces_seen) = (facts.namespaces, seen);
+        (self.namespaces, self.namespace_version) = (info.namespaces, version);
         Ok(())
     }
 
-    /// The namespace's block shift, if the range lies inside it.
-    fn check_range(&self, ask: &Ask) -> Result<u32, Reject> {
-        let (nsid, slba, blocks) = (ask.nsid, ask.slba, ask.blocks);
+    /// Returns the namespace's block shift, if the request is valid for it.
+    fn check_range(&self, request: &Request) -> Result<u32, Reject> {
+        let &Request { operation, nsid, slba, blocks } = request;
         if self.changed.contains(&nsid) {
             return Err(Reject::NamespaceChanged { nsid });
         }
         let namespace = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         let namespace = namespace.ok_or(Reject::NoSuchNamespace { nsid })?;
-        let size = namespace.blocks;
+        let (size, blocks) = (namespace.blocks, u64::from(blocks));
         let inside = slba.checked_add(blocks).is_some_and(|end| end <= size);
-        if ask.operation != Operation::Flush && (blocks == 0 || !inside) {
+        if operation != Operation::Flush && (blocks == 0 || !inside) {
             return Err(Reject::OutOfRange { nsid, slba, blocks, size });
         }
-        if matches!(ask.operation, Operation::Discard { .. }) && !self.can_discard {
+        if operation == Operation::Discard && !self.can_discard {
             return Err(Reject::NoDiscard);
         }
         Ok(namespace.block_bytes.trailing_zeros())
     }
 
-    /// Sends commands of a request while there is room. An error means that the request has none under way.
+    /// Sends commands of a request while there are free slots. An error means that the request has none in flight.
     fn send(&mut self, tag: u16) -> Result<Sent, LayoutError> {
         loop {
             let Some(request) = self.requests.get(usize::from(tag)) else { return Ok(Sent::All) };
-            if request.left == 0 {
+            if request.unsent == 0 {
                 return Ok(Sent::All);
             }
-            let Some(&place) = self.free_commands.last() else { return Ok(Sent::Part) };
-            let (command, prps, page, bytes) = match self.lay_out(tag) {
-                Ok(parts) => parts,
-                // Pages come back with the completions of this request's other commands, or of other requests'.
-                Err(PrpError::Take(_)) if request.outstanding > 0 || self.commands_busy() => {
+            let Some(&slot) = self.free_commands.last() else { return Ok(Sent::Part) };
+            let (command, data, bytes) = match self.build(request) {
+                Ok(built) => built,
+                // Pages are freed by the completions of this request's other commands, or of other requests'.
+                Err(error) if error.is_out_of_pages() && (request.commands > 0 || self.commands_busy()) => {
                     return Ok(Sent::Part);
                 }
-                Err(error) if request.outstanding > 0 => {
-                    self.refuse_rest(tag, CommandError::Layout(error));
+                Err(error) if request.commands > 0 => {
+                    self.cancel_unsent(tag, CommandError::Layout(error));
                     return Ok(Sent::All);
                 }
                 Err(error) => return Err(error),
             };
-            self.put(tag, place, command, prps, page);
+            self.push(tag, slot, command, data);
             if let Some(request) = self.requests.get_mut(usize::from(tag)) {
-                request.cursor.advance(bytes);
-                request.slba += bytes >> request.block_shift;
-                request.left -= bytes.max(1).min(request.left);
-                request.outstanding += 1;
+                request.segments.advance(bytes);
+                request.next_slba += bytes >> request.block_shift;
+                request.unsent -= bytes.max(1).min(request.unsent);
+                request.commands += 1;
             }
         }
     }
@@ -268,84 +251,80 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.commands.len() > self.free_commands.len() + self.quarantined
     }
 
-    /// Nothing more of the request is sent; it fails when what is under way is complete.
-    pub(super) fn refuse_rest(&mut self, tag: u16, error: CommandError) {
+    /// Sends nothing more of the request; it fails with `error` when the commands in flight have completed.
+    pub(super) fn cancel_unsent(&mut self, tag: u16, error: CommandError) {
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
-            request.left = 0;
+            request.unsent = 0;
             request.error.get_or_insert(error);
         }
     }
 
-    /// The next command of a request, all but its identifier, and how many bytes of the payload it moves.
-    #[expect(clippy::type_complexity, reason = "used once, by the caller above")]
-    fn lay_out(
-        &self,
-        tag: u16,
-    ) -> Result<(Command, Option<Prps<Page, PRPS_LISTS>>, Option<Page>, u64), LayoutError> {
-        let Some(request) = self.requests.get(usize::from(tag)) else { return Err(PrpError::Empty) };
+    /// Builds the next command of a request, without its identifier; returns the bytes of the payload that it transfers.
+    fn build(&self, slot: &RequestSlot) -> Result<(Command, Option<DataPointer>, u64), LayoutError> {
+        let request = &slot.request;
         let mut command = Command { nsid: U32::new(request.nsid), ..Command::default() };
         match request.operation {
             Operation::Flush => {
                 command.opcode = nvm::FLUSH;
-                Ok((command, None, None, 0))
+                Ok((command, None, 0))
             }
-            Operation::Discard { blocks } => {
-                let list = self.core.lists.take().map_err(PrpError::Take)?;
+            Operation::Discard => {
                 let range = DsmRange {
-                    blocks: U32::new(blocks),
+                    blocks: U32::new(request.blocks),
                     slba: U64::new(request.slba),
                     ..DsmRange::default()
                 };
-                if let Err(error) = list.memory.copy_from_slice(0, range.as_bytes()) {
-                    self.core.give_page(list.page);
-                    return Err(PrpError::Memory(error));
-                }
+                let data = DataPointer::page(range.as_bytes(), &self.inner.lists)?;
                 command.opcode = nvm::DATASET_MANAGEMENT;
-                command.prp1 = U64::new(list.iova.raw());
                 command.cdw11 = U32::new(nvm::DEALLOCATE);
-                Ok((command, None, Some(list.page), 0))
+                data.set(&mut command);
+                Ok((command, Some(data), 0))
             }
-            Operation::Transfer { write } => {
-                let most = u64::from(self.max_transfer).min(0x1_0000 << request.block_shift);
-                let bytes = request.left.min(most);
-                let segments = request.cursor.peek(bytes);
-                let prps = Prps::new(ControllerPage::SIZE_4K, segments, &self.core.lists)?;
+            Operation::Read | Operation::Write => {
+                let most = u64::from(self.max_transfer).min(0x1_0000 << slot.block_shift);
+                let (data, bytes) = self.describe(slot, slot.unsent.min(most))?;
+                let write = request.operation == Operation::Write;
                 command.opcode = if write { nvm::WRITE } else { nvm::READ };
-                command.prp1 = U64::new(prps.prp1());
-                command.prp2 = U64::new(prps.prp2());
-                command.set_slba(request.slba);
-                // NLB counts from 0; at most 65,536 blocks by `most`.
-                command.cdw12 = U32::new(u32::try_from((bytes >> request.block_shift) - 1).unwrap_or(0));
-                Ok((command, Some(prps), None, bytes))
+                data.set(&mut command);
+                command.set_slba(slot.next_slba);
+                // NLB is 0-based; at most 65,536 blocks by `most`.
+                command.cdw12 = U32::new(u32::try_from((bytes >> slot.block_shift) - 1).unwrap_or(0));
+                Ok((command, Some(data), bytes))
             }
         }
     }
 
-    /// Gives the command its place and identifier and writes it to the ring.
-    fn put(
-        &mut self,
-        tag: u16,
-        place: u16,
-        mut command: Command,
-        prps: Option<Prps<Page, PRPS_LISTS>>,
-        page: Option<Page>,
-    ) {
-        let Some(slot) = self.commands.get_mut(usize::from(place)) else { return };
-        self.free_commands.pop();
-        slot.state = CommandState::Busy;
-        slot.generation = self.identifiers.next(slot.generation, place);
-        (slot.request, slot.aborted) = (tag, false);
-        if let Some(prps) = &prps {
-            self.stats.prp_entries += prps.entries();
-            self.stats.prp_list_pages += prps.list_pages() as u64;
+    /// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many segments.
+    fn describe(&self, slot: &RequestSlot, mut bytes: u64) -> Result<(DataPointer, u64), LayoutError> {
+        loop {
+            let segments = slot.segments.peek(bytes);
+            match DataPointer::new(segments, bytes, self.sgl.as_ref(), &self.inner.lists) {
+                Ok(data) => return Ok((data, bytes)),
+                Err(error) if error.is_too_long() && bytes >> slot.block_shift > 1 => {
+                    bytes = (bytes / 2) >> slot.block_shift << slot.block_shift;
+                }
+                Err(error) => return Err(error),
+            }
         }
-        (slot.prps, slot.page) = (prps, page);
-        command.cid = U16::new(self.identifiers.encode(slot.generation, place));
+    }
+
+    /// Gives the command its slot and identifier and writes it to the ring.
+    fn push(&mut self, tag: u16, index: u16, mut command: Command, data: Option<DataPointer>) {
+        let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
+        self.free_commands.pop();
+        slot.state = CommandState::InFlight;
+        slot.uses = self.ids.next(slot.uses, index);
+        (slot.tag, slot.abort) = (tag, AbortState::None);
+        if let Some(data) = &data {
+            data.count(&mut self.stats);
+        }
+        slot.data = data;
+        command.cid = U16::new(self.ids.encode(slot.uses, index));
         self.stats.commands += 1;
         self.sq.push(&command);
     }
 
-    /// Sends more of the requests that wait for room.
+    /// Sends more commands of the requests that wait for slots.
     pub(super) fn send_more(&mut self) {
         while let Some(&tag) = self.unsent.front() {
             match self.send(tag) {
@@ -355,10 +334,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 }
                 Err(error) => {
                     self.unsent.pop_front();
-                    self.refuse_rest(tag, CommandError::Layout(error));
+                    self.cancel_unsent(tag, CommandError::Layout(error));
                 }
             }
-            self.finish_if_over(tag);
+            self.complete_if_idle(tag);
         }
     }
 }

@@ -3,26 +3,26 @@
 use crate::spec::Cqe;
 use std::collections::VecDeque;
 
-/// How many event requests are outstanding at most, whatever AERL says.
-const REQUESTS: usize = 4;
-/// How many events are kept for a caller that does not ask.
-const KEPT: usize = 64;
+/// Most event requests outstanding, whatever AERL allows.
+const MAX_REQUESTS: usize = 4;
+/// Most events kept for a caller that does not collect them.
+const MAX_KEPT: usize = 64;
 /// Notice 00h: namespace attribute changed.
 const NAMESPACE_ATTRIBUTE_CHANGED: u8 = 0;
 
-/// What an asynchronous event is about: its type.
+/// The type of an asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// An error of no command: a wrong doorbell, for example.
+    /// An error that belongs to no command: an invalid doorbell write, for example.
     Error,
     /// SMART / health status: reliability, temperature, spare.
     Health,
     /// A notice: a namespace changed, firmware is being activated.
     Notice,
-    /// Of an I/O command set.
+    /// Specific to an I/O command set.
     CommandSet,
-    /// The vendor's.
+    /// Vendor specific.
     Vendor,
     /// Another type.
     Other(u8),
@@ -31,16 +31,16 @@ pub enum EventKind {
 /// An asynchronous event, as the controller reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// Its type.
+    /// The type.
     pub kind: EventKind,
-    /// Which event of that type.
+    /// The event within that type.
     pub information: u8,
-    /// The log page that says more.
+    /// The log page with details.
     pub log_page: u8,
 }
 
 impl Event {
-    /// DW0 of the completion of an event request: type in bits 2:0, information in 15:8, log page in 23:16.
+    /// Decodes DW0 of the completion of an event request: type in bits 2:0, information in 15:8, log page in 23:16.
     fn new(dword: u32) -> Self {
         let [kind, information, log_page, _] = dword.to_le_bytes();
         let kind = match kind & 7 {
@@ -60,41 +60,41 @@ impl Event {
     }
 }
 
-/// The events of a controller, and how many requests for them are outstanding.
+/// The events of a controller that have not been collected, and its outstanding event requests.
 #[derive(Debug, Default)]
-pub(in crate::driver) struct Events {
+pub(super) struct EventLog {
     limit: usize,
     requested: usize,
     kept: VecDeque<Event>,
-    /// Log pages that were named since the last time they were read: until then their events are masked.
+    /// Log pages named since they were last read: until then the controller masks their events.
     unread: Vec<u8>,
-    /// Namespace changes: the controller was not asked since.
+    /// Whether a namespace changed since the last scan.
     namespaces_changed: bool,
 }
 
-impl Events {
-    /// The controller was disabled: no request is outstanding.
+impl EventLog {
+    /// Resets the requests: a controller that was disabled has none outstanding.
     pub(super) fn restart(&mut self) {
         (self.limit, self.requested, self.namespaces_changed) = (0, 0, false);
         self.unread.clear();
     }
 
     pub(super) fn set_limit(&mut self, limit: usize) {
-        self.limit = limit.min(REQUESTS);
+        self.limit = limit.min(MAX_REQUESTS);
     }
 
-    /// Whether one more request is to be sent.
+    /// Counts one more request, if it may be sent.
     pub(super) fn take_request(&mut self) -> bool {
         let more = self.requested < self.limit;
         self.requested += usize::from(more);
         more
     }
 
-    /// A request was completed: the event, and whether one was dropped for it.
+    /// Records the completion of a request; returns the event, and whether an older one was dropped for it.
     pub(super) fn accept(&mut self, cqe: &Cqe) -> Option<(Event, bool)> {
         self.requested = self.requested.saturating_sub(1);
         if !cqe.status().is_success() {
-            // More than it takes, or it has none: it is not asked again.
+            // Above the controller's limit, or it has no events: send no more.
             self.limit = self.requested;
             return None;
         }
@@ -103,7 +103,7 @@ impl Events {
         if !self.unread.contains(&event.log_page) {
             self.unread.push(event.log_page);
         }
-        let full = self.kept.len() == KEPT;
+        let full = self.kept.len() == MAX_KEPT;
         if full {
             self.kept.pop_front();
         }
@@ -111,23 +111,23 @@ impl Events {
         Some((event, full))
     }
 
-    /// The events since the last call.
-    pub(in crate::driver) fn take(&mut self) -> Vec<Event> {
+    /// Returns the events since the last call.
+    pub(super) fn take(&mut self) -> Vec<Event> {
         self.kept.drain(..).collect()
     }
 
-    /// A log page to be read, so that its events are reported again.
-    pub(in crate::driver) fn take_unread(&mut self) -> Option<u8> {
+    /// Returns a log page to be read, so that the controller reports its events again.
+    pub(super) fn take_unread(&mut self) -> Option<u8> {
         self.unread.pop()
     }
 
     /// Whether a namespace changed since the last call.
-    pub(in crate::driver) fn take_namespaces_changed(&mut self) -> bool {
+    pub(super) fn take_namespaces_changed(&mut self) -> bool {
         std::mem::take(&mut self.namespaces_changed)
     }
 
-    /// The namespaces could not be identified: they are to be at the next occasion.
-    pub(in crate::driver) fn set_namespaces_changed(&mut self) {
+    /// Requests another scan: the last one failed.
+    pub(super) fn set_namespaces_changed(&mut self) {
         self.namespaces_changed = true;
     }
 }

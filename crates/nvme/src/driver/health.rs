@@ -1,25 +1,22 @@
-//! How a controller is (Base 5.16.1.3).
+//! The health of a controller (Base 5.16.1.3).
 
-use super::core::Core;
-use crate::driver::error::Error;
-use crate::registers::Registers;
-use crate::spec::{Command, SmartData, admin, log_page};
-use pinfold_core::dma_pool::ChunkSource;
-use zerocopy::little_endian::{U32, U128};
+use crate::spec::SmartData;
+use std::fmt;
+use zerocopy::little_endian::U128;
 
-/// SMART / health information of a controller. Counts beyond 64 bits read as the largest that 64 bits hold.
+/// SMART / health information of a controller. Counts beyond 64 bits saturate.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Health {
     /// Bit 0: spare is low; 1: too hot or too cold; 2: reliability is degraded; 3: read-only; 4: the volatile backup
-    /// failed; 5: a persistent memory region is read-only. 0 is well.
+    /// failed; 5: a persistent memory region is read-only. 0: no warning.
     pub critical_warning: u8,
     /// The composite temperature in kelvin.
     pub temperature_kelvin: u16,
-    /// What is left of the spare, per cent.
+    /// Remaining spare capacity in per cent.
     pub available_spare_percent: u8,
-    /// Below this there is a warning.
+    /// The spare capacity below which there is a warning.
     pub spare_threshold_percent: u8,
-    /// How much of the device's life is used up by the vendor's estimate, per cent; may be more than 100.
+    /// The vendor's estimate of the device life used, in per cent; may exceed 100.
     pub used_percent: u8,
     /// Bytes read by hosts, in steps of 512,000.
     pub bytes_read: u64,
@@ -31,21 +28,21 @@ pub struct Health {
     pub host_writes: u64,
     /// Minutes with a command outstanding.
     pub busy_minutes: u64,
-    /// How often it was powered up.
+    /// Power cycles.
     pub power_cycles: u64,
-    /// For how many hours it was.
+    /// Hours powered on.
     pub power_on_hours: u64,
-    /// How often power was lost without a shutdown.
+    /// Losses of power without a shutdown.
     pub unsafe_shutdowns: u64,
-    /// How often data was found not to be whole.
+    /// Unrecovered data integrity errors.
     pub media_errors: u64,
-    /// Entries of the error log over its life.
+    /// Error log entries over the life of the controller.
     pub error_entries: u64,
     /// Minutes above the warning temperature.
     pub warning_minutes: u32,
     /// Minutes above the critical temperature.
     pub critical_minutes: u32,
-    /// What the sensors that there are say, in kelvin.
+    /// The implemented temperature sensors, in kelvin.
     pub sensors_kelvin: Vec<u16>,
 }
 
@@ -76,17 +73,23 @@ impl From<&SmartData> for Health {
     }
 }
 
-impl<R: Registers, S: ChunkSource + Clone> Core<R, S> {
-    pub(super) fn health(&self) -> Result<Health, Error> {
-        // All namespaces: every controller has the log page of itself.
-        let command = Command {
-            opcode: admin::GET_LOG_PAGE,
-            nsid: U32::new(u32::MAX),
-            cdw10: U32::new(log_page::cdw10(log_page::SMART, SmartData::BYTES_32)),
-            ..Command::default()
-        };
-        let data: Box<SmartData> = self.fetch(&mut self.control(), "get log page: SMART", command)?;
-        Ok(Health::from(&*data))
+/// Lists the values line by line, as `smart-log` tools do.
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let celsius = i32::from(self.temperature_kelvin) - 273;
+        writeln!(f, "critical warning: {:#04x}", self.critical_warning)?;
+        writeln!(f, "temperature: {celsius} °C")?;
+        writeln!(
+            f,
+            "available spare: {} % (threshold {} %)",
+            self.available_spare_percent, self.spare_threshold_percent
+        )?;
+        writeln!(f, "used: {} %", self.used_percent)?;
+        writeln!(f, "read: {} bytes, {} commands", self.bytes_read, self.host_reads)?;
+        writeln!(f, "written: {} bytes, {} commands", self.bytes_written, self.host_writes)?;
+        writeln!(f, "power: {} cycles, {} hours", self.power_cycles, self.power_on_hours)?;
+        writeln!(f, "unsafe shutdowns: {}", self.unsafe_shutdowns)?;
+        write!(f, "media errors: {}, error log entries: {}", self.media_errors, self.error_entries)
     }
 }
 
@@ -96,7 +99,7 @@ mod tests {
     use zerocopy::little_endian::U16;
 
     #[test]
-    fn what_does_not_fit_is_the_largest_that_does() {
+    fn counts_beyond_64_bits_saturate() {
         let mut data = SmartData::zeroed();
         data.data_units_read = U128::new(u128::MAX);
         data.host_reads = U128::new(7);

@@ -1,0 +1,108 @@
+//! The data pointer of a command (Base 3.3.3.1, DPTR): PRP entries or an SGL, with the list pages behind it.
+
+use super::error::LayoutError;
+use super::stats::QueueStats;
+use crate::spec::{Command, PAGE};
+use pinfold_core::addr::Segment;
+use pinfold_core::dma_pool::{ChunkSource, DmaPool, RawBlock};
+use pinfold_core::gather::Profile;
+use pinfold_core::gather::prp::{ControllerPage, ListPages, PrpError, Prps};
+use pinfold_core::gather::sgl::{Sgl, SglError};
+use zerocopy::little_endian::U64;
+
+/// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8 MiB; as SGL segments
+/// they hold 1,276 data blocks.
+const LIST_PAGES: usize = 5;
+
+/// What the controller is told about the memory of a command. Its pages belong to the pool `nvme lists`.
+#[derive(Debug)]
+pub(super) enum DataPointer {
+    Prp(Prps<RawBlock, LIST_PAGES>),
+    Sgl(Sgl<RawBlock, LIST_PAGES>),
+    /// A page with the ranges of a dataset management command.
+    Page(RawBlock),
+}
+
+impl DataPointer {
+    /// Describes `segments`, of `bytes` bytes in all: by PRP entries where the command itself holds them, by an SGL where
+    /// the controller supports `sgl`, else by a PRP list. Linear in the pages or segments.
+    ///
+    /// # Errors
+    /// [`LayoutError`]; no list page is held.
+    pub(super) fn new<S: ChunkSource>(
+        segments: impl Iterator<Item = Segment> + Clone,
+        bytes: u64,
+        sgl: Option<&Profile>,
+        lists: &DmaPool<S>,
+    ) -> Result<Self, LayoutError> {
+        let prps = |segments| Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp);
+        let Some(profile) = sgl else { return Ok(prps(segments)?) };
+        let first = segments.clone().next().map_or(0, |segment| segment.iova.raw() % PAGE);
+        if first + bytes <= 2 * PAGE
+            && let Ok(prps) = prps(segments.clone())
+        {
+            return Ok(prps);
+        }
+        match Sgl::new(profile, segments.clone(), lists) {
+            Ok(sgl) => Ok(Self::Sgl(sgl)),
+            // Many small segments: where they are whole pages, PRP lists reach twice as far.
+            Err(error @ SglError::TooLong { .. }) => match prps(segments) {
+                Err(PrpError::Ragged { .. } | PrpError::Offset { .. }) => Err(error.into()),
+                prps => Ok(prps?),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Copies `bytes`, at most a page, to a list page.
+    ///
+    /// # Errors
+    /// [`LayoutError`]; no list page is held.
+    pub(super) fn page<S: ChunkSource>(bytes: &[u8], lists: &DmaPool<S>) -> Result<Self, LayoutError> {
+        let taken = lists.take().map_err(PrpError::Take)?;
+        let page = Self::Page(taken.page);
+        match taken.memory.copy_from_slice(0, bytes) {
+            Ok(()) => Ok(page),
+            Err(error) => {
+                page.release(lists);
+                Err(PrpError::Memory(error).into())
+            }
+        }
+    }
+
+    /// Adds the entries and list pages to `stats`.
+    pub(super) fn count(&self, stats: &mut QueueStats) {
+        match self {
+            Self::Prp(prps) => {
+                stats.prp_entries += prps.entries();
+                stats.prp_list_pages += prps.list_pages() as u64;
+            }
+            Self::Sgl(sgl) => {
+                stats.sgl_data_blocks += sgl.data_blocks();
+                stats.sgl_segment_pages += sgl.list_pages() as u64;
+            }
+            Self::Page(_) => {}
+        }
+    }
+
+    /// Sets DPTR and PSDT of `command`.
+    pub(super) fn set(&self, command: &mut Command) {
+        match self {
+            Self::Prp(prps) => (command.prp1, command.prp2) = (U64::new(prps.prp1()), U64::new(prps.prp2())),
+            Self::Sgl(sgl) => command.set_sgl1(sgl.sgl1().words()),
+            Self::Page(page) => command.prp1 = U64::new(page.iova().raw()),
+        }
+    }
+
+    /// Frees the list pages. The controller no longer reads them.
+    pub(super) fn release<S: ChunkSource>(self, lists: &DmaPool<S>) {
+        let released = match self {
+            Self::Prp(prps) => prps.release(lists),
+            Self::Sgl(sgl) => sgl.release(lists),
+            Self::Page(page) => lists.give(page),
+        };
+        if let Err(error) = released {
+            tracing::error!(%error, "a list page was not accepted by its pool");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What a caller holds of a request: its payload while it is in flight, its completion, its outcome.
+
+use super::error::CommandError;
+use super::shared::SharedState;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Identifies a request among all requests of a controller (until a slot has been used 2^32 times).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RequestId {
+    /// The queue's serial number.
+    pub(super) queue: u32,
+    pub(super) tag: u16,
+    pub(super) sequence: u32,
+}
+
+/// Reports that a request has completed or has been given up. [`InFlight::finish`] accepts it.
+#[must_use = "the payload is returned by `InFlight::finish`"]
+#[derive(Debug)]
+pub struct Completion {
+    pub(super) id: RequestId,
+    pub(super) result: RequestResult,
+}
+
+impl Completion {
+    /// Returns the [`InFlight::tag`] of the request.
+    pub fn tag(&self) -> usize {
+        self.id.tag.into()
+    }
+
+    /// Whether the request was given up, so that its payload is quarantined.
+    pub fn timed_out(&self) -> bool {
+        matches!(self.result, RequestResult::TimedOut)
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum RequestResult {
+    Completed(Result<(), CommandError>),
+    TimedOut,
+}
+
+/// A request in flight, with its payload.
+///
+/// Dropping it before its completion quarantines the payload for the life of the process (and counts it), unless the
+/// controller has been reset since.
+#[must_use = "dropping a request in flight quarantines its payload"]
+pub struct InFlight<P> {
+    payload: Option<P>,
+    id: RequestId,
+    generation: u64,
+    shared: Arc<SharedState>,
+}
+
+impl<P> fmt::Debug for InFlight<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The outcome of a request.
+#[derive(Debug)]
+pub enum Outcome<P> {
+    /// The controller no longer accesses the payload.
+    Completed {
+        /// The payload of the request.
+        payload: P,
+        /// Whether the request succeeded.
+        result: Result<(), CommandError>,
+    },
+    /// The request did not complete in time; the controller may still access the payload.
+    TimedOut(Quarantined<P>),
+    /// The completion belongs to another request; both are returned.
+    Foreign(InFlight<P>, Completion),
+}
+
+impl<P> InFlight<P> {
+    pub(super) fn new(payload: P, id: RequestId, generation: u64, shared: Arc<SharedState>) -> Self {
+        Self { payload: Some(payload), id, generation, shared }
+    }
+
+    /// Returns a number below the queue's depth that no other request in flight in the queue has.
+    pub fn tag(&self) -> usize {
+        self.id.tag.into()
+    }
+
+    /// Returns the payload and the result of the request. Constant time.
+    pub fn finish(mut self, completion: Completion) -> Outcome<P> {
+        if completion.id != self.id {
+            return Outcome::Foreign(self, completion);
+        }
+        let Some(payload) = self.payload.take() else {
+            // Unreachable: `payload` is taken here and on drop only, and both consume `self`.
+            return Outcome::Foreign(self, completion);
+        };
+        match completion.result {
+            RequestResult::Completed(result) => Outcome::Completed { payload, result },
+            RequestResult::TimedOut => {
+                self.shared.quarantined.fetch_add(1, Ordering::Relaxed);
+                let (generation, shared) = (self.generation, self.shared.clone());
+                Outcome::TimedOut(Quarantined { payload: Some(payload), generation, shared })
+            }
+        }
+    }
+}
+
+impl<P> Drop for InFlight<P> {
+    fn drop(&mut self) {
+        if let Some(payload) = self.payload.take() {
+            self.shared.drop_or_quarantine(payload, self.generation);
+        }
+    }
+}
+
+/// A payload that the controller may still access.
+///
+/// Dropping it before the controller has been reset quarantines the payload for the life of the process, and counts it.
+#[must_use = "dropping it quarantines the payload for the life of the process"]
+pub struct Quarantined<P> {
+    payload: Option<P>,
+    generation: u64,
+    shared: Arc<SharedState>,
+}
+
+impl<P> fmt::Debug for Quarantined<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Quarantined").field("recoverable", &self.is_recoverable()).finish_non_exhaustive()
+    }
+}
+
+impl<P> Quarantined<P> {
+    /// Whether the controller has been reset since the request was submitted.
+    pub fn is_recoverable(&self) -> bool {
+        self.shared.generation() > self.generation
+    }
+
+    /// Returns the payload.
+    ///
+    /// # Errors
+    /// `self`, where the controller has not been reset since: call
+    /// [`Controller::reset`](super::Controller::reset) first.
+    pub fn recover(mut self) -> Result<P, Self> {
+        if !self.is_recoverable() {
+            return Err(self);
+        }
+        match self.payload.take() {
+            Some(payload) => {
+                self.shared.quarantined.fetch_sub(1, Ordering::Relaxed);
+                Ok(payload)
+            }
+            // Unreachable: taken here and on drop only, and both consume `self`.
+            None => Err(self),
+        }
+    }
+}
+
+impl<P> Drop for Quarantined<P> {
+    fn drop(&mut self) {
+        if let Some(payload) = self.payload.take() {
+            self.shared.quarantined.fetch_sub(1, Ordering::Relaxed);
+            self.shared.drop_or_quarantine(payload, self.generation);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! An I/O queue pair: one thread submits to it and polls it.
+
+use super::wait::Vector;
+use crate::driver::command_id::CommandIds;
+use crate::driver::config::nanoseconds;
+use crate::driver::dma_buffer::DmaBuffer;
+use crate::driver::error::{Error, PollError};
+use crate::driver::in_flight::Completion;
+use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
+use crate::driver::namespace::Namespace;
+use crate::driver::ring::{CompletionRing, SubmissionRing};
+use crate::driver::slots::{CommandSlot, RequestSlot};
+use crate::driver::stats::QueueStats;
+use crate::interrupt::Interrupt;
+use crate::registers::Registers;
+use crate::spec::{Doorbell, SglSupport};
+use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::gather::Profile;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+/// Command slots of a shallow queue, if the controller allows them: a large request has many commands.
+const MIN_SLOTS: usize = 63;
+
+/// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.
+pub struct Queue<R: Registers, S: ChunkSource + Clone> {
+    pub(super) inner: Arc<Inner<R, S>>,
+    pub(super) id: u16,
+    /// Distinguishes this queue's requests from those of any other.
+    pub(super) serial: u32,
+    /// The generation of the controller that has the queue.
+    pub(super) generation: u64,
+    pub(super) namespaces: Arc<[Namespace]>,
+    /// The version of `namespaces`.
+    pub(super) namespace_version: u64,
+    /// Namespaces that changed since the queue was created.
+    pub(super) changed: Vec<u32>,
+    pub(super) max_transfer: u32,
+    pub(super) can_discard: bool,
+    /// What the controller's SGLs may contain, if it supports them.
+    pub(super) sgl: Option<Profile>,
+    pub(super) timeout_ns: u64,
+    pub(super) abort_timeout_ns: u64,
+    pub(super) sq: SubmissionRing<S>,
+    pub(super) cq: CompletionRing<S>,
+    /// The rings' memory; taken when the queue is dropped.
+    rings: Vec<DmaBuffer<S>>,
+    pub(super) commands: Box<[CommandSlot]>,
+    pub(super) free_commands: Vec<u16>,
+    pub(super) ids: CommandIds,
+    /// Command slots that are quarantined.
+    pub(super) quarantined: usize,
+    /// Command slots with an abort that has not been answered.
+    pub(super) aborts: usize,
+    pub(super) requests: Box<[RequestSlot]>,
+    pub(super) free_requests: Vec<u16>,
+    /// Requests with commands that have not been sent, in order.
+    pub(super) unsent: VecDeque<u16>,
+    /// Completions that have not been returned.
+    pub(super) completions: VecDeque<Completion>,
+    /// The earliest time at which a request may be overdue.
+    pub(super) next_deadline_ns: u64,
+    /// The time when the clock was last read.
+    pub(super) now_ns: u64,
+    pub(super) last_status_ns: u64,
+    /// When a submission last polled the admin queue.
+    pub(super) last_admin_poll_ns: u64,
+    pub(super) failed: Option<PollError>,
+    /// `None` where the queue is polled.
+    pub(super) interrupt: Option<Arc<dyn Interrupt>>,
+    pub(super) stats: QueueStats,
+}
+
+impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Queue<R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("id", &self.id)
+            .field("depth", &self.depth())
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
+    pub(in crate::driver) fn create(
+        inner: Arc<Inner<R, S>>,
+        depth: usize,
+        vector: Option<Vector>,
+    ) -> Result<Self, Error> {
+        let limit = inner.max_depth();
+        if depth == 0 || depth > limit {
+            return Err(Error::Depth { depth, limit });
+        }
+        let slots = depth.max(MIN_SLOTS).min(limit);
+        let sizes = RingSizes::new(slots + 1, usize::from(inner.registers.cap().mqes()) + 1);
+        let number = vector.as_ref().map(|vector| vector.number);
+        let CreatedQueuePair { id, generation, info, namespace_version, sq, cq } =
+            inner.create_queue_pair(sizes, number)?;
+        let identity = info.identity;
+        let sgl_align = match identity.sgls {
+            SglSupport::AnyAlignment if inner.config.use_sgls => Some(1),
+            SglSupport::DwordAligned if inner.config.use_sgls => Some(4),
+            _ => None,
+        };
+        let now_ns = inner.config.clock.now_ns();
+        Ok(Self {
+            id,
+            serial: inner.shared.next_queue_serial(),
+            generation,
+            namespaces: info.namespaces,
+            namespace_version,
+            changed: Vec::new(),
+            max_transfer: identity.max_transfer_bytes,
+            can_discard: identity.can_discard,
+            sgl: sgl_align.and_then(|align| Profile::new(u32::MAX, u32::MAX.into(), 0, align).ok()),
+            timeout_ns: nanoseconds(inner.config.timeout),
+            abort_timeout_ns: nanoseconds(inner.config.abort_timeout),
+            sq: SubmissionRing::new(DmaBuffer::clone(&sq), sizes.submission),
+            cq: CompletionRing::new(DmaBuffer::clone(&cq), sizes.completion),
+            rings: vec![sq, cq],
+            commands: (0..slots).map(|_| CommandSlot::default()).collect(),
+            free_commands: free_list(slots),
+            ids: CommandIds::new(slots),
+            quarantined: 0,
+            aborts: 0,
+            requests: (0..depth).map(|_| RequestSlot::default()).collect(),
+            free_requests: free_list(depth),
+            unsent: VecDeque::with_capacity(depth),
+            completions: VecDeque::with_capacity(depth),
+            next_deadline_ns: u64::MAX,
+            now_ns,
+            last_status_ns: now_ns,
+            last_admin_poll_ns: now_ns,
+            failed: None,
+            interrupt: vector.map(|vector| vector.interrupt),
+            stats: QueueStats::default(),
+            inner,
+        })
+    }
+
+    /// Returns the queue identifier.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Returns the queue depth: the most requests in flight.
+    pub fn depth(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Returns the number of requests in flight: those whose completion has not been returned.
+    pub fn in_flight(&self) -> usize {
+        self.requests.len() - self.free_requests.len()
+    }
+
+    /// Returns the counters of the queue.
+    pub fn stats(&self) -> QueueStats {
+        self.stats
+    }
+
+    /// Submits everything since the last call to the controller with one doorbell write.
+    /// [`poll`](Self::poll) does it too, so that a forgotten call only costs time.
+    pub fn ring_doorbell(&mut self) {
+        if let Some(tail) = self.sq.take_tail() {
+            let in_flight = self.commands.len() - self.free_commands.len();
+            if let Some(head) = self.cq.take_head_if_full(in_flight) {
+                self.write_head(head);
+            }
+            self.inner.registers.ring_doorbell(self.id, Doorbell::SubmissionTail, tail);
+            self.stats.doorbells += 1;
+        }
+    }
+
+    pub(super) fn write_head(&mut self, head: u32) {
+        self.inner.registers.ring_doorbell(self.id, Doorbell::CompletionHead, head);
+        self.stats.doorbells += 1;
+    }
+
+    /// Whether the controller has been reset since the queue was created.
+    pub(super) fn is_stale(&self) -> bool {
+        self.inner.shared.generation() != self.generation
+    }
+}
+
+/// Returns the numbers below `count`, 0 last, so that it is popped first.
+fn free_list(count: usize) -> Vec<u16> {
+    (0..count).rev().filter_map(|slot| u16::try_from(slot).ok()).collect()
+}
+
+impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
+    fn drop(&mut self) {
+        let mut memory = PendingRelease::new(std::mem::take(&mut self.rings));
+        memory.data.extend(self.commands.iter_mut().filter_map(|slot| slot.data.take()));
+        self.inner.delete_queue_pair(self.id, self.serial, self.generation, memory);
+    }
+}

@@ -1,0 +1,110 @@
+//! The driver's own record of each command and request in flight. Nothing in it can be written by the controller.
+
+use super::data_pointer::DataPointer;
+use super::error::CommandError;
+use super::segments::SegmentCursor;
+
+/// A command. Its identifier is the slot and the slot's use count, so that a second completion of an earlier command in
+/// the same slot is recognised.
+#[derive(Debug, Default)]
+pub(super) struct CommandSlot {
+    pub(super) state: CommandState,
+    pub(super) uses: u16,
+    /// The request that the command belongs to; meaningful while in flight.
+    pub(super) tag: u16,
+    pub(super) abort: AbortState,
+    pub(super) data: Option<DataPointer>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum CommandState {
+    #[default]
+    Free,
+    InFlight,
+    /// Its request was given up. A late completion frees it, or a reset.
+    Quarantined,
+    /// Completed while an abort of it is outstanding: the identifier is not reused before the abort is answered, since the
+    /// abort would hit the later command.
+    AwaitingAbort,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum AbortState {
+    #[default]
+    None,
+    Outstanding,
+    Answered,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    Read,
+    Write,
+    Flush,
+    Discard,
+}
+
+impl Operation {
+    pub(super) fn moves_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+}
+
+/// A request as it was submitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) nsid: u32,
+    pub(super) slba: u64,
+    pub(super) blocks: u32,
+}
+
+impl Request {
+    const NONE: Self = Self { operation: Operation::Flush, nsid: 0, slba: 0, blocks: 0 };
+}
+
+/// A request in flight, from submission until its completion is returned: the one record of it.
+#[derive(Debug)]
+pub(super) struct RequestSlot {
+    pub(super) busy: bool,
+    pub(super) sequence: u32,
+    pub(super) request: Request,
+    pub(super) block_shift: u32,
+    /// The first block of the next command.
+    pub(super) next_slba: u64,
+    /// Bytes (of a read or write) or commands (of others) that have not been sent.
+    pub(super) unsent: u64,
+    /// Commands in flight.
+    pub(super) commands: u16,
+    pub(super) deadline_ns: u64,
+    /// Whether the request is overdue and its commands are being aborted, until `deadline_ns`.
+    pub(super) aborting: bool,
+    pub(super) error: Option<CommandError>,
+    pub(super) segments: SegmentCursor,
+}
+
+impl RequestSlot {
+    pub(super) fn start(&mut self, request: Request, block_shift: u32, unsent: u64, deadline_ns: u64) {
+        (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
+        (self.unsent, self.commands, self.deadline_ns) = (unsent, 0, deadline_ns);
+        (self.error, self.aborting) = (None, false);
+    }
+}
+
+impl Default for RequestSlot {
+    fn default() -> Self {
+        Self {
+            busy: false,
+            sequence: 0,
+            request: Request::NONE,
+            block_shift: 0,
+            next_slba: 0,
+            unsent: 0,
+            commands: 0,
+            deadline_ns: 0,
+            aborting: false,
+            error: None,
+            segments: SegmentCursor::default(),
+        }
+    }
+}
