@@ -6,7 +6,7 @@ use clap::builder::{
     OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pinfold::vfio::Bdf;
+use pinfold::pci::Bdf;
 use pinfold_bench::SUITES;
 use std::path::PathBuf;
 

@@ -5,12 +5,8 @@ use crate::copy::error::PumpError;
 use crate::failure::Failure;
 use crate::output;
 use crate::signal::Interrupt;
-use pinfold::vfio::{Bdf, BindError, Binder, Handed};
+use pinfold::pci::{Bdf, BindError, Binder, DriverChange};
 use serde::Serialize;
-use std::fmt::Write;
-
-/// The driver that gives devices to programs.
-const VFIO: &str = "vfio-pci";
 
 #[derive(Serialize)]
 struct Report {
@@ -21,14 +17,14 @@ struct Report {
     others: Vec<String>,
 }
 
-impl From<&Handed> for Report {
-    fn from(handed: &Handed) -> Self {
+impl From<&DriverChange> for Report {
+    fn from(change: &DriverChange) -> Self {
         Self {
-            device: handed.bdf.to_string(),
-            from: handed.from.clone(),
-            to: handed.to.clone(),
-            group: handed.group,
-            others: handed.others.iter().map(|other| other.address.clone()).collect(),
+            device: change.bdf.to_string(),
+            from: change.from.clone(),
+            to: change.to.clone(),
+            group: change.group,
+            others: change.others.iter().map(|other| other.address.clone()).collect(),
         }
     }
 }
@@ -47,7 +43,7 @@ pub(crate) fn unbind(args: &UnbindArgs) -> Result<(), Failure> {
 fn each(
     devices: &[Bdf],
     json: bool,
-    hand: impl Fn(&Binder, Bdf) -> Result<Handed, BindError>,
+    hand: impl Fn(&Binder, Bdf) -> Result<DriverChange, BindError>,
 ) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let binder = Binder::new();
@@ -59,61 +55,9 @@ fn each(
     })
 }
 
-fn print(handed: &Handed, json: bool) -> Result<(), Failure> {
+fn print(change: &DriverChange, json: bool) -> Result<(), Failure> {
     if json {
-        return output::json(&Report::from(handed));
+        return output::json(&Report::from(change));
     }
-    output::text(&words(handed))
-}
-
-fn words(handed: &Handed) -> String {
-    let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_owned());
-    let mut line = format!("{}: ", handed.bdf);
-    // Writing to a `String` does not fail.
-    let _ = if handed.from == handed.to {
-        write!(line, "{} has it already", name(&handed.to))
-    } else {
-        write!(line, "{} -> {}", name(&handed.from), name(&handed.to))
-    };
-    let _ = match handed.group {
-        Some(group) => writeln!(line, ", group {group}"),
-        None => writeln!(line, ", in no IOMMU group"),
-    };
-    if handed.to.as_deref() == Some(VFIO) && !handed.others.is_empty() {
-        let others: Vec<String> =
-            handed.others.iter().map(|other| format!("{} ({})", other.address, other.driver)).collect();
-        let _ = writeln!(
-            line,
-            "  the IOMMU can not tell it from {}: give these to VFIO too, or it can not be opened",
-            others.join(", ")
-        );
-    }
-    line
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pinfold::vfio::Neighbour;
-
-    #[test]
-    fn what_was_done_in_words() {
-        let bdf = "0000:01:00.0".parse().unwrap();
-        let mut handed = Handed {
-            bdf,
-            from: Some("nvme".into()),
-            to: Some("vfio-pci".into()),
-            group: Some(7),
-            others: vec![],
-        };
-        assert_eq!(words(&handed), "0000:01:00.0: nvme -> vfio-pci, group 7\n");
-        handed.from = handed.to.clone();
-        handed.others = vec![Neighbour { address: "0000:01:00.1".into(), driver: "ahci".into() }];
-        let text = words(&handed);
-        assert!(text.starts_with("0000:01:00.0: vfio-pci has it already, group 7\n"), "{text}");
-        assert!(text.contains("0000:01:00.1 (ahci)"), "{text}");
-        handed.to = None;
-        handed.group = None;
-        assert!(words(&handed).starts_with("0000:01:00.0: vfio-pci -> no driver, in no IOMMU group\n"));
-    }
+    output::text(&format!("{change}\n"))
 }

@@ -171,7 +171,7 @@ pub(crate) enum Failure {
     },
     /// A device was not given to VFIO, or not given back.
     #[error(transparent)]
-    Bind(#[from] pinfold::vfio::BindError),
+    Bind(#[from] pinfold::pci::BindError),
     /// A suite was not measured.
     #[error(transparent)]
     Bench(#[from] pinfold_bench::BenchError),

@@ -39,15 +39,15 @@ fn run() -> Outcome {
     let options = match way {
         // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and taken back below.
         IommuInterface::NoIommu => unsafe { Options::new().without_iommu() },
-        way => Options::new().way(way),
+        interface => Options::new().interface(interface),
     };
     let device = Device::open(address, &options)?;
-    let chosen = device.chosen();
-    println!("{address}: {} ({:x?})", chosen.why, chosen.limits);
+    let attachment = device.attachment();
+    println!("{address}: {} ({:x?})", attachment.reason, attachment.limits);
     let second = words.iter().find_map(|word| word.strip_prefix("with="));
     let second = second.map(|name| Device::open_in(name, device.domain(), &options)).transpose()?;
     if let Some(second) = &second {
-        println!("{}: {}", second.address(), second.chosen().why);
+        println!("{}: {}", second.address(), second.attachment().reason);
         registers(second)?;
         check(
             "a device is in one domain once",

@@ -1,67 +1,35 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 
-use crate::soft::{Port, SoftConfig, SoftIommu, SoftView};
-use crate::vfio::open as vfio;
-use pinfold_core::domain::{BackendError, DomainOwner, TableBackend};
-use pinfold_core::iova::IovaSpace;
+use pinfold_core::domain::DomainOwner;
 use pinfold_core::share::Shared;
-use pinfold_core::table::{TablePages, VtdSecondStage};
+use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 /// One I/O address space, with the backend that keeps it. A handle: a clone is the same domain.
 ///
-/// What a domain offers whatever its backend (`map`, `revoke_all`, `register_memory`, `map_static`, `stats` ...) is reached
+/// The operations that do not depend on the backend (`map`, `revoke_all`, `register_memory`, `map_static`, `stats` ...) come
 /// through `Deref`: see [`pinfold_core::domain::Domain`].
 ///
-/// The first kernel that has what the backends need: `soft` needs none, `vfio` 4.0, `iommufd` 6.6.
+/// [`Domain::soft`] creates one behind a software IOMMU, [`vfio::Device::open`](crate::vfio::Device::open) one for a real
+/// device. The backend `soft` needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6.
 #[derive(Clone)]
 pub struct Domain {
     core: Shared<pinfold_core::domain::Domain>,
-    behind: Behind,
+    device_side: Arc<dyn DeviceSide>,
 }
 
-/// What stands behind the backend on the device's side.
-#[derive(Clone)]
-pub(crate) enum Behind {
-    /// Models, that reach memory through ports.
-    Soft(SoftIommu),
-    /// Real devices, for which the kernel keeps the table.
-    Kernel(vfio::Space),
-    /// Nothing.
-    #[cfg(test)]
-    Fake,
-}
+/// What the devices of a domain are attached to. Each backend implements it for a type of its own, and finds it again with
+/// [`Domain::device_side`].
+pub(crate) trait DeviceSide: Any + Send + Sync {}
+
+#[cfg(test)]
+impl DeviceSide for () {}
 
 impl Domain {
-    /// A domain behind the software IOMMU, as it is by [default](SoftConfig::default).
-    ///
-    /// # Errors
-    /// [`BackendError::NoMemory`] where memory for its table could not be had.
-    pub fn soft() -> Result<Self, BackendError> {
-        Self::soft_with(SoftConfig::default())
-    }
-
-    /// A domain behind the software IOMMU.
-    ///
-    /// # Errors
-    /// [`BackendError::NoMemory`] as for [`soft`](Self::soft); [`BackendError::Table`] where the configuration asks
-    /// for levels that there are not.
-    pub fn soft_with(config: SoftConfig) -> Result<Self, BackendError> {
-        let levels = config.levels;
-        let iommu = SoftIommu::new(config)?;
-        // SAFETY: the table that uses it holds the IOMMU, by its queue, and with it the memory.
-        let pages = unsafe { iommu.table_pages() };
-        let pages = TablePages::new(pages, iommu.table_phys())?;
-        let paged = TableBackend::<VtdSecondStage, _>::new("soft", iommu.queue(), pages, levels)?;
-        iommu.attach(paged.root(), levels);
-        let iovas = IovaSpace::new(paged.bits())?;
-        let core = pinfold_core::domain::Domain::new(Box::new(paged), iovas);
-        Ok(Self::new(core, Behind::Soft(iommu)))
-    }
-
-    /// A domain above a backend.
-    pub(crate) fn new(core: pinfold_core::domain::Domain, behind: Behind) -> Self {
-        Self { core: Shared::new(core), behind }
+    /// Combines a core domain with the device side of its backend.
+    pub(crate) fn new(core: pinfold_core::domain::Domain, device_side: impl DeviceSide) -> Self {
+        Self { core: Shared::new(core), device_side: Arc::new(device_side) }
     }
 
     /// Returns one thread's handle, whose mappings own a share of the domain: they may outlive every other handle, move
@@ -72,30 +40,16 @@ impl Domain {
         self.core.owner()
     }
 
-    /// What the backend is called: `soft`, or `vfio` and `iommufd` for that of a [device](crate::vfio::Device).
+    /// Returns the name of the backend: `soft`, or `vfio`, `iommufd` or `none` for that of a
+    /// [device](crate::vfio::Device).
     pub fn name(&self) -> &'static str {
         self.core.backend_name()
     }
 
-    /// A new device's way into the domain, where the devices of this domain are models; `None` where they are real.
-    pub fn port(&self) -> Option<Port> {
-        self.soft_iommu().map(|iommu| iommu.port())
-    }
-
-    /// The software IOMMU, if the domain is behind one: its account and its faults.
-    pub fn soft_iommu(&self) -> Option<SoftView<'_>> {
-        match &self.behind {
-            Behind::Soft(iommu) => Some(SoftView::new(iommu)),
-            _ => None,
-        }
-    }
-
-    /// What real devices of the domain are attached to.
-    pub(crate) fn kernel(&self) -> Option<&vfio::Space> {
-        match &self.behind {
-            Behind::Kernel(space) => Some(space),
-            _ => None,
-        }
+    /// Returns the device side, if it is a `T`.
+    pub(crate) fn device_side<T: DeviceSide>(&self) -> Option<&T> {
+        let side: &dyn Any = &*self.device_side;
+        side.downcast_ref()
     }
 }
 

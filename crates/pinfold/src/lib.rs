@@ -31,15 +31,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod adapters;
+mod backend;
 pub mod domain;
 pub mod memory;
+pub mod pci;
 pub mod probe;
 pub mod registered;
-pub mod soft;
 mod sys;
 pub mod uring;
 pub mod vfio;
 
+#[cfg(feature = "soft")]
+pub use backend::soft;
 pub use domain::Domain;
 pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory, MappingPolicy};
 pub use memory::{Buffer, Source};

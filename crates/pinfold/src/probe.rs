@@ -6,15 +6,15 @@
 mod devices;
 mod facts;
 mod findings;
-pub mod hugepages;
 mod live;
 #[cfg(test)]
 mod tests;
-pub(crate) mod text;
 
+pub use crate::sys::hugepages;
+pub use crate::sys::hugepages::{HugetlbPool, Thp};
+pub use crate::sys::roots::Roots;
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Vfio};
-pub use facts::{Facts, NumaNode, Roots};
-pub use hugepages::{HugetlbPool, Thp};
+pub use facts::{Facts, NumaNode};
 pub use live::{Answer, IoUring, Live};
 
 /// How it stands with one thing.

@@ -1,11 +1,11 @@
-//! Real devices by VFIO: opened by their address, in a [`Domain`](crate::Domain) that the kernel's IOMMU driver keeps.
+//! Real devices through VFIO, opened by their PCI address, in a [`Domain`](crate::Domain) whose table the kernel keeps.
 //!
 //! ```no_run
 //! use pinfold::vfio::{Device, Options};
 //! use pinfold::{Arena, MappingPolicy};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Device::open("0000:01:00.0", &Options::new())?; // `pinfold bind 0000:01:00.0` before
+//! let device = Device::open("0000:01:00.0", &Options::new())?; // after `pinfold bind 0000:01:00.0`
 //! let arena = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(device.domain())?;
 //! let bar = device.bar(0)?;
 //! let capabilities = bar.read64(0)?; // of an NVMe controller: CAP
@@ -15,40 +15,26 @@
 //! # }
 //! ```
 //!
-//! A map is a system call that pins the memory and a revocation one that waits for the IOMMU's flush: tens of
-//! microseconds. So what is used again and again is mapped once: an arena that is exposed whole is one entry.
+//! A map is a system call that pins the memory, and a revocation one that waits for the IOMMU's flush: tens of
+//! microseconds. Map memory that is used repeatedly once: an arena that is mapped as a whole is one entry.
 //!
-//! # What must hold
-//! Memory that a device can reach is not given back. The domain keeps an account of what is mapped; whatever is left
-//! of a piece of memory is unmapped when it is expelled, which an arena does before it unmaps itself. A process that is
-//! killed leaves nothing behind: the kernel closes its descriptors, and with the last one the table goes.
+//! # Lifetime of mapped memory
+//! Memory that a device can reach is never released. The domain records what is mapped; unregistering memory, which an
+//! arena does before it unmaps itself, unmaps what is left of it. A killed process leaves nothing behind: the kernel closes
+//! its descriptors, and frees the table with the last one.
 
 mod bar;
-mod bdf;
-mod bind;
-pub(crate) mod choice;
-mod claim;
 mod device;
 mod error;
-#[cfg(test)]
-pub(crate) mod fake;
-mod in_use;
-mod iommufd;
 mod irq;
-pub(crate) mod lookup;
-mod mapper;
-mod noiommu;
-pub(crate) mod open;
-mod table;
-mod type1;
+mod open;
+mod options;
 
+pub use crate::backend::context::Limits;
+pub use crate::backend::error::OpenError;
+pub use crate::backend::interface::IommuInterface;
 pub use bar::Bar;
-pub use bdf::{Bdf, NotBdf};
-pub use bind::{After, BindError, Binder, Files, Handed, SysFiles};
-pub use choice::IommuInterface;
 pub use device::{Device, Ids};
-pub use error::{DeviceError, Neighbour, OpenError};
-pub use in_use::InUse;
+pub use error::DeviceError;
 pub use irq::Irq;
-pub use mapper::Limits;
-pub use open::{Chosen, Options};
+pub use options::{Attachment, Options};

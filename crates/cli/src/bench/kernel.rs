@@ -1,6 +1,6 @@
 //! The kernel's driver, and fio on it.
 
-use pinfold::vfio::Bdf;
+use pinfold::pci::Bdf;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,7 +1,7 @@
 //! What a user writes for a target.
 
 use crate::units::ByteSize;
-use pinfold::vfio::{Bdf, NotBdf};
+use pinfold::pci::{Bdf, InvalidBdf};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -52,7 +52,7 @@ pub(crate) enum SpecError {
         /// The whole.
         text: String,
         /// What is wrong with the address.
-        error: NotBdf,
+        error: InvalidBdf,
     },
     /// `vfio:0000:01:00.0/x`.
     #[error("{0:?}: behind the slash stands the number of a namespace, from 1 on")]

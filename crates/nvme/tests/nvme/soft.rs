@@ -85,7 +85,7 @@ fn what_is_written_through_the_iommu_is_read_back() {
                 assert!(back == bytes, "{blocks} blocks of {block}, {mapping_policy:?}");
             }
         }
-        assert_eq!(domain.soft_iommu().unwrap().stats().faults, 0);
+        assert_eq!(domain.soft_bus().unwrap().stats().faults, 0);
         drop(queue);
         assert_eq!(controller.stats().list_pages_used, 0);
     }
@@ -107,7 +107,7 @@ fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
     for access in [BusAccess::Write, BusAccess::Read] {
         assert!(matches!(faults.access_remembered(access)[0].outcome, InjectionOutcome::Fault(_)));
     }
-    assert_eq!(domain.soft_iommu().unwrap().stats().faults, 2);
+    assert_eq!(domain.soft_bus().unwrap().stats().faults, 2);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_lost_command_keeps_its_mapping_until_reset() {
         std::thread::yield_now();
     }
     let quarantined = quarantined.recover().unwrap_err();
-    assert_eq!(domain.soft_iommu().unwrap().stats().faults, 0, "what came late landed in the quarantine");
+    assert_eq!(domain.soft_bus().unwrap().stats().faults, 0, "what came late landed in the quarantine");
     controller.reset().unwrap();
     quarantined.recover().unwrap().unmap().unwrap();
     assert_eq!(controller.stats().quarantined_permanently, 0);

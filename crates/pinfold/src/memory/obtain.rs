@@ -2,7 +2,7 @@
 
 use super::arena::BuildError;
 use super::source::{Residency, Source, SourceUnavailable, UnavailableReason};
-use crate::probe::hugepages::{self, Thp};
+use crate::sys::hugepages::{self, Thp};
 use crate::sys::region::Region;
 use crate::sys::{Errno, memfd, numa, smaps};
 use pinfold_core::addr::PageSize;

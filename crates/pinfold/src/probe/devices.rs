@@ -1,8 +1,9 @@
 //! IOMMU groups, and the device nodes of VFIO and iommufd.
 
-use super::facts::Roots;
-use super::text;
-use crate::vfio::{IommuInterface, choice, lookup};
+use crate::backend::interface::{self, IommuInterface};
+use crate::pci::lookup;
+use crate::sys::roots::Roots;
+use crate::sys::text;
 use rustix::fs::Access as Mode;
 use std::path::Path;
 
@@ -82,9 +83,9 @@ pub struct Bound {
     /// Its address: `0000:01:00.0`.
     pub address: String,
     /// By which of the kernel's interfaces.
-    pub way: IommuInterface,
+    pub interface: IommuInterface,
     /// Why by that one.
-    pub why: String,
+    pub reason: String,
 }
 
 const MODULES: [&str; 4] = ["vfio", "vfio_pci", "vfio_iommu_type1", "iommufd"];
@@ -109,12 +110,12 @@ fn bound(roots: &Roots) -> Vec<Bound> {
     let choose = |address: String| {
         let found = lookup::find(roots, address.parse().ok()?).ok()?;
         let unprotected = found.group.as_ref().is_some_and(|group| group.unprotected);
-        let choice = choice::choose(roots, found.cdev.as_deref());
-        let (way, why) = match unprotected {
-            true => (IommuInterface::NoIommu, "name alone, for it has no IOMMU".to_owned()),
-            false => (choice.way, choice.why),
+        let selection = interface::select(roots, found.cdev.as_deref());
+        let (interface, reason) = match unprotected {
+            true => (IommuInterface::NoIommu, "name only, because it has no IOMMU".to_owned()),
+            false => (selection.interface, selection.reason),
         };
-        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, way, why })
+        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, interface, reason })
     };
     text::names(&lookup::devices(roots)).into_iter().filter_map(choose).collect()
 }

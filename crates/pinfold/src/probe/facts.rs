@@ -1,29 +1,12 @@
 //! Everything that was found out about a machine.
 
 use super::devices::{self, IommuGroup, Node, Vfio};
-use super::hugepages::{self, HugetlbPool, Thp};
 use super::live::Live;
-use super::text;
+use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::limits::MemlockLimit;
-use std::path::{Path, PathBuf};
-
-/// Where `/proc`, `/sys` and `/dev` are. Other places than the usual ones are for tests, and for looking at the files of
-/// another machine.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Roots {
-    /// Usually `/proc`.
-    pub proc: PathBuf,
-    /// Usually `/sys`.
-    pub sys: PathBuf,
-    /// Usually `/dev`.
-    pub dev: PathBuf,
-}
-
-impl Default for Roots {
-    fn default() -> Self {
-        Self { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into() }
-    }
-}
+use crate::sys::roots::Roots;
+use crate::sys::text;
+use std::path::Path;
 
 /// The memory of one NUMA node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! What can only be found out by asking the kernel for it.
 
 use crate::sys::Errno;
-use crate::sys::asking;
+use crate::sys::query;
 use io_uring::{IoUring as Ring, Probe, opcode};
 
 /// What the kernel said when it was asked for something.
@@ -53,9 +53,9 @@ impl Live {
     pub fn ask() -> Self {
         Self {
             io_uring: io_uring().map_err(|error| Errno::new(error.raw_os_error().unwrap_or(0))),
-            af_xdp: asking::xdp_socket().into(),
-            userfaultfd: asking::userfaultfd().into(),
-            pagemap: asking::pagemap_tells_frames(),
+            af_xdp: query::xdp_socket().into(),
+            userfaultfd: query::userfaultfd().into(),
+            pagemap: query::pagemap_tells_frames(),
         }
     }
 }

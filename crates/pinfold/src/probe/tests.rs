@@ -95,7 +95,7 @@ fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
 
 #[test]
 fn how_a_bound_device_would_be_opened_and_why() {
-    use crate::vfio::IommuInterface;
+    use crate::backend::interface::IommuInterface;
     let files = [
         EVERYTHING,
         &[
@@ -109,7 +109,8 @@ fn how_a_bound_device_would_be_opened_and_why() {
     let link = roots.sys.join("bus/pci/devices/0000:01:00.0/driver");
     std::os::unix::fs::symlink("../../drivers/vfio-pci", link).unwrap();
     let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
-    let ways: Vec<_> = facts.vfio.bound.iter().map(|bound| (bound.address.as_str(), bound.way)).collect();
+    let ways: Vec<_> =
+        facts.vfio.bound.iter().map(|bound| (bound.address.as_str(), bound.interface)).collect();
     assert_eq!(ways, [("0000:01:00.0", IommuInterface::Iommufd)], "the other one is not bound");
     // Without the device's own node it is type1, and without /dev/iommu too.
     for missing in ["vfio/devices/vfio0", "iommu"] {
@@ -117,7 +118,7 @@ fn how_a_bound_device_would_be_opened_and_why() {
         let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
         let findings = facts.findings();
         let said = find(&findings, "0000:01:00.0");
-        assert!(said.detail.starts_with("by type1, for there is no "), "{}", said.detail);
+        assert!(said.detail.starts_with("by type1, because there is no "), "{}", said.detail);
         assert!(said.detail.ends_with(&format!("{missing}; 65535 mappings at most")), "{}", said.detail);
     }
 }

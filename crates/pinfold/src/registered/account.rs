@@ -1,8 +1,8 @@
 //! What is pinned, and what counts against which limit.
 
 use super::error::RegistrationError;
-use crate::probe::text;
 use crate::sys::limits::MemlockLimit;
+use crate::sys::text;
 use std::fmt;
 
 /// What a table of buffers keeps pinned.

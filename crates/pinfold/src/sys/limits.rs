@@ -51,5 +51,5 @@ pub(crate) fn has_ipc_lock() -> bool {
 /// What `VmLck` of `/proc/self/status` says, in bytes.
 fn locked_bytes() -> Option<u64> {
     let status = std::fs::read("/proc/self/status").ok()?;
-    crate::probe::text::field_kib(&status, "VmLck")
+    super::text::field_kib(&status, "VmLck")
 }

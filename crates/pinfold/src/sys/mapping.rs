@@ -1,6 +1,7 @@
 //! What is mapped at an address: its bounds, its rights and its page size.
 
-use super::{Errno, smaps};
+use super::errno::Errno;
+use super::smaps;
 use rustix::ioctl::{Updater, opcode};
 use std::fs::File;
 
@@ -125,8 +126,8 @@ impl Mappings {
         unsafe { rustix::ioctl::ioctl(&self.maps, ioctl) }?;
         let bytes = name.get(..query.name_size.saturating_sub(1) as usize).unwrap_or(&[]);
         Ok(MmapRegion {
-            start: super::bytes(query.start),
-            end: super::bytes(query.end),
+            start: super::errno::bytes(query.start),
+            end: super::errno::bytes(query.end),
             page_bytes: query.page_size,
             readable: query.vma_flags & READABLE != 0,
             writable: query.vma_flags & WRITABLE != 0,

@@ -1,6 +1,6 @@
 //! Memory with a file descriptor, to be shared with another process.
 
-use super::Errno;
+use super::errno::Errno;
 use pinfold_core::addr::PageSize;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;

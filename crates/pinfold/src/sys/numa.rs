@@ -1,6 +1,6 @@
 //! The NUMA node that memory comes from.
 
-use super::Errno;
+use super::errno::Errno;
 use super::region::Region;
 
 /// Words of the node mask: as many nodes as Linux can have (`MAX_NUMNODES`, 1024).
@@ -48,7 +48,7 @@ fn mbind(
             flags,
         )
     };
-    if done == 0 { Ok(()) } else { Err(super::last_errno()) }
+    if done == 0 { Ok(()) } else { Err(super::errno::last_errno()) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which pages are behind addresses of this process: `/proc/self/pagemap` and `/proc/kpageflags`.
 
-use super::Errno;
+use super::errno::Errno;
 use rustix::ioctl::{IoctlOutput, Opcode, opcode};
 use std::ffi::c_void;
 use std::fs::File;
@@ -122,7 +122,7 @@ impl Pagemap {
             // SAFETY: the kernel writes to `scan`, and at most `vec_len` regions to `regions`; both outlive the call.
             let filled = unsafe { rustix::ioctl::ioctl(&self.pagemap, ScanCall(&mut scan)) }?;
             for region in regions.iter().take(filled) {
-                let (from, to) = (super::bytes(region.start), super::bytes(region.end));
+                let (from, to) = (super::errno::bytes(region.start), super::bytes(region.end));
                 match found.last_mut().filter(|last| last.1 == from) {
                     Some(last) => last.1 = to,
                     None => found.push((from, to)),
@@ -148,7 +148,7 @@ impl Pagemap {
         let mut at = start;
         words(&self.pagemap, first, (end as u64 / PAGE).saturating_sub(first), |word| {
             each(at, Entry(word));
-            at += super::bytes(PAGE);
+            at += super::errno::bytes(PAGE);
         })
     }
 

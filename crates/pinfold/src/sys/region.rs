@@ -1,6 +1,6 @@
 //! A range of this process's address space that one owner keeps and gives back.
 
-use super::Errno;
+use super::errno::Errno;
 use pinfold_core::addr::PageSize;
 use pinfold_core::mem::DmaMemory;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};

@@ -1,6 +1,6 @@
 //! Signals that one thread waits for, so that a thread that sleeps in the kernel cannot delay them.
 
-use super::{Errno, last_errno};
+use super::errno::{Errno, last_errno};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What the kernel really gave: a reader of `/proc/self/smaps`.
 
-use crate::probe::text;
+use super::text;
 
 /// What `/proc/self/smaps` says of one mapping.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

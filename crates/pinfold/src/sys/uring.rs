@@ -1,7 +1,7 @@
 //! `io_uring_register` for buffers, on any ring's descriptor: the ring may be somebody else's, and then no library's value
 //! for it is at hand.
 
-use super::{Errno, last_errno};
+use super::errno::{Errno, last_errno};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// `struct io_uring_rsrc_register`.

@@ -1,6 +1,6 @@
 //! A userfaultfd that is told when memory goes away. No page fault is ever handed to it.
 
-use super::Errno;
+use super::errno::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, opcode};
 use rustix::mm::UserfaultfdFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -113,7 +113,7 @@ impl Userfault {
             }
             let word = |at: usize| {
                 let bytes = bytes.get(at..at + 8).and_then(|part| <[u8; 8]>::try_from(part).ok());
-                super::bytes(bytes.map_or(0, u64::from_ne_bytes))
+                super::errno::bytes(bytes.map_or(0, u64::from_ne_bytes))
             };
             let [first, second, third] = [8, 16, 24].map(word);
             let (what, end) = match bytes.first() {

@@ -6,62 +6,76 @@ use crate::sys::vfio::device::Window;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// The registers behind a BAR.
+/// The registers of a BAR.
 ///
-/// Where the kernel allows it they are mapped into this process, and an access is one load or store. What can not be
-/// mapped (the page of an interrupt table, for old kernels) is reached by `pread` and `pwrite`.
+/// They are mapped into this process if the kernel allows it, and an access is then one load or store. Parts that cannot be
+/// mapped (the page of an interrupt table, in old kernels) are accessed by `pread` and `pwrite`.
 ///
-/// Registers are little-endian on the bus and so are the values here. An access is volatile, of exactly the width asked
-/// for, and in order with other accesses of the same thread; a write comes after all that the thread stored to memory
-/// before.
+/// Registers are little-endian on the bus; values here are the host's. An access is volatile, has exactly the width of the
+/// call, and is ordered with other accesses of the same thread; a write is ordered after all earlier stores of the thread
+/// to memory.
 ///
-/// A device that is gone reads as all ones. If the device stops decoding its registers (its memory is switched off
-/// in configuration space) a mapped access is a `SIGBUS`: [`Device::set_bus_master`] leaves decoding on.
+/// A device that is unplugged reads as all ones. If a device stops decoding its registers (memory decoding is switched off
+/// in configuration space), a mapped access is a `SIGBUS`: [`Device::set_bus_master`] leaves decoding on.
 pub struct Bar {
     device: Device,
     region: Region,
     windows: Vec<(u64, Window)>,
 }
 
+impl Device {
+    /// Returns the registers of a BAR (0 to 5), mapped if the kernel allows it.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoRegion`] if the device has no such BAR; [`DeviceError::Kernel`].
+    pub fn bar(&self, index: u8) -> Result<Bar, DeviceError> {
+        if index > 5 {
+            return Err(DeviceError::NoRegion { bdf: self.address(), index: index.into() });
+        }
+        Bar::new(self.clone(), index.into())
+    }
+}
+
 impl Bar {
-    pub(super) fn new(device: Device, index: u32) -> Result<Self, DeviceError> {
+    fn new(device: Device, index: u32) -> Result<Self, DeviceError> {
         let region = device.0.region(index)?;
         if !(region.region.readable && region.region.writable) {
             return Err(DeviceError::NoRegion { bdf: device.address(), index });
         }
         let mut windows = Vec::new();
         for &(offset, size) in &region.region.mappable {
-            let place = region.region.offset.checked_add(offset);
-            // A part that is no part of the region, or is empty, is not mapped; `pread` serves it.
+            let position = region.region.offset.checked_add(offset);
+            // A part outside the region, or an empty one, is not mapped; `pread` serves it.
             let inside = offset.checked_add(size).is_some_and(|end| end <= region.region.size);
-            let (Some(place), Ok(len), true) = (place, usize::try_from(size), inside && size > 0) else {
+            let (Some(position), Ok(len), true) = (position, usize::try_from(size), inside && size > 0)
+            else {
                 continue;
             };
-            let window = Window::new(device.0.fd(), place, len).map_err(|e| device.0.failed("mmap", e))?;
+            let window = Window::new(device.0.fd(), position, len).map_err(|e| device.0.failed("mmap", e))?;
             windows.push((offset, window));
         }
         Ok(Self { device, region, windows })
     }
 
-    /// How many bytes.
-    #[expect(clippy::len_without_is_empty, reason = "a region that is there is not empty")]
+    /// Returns its size in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "an existing region is not empty")]
     pub fn len(&self) -> u64 {
         self.region.region.size
     }
 
-    /// How many of them are mapped.
+    /// Returns how many bytes of it are mapped.
     pub fn mapped_len(&self) -> u64 {
         self.windows.iter().map(|(_, window)| window.len() as u64).sum()
     }
 
-    /// Where the `len` bytes at `offset` are in this process, if they are mapped in one piece: for drivers that bring
-    /// their own way to registers. It is valid as long as this value lives.
+    /// Returns the address of the `len` bytes at `offset` in this process, if they are mapped contiguously: for drivers with
+    /// their own register access. Valid as long as `self`.
     pub fn as_ptr(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let (window, at) = self.mapped(offset)?;
         window.part(at, len)
     }
 
-    /// Its device.
+    /// Returns its device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -69,7 +83,7 @@ impl Bar {
     /// Reads the 32 bits at `offset` bytes.
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] where they are not inside or not aligned; [`DeviceError::Kernel`] by `pread`.
+    /// [`DeviceError::Outside`] if they are not inside or not aligned; [`DeviceError::Kernel`] from `pread`.
     #[inline]
     pub fn read32(&self, offset: u64) -> Result<u32, DeviceError> {
         if let Some(value) = self.mapped(offset).and_then(|(window, at)| window.read::<u32>(at)) {
@@ -94,7 +108,7 @@ impl Bar {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes the 32 bits at `offset` bytes, after everything that this thread stored to memory before.
+    /// Writes the 32 bits at `offset` bytes, after all earlier stores of this thread to memory.
     ///
     /// # Errors
     /// As for [`read32`](Self::read32).
@@ -106,7 +120,7 @@ impl Bar {
         }
     }
 
-    /// Writes the 64 bits at `offset` bytes, after everything that this thread stored to memory before.
+    /// Writes the 64 bits at `offset` bytes, after all earlier stores of this thread to memory.
     ///
     /// # Errors
     /// As for [`read32`](Self::read32).
@@ -118,7 +132,7 @@ impl Bar {
         }
     }
 
-    /// The mapped part that `offset` lies in, and where in it.
+    /// Returns the mapped window that contains `offset`, and the offset in it.
     #[inline]
     fn mapped(&self, offset: u64) -> Option<(&Window, usize)> {
         self.windows.iter().find_map(|(start, window)| {
@@ -136,7 +150,7 @@ impl Bar {
     #[cold]
     fn slow_write(&self, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
         self.check(offset, from.len())?;
-        // `pwrite` is a call into the kernel, which no store of this thread overtakes.
+        // `pwrite` is a system call; no earlier store of this thread is reordered after it.
         self.region.write(&self.device.0, offset, from)
     }
 

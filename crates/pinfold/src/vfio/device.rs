@@ -1,11 +1,9 @@
 //! An open device.
 
-use super::bar::Bar;
-use super::bdf::Bdf;
 use super::error::DeviceError;
-use super::irq::{self, Irq};
-use super::open::Chosen;
+use super::options::Attachment;
 use crate::domain::Domain;
+use crate::pci::Bdf;
 use crate::sys::Errno;
 use crate::sys::vfio::{device, layout};
 use std::fmt;
@@ -13,15 +11,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// PCI's command register in configuration space (PCI Local Bus 3.0, 6.2.2), and the bits of it that are used here.
+/// The command register in PCI configuration space (PCI Local Bus 3.0, 6.2.2), and its bits used here.
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
-/// A PCI device that VFIO gave to this process, in a domain. A handle: a clone is the same device.
+/// A PCI device opened through VFIO, in a domain. A handle: a clone is the same device.
 ///
-/// When the last handle, register window and interrupt of it is gone the device is kept from memory (bus mastering off)
-/// and closed; the kernel then resets it where it can. Its [domain](Self::domain) may live on.
+/// Dropping the last handle, register window and interrupt of the device switches its bus mastering off and closes it; the
+/// kernel then resets it if it can. Its [domain](Self::domain) may outlive it.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Inner>);
 
@@ -29,42 +27,42 @@ pub(super) struct Inner {
     pub(super) bdf: Bdf,
     pub(super) fd: OwnedFd,
     pub(super) domain: Domain,
-    pub(super) chosen: Chosen,
-    /// A bit for each kind of interrupt that is on.
+    pub(super) attachment: Attachment,
+    /// One bit for each kind of interrupt that is enabled.
     pub(super) irqs_on: AtomicU32,
 }
 
-/// What configuration space says of a device.
+/// The identification of a device, from configuration space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ids {
-    /// Who made it.
+    /// The vendor.
     pub vendor: u16,
-    /// Which it is, by its maker's count.
+    /// The vendor's number of the device.
     pub device: u16,
     /// Base class, sub-class and programming interface: `0x010802` is an NVMe controller.
     pub class: u32,
 }
 
 impl Device {
-    /// Its address.
+    /// Returns its address.
     pub fn address(&self) -> Bdf {
         self.0.bdf
     }
 
-    /// The address space that the device reaches: arenas are built in it, buffers are mapped in it.
+    /// Returns the address space of the device: arenas are built in it, buffers are mapped in it.
     pub fn domain(&self) -> &Domain {
         &self.0.domain
     }
 
-    /// How it was opened, and what the kernel allows it.
-    pub fn chosen(&self) -> &Chosen {
-        &self.0.chosen
+    /// Returns how the device is attached to its IOMMU, and what the kernel translates for it.
+    pub fn attachment(&self) -> &Attachment {
+        &self.0.attachment
     }
 
-    /// What it is.
+    /// Reads its identification.
     ///
     /// # Errors
-    /// [`DeviceError`] where configuration space can not be read.
+    /// [`DeviceError`] if configuration space cannot be read.
     pub fn ids(&self) -> Result<Ids, DeviceError> {
         let (id, class) = (self.config_u32(0)?, self.config_u32(8)?);
         let [v0, v1, d0, d1] = id.to_le_bytes();
@@ -73,17 +71,6 @@ impl Device {
             device: u16::from_le_bytes([d0, d1]),
             class: class >> 8,
         })
-    }
-
-    /// The registers behind a BAR (0 to 5), mapped where the kernel allows it.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoRegion`] where the device has none; [`DeviceError::Kernel`].
-    pub fn bar(&self, index: u8) -> Result<Bar, DeviceError> {
-        if index > 5 {
-            return Err(DeviceError::NoRegion { bdf: self.0.bdf, index: index.into() });
-        }
-        Bar::new(self.clone(), index.into())
     }
 
     /// Reads 32 bits of configuration space at `offset` bytes.
@@ -104,7 +91,7 @@ impl Device {
         self.0.region(layout::CONFIG_REGION)?.read(&self.0, offset, to)
     }
 
-    /// Writes configuration space at `offset` bytes. The kernel lets through what does not endanger others.
+    /// Writes configuration space at `offset` bytes. The kernel filters writes that would endanger other devices.
     ///
     /// # Errors
     /// [`DeviceError::Outside`], [`DeviceError::Kernel`].
@@ -112,7 +99,7 @@ impl Device {
         self.0.region(layout::CONFIG_REGION)?.write(&self.0, offset, from)
     }
 
-    /// Lets the device reach memory, or keeps it from all memory. Decoding of its registers is switched on with it.
+    /// Switches bus mastering (the device's access to memory) on or off. Decoding of its registers is switched on with it.
     ///
     /// # Errors
     /// [`DeviceError::Kernel`].
@@ -120,10 +107,10 @@ impl Device {
         self.0.set_bus_master(on)
     }
 
-    /// Resets the device. It does no DMA afterwards, until it is set up again.
+    /// Resets the device. It does no DMA afterwards until it is set up again.
     ///
     /// # Errors
-    /// [`DeviceError::NoReset`] where it can not be reset by itself; [`DeviceError::Kernel`].
+    /// [`DeviceError::NoReset`] if it cannot be reset alone; [`DeviceError::Kernel`].
     pub fn reset(&self) -> Result<(), DeviceError> {
         let fd = self.0.fd.as_fd();
         let can = device::can_reset(fd).map_err(|e| self.0.failed("VFIO_DEVICE_GET_INFO", e))?;
@@ -131,32 +118,6 @@ impl Device {
             return Err(DeviceError::NoReset(self.0.bdf));
         }
         device::reset(fd).map_err(|e| self.0.failed("VFIO_DEVICE_RESET", e))
-    }
-
-    /// How many interrupts by message (MSI-X, else MSI) it has.
-    ///
-    /// # Errors
-    /// [`DeviceError::Kernel`].
-    pub fn max_interrupts(&self) -> Result<u32, DeviceError> {
-        irq::kind(&self.0).map(|(_, count)| count)
-    }
-
-    /// Switches the device's first `count` interrupts by message (MSI-X, else MSI) on, each with an eventfd. All that
-    /// will be used must be asked for at once. They are switched off when the last of them is dropped.
-    ///
-    /// # Errors
-    /// [`DeviceError::Interrupts`] where there are fewer; [`DeviceError::InterruptsOn`] where some of them are on; [`DeviceError::Kernel`].
-    pub fn interrupts(&self, count: u32) -> Result<Vec<Irq>, DeviceError> {
-        irq::enable(&self.0, count)
-    }
-
-    /// What is raised when the kernel asks for the device back, because it is being unplugged or unbound. The kernel
-    /// waits, and asks again from time to time, until the device is closed. Linux 4.0.
-    ///
-    /// # Errors
-    /// [`DeviceError::Interrupts`] where the kernel does not tell; [`DeviceError::Kernel`].
-    pub fn request(&self) -> Result<Irq, DeviceError> {
-        irq::request(&self.0)
     }
 }
 
@@ -196,23 +157,24 @@ pub(super) struct Region {
 }
 
 impl Region {
-    fn place(&self, offset: u64, len: usize) -> Result<u64, DeviceError> {
+    /// Returns where the access is in the device's file, if it is inside the region.
+    fn position(&self, offset: u64, len: usize) -> Result<u64, DeviceError> {
         let outside = DeviceError::Outside { index: self.index, offset, len, size: self.region.size };
         let end = offset.checked_add(len as u64);
         let inside = end.is_some_and(|end| end <= self.region.size);
         self.region.offset.checked_add(offset).filter(|_| inside).ok_or(outside)
     }
 
-    /// Reads; what is within 1, 2, 4 or 8 bytes and aligned is one access of the device.
+    /// Reads; an aligned read of 1, 2, 4 or 8 bytes is one access to the device.
     pub(super) fn read(&self, of: &Inner, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
-        let (at, len) = (self.place(offset, to.len())?, to.len());
+        let (at, len) = (self.position(offset, to.len())?, to.len());
         let got = rustix::io::pread(of.fd(), to, at).map_err(|e| of.failed("pread", e.into()))?;
         if got == len { Ok(()) } else { Err(of.failed("pread", Errno::new(libc::EIO))) }
     }
 
-    /// Writes, likewise.
+    /// Writes, as [`read`](Self::read) does.
     pub(super) fn write(&self, of: &Inner, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
-        let at = self.place(offset, from.len())?;
+        let at = self.position(offset, from.len())?;
         let put = rustix::io::pwrite(of.fd(), from, at).map_err(|e| of.failed("pwrite", e.into()))?;
         if put == from.len() { Ok(()) } else { Err(of.failed("pwrite", Errno::new(libc::EIO))) }
     }
@@ -220,9 +182,9 @@ impl Region {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Nobody is left who could use what the device would still write.
+        // No handle is left, so nothing may receive what the device would still write.
         if let Err(error) = self.set_bus_master(false) {
-            tracing::debug!(%error, "bus mastering was not switched off; closing the device does it");
+            tracing::debug!(%error, "cannot switch bus mastering off; closing the device does");
         }
     }
 }
@@ -231,7 +193,7 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
             .field("bdf", &self.0.bdf)
-            .field("way", &self.0.chosen.way)
+            .field("interface", &self.0.attachment.interface)
             .finish_non_exhaustive()
     }
 }

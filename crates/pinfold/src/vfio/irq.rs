@@ -1,6 +1,6 @@
 //! A device's interrupts, as eventfds.
 
-use super::device::Inner;
+use super::device::{Device, Inner};
 use super::error::DeviceError;
 use crate::sys::Errno;
 use crate::sys::vfio::{device, layout};
@@ -10,55 +10,88 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// One interrupt vector of a device. It may be waited for in any thread, and polled with other descriptors.
+/// One interrupt vector of a device, as an eventfd. Any thread may wait for it.
+///
+/// [`AsFd`] gives its descriptor to an event loop: readable means raised, and [`take`](Self::take) resets it. See
+/// `examples/wait_epoll.rs`.
 #[derive(Debug)]
 pub struct Irq {
     event: OwnedFd,
     vector: u32,
-    /// Keeps them all switched on.
-    _on: Arc<On>,
+    /// Keeps all of them enabled.
+    _enabled: Arc<Enabled>,
 }
 
-/// Interrupts are on as long as this lives.
-struct On {
+/// Interrupts that are enabled until this is dropped.
+struct Enabled {
     device: Arc<Inner>,
     kind: u32,
 }
 
-impl std::fmt::Debug for On {
+impl std::fmt::Debug for Enabled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("On").field("device", &self.device.bdf).field("kind", &self.kind).finish()
+        f.debug_struct("Enabled").field("device", &self.device.bdf).field("kind", &self.kind).finish()
     }
 }
 
-impl Drop for On {
+impl Drop for Enabled {
     fn drop(&mut self) {
         if let Err(errno) = device::set_irqs(self.device.fd(), self.kind, &[]) {
-            tracing::debug!(%errno, "interrupts were not switched off; closing the device does it");
+            tracing::debug!(%errno, "cannot disable interrupts; closing the device does");
         }
         self.device.irqs_on.fetch_and(!(1 << self.kind), Ordering::AcqRel);
     }
 }
 
-/// The kind of interrupts by message that the device has, and how many.
-pub(super) fn kind(of: &Arc<Inner>) -> Result<(u32, u32), DeviceError> {
-    let mut best = (layout::IRQ_MSIX, 0);
+impl Device {
+    /// Returns how many message-signalled interrupts (MSI-X, else MSI) it has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Kernel`].
+    pub fn max_interrupts(&self) -> Result<u32, DeviceError> {
+        message_interrupts(&self.0).map(|(_, count)| count)
+    }
+
+    /// Enables the first `count` message-signalled interrupts (MSI-X, else MSI), each with an eventfd. All that will be used
+    /// must be enabled at once. Dropping the last of them disables them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Interrupts`] if there are fewer; [`DeviceError::InterruptsOn`] if some of them are enabled;
+    /// [`DeviceError::Kernel`].
+    pub fn interrupts(&self, count: u32) -> Result<Vec<Irq>, DeviceError> {
+        let (kind, has) = message_interrupts(&self.0)?;
+        enable(&self.0, kind, count, has)
+    }
+
+    /// Returns the interrupt by which the kernel requests the device back, to unplug or unbind it. The kernel blocks, and
+    /// repeats the request from time to time, until the device is closed. Linux 4.0.
+    ///
+    /// # Errors
+    /// [`DeviceError::Interrupts`] if the kernel does not support it; [`DeviceError::Kernel`].
+    pub fn request(&self) -> Result<Irq, DeviceError> {
+        let kind = layout::IRQ_REQUEST;
+        let has = count(&self.0, kind)?;
+        let none = DeviceError::Interrupts { bdf: self.address(), asked: 1, has };
+        enable(&self.0, kind, 1, has)?.pop().ok_or(none)
+    }
+}
+
+fn count(of: &Inner, kind: u32) -> Result<u32, DeviceError> {
+    device::irqs(of.fd(), kind).map_err(|e| of.failed("VFIO_DEVICE_GET_IRQ_INFO", e))
+}
+
+/// Returns the kind of message-signalled interrupts that the device has, and how many.
+fn message_interrupts(of: &Inner) -> Result<(u32, u32), DeviceError> {
     for kind in [layout::IRQ_MSIX, layout::IRQ_MSI] {
-        let count = device::irqs(of.fd(), kind).map_err(|e| of.failed("VFIO_DEVICE_GET_IRQ_INFO", e))?;
-        if count > best.1 {
-            best = (kind, count);
-            break;
+        let count = count(of, kind)?;
+        if count > 0 {
+            return Ok((kind, count));
         }
     }
-    Ok(best)
+    Ok((layout::IRQ_MSIX, 0))
 }
 
-pub(super) fn enable(of: &Arc<Inner>, count: u32) -> Result<Vec<Irq>, DeviceError> {
-    let (kind, has) = kind(of)?;
-    switch_on(of, kind, count, has)
-}
-
-fn switch_on(of: &Arc<Inner>, kind: u32, count: u32, has: u32) -> Result<Vec<Irq>, DeviceError> {
+fn enable(of: &Arc<Inner>, kind: u32, count: u32, has: u32) -> Result<Vec<Irq>, DeviceError> {
     if count == 0 || count > has {
         return Err(DeviceError::Interrupts { bdf: of.bdf, asked: count, has });
     }
@@ -70,31 +103,26 @@ fn switch_on(of: &Arc<Inner>, kind: u32, count: u32, has: u32) -> Result<Vec<Irq
     if of.irqs_on.fetch_or(1 << kind, Ordering::AcqRel) & (1 << kind) != 0 {
         return Err(DeviceError::InterruptsOn(of.bdf));
     }
-    // From here on it is switched off by its drop, also where it could not be switched on.
-    let on = Arc::new(On { device: Arc::clone(of), kind });
+    // From here on its drop disables them, also if enabling fails.
+    let enabled = Arc::new(Enabled { device: Arc::clone(of), kind });
     let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
     device::set_irqs(of.fd(), kind, &fds).map_err(|e| of.failed("VFIO_DEVICE_SET_IRQS", e))?;
-    Ok((0..).zip(events).map(|(vector, event)| Irq { event, vector, _on: Arc::clone(&on) }).collect())
-}
-
-/// What is written to when the kernel asks for the device back.
-pub(super) fn request(of: &Arc<Inner>) -> Result<Irq, DeviceError> {
-    let kind = layout::IRQ_REQUEST;
-    let has = device::irqs(of.fd(), kind).map_err(|e| of.failed("VFIO_DEVICE_GET_IRQ_INFO", e))?;
-    let none = DeviceError::Interrupts { bdf: of.bdf, asked: 1, has };
-    switch_on(of, kind, 1, has)?.pop().ok_or(none)
+    Ok((0..)
+        .zip(events)
+        .map(|(vector, event)| Irq { event, vector, _enabled: Arc::clone(&enabled) })
+        .collect())
 }
 
 impl Irq {
-    /// Its number on the device.
+    /// Returns its number on the device.
     pub fn vector(&self) -> u32 {
         self.vector
     }
 
-    /// How often it was raised since it was last asked; 0 where it was not. Does not wait.
+    /// Returns how often it was raised since the last call, and resets the count. Does not block.
     ///
     /// # Errors
-    /// What `read` said.
+    /// That of `read`.
     pub fn take(&self) -> Result<u64, Errno> {
         let mut count = [0; 8];
         match rustix::io::read(&self.event, &mut count) {
@@ -104,10 +132,10 @@ impl Irq {
         }
     }
 
-    /// Waits until it is raised, at most `timeout`; how often it was. 0 where the time was over, or a signal came.
+    /// Waits up to `timeout` until it is raised, and returns how often it was; 0 on timeout or when a signal arrives.
     ///
     /// # Errors
-    /// What `poll` or `read` said.
+    /// That of `poll` or `read`.
     pub fn wait(&self, timeout: Duration) -> Result<u64, Errno> {
         let end = Instant::now().checked_add(timeout);
         loop {

@@ -3,7 +3,7 @@
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
 use super::world::{LIVE, Live, OWNERS, Random, World};
-use pinfold::soft::{Fault, FaultKind, Port, SoftView};
+use pinfold::soft::{Fault, FaultKind, Port, SoftBus};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ struct Landed {
 
 pub(crate) struct Device<'w> {
     world: &'w World,
-    iommu: SoftView<'w>,
+    iommu: &'w SoftBus,
     port: Port,
     random: Random,
     /// Pairs of addresses between which anything may be.
@@ -30,7 +30,7 @@ pub(crate) struct Device<'w> {
 }
 
 impl<'w> Device<'w> {
-    pub(crate) fn new(world: &'w World, iommu: SoftView<'w>, windows: &'w [(u64, u64)], seed: u64) -> Self {
+    pub(crate) fn new(world: &'w World, iommu: &'w SoftBus, windows: &'w [(u64, u64)], seed: u64) -> Self {
         let (port, random) = (iommu.port(), Random::new(seed));
         Self { world, iommu, port, random, windows, landed: Vec::new(), accesses: 0, lands: 0 }
     }

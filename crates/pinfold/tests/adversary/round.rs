@@ -100,7 +100,7 @@ pub(crate) fn play(seed: u64, mistake: Option<Mistake>, length: Duration) -> Out
     tag::write_kind(trap.memory(), Kind::Trap);
     let trap_at = trap.memory().addr() as u64;
     let world = World::default();
-    let iommu = domain.soft_iommu().unwrap();
+    let iommu = domain.soft_bus().unwrap();
     std::thread::scope(|scope| {
         for number in 0..DEVICES {
             let device = Device::new(&world, iommu, &windows, seed ^ (number + 1) << 32);

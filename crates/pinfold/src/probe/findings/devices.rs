@@ -2,7 +2,7 @@
 
 use super::super::{Access, Bound, Facts, Finding, Node, State};
 use super::finding;
-use crate::vfio::IommuInterface;
+use crate::backend::interface::IommuInterface;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![iommu(facts), vfio(facts), iommufd(facts)];
@@ -76,12 +76,12 @@ fn vfio(facts: &Facts) -> Finding {
 
 /// By which interface a device is opened, why, and what that one allows.
 fn chosen(bound: &Bound, facts: &Facts) -> Finding {
-    let limit = match (bound.way, facts.vfio.entries) {
+    let limit = match (bound.interface, facts.vfio.entries) {
         (IommuInterface::Type1, Some(entries)) => format!("; {entries} mappings at most"),
         _ => String::new(),
     };
-    let state = if bound.way == IommuInterface::NoIommu { State::Limited } else { State::Good };
-    finding(bound.address.clone(), state, format!("by {}{limit}", bound.why))
+    let state = if bound.interface == IommuInterface::NoIommu { State::Limited } else { State::Good };
+    finding(bound.address.clone(), state, format!("by {}{limit}", bound.reason))
 }
 
 fn own(node: &Node) -> String {

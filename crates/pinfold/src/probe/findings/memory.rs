@@ -1,8 +1,8 @@
 //! Memory: pages, nodes, and what may be locked.
 
-use super::super::hugepages::{self, HugetlbPool, Thp};
 use super::super::{Facts, Finding, State};
 use super::{bytes, finding};
+use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use pinfold_core::addr::PageSize;
 
 /// What `pinfold copy` uses by default fits in this, many times over.

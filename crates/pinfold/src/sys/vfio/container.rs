@@ -1,10 +1,11 @@
 //! The container, its groups, and the maps of type1.
 
+use super::caps;
 use super::layout::{
     self, CAP_DMA_AVAIL, CAP_IOVA_RANGE, DmaMap, DmaUnmap, GroupStatus, INFO_CAPS, INFO_PGSIZES, Type1Info,
 };
-use super::{argsz, caps, with_number, with_pointer, with_struct};
-use crate::sys::Errno;
+use crate::sys::errno::Errno;
+use crate::sys::ioctl::{argsz, with_number, with_pointer, with_struct};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use std::ffi::CStr;

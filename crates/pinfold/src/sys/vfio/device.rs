@@ -1,8 +1,9 @@
 //! A device's descriptor: its regions, its interrupts, its reset.
 
 use super::layout::{self, CAP_SPARSE_MMAP, DeviceInfo, IrqInfo, IrqSet, RegionInfo};
-use super::{argsz, caps, container, with_number, with_pointer, with_struct};
-use crate::sys::Errno;
+use super::{caps, container};
+use crate::sys::errno::Errno;
+use crate::sys::ioctl::{argsz, with_number, with_pointer, with_struct};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};

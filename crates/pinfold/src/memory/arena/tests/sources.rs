@@ -1,7 +1,7 @@
 //! Each source on this machine: what it gives, and what is said when it gives nothing.
 
 use super::*;
-use crate::probe::hugepages;
+use crate::sys::hugepages;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::addr::PageSize;
 use std::path::Path;

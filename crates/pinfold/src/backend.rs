@@ -1,0 +1,18 @@
+//! The backends of a [`Domain`](crate::Domain), independent of each other.
+//!
+//! `soft` keeps its table itself. For `vfio` (type1) and `iommufd` the kernel keeps it, and `none` has none: these three are
+//! an [`IommuContext`](context::IommuContext), a file each, below the shared [`KernelTable`](kernel_table::KernelTable).
+
+mod container;
+pub(crate) mod context;
+pub(crate) mod error;
+#[cfg(test)]
+pub(crate) mod fake;
+pub(crate) mod interface;
+pub(crate) mod iommufd;
+pub(crate) mod iova_ranges;
+pub(crate) mod kernel_table;
+pub(crate) mod none;
+#[cfg(feature = "soft")]
+pub mod soft;
+pub(crate) mod vfio;

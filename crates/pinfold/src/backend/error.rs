@@ -1,0 +1,148 @@
+//! Why a device could not be opened, and the command that fixes it.
+
+use crate::pci::{Bdf, GroupMember, InvalidBdf, NoDevice};
+use crate::sys::Errno;
+use pinfold_core::domain::BackendError;
+use std::path::Path;
+
+/// Why a device could not be opened. Nothing is left behind.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The address is malformed.
+    #[error(transparent)]
+    Address(#[from] InvalidBdf),
+    /// There is no such device.
+    #[error(transparent)]
+    NoDevice(#[from] NoDevice),
+    /// The device is bound to another driver, or to none.
+    #[error("{bdf} {}: `sudo pinfold bind {bdf}` binds it to VFIO", bound_to(.driver.as_deref()))]
+    OtherDriver {
+        /// The device.
+        bdf: Bdf,
+        /// Its driver.
+        driver: Option<String>,
+    },
+    /// No IOMMU translates the device's accesses.
+    #[error(
+        "{0} is in no IOMMU group: switch the IOMMU on in the firmware and on the kernel's command line \
+         (`pinfold doctor` says what is missing)"
+    )]
+    NoIommu(Bdf),
+    /// The IOMMU cannot tell the device from others that belong to the kernel.
+    #[error(
+        "group {group} of {bdf} is not viable: the IOMMU cannot tell it from {}; bind these to VFIO too: `sudo pinfold bind {}`",
+        list(.others, true),
+        list(.others, false)
+    )]
+    NotViable {
+        /// The device.
+        bdf: Bdf,
+        /// Its group.
+        group: u32,
+        /// The devices of the group that kernel drivers have.
+        others: Vec<GroupMember>,
+    },
+    /// A kernel module is not loaded.
+    #[error("{missing} is missing: `sudo modprobe vfio-pci`{}", if *.type1 { " and `sudo modprobe vfio_iommu_type1`" } else { "" })]
+    NoModule {
+        /// What is missing.
+        missing: String,
+        /// Whether it is the module for IOMMUs.
+        type1: bool,
+    },
+    /// This user may not open the node.
+    #[error("cannot open {path}: permission denied: `sudo chown $USER {path}`")]
+    Denied {
+        /// The device node.
+        path: String,
+    },
+    /// Another process has the node open.
+    #[error("{path} is open in another process, and can be open once: `sudo fuser -v {path}` names it")]
+    Busy {
+        /// The device node.
+        path: String,
+    },
+    /// The kernel has another version of the interface.
+    #[error("the kernel has version {0} of VFIO's interface; supported is version 0")]
+    Version(i32),
+    /// iommufd was asked for by name and is unavailable.
+    #[error("{bdf} cannot be opened by iommufd ({reason}): open it by type1")]
+    NoIommufd {
+        /// The device.
+        bdf: Bdf,
+        /// Why not.
+        reason: String,
+    },
+    /// The kernel does not keep the domain's table.
+    #[error("{0} cannot be opened in a domain whose table the kernel does not keep")]
+    OtherDomain(Bdf),
+    /// The device has no IOMMU, and the caller did not ask for that.
+    #[error(
+        "{0} has no IOMMU, and VFIO would let it reach all memory: a program that wants that opens it with \
+         `Options::without_iommu`"
+    )]
+    Unprotected(Bdf),
+    /// The caller asked for no IOMMU without taking responsibility for what the device may reach.
+    #[error(
+        "{0} without an IOMMU would reach all memory: only the unsafe `Options::without_iommu` allows it"
+    )]
+    NotAcknowledged(Bdf),
+    /// The caller asked for no IOMMU, and the device has one.
+    #[error("{0} has an IOMMU: open it with it")]
+    Protected(Bdf),
+    /// The caller asked for no IOMMU, and the kernel does not allow it.
+    #[error(
+        "{0} has no IOMMU, and the kernel does not allow its use without one: \
+         `echo Y | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode`, then unbind and bind it again"
+    )]
+    NoIommuMode(Bdf),
+    /// The IOMMU has no small pages.
+    #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (sizes: {page_sizes:#x})")]
+    PageSize {
+        /// The device.
+        bdf: Bdf,
+        /// One bit for each size.
+        page_sizes: u64,
+    },
+    /// Another call failed.
+    #[error("{call} on {path} failed: {errno}")]
+    Kernel {
+        /// The call.
+        call: &'static str,
+        /// Its file.
+        path: String,
+        /// The kernel's error.
+        errno: Errno,
+    },
+    /// The address space could not be set up.
+    #[error(transparent)]
+    Domain(#[from] BackendError),
+}
+
+impl OpenError {
+    /// Returns the meaning of a failed call on a device node.
+    pub(crate) fn of_call(call: &'static str, path: &Path, errno: Errno) -> Self {
+        let name = path.display().to_string();
+        match errno.raw() {
+            libc::EACCES | libc::EPERM if call == "open" => Self::Denied { path: name },
+            libc::ENOENT | libc::ENODEV | libc::ENXIO if call == "open" => {
+                Self::NoModule { missing: name, type1: false }
+            }
+            libc::EBUSY => Self::Busy { path: name },
+            _ => Self::Kernel { call, path: name, errno },
+        }
+    }
+}
+
+fn bound_to(driver: Option<&str>) -> String {
+    driver.map_or("has no driver".to_owned(), |driver| format!("is bound to the kernel driver {driver}"))
+}
+
+fn list(others: &[GroupMember], with_driver: bool) -> String {
+    let one = |n: &GroupMember| {
+        if with_driver { format!("{} (driver {})", n.address, n.driver) } else { n.address.clone() }
+    };
+    let separator = if with_driver { ", " } else { " " };
+    others.iter().map(one).collect::<Vec<_>>().join(separator)
+}

@@ -1,0 +1,29 @@
+//! PCI devices: their addresses, who uses them, and which driver has them.
+//!
+//! A driver in user space needs its device bound to `vfio-pci`. [`Binder`] binds it there and back: only if nothing
+//! uses it (a mounted file system, swap, RAID, a program, a network interface that is up), and completely or not at all.
+//!
+//! ```
+//! use pinfold::pci::{Bdf, BindError, Binder};
+//!
+//! let device: Bdf = "ffff:ff:1f.7".parse()?;
+//! match Binder::new().bind(device, false) {
+//!     Ok(change) => println!("{change}"), // 0000:01:00.0: nvme -> vfio-pci, IOMMU group 7
+//!     Err(error @ BindError::InUse { .. }) => println!("{error}"),
+//!     Err(error) => println!("{error}"),
+//! }
+//! # Ok::<(), pinfold::pci::InvalidBdf>(())
+//! ```
+
+mod bdf;
+mod bind;
+mod check;
+mod claim;
+mod in_use;
+pub(crate) mod lookup;
+
+pub use bdf::{Bdf, InvalidBdf};
+pub use bind::error::{BindError, Rollback};
+pub use bind::{Binder, DriverChange, Sysfs, SysfsWrite};
+pub use in_use::InUse;
+pub use lookup::{GroupMember, NoDevice};

@@ -1,0 +1,116 @@
+//! The device side of a software IOMMU.
+
+use crate::config::SoftConfig;
+use crate::fault::Fault;
+use crate::iommu::SoftIommu;
+use crate::memory::HeapPages;
+use crate::port::Port;
+use crate::stats::PortStats;
+use pinfold_core::addr::Iova;
+use pinfold_core::domain::{BackendError, Domain, DomainId, Pinned, TableBackend};
+use pinfold_core::iova::IovaSpace;
+use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::{TablePages, VtdSecondStage};
+
+/// Creates a domain whose table the software IOMMU walks, and the bus for its devices.
+///
+/// # Errors
+/// [`BackendError::NoMemory`] if the memory for the table cannot be allocated; [`BackendError::Table`] if the configuration
+/// asks for an unsupported number of levels.
+pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
+    let levels = config.levels;
+    let iommu = SoftIommu::new(config)?;
+    // SAFETY: the table that uses the pages holds the IOMMU, as its invalidation queue, and with it the memory. It is the
+    // only one, and neither the domain nor the bus gives access to the IOMMU.
+    let pages = unsafe { iommu.table_pages() };
+    let pages = TablePages::new(pages, iommu.table_phys())?;
+    let backend = TableBackend::<VtdSecondStage, _>::new("soft", iommu.queue(), pages, levels)?;
+    iommu.attach(backend.root(), levels);
+    let iovas = IovaSpace::new(backend.bits())?;
+    Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))
+}
+
+/// The bus of the device models behind a [`domain`]. A handle: a clone is the same bus. Without the domain every access
+/// is a fault.
+///
+/// It does not give access to the table and the invalidation queue, which belong to the domain: with another root, or
+/// with another queue's tickets, a device could reach what was revoked.
+///
+/// ```compile_fail,E0599
+/// # fn example(bus: pinfold_soft::SoftBus) {
+/// bus.attach(pinfold_core::addr::PhysAddr::new(0x1000), 1);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # fn example(bus: pinfold_soft::SoftBus) {
+/// let _ = pinfold_core::invalidate::Invalidator::new(bus);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct SoftBus(SoftIommu);
+
+impl SoftBus {
+    /// Connects a new device, with caches of its own.
+    pub fn port(&self) -> Port {
+        self.0.port()
+    }
+
+    /// Returns the sum of the statistics of all ports.
+    pub fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+
+    /// Returns the last 64 faults, oldest first.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.0.faults()
+    }
+
+    /// Executes the flushes that are due, as a waiter's poll does.
+    pub fn advance(&self) {
+        self.0.advance();
+    }
+
+    /// Allocates zeroed pages that can be mapped into the domain: for tests and models that have no arena.
+    ///
+    /// # Errors
+    /// [`BackendError::NoMemory`].
+    pub fn alloc_pages(&self, pages: usize) -> Result<Pages, BackendError> {
+        let memory = HeapPages::new("pages of a software IOMMU", pages.saturating_mul(4096), 4096)?;
+        let pages = Pages { memory, iommu: self.0.clone() };
+        // SAFETY: `Pages` unregisters the memory before it is freed.
+        unsafe { self.0.0.register_memory(pages.memory()) }?;
+        Ok(pages)
+    }
+}
+
+/// Zeroed pages that are registered with a software IOMMU.
+#[derive(Debug)]
+pub struct Pages {
+    memory: HeapPages,
+    iommu: SoftIommu,
+}
+
+impl Pages {
+    /// Returns their memory, while no device can access it.
+    pub fn memory(&self) -> DmaMemory<'_> {
+        self.memory.memory()
+    }
+}
+
+// SAFETY: the memory is valid until `drop`; no reference into it is ever made; each value has its own.
+unsafe impl Pinned for Pages {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.memory.memory()
+    }
+
+    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+        None
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.iommu.0.unregister_memory(self.memory.memory());
+    }
+}

@@ -1,0 +1,76 @@
+//! The caches of a device.
+
+use crate::memory::inside;
+use crate::stats::PortStats;
+use crate::timeline::Invalidation;
+use crate::tlb::{Iotlb, Leaf, WalkCache};
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::mem::DmaMemory;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A device. The lock is held during DMA and during an invalidation: a completed flush has therefore waited for the accesses
+/// that used what it dropped, and no cache fill races with it.
+#[derive(Debug)]
+pub(super) struct Device(Mutex<State>);
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) tlb: Iotlb,
+    pub(super) walks: WalkCache,
+    pub(super) stats: PortStats,
+    /// The registered memory found last, and the generation of the registry at that time.
+    pub(super) last: Option<(u64, DmaMemory<'static>)>,
+}
+
+impl State {
+    /// Returns the registered memory found last, if it contains `addr..addr + len` and the registry is unchanged.
+    pub(super) fn last_found(&self, generation: u64, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
+        let (then, memory) = self.last?;
+        (then == generation && inside(memory, addr, len).is_some()).then_some(memory)
+    }
+
+    /// Caches that the entry for `iova` at `level` is not present.
+    pub(super) fn put_absent(&mut self, level: u8, iova: Iova) {
+        if level == 1 {
+            let nothing = Leaf { memory: None, access: Access::empty(), size: PageSize::Size4K };
+            self.tlb.put(iova, nothing);
+        } else {
+            self.walks.put(level - 1, iova, None);
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn new(iotlb_entries: usize) -> Self {
+        Self(Mutex::new(State {
+            tlb: Iotlb::new(iotlb_entries),
+            walks: WalkCache::new(),
+            stats: PortStats::default(),
+            last: None,
+        }))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops what `due` invalidates.
+    pub(super) fn flush(&self, due: &[Invalidation]) {
+        let mut state = self.state();
+        for what in due {
+            match what {
+                Invalidation::Whole => {
+                    state.tlb.drop_all();
+                    state.walks.drop_all();
+                }
+                Invalidation::Range(flush) => {
+                    state.tlb.drop_range(&flush.range);
+                    if !flush.leaf_only {
+                        state.walks.drop_range(&flush.range);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A software IOMMU for a table that the caller keeps.
+
+use crate::config::SoftConfig;
+use crate::fault::Fault;
+use crate::port::Port;
+use crate::stats::PortStats;
+use crate::unit::Unit;
+use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::domain::{BackendError, PhysTranslator};
+use pinfold_core::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::TablePage;
+use std::sync::Arc;
+
+/// A software IOMMU with one address space, without a table at first. A handle: a clone is the same IOMMU.
+///
+/// For code that keeps its own table. [`domain`](crate::domain()) combines one with a table and a domain.
+#[derive(Clone, Debug)]
+pub struct SoftIommu(pub(crate) Arc<Unit>);
+
+impl SoftIommu {
+    /// Creates a software IOMMU without a table: every access is a fault.
+    ///
+    /// # Errors
+    /// [`BackendError::NoMemory`] if the memory for the table cannot be allocated.
+    pub fn new(config: SoftConfig) -> Result<Self, BackendError> {
+        Ok(Self(Arc::new(Unit::new(config)?)))
+    }
+
+    /// Returns the pages for its table, initially zero. The walker follows links to these only.
+    ///
+    /// # Safety
+    /// They are used only while this IOMMU, a clone of it or a port of it exists. Until the final
+    /// [`detach`](Self::detach), they form one table, [`attach`](Self::attach) is called with its root and its number of
+    /// levels, and only the table's own [`Invalidator`](pinfold_core::invalidate::Invalidator) submits to this IOMMU.
+    pub unsafe fn table_pages(&self) -> &'static [TablePage] {
+        let pages = std::ptr::from_ref(self.0.tables.pages());
+        // SAFETY: the memory is valid as long as the unit, which the caller's handle keeps alive.
+        unsafe { &*pages }
+    }
+
+    /// Returns the physical address of the [table pages](Self::table_pages).
+    pub fn table_phys(&self) -> PhysAddr {
+        self.0.tables.phys()
+    }
+
+    /// Sets the table: the walker starts at `root`, one of the [table pages](Self::table_pages), with `levels` levels.
+    pub fn attach(&self, root: PhysAddr, levels: u8) {
+        self.0.attach(root, levels);
+    }
+
+    /// Removes the table and drops everything that is cached: every later access is a fault.
+    pub fn detach(&self) {
+        self.0.detach();
+    }
+
+    /// Connects a new device, with caches of its own.
+    pub fn port(&self) -> Port {
+        Port::new(&self.0)
+    }
+
+    /// Returns the sum of the statistics of all ports.
+    pub fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+
+    /// Returns the last 64 faults, oldest first.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.0.faults()
+    }
+
+    /// Executes the flushes that are due, as a waiter's poll does.
+    pub fn advance(&self) {
+        let _ = self.0.completed();
+    }
+
+    /// Returns the invalidation queue and the physical side, for the backend that keeps the table. Dropping it, with the
+    /// backend, [detaches](Self::detach) the table: ports may outlive it, and every later access faults.
+    pub fn queue(&self) -> SoftQueue {
+        SoftQueue(Arc::clone(&self.0))
+    }
+}
+
+/// The side of a [`SoftIommu`] that a backend uses.
+#[derive(Debug)]
+pub struct SoftQueue(Arc<Unit>);
+
+impl Drop for SoftQueue {
+    fn drop(&mut self) {
+        self.0.detach();
+    }
+}
+
+impl InvalidationQueue for SoftQueue {
+    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
+        self.0.submit(batch, ticket);
+        Ok(())
+    }
+
+    fn completed(&self) -> Ticket {
+        self.0.completed()
+    }
+
+    fn relax(&self, polls: u64) {
+        if polls < 64 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    fn now_ns(&self) -> Option<u64> {
+        Some(self.0.now_ns())
+    }
+
+    fn limit(&self) -> WaitLimit {
+        let time_ns = u64::try_from(self.0.config.timeout.as_nanos()).unwrap_or(u64::MAX);
+        WaitLimit { time_ns, polls: u64::MAX }
+    }
+
+    fn queue_depth(&self) -> u64 {
+        self.0.config.queue_depth
+    }
+
+    fn caches_not_present(&self) -> bool {
+        self.0.config.caching_mode
+    }
+}
+
+impl PhysTranslator for SoftQueue {
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise is the one required.
+        unsafe { self.0.register_memory(memory) }
+    }
+
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.0.unregister_memory(memory);
+    }
+
+    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+        self.0.run(memory)
+    }
+}

@@ -1,0 +1,65 @@
+//! A software IOMMU for tests of drivers and device models, as hostile as the specification allows.
+//!
+//! Device models access memory through a [`Port`], which translates every access as an IOMMU does:
+//!
+//! - its IOTLB keeps every entry until it is invalidated or evicted;
+//! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them there;
+//! - each request of a batch takes effect at a time of its own, and batches complete late and out of order if so
+//!   [configured](SoftConfig); completions are published in order, as the sequence of an invalidation queue is;
+//! - with caching mode it also caches entries that are not present, at every level;
+//! - it decodes table entries itself, not with the code that wrote them.
+//!
+//! It does no harm that a real IOMMU could not do: it accesses only memory that was registered with it, so a wrong entry is
+//! a [`Fault`] and not a wild access. Physical addresses are addresses in this process.
+//!
+//! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t, previous) + cost, plus a random
+//! delay. Effects that are due happen when a waiter polls. A waiter therefore really waits, also on two cores.
+//!
+//! ```
+//! use pinfold_core::access::FromDevice;
+//! use pinfold_soft::{FaultKind, SoftConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = SoftConfig::default();
+//! config.late_by = std::time::Duration::from_micros(50); // flushes complete late and out of order
+//! let (domain, bus) = pinfold_soft::domain(config)?;
+//! let device = bus.port();
+//!
+//! let pages = bus.alloc_pages(1)?;
+//! let mapping = domain.map(pages, FromDevice)?;
+//! let iova = mapping.iova().start();
+//! device.write_u32_release(iova, 42)?;
+//! assert_eq!(device.read_u32_acquire(iova).map_err(|fault| fault.kind), Err(FaultKind::NoRead));
+//!
+//! let pages = mapping.unmap()?; // waits for the flush
+//! assert_eq!(pages.memory().read_u32(0)?, 42);
+//! assert!(device.write_u32_release(iova, 43).is_err());
+//! println!("{}", bus.stats());
+//! # Ok(())
+//! # }
+//! ```
+
+mod bus;
+mod config;
+mod device;
+mod fault;
+mod int;
+mod iommu;
+mod memory;
+mod port;
+mod random;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod timeline;
+mod tlb;
+mod unit;
+mod walk;
+
+pub use bus::{Pages, SoftBus, domain};
+pub use config::{Effect, SoftConfig};
+pub use fault::{Fault, FaultKind};
+pub use iommu::{SoftIommu, SoftQueue};
+pub use port::Port;
+pub use random::Random;
+pub use stats::PortStats;

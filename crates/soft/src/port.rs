@@ -1,0 +1,201 @@
+//! A device's connection to memory.
+
+use crate::device::{Device, State};
+use crate::fault::{Fault, FaultKind};
+use crate::int::to_usize;
+use crate::stats::PortStats;
+use crate::tlb::Leaf;
+use crate::unit::Unit;
+use crate::walk::walk;
+use pinfold_core::access::Access;
+use pinfold_core::addr::Iova;
+use pinfold_core::mem::DmaMemory;
+use std::fmt;
+use std::sync::Arc;
+
+#[inline]
+fn translate(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
+    if let Some(leaf) = state.tlb.get(iova) {
+        state.stats.hits += 1;
+        return Ok(leaf);
+    }
+    state.stats.misses += 1;
+    let leaf = walk(unit, state, iova)?;
+    state.tlb.put(iova, leaf);
+    Ok(leaf)
+}
+
+/// Returns the memory at `iova` up to the end of its leaf.
+#[inline]
+fn reach(unit: &Unit, state: &mut State, iova: Iova, need: Access) -> Result<DmaMemory<'static>, FaultKind> {
+    let leaf = translate(unit, state, iova)?;
+    let memory = leaf.memory.ok_or(FaultKind::NotMapped)?;
+    if !leaf.access.contains(need) {
+        return Err(if need == Access::READ { FaultKind::NoRead } else { FaultKind::NoWrite });
+    }
+    let offset = to_usize(iova.raw() & leaf.size.mask());
+    let rest = memory.len().checked_sub(offset).ok_or(FaultKind::BadTable)?;
+    memory.part(offset, rest).map_err(|_| FaultKind::BadTable)
+}
+
+/// The connection of one device to memory. A clone is another device, with caches of its own.
+///
+/// Accesses are relaxed atomics, because a bus does not order bytes; [`read_u32_acquire`](Self::read_u32_acquire) and
+/// [`write_u32_release`](Self::write_u32_release) are ordered. An access across pages takes effect page by page up to the
+/// first fault, as on a bus.
+pub struct Port {
+    unit: Arc<Unit>,
+    device: Arc<Device>,
+}
+
+impl Port {
+    /// Bytes moved before a waiting flush gets the device's lock.
+    const BURST: usize = 64 << 10;
+
+    pub(super) fn new(unit: &Arc<Unit>) -> Self {
+        let device = Arc::new(Device::new(unit.config.iotlb_entries));
+        unit.add_device(&device);
+        Self { unit: Arc::clone(unit), device }
+    }
+
+    /// Reads from `iova`, across pages.
+    ///
+    /// # Errors
+    /// [`Fault`] at the first address that may not be read; everything before it has been read.
+    pub fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), Fault> {
+        self.access(iova, to.len(), Access::READ, |memory, done, n| {
+            to.get_mut(done..done + n).is_some_and(|part| memory.copy_to_slice(0, part).is_ok())
+        })
+    }
+
+    /// Writes to `iova`, across pages.
+    ///
+    /// # Errors
+    /// [`Fault`] at the first address that may not be written; everything before it has been written.
+    pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
+        self.access(iova, from.len(), Access::WRITE, |memory, done, n| {
+            from.get(done..done + n).is_some_and(|part| memory.copy_from_slice(0, part).is_ok())
+        })
+    }
+
+    /// Reads a `u32` (native byte order) with acquire ordering: what its writer stored before it is visible afterwards.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 4.
+    pub fn read_u32_acquire(&self, iova: Iova) -> Result<u32, Fault> {
+        let mut value = 0;
+        self.aligned(iova, 4)?;
+        self.access(iova, 4, Access::READ, |memory, _, _| {
+            memory.load_acquire_u32(0).map(|found| value = found).is_ok()
+        })?;
+        Ok(value)
+    }
+
+    /// Writes a `u32` (native byte order) with release ordering: after all earlier writes of this thread.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 4.
+    pub fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), Fault> {
+        self.aligned(iova, 4)?;
+        self.access(iova, 4, Access::WRITE, |memory, _, _| memory.store_release_u32(0, value).is_ok())
+    }
+
+    /// Reads a `u64` (native byte order, relaxed) as one access, which is never torn by another thread's `u64` access.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 8.
+    pub fn read_u64(&self, iova: Iova) -> Result<u64, Fault> {
+        let mut value = 0;
+        self.aligned(iova, 8)?;
+        self.access(iova, 8, Access::READ, |memory, _, _| {
+            memory.read_u64(0).map(|found| value = found).is_ok()
+        })?;
+        Ok(value)
+    }
+
+    /// Writes a `u64` (native byte order, relaxed) as one access.
+    ///
+    /// # Errors
+    /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 8.
+    pub fn write_u64(&self, iova: Iova, value: u64) -> Result<(), Fault> {
+        self.aligned(iova, 8)?;
+        self.access(iova, 8, Access::WRITE, |memory, _, _| memory.write_u64(0, value).is_ok())
+    }
+
+    /// Returns what this port has done so far.
+    pub fn stats(&self) -> PortStats {
+        self.device.state().stats
+    }
+
+    fn aligned(&self, iova: Iova, bytes: u64) -> Result<(), Fault> {
+        if iova.is_aligned(bytes) { Ok(()) } else { Err(self.fault(iova, FaultKind::Misaligned)) }
+    }
+
+    /// Calls `act` for each piece of the access with its memory, its offset in the access, and its length.
+    #[inline]
+    fn access(
+        &self,
+        iova: Iova,
+        len: usize,
+        need: Access,
+        mut act: impl FnMut(DmaMemory<'_>, usize, usize) -> bool,
+    ) -> Result<(), Fault> {
+        if iova.checked_add(len as u64).is_none() {
+            return Err(self.fault(iova, FaultKind::TooWide));
+        }
+        let mut done = 0;
+        while done < len {
+            let mut state = self.device.state();
+            let pause = len.min(done + Self::BURST);
+            while done < pause {
+                // No wrap: the sum for the whole length was checked.
+                let at = Iova::new(iova.raw() + done as u64);
+                let moved = reach(&self.unit, &mut state, at, need).and_then(|memory| {
+                    let n = memory.len().min(pause - done);
+                    if act(memory, done, n) { Ok(n) } else { Err(FaultKind::BadTable) }
+                });
+                match moved {
+                    Ok(n) => {
+                        state.stats.count(need, n);
+                        done += n;
+                    }
+                    Err(kind) => {
+                        state.stats.faults += 1;
+                        drop(state);
+                        return Err(self.note(Fault { iova: at, kind }));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fault(&self, iova: Iova, kind: FaultKind) -> Fault {
+        self.device.state().stats.faults += 1;
+        self.note(Fault { iova, kind })
+    }
+
+    fn note(&self, fault: Fault) -> Fault {
+        self.unit.note_fault(fault);
+        fault
+    }
+}
+
+impl Clone for Port {
+    fn clone(&self) -> Self {
+        Self::new(&self.unit)
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let stats = std::mem::take(&mut self.device.state().stats);
+        self.unit.add_closed(stats);
+    }
+}

@@ -1,0 +1,214 @@
+//! A single port: accesses, faults, counters.
+
+use super::harness::{Arena, PAGE};
+use crate::int::to_usize;
+use crate::{Effect, Fault, FaultKind, SoftBus, SoftConfig, SoftIommu, domain};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{BackendError, Domain, PhysTranslator};
+use pinfold_core::invalidate::{Flush, Invalidator};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering;
+
+fn after(iova: Iova, bytes: u64) -> Iova {
+    iova.checked_add(bytes).unwrap()
+}
+
+fn kind<T>(result: Result<T, Fault>) -> Option<FaultKind> {
+    result.err().map(|fault| fault.kind)
+}
+
+fn with_arena(pages: usize) -> (Domain, SoftBus, std::sync::Arc<Arena>) {
+    let ((domain, bus), arena) = (domain(SoftConfig::default()).unwrap(), Arena::new(pages));
+    // SAFETY: the tests unregister the arena, or drop the bus, before the arena.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    (domain, bus, arena)
+}
+
+#[test]
+fn directions_are_checked_and_faults_are_logged() {
+    let (domain, bus, arena) = with_arena(3);
+    let port = bus.port();
+    let read = domain.map(arena.page(0), ToDevice).unwrap();
+    let write = domain.map(arena.page(1), FromDevice).unwrap();
+    let (r, w) = (read.iova().start(), write.iova().start());
+    assert_eq!(port.read(r, &mut [0; 16]), Ok(()));
+    assert_eq!(port.write(r, &[1; 16]), Err(Fault { iova: r, kind: FaultKind::NoWrite }));
+    assert_eq!(port.write_u32_release(w, 7), Ok(()));
+    assert_eq!(arena.memory().read_u32(PAGE), Ok(7));
+    assert_eq!(kind(port.read_u32_acquire(w)), Some(FaultKind::NoRead));
+    assert_eq!(kind(port.read_u32_acquire(after(w, 2))), Some(FaultKind::Misaligned));
+    assert_eq!(kind(port.write_u64(after(w, 4), 8)), Some(FaultKind::Misaligned));
+    assert_eq!(port.write_u64(after(w, 8), 8), Ok(()));
+    assert_eq!((arena.memory().read_u64(PAGE + 8), port.read_u64(r)), (Ok(8), Ok(0)));
+    assert_eq!(kind(port.read(Iova::new(0), &mut [0])), Some(FaultKind::NotMapped));
+    assert_eq!(kind(port.read(Iova::new(1 << 60), &mut [0])), Some(FaultKind::TooWide));
+    assert_eq!(kind(port.read(Iova::new(u64::MAX), &mut [0; 2])), Some(FaultKind::TooWide));
+    let faults = bus.faults();
+    assert_eq!((faults.len(), faults[0].kind), (7, FaultKind::NoWrite));
+    drop((read, write));
+    assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
+    drop(port);
+    assert_eq!(bus.stats().faults, 8);
+    domain.unregister_memory(arena.memory());
+}
+
+#[test]
+fn an_access_takes_effect_up_to_the_page_that_faults() {
+    let (domain, bus, arena) = with_arena(2);
+    let port = bus.port();
+    let mapped = domain.map(arena.pages(0, 2), Bidirectional).unwrap();
+    let end = mapped.iova().end();
+    let from = Iova::new(end.raw() - 100);
+    let fault = port.write(from, &[9; 200]).unwrap_err();
+    assert_eq!(fault, Fault { iova: end, kind: FaultKind::NotMapped });
+    assert_eq!(arena.memory().read_u8(2 * PAGE - 100), Ok(9));
+    drop(mapped);
+    domain.unregister_memory(arena.memory());
+}
+
+#[test]
+fn memory_is_registered_once_and_as_a_whole() {
+    let (domain, _bus, arena) = with_arena(2);
+    let part = arena.memory().part(PAGE, PAGE).unwrap();
+    // SAFETY: it is refused.
+    assert!(matches!(unsafe { domain.register_memory(part) }, Err(BackendError::AlreadyRegistered { .. })));
+    let stranger = Arena::new(1);
+    let refused = domain.map(stranger.page(0), Bidirectional).unwrap_err();
+    assert!(matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some());
+    domain.unregister_memory(arena.memory());
+    assert!(domain.map(arena.page(0), Bidirectional).is_err());
+}
+
+#[test]
+fn unregistered_memory_faults_even_if_it_is_mapped_and_cached() {
+    let (domain, bus, arena) = with_arena(1);
+    let port = bus.port();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
+    assert_eq!(port.read(mapped.iova().start(), &mut [0; 8]), Ok(()));
+    domain.unregister_memory(arena.memory());
+    assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotRegistered));
+    drop(mapped.unmap().unwrap());
+}
+
+#[test]
+fn a_port_outlives_its_bus_and_every_access_faults() {
+    let (domain, bus, arena) = with_arena(1);
+    let port = bus.port();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
+    let iova = mapped.iova().start();
+    assert_eq!(port.read(iova, &mut [0; 8]), Ok(()));
+    std::mem::forget(mapped);
+    drop(domain);
+    assert_eq!(kind(port.read(iova, &mut [0; 8])), Some(FaultKind::NotMapped));
+}
+
+#[test]
+fn hugepages_take_one_walk_and_one_entry() {
+    let (domain, bus) = domain(SoftConfig::default()).unwrap();
+    let arena = Arena::aligned(1024, 512 * PAGE);
+    // SAFETY: unregistered below.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    let port = bus.port();
+    let mapped = domain.map(arena.pages(0, 1024), Bidirectional).unwrap();
+    let mut all = vec![0; 1024 * PAGE];
+    port.read(mapped.iova().start(), &mut all).unwrap();
+    let stats = port.stats();
+    assert_eq!((stats.misses, stats.walk_reads), (2, 3 + 1), "the second leaf is in a cached table page");
+    assert_eq!(stats.bytes_read, 4 << 20);
+    drop(mapped);
+    domain.unregister_memory(arena.memory());
+}
+
+#[test]
+fn caching_mode_caches_an_absent_entry_until_the_map_flushes() {
+    let config = SoftConfig { caching_mode: true, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let arena = Arena::new(1);
+    // SAFETY: unregistered below.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    let port = bus.port();
+    let place = domain.reserve_iova(4096, 4096).unwrap();
+    let range = place.range();
+    for _ in 0..2 {
+        assert_eq!(kind(port.read(range.start(), &mut [0; 8])), Some(FaultKind::NotMapped));
+    }
+    assert_eq!(port.stats().walk_reads, 1, "the second time from the cache");
+    // SAFETY: as above.
+    let mapping =
+        unsafe { domain.map_at(&place, range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
+    assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
+    assert_eq!(domain.stats().backend.invalidations.waits, 1);
+    domain.unmap_static(mapping).unwrap();
+    domain.unregister_memory(arena.memory());
+}
+
+/// Writes a table one level at a time, with explicit flushes, so that what is cached at each level shows.
+#[test]
+fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() {
+    let config = SoftConfig { caching_mode: true, effect: Effect::AtOnce, ..SoftConfig::default() };
+    let iommu = SoftIommu::new(config).unwrap();
+    let arena = Arena::new(1);
+    let invalidator = Invalidator::new(iommu.queue());
+    // SAFETY: the IOMMU is detached below, before the arena is freed.
+    unsafe { invalidator.queue().register_memory(arena.memory()) }.unwrap();
+    // SAFETY: `iommu` lives longer than the test's use of them.
+    let (tables, port) = (unsafe { iommu.table_pages() }, iommu.port());
+    iommu.attach(iommu.table_phys(), 4);
+    let iova = Iova::new(0x0123_4567_8000);
+    let range = IovaRange::new(iova, 4096).unwrap();
+    let flush = |leaf_only| {
+        let ticket = invalidator.request([Flush { range, leaf_only }]);
+        invalidator.wait(ticket).unwrap();
+    };
+    let look = || {
+        let before = port.stats().walk_reads;
+        let found = kind(port.read(iova, &mut [0; 8]));
+        (found, port.stats().walk_reads - before)
+    };
+    let absent = Some(FaultKind::NotMapped);
+    // From the root down: the entry of each level is absent, is cached as absent, and is then written.
+    for (page, level) in [4u64, 3, 2, 1].into_iter().enumerate() {
+        assert_eq!(look(), (absent, page as u64 + 1), "level {level}");
+        let next = iommu.table_phys().raw() + (page as u64 + 1) * 4096;
+        let entry = if level == 1 { arena.memory().addr() as u64 } else { next } | 3;
+        let slot = to_usize(iova.raw() >> (3 + 9 * level) & 511);
+        tables[page].entries()[slot].store(entry, Ordering::Release);
+        assert_eq!(look(), (absent, 0), "cached at level {level}");
+        if level > 1 {
+            flush(true);
+            assert_eq!(look(), (absent, 0), "a flush of leaves keeps it: level {level}");
+        }
+        flush(level == 1);
+    }
+    assert_eq!(look().0, None);
+    iommu.detach();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn reads_and_writes_agree_with_a_slice(
+        steps in proptest::collection::vec((any::<bool>(), 0usize..5 * PAGE, 1usize..3 * PAGE, any::<u8>()), 1..40),
+    ) {
+        let (domain, bus, arena) = with_arena(6);
+        let port = bus.port();
+        let mapped = domain.map(arena.pages(0, 6), Bidirectional).unwrap();
+        let mut model = vec![0u8; 6 * PAGE];
+        for (write, offset, len, byte) in steps {
+            let iova = after(mapped.iova().start(), offset as u64);
+            let fits = (offset + len).min(model.len());
+            if write {
+                let landed = port.write(iova, &vec![byte; len]);
+                model[offset..fits].fill(byte);
+                prop_assert_eq!(landed.is_ok(), offset + len <= model.len());
+            } else {
+                let mut found = vec![0; fits - offset];
+                port.read(iova, &mut found).unwrap();
+                prop_assert_eq!(&found[..], &model[offset..fits]);
+            }
+        }
+        drop(mapped);
+        domain.unregister_memory(arena.memory());
+    }
+}

@@ -1,0 +1,130 @@
+//! What the random adversary finds, step by step: each case correct, and with a known mistake.
+
+use super::harness::{Arena, PAGE};
+use crate::{Effect, FaultKind, Port, SoftConfig, SoftIommu, domain};
+use pinfold_core::access::{Access, Bidirectional};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{Backend, BackendError, TableBackend};
+use pinfold_core::invalidate::WaitError;
+use pinfold_core::known_bad::{self, Mistake};
+use pinfold_core::table::{TablePages, VtdSecondStage};
+use std::sync::Arc;
+use std::time::Duration;
+
+const US: Duration = Duration::from_micros(1);
+
+/// Calls `act` while this thread makes `mistake`.
+fn with_mistake<T>(mistake: Mistake, act: impl FnOnce() -> T) -> T {
+    known_bad::make(Some(mistake));
+    let made = act();
+    known_bad::make(None);
+    made
+}
+
+fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
+    port.read_u32_acquire(at).map_err(|fault| fault.kind)
+}
+
+fn at(start: u64, pages: u64) -> IovaRange {
+    IovaRange::new(Iova::new(start), pages * PAGE as u64).unwrap()
+}
+
+/// Windows of 2 MiB have a table page each, and there are just enough pages for two of them. The device walks into the first
+/// and caches its table page; the first is revoked, and the second is mapped, which needs that page. Returns what the device
+/// then reads in the first, at an address that it has not accessed before.
+fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
+    let (effect, flush_cost) = (Effect::AtLast, Duration::from_millis(20));
+    let config = SoftConfig { effect, flush_cost, table_bytes: 5 * PAGE, ..SoftConfig::default() };
+    let iommu = SoftIommu::new(config).unwrap();
+    // SAFETY: the table holds the IOMMU by its queue.
+    let pages = TablePages::new(unsafe { iommu.table_pages() }, iommu.table_phys()).unwrap();
+    let backend = TableBackend::<VtdSecondStage, _>::new("test", iommu.queue(), pages, 4).unwrap();
+    iommu.attach(backend.root(), 4);
+    let arena = Arena::new(7);
+    let (first, second, others) =
+        (at(0x4000_0000, 2), at(0x4020_0000, 2), [0, 1, 2].map(|n| at(0x4040_0000 + n * 4096, 1)));
+    for (page, word) in (100..107).enumerate() {
+        arena.memory().write_u32(page * PAGE, word).unwrap();
+    }
+    let part = |first, pages| arena.memory().part(first * PAGE, pages * PAGE).unwrap();
+    // SAFETY: the arena lives until it is unregistered below.
+    unsafe { backend.register_memory(arena.memory()) }.unwrap();
+    for (page, other) in (4..).zip(others) {
+        backend.map(other, part(page, 1), Access::READ).unwrap();
+    }
+    backend.map(first, part(0, 2), Access::READ).unwrap();
+    let port = iommu.port();
+    assert_eq!(word(&port, first.start()), Ok(100));
+    let revoke = |range| backend.revoke(&mut std::iter::once(range)).unwrap();
+    let ticket = revoke(first);
+    // Each revocation reclaims the retired pages that can be.
+    let (_, _) = (revoke(others[0]), revoke(others[1]));
+    backend.map(second, part(2, 2), Access::READ).unwrap();
+    let found = word(&port, first.start().checked_add(PAGE as u64).unwrap());
+    backend.wait(ticket).unwrap();
+    assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
+    assert_eq!(word(&port, second.start()), Ok(102));
+    backend.unregister_memory(arena.memory());
+    iommu.detach();
+    found
+}
+
+#[test]
+fn a_table_page_is_not_reused_before_its_flush() {
+    assert_eq!(walk_through_a_retired_table_page(), Err(FaultKind::NotMapped));
+    let early = with_mistake(Mistake::TablePageEarly, walk_through_a_retired_table_page);
+    assert_eq!(early, Ok(103), "the device reads a page that was never mapped there");
+}
+
+/// Maps a second buffer while the flush of a first is in flight. Returns whether they had the same addresses, and what a
+/// device reads there.
+fn map_while_a_flush_is_in_flight() -> (bool, Result<u32, FaultKind>) {
+    let (effect, flush_cost) = (Effect::AtLast, Duration::from_millis(20));
+    let config = SoftConfig { effect, flush_cost, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let arena = Arena::new(2);
+    arena.memory().write_u32(0, 100).unwrap();
+    arena.memory().write_u32(PAGE, 101).unwrap();
+    // SAFETY: the arena lives until it is unregistered below.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    let port = bus.port();
+    let first = domain.map(arena.page(0), Bidirectional).unwrap();
+    assert_eq!(word(&port, first.iova().start()), Ok(100));
+    let first = first.revoke();
+    let second = domain.map(arena.page(1), Bidirectional).unwrap();
+    let found = (second.iova() == first.iova(), word(&port, second.iova().start()));
+    drop((first, second));
+    domain.unregister_memory(arena.memory());
+    found
+}
+
+#[test]
+fn an_iova_is_not_reused_before_its_flush() {
+    assert_eq!(map_while_a_flush_is_in_flight(), (false, Ok(101)));
+    let early = with_mistake(Mistake::IovaEarly, map_while_a_flush_is_in_flight);
+    assert_eq!(early, (true, Ok(100)), "the device reads the previous buffer, not 101");
+}
+
+#[test]
+fn a_flush_that_hangs_is_an_error_and_its_buffer_is_not_reused() {
+    let config = SoftConfig { hang_from: Some(2), timeout: 2000 * US, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let arena = Arena::new(3);
+    // SAFETY: the arena lives until it is unregistered below.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    domain.map(arena.page(0), Bidirectional).unwrap().unmap().unwrap();
+    let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
+    let iova = mapped.iova();
+    let error = mapped.unmap().err();
+    assert!(matches!(error, Some(BackendError::Flush(WaitError::TimedOut { .. }))), "{error:?}");
+    drop(domain.map(arena.page(1), Bidirectional).unwrap());
+    let other = domain.map(arena.page(2), Bidirectional).unwrap();
+    assert!(!other.iova().overlaps(&iova));
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.deferred_bytes, stats.unmaps), (2, 8192, 1));
+    assert!(Arc::strong_count(&arena) > 3, "the payloads are held, not dropped");
+    domain.unregister_memory(arena.memory());
+    drop(other);
+    // Unregistered memory faults although no flush ever completes: it may be freed now.
+    assert_eq!(word(&bus.port(), iova.start()), Err(FaultKind::NotMapped));
+}

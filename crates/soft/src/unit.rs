@@ -1,0 +1,198 @@
+//! The IOMMU that all ports share.
+
+use crate::config::SoftConfig;
+use crate::device::{Device, State};
+use crate::fault::{Fault, FaultLog};
+use crate::int::to_usize;
+use crate::memory::{Registry, TableMemory, inside};
+use crate::stats::PortStats;
+use crate::timeline::{Invalidation, Model, Timeline};
+use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::domain::BackendError;
+use pinfold_core::invalidate::{Batch, Ticket};
+use pinfold_core::mem::DmaMemory;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+
+/// Lock order: `timeline`, `devices`, a device's state, `registry`, `faults`.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub(super) config: SoftConfig,
+    pub(super) tables: TableMemory,
+    start: Instant,
+    /// The offset of the root in the table memory, with the number of levels in the bits below 12; 0 means no table.
+    root: AtomicU64,
+    registry: RwLock<Registry>,
+    /// Incremented when memory is unregistered.
+    generation: AtomicU64,
+    devices: Mutex<Vec<Weak<Device>>>,
+    timeline: Mutex<Timeline>,
+    model: Model,
+    /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
+    next_ns: AtomicU64,
+    completed: AtomicU64,
+    faults: Mutex<FaultLog>,
+    /// The statistics of ports that were dropped.
+    closed: Mutex<PortStats>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Unit {
+    pub(super) fn new(config: SoftConfig) -> Result<Self, BackendError> {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Self {
+            tables: TableMemory::new(config.table_bytes)?,
+            start: Instant::now(),
+            root: AtomicU64::new(0),
+            registry: RwLock::default(),
+            generation: AtomicU64::new(0),
+            devices: Mutex::default(),
+            timeline: Mutex::new(Timeline::new(config.seed)),
+            model: Model {
+                effect: config.effect,
+                cost_ns: ns(config.flush_cost),
+                late_ns: ns(config.late_by),
+                hang_from: config.hang_from,
+            },
+            next_ns: AtomicU64::new(u64::MAX),
+            completed: AtomicU64::new(0),
+            faults: Mutex::default(),
+            closed: Mutex::default(),
+            config,
+        })
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn attach(&self, root: PhysAddr, levels: u8) {
+        let offset = root.checked_offset_from(self.tables.phys()).filter(|offset| offset % 4096 == 0);
+        let value = offset.map_or(0, |offset| offset | u64::from(levels.clamp(1, 5)));
+        self.root.store(value, Ordering::Release);
+        self.drop_everywhere();
+    }
+
+    pub(super) fn detach(&self) {
+        self.root.store(0, Ordering::Release);
+        self.drop_everywhere();
+    }
+
+    /// Returns the number of levels, and the number of the root among the table pages.
+    pub(super) fn root(&self) -> Option<(u8, usize)> {
+        let root = self.root.load(Ordering::Acquire);
+        (root != 0).then_some(((root & 7) as u8, to_usize(root >> 12)))
+    }
+
+    /// # Safety
+    /// The caller keeps the memory valid until `unregister_memory` has returned.
+    pub(super) unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller keeps it valid until `unregister_memory` has returned, which removes it here and from every device.
+        let memory = unsafe { memory.extend() };
+        self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
+    }
+
+    pub(super) fn unregister_memory(&self, memory: DmaMemory) {
+        if !self.registry.write().unwrap_or_else(PoisonError::into_inner).remove(memory) {
+            return;
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        // A device that found the memory before it left the registry did so under its own lock: afterwards its access has
+        // ended and what it found is dropped.
+        let removed = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
+        self.each_device(|device| device.state().tlb.drop_memory(removed));
+    }
+
+    pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+        let run = self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)?;
+        let Some(piece) = self.config.contiguous_bytes else { return Ok(run) };
+        // Up to the next multiple of the piece; the memory is whole pages, so the run is not empty.
+        let piece = piece.max(PAGE).checked_next_power_of_two().unwrap_or(u64::MAX);
+        let to_border = piece - run.start().raw() % piece;
+        PhysRange::new(run.start(), run.len().min(to_border))
+            .map_err(|_| BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
+    }
+
+    /// Returns the registered memory that contains `addr..addr + len`, from `state` if it was found last.
+    pub(super) fn find(&self, state: &mut State, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
+        let generation = self.generation.load(Ordering::Acquire);
+        if let Some(memory) = state.last_found(generation, addr, len) {
+            return Some(memory);
+        }
+        let memory = self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)?;
+        state.last = Some((generation, memory));
+        Some(memory)
+    }
+
+    pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
+        let mut timeline = lock(&self.timeline);
+        let whole = batch.is_domain_flush().then_some(Invalidation::Whole);
+        let ranges = batch.flushes().iter().map(|flush| Invalidation::Range(*flush));
+        let requests = whole.into_iter().chain(ranges);
+        timeline.add(requests, ticket, self.now_ns(), &self.model, |due| self.flush(due));
+        self.next_ns.store(timeline.next_ns(), Ordering::Release);
+    }
+
+    /// Executes what is due. If another thread is already doing so, returns the last published ticket.
+    pub(super) fn completed(&self) -> Ticket {
+        let now = self.now_ns();
+        if self.next_ns.load(Ordering::Acquire) <= now
+            && let Ok(mut timeline) = self.timeline.try_lock()
+        {
+            let completed = timeline.advance(now, |due| self.flush(due));
+            if let Some(ticket) = completed {
+                self.completed.store(ticket.0, Ordering::Release);
+            }
+            self.next_ns.store(timeline.next_ns(), Ordering::Release);
+        }
+        Ticket(self.completed.load(Ordering::Acquire))
+    }
+
+    pub(super) fn add_device(&self, device: &Arc<Device>) {
+        let mut devices = lock(&self.devices);
+        devices.retain(|device| device.strong_count() > 0);
+        devices.push(Arc::downgrade(device));
+    }
+
+    pub(super) fn note_fault(&self, fault: Fault) {
+        lock(&self.faults).note(fault);
+    }
+
+    pub(super) fn faults(&self) -> Vec<Fault> {
+        lock(&self.faults).all()
+    }
+
+    pub(super) fn add_closed(&self, stats: PortStats) {
+        lock(&self.closed).add(stats);
+    }
+
+    pub(super) fn stats(&self) -> PortStats {
+        let mut sum = *lock(&self.closed);
+        self.each_device(|device| sum.add(device.state().stats));
+        sum
+    }
+
+    fn flush(&self, due: &[Invalidation]) {
+        self.each_device(|device| device.flush(due));
+    }
+
+    fn drop_everywhere(&self) {
+        self.each_device(|device| {
+            let mut state = device.state();
+            state.tlb.drop_all();
+            state.walks.drop_all();
+        });
+    }
+
+    fn each_device(&self, mut act: impl FnMut(&Device)) {
+        for device in lock(&self.devices).iter().filter_map(Weak::upgrade) {
+            act(&device);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The walker: reads a table as VT-d's second stage specifies it, without the core's code that writes it.
+//!
+//! VT-d specification, "Second-Stage Paging Entries": bit 0 allows reads, bit 1 writes; with neither the entry is
+//! not present, whatever the rest says; bit 7 makes an entry of level 2 or 3 a leaf; bits 12..=51 are the
+//! address; in a large leaf the address bits below its size are reserved, as are bits 8..=10 and 52 and up here.
+
+use crate::device::State;
+use crate::fault::FaultKind;
+use crate::int::to_usize;
+use crate::memory::inside;
+use crate::tlb::{Held, Leaf};
+use crate::unit::Unit;
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, PageSize};
+use std::sync::atomic::Ordering;
+
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const LEAF: u64 = 1 << 7;
+
+/// Finds the leaf for `iova`, starting at the lowest table page in the device's walk cache.
+pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
+    let (levels, root) = unit.root().ok_or(FaultKind::NotMapped)?;
+    if iova.raw() >> (12 + 9 * u32::from(levels)) != 0 {
+        return Err(FaultKind::TooWide);
+    }
+    let both = Access::READ | Access::WRITE;
+    let (mut level, mut at) = match state.walks.lowest(iova) {
+        Some((level, Some(held))) => (level, held),
+        Some((_, None)) => return Err(FaultKind::NotMapped),
+        None => (levels, Held { page: root, access: both }),
+    };
+    loop {
+        let shift = 12 + 9 * (u32::from(level) - 1);
+        let index = to_usize(iova.raw() >> shift & 511);
+        let page = unit.tables.pages().get(at.page).ok_or(FaultKind::BadTable)?;
+        let entry = page.entries().get(index).ok_or(FaultKind::BadTable)?.load(Ordering::Acquire);
+        state.stats.walk_reads += 1;
+        let access = at.access & Access::from_bits_truncate((entry & 3) as u8);
+        if entry & 3 == 0 {
+            if unit.config.caching_mode {
+                state.put_absent(level, iova);
+            }
+            return Err(FaultKind::NotMapped);
+        }
+        if level == 1 || entry & LEAF != 0 {
+            return leaf(unit, state, entry, level, access);
+        }
+        let page = unit.tables.page_at(entry & ADDRESS).ok_or(FaultKind::BadTable)?;
+        level -= 1;
+        at = Held { page, access };
+        state.walks.put(level, iova, Some(at));
+    }
+}
+
+fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -> Result<Leaf, FaultKind> {
+    let size = match level {
+        1 => PageSize::Size4K,
+        2 => PageSize::Size2M,
+        3 => PageSize::Size1G,
+        _ => return Err(FaultKind::BadTable),
+    };
+    let addr = entry & ADDRESS;
+    if addr & size.mask() != 0 || entry >> 52 != 0 || entry & (7 << 8) != 0 {
+        return Err(FaultKind::BadTable);
+    }
+    let (addr, len) = (to_usize(addr), to_usize(size.bytes()));
+    let memory = unit.find(state, addr, len).ok_or(FaultKind::NotRegistered)?;
+    Ok(Leaf { memory: inside(memory, addr, len), access, size })
+}
