@@ -7,16 +7,15 @@ use std::time::Instant;
 
 /// Whether this build counts read-modify-writes and locks (feature `count-rmw`).
 ///
-/// Counting costs time, so such a build takes the counts and leaves the times out; and it measures only what can be
-/// counted, Pinfold's own atomics.
+/// Counting costs time, so such a build takes counts only, and only of subjects whose atomics are all Pinfold's.
 pub const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
 
-/// How thorough a measurement is.
+/// The options of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many runs of each subject are counted, after one that is not.
+    /// How many runs of each subject count, after one that does not.
     pub runs: usize,
-    /// Less work a run, for a quick look: figures are rougher.
+    /// Whether runs are small: faster, with rougher figures.
     pub quick: bool,
 }
 
@@ -29,24 +28,24 @@ impl Default for Options {
 /// One figure of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// The case that the figure belongs to.
+    /// The case.
     pub case: &'static str,
-    /// What kind of figure.
+    /// The kind of figure.
     pub metric: Metric,
-    /// Its unit.
+    /// The unit.
     pub unit: &'static str,
     /// The figure.
     pub value: f64,
-    /// Whether it comes out of a model of the hardware.
+    /// Whether it comes from a model of the hardware.
     pub modelled: bool,
 }
 
-/// What a thread did in Pinfold that other cores see; nothing where the build does not count it.
+/// What a thread did in Pinfold that other cores observe; zero in a build that does not count.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Read-modify-writes, those of locks included.
     pub rmw: u64,
-    /// Locks taken.
+    /// Locks acquired.
     pub locks: u64,
 }
 
@@ -70,17 +69,17 @@ impl std::ops::Add for Counts {
     }
 }
 
-/// What a piece of work cost.
+/// The cost of some work.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {
-    /// How long it took.
+    /// Its duration.
     pub ns: f64,
-    /// What this thread did that other cores see.
+    /// What the thread did that other cores observe.
     pub counts: Counts,
 }
 
 impl Cost {
-    /// Of `work`, done once. What it returns is kept from the optimiser.
+    /// Measures one call of `work`; its result passes through `black_box`.
     #[inline]
     pub fn of<R>(work: impl FnOnce() -> R) -> (Self, R) {
         let before = Counts::of_thread();
@@ -91,7 +90,7 @@ impl Cost {
         (Self { ns, counts: Counts::of_thread().since(before) }, result)
     }
 
-    /// The same with what another thread did meanwhile.
+    /// Adds what another thread did meanwhile.
     #[must_use]
     pub fn with(self, counts: Counts) -> Self {
         Self { counts: self.counts + counts, ..self }
@@ -110,7 +109,7 @@ impl std::ops::Add for Cost {
 pub struct Samples(Vec<Sample>);
 
 impl Samples {
-    /// What each of `operations` cost: its time, or its read-modify-writes and locks in a build that counts those.
+    /// Records the cost per operation: the time, or read-modify-writes and locks in a build that counts them.
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
     pub fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
         let each = 1.0 / operations.max(1) as f64;
@@ -122,16 +121,16 @@ impl Samples {
         }
     }
 
-    /// Any other figure.
+    /// Records any other figure.
     pub fn figure(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
         self.0.push(Sample { case, metric, unit, value, modelled: false });
     }
 }
 
-/// Makes one run from the beginning and puts its figures into the list.
+/// Makes one complete run and records its figures.
 pub type Run<'s, E> = Box<dyn FnMut(&mut Samples) -> Result<(), E> + 's>;
 
-/// Who is measured, and how one run of it is made.
+/// A subject: its name, and how to make one run of it.
 pub struct Subject<'s, E> {
     name: &'static str,
     countable: bool,
@@ -139,12 +138,12 @@ pub struct Subject<'s, E> {
 }
 
 impl<'s, E> Subject<'s, E> {
-    /// A subject of this name in the records.
+    /// Creates a subject with this name in the records.
     pub fn new(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
         Self { name, countable: false, run: Box::new(run) }
     }
 
-    /// The same, whose shared state is nothing but Pinfold's atomics: its read-modify-writes can be counted.
+    /// Creates a subject whose shared state is only Pinfold's atomics, so its read-modify-writes can be counted.
     pub fn countable(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
         Self { countable: true, ..Self::new(name, run) }
     }
@@ -161,15 +160,15 @@ impl<E> fmt::Debug for Subject<'_, E> {
 pub struct Turn {
     /// The suite.
     pub suite: &'static str,
-    /// Whose turn it is.
+    /// The subject.
     pub subject: &'static str,
-    /// Which round; 0 is the one that does not count.
+    /// The round; round 0 does not count.
     pub round: usize,
     /// The last round.
     pub rounds: usize,
 }
 
-/// Runs subjects in turn and keeps their figures.
+/// Runs subjects in turn and collects their figures.
 #[derive(Clone, Copy)]
 pub struct Harness<'w> {
     suite: &'static str,
@@ -188,37 +187,36 @@ impl fmt::Debug for Harness<'_> {
 }
 
 impl<'w> Harness<'w> {
-    /// A runner for a suite. `watch` is told of each run before it is made.
+    /// Creates a runner for a suite; `watch` is called before each run.
     pub fn new(suite: &'static str, options: Options, watch: &'w dyn Fn(Turn)) -> Self {
         Self { suite, options, first_round: 0, watch }
     }
 
-    /// A runner that makes one run of each subject, and counts it: for what takes seconds, whose spread is small beside
-    /// its size, and for figures that are always the same.
+    /// Returns a runner that makes one run of each subject and counts it: for runs that take seconds, and for figures that
+    /// are the same in every run.
     #[must_use]
     pub fn once(self) -> Self {
         Self { options: Options { runs: 1, ..self.options }, first_round: 1, ..self }
     }
 
-    /// How thorough it is.
+    /// Returns the options.
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// `full`, or a small part of it where a quick look is wanted.
+    /// Returns `full`, or a sixteenth of it in a quick run.
     pub fn scale(&self, full: usize) -> usize {
         if self.options.quick { (full / 16).max(1) } else { full }
     }
 
-    /// Runs the subjects in turn, first once without counting; each round begins with the next subject (A B C, B C A,
-    /// C A B, ...), so that none always comes behind the same other. Returns a record for each case and subject, cases
-    /// and subjects in the order given.
+    /// Runs the subjects in turn, first once without counting. Each round starts with the next subject (A B C, B C A,
+    /// C A B, ...), so none always follows the same other. Returns a record per case and subject, in the order given.
     ///
     /// # Errors
-    /// What a subject returned; then there are no records.
+    /// The error of the first subject that fails; there are no records then.
     pub fn interleave<E>(&self, mut subjects: Vec<Subject<'_, E>>) -> Result<Vec<Record>, E> {
         subjects.retain(|subject| subject.countable || !COUNTS_RMW);
-        let mut kept: Vec<Kept> = Vec::new();
+        let mut collected: Vec<Collected> = Vec::new();
         let mut samples = Samples::default();
         let rounds = self.options.runs.max(1);
         for round in self.first_round..=rounds {
@@ -233,28 +231,28 @@ impl<'w> Harness<'w> {
                     continue;
                 }
                 for sample in &samples.0 {
-                    keep(&mut kept, at, subject.name, *sample);
+                    collect(&mut collected, at, subject.name, *sample);
                 }
             }
         }
-        Ok(self.records(kept))
+        Ok(self.records(collected))
     }
 
-    fn records(&self, mut kept: Vec<Kept>) -> Vec<Record> {
-        // In the order of the subjects, whoever began.
-        kept.sort_by_key(|one| one.at);
+    fn records(&self, mut collected: Vec<Collected>) -> Vec<Record> {
+        // In the order of the subjects, whichever ran first.
+        collected.sort_by_key(|one| one.at);
         let mut cases: Vec<Key> = Vec::new();
-        for one in &kept {
+        for one in &collected {
             if !cases.contains(&one.sample.key()) {
                 cases.push(one.sample.key());
             }
         }
-        kept.sort_by_key(|one| cases.iter().position(|case| *case == one.sample.key()));
-        kept.into_iter().map(|one| record(self.suite, one.subject, one.sample, one.values)).collect()
+        collected.sort_by_key(|one| cases.iter().position(|case| *case == one.sample.key()));
+        collected.into_iter().map(|one| record(self.suite, one.subject, one.sample, one.values)).collect()
     }
 }
 
-/// What tells figures apart.
+/// What distinguishes figures.
 type Key = (&'static str, Metric, &'static str);
 
 impl Sample {
@@ -264,27 +262,27 @@ impl Sample {
 }
 
 /// The figures of a subject so far.
-struct Kept {
-    /// Which subject of those given.
+struct Collected {
+    /// The index of the subject.
     at: usize,
     subject: &'static str,
     sample: Sample,
     values: Vec<f64>,
 }
 
-/// Touches 16 MiB of the process's heap. Subjects have their books there; what the one before gave back to the kernel
-/// would otherwise be paid for, a page fault at a time, by whoever happens to come next.
+/// Touches 16 MiB of the process's heap, where subjects keep their metadata. Otherwise the next subject would pay, in
+/// page faults, for what the one before it returned to the kernel.
 fn touch_heap() {
-    // An allocator that has seen a large block come back (glibc's) keeps as much when small ones do.
+    // After one large block has been freed, glibc's allocator keeps as much memory when small ones are freed.
     drop(black_box(Vec::<u8>::with_capacity(24 << 20)));
     let pages: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 4096]).collect();
     drop(black_box(pages));
 }
 
-fn keep(kept: &mut Vec<Kept>, at: usize, subject: &'static str, sample: Sample) {
-    match kept.iter_mut().find(|one| one.subject == subject && one.sample.key() == sample.key()) {
+fn collect(collected: &mut Vec<Collected>, at: usize, subject: &'static str, sample: Sample) {
+    match collected.iter_mut().find(|one| one.subject == subject && one.sample.key() == sample.key()) {
         Some(one) => one.values.push(sample.value),
-        None => kept.push(Kept { at, subject, sample, values: vec![sample.value] }),
+        None => collected.push(Collected { at, subject, sample, values: vec![sample.value] }),
     }
 }
 
@@ -314,7 +312,7 @@ mod tests {
     use std::convert::Infallible;
 
     #[test]
-    fn subjects_take_turns_and_the_first_round_does_not_count() {
+    fn subjects_take_turns_and_round_0_does_not_count() {
         let order = RefCell::new(Vec::new());
         let subject = |name: &'static str, values: &'static [f64]| {
             let mut values = values.iter();
@@ -334,13 +332,13 @@ mod tests {
                 subject("b", &[99.0, 7.0, 7.0, 7.0, 8.0]),
             ])
             .unwrap();
-        assert_eq!(order.borrow()[..6], ["a", "b", "b", "a", "a", "b"], "none always comes behind the other");
+        assert_eq!(order.borrow()[..6], ["a", "b", "b", "a", "a", "b"], "neither always follows the other");
         assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("b", 1)]);
         let figures: Vec<_> = records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
         assert_eq!(figures, [("a", 2.5, 1.0, 4.0, 4), ("b", 7.0, 7.0, 8.0, 4)]);
     }
 
-    /// Cases come in the order of the subjects, whichever round began with whom, and figures of two units stay two.
+    /// Cases are in the order of the subjects, whichever ran first, and figures of two units stay apart.
     #[test]
     fn records_are_in_the_order_given() {
         let subject = |name, case, unit| {

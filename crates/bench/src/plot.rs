@@ -1,42 +1,38 @@
-//! Records as a picture: a row for each case and subject, as SVG.
+//! Plots records as SVG: a panel per case, a row per subject.
 //!
-//! Written by hand: marks, bars and words need a few elements of SVG, no fonts and no layout, and so no dependency.
+//! Marks, bars and labels need a few elements of SVG, no fonts and no layout, and therefore no dependency.
 
 mod scale;
 
 use crate::record::{Metric, Record};
-use scale::Scale;
+use scale::{LEFT, RIGHT, Scale};
 use std::fmt;
 
 const WIDTH: f64 = 900.0;
-/// Where the axes begin; the subjects' names stand before.
-const LEFT: f64 = 170.0;
-/// Where the axes end; the figures stand behind the marks.
-const RIGHT: f64 = 740.0;
 /// The title and the legend.
 const TOP: f64 = 62.0;
 const ROW: f64 = 18.0;
-/// A case's name and its axis' words, above its rows.
+/// The name of a case and the label of its axis, above its rows.
 const HEADING: f64 = 32.0;
-/// The axis' figures, below them.
+/// The labels of the ticks, below the rows.
 const TICKS: f64 = 20.0;
 const OURS: &str = "#1f5f99";
 const OTHERS: &str = "#e08a2e";
 
-/// The records of one suite as an SVG picture: for each case and unit a panel with an axis of its own words and ticks.
+/// The records of one suite as an SVG picture, with a panel for each case and unit.
 ///
-/// Figures of a unit share one scale in all panels: logarithmic, which the axis then says, where they spread over more
-/// than a factor of 30, else from 0. On a logarithmic axis, which has no 0, a median is a mark and not a bar. The line on
-/// it goes from the least of the runs to the greatest.
+/// Figures of one unit share a scale in all panels: logarithmic, as the label then says, where they spread over more than
+/// a factor of 30, else linear from 0. A logarithmic axis has no 0, so a median is a mark there and not a bar. The line
+/// through it extends from the minimum to the maximum of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot<'r> {
-    /// What is written above it.
+    /// The title.
     pub title: &'r str,
-    /// The records, those of a case side by side.
+    /// The records, with those of a case adjacent.
     pub records: &'r [Record],
 }
 
-/// A word with what XML has a use for itself replaced.
+/// Text with the characters that XML reserves replaced.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -77,9 +73,9 @@ fn height_of(records: &[Record]) -> f64 {
     rows(records.len()).mul_add(ROW, HEADING + TICKS)
 }
 
-/// What the colours and lines mean.
+/// Draws what the colours and lines mean.
 fn legend(f: &mut fmt::Formatter<'_>, y: f64) -> fmt::Result {
-    for (x, colour, words) in [(12.0, OURS, "Pinfold"), (92.0, OTHERS, "what it is compared with")] {
+    for (x, colour, words) in [(12.0, OURS, "Pinfold"), (92.0, OTHERS, "baselines")] {
         writeln!(f, r#"<circle cx="{}" cy="{}" r="5" fill="{colour}"/>"#, x + 5.0, y - 4.0)?;
         writeln!(f, r#"<text x="{}" y="{y}">{words}</text>"#, x + 16.0)?;
     }
@@ -87,7 +83,7 @@ fn legend(f: &mut fmt::Formatter<'_>, y: f64) -> fmt::Result {
     writeln!(f, r#"<line x1="{from}" x2="{to}" y1="{at}" y2="{at}" stroke="black"/>"#)?;
     writeln!(
         f,
-        r#"<text x="{}" y="{y}">least to greatest of the runs; the mark, or the bar's end, is the median</text>"#,
+        r#"<text x="{}" y="{y}">minimum to maximum of the runs; the mark or the end of the bar is the median</text>"#,
         to + 8.0
     )
 }
@@ -130,7 +126,7 @@ impl Plot<'_> {
 }
 
 fn mark(f: &mut fmt::Formatter<'_>, scale: Scale, record: &Record, y: f64) -> fmt::Result {
-    let ours = record.subject.starts_with("pinfold") || ["array", "list", "cached"].contains(&record.subject);
+    let ours = record.subject.starts_with("pinfold") || ["array", "list", "whole"].contains(&record.subject);
     let colour = if ours { OURS } else { OTHERS };
     let (end, least, most) = (scale.x(record.median), scale.x(record.min), scale.x(record.max));
     let middle = y + ROW / 2.0;
@@ -168,7 +164,7 @@ fn mark(f: &mut fmt::Formatter<'_>, scale: Scale, record: &Record, y: f64) -> fm
     )
 }
 
-/// A tick's figure: as it is said, without digits that mean nothing.
+/// The label of a tick, without insignificant digits.
 struct Tick(f64);
 
 impl fmt::Display for Tick {
@@ -177,7 +173,7 @@ impl fmt::Display for Tick {
             v if v >= 1e9 => write!(f, "{}G", v / 1e9),
             v if v >= 1e6 => write!(f, "{}M", v / 1e6),
             v if v >= 1e4 => write!(f, "{}k", v / 1e3),
-            // A power of ten, or a round multiple of one: what is behind the sixth digit is the machine's.
+            // A power of ten or a round multiple of one: further digits are rounding errors.
             v => write!(f, "{}", (v * 1e6).round() / 1e6),
         }
     }

@@ -1,30 +1,30 @@
-//! Figures that others have published for the same work, beside those of a run.
+//! Published figures for the same work, beside those of a run.
 //!
-//! They come from other machines, so each table shows both and compares only within a column.
+//! They come from other machines, so ratios are only taken within a column.
 
 use crate::record::{Metric, Record};
 use crate::suite::pool;
 use std::fmt;
 
-/// "mpt3sas and dmapool scalability", the patches to Linux's DMA pools of June 2022: what they replaced, and what they
-/// came to; milliseconds for all allocs, and for all frees with the pool's destruction.
+/// "mpt3sas and dmapool scalability", patches to the DMA pools of Linux, June 2022: the code they replaced and their
+/// result, in milliseconds for all allocations, and for all frees with the destruction of the pool.
 const DMA_POOL: [(&str, f64, f64); 2] =
     [("published: original", 350.0, 8901.0), ("published: red-black tree", 18.0, 19.0)];
 
-/// "Introduce a bulk order-0 page allocator" for Linux, March 2021: microseconds for one call of an RPC server's refill.
+/// "Introduce a bulk order-0 page allocator" for Linux, March 2021: microseconds per refill call of an RPC server.
 const RPC: [(&str, f64); 3] = [("single", 25.007), ("list", 6.258), ("array", 4.590)];
 
-/// The same patches, of the page pool of a network card: packets a second through XDP, which drops them.
+/// The same patches, in the page pool of a network driver: packets per second through an XDP program that drops them.
 const XDP: [(&str, f64); 3] = [("single", 3_771_046.0), ("list", 3_940_242.0), ("array", 4_249_224.0)];
 
-/// The published tables that `records` have a part in, with their figures. Nothing where they have none.
+/// The published tables for which `records` has figures, beside those figures.
 ///
-/// Where the run was a quick one the pools' table is left out: the workload is a smaller one, and one subject quadratic.
+/// After a quick run the table of the pools is omitted: the workload is smaller, and one subject is quadratic.
 #[derive(Clone, Copy, Debug)]
 pub struct Published<'r> {
     /// The records of a run.
     pub records: &'r [Record],
-    /// Whether it was a quick one.
+    /// Whether it was a quick run.
     pub quick: bool,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_was_not_measured() {
+    fn tables_without_measured_figures_are_omitted() {
         let records = [record("pool", "pair-64", "pinfold", 4.0)];
         assert_eq!(Published { records: &records, quick: false }.to_string(), "");
     }

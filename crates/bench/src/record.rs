@@ -1,59 +1,59 @@
-//! What a measurement leaves: one record a line, as JSON or as a row of a table.
+//! Records of measurements, as lines of JSON or as rows of a table.
 
 use serde::Serialize;
 use std::fmt;
 
-/// What kind of figure a record holds.
+/// The kind of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metric {
-    /// How long something takes.
+    /// A duration.
     Time,
-    /// How often something is done, per second.
+    /// Operations per second.
     Rate,
-    /// How much memory something takes.
+    /// An amount of memory.
     Bytes,
-    /// How many of something there are.
+    /// A count.
     Count,
-    /// How many segments a device is given.
+    /// Segments given to a device.
     Segments,
 }
 
 /// One figure of one subject in one case.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Record {
-    /// The suite: `pool`, `frame` ...
+    /// The suite, for instance `pool`.
     pub suite: &'static str,
     /// The case within the suite.
     pub case: &'static str,
-    /// Who was measured: `pinfold`, or a baseline's name.
+    /// The subject: `pinfold`, or the name of a baseline.
     pub subject: &'static str,
-    /// What kind of figure.
+    /// The kind of figure.
     pub metric: Metric,
     /// The unit of the figures.
     pub unit: &'static str,
     /// The median of the runs.
     pub median: f64,
-    /// The least of the runs.
+    /// The minimum of the runs.
     pub min: f64,
-    /// The greatest of the runs.
+    /// The maximum of the runs.
     pub max: f64,
-    /// How many runs were counted.
+    /// How many runs counted.
     pub runs: usize,
-    /// Whether the figure comes out of a model of the hardware.
+    /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub modelled: bool,
 }
 
 impl Record {
-    /// The record as one line of JSON, without the line's end.
+    /// Returns the record as one line of JSON, without a line end.
     pub fn to_json(&self) -> String {
-        // A record is strings and finite numbers: there is nothing in it that JSON cannot say.
+        // A record has only strings and finite numbers, which JSON can represent.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Records as a table for people, the ratio of each to its case's first subject beside it.
+/// Records as a table, with the ratio of each to the first subject of its case.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'r>(pub &'r [Record]);
 
@@ -90,7 +90,7 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// A figure with two digits behind the point, or with four where it is small.
+/// Formats a figure with two decimals, or four if it is below 1.
 fn digits(figure: f64) -> String {
     if figure.abs() < 1.0 { format!("{figure:.4}") } else { format!("{figure:.2}") }
 }

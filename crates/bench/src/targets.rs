@@ -1,24 +1,22 @@
-//! What Pinfold is to reach, beside what a run measured.
+//! The targets, beside what a run measured.
 //!
-//! Every target is a ratio of medians of the same run, because the machine drifts, or a figure that does not depend on
-//! the machine. What hands out memory is compared with `thread-list`, an unchecked list of one thread, which is the floor:
-//! a ratio to a lock, or to a slow baseline, would mostly tell what that one costs.
+//! Every target is a ratio of medians of the same run, because the speed of the machine drifts, or a figure that does not
+//! depend on the machine. Allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor:
+//! a ratio to a lock, or to a slow baseline, would mostly show what that one costs.
 
 use crate::record::{Metric, Record};
 use std::fmt;
 
-/// The targets that `records` tell something about. Nothing where they tell of none.
-///
-/// Nothing where the run was a quick one either: its workloads are smaller, and some targets depend on their size.
+/// The targets for which `records` has figures. Empty after a quick run: some targets depend on the size of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Targets<'r> {
     /// The records of a run.
     pub records: &'r [Record],
-    /// Whether it was a quick one.
+    /// Whether it was a quick run.
     pub quick: bool,
 }
 
-/// Which way is better.
+/// The direction that is better.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Better {
     More,
@@ -51,14 +49,14 @@ fn at_most(what: &'static str, figure: Option<f64>, must: f64, aim: f64, unit: &
     Row { what, figure, better: Better::Less, must, aim, unit }
 }
 
-/// What checks, out-of-band state and frees from any thread may cost, in times the floor: the same for every case.
-const FLOORS: (f64, f64) = (3.0, 2.0);
+/// The limit and the aim for the cost over the floor of checks, out-of-band state and frees from any thread, in every case.
+const OVER_FLOOR: (f64, f64) = (3.0, 2.0);
 
 /// The cases that copy bytes into DMA memory and out of it.
 const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"];
 
-/// What the quick ways to memory must do without: read-modify-writes, one case and one subject of each.
-const QUIET: [(&str, &str, &str); 9] = [
+/// The hot paths, which are to do without read-modify-writes: suite, case and subject of each.
+const HOT_PATHS: [(&str, &str, &str); 9] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
     ("pool", "pair-64", "pinfold"),
@@ -83,19 +81,25 @@ impl Targets<'_> {
         self.find(suite, case, subject, Metric::Bytes).map(|r| r.median)
     }
 
-    /// The first over the second, of one suite, each a case and a subject.
+    /// Returns the ratio of two figures of one suite, each a case and a subject.
     fn ratio(&self, suite: &str, over: (&str, &str), under: (&str, &str)) -> Option<f64> {
         Some(self.median(suite, over.0, over.1)? / self.median(suite, under.0, under.1)?)
     }
 
-    /// Alloc and free of one block of the workload together, the frees in the order of this case.
+    /// Returns the time to allocate and free one block of the workload, with the frees of this case.
     fn workload(&self, free: &str, subject: &str) -> Option<f64> {
         Some(self.median("pool", "mpt3sas-alloc", subject)? + self.median("pool", free, subject)?)
     }
 
-    /// A subject over `thread-list`.
+    /// Compares a subject with `thread-list`.
     fn floor(&self, what: &'static str, suite: &str, case: &str, subject: &str) -> Row {
-        at_most(what, self.ratio(suite, (case, subject), (case, "thread-list")), FLOORS.0, FLOORS.1, "x")
+        at_most(
+            what,
+            self.ratio(suite, (case, subject), (case, "thread-list")),
+            OVER_FLOOR.0,
+            OVER_FLOOR.1,
+            "x",
+        )
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -104,7 +108,7 @@ impl Targets<'_> {
         rows.extend(self.page_pool_rows());
         rows.extend(self.buffer_rows());
         rows.extend(self.vfio_rows());
-        rows.extend(self.quiet_rows());
+        rows.extend(self.hot_path_rows());
         rows
     }
 
@@ -113,8 +117,9 @@ impl Targets<'_> {
         let floor = |what, case| self.floor(what, "pool", case, "pinfold");
         let (ordered, random) = ("mpt3sas-free", "mpt3sas-free-random");
         let workload = |free, over, under| Some(self.workload(free, over)? / self.workload(free, under)?);
-        let all =
-            |what, free| at_most(what, workload(free, "pinfold", "thread-list"), FLOORS.0, FLOORS.1, "x");
+        let all = |what, free| {
+            at_most(what, workload(free, "pinfold", "thread-list"), OVER_FLOOR.0, OVER_FLOOR.1, "x")
+        };
         let pair = ("pair-64", "pinfold");
         vec![
             all("mpt3sas, in order: pinfold / thread-list", ordered),
@@ -165,7 +170,13 @@ impl Targets<'_> {
                 1.9,
                 2.0,
             ),
-            at_most("1 TiB zone, bytes a frame", self.bytes("frame", "zone-1t", "pinfold"), 0.16, 0.16, "B"),
+            at_most(
+                "1 TiB zone, bytes per frame",
+                self.bytes("frame", "zone-1t", "pinfold"),
+                0.16,
+                0.16,
+                "B",
+            ),
         ]
     }
 
@@ -191,42 +202,42 @@ impl Targets<'_> {
         vec![
             at_least("register-1g: pages-4k / pinfold", pages("register-1g"), 20.0, 20.0),
             at_least("register-1g: table of pages-4k / pinfold", table(), 500.0, 500.0),
-            at_most("locate, of 10^5 segments / of one", locate, 2.0, 1.2, "x"),
+            at_most("locate, among 10^5 segments / in one", locate, 2.0, 1.2, "x"),
             at_least("gather-8m: pages-4k / pinfold", pages("gather-8m"), 60.0, 60.0),
             at_most("gather-8m, segments", segments, 4.0, 1.0, ""),
             at_most("copy-*, the worst: pinfold / memcpy", copies, 1.1, 1.05, "x"),
-            at_least("io-submit, 64 under way: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
-            at_least("io-submit-1, one: pages-4k / pinfold", pages("io-submit-1"), 20.0, 20.0),
+            at_least("io-submit, 64 in flight: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
+            at_least("io-submit-1, 1 in flight: pages-4k / pinfold", pages("io-submit-1"), 20.0, 20.0),
         ]
     }
 
-    /// Requests a second beside the kernel's driver.
+    /// Requests per second, beside the kernel's driver.
     fn vfio_rows(&self) -> Vec<Row> {
         let rate = |subject| Some(self.find("vfio", "randread-4k-64", subject, Metric::Rate)?.median);
         let row =
             |what, over, under| at_least(what, rate(over).zip(rate(under)).map(|(o, u)| o / u), 1.0, 1.0);
         vec![
-            row("4 KiB reads, 64 at a time: static / fio", "pinfold-static", "fio"),
-            row("4 KiB reads, 64 at a time: polled / fio", "pinfold-polled", "fio"),
-            row("4 KiB reads, 64 at a time: revoke / fio", "pinfold-revoke", "fio"),
-            row("4 KiB reads, 64 at a time: strict / fio", "pinfold-strict", "fio"),
+            row("4 KiB reads, 64 in flight: static / fio", "pinfold-static", "fio"),
+            row("4 KiB reads, 64 in flight: polled / fio", "pinfold-polled", "fio"),
+            row("4 KiB reads, 64 in flight: revoke / fio", "pinfold-revoke", "fio"),
+            row("4 KiB reads, 64 in flight: strict / fio", "pinfold-strict", "fio"),
             row("the same: static / fio-batched", "pinfold-static", "fio-batched"),
         ]
     }
 
-    /// The worst of the hot paths, in a build that counts.
-    fn quiet_rows(&self) -> [Row; 2] {
+    /// The worst hot path, in a build that counts.
+    fn hot_path_rows(&self) -> [Row; 2] {
         let worst = |unit| {
             let of = |(suite, case, subject): &(&str, &str, &str)| {
                 let same =
                     |r: &&Record| (r.suite, r.case, r.subject, r.unit) == (*suite, *case, *subject, unit);
                 self.records.iter().find(same).map(|record| record.max)
             };
-            QUIET.iter().filter_map(of).reduce(f64::max)
+            HOT_PATHS.iter().filter_map(of).reduce(f64::max)
         };
         [
-            at_most("read-modify-writes an operation, the worst", worst("rmw/op"), 0.02, 0.005, ""),
-            at_most("locks an operation, the worst", worst("locks/op"), 0.005, 0.001, ""),
+            at_most("read-modify-writes per operation, the worst", worst("rmw/op"), 0.02, 0.005, ""),
+            at_most("locks per operation, the worst", worst("locks/op"), 0.005, 0.001, ""),
         ]
     }
 }
@@ -261,7 +272,7 @@ impl fmt::Display for Targets<'_> {
         if !crate::COUNTS_RMW {
             writeln!(
                 f,
-                "Read-modify-writes and locks an operation are counted by a build with --features count-rmw."
+                "Read-modify-writes and locks per operation are counted by a build with --features count-rmw."
             )?;
         }
         Ok(())
@@ -282,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_of_medians_and_to_the_floor() {
+    fn ratios_are_of_medians_and_to_the_floor() {
         let time = |case, subject, figures| record(case, subject, Metric::Time, figures);
         let text = lines(&[
             time("mpt3sas-alloc", "pinfold", [1.0, 2.0, 9.0]),
@@ -301,12 +312,12 @@ mod tests {
             line("pair-64: pinfold").contains("4.00 x") && line("pair-64: pinfold").ends_with("FALLS SHORT")
         );
         assert!(line("bulk-32").contains("1.00 x") && line("bulk-32").ends_with("aim reached"));
-        assert!(!text.contains("inblock"), "a lock is no measure");
-        assert!(!text.contains("at random"), "what was not measured is left out");
+        assert!(!text.contains("inblock"), "ratios to a lock are not targets");
+        assert!(!text.contains("at random"), "targets without figures are omitted");
     }
 
     #[test]
-    fn of_copies_the_worst_is_told() {
+    fn the_worst_copy_is_reported() {
         let time = |case, subject, median| Record {
             suite: "buffer",
             ..record(case, subject, Metric::Time, [0.5, median, 9.0])
@@ -322,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn of_rates_more_is_better() {
+    fn higher_rates_are_better() {
         let rate = |subject, median| Record {
             suite: "vfio",
             ..record("randread-4k-64", subject, Metric::Rate, [1.0, median, 9e9])
@@ -335,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_the_worst_and_nothing_is_said_of_nothing() {
+    fn counts_are_maxima_and_no_figures_give_no_table() {
         let count = |case, unit, figures| Record { unit, ..record(case, "pinfold", Metric::Count, figures) };
         let text = lines(&[
             count("pair-64", "rmw/op", [0.0, 0.0, 0.001]),

@@ -353,6 +353,10 @@ pub(crate) struct BenchArgs {
     /// Write a picture of each suite into a folder, as SVG
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
+
+    /// Explain all cases and subjects, and measure nothing
+    #[arg(long)]
+    pub(crate) list: bool,
 }
 
 fn suite() -> PossibleValuesParser {

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold_bench::plot::Plot;
 use pinfold_bench::published::Published;
 use pinfold_bench::targets::Targets;
-use pinfold_bench::{COUNTS_RMW, Options, Record, SUITES, Suite, Table, Turn};
+use pinfold_bench::{COUNTS_RMW, Listing, Options, Record, SUITES, Suite, Table, Turn};
 use std::path::{Path, PathBuf};
 
 /// How many runs are counted where the user does not say.
@@ -19,6 +19,9 @@ const QUICK_RUNS: usize = 3;
 
 /// Measures, and prints each suite as it is done.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.list {
+        return output::text(&Listing.to_string());
+    }
     let options =
         Options { runs: args.runs.unwrap_or(if args.quick { QUICK_RUNS } else { RUNS }), quick: args.quick };
     if let Some(folder) = &args.plot {

@@ -1,13 +1,13 @@
-//! The baselines' blocks: exclusive access to memory, and lists of them threaded through the blocks themselves.
+//! The blocks of the baselines: exclusive access to memory, and lists that are linked through the blocks themselves.
 //!
-//! A link is a plain pointer, read and written without a check, as in a kernel. That it is sound rests on ownership: a
-//! [`Block`] cannot be copied, and its memory is borrowed exclusively for as long as blocks of it exist.
+//! A link is a plain pointer, read and written without a check, as in a kernel. Ownership makes this sound: a [`Block`]
+//! cannot be copied, and its memory is borrowed exclusively for as long as blocks of it exist.
 #![expect(unsafe_code, reason = "links in blocks are raw pointers")]
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// What a block's first two words are while it is free. Any bytes are a valid one.
+/// The first two words of a free block. Any bytes are a valid value.
 #[derive(Debug)]
 #[repr(C)]
 struct Node {
@@ -15,10 +15,10 @@ struct Node {
     word: u64,
 }
 
-/// The least bytes of a block.
+/// The minimum size of a block.
 pub const LEAST: usize = size_of::<Node>();
 
-/// A block that is out: exclusive access to its first two words for `'m`. It is neither copied nor forged.
+/// An allocated block: exclusive access to its first two words for `'m`. It cannot be copied or forged.
 #[derive(Debug)]
 pub struct Block<'m>(NonNull<Node>, PhantomData<&'m mut [u64; 2]>);
 
@@ -26,28 +26,28 @@ pub struct Block<'m>(NonNull<Node>, PhantomData<&'m mut [u64; 2]>);
 unsafe impl Send for Block<'_> {}
 
 impl<'m> Block<'m> {
-    /// The block that these bytes are; `None` where they are fewer than [`LEAST`] or not aligned to 8. Writes nothing.
+    /// Makes a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8. Writes nothing.
     pub fn of(bytes: &'m mut [u8]) -> Option<Self> {
         let node = NonNull::from(bytes.first_chunk_mut::<LEAST>()?).cast::<Node>();
         node.is_aligned().then_some(Self(node, PhantomData))
     }
 
-    /// Its address, which stands for both its addresses.
+    /// Returns its address, which stands for the device address as well.
     #[inline(always)]
-    pub fn number(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.0.as_ptr().addr() as u64
     }
 
-    /// Writes its second word.
+    /// Writes the second word.
     #[inline(always)]
     pub fn write(&mut self, word: u64) {
-        // SAFETY: `of` had exclusive access to 16 aligned bytes for `'m`, which passed into this value alone.
+        // SAFETY: `of` had exclusive access to 16 aligned bytes for `'m`, and passed it to this value alone.
         let node = unsafe { self.0.as_mut() };
         node.word = word;
     }
 }
 
-/// A list of free blocks, last in first out; each link is in its block.
+/// A list of free blocks, last in first out, linked through the blocks.
 #[derive(Debug, Default)]
 pub struct FreeList<'m> {
     head: Option<NonNull<Node>>,
@@ -58,26 +58,26 @@ pub struct FreeList<'m> {
 unsafe impl Send for FreeList<'_> {}
 
 impl<'m> FreeList<'m> {
-    /// Whether no block is in it.
+    /// Returns whether it is empty.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.head.is_none()
     }
 
-    /// Puts a block at its head.
+    /// Adds a block at the head.
     #[inline(always)]
     pub fn push(&mut self, mut block: Block<'m>) {
-        // SAFETY: a block is exclusive access to its memory, and the list takes it over with the block.
+        // SAFETY: a block is exclusive access to its memory, which passes to the list with the block.
         let node = unsafe { block.0.as_mut() };
         node.next = self.head;
         self.head = Some(block.0);
     }
 
-    /// Takes the block at its head.
+    /// Removes the block at the head.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Block<'m>> {
         let at = self.head?;
-        // SAFETY: what is in the list came in by `push`, which took over a `Block<'m>`; nothing else has written there.
+        // SAFETY: the node was added by `push`, which consumed its `Block<'m>`; nothing else has written there since.
         let node = unsafe { at.as_ref() };
         self.head = node.next;
         Some(Block(at, PhantomData))
@@ -89,25 +89,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_gives_back_what_it_took_last_first() {
+    fn a_list_is_last_in_first_out() {
         let mut words = [0u64; 8];
         // SAFETY: every `u64` is eight valid bytes; the slice borrows all of them exclusively.
         let (_, bytes, _) = unsafe { words.align_to_mut::<u8>() };
         let (one, two) = bytes.split_at_mut(32);
         let (mut one, two) = (Block::of(one).unwrap(), Block::of(two).unwrap());
-        let numbers = (one.number(), two.number());
+        let addresses = (one.address(), two.address());
         one.write(u64::MAX);
         let mut list = FreeList::default();
         list.push(one);
         list.push(two);
-        let taken = (list.pop().unwrap().number(), list.pop().unwrap().number());
-        assert_eq!(taken, (numbers.1, numbers.0));
+        let popped = (list.pop().unwrap().address(), list.pop().unwrap().address());
+        assert_eq!(popped, (addresses.1, addresses.0));
         assert!(list.is_empty() && list.pop().is_none());
         assert_eq!(words[1], u64::MAX);
     }
 
     #[test]
-    fn what_is_too_short_or_crooked_is_no_block() {
+    fn short_or_misaligned_memory_is_rejected() {
         let mut words = [0u64; 4];
         // SAFETY: as above.
         let (_, bytes, _) = unsafe { words.align_to_mut::<u8>() };

@@ -1,16 +1,16 @@
-//! `single`: the page allocator of a kernel, one call for each page, from its description.
+//! `single`: the page allocator of a kernel, one call per page, from its description.
 //!
-//! Free runs of 2^order pages in a list for each order, split on the way out and merged with their buddy on the way
-//! back, under one lock. Before it each owner has lists of its own, as each processor of a kernel has: one of single
-//! pages, which is refilled with 63 at a time and gives 63 back when it has more than six times as many, and one of runs
-//! of 2 MiB, with batches of 2 by the same rule. An owner's lists take no lock here (a kernel's since 6.0 do, one that
-//! nobody else wants). What a kernel does besides (zones and policies, page flags, control groups) is left out, too. All
-//! of that flatters the baseline. A list's links are indices of 4 bytes where a kernel's are pointers of 8.
+//! Free runs of 2^order pages are in a list per order under one lock, split by allocs and merged with their buddy by
+//! frees. In front of it each owner has lists, as each processor of a kernel has: one of single pages, refilled with 63 at
+//! a time and returning 63 when it has more than six times as many, and one of runs of 2 MiB, with batches of 2 by the same
+//! rule. The lists of an owner have no lock here; since 6.0 those of a kernel have one, uncontended. Zones and policies,
+//! page flags and control groups are left out. All of that flatters the baseline. Links are indices of 4 bytes instead of
+//! pointers.
 
+use super::api::{BaselineError, Blocks};
 use super::lock::KernelLock;
-use super::{BaselineError, Blocks};
 
-/// A page or a run: its offset in the memory.
+/// A page or a run, by its offset in the memory.
 pub type Offset = u64;
 
 /// log2 of the pages of the largest run: 4 MiB, as in kernels.
@@ -19,10 +19,10 @@ const LARGEST: u8 = 10;
 const HUGE: u8 = 9;
 const PAGE: u64 = 4096;
 const NONE: u32 = u32::MAX;
-/// What stands in `order` for a page that is not the first of a free run.
-const TAKEN: u8 = u8::MAX;
+/// The `order` of a page that is not the first of a free run.
+const NOT_FIRST: u8 = u8::MAX;
 
-/// A page's entry: the order of the free run that it begins, and its neighbours in that order's list.
+/// The entry of a page: the order of the free run that starts there, and its neighbours in the list of that order.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     order: u8,
@@ -38,7 +38,7 @@ struct Runs {
 
 impl Runs {
     fn new(total: u32) -> Self {
-        let page = Page { order: TAKEN, next: NONE, previous: NONE };
+        let page = Page { order: NOT_FIRST, next: NONE, previous: NONE };
         let mut runs = Self { pages: vec![page; total as usize], heads: [NONE; LARGEST as usize + 1] };
         for run in (0..total >> LARGEST).rev() {
             runs.push(run << LARGEST, LARGEST);
@@ -60,7 +60,7 @@ impl Runs {
     fn remove(&mut self, first: u32) {
         let Some(page) = self.pages.get_mut(first as usize) else { return };
         let Page { order, next, previous } = *page;
-        page.order = TAKEN;
+        page.order = NOT_FIRST;
         if let Some(page) = self.pages.get_mut(next as usize) {
             page.previous = previous;
         }
@@ -74,7 +74,7 @@ impl Runs {
         }
     }
 
-    fn take(&mut self, order: u8) -> Option<u32> {
+    fn alloc(&mut self, order: u8) -> Option<u32> {
         let (found, first) = (order..=LARGEST)
             .zip(self.heads.iter().skip(usize::from(order)))
             .find(|(_, head)| **head != NONE)?;
@@ -86,7 +86,7 @@ impl Runs {
         Some(first)
     }
 
-    fn give(&mut self, mut first: u32, mut order: u8) {
+    fn free(&mut self, mut first: u32, mut order: u8) {
         while order < LARGEST {
             let buddy = first ^ (1 << order);
             if self.pages.get(buddy as usize).is_none_or(|page| page.order != order) {
@@ -101,13 +101,13 @@ impl Runs {
 
     fn free_of(&self, order: u8) -> usize {
         let runs = |page: &Page| {
-            if page.order >= order && page.order != TAKEN { 1 << (page.order - order) } else { 0 }
+            if page.order >= order && page.order != NOT_FIRST { 1 << (page.order - order) } else { 0 }
         };
         self.pages.iter().map(runs).sum()
     }
 }
 
-/// The page allocator: what its owners share.
+/// The page allocator that its owners share.
 #[derive(Debug)]
 pub struct Buddy {
     runs: KernelLock<Runs>,
@@ -115,40 +115,40 @@ pub struct Buddy {
 }
 
 impl Buddy {
-    /// `total` pages, all free; what goes beyond a multiple of 1,024 is not used.
+    /// Creates an allocator of `total` free pages; those beyond a multiple of 1,024 are not used.
     pub fn new(total: u32) -> Self {
         Self { runs: KernelLock::new(Runs::new(total)), total }
     }
 
-    /// An owner, whose lists are empty.
+    /// Creates an owner with empty lists.
     pub fn owner(&self) -> Owner<'_> {
         let pages = List::new(self, 0, 63);
         Owner { pages, huge: List::new(self, HUGE, 2) }
     }
 
-    /// A run of 2^order pages, without an owner.
+    /// Allocates a run of 2^order pages without an owner.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
     pub fn alloc_run(&self, order: u8) -> Result<Offset, BaselineError> {
-        let first = self.runs.lock().take(order).ok_or(BaselineError::NoPages(self.total as usize))?;
+        let first = self.runs.lock().alloc(order).ok_or(BaselineError::NoPages(self.total as usize))?;
         Ok(u64::from(first) * PAGE)
     }
 
-    /// Takes a run back.
+    /// Frees a run.
     pub fn free_run(&self, run: Offset, order: u8) {
         if let Ok(first) = u32::try_from(run / PAGE) {
-            self.runs.lock().give(first, order);
+            self.runs.lock().free(first, order);
         }
     }
 
-    /// Returns how many runs of 2^order pages could be had, one after the other; what owners list is not free. O(pages).
+    /// Returns how many runs of 2^order pages could be allocated; runs in the lists of owners do not count. O(pages).
     pub fn free_of(&self, order: u8) -> usize {
         self.runs.lock().free_of(order)
     }
 }
 
-/// An owner's list of free runs of one size.
+/// The list of free runs of one size of an owner.
 #[derive(Debug)]
 struct List<'b> {
     buddy: &'b Buddy,
@@ -183,17 +183,17 @@ impl<'b> List<'b> {
     #[inline(never)]
     fn refill(&mut self) -> Result<u32, BaselineError> {
         let mut runs = self.buddy.runs.lock();
-        self.free.extend(std::iter::from_fn(|| runs.take(self.order)).take(self.batch));
+        self.free.extend(std::iter::from_fn(|| runs.alloc(self.order)).take(self.batch));
         self.free.pop().ok_or(BaselineError::NoPages(self.buddy.total as usize))
     }
 
-    /// The oldest go.
+    /// Returns the oldest runs.
     #[cold]
     #[inline(never)]
     fn spill(&mut self) {
         let mut runs = self.buddy.runs.lock();
         for first in self.free.drain(..self.batch) {
-            runs.give(first, self.order);
+            runs.free(first, self.order);
         }
     }
 }
@@ -202,12 +202,12 @@ impl Drop for List<'_> {
     fn drop(&mut self) {
         let mut runs = self.buddy.runs.lock();
         for first in self.free.drain(..) {
-            runs.give(first, self.order);
+            runs.free(first, self.order);
         }
     }
 }
 
-/// A processor, with its lists.
+/// An owner, as a processor of a kernel, with its lists.
 #[derive(Debug)]
 pub struct Owner<'b> {
     pages: List<'b>,
@@ -215,7 +215,7 @@ pub struct Owner<'b> {
 }
 
 impl Owner<'_> {
-    /// One page.
+    /// Allocates a page.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
@@ -224,13 +224,13 @@ impl Owner<'_> {
         self.pages.alloc()
     }
 
-    /// Takes a page back.
+    /// Frees a page.
     #[inline]
     pub fn free_page(&mut self, page: Offset) {
         self.pages.free(page);
     }
 
-    /// A run of 2 MiB.
+    /// Allocates a run of 2 MiB.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
@@ -239,7 +239,7 @@ impl Owner<'_> {
         self.huge.alloc()
     }
 
-    /// Takes a run of 2 MiB back.
+    /// Frees a run of 2 MiB.
     #[inline]
     pub fn free_huge(&mut self, run: Offset) {
         self.huge.free(run);
@@ -263,7 +263,7 @@ impl Blocks for Owner<'_> {
     fn destroy(&mut self) {}
 }
 
-/// An owner's runs of 2 MiB.
+/// The runs of 2 MiB of an owner.
 #[derive(Debug)]
 pub struct Huge<'b>(pub Owner<'b>);
 

@@ -1,14 +1,13 @@
 //! `inblock`: the DMA pool of Linux since 6.3, from its description.
 //!
-//! One list of free blocks for the whole pool, the link and the block's own DMA address kept inside the block, under
-//! one lock. Constant time, and it writes to every block that it frees; a page that is freshly had is threaded onto
-//! the list in ascending order. Nothing checks what is freed. What the original reads on an alloc besides the link, the
-//! DMA address beside it, is left out.
+//! One list of free blocks for the whole pool under one lock, with the link and the DMA address of a block inside the
+//! block. Every operation takes constant time and every free writes to the block; a new page is added to the list in
+//! ascending order. Frees are not checked. The original also reads the DMA address on alloc, which is left out here.
 
+use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};
 use super::lock::KernelLock;
 use super::pages::{PAGE, Pages, blocks};
-use super::{BaselineError, Blocks};
 
 #[derive(Debug)]
 struct State<'m> {
@@ -18,7 +17,7 @@ struct State<'m> {
     active: usize,
 }
 
-/// The pool.
+/// A pool.
 #[derive(Debug)]
 pub struct InBlock<'m> {
     state: KernelLock<State<'m>>,
@@ -26,13 +25,13 @@ pub struct InBlock<'m> {
 }
 
 impl<'m> InBlock<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    /// Creates a pool of blocks of `size` bytes, a multiple of 8 between 16 and a page.
     pub fn new(source: Pages<'m>, size: usize) -> Self {
         let state = State { source, pages: Vec::new(), free: FreeList::default(), active: 0 };
         Self { state: KernelLock::new(state), size: size.clamp(LEAST, PAGE) }
     }
 
-    /// Returns one block, from any thread.
+    /// Allocates a block, from any thread.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
@@ -48,16 +47,16 @@ impl<'m> InBlock<'m> {
         }
     }
 
-    /// Takes a block back, from any thread.
+    /// Frees a block, from any thread.
     #[inline]
     pub fn free_shared(&self, mut block: Block<'m>) {
         let mut state = self.state.lock();
-        block.write(block.number());
+        block.write(block.address());
         state.free.push(block);
         state.active -= 1;
     }
 
-    fn give_pages_back(&self) {
+    fn free_pages(&self) {
         let mut state = self.state.lock();
         while let Some(start) = state.pages.pop() {
             state.source.free(start);
@@ -72,7 +71,7 @@ impl State<'_> {
         let page = self.source.alloc()?;
         self.pages.push(page.as_ptr().addr());
         for mut block in blocks(page, size) {
-            block.write(block.number());
+            block.write(block.address());
             self.free.push(block);
         }
         Ok(())
@@ -94,6 +93,6 @@ impl<'m> Blocks for &InBlock<'m> {
     }
 
     fn destroy(&mut self) {
-        self.give_pages_back();
+        self.free_pages();
     }
 }

@@ -1,13 +1,13 @@
-//! `lifo` and `thread-list`: stacks that check nothing. They are what is left of an allocator when everything is taken
-//! away that can be: the floor, with a lock and without.
+//! `lifo` and `thread-list`: unchecked stacks. They are what remains of an allocator without everything that can be left
+//! out: the floor, with a lock and without.
 
+use super::api::{BaselineError, Blocks};
 use super::lock::KernelLock;
-use super::{BaselineError, Blocks};
 
-/// How many a [`Batches`] takes from the stack behind it, or puts back, at a time.
+/// How many objects a [`Batches`] moves from or to the stack behind it at a time.
 const BATCH: usize = 32;
 
-/// `lifo`: a stack of free things under one lock, last freed first; all of them are there from the beginning.
+/// `lifo`: a stack of free objects under one lock, last freed first. All of them exist from the start.
 #[derive(Debug)]
 pub struct Lifo<T> {
     free: KernelLock<Vec<T>>,
@@ -15,18 +15,18 @@ pub struct Lifo<T> {
 }
 
 impl<T> Lifo<T> {
-    /// These things, the last one on top.
-    pub fn new(things: impl IntoIterator<Item = T>) -> Self {
-        let free: Vec<T> = things.into_iter().collect();
+    /// Creates a stack of these objects, the last one on top.
+    pub fn new(objects: impl IntoIterator<Item = T>) -> Self {
+        let free: Vec<T> = objects.into_iter().collect();
         Self { total: free.len(), free: KernelLock::new(free) }
     }
 
-    /// Returns how many there are, in use or not.
+    /// Returns how many objects there are, in use or not.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Returns one, from any thread.
+    /// Allocates an object, from any thread.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
@@ -35,26 +35,26 @@ impl<T> Lifo<T> {
         self.free.lock().pop().ok_or(BaselineError::NoPages(self.total))
     }
 
-    /// Takes one back, from any thread.
+    /// Frees an object, from any thread.
     #[inline]
-    pub fn free_shared(&self, thing: T) {
-        self.free.lock().push(thing);
+    pub fn free_shared(&self, object: T) {
+        self.free.lock().push(object);
     }
 
-    /// Puts `count` behind what `to` has, or as many as there are, by one lock.
+    /// Appends `count` objects to `to`, or as many as are free, with one lock.
     #[inline]
     pub fn alloc_many(&self, count: usize, to: &mut Vec<T>) {
         pop_many(&mut self.free.lock(), count, to);
     }
 
-    /// Takes all of `from` back, by one lock.
+    /// Frees all of `from`, with one lock.
     #[inline]
     pub fn free_many(&self, from: &mut Vec<T>) {
         self.free.lock().append(from);
     }
 }
 
-/// Moves the top `count` of a stack, or as many as there are.
+/// Moves the top `count` objects of a stack, or as many as it has.
 #[inline]
 fn pop_many<T>(free: &mut Vec<T>, count: usize, to: &mut Vec<T>) {
     let at = free.len().saturating_sub(count);
@@ -70,16 +70,16 @@ impl<T> Blocks for &Lifo<T> {
     }
 
     #[inline]
-    fn free(&mut self, thing: T) -> Result<(), BaselineError> {
-        self.free_shared(thing);
+    fn free(&mut self, object: T) -> Result<(), BaselineError> {
+        self.free_shared(object);
         Ok(())
     }
 
     fn destroy(&mut self) {}
 }
 
-/// `thread-list`: a stack that one thread owns, kept in a variable, which is cheaper than `thread_local!`. It gets all
-/// its things when it is made and gives them back when it is dropped; in between no other thread can free into it.
+/// `thread-list`: a stack owned by one thread, in a variable, which is cheaper than `thread_local!`. It gets all its objects
+/// when it is created and returns them when it is dropped; no other thread can free into it.
 #[derive(Debug)]
 pub struct ThreadList<'l, T> {
     home: &'l Lifo<T>,
@@ -87,20 +87,20 @@ pub struct ThreadList<'l, T> {
 }
 
 impl<'l, T> ThreadList<'l, T> {
-    /// A list with `count` things of `home`, or as many as there are.
+    /// Creates a list with `count` objects of `home`, or as many as are free.
     pub fn new(home: &'l Lifo<T>, count: usize) -> Self {
         let mut free = Vec::with_capacity(count);
         home.alloc_many(count, &mut free);
         Self { home, free }
     }
 
-    /// Puts `count` behind what `to` has, or as many as there are.
+    /// Appends `count` objects to `to`, or as many as are free.
     #[inline]
     pub fn alloc_many(&mut self, count: usize, to: &mut Vec<T>) {
         pop_many(&mut self.free, count, to);
     }
 
-    /// Takes all of `from` back.
+    /// Frees all of `from`.
     #[inline]
     pub fn free_many(&mut self, from: &mut Vec<T>) {
         self.free.append(from);
@@ -116,8 +116,8 @@ impl<T> Blocks for ThreadList<'_, T> {
     }
 
     #[inline]
-    fn free(&mut self, thing: T) -> Result<(), BaselineError> {
-        self.free.push(thing);
+    fn free(&mut self, object: T) -> Result<(), BaselineError> {
+        self.free.push(object);
         Ok(())
     }
 
@@ -130,18 +130,18 @@ impl<T> Drop for ThreadList<'_, T> {
     }
 }
 
-/// `batches`: a list of one thread before a [`Lifo`] that it goes to for 32 at a time: the least that lets one thread
-/// free what another one allocates.
+/// `batches`: a list of one thread in front of a [`Lifo`], which it uses for 32 objects at a time: the minimum that lets one
+/// thread free what another allocates.
 #[derive(Debug)]
 pub struct Batches<'l, T> {
     behind: &'l Lifo<T>,
     free: Vec<T>,
-    /// On their way to `behind`: kept, so that no batch allocates.
+    /// Objects that are moved to `behind`: kept, so that no batch allocates.
     spill: Vec<T>,
 }
 
 impl<'l, T> Batches<'l, T> {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new(behind: &'l Lifo<T>) -> Self {
         Self { behind, free: Vec::with_capacity(2 * BATCH), spill: Vec::with_capacity(BATCH) }
     }
@@ -167,17 +167,17 @@ impl<T> Blocks for Batches<'_, T> {
     #[inline]
     fn alloc(&mut self) -> Result<T, BaselineError> {
         match self.free.pop() {
-            Some(thing) => Ok(thing),
+            Some(object) => Ok(object),
             None => self.refill(),
         }
     }
 
     #[inline]
-    fn free(&mut self, thing: T) -> Result<(), BaselineError> {
+    fn free(&mut self, object: T) -> Result<(), BaselineError> {
         if self.free.len() == 2 * BATCH {
             self.spill();
         }
-        self.free.push(thing);
+        self.free.push(object);
         Ok(())
     }
 

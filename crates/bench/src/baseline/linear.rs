@@ -1,36 +1,36 @@
 //! `linear`: the DMA pool of Linux up to 6.2, from its description.
 //!
-//! A list of pages, newest first. A page keeps its first free block, each free block the next one, inside the block. An
-//! alloc scans the list for a page with a free block, a free scans it for the page that holds the address: both grow with
-//! the number of pages, which is what seed 000 measured (350 ms and 8,901 ms for 373,959 blocks of 128 bytes). The
-//! original's lock is around it: [`KernelLock`](super::lock::KernelLock).
+//! A list of pages, newest first; each page has a list of its free blocks, linked inside the blocks. An alloc scans for a
+//! page with a free block, a free scans for the page that contains the address. Both grow with the number of pages: the
+//! published times for 373,959 blocks of 128 bytes are 350 ms and 8,901 ms. A
+//! [`KernelLock`](super::lock::KernelLock) around it stands for the lock of the original.
 
+use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};
 use super::pages::{PAGE, Pages, blocks};
-use super::{BaselineError, Blocks};
 
-/// A page's descriptor, allocated by itself as in a kernel: a scan goes from link to link, a cache line each.
+/// The descriptor of a page, allocated separately as in a kernel: a scan follows the links, one cache line each.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Page<'m> {
     start: usize,
     free: FreeList<'m>,
     in_use: u32,
-    /// The next in the list.
+    /// The next page.
     next: Option<Box<Page<'m>>>,
 }
 
-/// The pool.
+/// A pool.
 #[derive(Debug)]
 pub struct Linear<'m> {
     source: Pages<'m>,
-    /// The newest.
+    /// The newest page.
     head: Option<Box<Page<'m>>>,
     size: usize,
 }
 
 impl<'m> Linear<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    /// Creates a pool of blocks of `size` bytes, a multiple of 8 between 16 and a page.
     pub fn new(source: Pages<'m>, size: usize) -> Self {
         Self { source, head: None, size: size.clamp(LEAST, PAGE) }
     }
@@ -46,7 +46,7 @@ impl<'m> Linear<'m> {
     }
 }
 
-/// Returns the first page in the list that is looked for.
+/// Returns the first page in the list for which `wanted` is true.
 fn find<'p, 'm>(
     mut at: &'p mut Option<Box<Page<'m>>>,
     wanted: impl Fn(&Page<'m>) -> bool,
@@ -73,10 +73,10 @@ impl<'m> Blocks for Linear<'m> {
     }
 
     fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
-        let at = block.number();
+        let at = block.address();
         let addr = usize::try_from(at).unwrap_or(usize::MAX);
-        let holds = |page: &Page<'_>| page.start <= addr && addr < page.start + PAGE;
-        let page = find(&mut self.head, holds).ok_or(BaselineError::Foreign(at))?;
+        let contains = |page: &Page<'_>| page.start <= addr && addr < page.start + PAGE;
+        let page = find(&mut self.head, contains).ok_or(BaselineError::Foreign(at))?;
         page.free.push(block);
         page.in_use -= 1;
         Ok(())
@@ -92,7 +92,7 @@ impl<'m> Blocks for Linear<'m> {
 }
 
 impl Drop for Linear<'_> {
-    /// One by one: the list may be longer than the stack is deep.
+    /// Frees the pages one by one: a recursive drop could overflow the stack.
     fn drop(&mut self) {
         self.destroy();
     }

@@ -1,17 +1,17 @@
-//! The lock of all locked baselines: a spin lock as a kernel has it.
+//! The lock of all locked baselines: a spin lock like that of a kernel.
 //!
-//! One read-modify-write takes it and one plain release store gives it back, as with the queued or ticket lock of a
-//! kernel that nobody waits for. `std::sync::Mutex` would pay a second read-modify-write to give it back, because a
-//! waiter may sleep. Where it is held, a caller reads until it is free and tries again. A kernel cannot be preempted
-//! while it holds a spin lock, a program can: so a caller that has waited for long yields the processor.
-#![expect(unsafe_code, reason = "a lock is what makes its content reachable through a shared reference")]
+//! One read-modify-write acquires it and one plain release store releases it, as with an uncontended queued or ticket
+//! lock of a kernel. `std::sync::Mutex` needs a second read-modify-write to release, because a waiter may sleep. While the
+//! lock is held, a caller reads until it is free and tries again. A kernel cannot be preempted while it holds a spin
+//! lock, but a program can, so a caller that has waited long yields the processor.
+#![expect(unsafe_code, reason = "a lock makes its content reachable through a shared reference")]
 
-use super::{BaselineError, Blocks};
+use super::api::{BaselineError, Blocks};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a caller looks before it yields.
+/// How often a caller reads the lock before it yields.
 const SPINS: u32 = 1 << 10;
 
 /// A spin lock around a value.
@@ -21,17 +21,17 @@ pub struct KernelLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a `Guard` only, of which `held` lets one exist at a time; so sharing the lock
-// passes the value from thread to thread, which `T: Send` allows.
+// SAFETY: the value is reached only through a `Guard`, and `held` allows one guard at a time. So sharing the lock passes
+// the value from thread to thread, which `T: Send` allows.
 unsafe impl<T: Send> Sync for KernelLock<T> {}
 
 impl<T> KernelLock<T> {
-    /// A lock that is free.
+    /// Creates a lock that is free.
     pub const fn new(value: T) -> Self {
         Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the lock.
+    /// Acquires the lock.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.held.swap(true, Ordering::Acquire) {
@@ -58,7 +58,7 @@ impl<T> KernelLock<T> {
     }
 }
 
-/// The lock, held.
+/// The lock while it is held.
 #[derive(Debug)]
 pub struct Guard<'l, T> {
     lock: &'l KernelLock<T>,
@@ -91,7 +91,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// A pool under one lock, which each call takes.
+/// A pool under one lock, which each call acquires.
 impl<B: Blocks> Blocks for KernelLock<B> {
     type Block = B::Block;
 
@@ -114,9 +114,9 @@ impl<B: Blocks> Blocks for KernelLock<B> {
 mod tests {
     use super::*;
 
-    /// Two unsynchronised steps under the lock: where two threads were inside at once, increments would be lost.
+    /// Two unsynchronised steps under the lock: with two threads inside at once, increments would be lost.
     #[test]
-    fn it_lets_one_thread_in_at_a_time() {
+    fn one_thread_holds_it_at_a_time() {
         const EACH: u64 = 100_000;
         let lock = KernelLock::new((0u64, 0u64));
         std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_dropped_frees_it() {
+    fn dropping_the_guard_releases_it() {
         let lock = KernelLock::new(1);
         drop(lock.lock());
         assert!(!lock.held.load(Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! `malloc`: the process's own allocator, aligned; what a program does that has no pool. It knows no device address, and
-//! its memory is wherever the allocator has it.
+//! `malloc`: the process's own allocator, aligned, as a program without a pool uses it. It knows no device addresses, and its
+//! memory is where the allocator puts it.
 
 use std::mem::MaybeUninit;
 
@@ -12,19 +12,19 @@ pub struct Malloced<const N: usize>(Box<Line<N>>);
 struct Line<const N: usize>([MaybeUninit<u8>; N]);
 
 impl<const N: usize> Malloced<N> {
-    /// One block, its bytes untouched.
+    /// Allocates a block without touching its bytes.
     #[inline]
     pub fn alloc() -> Self {
         Self(Box::new(Line([const { MaybeUninit::uninit() }; N])))
     }
 
-    /// Where it lies.
+    /// Returns its address.
     #[inline]
     pub fn address(&self) -> usize {
         std::ptr::from_ref(&self.0.0).addr()
     }
 
-    /// Writes its first word.
+    /// Writes the first word.
     #[inline]
     pub fn write(&mut self, word: u64) {
         if let Some(first) = self.0.0.first_chunk_mut::<8>() {

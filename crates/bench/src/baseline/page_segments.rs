@@ -1,11 +1,11 @@
-//! `pages-4k`: a registered buffer with a segment for every 4 KiB page, as io_uring had them of buffers on several
-//! hugepages before Linux 6.12, and `walk`: finding an offset in them by going along.
+//! `pages-4k`: a registered buffer with a segment for every 4 KiB page, as io_uring stored buffers on several hugepages
+//! before Linux 6.12; and `walk`: locating an offset by scanning the segments.
 
-use super::BaselineError;
+use super::api::BaselineError;
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::gather::Profile;
 
-/// How many bytes a page has.
+/// The bytes of a page.
 const PAGE: u64 = 4096;
 
 /// A buffer as a list of its pages, 16 bytes each.
@@ -13,19 +13,19 @@ const PAGE: u64 = 4096;
 pub struct PageSegments(Vec<Segment>);
 
 impl PageSegments {
-    /// The buffer of whole pages that `device` says the places of.
+    /// Registers a buffer of `pages` pages at the addresses in `device`.
     pub fn register(pages: usize, device: impl IntoIterator<Item = Iova>) -> Self {
         let mut segments = Vec::with_capacity(pages);
         segments.extend(device.into_iter().take(pages).map(|iova| Segment { iova, len: PAGE }));
         Self(segments)
     }
 
-    /// How many bytes the list has.
+    /// Returns the bytes of the list.
     pub fn table_bytes(&self) -> usize {
         size_of_val(self.0.as_slice())
     }
 
-    /// Where the byte at `offset` is for the device, by walking from the first segment on.
+    /// Returns the device address of the byte at `offset`, by scanning from the first segment.
     pub fn walk(&self, offset: u64) -> Option<Iova> {
         let mut left = offset;
         for segment in &self.0 {
@@ -37,7 +37,7 @@ impl PageSegments {
         None
     }
 
-    /// The segments of a part that begins at `offset`, found by reckoning: what comes of a page is one of them.
+    /// Returns the segments of a range, the first found by division, one segment per page.
     pub fn part(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> {
         let first = usize::try_from(offset / PAGE).unwrap_or(usize::MAX);
         let (mut skip, mut left) = (offset % PAGE, len);
@@ -49,26 +49,27 @@ impl PageSegments {
         })
     }
 
-    /// A part as a device is given it, into `slots`: each page by itself, as the profile says. How many they are.
+    /// Writes the segments of a range to `slots`, one per page, checked against the profile. Returns their number.
     ///
     /// # Errors
-    /// [`BaselineError::Segments`] where there are more than slots, or one is not what the device takes.
+    /// [`BaselineError::Segments`] where there are too few slots or the device does not accept a segment.
     pub fn gather(
         &self,
         (offset, len): (u64, u64),
         profile: &Profile,
         slots: &mut [Segment],
     ) -> Result<usize, BaselineError> {
-        let (mut used, room) = (0, slots.len());
+        let (mut used, available) = (0, slots.len());
         let mut slots = slots.iter_mut();
         for segment in self.part(offset, len) {
-            let crooked = (segment.iova.raw() | segment.len) & (profile.align() - 1) != 0;
+            let misaligned = (segment.iova.raw() | segment.len) & (profile.align() - 1) != 0;
             let boundary = profile.boundary();
             let crosses = boundary != 0
                 && segment.iova.raw() / boundary != (segment.iova.raw() + (segment.len - 1)) / boundary;
-            let slot =
-                slots.next().filter(|_| !crooked && !crosses && segment.len <= profile.max_segment_bytes());
-            *slot.ok_or(BaselineError::Segments(room))? = segment;
+            let slot = slots
+                .next()
+                .filter(|_| !misaligned && !crosses && segment.len <= profile.max_segment_bytes());
+            *slot.ok_or(BaselineError::Segments(available))? = segment;
             used += 1;
         }
         Ok(used)

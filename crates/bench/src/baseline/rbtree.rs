@@ -1,18 +1,18 @@
-//! `rbtree`: the DMA pool of the 2022 patches (seeds 000 and 001), from their description.
+//! `rbtree`: the DMA pool of the 2022 patches, from their description.
 //!
-//! Pages in a tree by address, and those with a free block in a list besides, threaded through their descriptors: an
-//! alloc takes the list's first page, a free finds its page in O(log n). The tree is the standard library's B-tree where
-//! the patches have a red-black one, which flatters the baseline: it is shallower. The original's lock is around
-//! it: [`KernelLock`](super::lock::KernelLock).
-#![expect(unsafe_code, reason = "the list's links are raw pointers to descriptors that the tree has, too")]
+//! Pages are in a tree by address, and those with a free block also in a list linked through their descriptors: an alloc
+//! uses the first page of the list, a free finds its page in O(log n). The tree is the standard library's B-tree instead
+//! of a red-black tree, which flatters the baseline because it is shallower. A
+//! [`KernelLock`](super::lock::KernelLock) around it stands for the lock of the original.
+#![expect(unsafe_code, reason = "the links of the list are raw pointers to descriptors that the tree owns")]
 
+use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};
 use super::pages::{PAGE, Pages, blocks};
-use super::{BaselineError, Blocks};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// A page's descriptor, allocated by itself as in a kernel.
+/// The descriptor of a page, allocated separately as in a kernel.
 #[derive(Debug)]
 struct Page<'m> {
     free: FreeList<'m>,
@@ -21,7 +21,7 @@ struct Page<'m> {
     next: Option<PageRef<'m>>,
 }
 
-/// A page of the pool's tree. Only `grow` makes them.
+/// A page in the tree of the pool. Only `grow` creates one.
 #[derive(Debug)]
 struct PageRef<'m>(NonNull<Page<'m>>);
 
@@ -33,21 +33,21 @@ impl Clone for PageRef<'_> {
 
 impl Copy for PageRef<'_> {}
 
-/// The pool.
+/// A pool.
 #[derive(Debug)]
 pub struct RbTree<'m> {
     source: Pages<'m>,
     pages: BTreeMap<u64, PageRef<'m>>,
-    /// The first page that has a free block.
+    /// The first page with a free block.
     available: Option<PageRef<'m>>,
     size: usize,
 }
 
-// SAFETY: the descriptors that it points to are its own, made by `grow` and freed by its drop, and hold what may be sent.
+// SAFETY: it owns the descriptors that it points to: `grow` makes them, its drop frees them, and their content is `Send`.
 unsafe impl Send for RbTree<'_> {}
 
 impl<'m> RbTree<'m> {
-    /// A pool of blocks of `size` bytes, at least 16 and at most a page, a multiple of 8.
+    /// Creates a pool of blocks of `size` bytes, a multiple of 8 between 16 and a page.
     pub fn new(source: Pages<'m>, size: usize) -> Self {
         Self { source, pages: BTreeMap::new(), available: None, size: size.clamp(LEAST, PAGE) }
     }
@@ -66,8 +66,8 @@ impl<'m> RbTree<'m> {
 
     #[inline(always)]
     fn page(&mut self, at: PageRef<'m>) -> &mut Page<'m> {
-        // SAFETY: `grow` made it from a box that this pool frees in its drop and nowhere else; `self` is borrowed
-        // exclusively, and no reference to a page outlives such a borrow.
+        // SAFETY: `grow` made it from a box that only the drop of this pool frees; `self` is borrowed exclusively, and no
+        // reference to a page outlives such a borrow.
         unsafe { &mut *at.0.as_ptr() }
     }
 }
@@ -96,11 +96,11 @@ impl<'m> Blocks for RbTree<'m> {
 
     #[inline]
     fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
-        let number = block.number();
-        let found = self.pages.range(..=number).next_back();
+        let address = block.address();
+        let found = self.pages.range(..=address).next_back();
         let (_, at) = found
-            .filter(|(start, _)| number < **start + PAGE as u64)
-            .ok_or(BaselineError::Foreign(number))?;
+            .filter(|(start, _)| address < **start + PAGE as u64)
+            .ok_or(BaselineError::Foreign(address))?;
         let (at, first) = (*at, self.available);
         let page = self.page(at);
         let was_full = page.free.is_empty();
@@ -117,8 +117,8 @@ impl<'m> Blocks for RbTree<'m> {
         self.available = None;
         while let Some((start, at)) = self.pages.pop_first() {
             self.source.free(usize::try_from(start).unwrap_or(usize::MAX));
-            // SAFETY: `grow` leaked it from a box; it just left the tree, the list was emptied above, so this is its last
-            // use.
+            // SAFETY: `grow` leaked it from a box. It was just removed from the tree and the list was emptied above, so this is
+            // its last use.
             drop(unsafe { Box::from_raw(at.0.as_ptr()) });
         }
     }

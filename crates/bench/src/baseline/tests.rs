@@ -1,4 +1,4 @@
-//! A slow baseline that is wrong proves nothing.
+//! Tests that the baselines are correct: a wrong baseline proves nothing.
 
 use super::block::Block;
 use super::buddy::{Buddy, Huge};
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[repr(align(4096))]
 struct Page(#[expect(dead_code, reason = "it is read as bytes")] [u8; 4096]);
 
-/// Lends `work` so many pages.
+/// Calls `work` with `pages` pages of memory.
 fn with_memory<R>(pages: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
     let mut memory = vec![Page([0; 4096]); pages];
     work(as_bytes(&mut memory))
@@ -30,14 +30,14 @@ fn as_bytes(pages: &mut [Page]) -> &mut [u8] {
     unsafe { pages.align_to_mut().1 }
 }
 
-/// What a model knows a thing by.
+/// The identity of an object in the model.
 trait Place {
     fn place(&self) -> u64;
 }
 
 impl Place for Block<'_> {
     fn place(&self) -> u64 {
-        self.number()
+        self.address()
     }
 }
 
@@ -47,7 +47,7 @@ impl Place for u64 {
     }
 }
 
-/// Allocs and frees as `steps` says, compares with a map of what is out, and destroys the pool.
+/// Allocates and frees as `steps` says, compares with a model of what is allocated, and destroys the pool.
 fn agrees<B: Blocks<Block: Place>>(
     mut pool: B,
     size: u64,
@@ -77,7 +77,7 @@ fn agrees<B: Blocks<Block: Place>>(
 
 proptest! {
     #[test]
-    fn every_pool_hands_out_blocks_that_do_not_overlap(
+    fn blocks_of_every_pool_do_not_overlap(
         size in prop::sample::select(vec![16usize, 64, 104, 128, 1024, 4096]),
         steps in prop::collection::vec((prop::bool::weighted(0.6), any::<usize>()), 1..400),
     ) {
@@ -95,22 +95,22 @@ proptest! {
     }
 }
 
-/// Also what was written into a block that was out does no harm when it is free again.
+/// Words written to an allocated block do no harm once it is free.
 #[test]
-fn what_is_written_into_a_block_is_not_taken_for_a_link() {
+fn contents_of_a_block_are_not_used_as_a_link() {
     with_memory(2, |memory| {
         let pool = InBlock::new(Pages::new(memory), 64);
         let mut all: Vec<_> = (0..128).map(|_| pool.alloc_shared().unwrap()).collect();
         assert!(pool.alloc_shared().is_err());
         all.iter_mut().for_each(|block| block.write(u64::MAX));
         all.into_iter().for_each(|block| pool.free_shared(block));
-        let again: BTreeSet<u64> = (0..128).map(|_| pool.alloc_shared().unwrap().number()).collect();
+        let again: BTreeSet<u64> = (0..128).map(|_| pool.alloc_shared().unwrap().address()).collect();
         assert_eq!(again.len(), 128);
     });
 }
 
 #[test]
-fn a_foreign_address_is_noticed_where_the_original_looks_for_its_page() {
+fn a_foreign_address_is_detected_where_the_original_searches_for_its_page() {
     with_memory(4, |memory| {
         let (foreign, own) = memory.split_at_mut(4096);
         let (one, two) = foreign.split_at_mut(64);
@@ -125,29 +125,29 @@ fn a_foreign_address_is_noticed_where_the_original_looks_for_its_page() {
 }
 
 #[test]
-fn a_destroyed_pool_has_given_all_its_pages_back() {
+fn destroying_a_pool_frees_all_its_pages() {
     with_memory(8, |memory| {
         let mut pages = Pages::new(memory);
         let page = pages.alloc().unwrap().as_ptr().addr();
         pages.free(page);
-        assert_eq!(pages.back(), 1);
+        assert_eq!(pages.freed(), 1);
         assert!((0..7).all(|_| pages.alloc().is_ok()));
         assert_eq!(pages.alloc().unwrap_err(), BaselineError::NoPages(8));
     });
 }
 
-/// A free page's list is its first one's, and a page from which a block came back is the first.
+/// A page in which a block was freed becomes the first of the list.
 #[test]
-fn rbtree_takes_the_first_page_of_its_list() {
+fn rbtree_allocates_from_the_first_page_of_its_list() {
     with_memory(2, |memory| {
         let mut pool = RbTree::new(Pages::new(memory), 2048);
         let mut all: Vec<_> = (0..4).map(|_| pool.alloc().unwrap()).collect();
         let (last, first) = (all.pop().unwrap(), all.remove(0));
-        let (of_second, of_first) = (last.number(), first.number());
+        let (of_second, of_first) = (last.address(), first.address());
         pool.free(first).unwrap();
         pool.free(last).unwrap();
-        assert_eq!(pool.alloc().unwrap().number(), of_second);
-        assert_eq!(pool.alloc().unwrap().number(), of_first);
+        assert_eq!(pool.alloc().unwrap().address(), of_second);
+        assert_eq!(pool.alloc().unwrap().address(), of_first);
         assert!(pool.alloc().is_err());
     });
 }
@@ -159,7 +159,7 @@ fn malloced_blocks_are_aligned() {
 }
 
 #[test]
-fn lists_of_a_thread_give_all_back() {
+fn lists_of_a_thread_return_all_objects() {
     let stack = Lifo::new(0..100u64);
     let mut list = ThreadList::new(&stack, 60);
     let some: Vec<_> = (0..60).map(|_| list.alloc().unwrap()).collect();
@@ -175,9 +175,9 @@ fn lists_of_a_thread_give_all_back() {
     assert_eq!((all.len(), stack.alloc_shared()), (100, Err(BaselineError::NoPages(100))));
 }
 
-/// An owner's list is refilled with 63 and gives 63 back at more than six times as many, as a processor's list does.
+/// The list of an owner is refilled with 63 pages and returns 63 above six times as many, as a processor's list does.
 #[test]
-fn an_owner_of_the_page_allocator_goes_to_the_lock_in_batches() {
+fn an_owner_takes_the_lock_once_per_batch() {
     let buddy = Buddy::new(1024);
     let mut owner = buddy.owner();
     let first = owner.alloc_page().unwrap();
@@ -196,9 +196,9 @@ fn an_owner_of_the_page_allocator_goes_to_the_lock_in_batches() {
 }
 
 proptest! {
-    /// Runs of any order do not overlap, and when all are back the largest are whole again.
+    /// Runs of any order do not overlap, and after all are freed the largest are whole again.
     #[test]
-    fn runs_of_the_page_allocator_merge_again(
+    fn freed_runs_merge(
         steps in prop::collection::vec((any::<bool>(), 0u8..=10, any::<usize>()), 1..300),
     ) {
         let buddy = Buddy::new(4096);

@@ -1,9 +1,13 @@
-//! Where a figure lies on an axis.
+//! The scale of an axis.
 
-use super::{LEFT, RIGHT};
 use crate::record::Record;
 
-/// The spread from which on an axis is logarithmic.
+/// Where the axes begin, right of the names of the subjects.
+pub(super) const LEFT: f64 = 170.0;
+/// Where the axes end; the figures of the marks are to the right.
+pub(super) const RIGHT: f64 = 740.0;
+
+/// The spread above which an axis is logarithmic.
 const SPREAD: f64 = 30.0;
 
 /// An axis.
@@ -11,20 +15,20 @@ const SPREAD: f64 = 30.0;
 pub(super) enum Scale {
     /// From 0 to `end`, with a tick at each multiple of `step`.
     Linear { end: f64, step: f64 },
-    /// From 10^`low`, over so many decades.
+    /// From 10^`low`, over `decades` decades.
     Log { low: f64, decades: f64 },
 }
 
 impl Scale {
-    /// The axis for all records of this unit.
+    /// Returns the axis for all records of this unit.
     pub(super) fn of(records: &[Record], unit: &str) -> Self {
         let same = || records.iter().filter(|r| r.unit == unit);
         let figures = || same().flat_map(|r| [r.min, r.median, r.max]).filter(|v| v.is_finite());
         let most = figures().fold(0.0, f64::max);
-        // A 0 has no place on a logarithmic axis.
+        // A logarithmic axis has no 0.
         let least = figures().fold(f64::INFINITY, f64::min);
         if least > 0.0 && most / least > SPREAD {
-            // A little below the least, so that its mark is clear of the axis' end.
+            // A little below the minimum, so that its mark is clear of the end of the axis.
             let low = (least * 0.8).log10().floor();
             return Self::Log { low, decades: (most.log10().ceil() - low).max(1.0) };
         }
@@ -60,19 +64,34 @@ impl Scale {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::tests::record;
+    use crate::record::{Metric, Record};
+
+    fn record(figure: f64) -> Record {
+        Record {
+            suite: "s",
+            case: "a",
+            subject: "x",
+            metric: Metric::Time,
+            unit: "ns/op",
+            median: figure,
+            min: figure / 2.0,
+            max: figure * 2.0,
+            runs: 3,
+            modelled: false,
+        }
+    }
 
     #[test]
-    fn an_axis_of_small_spread_begins_at_0() {
-        let scale = Scale::of(&[record("a", "x", 3.0), record("a", "y", 9.0)], "ns/op");
+    fn a_small_spread_gives_a_linear_axis_from_0() {
+        let scale = Scale::of(&[record(3.0), record(9.0)], "ns/op");
         assert_eq!(scale, Scale::Linear { end: 18.0, step: 2.0 }, "9 with a greatest of 18");
         assert_eq!((scale.x(0.0), scale.x(18.0), scale.x(9.0)), (LEFT, RIGHT, f64::midpoint(LEFT, RIGHT)));
         assert_eq!(scale.ticks().collect::<Vec<_>>().len(), 10);
     }
 
     #[test]
-    fn an_axis_of_large_spread_is_logarithmic() {
-        let scale = Scale::of(&[record("a", "x", 2.0), record("a", "y", 400.0)], "ns/op");
+    fn a_large_spread_gives_a_logarithmic_axis() {
+        let scale = Scale::of(&[record(2.0), record(400.0)], "ns/op");
         assert_eq!(scale, Scale::Log { low: -1.0, decades: 4.0 }, "from 1 to 800, and a little room");
         assert_eq!(scale.ticks().collect::<Vec<_>>(), [0.1, 1.0, 10.0, 100.0, 1000.0]);
         let steps = [0.1, 1.0, 10.0, 100.0].map(|v| scale.x(v * 10.0) - scale.x(v));
@@ -80,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_lies_on_the_axis_all_the_same() {
+    fn zero_and_non_finite_figures_stay_on_the_axis() {
         for figures in [[0.0, 0.0], [f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 1e9]] {
-            let scale = Scale::of(&figures.map(|figure| record("a", "x", figure)), "ns/op");
+            let scale = Scale::of(&figures.map(|figure| record(figure)), "ns/op");
             assert!(!scale.is_log() && scale.ticks().count() <= 11, "{scale:?}");
             assert!(figures.iter().all(|figure| (LEFT..=RIGHT).contains(&scale.x(*figure))));
         }

@@ -1,4 +1,4 @@
-//! A picture that no viewer opens shows nothing.
+//! The picture is well-formed SVG with the expected marks.
 
 use super::*;
 
@@ -7,7 +7,7 @@ pub(super) fn record(case: &'static str, subject: &'static str, median: f64) -> 
     Record { suite: "s", case, subject, metric, unit: "ns/op", median, min, max, runs: 3, modelled: false }
 }
 
-/// Whether all elements are closed in the order in which they were opened; returns how many there are of each name.
+/// Checks that all elements are closed in order, and returns the number of each.
 fn elements(svg: &str) -> std::collections::BTreeMap<String, usize> {
     let (mut open, mut seen) = (Vec::new(), std::collections::BTreeMap::new());
     let mut rest = svg;

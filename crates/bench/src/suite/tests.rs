@@ -1,4 +1,4 @@
-//! Every suite, quickly: what it measures is complete, and each record says what it must.
+//! Quick runs of every suite: the cases are complete, and each record has the promised members.
 
 use super::{Record, Suite};
 use crate::harness::{COUNTS_RMW, Options};
@@ -9,6 +9,44 @@ fn run(suite: &str) -> Vec<Record> {
     Suite::named(suite).unwrap().run(Options { runs: 1, quick: true }, &|_| ()).unwrap()
 }
 
+/// Expands the names of a listing: `pair-16, -64` is `pair-16` and `pair-64`; `pair-...-nowrite` is any size.
+fn names(entries: &'static [super::Entry]) -> Names {
+    let mut all = Vec::new();
+    for (name, _) in entries {
+        let parts: Vec<&str> = name.split(", ").collect();
+        let first = parts[0];
+        all.push(first.to_owned());
+        for part in &parts[1..] {
+            match (part.strip_prefix('-'), first.rsplit_once('-')) {
+                // `mpt3sas-free, -free-random` replaces the last word as well.
+                (Some(_), Some((stem, _))) => all.push(format!("{stem}{part}")),
+                (Some(_), None) | (None, _) => all.push((*part).to_owned()),
+            }
+        }
+    }
+    Names(all)
+}
+
+struct Names(Vec<String>);
+
+impl Names {
+    fn contains(&self, name: &str) -> bool {
+        self.0.iter().any(|known| match known.split_once("...") {
+            Some((start, end)) => name.starts_with(start) && name.ends_with(end),
+            None => known == name,
+        })
+    }
+}
+
+/// The documentation shows the listing that the program prints.
+#[test]
+fn the_documentation_has_the_current_listing() {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md")).unwrap();
+    let listing = super::Listing.to_string();
+    assert!(page.contains(&listing), "docs/benchmarks.md is out of date: run scripts/readme --list");
+}
+
 fn cases(records: &[Record]) -> BTreeSet<&str> {
     records.iter().map(|record| record.case).collect()
 }
@@ -17,7 +55,7 @@ fn subjects<'r>(records: &'r [Record], case: &str) -> Vec<&'r str> {
     records.iter().filter(|record| record.case == case).map(|record| record.subject).collect()
 }
 
-/// Each line is an object with exactly the members that are promised.
+/// Checks that each line is an object with exactly the promised members.
 fn lines_are_well_formed(suite: &str, records: &[Record]) {
     let mut seen = BTreeSet::new();
     for record in records {
@@ -25,8 +63,8 @@ fn lines_are_well_formed(suite: &str, records: &[Record]) {
         assert!(!line.contains('\n'));
         let object: serde_json::Value = serde_json::from_str(&line).unwrap();
         let members: BTreeSet<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
-        let promised = ["suite", "case", "subject", "metric", "unit", "median", "min", "max", "runs"];
-        assert_eq!(members, BTreeSet::from(promised), "{line}");
+        let expected = ["suite", "case", "subject", "metric", "unit", "median", "min", "max", "runs"];
+        assert_eq!(members, BTreeSet::from(expected), "{line}");
         assert_eq!(object["suite"], suite);
         assert!(["time", "rate", "bytes", "count", "segments"].contains(&object["metric"].as_str().unwrap()));
         let figure = |name: &str| object[name].as_f64().unwrap();
@@ -34,7 +72,14 @@ fn lines_are_well_formed(suite: &str, records: &[Record]) {
         assert!(figure("median") <= figure("max"), "{line}");
         assert!(object["metric"] != "time" || figure("min") > 0.0, "{line}");
         assert_eq!(object["runs"], 1);
-        assert!(seen.insert((record.case, record.subject, record.unit)), "twice: {line}");
+        assert!(seen.insert((record.case, record.subject, record.unit)), "recorded twice: {line}");
+        let explained = Suite::named(suite).unwrap();
+        assert!(names(explained.cases).contains(record.case), "case {} is not in the listing", record.case);
+        assert!(
+            names(explained.subjects).contains(record.subject),
+            "subject {} is not in the listing",
+            record.subject
+        );
     }
 }
 
@@ -66,7 +111,7 @@ fn pool_has_its_cases_and_subjects() {
     if COUNTS_RMW {
         assert!(records.iter().all(|record| record.subject.starts_with("pinfold")));
         counted(&records, ("pair-64", "pinfold", "locks/op"), 0.0);
-        // A block that drops itself, and the pool's own calls, take its lock: one read-modify-write each.
+        // A block that is dropped, and each of the pool's own calls, take its lock: one read-modify-write.
         counted(&records, ("pair-64", "pinfold-block", "locks/op"), 1.0);
         counted(&records, ("pair-64", "pinfold-shared", "locks/op"), 2.0);
         counted(&records, ("pair-64", "pinfold-shared", "rmw/op"), 2.0);
@@ -83,7 +128,7 @@ fn pool_has_its_cases_and_subjects() {
     }
 }
 
-/// What does not depend on the machine.
+/// Checks a count, which does not depend on the machine.
 fn counted(records: &[Record], (case, subject, unit): (&str, &str, &str), expected: f64) {
     let record = records.iter().find(|r| (r.case, r.subject, r.unit) == (case, subject, unit));
     assert_eq!(record.map(|r| r.median), Some(expected), "{case} {subject} {unit}");
@@ -116,9 +161,9 @@ fn frame_has_its_cases_and_subjects() {
     assert_eq!(cases(&records), expected);
 }
 
-/// Where there is a device the guest's tests run it.
+/// Machines with a device run it in the tests of the virtual machine.
 #[test]
-fn vfio_is_measured_or_says_why_not() {
+fn vfio_is_measured_or_reports_why_not() {
     let suite = Suite::named("vfio").unwrap();
     let ran = suite.run(Options { runs: 1, quick: true }, &|_| ());
     match (suite.unable(), ran) {

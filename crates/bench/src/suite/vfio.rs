@@ -1,26 +1,11 @@
-//! The suite `vfio`: what a mapping costs where the kernel keeps the table, and what an arena that is mapped whole saves.
+//! The suite `vfio`: what a mapping costs where the kernel owns the table, and what an arena that is mapped as a whole saves.
 //!
-//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device is not made to do
-//! anything. An operation (`ns/op`) is
-//!
-//! | cases | an operation |
-//! | --- | --- |
-//! | `map-4k` ... `map-32m` | a buffer of that size given to the device and taken back: pinned, mapped, unmapped, flushed, unpinned |
-//! | `revoke-64` | one of 64 buffers of 4 KiB, side by side, taken back; they were mapped before the clock runs |
-//!
-//! | subject | what it is |
-//! | --- | --- |
-//! | `pages-4k` | a map and an unmap, memory on pages of 4 KiB |
-//! | `pages-2m` | the same on hugepages of 2 MiB, where there are any |
-//! | `whole` | the same with a buffer of an arena that is mapped whole |
-//! | `one-by-one`, `together` | each by a call of its own, or all by `revoke_all` |
-//!
-//! `map-32m` is an arena's worth: what it costs once to have no cost afterwards.
-//!
-//! What `pinfold bench vfio` prints behind it, requests a second beside the kernel's driver, is the program's: it drives
-//! the device with what `pinfold io` has.
+//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device performs no I/O.
+//! The requests per second that `pinfold bench vfio` prints after it are measured by the program, with the engine of
+//! `pinfold io`.
 
-use super::BenchError;
+use super::Entry;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold::probe::Facts;
@@ -28,7 +13,32 @@ use pinfold::vfio::{Device, Options};
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::access::Bidirectional;
 
-/// Case, bytes of a buffer, operations of a run.
+/// The cases.
+pub(super) const CASES: &[Entry] = &[
+    (
+        "map-4k, -64k, -2m, -8m, -32m",
+        "map and unmap a buffer of that size: pin, map, unmap, flush, unpin (32 MiB: an arena, mapped once)",
+    ),
+    ("revoke-64", "unmap one of 64 adjacent buffers of 4 KiB that were mapped before the clock starts"),
+    ("randread-4k-64", "4 KiB random reads per second, 64 in flight, beside fio on the kernel's driver"),
+];
+
+/// The subjects.
+pub(super) const SUBJECTS: &[Entry] = &[
+    ("pages-4k, pages-2m", "map and unmap of memory on 4 KiB pages, and on 2 MiB hugepages if there are any"),
+    ("whole", "map and unmap of a buffer in an arena that is mapped as a whole"),
+    ("one-by-one, together", "each buffer revoked by a call of its own, or all by revoke_all"),
+    (
+        "fio, fio-batched",
+        "fio with io_uring and O_DIRECT on the kernel's driver; submitting and reaping 32 at a time",
+    ),
+    (
+        "pinfold-static, -polled, -revoke, -strict",
+        "Pinfold's driver: buffers mapped once; the same, polled; each access revoked in batches, or one by one",
+    ),
+];
+
+/// Case, bytes per buffer, operations per run.
 const SIZES: [(&str, usize, usize); 5] = [
     ("map-4k", 4 << 10, 512),
     ("map-64k", 64 << 10, 512),
@@ -36,39 +46,39 @@ const SIZES: [(&str, usize, usize); 5] = [
     ("map-8m", 8 << 20, 32),
     ("map-32m", 32 << 20, 16),
 ];
-/// Of an arena: room for the largest buffers of two subjects.
-const ROOM: u64 = 64 << 20;
+/// The size of an arena: the largest buffers of two subjects.
+const ARENA_BYTES: u64 = 64 << 20;
 const MANY: usize = 64;
 
-/// Why it can not be measured here, if it can not.
+/// Returns why this machine cannot measure the suite, if so.
 pub fn unable() -> Option<String> {
     open().err().map(|error| error.to_string())
 }
 
-/// The first device that is bound to VFIO and can be opened.
+/// Opens the first device bound to VFIO that can be opened.
 fn open() -> Result<Device, BenchError> {
     let bound = Facts::here().vfio.bound;
-    let mut refused = None;
+    let mut failed = None;
     for device in &bound {
         match Device::open(&device.address, &Options::new()) {
             Ok(device) => return Ok(device),
-            Err(error) => refused = Some(error),
+            Err(error) => failed = Some(error),
         }
     }
-    Err(refused.map_or(BenchError::NoDevice, BenchError::Device))
+    Err(failed.map_or(BenchError::NoDevice, BenchError::Device))
 }
 
 /// Measures the suite.
 ///
 /// # Errors
-/// [`BenchError::NoDevice`] where none is bound to VFIO, [`BenchError::Device`] where none can be opened; where a
-/// subject fails.
+/// [`BenchError::NoDevice`] where no device is bound to VFIO, [`BenchError::Device`] where none can be opened, or the
+/// failure of a subject.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let device = open()?;
     let domain = device.domain();
-    let arena = |source| Arena::builder().size(ROOM).source(source).build(domain);
+    let arena = |source| Arena::builder().size(ARENA_BYTES).source(source).build(domain);
     let plain = arena(Source::Plain)?;
-    // Without reserved hugepages the figures for them are left out.
+    // Without reserved hugepages, their figures are left out.
     let huge = arena(Source::Hugetlb2M).ok();
     let mut records = Vec::new();
     for (case, bytes, full) in SIZES {
@@ -89,7 +99,7 @@ fn pairs(
     let mut subjects = Vec::new();
     for (name, arena) in [("pages-4k", Some(plain)), ("pages-2m", huge)] {
         let Some(arena) = arena else { continue };
-        let mut buffer = Some(touched(arena, bytes)?);
+        let mut buffer = Some(zeroed(arena, bytes)?);
         subjects.push(Subject::new(name, move |out: &mut Samples| {
             let (cost, result) = Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
             result?;
@@ -98,8 +108,9 @@ fn pairs(
         }));
     }
     let whole = Arena::builder().size(bytes as u64).mapping_policy(MappingPolicy::Whole).build(domain)?;
-    let mut buffer = Some(touched(&whole, bytes)?);
+    let mut buffer = Some(zeroed(&whole, bytes)?);
     subjects.push(Subject::new("whole", move |out: &mut Samples| {
+        // A pair takes less time than reading the clock.
         let operations = operations * 64;
         let (cost, result) = Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
         result?;
@@ -109,18 +120,18 @@ fn pairs(
     harness.interleave(subjects)
 }
 
-fn touched(arena: &Arena, bytes: usize) -> Result<Buffer, BenchError> {
+fn zeroed(arena: &Arena, bytes: usize) -> Result<Buffer, BenchError> {
     Ok(arena.alloc_zeroed(bytes)?)
 }
 
-/// To the device and back.
+/// Maps and unmaps the buffer.
 fn pair(domain: &Domain, buffer: &mut Option<Buffer>) -> Result<(), BenchError> {
-    let Some(mine) = buffer.take() else { return Ok(()) };
-    let mapped = domain.map(mine, Bidirectional).map_err(|refused| {
+    let Some(payload) = buffer.take() else { return Ok(()) };
+    let mapping = domain.map(payload, Bidirectional).map_err(|refused| {
         *buffer = refused.payload;
         refused.error
     })?;
-    *buffer = Some(mapped.unmap()?);
+    *buffer = Some(mapping.unmap()?);
     Ok(())
 }
 
@@ -132,7 +143,7 @@ fn revokes(harness: &Harness<'_>, domain: &Domain, arena: &Arena) -> Result<Vec<
             let mut total = Cost::default();
             for _ in 0..rounds {
                 while buffers.len() < MANY {
-                    buffers.push(touched(arena, 4096)?);
+                    buffers.push(zeroed(arena, 4096)?);
                 }
                 let mapped = buffers
                     .drain(..)

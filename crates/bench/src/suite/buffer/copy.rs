@@ -1,6 +1,6 @@
-//! Bytes into DMA memory and out of it again.
+//! Copies into DMA memory and out of it.
 
-use super::BenchError;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold::{Arena, Domain};
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 /// The cases, and how many bytes each copies.
-const CASES: [(&str, usize); 6] = [
+const SIZES: [(&str, usize); 6] = [
     ("copy-64", 64),
     ("copy-512", 512),
     ("copy-4k", 4 << 10),
@@ -17,21 +17,22 @@ const CASES: [(&str, usize); 6] = [
     ("copy-8m", LARGEST),
 ];
 const LARGEST: usize = 8 << 20;
-/// How many bytes a run copies each way, but with a limit to the copies.
+/// How many bytes a run copies each way, within the limit of copies.
 const BYTES: usize = 256 << 20;
-const MOST: usize = 1 << 20;
+/// The most copies of a run.
+const MAX_COPIES: usize = 1 << 20;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(3 * LARGEST as u64).build(&domain)?;
-    // Both subjects copy to and from the same memory, and have memory of the same arena. All of it is touched.
+    // Both subjects copy from and to the same host memory, and their own memory is from the same arena, touched before.
     let dma = arena.alloc_zeroed(LARGEST)?;
     let (mut plain, mut host) = (arena.alloc_zeroed(LARGEST)?, arena.alloc_zeroed(LARGEST)?);
     let (plain, host) = (plain.as_mut_slice()?, RefCell::new(host.as_mut_slice()?));
     let (dma, host) = (dma.memory(), &host);
     let mut records = Vec::new();
-    for (case, len) in CASES {
-        let times = harness.scale((BYTES / len).min(MOST));
+    for (case, len) in SIZES {
+        let times = harness.scale((BYTES / len).min(MAX_COPIES));
         records.extend(harness.interleave(vec![
             Subject::new("pinfold", |out: &mut Samples| {
                 let mut host = host.borrow_mut();
@@ -56,7 +57,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-/// A run of so many copies in and out, after a few that do not count.
+/// Measures `times` copies in and out, after a few that do not count.
 #[inline(always)]
 fn copies(
     out: &mut Samples,

@@ -1,7 +1,8 @@
-//! 8 MiB to what a device takes.
+//! Gathering 8 MiB into what a device accepts.
 
-use super::{BenchError, HUGEPAGES, large, pages};
+use super::setup::{HUGEPAGES, large, pages};
 use crate::baseline::page_segments::PageSegments;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
 use pinfold::{Arena, Domain, MappingPolicy};
@@ -13,7 +14,7 @@ use pinfold_core::registered::Registered;
 use std::hint::black_box;
 
 const BYTES: u64 = 8 << 20;
-/// The most segments that the device takes: as many as pages of 4 KiB need.
+/// The most segments that the device accepts: as many as 4 KiB pages need.
 const SEGMENTS: usize = 2048;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
@@ -24,7 +25,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-/// Where the operations begin: at each 8 MiB of the buffer in turn.
+/// Returns the offset of each operation: every 8 MiB of the buffer in turn.
 fn offsets(times: usize) -> impl Iterator<Item = u64> {
     (0..times as u64).map(|i| i * BYTES % (HUGEPAGES << 21))
 }
@@ -36,7 +37,7 @@ fn segments(
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = "gather-8m";
     let (many, few) = (harness.scale(1_000_000), harness.scale(20_000));
-    // As an NVMe controller takes SGLs: dwords, lengths of 32 bits.
+    // As for the SGLs of an NVMe controller: aligned to 4 bytes, lengths of 32 bits.
     let profile = Profile::new(2048, u64::from(u32::MAX), 0, 4)?;
     let none = Segment { iova: Iova::new(0), len: 0 };
     harness.interleave(vec![
@@ -48,7 +49,7 @@ fn segments(
                     Ok::<_, BenchError>(full.len())
                 })
             });
-            tell(out, CASE, cost, many, segments?);
+            record(out, CASE, cost, many, segments?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
@@ -57,7 +58,7 @@ fn segments(
                 offsets(few)
                     .try_fold(0, |_, offset| list.gather((offset, BYTES), &profile, black_box(&mut slots)))
             });
-            tell(out, CASE, cost, few, segments?);
+            record(out, CASE, cost, few, segments?);
             Ok(())
         }),
     ])
@@ -70,7 +71,7 @@ fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Resu
     let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let pool = DmaPool::new(&arena, "prp lists", 4096, 4096, 0)?;
     let pool = &pool;
-    let lay_out = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {
+    let build = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {
         let prps: Prps<RawBlock> = Prps::new(ControllerPage::SIZE_4K, parts, pool)?;
         let entries = usize::try_from(prps.entries()).unwrap_or(usize::MAX);
         prps.release(pool)?;
@@ -79,22 +80,22 @@ fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Resu
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let (cost, entries) = Cost::of(|| {
-                offsets(times).try_fold(0, |_, offset| lay_out(&mut folios.segments(offset, BYTES)?))
+                offsets(times).try_fold(0, |_, offset| build(&mut folios.segments(offset, BYTES)?))
             });
-            tell(out, CASE, cost, times, entries?);
+            record(out, CASE, cost, times, entries?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
             let (cost, entries) =
-                Cost::of(|| offsets(times).try_fold(0, |_, offset| lay_out(&mut list.part(offset, BYTES))));
-            tell(out, CASE, cost, times, entries?);
+                Cost::of(|| offsets(times).try_fold(0, |_, offset| build(&mut list.part(offset, BYTES))));
+            record(out, CASE, cost, times, entries?);
             Ok(())
         }),
     ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few thousand segments")]
-fn tell(out: &mut Samples, case: &'static str, cost: Cost, times: usize, segments: usize) {
+fn record(out: &mut Samples, case: &'static str, cost: Cost, times: usize, segments: usize) {
     out.cost(case, cost, times);
     out.figure(case, Metric::Segments, "segments", segments as f64);
 }

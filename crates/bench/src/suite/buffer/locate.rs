@@ -1,15 +1,16 @@
-//! Finding an offset.
+//! Locating an offset.
 
-use super::{ADDR, BenchError};
+use super::setup::ADDR;
 use crate::baseline::page_segments::PageSegments;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::Rng;
+use crate::suite::handle::Rng;
 use pinfold_core::addr::{Iova, PageSize};
 use pinfold_core::registered::Registered;
 
 const PAGE: u64 = 4096;
-/// How many offsets are drawn beforehand; they are gone through again and again.
+/// How many offsets are drawn beforehand and used in turn.
 const OFFSETS: usize = 4096;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
@@ -18,7 +19,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-/// Page `i` of a buffer for the device: no two that follow one another are side by side.
+/// Returns the device address of page `i`: no two consecutive ones are adjacent.
 fn page(i: u64) -> Iova {
     Iova::new((1 << 40) + (i * 7919 % 100_003) * 2 * PAGE)
 }
@@ -27,10 +28,10 @@ fn case(harness: &Harness<'_>, case: &'static str, pages: u64) -> Result<Vec<Rec
     let (times, walks) = (harness.scale(8_000_000), harness.scale(if pages == 1 { 8_000_000 } else { 4096 }));
     let buffer = Registered::from_pages(ADDR, pages * PAGE, PageSize::Size4K, (0..pages).map(page))?;
     let list = PageSegments::register(usize::try_from(pages).unwrap_or(0), (0..pages).map(page));
-    let (mut dice, bytes) = (Rng::new(), usize::try_from(pages * PAGE).unwrap_or(usize::MAX));
-    let offsets: Vec<u64> = (0..OFFSETS).map(|_| dice.below(bytes) as u64).collect();
+    let (mut rng, bytes) = (Rng::new(), usize::try_from(pages * PAGE).unwrap_or(usize::MAX));
+    let offsets: Vec<u64> = (0..OFFSETS).map(|_| rng.below(bytes) as u64).collect();
     let (buffer, list, offsets) = (&buffer, &list, &offsets);
-    // What is found is summed up, so that each look is made.
+    // The results are summed up, so that no look-up is optimised away.
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let (cost, sum) = Cost::of(|| {

@@ -1,7 +1,8 @@
-//! Describing 1 GiB.
+//! Describing 1 GiB as a registered buffer.
 
-use super::{BenchError, HUGEPAGES, large, pages};
+use super::setup::{HUGEPAGES, large, pages};
 use crate::baseline::page_segments::PageSegments;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
 
@@ -16,20 +17,20 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 (0..many)
                     .try_fold(0, |_, _| Ok::<_, BenchError>(std::hint::black_box(large()?).table_bytes()))
             });
-            tell(out, cost, many, table?);
+            record(out, cost, many, table?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
             let register = || std::hint::black_box(PageSegments::register(count, pages())).table_bytes();
             let (cost, table) = Cost::of(|| (0..few).fold(0, |_, _| register()));
-            tell(out, cost, few, table);
+            record(out, cost, few, table);
             Ok(())
         }),
     ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few MiB, a few thousand times")]
-fn tell(out: &mut Samples, cost: Cost, times: usize, table: usize) {
+fn record(out: &mut Samples, cost: Cost, times: usize, table: usize) {
     out.figure(CASE, Metric::Time, "us", cost.ns / 1e3 / times.max(1) as f64);
     out.figure(CASE, Metric::Bytes, "bytes", table as f64);
 }

@@ -1,6 +1,6 @@
-//! Handing the kernel a read of 8 MiB.
+//! Submitting a read of 8 MiB to the kernel.
 
-use super::BenchError;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold::uring::{Done, FileQueue, Fixed, Note, Options};
@@ -10,22 +10,22 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const BYTES: usize = 8 << 20;
-/// How many of them the file has.
+/// How many blocks of that size the file has.
 const BLOCKS: u64 = 8;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    // Beside the program's own folder, where there is a disk; temporary files may be in memory, which is read by copying.
+    // In the current folder first, which is usually on a disk: temporary files may be in memory, which is read by copying.
     let Some(file) = Scratch::create(Path::new(".")).or_else(|| Scratch::create(&std::env::temp_dir()))
     else {
         return Ok(Vec::new());
     };
-    // As deep as the seed's queue; and one at a time, so that nobody waits for room in the device's.
+    // The published queue depth; and one at a time, so that no submission waits for the queue of the device.
     let mut records = case(harness, "io-submit", harness.scale(64).max(8), &file)?;
     records.extend(case(harness, "io-submit-1", 1, &file)?);
     Ok(records)
 }
 
-/// Reads with `depth` of them under way.
+/// Measures reads with `depth` of them in flight.
 fn case(
     harness: &Harness<'_>,
     case: &'static str,
@@ -33,7 +33,7 @@ fn case(
     file: &Scratch,
 ) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    // Each subject's buffers, and those of the one that has the same memory.
+    // Each arena has the buffers of two subjects.
     let builder = || Arena::builder().size((2 * depth * BYTES) as u64);
     let (hugepages, plain) = (builder().build(&domain)?, builder().source(Source::Plain).build(&domain)?);
     let (huge, small) = ([hugepages.fixed()], [plain.fixed()]);
@@ -53,7 +53,7 @@ fn case(
         };
         let queue: FileQueue<'_, Buffer> = FileQueue::new(file.open()?, &file.path, &options)?;
         if queue.notes().iter().any(|note| !matches!(note, Note::NotDeferred { .. })) {
-            // Without O_DIRECT, a ring or the right to pin there is nothing to compare; `pinfold doctor` says more.
+            // Without O_DIRECT, a ring or the right to pin there is nothing to compare; `pinfold doctor` shows the reason.
             return Ok(Vec::new());
         }
         let idle = (0..depth).map(|_| arena.alloc_zeroed(BYTES)).collect::<Result<_, _>>()?;
@@ -84,7 +84,7 @@ struct Reader<'m> {
 }
 
 impl Reader<'_> {
-    /// What it costs to hand over so many reads, each by itself and as many under way as there are buffers.
+    /// Returns what it costs to submit `times` reads, one per call, with as many in flight as there are buffers.
     fn reads(&mut self, times: usize) -> Result<Cost, BenchError> {
         let mut cost = Cost::default();
         for i in 0..times as u64 {
@@ -104,22 +104,22 @@ impl Reader<'_> {
 
     fn wait(&mut self, min: usize) -> Result<(), BenchError> {
         self.queue.wait(min, &mut self.done)?;
-        for over in self.done.drain(..) {
-            over.result?;
-            self.idle.push(over.buffer);
+        for completed in self.done.drain(..) {
+            completed.result?;
+            self.idle.push(completed.buffer);
         }
         Ok(())
     }
 }
 
-/// A file of 64 MiB without a name, so that nothing of it stays, however the program ends.
+/// A file of 64 MiB without a name, so that nothing remains of it however the program ends.
 struct Scratch {
     path: PathBuf,
     file: File,
 }
 
 impl Scratch {
-    /// `None` where it can not be made there.
+    /// Creates the file, or returns `None` where that fails.
     fn create(folder: &Path) -> Option<Self> {
         let path = folder.join(format!(".pinfold-bench-{}", std::process::id()));
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).ok()?;

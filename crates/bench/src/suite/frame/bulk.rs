@@ -1,16 +1,17 @@
-//! Many frames in one call and back again, and many runs of 2 MiB at once.
+//! Many frames by one call, and many runs of 2 MiB at a time.
 
-use super::{BenchError, Parts};
+use super::setup::Parts;
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::baseline::lifo::{Lifo, ThreadList};
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold_core::frame::{Frame, Order, Zone};
 use std::hint::black_box;
 
-/// How many frames are out when they go back.
-const OUT: usize = 8192;
-/// How many runs of 2 MiB are out at a time.
+/// How many frames are allocated before they are freed.
+const OUTSTANDING: usize = 8192;
+/// How many runs of 2 MiB are allocated at a time.
 const RUNS: usize = 128;
 
 pub(super) fn fills(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
@@ -63,7 +64,7 @@ fn fill(
             )
         }),
         Subject::new("single", move |out: &mut Samples| {
-            let mut slots = vec![0; OUT];
+            let mut slots = vec![0; OUTSTANDING];
             let mut pass = || {
                 slots.iter_mut().try_for_each(|slot| owner.alloc_page().map(|page| *slot = page))?;
                 black_box(&slots).iter().for_each(|page| owner.free_page(*page));
@@ -72,10 +73,10 @@ fn fill(
             timed(out, of, &mut pass)
         }),
         Subject::new("lifo", move |out: &mut Samples| {
-            let (mut held, mut some) = (Vec::with_capacity(OUT), Vec::with_capacity(each));
+            let (mut held, mut some) = (Vec::with_capacity(OUTSTANDING), Vec::with_capacity(each));
             timed(out, of, &mut || {
-                (0..OUT / each).for_each(|_| stack.alloc_many(each, &mut held));
-                got(black_box(&held).len())?;
+                (0..OUTSTANDING / each).for_each(|_| stack.alloc_many(each, &mut held));
+                expect_all(black_box(&held).len())?;
                 while !held.is_empty() {
                     some.extend(held.drain(held.len() - each..));
                     stack.free_many(&mut some);
@@ -84,11 +85,11 @@ fn fill(
             })
         }),
         Subject::new("thread-list", move |out: &mut Samples| {
-            let (mut held, mut some) = (Vec::with_capacity(OUT), Vec::with_capacity(each));
-            let mut list = ThreadList::new(lists, OUT);
+            let (mut held, mut some) = (Vec::with_capacity(OUTSTANDING), Vec::with_capacity(each));
+            let mut list = ThreadList::new(lists, OUTSTANDING);
             timed(out, of, &mut || {
-                (0..OUT / each).for_each(|_| list.alloc_many(each, &mut held));
-                got(black_box(&held).len())?;
+                (0..OUTSTANDING / each).for_each(|_| list.alloc_many(each, &mut held));
+                expect_all(black_box(&held).len())?;
                 while !held.is_empty() {
                     some.extend(held.drain(held.len() - each..));
                     list.free_many(&mut some);
@@ -100,41 +101,41 @@ fn fill(
 }
 
 fn stack() -> Lifo<Offset> {
-    Lifo::new((0..OUT as u64).rev().map(|i| i * Frame::BYTES))
+    Lifo::new((0..OUTSTANDING as u64).rev().map(|i| i * Frame::BYTES))
 }
 
-fn got(got: usize) -> Result<(), BenchError> {
-    if got == OUT { Ok(()) } else { Err(BenchError::Short { asked: OUT, got }) }
+fn expect_all(got: usize) -> Result<(), BenchError> {
+    if got == OUTSTANDING { Ok(()) } else { Err(BenchError::Short { asked: OUTSTANDING, got }) }
 }
 
-/// A case, how many passes it makes, and how many frames a call is about.
-type Of = (&'static str, usize, usize);
+/// A case, its number of passes, and how many frames one call allocates.
+type BulkCase = (&'static str, usize, usize);
 
-/// One pass that does not count, and so many that do; each has all frames out once.
+/// Runs one pass that does not count and then the counted ones; each allocates and frees all frames once.
 #[inline(always)]
 fn timed(
     out: &mut Samples,
-    (case, passes, _): Of,
+    (case, passes, _): BulkCase,
     pass: &mut impl FnMut() -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     pass()?;
     let (cost, result) = Cost::of(|| (0..passes).try_for_each(|_| pass()));
-    out.cost(case, cost, passes * OUT);
+    out.cost(case, cost, passes * OUTSTANDING);
     result
 }
 
-/// Frames of a zone, `each` by one call, and back in calls for as many.
+/// Measures frames of a zone, allocated and freed by calls for as many as the case says.
 #[inline(always)]
 fn waves<L>(
     out: &mut Samples,
-    of: Of,
+    of: BulkCase,
     mut local: L,
     mut fill: impl FnMut(&mut L, &mut [Option<Frame>]) -> usize,
     mut free: impl FnMut(&mut L, &mut [Option<Frame>]) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let mut slots = vec![None; OUT];
+    let mut slots = vec![None; OUTSTANDING];
     timed(out, of, &mut || {
-        got(slots.chunks_exact_mut(of.2).map(|some| fill(&mut local, black_box(some))).sum())?;
+        expect_all(slots.chunks_exact_mut(of.2).map(|some| fill(&mut local, black_box(some))).sum())?;
         slots.chunks_exact_mut(of.2).rev().try_for_each(|some| free(&mut local, some))
     })
 }

@@ -1,172 +1,39 @@
-//! Out and back again: by the consumer, through the ring, and from below.
+//! Allocating and freeing pages: by the consumer, through the ring, and by the slow path.
 
-use super::{BenchError, FRAMES, Pool, pool};
+use super::handles::{Dropped, RawPages, Recycled, RemoteRawPages, Uncounted};
+use super::setup::{FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::baseline::lifo::{Lifo, ThreadList};
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{Baseline, Hand, InMemory, WARM, Writing, Written, pairs, slots};
+use crate::suite::handle::{AtOffset, Baseline, Handle, WARM_UP, Written, pairs, slots};
 use pinfold::Arena;
 use pinfold_core::frame::Frame;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::page_pool::{Page, RawPage, Remote};
 use std::hint::black_box;
 
-/// How many pages are out at a time: more than the magazine holds.
+/// How many pages are allocated at a time: more than the magazine holds.
 const WAVE: usize = 512;
 /// How many entries the rings have.
 const RING: u32 = 1024;
-/// How many pages a new pool hands out.
+/// How many pages of a new pool are allocated.
 const FRESH: usize = 4096;
 
-/// The consumer.
-struct Consumer<'a>(Pool<'a>);
-
-impl<'a> Hand for Consumer<'a> {
-    type Thing = Page<&'a Arena>;
-    #[inline(always)]
-    fn get(&mut self) -> Result<Self::Thing, BenchError> {
-        Ok(self.0.alloc()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, page: Self::Thing) -> Result<(), BenchError> {
-        self.0.recycle(page);
-        Ok(())
-    }
-    #[inline(always)]
-    fn number(page: &Self::Thing) -> u64 {
-        page.iova().raw()
-    }
-}
-
-impl<'a> Writing for Consumer<'a> {
-    #[inline(always)]
-    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
-        let page = self.0.alloc()?;
-        page.memory().write_u64(0, page.iova().raw())?;
-        Ok(page)
-    }
-}
-
-/// The consumer, without its counters.
-struct Uncounted<'a>(Pool<'a>);
-
-impl<'a> Hand for Uncounted<'a> {
-    type Thing = Page<&'a Arena>;
-    #[inline(always)]
-    fn get(&mut self) -> Result<Self::Thing, BenchError> {
-        Ok(self.0.alloc()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, page: Self::Thing) -> Result<(), BenchError> {
-        self.0.recycle_uncounted(page);
-        Ok(())
-    }
-    #[inline(always)]
-    fn number(page: &Self::Thing) -> u64 {
-        page.iova().raw()
-    }
-}
-
-/// The consumer, raw pages.
-struct Raw<'a>(Pool<'a>);
-
-impl Hand for Raw<'_> {
-    type Thing = RawPage;
-    #[inline(always)]
-    fn get(&mut self) -> Result<RawPage, BenchError> {
-        Ok(self.0.alloc_raw()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, page: RawPage) -> Result<(), BenchError> {
-        Ok(self.0.free_raw(page)?)
-    }
-    #[inline(always)]
-    fn number(page: &RawPage) -> u64 {
-        page.iova().raw()
-    }
-}
-
-impl Writing for Raw<'_> {
-    #[inline(always)]
-    fn get_written(&mut self) -> Result<RawPage, BenchError> {
-        let page = self.0.alloc_raw()?;
-        self.0.memory(page)?.write_u64(0, page.iova().raw())?;
-        Ok(page)
-    }
-}
-
-/// Out by the consumer, back as from anywhere.
-struct Dropped<'a>(Pool<'a>);
-
-impl<'a> Hand for Dropped<'a> {
-    type Thing = Page<&'a Arena>;
-    #[inline(always)]
-    fn get(&mut self) -> Result<Self::Thing, BenchError> {
-        Ok(self.0.alloc()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, page: Self::Thing) -> Result<(), BenchError> {
-        drop(page);
-        Ok(())
-    }
-    #[inline(always)]
-    fn number(page: &Self::Thing) -> u64 {
-        page.iova().raw()
-    }
-}
-
-impl<'a> Writing for Dropped<'a> {
-    #[inline(always)]
-    fn get_written(&mut self) -> Result<Self::Thing, BenchError> {
-        let page = self.0.alloc()?;
-        page.memory().write_u64(0, page.iova().raw())?;
-        Ok(page)
-    }
-}
-
-/// The same, raw pages.
-struct DroppedRaw<'a>(Pool<'a>, Remote<&'a Arena>);
-
-impl Hand for DroppedRaw<'_> {
-    type Thing = RawPage;
-    #[inline(always)]
-    fn get(&mut self) -> Result<RawPage, BenchError> {
-        Ok(self.0.alloc_raw()?)
-    }
-    #[inline(always)]
-    fn put(&mut self, page: RawPage) -> Result<(), BenchError> {
-        Ok(self.1.free_raw(page)?)
-    }
-    #[inline(always)]
-    fn number(page: &RawPage) -> u64 {
-        page.iova().raw()
-    }
-}
-
-impl Writing for DroppedRaw<'_> {
-    #[inline(always)]
-    fn get_written(&mut self) -> Result<RawPage, BenchError> {
-        let page = self.0.alloc_raw()?;
-        self.0.memory(page)?.write_u64(0, page.iova().raw())?;
-        Ok(page)
-    }
-}
-
-/// A run of [`pairs`] by a hand that stays the same.
-fn to_and_fro<'s>(
+/// Returns a run of [`pairs`] by a handle that all runs share.
+fn repeated_pairs<'s>(
     case: &'static str,
-    mut hand: impl Hand + 's,
+    mut handle: impl Handle + 's,
     times: usize,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's {
     move |out| {
-        pairs(&mut hand, WARM)?;
-        out.cost(case, pairs(&mut hand, times)?, times);
+        pairs(&mut handle, WARM_UP)?;
+        out.cost(case, pairs(&mut handle, times)?, times);
         Ok(())
     }
 }
 
-/// The places of the frames, the lowest on top of a stack of them.
+/// Returns a stack of the offsets of all frames, the lowest on top.
 fn stack() -> Lifo<Offset> {
     Lifo::new((0..u64::from(FRAMES)).rev().map(|i| i * Frame::BYTES))
 }
@@ -182,29 +49,36 @@ pub(super) fn local(
     let list = || Baseline(ThreadList::new(&stack, 64));
     let pool = || pool(arena, RING);
     harness.interleave(vec![
-        Subject::countable("pinfold", to_and_fro(case, Written(Consumer(pool()?)), times)),
-        Subject::countable("pinfold-raw", to_and_fro(case, Written(Raw(pool()?)), times)),
-        Subject::new("single", to_and_fro(case, Written(InMemory(Baseline(buddy.owner()), memory)), times)),
-        Subject::new("lifo", to_and_fro(case, Written(InMemory(Baseline(&stack), memory)), times)),
-        Subject::new("thread-list", to_and_fro(case, Written(InMemory(list(), memory)), times)),
-        Subject::countable("pinfold", to_and_fro(bare, Consumer(pool()?), times)),
-        Subject::countable("pinfold-raw", to_and_fro(bare, Raw(pool()?), times)),
-        Subject::new("single", to_and_fro(bare, Baseline(buddy.owner()), times)),
-        Subject::new("lifo", to_and_fro(bare, Baseline(&stack), times)),
-        Subject::new("thread-list", to_and_fro(bare, list(), times)),
+        Subject::countable("pinfold", repeated_pairs(case, Written(Recycled(pool()?)), times)),
+        Subject::countable("pinfold-raw", repeated_pairs(case, Written(RawPages(pool()?)), times)),
+        Subject::new(
+            "single",
+            repeated_pairs(case, Written(AtOffset(Baseline(buddy.owner()), memory)), times),
+        ),
+        Subject::new("lifo", repeated_pairs(case, Written(AtOffset(Baseline(&stack), memory)), times)),
+        Subject::new("thread-list", repeated_pairs(case, Written(AtOffset(list(), memory)), times)),
+        Subject::countable("pinfold", repeated_pairs(bare, Recycled(pool()?), times)),
+        Subject::countable("pinfold-raw", repeated_pairs(bare, RawPages(pool()?), times)),
+        Subject::new("single", repeated_pairs(bare, Baseline(buddy.owner()), times)),
+        Subject::new("lifo", repeated_pairs(bare, Baseline(&stack), times)),
+        Subject::new("thread-list", repeated_pairs(bare, list(), times)),
     ])
 }
 
-/// So many out, and all of them back, over and over.
+/// Allocates an object for each slot and frees all of them, `rounds` times.
 #[inline(always)]
-fn waves<H: Hand>(hand: &mut H, held: &mut [Option<H::Thing>], rounds: usize) -> Result<Cost, BenchError> {
+fn waves<H: Handle>(
+    handle: &mut H,
+    held: &mut [Option<H::Object>],
+    rounds: usize,
+) -> Result<Cost, BenchError> {
     let (cost, result) = Cost::of(|| {
         for _ in 0..rounds {
             for slot in &mut *held {
-                *slot = Some(hand.get()?);
+                *slot = Some(handle.alloc()?);
             }
-            for thing in held.iter_mut().filter_map(Option::take) {
-                hand.put(thing)?;
+            for object in held.iter_mut().filter_map(Option::take) {
+                handle.free(object)?;
             }
         }
         Ok(())
@@ -212,34 +86,33 @@ fn waves<H: Hand>(hand: &mut H, held: &mut [Option<H::Thing>], rounds: usize) ->
     result.map(|()| cost)
 }
 
-/// A run of [`waves`].
-fn to_and_fro_in_waves<'s, H: Hand + 's>(
+/// Returns a run of [`waves`].
+fn repeated_waves<'s, H: Handle + 's>(
     case: &'static str,
     wave: usize,
-    mut hand: H,
+    mut handle: H,
     rounds: usize,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's
 where
-    H::Thing: 's,
+    H::Object: 's,
 {
     let mut held = slots(wave);
     move |out| {
-        waves(&mut hand, &mut held, 1)?;
-        out.cost(case, waves(&mut hand, &mut held, rounds)?, rounds * wave);
+        waves(&mut handle, &mut held, 1)?;
+        out.cost(case, waves(&mut handle, &mut held, rounds)?, rounds * wave);
         Ok(())
     }
 }
 
-/// What the counters cost. A page out and right back again would not tell: without counters nothing is left of it but what
-/// the compiler cannot see through.
+/// Measures what the counters cost. Pairs would not show it: without counters, the optimiser removes almost all of a pair.
 pub(super) fn counters(harness: &Harness<'_>, arena: &Arena) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(16_000);
     let case = "local-64";
     harness.interleave(vec![
-        Subject::countable("pinfold", to_and_fro_in_waves(case, 64, Consumer(pool(arena, RING)?), rounds)),
+        Subject::countable("pinfold", repeated_waves(case, 64, Recycled(pool(arena, RING)?), rounds)),
         Subject::countable(
             "pinfold-uncounted",
-            to_and_fro_in_waves(case, 64, Uncounted(pool(arena, RING)?), rounds),
+            repeated_waves(case, 64, Uncounted(pool(arena, RING)?), rounds),
         ),
     ])
 }
@@ -259,11 +132,11 @@ pub(super) fn ring(
     harness.interleave(vec![
         Subject::countable(
             "pinfold",
-            to_and_fro_in_waves(case, WAVE, Written(Dropped(pool(arena, RING)?)), rounds),
+            repeated_waves(case, WAVE, Written(Dropped(pool(arena, RING)?)), rounds),
         ),
         Subject::countable(
             "pinfold-raw",
-            to_and_fro_in_waves(case, WAVE, Written(DroppedRaw(raw, raw_remote)), rounds),
+            repeated_waves(case, WAVE, Written(RemoteRawPages(raw, raw_remote)), rounds),
         ),
         Subject::countable("pinfold-bulk", move |out: &mut Samples| {
             let mut wave = || {
@@ -282,13 +155,10 @@ pub(super) fn ring(
         }),
         Subject::new(
             "single",
-            to_and_fro_in_waves(case, WAVE, Written(InMemory(Baseline(buddy.owner()), memory)), rounds),
+            repeated_waves(case, WAVE, Written(AtOffset(Baseline(buddy.owner()), memory)), rounds),
         ),
-        Subject::new(
-            "lifo",
-            to_and_fro_in_waves(case, WAVE, Written(InMemory(Baseline(&stack), memory)), rounds),
-        ),
-        Subject::new("thread-list", to_and_fro_in_waves(case, WAVE, Written(InMemory(list, memory)), rounds)),
+        Subject::new("lifo", repeated_waves(case, WAVE, Written(AtOffset(Baseline(&stack), memory)), rounds)),
+        Subject::new("thread-list", repeated_waves(case, WAVE, Written(AtOffset(list, memory)), rounds)),
     ])
 }
 
@@ -302,12 +172,12 @@ pub(super) fn slow(
     let case = "slow";
     let mut held = slots(FRESH);
     harness.interleave(vec![
-        // Maps and unmaps, which is more than its own atomics.
+        // Not countable: it maps and unmaps, which is more than its own atomics.
         Subject::new("pinfold", move |out: &mut Samples| {
             let mut total = Cost::default();
             for _ in 0..rounds {
                 let (cost, result) = Cost::of(|| {
-                    let mut new = Written(Consumer(pool(arena, RING)?));
+                    let mut new = Written(Recycled(pool(arena, RING)?));
                     waves(&mut new, &mut held, 1).map(|_| drop(new.0.0.close()))
                 });
                 result?;
@@ -318,11 +188,11 @@ pub(super) fn slow(
         }),
         Subject::countable(
             "pinfold-full",
-            to_and_fro_in_waves(case, WAVE, Written(Dropped(pool(arena, 1)?)), rounds * FRESH / WAVE),
+            repeated_waves(case, WAVE, Written(Dropped(pool(arena, 1)?)), rounds * FRESH / WAVE),
         ),
         Subject::new(
             "single",
-            to_and_fro_in_waves(case, FRESH, Written(InMemory(Baseline(buddy.owner()), memory)), rounds),
+            repeated_waves(case, FRESH, Written(AtOffset(Baseline(buddy.owner()), memory)), rounds),
         ),
     ])
 }

@@ -1,14 +1,15 @@
 //! `rx-512`: a network card's receive path.
 //!
-//! The first thread plays the device and its driver: 64 packets arrive in the pages of a ring of 512 descriptors, are handed
-//! to the second thread, and their descriptors get other pages. The second thread reads each packet and frees its page.
+//! The first thread is the device and its driver: 64 packets arrive in the pages of a ring of 512 descriptors, are passed to the
+//! second thread, and their descriptors are refilled. The second thread reads each packet and frees its page.
 //! What is timed is all of it, from the first packet to the last free.
 
-use super::{BenchError, FRAMES, pool};
+use super::setup::{FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{beside, slots};
+use crate::suite::handle::{slots, spawn_second};
 use pinfold::Arena;
 use pinfold_core::frame::{Frame, Order, Zone};
 use pinfold_core::mem::DmaMemory;
@@ -20,12 +21,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 const DESCRIPTORS: usize = 512;
 /// How many packets are handled at a time.
 const BUDGET: usize = 64;
-/// How many batches may be on their way.
+/// How many batches may be in flight between the threads.
 const BATCHES: usize = 16;
 
-type Done = Result<(), BenchError>;
+type Outcome = Result<(), BenchError>;
 
-/// What a driver does with its pages.
+/// How a subject receives packets.
 struct Path<Refill, Write, Read, Freer> {
     /// Fills the empty descriptors.
     refill: Refill,
@@ -33,7 +34,7 @@ struct Path<Refill, Write, Read, Freer> {
     write: Write,
     /// What the second thread reads there.
     read: Read,
-    /// Makes the second thread's way to free a batch.
+    /// Makes the function by which the second thread frees a batch.
     freer: Freer,
 }
 
@@ -49,9 +50,9 @@ pub(super) fn run<'a>(
     let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
     let write_frame = |frame: &Frame, word| Ok(packets.write_u64(at(frame.offset()), word)?);
     let read_frame = |frame: &Frame| Ok(packets.read_u64(at(frame.offset()))?);
-    let give_frames = || {
+    let free_frames = || {
         let mut local = zone.local();
-        move |batch: &mut Vec<Frame>| -> Done {
+        move |batch: &mut Vec<Frame>| -> Outcome {
             batch.drain(..).try_for_each(|frame| Ok(local.free(frame, Order::PAGE)?))
         }
     };
@@ -76,7 +77,7 @@ pub(super) fn run<'a>(
                     write: write_page,
                     read: read_page,
                     freer: || {
-                        |batch: &mut Vec<Page<&'a Arena>>| -> Done {
+                        |batch: &mut Vec<Page<&'a Arena>>| -> Outcome {
                             batch.clear();
                             Ok(())
                         }
@@ -93,7 +94,7 @@ pub(super) fn run<'a>(
                     write: write_page,
                     read: read_page,
                     freer: move || {
-                        move |batch: &mut Vec<Page<&'a Arena>>| -> Done {
+                        move |batch: &mut Vec<Page<&'a Arena>>| -> Outcome {
                             remote.recycle_all(batch.drain(..));
                             Ok(())
                         }
@@ -116,7 +117,7 @@ pub(super) fn run<'a>(
                     read: |page: &Offset| Ok(packets.read_u64(at(*page))?),
                     freer: || {
                         let mut owner = buddy.owner();
-                        move |batch: &mut Vec<Offset>| -> Done {
+                        move |batch: &mut Vec<Offset>| -> Outcome {
                             batch.drain(..).for_each(|page| owner.free_page(page));
                             Ok(())
                         }
@@ -137,7 +138,7 @@ pub(super) fn run<'a>(
                     },
                     write: write_frame,
                     read: read_frame,
-                    freer: give_frames,
+                    freer: free_frames,
                 },
             ),
         ),
@@ -149,26 +150,26 @@ pub(super) fn run<'a>(
                     refill: move |ring: &mut [_]| all(for_array.fill(ring)),
                     write: write_frame,
                     read: read_frame,
-                    freer: give_frames,
+                    freer: free_frames,
                 },
             ),
         ),
     ])
 }
 
-/// A run: so many batches of packets. The ring stays full from one run to the next.
+/// Returns a run that receives `batches` batches of packets. The ring stays full from one run to the next.
 fn receive<'s, P, Free>(
     batches: usize,
     mut path: Path<
-        impl FnMut(&mut [Option<P>]) -> Done + 's,
-        impl Fn(&P, u64) -> Done + 's,
+        impl FnMut(&mut [Option<P>]) -> Outcome + 's,
+        impl Fn(&P, u64) -> Outcome + 's,
         impl Fn(&P) -> Result<u64, BenchError> + Sync + 's,
         impl Fn() -> Free + Sync + 's,
     >,
-) -> impl FnMut(&mut Samples) -> Done + 's
+) -> impl FnMut(&mut Samples) -> Outcome + 's
 where
     P: Send + 's,
-    Free: FnMut(&mut Vec<P>) -> Done,
+    Free: FnMut(&mut Vec<P>) -> Outcome,
 {
     let mut ring: Vec<Option<P>> = slots(DESCRIPTORS);
     move |out| {
@@ -183,7 +184,7 @@ where
         let ring = &mut ring;
         let (cost, freed) = Cost::of(|| {
             std::thread::scope(|scope| {
-                let second = beside(scope, move || {
+                let second = spawn_second(scope, move || {
                     let (cost, result) = Cost::of(|| consume(&full, &to_driver, read, freer()));
                     result.map(|()| cost.counts)
                 })?;
@@ -205,9 +206,9 @@ fn arrive<P>(
     batches: usize,
     empty: &Receiver<Vec<P>>,
     full: SyncSender<Vec<P>>,
-    mut refill: impl FnMut(&mut [Option<P>]) -> Done,
-    write: impl Fn(&P, u64) -> Done,
-) -> Done {
+    mut refill: impl FnMut(&mut [Option<P>]) -> Outcome,
+    write: impl Fn(&P, u64) -> Outcome,
+) -> Outcome {
     let windows = DESCRIPTORS / BUDGET;
     for number in 0..batches {
         let mut batch = empty.recv().map_err(|_| BenchError::Thread)?;
@@ -221,7 +222,7 @@ fn arrive<P>(
         refill(window)?;
         full.send(batch).map_err(|_| BenchError::Thread)?;
     }
-    // The other ends when nothing more can come.
+    // The other thread ends when the channel closes.
     drop(full);
     Ok(())
 }
@@ -232,14 +233,14 @@ fn consume<P>(
     full: &Receiver<Vec<P>>,
     empty: &SyncSender<Vec<P>>,
     read: impl Fn(&P) -> Result<u64, BenchError>,
-    mut free: impl FnMut(&mut Vec<P>) -> Done,
-) -> Done {
+    mut free: impl FnMut(&mut Vec<P>) -> Outcome,
+) -> Outcome {
     while let Ok(mut batch) = full.recv() {
         for page in &batch {
             black_box(read(page)?);
         }
         free(&mut batch)?;
-        // Nobody wants it any more when the last batches come.
+        // The first thread no longer receives when the last batches come back.
         let _ = empty.send(batch);
     }
     Ok(())

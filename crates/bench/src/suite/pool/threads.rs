@@ -1,17 +1,20 @@
-//! `remote-free`: one thread takes blocks, another gives them back.
+//! `remote-free`: one thread allocates blocks, another frees them.
 
-use super::{BenchError, pool};
+use super::setup::pool;
 use crate::baseline::inblock::InBlock;
 use crate::baseline::lifo::{Batches, Lifo};
 use crate::baseline::pages::{Pages, blocks};
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{Baseline, Hand, Malloc, Raw, Safe, Unowned, Written, beside};
+use crate::suite::handle::{
+    Baseline, DroppedBlocks, Handle, Malloc, Object, RawBlocks, SharedRawBlocks, Written, spawn_second,
+};
 use pinfold::Arena;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// How many blocks go from thread to thread at a time: enough that handing them over costs next to nothing a block.
+/// How many blocks are passed at a time: enough that passing them costs next to nothing per block.
 const BATCH: usize = 256;
 /// How many bytes a block has.
 const SIZE: usize = 64;
@@ -25,17 +28,17 @@ pub(super) fn run(
 ) -> Result<Vec<Record>, BenchError> {
     let batches = harness.scale(2_000);
     let pool = pool(arena, SIZE)?;
-    // All that may be on the way, and what the two lists keep.
-    let room = 2 * BATCH * BATCHES * SIZE;
-    let (one, rest) = memory.split_at_mut(room);
-    let (two, rest) = rest.split_at_mut(room);
+    // All that may be in flight between the threads, and what the two lists cache.
+    let needed = 2 * BATCH * BATCHES * SIZE;
+    let (one, rest) = memory.split_at_mut(needed);
+    let (two, rest) = rest.split_at_mut(needed);
     let (stack, behind) = (Lifo::new(blocks(one, SIZE)), Lifo::new(blocks(two, SIZE)));
     let inblock = InBlock::new(Pages::new(rest), SIZE);
     let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
-        Subject::countable("pinfold", relay(batches, || Written(Raw(pool.local())))),
-        Subject::countable("pinfold-block", relay(batches, || Written(Safe(pool.local())))),
-        Subject::countable("pinfold-shared", relay(batches, || Written(Unowned(pool)))),
+        Subject::countable("pinfold", relay(batches, || Written(RawBlocks(pool.local())))),
+        Subject::countable("pinfold-block", relay(batches, || Written(DroppedBlocks(pool.local())))),
+        Subject::countable("pinfold-shared", relay(batches, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", relay(batches, || Written(Baseline(inblock)))),
         Subject::new("malloc", relay(batches, || Written(Malloc::<SIZE>))),
         Subject::new("lifo", relay(batches, || Written(Baseline(stack)))),
@@ -43,27 +46,27 @@ pub(super) fn run(
     ])
 }
 
-/// A run: so many batches out by this thread and back by another, each with a hand of its own.
-fn relay<H: Hand<Thing: Send>>(
+/// Returns a run in which this thread allocates `batches` batches and another frees them, each by its own handle.
+fn relay<H: Handle<Object: Send>>(
     batches: usize,
-    hand: impl Fn() -> H + Sync,
+    handle: impl Fn() -> H + Sync,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
     move |out| {
         let (to_freer, full) = sync_channel(BATCHES);
-        let (to_taker, empty) = sync_channel(BATCHES);
+        let (to_allocator, empty) = sync_channel(BATCHES);
         for _ in 0..BATCHES {
-            to_taker.send(Vec::with_capacity(BATCH)).map_err(|_| BenchError::Thread)?;
+            to_allocator.send(Vec::with_capacity(BATCH)).map_err(|_| BenchError::Thread)?;
         }
-        let hand = &hand;
+        let handle = &handle;
         let (cost, freed) = Cost::of(|| {
             std::thread::scope(|scope| {
-                let freer = beside(scope, move || {
-                    let (cost, result) = Cost::of(|| free_batches(&mut hand(), &full, &to_taker));
+                let freer = spawn_second(scope, move || {
+                    let (cost, result) = Cost::of(|| free_batches(&mut handle(), &full, &to_allocator));
                     result.map(|()| cost.counts)
                 })?;
-                let taken = take_batches(&mut hand(), batches, &empty, to_freer);
+                let allocated = alloc_batches(&mut handle(), batches, &empty, to_freer);
                 let freed = freer.join().unwrap_or(Err(BenchError::Thread))?;
-                taken.map(|()| freed)
+                allocated.map(|()| freed)
             })
         });
         let cost = cost.with(freed?);
@@ -72,36 +75,36 @@ fn relay<H: Hand<Thing: Send>>(
     }
 }
 
-fn take_batches<H: Hand>(
-    hand: &mut H,
+fn alloc_batches<H: Handle>(
+    handle: &mut H,
     batches: usize,
-    empty: &Receiver<Vec<H::Thing>>,
-    full: SyncSender<Vec<H::Thing>>,
+    empty: &Receiver<Vec<H::Object>>,
+    full: SyncSender<Vec<H::Object>>,
 ) -> Result<(), BenchError> {
     for _ in 0..batches {
         let mut batch = empty.recv().map_err(|_| BenchError::Thread)?;
         for _ in 0..BATCH {
-            let thing = hand.get()?;
-            black_box(H::number(&thing));
-            batch.push(thing);
+            let object = handle.alloc()?;
+            black_box(object.address());
+            batch.push(object);
         }
         full.send(batch).map_err(|_| BenchError::Thread)?;
     }
-    // The other ends when nothing more can come.
+    // The other thread ends when the channel closes.
     drop(full);
     Ok(())
 }
 
-fn free_batches<H: Hand>(
-    hand: &mut H,
-    full: &Receiver<Vec<H::Thing>>,
-    empty: &SyncSender<Vec<H::Thing>>,
+fn free_batches<H: Handle>(
+    handle: &mut H,
+    full: &Receiver<Vec<H::Object>>,
+    empty: &SyncSender<Vec<H::Object>>,
 ) -> Result<(), BenchError> {
     while let Ok(mut batch) = full.recv() {
-        for thing in batch.drain(..) {
-            hand.put(thing)?;
+        for object in batch.drain(..) {
+            handle.free(object)?;
         }
-        // Nobody wants it any more when the last batches come.
+        // The first thread no longer receives when the last batches come back.
         let _ = empty.send(batch);
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! The workload that began it: what the driver mpt3sas does when it is loaded and unloaded.
+//! The workload of the driver mpt3sas when it is loaded and unloaded.
 
-use super::{BenchError, pool};
+use super::setup::pool;
 use crate::baseline::Blocks;
 use crate::baseline::block::Block;
 use crate::baseline::inblock::InBlock;
@@ -9,15 +9,17 @@ use crate::baseline::linear::Linear;
 use crate::baseline::lock::KernelLock;
 use crate::baseline::pages::{Pages, blocks};
 use crate::baseline::rbtree::RbTree;
+use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use crate::suite::hand::{
-    Baseline, Hand, Malloc, Raw, Rng, Safe, Unowned, Written, give_all, slots, take_all,
+use crate::suite::handle::{
+    Baseline, DroppedBlocks, Handle, Malloc, RawBlocks, Rng, SharedRawBlocks, Written, alloc_all, free_all,
+    slots,
 };
 use pinfold::Arena;
 use std::cell::RefCell;
 
-/// How many blocks the driver takes.
+/// How many blocks the driver allocates.
 pub const BLOCKS: usize = 373_959;
 /// How many bytes each has.
 pub const SIZE: usize = 128;
@@ -31,7 +33,7 @@ pub(super) fn run(
     memory: &mut [u8],
 ) -> Result<Vec<Record>, BenchError> {
     let n = harness.scale(BLOCKS);
-    // Each run of a baseline has all of it.
+    // Each run of a baseline uses all of it.
     let memory = &RefCell::new(memory);
     let each = |work: fn(&mut [u8], Case, usize, &mut Samples) -> Result<(), BenchError>| {
         move |out: &mut Samples| {
@@ -40,7 +42,7 @@ pub(super) fn run(
     };
     let mut records = harness.interleave(vec![
         Subject::countable("pinfold", move |out| raw(arena, n, out)),
-        Subject::countable("pinfold-block", move |out| safe(arena, n, out)),
+        Subject::countable("pinfold-block", move |out| dropped(arena, n, out)),
         Subject::countable("pinfold-shared", move |out| shared(arena, n, out)),
         Subject::new(
             "inblock",
@@ -55,12 +57,14 @@ pub(super) fn run(
         Subject::new("malloc", move |out| malloc(n, out)),
         Subject::new(
             "lifo",
-            each(|memory, case, n, out| baseline(&Lifo::new(blocks(some(memory, n), SIZE)), case, n, out)),
+            each(|memory, case, n, out| {
+                baseline(&Lifo::new(blocks(memory_of(memory, n), SIZE)), case, n, out)
+            }),
         ),
         Subject::new(
             "thread-list",
             each(|memory, case, n, out| {
-                let home = Lifo::new(blocks(some(memory, n), SIZE));
+                let home = Lifo::new(blocks(memory_of(memory, n), SIZE));
                 baseline(ThreadList::new(&home, n), case, n, out)
             }),
         ),
@@ -77,68 +81,56 @@ pub(super) fn run(
     Ok(records)
 }
 
-/// The memory of so many blocks.
-fn some(memory: &mut [u8], blocks: usize) -> &mut [u8] {
+/// Returns the memory of the first `blocks` blocks.
+fn memory_of(memory: &mut [u8], blocks: usize) -> &mut [u8] {
     memory.get_mut(..blocks * SIZE).unwrap_or_default()
 }
 
 /// A case, and whether its frees are in random order.
 type Case = (&'static str, bool);
 
-/// The figures of one pass: the allocs are told once, with the frees in their own order.
-fn tell(out: &mut Samples, (case, random): Case, alloc: Cost, free: Cost, blocks: usize) {
+/// Allocates all blocks and frees them in the order of the case, which ends with `retire`. Returns the cost of both.
+fn pass<H: Handle>(
+    (_, random): Case,
+    blocks: usize,
+    mut handle: H,
+    retire: impl FnOnce(H),
+) -> Result<(Cost, Cost), BenchError> {
+    let mut held = slots(blocks);
+    let alloc = alloc_all(&mut handle, &mut held)?;
+    if random {
+        Rng::new().shuffle(&mut held);
+    }
+    let free = free_all(&mut handle, held)?;
+    let (retired, ()) = Cost::of(|| retire(handle));
+    Ok((alloc, free + retired))
+}
+
+/// Records a pass; the allocations once, with the ordered frees.
+fn record(out: &mut Samples, (case, random): Case, blocks: usize, alloc: Cost, free: Cost) {
     if !random {
         out.cost(ALLOC, alloc, blocks);
     }
     out.cost(case, free, blocks);
 }
 
-fn mix<T>(random: bool, held: &mut [T]) {
-    if random {
-        Rng::new().shuffle(held);
-    }
+/// A pass by a pool of Pinfold's; its destruction counts as part of the frees.
+macro_rules! pinfold {
+    ($name:ident, |$pool:ident| $handle:expr) => {
+        fn $name(arena: &Arena, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
+            for case in FREES {
+                let $pool = pool(arena, SIZE)?;
+                let (alloc, free) = pass(case, blocks, Written($handle), drop)?;
+                let (destroy, ()) = Cost::of(|| drop($pool));
+                record(out, case, blocks, alloc, free + destroy);
+            }
+            Ok(())
+        }
+    };
 }
-
-fn raw(arena: &Arena, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
-    for case in FREES {
-        let pool = pool(arena, SIZE)?;
-        let (mut hand, mut held) = (Written(Raw(pool.local())), slots(blocks));
-        let alloc = take_all(&mut hand, &mut held)?;
-        mix(case.1, &mut held);
-        let free = give_all(&mut hand, held)?;
-        let (retire, ()) = Cost::of(|| drop(hand));
-        let (destroy, ()) = Cost::of(|| drop(pool));
-        tell(out, case, alloc, free + retire + destroy, blocks);
-    }
-    Ok(())
-}
-
-fn safe(arena: &Arena, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
-    for case in FREES {
-        let pool = pool(arena, SIZE)?;
-        let (mut hand, mut held) = (Written(Safe(pool.local())), slots(blocks));
-        let alloc = take_all(&mut hand, &mut held)?;
-        mix(case.1, &mut held);
-        let free = give_all(&mut hand, held)?;
-        let (retire, ()) = Cost::of(|| drop(hand));
-        let (destroy, ()) = Cost::of(|| drop(pool));
-        tell(out, case, alloc, free + retire + destroy, blocks);
-    }
-    Ok(())
-}
-
-fn shared(arena: &Arena, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
-    for case in FREES {
-        let pool = pool(arena, SIZE)?;
-        let mut held = slots(blocks);
-        let alloc = take_all(&mut Written(Unowned(&pool)), &mut held)?;
-        mix(case.1, &mut held);
-        let free = give_all(&mut Written(Unowned(&pool)), held)?;
-        let (rest, ()) = Cost::of(|| drop(pool));
-        tell(out, case, alloc, free + rest, blocks);
-    }
-    Ok(())
-}
+pinfold!(raw, |pool| RawBlocks(pool.local()));
+pinfold!(dropped, |pool| DroppedBlocks(pool.local()));
+pinfold!(shared, |pool| SharedRawBlocks(&pool));
 
 fn baseline<'m, B: Blocks<Block = Block<'m>>>(
     pool: B,
@@ -146,22 +138,15 @@ fn baseline<'m, B: Blocks<Block = Block<'m>>>(
     blocks: usize,
     out: &mut Samples,
 ) -> Result<(), BenchError> {
-    let (mut hand, mut held) = (Written(Baseline(pool)), slots(blocks));
-    let alloc = take_all(&mut hand, &mut held)?;
-    mix(case.1, &mut held);
-    let free = give_all(&mut hand, held)?;
-    let (rest, ()) = Cost::of(|| hand.0.0.destroy());
-    tell(out, case, alloc, free + rest, blocks);
+    let (alloc, free) = pass(case, blocks, Written(Baseline(pool)), |mut handle| handle.0.0.destroy())?;
+    record(out, case, blocks, alloc, free);
     Ok(())
 }
 
 fn malloc(blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
     for case in FREES {
-        let (mut hand, mut held) = (Written(Malloc::<SIZE>), slots::<<Malloc<SIZE> as Hand>::Thing>(blocks));
-        let alloc = take_all(&mut hand, &mut held)?;
-        mix(case.1, &mut held);
-        let free = give_all(&mut hand, held)?;
-        tell(out, case, alloc, free, blocks);
+        let (alloc, free) = pass(case, blocks, Written(Malloc::<SIZE>), drop)?;
+        record(out, case, blocks, alloc, free);
     }
     Ok(())
 }

@@ -1,16 +1,17 @@
-//! What the account of frames costs, and how well it keeps large runs whole.
+//! What a zone's metadata costs, and how well a zone keeps large runs whole.
 
-use super::{BenchError, FRAMES};
+use super::setup::FRAMES;
 use crate::baseline::buddy::Buddy;
+use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use crate::suite::hand::{Baseline, Hand, Rng};
+use crate::suite::handle::{Baseline, Handle, Rng};
 use pinfold_core::frame::{Order, Zone};
 
-/// How many frames go back at a time, and come again.
+/// How many frames are freed at a time and allocated again.
 const BURST: usize = 8192;
 
-/// How many runs of 2 MiB are to be had after frames were freed and taken at random for long, at 70 %.
+/// Counts the free runs of 2 MiB after many random frees and allocations of frames, with 70 % allocated.
 pub(super) fn churn(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
@@ -20,52 +21,52 @@ pub(super) fn churn(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         Subject::new("pinfold", move |out| {
             let zone = Zone::new(FRAMES)?;
             let mut local = zone.local();
-            stir(&mut local, steps)?;
+            churn_frames(&mut local, steps)?;
             drop(local);
-            tell(out, std::iter::from_fn(|| zone.alloc(Order::HUGE).ok()).count())
+            record(out, std::iter::from_fn(|| zone.alloc(Order::HUGE).ok()).count())
         }),
         Subject::new("single", move |out| {
             let buddy = Buddy::new(FRAMES);
             let mut owner = Baseline(buddy.owner());
-            stir(&mut owner, steps)?;
+            churn_frames(&mut owner, steps)?;
             drop(owner);
-            tell(out, buddy.free_of(Order::HUGE.get()))
+            record(out, buddy.free_of(Order::HUGE.get()))
         }),
     ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "at most 512 runs")]
-fn tell(out: &mut Samples, runs: usize) -> Result<(), BenchError> {
+fn record(out: &mut Samples, runs: usize) -> Result<(), BenchError> {
     out.figure("churn-70", Metric::Count, "runs of 2 MiB", runs as f64);
     Ok(())
 }
 
-/// Takes all frames and gives 30 % back, chosen at random, so that no large run is whole; then gives some of the others
-/// back, chosen at random, and takes as many again, over and over. Those that are held at the end stay taken.
-fn stir<H: Hand>(hand: &mut H, steps: usize) -> Result<(), BenchError> {
-    let mut held: Vec<H::Thing> = Vec::with_capacity(FRAMES as usize);
+/// Allocates all frames and frees 30 % at random, so that no large run is whole; then repeatedly frees some of the others at
+/// random and allocates as many. The frames held at the end stay allocated.
+fn churn_frames<H: Handle>(handle: &mut H, steps: usize) -> Result<(), BenchError> {
+    let mut held: Vec<H::Object> = Vec::with_capacity(FRAMES as usize);
     for _ in 0..FRAMES {
-        held.push(hand.get()?);
+        held.push(handle.alloc()?);
     }
-    let mut dice = Rng::new();
-    let mut give = |hand: &mut H, held: &mut Vec<H::Thing>, count: usize| {
-        (0..count).try_for_each(|_| hand.put(held.swap_remove(dice.below(held.len()))))
+    let mut rng = Rng::new();
+    let mut free = |handle: &mut H, held: &mut Vec<H::Object>, count: usize| {
+        (0..count).try_for_each(|_| handle.free(held.swap_remove(rng.below(held.len()))))
     };
     let count = held.len() / 10 * 7;
-    let mut done = held.len() - count;
-    give(hand, &mut held, done)?;
-    while done < steps {
-        // More than any cache of frames has, so that it does not just hand the same ones out again.
-        give(hand, &mut held, BURST)?;
+    let mut steps_made = held.len() - count;
+    free(handle, &mut held, steps_made)?;
+    while steps_made < steps {
+        // More than any cache of frames holds, so it cannot just allocate the same ones again.
+        free(handle, &mut held, BURST)?;
         while held.len() < count {
-            held.push(hand.get()?);
+            held.push(handle.alloc()?);
         }
-        done += 2 * BURST;
+        steps_made += 2 * BURST;
     }
     Ok(())
 }
 
-/// The account of 1 TiB: how many bytes a frame, and how long it takes to make.
+/// Measures the metadata of a 1 TiB zone: bytes per frame, and the time to create it.
 pub(super) fn one_tebibyte(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());

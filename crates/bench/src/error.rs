@@ -1,0 +1,97 @@
+//! The error of all suites.
+
+use crate::baseline::BaselineError;
+use pinfold_core::frame::FrameError;
+use pinfold_core::mem::AccessError;
+use pinfold_core::{dma_pool, gather, page_pool};
+
+/// Why a suite could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A baseline failed.
+    #[error("a baseline failed: {0}")]
+    Baseline(#[from] BaselineError),
+    /// The memory for the subjects is unavailable.
+    #[error("cannot allocate the memory for the measurement: {0}")]
+    Arena(#[from] pinfold::arena::BuildError),
+    /// A buffer could not be allocated from that memory.
+    #[error(transparent)]
+    Buffer(#[from] pinfold::arena::AllocError),
+    /// The baselines need memory that no device can reach.
+    #[error(transparent)]
+    NotExclusive(#[from] pinfold::arena::NotExclusive),
+    /// The domain for the subjects could not be created.
+    #[error("cannot create the domain for the measurement: {0}")]
+    Domain(#[from] pinfold_core::domain::BackendError),
+    /// A pool could not be created.
+    #[error(transparent)]
+    Create(#[from] dma_pool::CreateError),
+    /// A pool could not allocate a block.
+    #[error(transparent)]
+    Alloc(#[from] dma_pool::AllocError),
+    /// A pool refused to free a block.
+    #[error(transparent)]
+    Free(#[from] dma_pool::FreeError),
+    /// A pool refused to free several blocks.
+    #[error(transparent)]
+    FreeBulk(#[from] dma_pool::BulkFreeError),
+    /// A zone refused to allocate or free frames.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A page pool could not be created.
+    #[error(transparent)]
+    CreatePages(#[from] page_pool::CreateError),
+    /// A page pool could not allocate a page.
+    #[error(transparent)]
+    AllocPage(#[from] page_pool::AllocError),
+    /// A page pool refused to free a page.
+    #[error(transparent)]
+    FreePage(#[from] page_pool::FreeError),
+    /// An access is outside its memory.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A buffer could not be registered.
+    #[error(transparent)]
+    Register(#[from] pinfold_core::registered::BufferError),
+    /// An offset is outside its buffer.
+    #[error(transparent)]
+    Outside(#[from] pinfold_core::registered::OutsideBuffer),
+    /// The device profile is invalid.
+    #[error(transparent)]
+    Profile(#[from] gather::ProfileError),
+    /// A range could not be gathered into segments.
+    #[error(transparent)]
+    Gather(#[from] gather::GatherError),
+    /// A PRP list could not be built.
+    #[error(transparent)]
+    Prp(#[from] gather::prp::PrpError<gather::prp::PoolTakeError>),
+    /// The queue of a file failed.
+    #[error(transparent)]
+    File(#[from] pinfold::uring::FileError),
+    /// The scratch file could not be used.
+    #[error("cannot use the scratch file of the measurement: {0}")]
+    Scratch(#[source] std::io::Error),
+    /// A bulk call allocated fewer objects than are free.
+    #[error("a bulk call allocated {got} of {asked} objects although all of them are free")]
+    Short {
+        /// How many were requested.
+        asked: usize,
+        /// How many were allocated.
+        got: usize,
+    },
+    /// No device is bound to VFIO.
+    #[error(
+        "no device is bound to VFIO; bind one with `sudo pinfold bind BDF` (BDF: the address of the device)"
+    )]
+    NoDevice,
+    /// No device bound to VFIO could be opened.
+    #[error(transparent)]
+    Device(#[from] pinfold::vfio::OpenError),
+    /// A second thread could not be started.
+    #[error("cannot start a second thread for the measurement: {0}")]
+    NoThread(#[source] std::io::Error),
+    /// A thread of the measurement ended early.
+    #[error("a thread of the measurement ended before it had completed its work")]
+    Thread,
+}
