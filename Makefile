@@ -1,4 +1,4 @@
-# Pinfold. `make run` and `make test` do all the set-up on a fresh Debian or Ubuntu with Rust.
+# Pinfold. `make run` and `make test` install what they need on a fresh Debian or Ubuntu with Rust.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -7,22 +7,22 @@ PROTECT ?= revoke
 WORK ?= target/run
 
 .PHONY: help
-help: ## This list
+help: ## Print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make run FILE=/path/to/file    your own file instead of the 256 MiB sample"
-	@echo "  make run PROTECT=strict        static, revoke (what is used if nothing is said) or strict"
+	@echo "  make run PROTECT=strict        static, revoke (the default) or strict"
 
 .PHONY: setup
 setup:
 	@scripts/setup
 
 .PHONY: build
-build: setup ## The program, target/release/pinfold
+build: setup ## Build the program, target/release/pinfold
 	cargo build --release --locked -p pinfold-cli
 
 .PHONY: run
-run: build ## The main job: a file crosses the whole stack and comes back the same
+run: build ## The main job: copy a file through the whole stack and compare it
 	@scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
 
 .PHONY: test
@@ -39,7 +39,7 @@ bench: build ## Head to head with what Pinfold replaces
 	@echo; scripts/fio-beside
 
 .PHONY: vm-test
-vm-test: setup ## Real devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
+vm-test: setup ## Tests with devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
 	vm/test
 
 .PHONY: vm-test-iommufd
@@ -48,9 +48,9 @@ vm-test-iommufd: setup ## The same on a kernel with iommufd, which is built once
 	vm/test --kernel iommufd
 
 .PHONY: vm-demo
-vm-demo: setup ## A file (FILE=..., else a sample) into a virtual machine's NVMe disk by VFIO and back, compared
+vm-demo: setup ## Copy a file (FILE=..., else a sample) to the NVMe disk of a virtual machine through VFIO and back
 	vm/demo "$(FILE)"
 
 .PHONY: clean
-clean: ## Removes what was built
+clean: ## Remove what was built
 	cargo clean

@@ -33,3 +33,8 @@ pub use error::BenchError;
 pub use harness::{COUNTS_RMW, Harness, Options, Turn};
 pub use record::{Metric, Record, Table};
 pub use suite::{Listing, SUITES, Suite};
+
+/// Compiles and runs the code of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
