@@ -63,10 +63,9 @@ pub unsafe trait Pinned: Send + 'static {
     /// The memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory<'_>;
 
-    /// Where the memory is mapped already for as long as the value lives (an arena that is exposed whole), if it is, and
-    /// in which domain. In any other domain the memory is mapped afresh: domains choose the same addresses, and what is
-    /// mapped at this one there may be unmapped at any time.
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)>;
+    /// Returns the address at which the memory is mapped in `domain` for as long as the value lives (an arena that is
+    /// mapped whole), if it is.
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova>;
 
     /// Returns piece `index` of memory that is scattered in this process; `None` after the last. The first is
     /// [`memory`](Self::memory).
@@ -216,8 +215,8 @@ impl Domain {
         _: D,
     ) -> Result<(P, IovaRange, bool), MapError<P>> {
         self.release_late();
-        let fixed = payload.fixed_iova().filter(|(domain, _)| *domain == self.id);
-        if let Some(iova) = fixed.and_then(|(_, at)| self.static_at(at, payload.memory(), D::ACCESS)) {
+        let fixed = payload.fixed_iova(self.id);
+        if let Some(iova) = fixed.and_then(|at| self.static_at(at, payload.memory(), D::ACCESS)) {
             self.counts.maps_fixed.fetch_add(1, Ordering::Relaxed);
             self.counts.maps.fetch_add(1, Ordering::Relaxed);
             return Ok((payload, iova, true));

@@ -16,11 +16,16 @@
 //! ```
 
 pub mod arena;
+mod attachment;
 mod buffer;
 mod fixed;
 mod obtain;
+mod owned;
+mod policy;
 mod source;
 
 pub use buffer::Buffer;
 pub use fixed::Fixed;
+pub use owned::{OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
+pub use policy::MappingPolicy;
 pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};

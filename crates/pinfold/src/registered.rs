@@ -75,6 +75,7 @@ pub use pinfold_core::registered::{BufferIndex, Hold, Registered};
 pub use registration::{Registration, View};
 pub use survey::{Backing, Means, Piece, Survey};
 
+use crate::memory::OwnedMemory;
 use crate::sys::Errno;
 use coverage::Coverage;
 use enter::Extent;
@@ -105,7 +106,8 @@ pub fn quarantined_bytes() -> u64 {
 /// of it: then all stays pinned for ever, and is [counted](quarantined_bytes).
 #[derive(Debug)]
 pub struct Buffers<'m> {
-    table: Registry<Registration>,
+    /// Not dropped while I/O is in flight: registrations keep owned memory.
+    table: ManuallyDrop<Registry<Registration>>,
     rings: ManuallyDrop<PinRings>,
     eyes: Eyes,
     view: View,
@@ -133,7 +135,7 @@ impl<'m> Buffers<'m> {
         let lifted = crate::sys::limits::has_ipc_lock();
         let rings = PinRings::new(capacity).map_err(|errno| RegistrationError::NoRing { errno })?;
         Ok(Self {
-            table,
+            table: ManuallyDrop::new(table),
             rings: ManuallyDrop::new(rings),
             eyes: Eyes::open()?,
             view,
@@ -178,6 +180,22 @@ impl<'m> Buffers<'m> {
         self.register(memory, access)
     }
 
+    /// Registers owned memory in the first vacant place, and keeps it until it is unregistered.
+    ///
+    /// Its pieces can be mapped into domains and moved into queues meanwhile.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_owned(
+        &mut self,
+        memory: &OwnedMemory,
+        access: Access,
+    ) -> Result<BufferIndex, RegistrationError> {
+        let extent = Extent { owned: Some(memory.clone()), ..memory.memory().into() };
+        // SAFETY: the table keeps a handle of the memory, which no reference reaches meanwhile.
+        unsafe { self.enter(None, extent, access) }.map(|(index, _)| index)
+    }
+
     /// Registers the memory in this place, and unregisters the buffer that is there: I/O that is under way on that one
     /// goes on, and it stays pinned until that is over.
     ///
@@ -210,7 +228,8 @@ impl<'m> Buffers<'m> {
         access: Access,
     ) -> Result<BufferIndex, RegistrationError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.enter(index, Extent { addr, len, lent: None }, access) }.map(|(index, _)| index)
+        unsafe { self.enter(index, Extent { addr, len, lent: None, owned: None }, access) }
+            .map(|(index, _)| index)
     }
 
     /// Takes the buffer out of the table. Where I/O is under way on it, it stays pinned until that is over.
@@ -384,5 +403,7 @@ impl Drop for Buffers<'_> {
         }
         // SAFETY: dropped here only, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.rings) };
+        // SAFETY: likewise; after the rings, which pin what it keeps.
+        unsafe { ManuallyDrop::drop(&mut self.table) };
     }
 }

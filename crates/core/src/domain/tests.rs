@@ -106,8 +106,8 @@ unsafe impl Pinned for Buf {
         // SAFETY: see above.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
-        self.fixed
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        self.fixed.filter(|(fixed, _)| *fixed == domain).map(|(_, iova)| iova)
     }
 }
 

@@ -218,7 +218,7 @@ unsafe impl<T: Plain> Pinned for DmaVec<T> {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }

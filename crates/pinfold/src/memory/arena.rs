@@ -37,7 +37,6 @@
 //!   or an unmap fails, the whole arena is quarantined, since a device may still write to it: [`quarantined_bytes`].
 
 mod alloc;
-mod attachment;
 mod builder;
 mod chunks;
 mod error;
@@ -48,6 +47,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub use crate::memory::policy::MappingPolicy;
 pub use crate::memory::source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };
@@ -55,6 +55,6 @@ pub use builder::{ArenaBuilder, Pinning};
 pub use error::{AllocError, BuildError, NotExclusive};
 pub use handle::{Arena, ArenaMemory};
 pub use local::ArenaLocal;
-pub use report::{ArenaReport, ArenaStats, Backing, MappingPolicy};
+pub use report::{ArenaReport, ArenaStats, Backing};
 pub(crate) use state::Run;
 pub use state::quarantined_bytes;

@@ -108,8 +108,8 @@ unsafe impl Pinned for Buffer {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
-        self.arena.state().fixed_iova_of(self.run)
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        self.arena.state().fixed_iova_of(self.run, domain)
     }
 }
 

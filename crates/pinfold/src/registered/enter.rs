@@ -4,6 +4,7 @@ use super::footprint::Footprint;
 use super::registration::{self, Keeper};
 use super::survey::Survey;
 use super::{Buffers, Left, Registered, Registration, RegistrationError, account, pin};
+use crate::memory::OwnedMemory;
 use crate::sys::bytes;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
@@ -15,13 +16,14 @@ pub(super) struct Extent {
     pub(super) addr: usize,
     pub(super) len: u64,
     pub(super) lent: Option<DmaMemory<'static>>,
+    pub(super) owned: Option<OwnedMemory>,
 }
 
 impl From<DmaMemory<'_>> for Extent {
     fn from(memory: DmaMemory<'_>) -> Self {
         // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table may have it.
         let lent = unsafe { memory.extend() };
-        Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent) }
+        Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent), owned: None }
     }
 }
 
@@ -34,7 +36,7 @@ impl Buffers<'_> {
         extent: Extent,
         access: Access,
     ) -> Result<(BufferIndex, Left), RegistrationError> {
-        let Extent { addr, len, lent } = extent;
+        let Extent { addr, len, lent, owned } = extent;
         self.check_process()?;
         let before = Survey::of_mappings(&mut self.eyes, addr, len, access)?;
         let index = self.table.prepare(index, addr, len)?;
@@ -53,7 +55,7 @@ impl Buffers<'_> {
         };
         let footprint = Footprint::of(&self.eyes, &survey);
         let registration =
-            Registration { lent, ..self.account_for(described, survey, footprint, keeper, access) };
+            Registration { lent, owned, ..self.account_for(described, survey, footprint, keeper, access) };
         // Prepared above, so it succeeds.
         let left = self.table.update(index, registration)?;
         Ok((index, left.map_or(Left::Now, |left| self.left(left))))
@@ -129,7 +131,7 @@ impl Buffers<'_> {
             Ok(watch) => watch.watch(range, survey.page_bounds()),
             Err(errno) => Err(*errno),
         };
-        Registration { table, survey, footprint, keeper, access, watched, lent: None }
+        Registration { table, survey, footprint, keeper, access, watched, lent: None, owned: None }
     }
 
     /// Undoes `keep`, where nothing was accounted for yet.
@@ -162,7 +164,7 @@ impl Buffers<'_> {
 
     /// The end of a registration: what it kept is let go.
     pub(super) fn end(&mut self, registration: Registration) {
-        let Registration { keeper, footprint, watched, .. } = registration;
+        let Registration { keeper, footprint, watched, owned, .. } = registration;
         for (start, end) in footprint.ranges() {
             self.pinned.remove(start, end);
         }
@@ -173,5 +175,7 @@ impl Buffers<'_> {
         if let (Ok(watch), Ok(watched)) = (&mut self.watch, watched) {
             watch.forget(watched);
         }
+        // Unpinned before it may be freed.
+        drop(owned);
     }
 }

@@ -5,6 +5,7 @@ use super::footprint::Footprint;
 use super::pin::Pins;
 use super::survey::{Eyes, Survey};
 use super::watch::Watched;
+use crate::memory::OwnedMemory;
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, Segment};
@@ -57,6 +58,8 @@ pub struct Registration {
     pub(super) watched: Result<Watched, Errno>,
     /// The memory, where it was lent to the table.
     pub(super) lent: Option<DmaMemory<'static>>,
+    /// What keeps the memory, where it was given up.
+    pub(super) owned: Option<OwnedMemory>,
 }
 
 /// What keeps the memory where it is.

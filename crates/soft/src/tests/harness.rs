@@ -45,7 +45,7 @@ unsafe impl Pinned for Page {
     fn memory(&self) -> DmaMemory<'_> {
         self.arena.memory().part(self.first * PAGE, self.pages * PAGE).unwrap()
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }

@@ -10,7 +10,7 @@ unsafe impl Pinned for Scattered {
     fn memory(&self) -> DmaMemory<'_> {
         self.0[0].memory()
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
     fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {

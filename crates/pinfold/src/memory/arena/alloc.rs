@@ -2,8 +2,8 @@
 
 use super::error::AllocError;
 use super::handle::{Arena, ArenaMemory};
-use super::report::MappingPolicy;
 use crate::memory::buffer::Buffer;
+use crate::memory::policy::MappingPolicy;
 use pinfold_core::addr::Iova;
 
 impl ArenaMemory {

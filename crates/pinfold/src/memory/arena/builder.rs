@@ -2,10 +2,11 @@
 
 use super::error::BuildError;
 use super::handle::{Arena, ArenaMemory};
-use super::report::{ArenaReport, MappingPolicy};
+use super::report::ArenaReport;
 use super::state::State;
 use crate::domain::Domain;
 use crate::memory::obtain::{self, Obtained, Request};
+use crate::memory::policy::MappingPolicy;
 use crate::memory::source::{NotLocked, Residency, Source};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;

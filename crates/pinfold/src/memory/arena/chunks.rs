@@ -1,8 +1,8 @@
 //! An arena as the source of a pool's chunks.
 
 use super::handle::Arena;
-use super::report::MappingPolicy;
 use super::state::Run;
+use crate::memory::policy::MappingPolicy;
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::{BackendError, DomainId};

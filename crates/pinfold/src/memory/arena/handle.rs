@@ -1,10 +1,11 @@
 //! The handles of an arena: its memory, and that memory in one domain.
 
-use super::attachment::{Attachment, DomainOps};
-use super::report::{ArenaReport, ArenaStats, Backing, MappingPolicy};
+use super::report::{ArenaReport, ArenaStats, Backing};
 use super::state::State;
 use crate::domain::Domain;
+use crate::memory::attachment::{Attachment, DomainOps};
 use crate::memory::fixed::Fixed;
+use crate::memory::policy::MappingPolicy;
 use crate::memory::source::Residency;
 use crate::sys::smaps;
 use pinfold_core::addr::Iova;

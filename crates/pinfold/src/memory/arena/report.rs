@@ -4,17 +4,6 @@ use crate::memory::source::{Residency, Source, SourceUnavailable};
 use pinfold_core::addr::PageSize;
 use std::fmt;
 
-/// Which part of an arena the devices of its domains can reach.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum MappingPolicy {
-    /// All of it, for its lifetime: mapped once, without table work afterwards. A device may write any byte at any
-    /// time, so buffers lend no slices.
-    Whole,
-    /// Only what is in use: a pool's chunks while the pool has them, a buffer while it is mapped.
-    #[default]
-    PerUse,
-}
-
 /// What was requested of an arena, what it got, and which sources were unavailable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ArenaReport {

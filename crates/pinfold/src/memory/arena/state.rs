@@ -1,9 +1,10 @@
 //! What all handles of an arena share: the memory, its frames, and the domains that it is mapped into.
 
-use super::attachment::{AttachError, Attachment, Attachments, DomainOps};
 use super::error::AllocError;
-use super::report::{ArenaReport, MappingPolicy};
+use super::report::ArenaReport;
+use crate::memory::attachment::{AttachError, Attachment, Attachments, DomainOps};
 use crate::memory::obtain;
+use crate::memory::policy::MappingPolicy;
 use crate::memory::source::Residency;
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;
@@ -142,20 +143,15 @@ impl State {
 
     /// Maps the memory into a domain; returns the existing attachment if it is mapped there already.
     pub(super) fn attach(&self, domain: Box<dyn DomainOps>) -> Result<Arc<Attachment>, BackendError> {
-        let id = domain.id();
-        let mut list = self.attachments.lock();
-        if let Some(attachment) = id.and_then(|id| self.attachments.find(id)) {
-            return Ok(Arc::clone(attachment));
-        }
         let mut residency = self.residency();
         // A backend that pins charges RLIMIT_MEMLOCK itself: locked memory would count twice and fail at half of it.
         let unlocked = domain.pins() && *residency == Residency::Locked && self.region.unlock().is_ok();
-        match Attachment::new(domain, self.region.memory(), self.policy) {
+        match self.attachments.add(domain, self.region.memory(), self.policy) {
             Ok(attachment) => {
                 if unlocked {
                     *residency = Residency::ByMapping;
                 }
-                Ok(list.push(attachment))
+                Ok(attachment)
             }
             Err(AttachError { error, stuck }) => {
                 if stuck {
@@ -246,12 +242,11 @@ impl State {
         self.region.memory().part(offset, len).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// The first domain in which a run is mapped for as long as the arena lives, and its address there.
-    pub(crate) fn fixed_iova_of(&self, run: Run) -> Option<(DomainId, Iova)> {
+    /// The address at which a run is mapped in `domain` for as long as the arena lives. O(domains), with loads only.
+    pub(crate) fn fixed_iova_of(&self, run: Run, domain: DomainId) -> Option<Iova> {
         match self.policy {
             MappingPolicy::Whole => {
-                let first = self.attachments.first()?;
-                Some((first.domain_id()?, first.iova_of(run.first.offset(), run.bytes())?.start()))
+                Some(self.attachments.find(domain)?.iova_of(run.first.offset(), run.bytes())?.start())
             }
             MappingPolicy::PerUse => None,
         }

@@ -7,10 +7,10 @@ mod page_pool;
 mod sources;
 mod steps;
 
-use super::attachment::DomainOps;
 use super::*;
 use crate::domain::Domain;
 use crate::memory::Buffer;
+use crate::memory::attachment::DomainOps;
 use crate::sys::region::Region;
 use crate::sys::smaps;
 use pinfold_core::addr::{Iova, IovaRange};

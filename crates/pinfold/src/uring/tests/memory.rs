@@ -42,7 +42,7 @@ unsafe impl Pinned for Pages {
     fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }
@@ -56,7 +56,7 @@ unsafe impl Pinned for Piece {
     fn memory(&self) -> DmaMemory<'_> {
         self.0
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }
@@ -94,7 +94,7 @@ unsafe impl Pinned for Counted {
     fn memory(&self) -> DmaMemory<'_> {
         self.0.memory()
     }
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }

@@ -1,6 +1,6 @@
-//! An arena's memory in one domain.
+//! Memory in the domains that it is mapped into.
 
-use super::report::MappingPolicy;
+use super::policy::MappingPolicy;
 use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
@@ -9,8 +9,8 @@ use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The operations of a domain that an arena needs. A trait, so that a test can make each of them fail.
-pub(super) trait DomainOps: Send + Sync {
+/// The operations of a domain that the memory's owner needs. A trait, so that a test can make each of them fail.
+pub(in crate::memory) trait DomainOps: Send + Sync {
     /// Registers the memory.
     ///
     /// # Safety
@@ -51,7 +51,7 @@ pub(super) trait DomainOps: Send + Sync {
     }
 }
 
-/// The part of the domain's address space that the arena owns.
+/// The part of the domain's address space that the memory has.
 enum Place {
     /// The mapping of all of it.
     Whole(StaticMapping),
@@ -59,35 +59,35 @@ enum Place {
     PerUse(Reservation),
 }
 
-/// Why an arena was not mapped into a domain.
+/// Why memory was not mapped into a domain.
 #[derive(Debug)]
-pub(super) struct AttachError {
-    pub(super) error: BackendError,
+pub(in crate::memory) struct AttachError {
+    pub(in crate::memory) error: BackendError,
     /// A device may still reach the memory: it must never be unmapped from the process.
-    pub(super) stuck: bool,
+    pub(in crate::memory) stuck: bool,
 }
 
-/// An arena's memory in one domain: registered, and mapped as a whole or chunk by chunk.
-pub(super) struct Attachment {
+/// Memory in one domain: registered, and mapped as a whole or chunk by chunk.
+pub(in crate::memory) struct Attachment {
     domain: Box<dyn DomainOps>,
     place: Place,
     iova: IovaRange,
-    /// The mapped chunks, by their offset in the arena.
+    /// The mapped chunks, by their offset.
     chunks: Mutex<BTreeMap<u64, StaticMapping>>,
 }
 
 impl Attachment {
     /// Registers and maps the memory: completely, or not at all.
-    pub(super) fn new(
+    pub(in crate::memory) fn new(
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
         policy: MappingPolicy,
     ) -> Result<Self, AttachError> {
-        // SAFETY: the arena unmaps its region only after `unregister_memory` has returned (`Attachments::detach_all`),
+        // SAFETY: the owner frees the memory only after `unregister_memory` has returned (`Attachments::detach_all`),
         // and never if this function reports it as stuck; on every other error path it is unregistered below.
         unsafe { domain.register_memory(memory) }.map_err(|error| AttachError { error, stuck: false })?;
         let placed = match policy {
-            // SAFETY: the region outlives the mapping, as above; an arena that is mapped whole lends no reference.
+            // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends no reference.
             MappingPolicy::Whole => unsafe { domain.map_static(memory) }.map(Place::Whole),
             MappingPolicy::PerUse => {
                 domain.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse)
@@ -115,7 +115,7 @@ impl Attachment {
             Place::Whole(mapping) => {
                 let iova = mapping.iova();
                 if let Err(error) = self.domain.unmap(mapping) {
-                    tracing::error!(%iova, %error, "an arena could not be unmapped");
+                    tracing::error!(%iova, %error, "memory could not be unmapped");
                     self.domain.count_quarantined(memory.len() as u64);
                     return false;
                 }
@@ -126,30 +126,39 @@ impl Attachment {
         true
     }
 
-    pub(super) fn iova(&self) -> IovaRange {
+    pub(in crate::memory) fn iova(&self) -> IovaRange {
         self.iova
     }
 
-    /// The part of the arena's address range at `offset`.
-    pub(super) fn iova_of(&self, offset: u64, bytes: u64) -> Option<IovaRange> {
+    /// The part of the address range at `offset`.
+    pub(in crate::memory) fn iova_of(&self, offset: u64, bytes: u64) -> Option<IovaRange> {
         self.iova.part(offset, bytes)
     }
 
-    pub(super) fn domain_id(&self) -> Option<DomainId> {
+    /// Whether all of the memory is mapped.
+    pub(in crate::memory) fn is_whole(&self) -> bool {
+        matches!(self.place, Place::Whole(_))
+    }
+
+    pub(in crate::memory) fn domain_id(&self) -> Option<DomainId> {
         self.domain.id()
     }
 
-    pub(super) fn count_quarantined(&self, bytes: u64) {
+    pub(in crate::memory) fn count_quarantined(&self, bytes: u64) {
         self.domain.count_quarantined(bytes);
     }
 
-    /// Maps a chunk at `offset`; does nothing if the arena is mapped as a whole.
+    /// Maps a chunk at `offset`; does nothing if the memory is mapped as a whole.
     ///
     /// # Safety
     /// Until `unmap_chunk` has returned `Ok` for `offset`, the memory stays valid and no reference into it is made.
-    pub(super) unsafe fn map_chunk(&self, offset: u64, memory: DmaMemory) -> Result<(), BackendError> {
+    pub(in crate::memory) unsafe fn map_chunk(
+        &self,
+        offset: u64,
+        memory: DmaMemory,
+    ) -> Result<(), BackendError> {
         let Place::PerUse(reservation) = &self.place else { return Ok(()) };
-        // The address range is as long as the region, so a run always has its part of it.
+        // The address range is as long as the memory, so a run always has its part of it.
         let Some(iova) = self.iova_of(offset, memory.len() as u64) else { return Ok(()) };
         // SAFETY: the caller's promise.
         let mapping = unsafe { self.domain.map_at(reservation, iova, memory) }?;
@@ -158,7 +167,7 @@ impl Attachment {
     }
 
     /// Unmaps the chunk at `offset`. Fails if it is not mapped, also because an earlier call has failed.
-    pub(super) fn unmap_chunk(&self, offset: u64) -> Result<(), BackendError> {
+    pub(in crate::memory) fn unmap_chunk(&self, offset: u64) -> Result<(), BackendError> {
         match self.place {
             Place::Whole(_) => Ok(()),
             Place::PerUse(_) => {
@@ -174,9 +183,9 @@ impl Attachment {
     }
 }
 
-/// The domains that an arena is mapped into: a list that only grows, read without a lock.
+/// The domains that memory is mapped into: a list that only grows, read without a lock.
 #[derive(Default)]
-pub(super) struct Attachments {
+pub(in crate::memory) struct Attachments {
     first: OnceLock<Box<Link>>,
     growing: Mutex<()>,
 }
@@ -186,18 +195,8 @@ struct Link {
     next: OnceLock<Box<Self>>,
 }
 
-/// The right to add to the list.
-pub(super) struct Growing<'a> {
-    list: &'a Attachments,
-    _lock: MutexGuard<'a, ()>,
-}
-
 impl Attachments {
-    pub(super) fn first(&self) -> Option<&Attachment> {
-        self.first.get().map(|link| &*link.attachment)
-    }
-
-    pub(super) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
+    pub(in crate::memory) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
         let mut link = self.first.get();
         while let Some(Link { attachment, next }) = link.map(|link| &**link) {
             if attachment.domain_id() == Some(id) {
@@ -208,38 +207,42 @@ impl Attachments {
         None
     }
 
-    pub(super) fn lock(&self) -> Growing<'_> {
-        Growing { list: self, _lock: self.growing.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already.
+    pub(in crate::memory) fn add(
+        &self,
+        domain: Box<dyn DomainOps>,
+        memory: DmaMemory,
+        policy: MappingPolicy,
+    ) -> Result<Arc<Attachment>, AttachError> {
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(attachment) = domain.id().and_then(|id| self.find(id)) {
+            return Ok(Arc::clone(attachment));
+        }
+        let attachment = Arc::new(Attachment::new(domain, memory, policy)?);
+        let mut end = &self.first;
+        while let Some(link) = end.get() {
+            end = &link.next;
+        }
+        // This thread alone adds, so the end is empty.
+        end.get_or_init(|| Box::new(Link { attachment: Arc::clone(&attachment), next: OnceLock::new() }));
+        Ok(attachment)
     }
 
     /// Detaches the memory from all domains; returns whether no device reaches it.
-    pub(super) fn detach_all(&mut self, memory: DmaMemory) -> bool {
+    pub(in crate::memory) fn detach_all(&mut self, memory: DmaMemory) -> bool {
         let mut detached = true;
         let mut link = self.first.take();
         while let Some(current) = link {
             let Link { attachment, mut next } = *current;
             link = next.take();
-            // The handles are gone: each of them holds the arena. (If one were left, it could still map chunks.)
+            // The handles are gone: each of them holds the memory. (If one were left, it could still map chunks.)
             detached &= Arc::into_inner(attachment).is_some_and(|attachment| attachment.detach(memory));
         }
         detached
     }
 }
 
-impl Growing<'_> {
-    pub(super) fn push(&mut self, attachment: Attachment) -> Arc<Attachment> {
-        let attachment = Arc::new(attachment);
-        let mut end = &self.list.first;
-        while let Some(link) = end.get() {
-            end = &link.next;
-        }
-        // This thread alone adds, so the end is empty.
-        end.get_or_init(|| Box::new(Link { attachment: Arc::clone(&attachment), next: OnceLock::new() }));
-        attachment
-    }
-}
-
-/// The alignment of the arena's address range: 2 MiB, so that a pool's chunks of any order are aligned to their size,
+/// The alignment of the address range: 2 MiB, so that a pool's chunks of any order are aligned to their size,
 /// or 1 GiB where that allows larger leaves.
 fn alignment(memory: DmaMemory) -> u64 {
     let huge = PageSize::Size1G.bytes();

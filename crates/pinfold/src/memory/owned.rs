@@ -1,0 +1,387 @@
+//! Memory that the program already has, given up by value so that devices may reach it.
+
+use super::attachment::{AttachError, Attachments, DomainOps};
+use super::policy::MappingPolicy;
+use crate::domain::Domain;
+use pinfold_core::addr::Iova;
+use pinfold_core::domain::{BackendError, DomainId, Pinned};
+use pinfold_core::mem::DmaMemory;
+use std::any::Any;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const PAGE: usize = 4096;
+
+static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Memory of the program, of any origin, that devices may reach: the whole pages of it.
+///
+/// The program gives the memory up by value, and has it again from [`reclaim`](Self::reclaim) when no device can reach
+/// it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into) makes it known to a domain;
+/// [`take`](Self::take) returns all of it as an [`OwnedPiece`], which can be split, mapped, and passed to queues.
+/// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
+///
+/// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece are dropped, it is
+/// quarantined: leaked, and [counted](Self::quarantined_bytes).
+///
+/// ```
+/// use pinfold::{Domain, FromDevice, MappingPolicy, OwnedMemory};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = OwnedMemory::from_vec(vec![0u8; 1 << 20])?; // wherever it came from
+/// let domain = Domain::soft()?;
+/// memory.map_into(&domain, MappingPolicy::PerUse)?;
+/// let mut piece = memory.take().ok_or("taken")?;
+/// let rest = piece.split_off(8192)?; // pieces of whole pages, each a payload of its own
+/// let mapping = domain.map(piece, FromDevice)?; // the device may write here ...
+/// # domain.port().ok_or("no device")?.write(mapping.iova().start(), b"from the device")?;
+/// let piece = mapping.unmap()?; // ... until here
+/// let start = piece.offset();
+/// drop((piece, rest));
+/// let bytes: Vec<u8> = memory.reclaim()?;
+/// assert_eq!(&bytes[start..start + 15], b"from the device");
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct OwnedMemory(Arc<State>);
+
+/// Why memory was not accepted, with its owner.
+#[derive(thiserror::Error)]
+#[error("{len} bytes at {addr:#x} contain no whole page of 4096 bytes")]
+pub struct OwnedMemoryError<K = Vec<u8>> {
+    /// The address of the memory.
+    pub addr: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// What was given up.
+    pub owner: K,
+}
+
+impl<K> fmt::Debug for OwnedMemoryError<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedMemoryError")
+            .field("addr", &self.addr)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why memory was not reclaimed.
+#[derive(Debug, thiserror::Error)]
+pub enum Reclaim {
+    /// A handle, a piece, a mapping or a registration still has it, or it was given up as another type.
+    #[error("the memory is still in use, or was given up as another type")]
+    InUse(OwnedMemory),
+    /// A device may still reach it.
+    #[error("the memory could not be unmapped from a domain: it is quarantined")]
+    Quarantined,
+}
+
+struct State {
+    /// Of what was given up: where the whole pages begin.
+    start: usize,
+    /// The whole pages.
+    memory: DmaMemory<'static>,
+    /// Freed only after no device reaches the memory.
+    owner: ManuallyDrop<Box<dyn Any + Send>>,
+    attachments: Attachments,
+    /// A mapping failed in a way that leaves the memory reachable.
+    stuck: AtomicBool,
+    taken: AtomicBool,
+}
+
+// SAFETY: the owner is not reached through a shared reference except for its type; the rest is `Sync` itself.
+unsafe impl Sync for State {}
+
+impl OwnedMemory {
+    /// Takes the bytes of a vector.
+    ///
+    /// # Errors
+    /// [`OwnedMemoryError`] if it contains no whole page. Memory that begins at a page loses none.
+    pub fn from_vec(mut bytes: Vec<u8>) -> Result<Self, OwnedMemoryError> {
+        let memory = NonNull::slice_from_raw_parts(NonNull::from(bytes.as_mut_slice()).cast(), bytes.len());
+        // SAFETY: the bytes are initialized, belong to the vector, and stay where they are while it is moved.
+        unsafe { Self::new(memory, bytes) }
+    }
+
+    /// Takes memory that is borrowed for ever.
+    ///
+    /// # Errors
+    /// As [`from_vec`](Self::from_vec).
+    pub fn from_static(bytes: &'static mut [u8]) -> Result<Self, OwnedMemoryError<()>> {
+        // SAFETY: the exclusive borrow never ends, and is not used again.
+        unsafe { Self::new(NonNull::from(bytes), ()) }
+    }
+
+    /// Takes memory of any origin (`mmap`, another library), and drops `owner` when it is no longer used.
+    ///
+    /// # Errors
+    /// As [`from_vec`](Self::from_vec).
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, wherever it is moved, the memory stays mapped at these addresses, initialized, readable
+    /// and writable, and is accessed only through this value.
+    pub unsafe fn new<K: Send + 'static>(
+        memory: NonNull<[u8]>,
+        owner: K,
+    ) -> Result<Self, OwnedMemoryError<K>> {
+        let (base, len) = (memory.cast::<u8>(), memory.len());
+        let addr = base.addr().get();
+        let start = addr.next_multiple_of(PAGE) - addr;
+        let bytes = len.saturating_sub(start) & !(PAGE - 1);
+        if bytes == 0 {
+            return Err(OwnedMemoryError { addr, len, owner });
+        }
+        // SAFETY: `start` is less than `len`, so it is inside.
+        let base = unsafe { base.add(start) };
+        // SAFETY: the caller keeps the memory valid, and unreached by others, until `owner` is dropped, which happens
+        // last, in the drop of `State`, or never.
+        let memory = unsafe { DmaMemory::from_raw(base, bytes) };
+        Ok(Self(Arc::new(State {
+            start,
+            memory,
+            owner: ManuallyDrop::new(Box::new(owner)),
+            attachments: Attachments::default(),
+            stuck: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
+        })))
+    }
+
+    /// Makes the memory known to a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
+    /// mapped there once, and [`Domain::map`] of a piece needs no table work; with [`MappingPolicy::PerUse`] a piece is
+    /// mapped while it is in a mapping. Does nothing if the domain knows the memory already.
+    ///
+    /// # Errors
+    /// [`BackendError`]; the memory is not in the domain then. If it
+    /// [may be reached](BackendError::stays_reachable) nevertheless, it is quarantined in the end.
+    pub fn map_into(&self, domain: &Domain, policy: MappingPolicy) -> Result<(), BackendError> {
+        self.attach(Box::new(domain.clone()), policy)
+    }
+
+    fn attach(&self, domain: Box<dyn DomainOps>, policy: MappingPolicy) -> Result<(), BackendError> {
+        let added = self.0.attachments.add(domain, self.0.memory, policy);
+        added.map(drop).map_err(|AttachError { error, stuck }| {
+            if stuck {
+                self.0.stuck.store(true, Ordering::Relaxed);
+            }
+            error
+        })
+    }
+
+    /// Returns all of the memory as one piece, the first time.
+    pub fn take(&self) -> Option<OwnedPiece> {
+        let first = !self.0.taken.swap(true, Ordering::Relaxed);
+        let len = self.0.memory.len();
+        first.then(|| OwnedPiece { state: Arc::clone(&self.0), offset: 0, len, extent: (0, len) })
+    }
+
+    /// Returns the length in bytes of the whole pages.
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one page")]
+    pub fn len(&self) -> usize {
+        self.0.memory.len()
+    }
+
+    /// Returns what was given up, unmapped from all domains.
+    ///
+    /// # Errors
+    /// [`Reclaim`].
+    pub fn reclaim<K: 'static>(self) -> Result<K, Reclaim> {
+        if !self.0.owner.is::<K>() {
+            return Err(Reclaim::InUse(self));
+        }
+        let mut state = Arc::try_unwrap(self.0).map_err(|state| Reclaim::InUse(Self(state)))?;
+        if !state.detach() {
+            state.quarantine();
+            std::mem::forget(state);
+            return Err(Reclaim::Quarantined);
+        }
+        let mut state = ManuallyDrop::new(state);
+        // SAFETY: no device reaches the memory; `state` is neither used nor dropped afterwards (`detach` has emptied the
+        // list of attachments, the only other field with a drop).
+        let owner = unsafe { ManuallyDrop::take(&mut state.owner) };
+        owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
+    }
+
+    /// Returns how many bytes of owned memory this process has quarantined.
+    pub fn quarantined_bytes() -> u64 {
+        QUARANTINED_BYTES.load(Ordering::Relaxed)
+    }
+
+    /// The whole pages, lent as long as a handle is.
+    pub(crate) fn memory(&self) -> DmaMemory<'_> {
+        self.0.memory
+    }
+}
+
+impl State {
+    /// Unmaps the memory from all domains; returns whether no device reaches it.
+    fn detach(&mut self) -> bool {
+        self.attachments.detach_all(self.memory) && !*self.stuck.get_mut()
+    }
+
+    fn quarantine(&self) {
+        tracing::warn!(bytes = self.memory.len(), "owned memory is quarantined");
+        QUARANTINED_BYTES.fetch_add(self.memory.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if !self.detach() {
+            self.quarantine();
+            return;
+        }
+        // SAFETY: it is dropped here only (`reclaim` forgets the rest), in the drop of what holds it; no device and no
+        // piece reaches the memory any more.
+        unsafe { ManuallyDrop::drop(&mut self.owner) };
+    }
+}
+
+impl fmt::Debug for OwnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedMemory")
+            .field("addr", &self.0.memory.as_ptr())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whole pages of [`OwnedMemory`], which belong to this value alone: what can be mapped for a device or moved into a
+/// queue. It keeps the memory.
+pub struct OwnedPiece {
+    state: Arc<State>,
+    /// Within the whole pages.
+    offset: usize,
+    len: usize,
+    /// What is to be transferred: its offset and its length.
+    extent: (usize, usize),
+}
+
+/// Why a piece was not cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{at} is no position in a piece of {len} bytes, or no multiple of {unit}")]
+pub struct CutError {
+    /// The position.
+    pub at: usize,
+    /// The length of the piece.
+    pub len: usize,
+    /// What the position must be a multiple of.
+    pub unit: usize,
+}
+
+impl OwnedPiece {
+    /// Returns the length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one page")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns where the piece begins in what was given up.
+    pub fn offset(&self) -> usize {
+        self.state.start + self.offset
+    }
+
+    /// Returns the bytes for access by copies.
+    pub fn memory(&self) -> DmaMemory<'_> {
+        // The piece lies in the memory, so the part is always inside.
+        self.state.memory.part(self.offset, self.len).unwrap_or(DmaMemory::EMPTY)
+    }
+
+    /// Splits the piece at `at` bytes, a multiple of 4096, and returns the second part. What is to be transferred is all
+    /// of each part then.
+    ///
+    /// # Errors
+    /// [`CutError`] if one of the parts would have no whole page.
+    pub fn split_off(&mut self, at: usize) -> Result<Self, CutError> {
+        if at == 0 || at >= self.len || !at.is_multiple_of(PAGE) {
+            return Err(CutError { at, len: self.len, unit: PAGE });
+        }
+        let len = self.len - at;
+        let rest = Self { state: Arc::clone(&self.state), offset: self.offset + at, len, extent: (0, len) };
+        (self.len, self.extent) = (at, (0, at));
+        Ok(rest)
+    }
+
+    /// Sets which bytes are to be transferred; by default all. The device can reach the whole pages around them.
+    ///
+    /// # Errors
+    /// [`CutError`] if they are none, or not inside the piece.
+    pub fn set_extent(&mut self, offset: usize, len: usize) -> Result<(), CutError> {
+        let end = offset.checked_add(len).filter(|&end| len > 0 && end <= self.len);
+        end.ok_or(CutError { at: offset.saturating_add(len), len: self.len, unit: 1 })?;
+        self.extent = (offset, len);
+        Ok(())
+    }
+}
+
+// SAFETY: the pages are this piece's alone (`take` returns all of them once, `split_off` divides them), in memory that
+// its owner, which the value keeps, leaves where it is. No reference into it is lent. A whole mapping lasts until the
+// last piece is dropped (`State::drop`). `split_off` and `set_extent` need an exclusive borrow, which a value that is
+// mapped does not give.
+unsafe impl Pinned for OwnedPiece {
+    fn memory(&self) -> DmaMemory<'_> {
+        Self::memory(self)
+    }
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        let attachment = self.state.attachments.find(domain).filter(|attachment| attachment.is_whole())?;
+        Some(attachment.iova_of(self.offset as u64, self.len as u64)?.start())
+    }
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        (index == 0).then_some((self.extent.0 as u64, self.extent.1 as u64))
+    }
+}
+
+impl fmt::Debug for OwnedPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedPiece")
+            .field("offset", &self.offset())
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Several pieces, of the same memory or of different ones, as one payload: a scattered transfer.
+///
+/// They are mapped one behind the other; what is to be transferred are their extents, in order.
+#[derive(Debug)]
+pub struct OwnedPieces(Vec<OwnedPiece>);
+
+impl OwnedPieces {
+    /// Joins the pieces. Returns `None` if there is none.
+    pub fn new(pieces: Vec<OwnedPiece>) -> Option<Self> {
+        (!pieces.is_empty()).then_some(Self(pieces))
+    }
+
+    /// Returns the pieces.
+    pub fn into_pieces(self) -> Vec<OwnedPiece> {
+        self.0
+    }
+}
+
+// SAFETY: as for each of the pieces; they are not lent for changes.
+unsafe impl Pinned for OwnedPieces {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.0.first().map_or(DmaMemory::EMPTY, OwnedPiece::memory)
+    }
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        match &*self.0 {
+            [one] => one.fixed_iova(domain),
+            _ => None,
+        }
+    }
+    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.get(index).map(OwnedPiece::memory)
+    }
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        let (before, rest) = self.0.split_at_checked(index)?;
+        let start: usize = before.iter().map(OwnedPiece::len).sum();
+        let (offset, len) = rest.first()?.extent;
+        Some(((start + offset) as u64, len as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests;

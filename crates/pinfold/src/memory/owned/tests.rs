@@ -1,0 +1,199 @@
+//! Owned memory on this machine's kernel, behind the software IOMMU.
+
+use super::*;
+use crate::registered::{Buffers, View};
+use crate::sys::region::Region;
+use pinfold_core::access::{Access, Both, FromDevice, ToDevice};
+use pinfold_core::domain::Payload;
+
+/// Sets a flag when it is dropped.
+struct Owner {
+    _region: Region,
+    freed: Arc<AtomicBool>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.freed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// 2 MiB of which the kernel may make a hugepage, and 1 MiB of 4 KiB pages behind it.
+fn mixed() -> (OwnedMemory, Arc<AtomicBool>) {
+    let region = Region::anonymous(4 << 20, 2 << 20).unwrap();
+    let _ = region.ask_for_hugepages();
+    region.memory().fill(0, 1, 0).unwrap();
+    let _ = region.ask_for_plain_pages();
+    region.populate(3 << 20).unwrap();
+    let freed = Arc::new(AtomicBool::new(false));
+    let memory = NonNull::slice_from_raw_parts(region.base(), 3 << 20);
+    // SAFETY: the region is the owner's, which unmaps it when it is dropped, and is not used otherwise.
+    let memory =
+        unsafe { OwnedMemory::new(memory, Owner { _region: region, freed: Arc::clone(&freed) }) }.unwrap();
+    (memory, freed)
+}
+
+fn soft() -> Domain {
+    Domain::soft().unwrap()
+}
+
+#[test]
+fn a_device_writes_and_reads_across_hugepages_and_small_pages() {
+    for policy in [MappingPolicy::PerUse, MappingPolicy::Whole] {
+        let (domain, (memory, freed)) = (soft(), mixed());
+        memory.map_into(&domain, policy).unwrap();
+        let port = domain.port().unwrap();
+        let piece = memory.take().unwrap();
+        assert!(memory.take().is_none(), "there is one piece of all");
+        let mapping = domain.map(piece, FromDevice).unwrap();
+        assert_eq!(mapping.is_fixed(), policy == MappingPolicy::Whole);
+        let iova = mapping.iova().start();
+        let pattern: Vec<u8> = (0..3 << 20).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        port.write(iova, &pattern).unwrap();
+        let piece = mapping.unmap().unwrap();
+        let mapping = domain.map(piece, ToDevice).unwrap();
+        let mut read = vec![0; 3 << 20];
+        port.read(mapping.iova().start(), &mut read).unwrap();
+        assert_eq!(read, pattern);
+        let piece = mapping.unmap().unwrap();
+        let stray = port.write(iova, b"stray");
+        assert_eq!(stray.is_ok(), policy == MappingPolicy::Whole);
+        drop((piece, memory));
+        assert!(freed.load(Ordering::SeqCst));
+        assert!(port.write(iova, b"stray").is_err());
+        assert_eq!(domain.stats().statics, 0);
+    }
+}
+
+#[test]
+fn memory_is_neither_freed_nor_reclaimed_while_a_device_may_reach_it() {
+    let (domain, (memory, freed)) = (soft(), mixed());
+    memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
+    let mapping = domain.map(memory.take().unwrap(), Both).unwrap();
+    let Err(Reclaim::InUse(memory)) = memory.reclaim::<Owner>() else { panic!("it is mapped") };
+    drop(memory);
+    assert!(!freed.load(Ordering::SeqCst));
+    domain.port().unwrap().write(mapping.iova().start(), b"still there").unwrap();
+    drop(mapping);
+    assert!(freed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn reclaimed_memory_is_what_was_given_up_and_out_of_reach() {
+    let mut bytes = vec![0u8; 64 << 10];
+    bytes[5000] = 1;
+    let addr = bytes.as_ptr().addr();
+    let memory = OwnedMemory::from_vec(bytes).unwrap();
+    let domain = soft();
+    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+    let piece = memory.take().unwrap();
+    let start = piece.offset();
+    assert!(start < 4096 && (addr + start).is_multiple_of(4096));
+    let iova = Pinned::fixed_iova(&piece, pinfold_core::domain::Domain::id(&domain)).unwrap();
+    domain.port().unwrap().write(iova, b"device").unwrap();
+    drop(piece);
+    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else { panic!("it is no String") };
+    let bytes: Vec<u8> = memory.reclaim().unwrap();
+    assert_eq!(
+        (bytes.as_ptr().addr(), bytes.len(), &bytes[start..start + 6]),
+        (addr, 64 << 10, &b"device"[..])
+    );
+    assert!(domain.port().unwrap().write(iova, b"late").is_err());
+    assert_eq!(domain.stats().statics, 0);
+}
+
+#[test]
+fn memory_without_a_whole_page_is_returned() {
+    let refused = OwnedMemory::from_vec(vec![7; 4000]).unwrap_err();
+    assert_eq!((refused.len, refused.owner.len()), (4000, 4000));
+    let leaked: &'static mut [u8] = Box::leak(Box::new([0; 4]));
+    assert!(OwnedMemory::from_static(leaked).is_err());
+}
+
+#[test]
+fn scattered_pieces_are_one_payload_with_the_extents_of_each() {
+    let (domain, (memory, _)) = (soft(), mixed());
+    memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
+    let mut first = memory.take().unwrap();
+    let mut rest = first.split_off(8192).unwrap();
+    let mut last = rest.split_off((2 << 20) - 8192).unwrap();
+    drop(last.split_off(16384).unwrap());
+    first.set_extent(512, 1024).unwrap();
+    // The last first: they are not neighbours, and on pages of different sizes.
+    let pieces = OwnedPieces::new(vec![last, first]).unwrap();
+    let mapping = domain.map(pieces, FromDevice).unwrap();
+    let segments: Vec<_> = (0..).map_while(|i| Payload::segment(&mapping, i)).collect();
+    let start = mapping.iova().start().raw();
+    let offsets: Vec<_> = segments.iter().map(|s| (s.iova.raw() - start, s.len)).collect();
+    assert_eq!(offsets, [(0, 16384), (16384 + 512, 1024)]);
+    let port = domain.port().unwrap();
+    for (segment, byte) in segments.iter().zip([3, 9]) {
+        port.write(segment.iova, &vec![byte; usize::try_from(segment.len).unwrap()]).unwrap();
+    }
+    let mut pieces = mapping.unmap().unwrap().into_pieces();
+    let (first, last) = (pieces.pop().unwrap(), pieces.pop().unwrap());
+    let mut bytes = vec![0; 16384];
+    last.memory().copy_to_slice(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 3));
+    let mut bytes = vec![0; 8192];
+    first.memory().copy_to_slice(0, &mut bytes).unwrap();
+    assert!(bytes.iter().enumerate().all(|(i, &byte)| (byte == 9) == (512..1536).contains(&i)));
+}
+
+#[test]
+fn impossible_cuts_change_nothing() {
+    let memory = OwnedMemory::from_vec(vec![0; 64 << 10]).unwrap();
+    let mut piece = memory.take().unwrap();
+    let len = piece.len();
+    for at in [0, 1, 4095, len, len + 4096] {
+        assert!(piece.split_off(at).is_err(), "{at}");
+    }
+    for (offset, bytes) in [(0, 0), (len, 1), (usize::MAX, 1), (1, len)] {
+        assert!(piece.set_extent(offset, bytes).is_err(), "{offset} {bytes}");
+    }
+    assert_eq!((piece.len(), piece.extent(0)), (len, Some((0, len as u64))));
+}
+
+#[test]
+fn memory_of_no_domain_is_refused_and_the_piece_comes_back() {
+    let (memory, _) = mixed();
+    let refused = soft().map(memory.take().unwrap(), Both).unwrap_err();
+    assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
+    assert_eq!(refused.payload.unwrap().len(), 3 << 20);
+}
+
+#[test]
+fn registered_owned_memory_stays_until_it_is_unregistered() {
+    let Ok(mut buffers) = Buffers::new(4, View::Process) else { return };
+    let (memory, freed) = mixed();
+    let domain = soft();
+    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+    let index = buffers.register_owned(&memory, Access::READ | Access::WRITE).unwrap();
+    let mut piece = memory.take().unwrap();
+    assert_eq!(buffers.find(piece.memory().addr()), Some((index, 0)));
+    let rest = piece.split_off(4096).unwrap();
+    let mapping = domain.map(rest, FromDevice).unwrap();
+    domain.port().unwrap().write(mapping.iova().start(), b"payload").unwrap();
+    let at = buffers.find(mapping.memory().addr()).unwrap();
+    assert_eq!(at, (index, 4096));
+    drop((piece, mapping, memory));
+    assert!(!freed.load(Ordering::SeqCst), "the table keeps it");
+    let left = buffers.unregister(index).unwrap();
+    assert_eq!(left, crate::registered::Left::Now);
+    assert!(freed.load(Ordering::SeqCst));
+}
+
+/// A flush that hangs: the memory is never freed.
+#[test]
+fn memory_whose_unmap_fails_is_quarantined() {
+    use crate::soft::SoftConfig;
+    use std::time::Duration;
+    let config =
+        SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
+    let (domain, (memory, freed)) = (Domain::soft_with(config).unwrap(), mixed());
+    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+    let before = OwnedMemory::quarantined_bytes();
+    assert!(matches!(memory.reclaim::<Owner>(), Err(Reclaim::Quarantined)));
+    assert!(!freed.load(Ordering::SeqCst));
+    assert_eq!(OwnedMemory::quarantined_bytes() - before, 3 << 20);
+}
