@@ -104,7 +104,7 @@ unsafe impl Pinned for Pages {
         self.memory.memory()
     }
 
-    fn fixed_iova(&self) -> Option<(DomainId, Iova)> {
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
     }
 }

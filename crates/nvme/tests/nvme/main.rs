@@ -17,6 +17,7 @@ mod hostile;
 mod interrupts;
 mod lifetimes;
 mod namespaces;
+mod owned;
 mod roundtrip;
 mod sequences;
 mod soft;

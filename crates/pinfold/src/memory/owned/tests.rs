@@ -3,7 +3,7 @@
 use super::*;
 use crate::registered::{Buffers, View};
 use crate::sys::region::Region;
-use pinfold_core::access::{Access, Both, FromDevice, ToDevice};
+use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::domain::Payload;
 
 /// Sets a flag when it is dropped.
@@ -61,7 +61,7 @@ fn a_device_writes_and_reads_across_hugepages_and_small_pages() {
         drop((piece, memory));
         assert!(freed.load(Ordering::SeqCst));
         assert!(port.write(iova, b"stray").is_err());
-        assert_eq!(domain.stats().statics, 0);
+        assert_eq!(domain.stats().static_mappings, 0);
     }
 }
 
@@ -69,7 +69,7 @@ fn a_device_writes_and_reads_across_hugepages_and_small_pages() {
 fn memory_is_neither_freed_nor_reclaimed_while_a_device_may_reach_it() {
     let (domain, (memory, freed)) = (soft(), mixed());
     memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
-    let mapping = domain.map(memory.take().unwrap(), Both).unwrap();
+    let mapping = domain.map(memory.take().unwrap(), Bidirectional).unwrap();
     let Err(Reclaim::InUse(memory)) = memory.reclaim::<Owner>() else { panic!("it is mapped") };
     drop(memory);
     assert!(!freed.load(Ordering::SeqCst));
@@ -99,7 +99,7 @@ fn reclaimed_memory_is_what_was_given_up_and_out_of_reach() {
         (addr, 64 << 10, &b"device"[..])
     );
     assert!(domain.port().unwrap().write(iova, b"late").is_err());
-    assert_eq!(domain.stats().statics, 0);
+    assert_eq!(domain.stats().static_mappings, 0);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn impossible_cuts_change_nothing() {
 #[test]
 fn memory_of_no_domain_is_refused_and_the_piece_comes_back() {
     let (memory, _) = mixed();
-    let refused = soft().map(memory.take().unwrap(), Both).unwrap_err();
+    let refused = soft().map(memory.take().unwrap(), Bidirectional).unwrap_err();
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
     assert_eq!(refused.payload.unwrap().len(), 3 << 20);
 }
