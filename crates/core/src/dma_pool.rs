@@ -70,12 +70,17 @@ mod list;
 mod local;
 mod owner;
 mod pool;
+mod quick;
 mod raw;
 mod report;
 mod row;
+mod row_ref;
 mod source;
 mod spin_lock;
+mod terms;
 mod turn;
+#[cfg(any(test, feature = "bench-internals"))]
+mod unchecked;
 mod watch;
 
 #[cfg(test)]

@@ -48,4 +48,4 @@ pub mod sync;
 pub mod table;
 #[cfg(test)]
 #[cfg(not(loom))]
-mod threads;
+mod testing;

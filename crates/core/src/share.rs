@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn stress_shares_are_dropped_everywhere() {
         let (front, drops) = value();
-        crate::threads::scope(|scope| {
+        crate::testing::scope(|scope| {
             for _ in 0..4 {
                 let mut owner = front.stock();
                 scope.spawn(move || {

@@ -62,17 +62,19 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Called between two looks at what another thread is about to change in a few steps; `spins` counts the looks.
-pub(crate) fn relax(spins: u32) {
-    let _ = spins;
+/// Waits before the next attempt at something that another thread is about to change, longer after more attempts: it
+/// spins, then yields in case the other thread is not running, then sleeps in case it has a lower priority.
+pub(crate) fn relax(attempts: u32) {
+    let _ = attempts;
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(all(not(loom), feature = "std"))]
-    if spins >= 64 {
-        // The other thread may not be running.
-        return std::thread::yield_now();
+    match attempts {
+        0..64 => core::hint::spin_loop(),
+        64..80 => std::thread::yield_now(),
+        _ => std::thread::sleep(core::time::Duration::from_micros(50)),
     }
-    #[cfg(not(loom))]
+    #[cfg(all(not(loom), not(feature = "std")))]
     core::hint::spin_loop();
 }
 

@@ -1,7 +1,7 @@
 //! The row that an owner draws from and gives back to.
 
 use super::geometry::{Divider, Geometry};
-use super::row::RowRef;
+use super::row_ref::RowRef;
 
 /// The row at hand, its free blocks as the bits of one word: to hand one out or take one back is to find, clear or set
 /// a bit. The next block is mostly of the same row, and is then found without the directory and without the row's
@@ -13,12 +13,12 @@ pub(super) struct Current {
     /// Bit set: the block is in nobody's use.
     free: u64,
     /// Where the first block is, in bytes after the start of the span.
-    offset: u64,
+    pub(super) offset: u64,
     /// How many blocks [`find`](Self::find) finds: none where there is no row, where the blocks do not lie evenly, and
     /// in debug mode.
-    blocks: u64,
+    pub(super) blocks: u64,
     size: u64,
-    by_size: Divider,
+    pub(super) by_size: Divider,
     row: Option<RowRef>,
 }
 
@@ -93,17 +93,8 @@ impl Current {
         if index < self.blocks && index * self.size == within { self.at(index) } else { None }
     }
 
-    /// The block in which `offset` lies, if it is one of the row's; not proved for offsets 2^31 away or more, nor to
-    /// be where a block starts.
     #[inline(always)]
-    pub(super) fn find_unchecked(&self, offset: u64) -> Option<(RowRef, u32)> {
-        let within = offset.wrapping_sub(self.offset);
-        let index = self.by_size.quotient(within);
-        if index < self.blocks && within < 1 << 31 { self.at(index) } else { None }
-    }
-
-    #[inline(always)]
-    fn at(&self, index: u64) -> Option<(RowRef, u32)> {
+    pub(super) fn at(&self, index: u64) -> Option<(RowRef, u32)> {
         #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
         self.row.map(|row| (row, index as u32))
     }

@@ -12,36 +12,18 @@
 //! them instead of half.
 
 use super::list::List;
-use super::owner::{Owner, Tally};
-use super::row::{FIRST_OWNER, RowRef};
+use super::owner::Owner;
+use super::row::FIRST_OWNER;
+use super::row_ref::RowRef;
+use super::terms::{KEEP, SPARSE, Tally, Terms};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use alloc::vec::Vec;
 
 /// How many rows an owner gets at a time.
 const BATCH: usize = 16;
 
-/// The fewest and the most sparse and whole rows that an owner may keep.
-const KEEP: (u32, u32) = (8, 32);
-/// From how many eighths of free blocks on a row is sparse: in a pool with one `Local`, and in one with more.
-const SPARSE: (u32, u32) = (7, 4);
 /// Of the word that tells the terms: set once two `Local`s were there at a time.
 const SHARED: u32 = 1 << 31;
-
-/// What an owner may keep. See the module.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// How many sparse and whole rows.
-    pub(super) keep: usize,
-    /// From how many eighths of free blocks on a row is sparse. It changes once, for all rows of a pool.
-    pub(super) sparse_eighths: u32,
-}
-
-impl Default for Terms {
-    /// Those of a pool without rows.
-    fn default() -> Self {
-        Self { keep: KEEP.0 as usize, sparse_eighths: SPARSE.0 }
-    }
-}
 
 /// See the module.
 #[derive(Debug)]

@@ -5,7 +5,8 @@
 //! each GiB in which the pool has chunks. Lookups are lock-free; entries are made under the lock of the chunks.
 
 use super::geometry::bytes_of;
-use super::row::{ROW_BLOCKS, Row, RowRef};
+use super::row::{ROW_BLOCKS, Row};
+use super::row_ref::RowRef;
 use crate::frame::{Frame, Order};
 use crate::sync::{AtomicBool, AtomicPtr, Ordering};
 use alloc::boxed::Box;

@@ -63,26 +63,6 @@ impl<S: ChunkSource> DmaPool<S> {
         freed
     }
 
-    /// Frees a block without looking whether it is one, or in use.
-    ///
-    /// # Safety
-    /// It is a block of this pool that this owner had by `pop_unmarked` and that was not freed since.
-    #[inline(always)]
-    pub(super) unsafe fn free_unchecked(&self, owner: &mut Owner, block: RawBlock) {
-        let offset = block.addr().wrapping_sub(self.memory.addr()) as u64;
-        if !owner.push_unchecked(offset) {
-            self.free_found_unchecked(owner, block);
-        }
-    }
-
-    #[inline(never)]
-    fn free_found_unchecked(&self, owner: &mut Owner, block: RawBlock) {
-        let Ok(Found { row, bit, .. }) = self.find(block) else { return };
-        // Not refused: the caller had the block by `pop_unmarked`.
-        let _ = owner.free_unchecked(&self.geometry, row, bit);
-        self.relieve(owner);
-    }
-
     /// Tells the pool of posts that an owner has made, the owner of those of others, and takes rows from it where it has
     /// more than it may keep.
     pub(super) fn relieve(&self, owner: &mut Owner) {

@@ -13,9 +13,9 @@ use super::pool::{DmaPool, tag_of};
 use super::raw::RawBlock;
 use super::row::Form;
 use super::source::ChunkSource;
-use super::spin_lock::give_way;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
+use crate::sync::relax;
 
 impl<S: ChunkSource> DmaPool<S> {
     /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled), if need
@@ -55,7 +55,7 @@ impl<S: ChunkSource> DmaPool<S> {
                 return Ok(done);
             }
             let Some(turn) = self.growth.turn() else {
-                give_way(looks);
+                relax(looks);
                 looks = looks.saturating_add(1);
                 continue;
             };

@@ -1,6 +1,6 @@
 //! Lists of rows.
 
-use super::row::RowRef;
+use super::row_ref::RowRef;
 use crate::sync::Ordering;
 
 /// A list of rows, linked through the rows. All operations take constant time and allocate nothing.

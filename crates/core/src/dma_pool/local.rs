@@ -21,8 +21,8 @@ use core::marker::PhantomData;
 /// once in 64 blocks) and for a block in a row of another owner. Dropping it moves what it holds to the depot, which
 /// takes time proportional to its rows.
 pub struct Local<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
-    pool: H,
-    owner: Owner,
+    pub(super) pool: H,
+    pub(super) owner: Owner,
     source: PhantomData<fn() -> S>,
 }
 
@@ -110,36 +110,6 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     #[inline]
     pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
         self.pool.free_by(&mut self.owner, block, Form::Raw)
-    }
-
-    /// Allocates a block without recording it, to measure what the checks cost.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    ///
-    /// # Safety
-    /// The pool is not in debug mode. The block is freed by [`free_raw_unchecked`](Self::free_raw_unchecked) of this
-    /// same `Local`, before the pool is shrunk or dropped.
-    #[doc(hidden)]
-    #[inline]
-    pub unsafe fn alloc_raw_unchecked(&mut self) -> Result<RawBlock, AllocError> {
-        loop {
-            if let Some(offset) = self.owner.pop_unmarked(&self.pool.geometry) {
-                return Ok(self.pool.block_at(offset));
-            }
-            self.pool.stock(&mut self.owner)?;
-        }
-    }
-
-    /// Frees a block from [`alloc_raw_unchecked`](Self::alloc_raw_unchecked) without any check.
-    ///
-    /// # Safety
-    /// This `Local` allocated the block by that call, and it has not been freed since.
-    #[doc(hidden)]
-    #[inline]
-    pub unsafe fn free_raw_unchecked(&mut self, block: RawBlock) {
-        // SAFETY: the caller guarantees what is asked for.
-        unsafe { self.pool.free_unchecked(&mut self.owner, block) };
     }
 
     /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are reused.

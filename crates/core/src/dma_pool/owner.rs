@@ -4,13 +4,12 @@
 //! one takes its place; when a block of another row is freed, that row does. When the owner has no row to draw from or
 //! too many, rows are exchanged with the depot, sixteen at a time.
 
-mod quick;
-
 use super::current::Current;
-use super::depot::Terms;
 use super::geometry::Geometry;
 use super::list::List;
-use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT, RowRef};
+use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT};
+use super::row_ref::RowRef;
+use super::terms::{Tally, Terms};
 
 /// The most rows that an owner gives to the depot at a time.
 const SURPLUS: usize = 32;
@@ -25,7 +24,7 @@ const LET_GO: usize = 2 * ROW;
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) id: u32,
-    current: Current,
+    pub(super) current: Current,
     /// The list in which the current row stands meanwhile.
     stands: Stands,
     /// Rows with nothing to draw: their blocks are out.
@@ -44,9 +43,9 @@ pub(super) struct Owner {
     notices: u32,
     sweep: usize,
     /// How many more blocks were handed out than taken back since the last [`tally`](Self::tally) ...
-    used: i64,
+    pub(super) used: i64,
     /// ... and the most that this was since.
-    peak: i64,
+    pub(super) peak: i64,
     /// How many second frees were found when posts were collected.
     late: u64,
     /// Debug mode: one block at a time, straight from its row and back to it, and never by the quick paths.
@@ -62,17 +61,6 @@ enum Stands {
     Nowhere,
     Spent,
     Open,
-}
-
-/// What an owner tells the pool when it meets the depot.
-#[derive(Default, Debug)]
-pub(super) struct Tally {
-    /// How many more blocks the owner has brought into use than out of it since it told last.
-    pub(super) in_use: i64,
-    /// The most that this was meanwhile.
-    pub(super) peak: i64,
-    /// How many second frees were found late.
-    pub(super) late: u64,
 }
 
 impl Owner {
@@ -136,17 +124,6 @@ impl Owner {
         row.set_free(bit);
         self.put(1 << bit, 1);
         Ok(())
-    }
-
-    /// The same without a look at whether it is in use.
-    pub(super) fn free_unchecked(
-        &mut self,
-        geometry: &Geometry,
-        row: RowRef,
-        bit: u32,
-    ) -> Result<(), FreeRefusal> {
-        row.hand_out(bit, Form::Raw);
-        self.free(geometry, row, bit, Form::Raw)
     }
 
     /// Makes a row the current one, with at most so many of its blocks to draw. It may go on standing where it stands.

@@ -27,10 +27,6 @@
 //! the keeper finds it when it collects, frees nothing, and counts it (`late`). So in that instant alone both frees
 //! return `Ok`; the block is still freed once, and the second free is still found.
 
-mod link;
-
-pub(super) use link::RowRef;
-
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// How many blocks a row has at most. A model checker tries all interleavings of two as well as of 64.

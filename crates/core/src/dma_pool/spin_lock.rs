@@ -1,6 +1,6 @@
 //! A lock that is held for moments.
 
-use crate::sync::{AtomicBool, Ordering, UnsafeCell};
+use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};
 
 /// A lock whose taking costs one atomic read-modify-write and whose release a plain store, half of what one costs that
@@ -40,32 +40,12 @@ impl<T> SpinLock<T> {
     fn wait(&self) {
         let mut round = 0;
         loop {
-            give_way(round);
+            relax(round);
             round = round.saturating_add(1);
             if !self.taken.load(Ordering::Relaxed) && self.try_take() {
                 return;
             }
         }
-    }
-}
-
-/// Waits before the next attempt, longer after more failed attempts.
-pub(super) fn give_way(looks: u32) {
-    #[cfg(loom)]
-    {
-        let _ = looks;
-        loom::thread::yield_now();
-    }
-    #[cfg(all(not(loom), feature = "std"))]
-    match looks {
-        0..64 => core::hint::spin_loop(),
-        64..80 => std::thread::yield_now(),
-        _ => std::thread::sleep(core::time::Duration::from_micros(50)),
-    }
-    #[cfg(all(not(loom), not(feature = "std")))]
-    {
-        let _ = looks;
-        core::hint::spin_loop();
     }
 }
 

@@ -16,6 +16,7 @@ use crate::frame::{Frame, FrameError, Order};
 use crate::mem::DmaMemory;
 use crate::share::{Hold, Shared};
 use crate::sync::Mutex;
+use crate::testing::Random;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
 use std::ptr::NonNull;
@@ -163,10 +164,9 @@ fn the_workload_that_began_it() {
         |_| (),
         |blocks| blocks.reverse(),
         |blocks| {
-            let mut seed = 1usize;
+            let mut random = Random::new(1);
             for i in (1..blocks.len()).rev() {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                blocks.swap(i, (seed >> 20) % (i + 1));
+                blocks.swap(i, random.below(i + 1));
             }
         },
     ];

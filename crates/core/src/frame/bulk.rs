@@ -1,12 +1,13 @@
 //! Many frames in one call.
 
+use super::counters::Tally;
+use super::error::FrameError;
 use super::list::{FrameList, Parts};
 use super::local::Local;
 use super::map::Part;
-use super::stats::Tally;
+use super::number::Frame;
 use super::watermark::{Allowance, Urgency};
 use super::zone::{Bounds, Zone};
-use super::{Frame, FrameError};
 use core::ops::Deref;
 
 /// What a fill came to.

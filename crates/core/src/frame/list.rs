@@ -1,7 +1,7 @@
 //! A chain of frames that owns them until they are taken from it.
 
-use super::Frame;
 use super::map::Part;
+use super::number::Frame;
 use super::zone::Zone;
 use alloc::vec::Vec;
 use core::ops::Deref;

@@ -1,10 +1,11 @@
 //! One owner's way to a zone.
 
+use super::counters::Tally;
+use super::error::FrameError;
 use super::magazine::Magazine;
 use super::map::{Part, parts};
-use super::stats::Tally;
+use super::number::{Frame, Order};
 use super::zone::Zone;
-use super::{Frame, FrameError, Order};
 use core::ops::Deref;
 
 /// How many frees, at most, lie between two looks at whether the zone has run short.
@@ -74,7 +75,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             look_at: LOOK.min(limit.into()),
             trim_at: limit.into(),
             region: None,
-            slot: zone.enter(),
+            slot: zone.slots.claim(),
             tally: Tally::default(),
             zone,
         }
@@ -346,7 +347,7 @@ impl<H: Deref<Target = Zone>> Drop for Local<H> {
             self.zone.ensure_visible(region);
         }
         if let Some(slot) = self.slot {
-            self.zone.exit(slot);
+            self.zone.slots.release(slot);
         }
     }
 }

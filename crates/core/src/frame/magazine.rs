@@ -1,7 +1,7 @@
 //! An owner's magazine of frames.
 
-use super::Frame;
 use super::map::Part;
+use super::number::Frame;
 use alloc::boxed::Box;
 use alloc::vec;
 

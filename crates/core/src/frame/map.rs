@@ -1,6 +1,6 @@
 //! The map: a bit a frame, 1 where it is taken.
 
-use super::Frame;
+use super::number::Frame;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 

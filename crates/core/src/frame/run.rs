@@ -1,8 +1,9 @@
 //! Runs of more than one word: orders 7 and up, and runs of any length.
 
+use super::error::FrameError;
 use super::map::{Part, REGION, parts};
+use super::number::{Frame, Order};
 use super::zone::{PATIENCE, Zone};
-use super::{Frame, FrameError, Order};
 
 impl Zone {
     /// A contiguous run of `run_frames` frames, of any length, that starts at a multiple of `align_frames` from the

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 mod fragments;
 mod marks;
 mod model;
-mod nodes;
 mod stress;
+mod zeroed;
 
 const ORDERS: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 

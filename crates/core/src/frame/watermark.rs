@@ -1,11 +1,5 @@
 //! How much of a zone bulk calls leave to the others.
 
-use super::FrameError;
-use super::map::Part;
-use super::stats::Tally;
-use super::zone::Zone;
-use crate::sync::Ordering;
-
 /// The marks of a zone, in frames that are free.
 ///
 /// A bulk call stops at `low`, an urgent one at `min`, and then takes one ordinary frame, so that even it gets
@@ -54,7 +48,7 @@ impl Watermarks {
         self.high
     }
 
-    fn mark(self, urgency: Urgency) -> u32 {
+    pub(super) fn mark(self, urgency: Urgency) -> u32 {
         match urgency {
             Urgency::Normal => self.low,
             Urgency::Urgent => self.min,
@@ -76,7 +70,7 @@ pub enum Urgency {
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
     /// How many frames it may claim.
-    left: u64,
+    pub(super) left: u64,
     /// Whether it came to the mark and took its one ordinary frame.
     pub(super) fell_back: bool,
 }
@@ -92,80 +86,5 @@ impl Allowance {
 
     pub(super) fn spend(&mut self, frames: u32) {
         self.left = self.left.saturating_sub(frames.into());
-    }
-}
-
-impl Zone {
-    /// A zone of `frames` frames, all free, with these marks; else as [`new`](Self::new).
-    ///
-    /// # Errors
-    /// [`FrameError::ZoneSize`].
-    pub fn with_watermarks(frames: u32, watermarks: Watermarks) -> Result<Self, FrameError> {
-        let mut zone = Self::new(frames)?;
-        zone.watermarks = watermarks;
-        Ok(zone)
-    }
-
-    /// The marks.
-    pub fn watermarks(&self) -> Watermarks {
-        self.watermarks
-    }
-
-    /// How many frames are free in the map: not in use and in no magazine. As exact as the counters. O(1).
-    pub fn available(&self) -> u64 {
-        let stats = self.counters();
-        u64::from(self.frames()).saturating_sub(stats.in_use().saturating_add(stats.held()))
-    }
-
-    /// Whether the zone has run out, or a bulk call has come to a mark, and there are less than
-    /// [`high`](Watermarks::high) frames free since. Then owners keep no frames that they do not use.
-    #[inline]
-    pub fn pressed(&self) -> bool {
-        self.pressed.load(Ordering::Relaxed) != 0
-    }
-
-    pub(super) fn press(&self) {
-        if !self.pressed() {
-            self.pressed.store(1, Ordering::Relaxed);
-        }
-    }
-
-    #[cold]
-    pub(super) fn relieve(&self) {
-        if self.available() > self.watermarks.high.into() {
-            self.pressed.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// What a bulk call may claim, by someone who has claimed `unknown` more than the counters know.
-    pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
-        let mark = self.watermarks.mark(urgency);
-        let left = match mark {
-            0 => u64::MAX,
-            _ => self.available().saturating_add_signed(unknown.saturating_neg()).saturating_sub(mark.into()),
-        };
-        Allowance { left, fell_back: false }
-    }
-
-    /// Claims frames of one word, as far as the marks allow.
-    pub(super) fn claim_allowed(&self, want: u32, allowance: &mut Allowance) -> Part {
-        match allowance.of(want) {
-            0 => Part::NONE,
-            n => {
-                let part = self.claim_some(n);
-                allowance.spend(part.len());
-                part
-            }
-        }
-    }
-
-    /// Adds what an owner or a bulk call has counted.
-    pub(super) fn fold(&self, tally: Tally) {
-        self.counters().fold(tally);
-        if tally.exhausted + tally.fell_back > 0 {
-            self.press();
-        } else if self.pressed() {
-            self.relieve();
-        }
     }
 }

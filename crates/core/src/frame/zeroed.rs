@@ -1,8 +1,9 @@
 //! Frames whose memory is zeroed.
 
+use super::error::FrameError;
 use super::local::Local;
+use super::number::{Frame, Order};
 use super::zone::Zone;
-use super::{Frame, FrameError, Order};
 use crate::mem::{AccessError, DmaMemory};
 use core::ops::Deref;
 

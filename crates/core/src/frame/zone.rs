@@ -1,13 +1,13 @@
 //! The zone: which region a frame comes from, and what happens when it comes back.
 
+use super::counters::{Counters, FrameStats};
+use super::error::FrameError;
 use super::hints::{Hints, total_order};
 use super::map::{Map, Part, REGION, WORDS};
-use super::reserve::slot;
-use super::stats::Counters;
+use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
+use super::slots::Slots;
 use super::watermark::Watermarks;
-use super::{Frame, FrameError, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
-use alloc::boxed::Box;
 
 /// How many partly free regions are tried for a run before a whole one is broken.
 pub(super) const PATIENCE: usize = 64;
@@ -24,7 +24,7 @@ pub struct Zone {
     /// The word that the last frame came from which was taken without a [`Local`](super::Local).
     rover: CachePadded<AtomicU32>,
     /// Which regions owners have reserved: see [`Zone::reserve`].
-    pub(super) slots: Box<[AtomicU32]>,
+    pub(super) slots: Slots,
     counters: Counters,
     pub(super) watermarks: Watermarks,
     /// Not 0 after the zone has run short: see [`Zone::pressed`].
@@ -33,9 +33,9 @@ pub struct Zone {
 
 impl Zone {
     /// The fewest frames that a zone has: 2 MiB.
-    pub const MIN_FRAMES: u32 = REGION;
+    pub const MIN_FRAMES: u32 = MIN_ZONE;
     /// The most frames that a zone has: 1 TiB.
-    pub const MAX_FRAMES: u32 = 1 << 28;
+    pub const MAX_FRAMES: u32 = MAX_ZONE;
 
     /// A zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`]; any number of frames from
     /// 2 MiB to 1 TiB.
@@ -70,7 +70,7 @@ impl Zone {
             partial,
             whole: Hints::new(regions, whole),
             rover: CachePadded(AtomicU32::new(0)),
-            slots: (0..slots).map(|_| AtomicU32::new(slot::FREE)).collect(),
+            slots: Slots::new(slots),
             counters: Counters::new(),
             watermarks: Watermarks::for_frames(frames),
             pressed: CachePadded(AtomicU32::new(0)),
@@ -84,11 +84,7 @@ impl Zone {
 
     /// How many bytes the account itself takes.
     pub fn metadata_bytes(&self) -> usize {
-        size_of::<Self>()
-            + self.map.bytes()
-            + self.partial.bytes()
-            + self.whole.bytes()
-            + size_of_val(&*self.slots)
+        size_of::<Self>() + self.map.bytes() + self.partial.bytes() + self.whole.bytes() + self.slots.bytes()
     }
 
     /// How many frames are taken by the map itself: those in use and those in magazines. Exact when nobody
@@ -110,6 +106,11 @@ impl Zone {
 
     pub(super) fn regions(&self) -> u32 {
         self.frames.div_ceil(REGION)
+    }
+
+    /// Returns the counters. Each is exact while no other thread uses the zone, otherwise they may be some steps apart. O(1).
+    pub fn stats(&self) -> FrameStats {
+        self.counters.stats(self.frames.into())
     }
 
     pub(super) fn counters(&self) -> &Counters {
@@ -286,7 +287,7 @@ impl Zone {
                 }
                 from = region + 1;
             }
-            if let found @ Some(_) = self.reserved().find_map(&mut attempt) {
+            if let found @ Some(_) = self.slots.reserved().find_map(&mut attempt) {
                 self.counters.stolen();
                 return found;
             }
@@ -351,6 +352,24 @@ impl Zone {
         if set.take(region) {
             self.ensure_visible(region);
         }
+    }
+
+    /// Reserves a region with free frames for the owner of a slot, a partly free one first: takes it out of the sets and
+    /// publishes it in the slot, so that others leave it alone as long as they find anything else.
+    pub(super) fn reserve(&self, slot: u32) -> Option<u32> {
+        for set in [&self.partial, &self.whole] {
+            let mut from = 0;
+            while let Some(region) = set.next_from(from) {
+                // Published first: a search that no longer finds the region in the set finds it here.
+                self.slots.publish(slot, Some(region));
+                if set.take(region) && self.map.has_free(region) {
+                    return Some(region);
+                }
+                from = region + 1;
+            }
+        }
+        self.slots.publish(slot, None);
+        None
     }
 
     /// Keeps the promise of [`Hints`] for a region.

@@ -268,7 +268,7 @@ fn a_queue_that_stays_full_is_waited_for_no_longer_than_its_limit() {
 #[test]
 fn stress_what_is_done_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Snapshot::<4>::new()));
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for page in 0..4 {
             let inv = Arc::clone(&inv);
             scope.spawn(move || {

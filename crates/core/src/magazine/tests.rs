@@ -109,14 +109,11 @@ mod plain {
 
     /// Puts the items in and exchanges as chance has it; returns what the owner has at the end.
     fn churn(depot: &Depot<u32, 8>, mine: std::ops::Range<u32>) -> Vec<u32> {
-        let mut chance = mine.start.wrapping_mul(2_654_435_761) | 1;
+        let mut random = crate::testing::Random::new(u64::from(mine.start) + 1);
         let mut magazine = Magazine::new();
         let mut aside: Vec<u32> = mine.collect();
         for _ in 0..20_000 {
-            chance ^= chance << 13;
-            chance ^= chance >> 17;
-            chance ^= chance << 5;
-            match chance % 4 {
+            match random.below(4) {
                 0 => _ = depot.put(&mut magazine),
                 1 => _ = depot.take(&mut magazine),
                 2 => aside.extend(magazine.pop()),

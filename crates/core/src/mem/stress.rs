@@ -3,7 +3,7 @@
 //! Under Miri and ThreadSanitizer these run over the byte loop; elsewhere over the machine's own accesses.
 
 use super::DmaMemory;
-use crate::threads::scope;
+use crate::testing::scope;
 use core::ptr::NonNull;
 
 const WORDS: usize = 8;

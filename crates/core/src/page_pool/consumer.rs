@@ -1,24 +1,23 @@
 //! The consumer's side: the magazine, and what fills it.
 
-use super::fragment::Open;
-use super::magazine::Magazine;
+use super::config::{Config, Tag};
+use super::error::{AllocError, CreateError, FreeError, TooManyTags};
+use super::inner::Inner;
+use super::keep::{Keep, give_back};
+use super::magazine::{BULK, BULK_PAGES, Magazine};
+use super::open::Open;
+use super::page::Page;
+use super::raw::RawPage;
+use super::remote::Remote;
+use super::report::{Counts, Holder, PoolStats};
 use super::ring::Entry;
-use super::shared::{Keep, Shared, give_back};
-use super::{
-    AllocError, Config, Counts, CreateError, FreeError, Holder, Page, PoolStats, RawPage, Remote, SyncOps,
-    Tag, TooManyTags,
-};
+use super::source::SyncOps;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
-
-/// How many pages are moved at a time: half a magazine.
-pub(super) const BULK: usize = 64;
-/// The same, to count pages with.
-const BULK_PAGES: u32 = 64;
 
 /// The consumer's handle to a page pool: there is one, and it may move between threads. See the [module](super).
 ///
@@ -67,7 +66,7 @@ impl<S: ChunkSource> PagePool<S> {
         config: Config,
         sync: Option<Box<dyn SyncOps>>,
     ) -> Result<Self, CreateError> {
-        let shared = Shared::new(source, name, config, sync)?;
+        let shared = Inner::new(source, name, config, sync)?;
         // At most 2 MiB.
         let written = u32::try_from(shared.config.max_len).unwrap_or(u32::MAX);
         Ok(Self {
@@ -144,8 +143,8 @@ impl<S: ChunkSource> PagePool<S> {
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
-        if let Some(account) = self.keep.directory.account(frame) {
-            account.set_raw(tag.0);
+        if let Some(record) = self.keep.directory.record(frame) {
+            record.set_raw(tag.0);
         }
         Ok(self.keep.raw_at(frame))
     }
@@ -165,7 +164,7 @@ impl<S: ChunkSource> PagePool<S> {
 
     /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
     /// nothing else.
-    #[doc(hidden)]
+    #[cfg(any(test, feature = "bench-internals"))]
     #[inline(always)]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
         self.take_back::<false>(page);
@@ -186,9 +185,9 @@ impl<S: ChunkSource> PagePool<S> {
     /// [`FreeError`] where it is not a raw page of this pool that is out; then nothing has changed.
     #[inline]
     pub fn free_raw(&mut self, page: RawPage) -> Result<(), FreeError> {
-        let (frame, account) = self.keep.find(page)?;
-        Shared::<S>::check_raw(account, page)?;
-        account.set_free();
+        let (frame, record) = self.keep.find(page)?;
+        Inner::<S>::check_raw(record, page)?;
+        record.set_free();
         self.keep.sync_for_device(frame, self.written as usize);
         self.put::<true>(frame);
         Ok(())
@@ -199,8 +198,8 @@ impl<S: ChunkSource> PagePool<S> {
     /// # Errors
     /// [`FreeError`] where it is not a raw page of this pool that is out.
     pub fn memory(&self, page: RawPage) -> Result<DmaMemory<'_>, FreeError> {
-        let (frame, account) = self.keep.find(page)?;
-        Shared::<S>::check_raw(account, page)?;
+        let (frame, record) = self.keep.find(page)?;
+        Inner::<S>::check_raw(record, page)?;
         Ok(self.keep.memory_of(frame))
     }
 
@@ -243,16 +242,16 @@ impl<S: ChunkSource> PagePool<S> {
     #[inline(always)]
     pub(super) fn take_owned(&mut self, tag: Tag) -> Result<u32, AllocError> {
         let frame = self.take()?;
-        if let Some(account) = self.keep.directory.account(frame) {
-            account.set_owned(tag.0);
+        if let Some(record) = self.keep.directory.record(frame) {
+            record.set_owned(tag.0);
         }
         Ok(frame)
     }
 
     #[inline(always)]
     pub(super) fn put_owned<const COUNT: bool>(&mut self, frame: u32) {
-        if let Some(account) = self.keep.directory.account(frame) {
-            account.set_free();
+        if let Some(record) = self.keep.directory.record(frame) {
+            record.set_free();
         }
         self.put::<COUNT>(frame);
     }

@@ -1,8 +1,11 @@
 //! The end of a pool, with pages still out.
 
 use super::consumer::PagePool;
-use super::shared::{Keep, ReleaseHidden};
-use super::{Counts, Holder, RevocableSource, RevokeError};
+use super::error::RevokeError;
+use super::inner::ReleaseHidden;
+use super::keep::Keep;
+use super::report::{Counts, Holder};
+use super::source::RevocableSource;
 use crate::dma_pool::ChunkSource;
 use alloc::vec::Vec;
 use core::fmt;

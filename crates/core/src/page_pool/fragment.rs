@@ -4,10 +4,13 @@
 //! that handing one out is a plain subtraction of the consumer's; when no more are to be cut, what is left of the bias is
 //! taken off by one read-modify-write. Whoever gives the last share back gives the page back.
 
+use super::config::Tag;
 use super::consumer::PagePool;
+use super::error::AllocError;
+use super::inner::Inner;
+use super::keep::give_back;
+use super::open::Open;
 use super::ring::Entry;
-use super::shared::{Shared, give_back};
-use super::{AllocError, Tag};
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::mem::DmaMemory;
@@ -20,16 +23,6 @@ const BIAS: u32 = 1 << 24;
 /// Fragments start at multiples of this, a cache line: two holders never share one.
 const ALIGN: usize = 64;
 
-/// The page of which fragments are cut.
-#[derive(Clone, Copy)]
-pub(super) struct Open {
-    frame: u32,
-    /// Where the next fragment starts, from the start of the page.
-    at: usize,
-    /// How many were cut.
-    cut: u32,
-}
-
 /// Gives `shares` back; returns whether those were the last.
 #[inline]
 fn is_last(count: &AtomicU32, shares: u32) -> bool {
@@ -41,8 +34,8 @@ fn is_last(count: &AtomicU32, shares: u32) -> bool {
 /// unless more fragments may still be cut of it; then it stays open for them until a fragment does not fit or the pool
 /// runs out of pages.
 pub struct Fragment<S: ChunkSource> {
-    /// Alive as long as the page is out, which it is as long as one of its fragments is there (see `shared`).
-    shared: NonNull<Shared<S>>,
+    /// Alive as long as the page is out, which it is as long as one of its fragments is there (see `inner`).
+    shared: NonNull<Inner<S>>,
     frame: u32,
     offset: u32,
     len: u32,
@@ -57,7 +50,7 @@ unsafe impl<S: ChunkSource> Sync for Fragment<S> {}
 
 impl<S: ChunkSource> Fragment<S> {
     #[inline(always)]
-    fn shared(&self) -> &Shared<S> {
+    fn shared(&self) -> &Inner<S> {
         // SAFETY: alive as long as the page is out, to which this is a share.
         unsafe { self.shared.as_ref() }
     }
@@ -92,7 +85,7 @@ impl<S: ChunkSource> Fragment<S> {
         if let Some(ops) = &shared.sync {
             shared.sync_range(&**ops, self.frame, self.offset as usize, self.written as usize, true);
         }
-        shared.directory.account(self.frame).is_some_and(|account| is_last(account.shares(), 1))
+        shared.directory.record(self.frame).is_some_and(|record| is_last(record.shares(), 1))
     }
 }
 
@@ -132,8 +125,8 @@ impl<S: ChunkSource> PagePool<S> {
             Some(open) => open,
             None => {
                 let frame = self.take_owned(Tag::NONE)?;
-                if let Some(account) = self.keep.directory.account(frame) {
-                    account.shares().store(BIAS, Ordering::Relaxed);
+                if let Some(record) = self.keep.directory.record(frame) {
+                    record.shares().store(BIAS, Ordering::Relaxed);
                 }
                 self.end_fragments();
                 Open { frame, at: first, cut: 0 }
@@ -165,7 +158,7 @@ impl<S: ChunkSource> PagePool<S> {
     pub(super) fn take_idle_open(&mut self) -> Option<u32> {
         let open = self.open?;
         // Acquire: what the holders of the fragments did comes before the page's next use.
-        let count = self.keep.directory.account(open.frame)?.shares().load(Ordering::Acquire);
+        let count = self.keep.directory.record(open.frame)?.shares().load(Ordering::Acquire);
         if count != BIAS - open.cut {
             return None;
         }
@@ -177,7 +170,7 @@ impl<S: ChunkSource> PagePool<S> {
     pub(super) fn end_fragments(&mut self) {
         let Some(open) = self.open.take() else { return };
         let last = |count: &AtomicU32| is_last(count, BIAS - open.cut);
-        if self.keep.directory.account(open.frame).is_some_and(|account| last(account.shares())) {
+        if self.keep.directory.record(open.frame).is_some_and(|record| last(record.shares())) {
             self.put_owned::<true>(open.frame);
         }
     }

@@ -5,10 +5,12 @@
 
 use super::ring::{Entry, Ring};
 use super::*;
-use crate::dma_pool::SourceError;
-use crate::frame::{Frame, FrameError};
+use crate::addr::Iova;
+use crate::dma_pool::{ChunkSource, SourceError};
+use crate::frame::{Frame, FrameError, Order};
 use alloc::sync::Arc as Counted;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;

@@ -3,7 +3,10 @@
 //! How many pages are in it and how many were ever put back stand in one word, so that a put adds one number to one word
 //! whether it is counted or not. How many were taken follows from what went in and what is there.
 
-use super::consumer::BULK;
+/// How many pages are moved at a time: half a magazine.
+pub(super) const BULK: usize = 64;
+/// The same, to count pages with.
+pub(super) const BULK_PAGES: u32 = 64;
 
 /// How many pages it holds.
 const CAPACITY: usize = 2 * BULK;

@@ -1,9 +1,13 @@
 //! The way back for other threads, with more in it than one page.
 
-use super::consumer::BULK;
+use super::config::Tag;
+use super::error::{BulkFreeError, FreeError, TooManyTags};
+use super::inner::Inner;
+use super::keep::{Keep, give_back};
+use super::magazine::BULK;
+use super::page::Page;
+use super::raw::RawPage;
 use super::ring::Entry;
-use super::shared::{Keep, Shared, give_back};
-use super::{BulkFreeError, FreeError, Page, RawPage, Tag, TooManyTags};
 use crate::dma_pool::ChunkSource;
 use core::fmt;
 
@@ -99,10 +103,10 @@ impl<S: ChunkSource> Remote<S> {
 
     #[inline(always)]
     fn entry_of(&self, page: RawPage) -> Result<Entry, FreeError> {
-        let (frame, account) = self.0.find(page)?;
-        Shared::<S>::check_raw(account, page)?;
-        let generation = account.generation();
-        account.post(generation);
+        let (frame, record) = self.0.find(page)?;
+        Inner::<S>::check_raw(record, page)?;
+        let generation = record.generation();
+        record.post(generation);
         self.0.sync_for_device(frame, self.0.config.max_len);
         Ok(Entry::raw(frame, generation))
     }

@@ -7,7 +7,7 @@
 //! The tail has a bit that says that the ring is closed. It is set by a read-modify-write, so a page is either claimed a
 //! place before that, and found by whoever closes, or its producer learns that it came too late.
 
-use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
 
 /// A page on its way to the consumer.
@@ -132,11 +132,13 @@ impl Ring {
     pub(super) fn close(&self, mut each: impl FnMut(Entry)) {
         let tail = self.tail.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED;
         let mut position = self.head.load(Ordering::Relaxed);
+        let mut attempts = 0;
         while position < tail {
             self.drain(tail - position, &mut each);
             let now = self.head.load(Ordering::Relaxed);
-            if now == position {
-                pause();
+            attempts = if now == position { attempts + 1 } else { 0 };
+            if attempts != 0 {
+                relax(attempts);
             }
             position = now;
         }
@@ -177,11 +179,4 @@ impl Claim<'_> {
         }
         (self.end - self.first) as usize
     }
-}
-
-fn pause() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
-    #[cfg(not(loom))]
-    core::hint::spin_loop();
 }

@@ -1,6 +1,6 @@
 //! What a page pool asks of the world beyond chunks.
 
-use super::RevokeError;
+use super::error::RevokeError;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};

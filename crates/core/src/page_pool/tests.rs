@@ -1,9 +1,12 @@
 use super::*;
-use crate::dma_pool::SourceError;
-use crate::frame::{Frame, FrameError};
+use crate::addr::Iova;
+use crate::dma_pool::{ChunkSource, SourceError};
+use crate::frame::{Frame, FrameError, Order};
+use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -110,7 +110,7 @@ fn stress_eight_threads_in_debug_mode_see_no_damage() {
     let mut pool = debugged(&heap, 64);
     let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
     let rounds = if cfg!(miri) { 5 } else { 300 };
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for me in 0..8usize {
             let (pool, hands) = (&pool, &hands);
             scope.spawn(move || {

@@ -117,7 +117,7 @@ fn a_producer_and_a_consumer_need_no_more_than_is_between_them() {
     let heap = Heap::new(64 << 20);
     let pool = pool(&heap, 64);
     let batches = if cfg!(miri) { 50 } else { 4_000 };
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         let (send, receive) = mpsc::sync_channel::<[Option<RawBlock>; 64]>(4);
         let pool = &pool;
         scope.spawn(move || {
@@ -147,11 +147,8 @@ fn many_owners_with_live_sets_of_random_sizes() {
     let pool = pool(&heap, 64);
     let mut locals: Vec<_> = (0..12).map(|_| pool.local()).collect();
     let mut sets: Vec<Vec<RawBlock>> = vec![Vec::new(); 12];
-    let mut seed = 7usize;
-    let mut random = |below: usize| {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 33) % below
-    };
+    let mut random = Random::new(7);
+    let mut random = |below| random.below(below);
     let (mut live, mut most) = (0usize, 0usize);
     for _ in 0..if cfg!(miri) { 20 } else { 600 } {
         let (who, set) = (random(12), random(12));

@@ -87,7 +87,7 @@ fn stress_raw_frees_never_free_what_a_block_owns() {
     let at: Mutex<Option<RawBlock>> = Mutex::default();
     let done = std::sync::atomic::AtomicBool::new(false);
     let rounds = if cfg!(miri) { 50 } else { 20_000 };
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         scope.spawn(|| {
             let mut local = pool.local();
             while !done.load(Ordering::Relaxed) {

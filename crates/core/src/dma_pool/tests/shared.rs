@@ -114,10 +114,10 @@ fn stress_blocks_outlive_front_and_owners() {
     let (pool, heap) = shared(64);
     let rounds = if cfg!(miri) { 40 } else { 5_000 };
     let exchange: Mutex<Vec<Block<Arc<Heap>>>> = Mutex::default();
+    let locals: Vec<_> = (0..THREADS).map(|_| pool.local()).collect();
     let front = Mutex::new(Some(pool));
-    crate::threads::scope(|scope| {
-        for thread in 0..THREADS {
-            let mut local = front.lock().as_ref().unwrap().local();
+    crate::testing::scope(|scope| {
+        for (thread, mut local) in locals.into_iter().enumerate() {
             let (exchange, front) = (&exchange, &front);
             scope.spawn(move || {
                 let mut mine = Vec::new();

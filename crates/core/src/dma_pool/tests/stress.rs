@@ -8,16 +8,15 @@ fn stress_blocks_wander_between_eight_threads() {
     let pool = pool(&heap, 64);
     let rounds = if cfg!(miri) { 20 } else { 4_000 };
     let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for me in 0..8usize {
             let (pool, hands) = (&pool, &hands);
             scope.spawn(move || {
                 let mut local = pool.local();
-                let mut seed = me + 1;
+                let mut random = Random::new(me as u64 + 1);
                 for round in 0..rounds {
-                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    let to = (seed >> 33) % 8;
-                    for i in 0..(seed >> 40) % 20 {
+                    let to = random.below(8);
+                    for i in 0..random.below(20) {
                         let block = if i == 7 { pool.alloc_raw() } else { local.alloc_raw() }.unwrap();
                         let memory = pool.memory(block).unwrap();
                         memory.write_u64(0, block.iova().raw()).unwrap();
@@ -53,7 +52,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
     let shared: Mutex<Vec<RawBlock>> = Mutex::default();
     let rounds: usize = if cfg!(miri) { 20 } else { 3_000 };
     let freed = AtomicUsize::new(0);
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         let mut local = pool.local();
         scope.spawn(|| {
             let mut local = pool.local();

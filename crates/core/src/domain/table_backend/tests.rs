@@ -339,7 +339,7 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
 #[test]
 fn stress_few_table_pages_are_reused_beside_a_walker() {
     let paged = walked(5);
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         let paged = &paged;
         for owner in 0..2 {
             scope.spawn(move || {
@@ -366,7 +366,7 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
 fn stress_a_flush_covers_cleared_entries_only() {
     let paged = walked(64);
     paged.map(at(511, 1), walker::page(0), RW).unwrap();
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for owner in 0..4u64 {
             let paged = &paged;
             scope.spawn(move || {

@@ -1,18 +1,7 @@
 //! How whole 2 MiB fare under churn.
 
 use super::*;
-
-/// A number from a sequence that is the same in each run.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % n as u64).unwrap()
-    }
-}
+use crate::testing::Random;
 
 /// Churn at 70 %: fills a zone to that, then frees and takes single frames at random, in spells of at most
 /// `spell` frees before as many allocations. Returns how many regions are whole afterwards. `scattered`: at the start
@@ -26,15 +15,15 @@ fn whole_after(steps: usize, spell: usize, regions: u32, owner: bool, scattered:
     };
     let most = regions * 512 * 7 / 10;
     let mut taken: Vec<_> = (0..if scattered { regions * 512 } else { most }).map(|_| alloc()).collect();
-    let mut chance = Chance(0x9E37_79B9_7F4A_7C15);
+    let mut random = Random::new(0x9E37_79B9_7F4A_7C15);
     while taken.len() > most as usize {
-        zone.free(taken.swap_remove(chance.below(taken.len())), Order::PAGE).unwrap();
+        zone.free(taken.swap_remove(random.below(taken.len())), Order::PAGE).unwrap();
     }
     let mut done = 0;
     while done < steps {
-        let spell = chance.below(spell) + 1;
+        let spell = random.below(spell) + 1;
         for _ in 0..spell {
-            let frame = taken.swap_remove(chance.below(taken.len()));
+            let frame = taken.swap_remove(random.below(taken.len()));
             match &mut local {
                 Some(local) => local.free(frame, Order::PAGE).unwrap(),
                 None => zone.free(frame, Order::PAGE).unwrap(),
@@ -59,7 +48,7 @@ fn whole_after(steps: usize, spell: usize, regions: u32, owner: bool, scattered:
 
 /// With 30 % free, at most 30 % of the regions can be whole: 153 of 512. Frames that are taken again come from partly
 /// free regions first, so a spell of k frees breaks none but what the sets' order costs: the floor is nine tenths
-/// of the most. An allocator that takes any free frame has none left: 0.3^512 of the regions are free by chance.
+/// of the most. An allocator that takes any free frame has none left: 0.3^512 of the regions are free by random.
 ///
 /// `PINFOLD_CHURN_STEPS` says how many steps; 10^6 if it does not.
 #[test]

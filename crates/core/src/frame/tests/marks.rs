@@ -164,7 +164,7 @@ fn stress_bulk_down_to_the_marks() {
     let mark = |frame: Frame, from: u8, to: u8| {
         assert_eq!(owners[frame.index() as usize].swap(to, Relaxed), from, "{frame}");
     };
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for me in 1..=8_u8 {
             let (zone, mark) = (&zone, &mark);
             scope.spawn(move || {

@@ -1,6 +1,7 @@
 //! With threads.
 
 use super::*;
+use crate::testing::Random;
 
 /// Each frame carries who owns it; an owner that finds another's mark has been given what was not free.
 #[test]
@@ -13,27 +14,24 @@ fn stress_no_frame_has_two_owners() {
             assert_eq!(owners[index as usize].swap(to, Relaxed), from);
         }
     };
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for me in 1..=8_u8 {
             let (zone, mark) = (&zone, &mark);
             scope.spawn(move || {
                 let mut local = zone.local();
                 let mut mine: Vec<(Frame, Order)> = Vec::new();
-                let mut chance = u32::from(me).wrapping_mul(2_654_435_761);
+                let mut random = Random::new(me.into());
                 for step in 0..20_000 {
-                    chance ^= chance << 13;
-                    chance ^= chance >> 17;
-                    chance ^= chance << 5;
-                    let order = order([0, 0, 0, 0, 0, 0, 1, 3, 6, 7, 8, 9][(chance >> 8) as usize % 12]);
+                    let order = order([0, 0, 0, 0, 0, 0, 1, 3, 6, 7, 8, 9][random.below(12)]);
                     let shared = me % 2 == 0 && step % 2 == 0;
-                    if chance % 5 < 3 && mine.len() < 400 {
+                    if random.below(5) < 3 && mine.len() < 400 {
                         let got = if shared { zone.alloc(order) } else { local.alloc(order) };
                         if let Ok(frame) = got {
                             mark(frame, order, 0, me);
                             mine.push((frame, order));
                         }
                     } else if !mine.is_empty() {
-                        let (frame, order) = mine.swap_remove(chance as usize % mine.len());
+                        let (frame, order) = mine.swap_remove(random.below(mine.len()));
                         mark(frame, order, me, 0);
                         let freed = if shared { zone.free(frame, order) } else { local.free(frame, order) };
                         freed.unwrap();

@@ -26,7 +26,7 @@ fn give_back(heap: &Heap, ring: u32, rounds: u64) {
     let hands: [Mutex<Vec<Thing>>; 7] = Default::default();
     let over = AtomicBool::new(false);
     let mut end = None;
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for me in 0..7 {
             let (remote, hands, over) = (remote.clone(), &hands, &over);
             scope.spawn(move || {
@@ -45,12 +45,11 @@ fn give_back(heap: &Heap, ring: u32, rounds: u64) {
                 }
             });
         }
-        let mut seed = 1usize;
+        let mut random = crate::testing::Random::new(1);
         for round in 0..rounds {
             for _ in 0..40 {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                let to = (seed >> 33) % 7;
-                if let Some(thing) = hand_out(&mut pool, seed >> 40) {
+                let to = random.below(7);
+                if let Some(thing) = hand_out(&mut pool, random.below(1 << 24)) {
                     hands[to].lock().push(thing);
                 }
             }
@@ -119,7 +118,7 @@ fn stress_page_pool_of_two_raw_frees_one_counts() {
     let (turn, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let shared: Mutex<Vec<RawPage>> = Mutex::default();
     let freed = AtomicUsize::new(0);
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for _ in 0..2 {
             let (remote, turn, done, shared, freed) = (pool.remote(), &turn, &done, &shared, &freed);
             scope.spawn(move || {

@@ -9,17 +9,12 @@ use std::collections::VecDeque;
 fn stress_owners_share_table_pages() {
     const OWNERS: u64 = 4;
     let b = bench(40, 3);
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for owner in 0..OWNERS {
             let b = &b;
             scope.spawn(move || {
-                let mut seed = owner + 1;
-                let mut random = |n: u64| {
-                    seed ^= seed << 13;
-                    seed ^= seed >> 7;
-                    seed ^= seed << 17;
-                    seed % n
-                };
+                let mut random = crate::testing::Random::new(owner + 1);
+                let mut random = |n: u64| random.next() % n;
                 let mut held: Vec<(u64, u64)> = Vec::new();
                 let mut flushing: VecDeque<Retired> = VecDeque::new();
                 for step in 0..20_000u64 {
@@ -78,7 +73,7 @@ fn stress_two_clears_of_one_range_count_it_once() {
     b.map(500 * K4, 77 * K4, K4).unwrap();
     let turn = std::sync::Barrier::new(2);
     let cleared = core::sync::atomic::AtomicU64::new(0);
-    crate::threads::scope(|scope| {
+    crate::testing::scope(|scope| {
         for thread in 0..2 {
             let (b, turn, cleared) = (&b, &turn, &cleared);
             scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! Threads for stress tests.
+//! Threads and random numbers for tests.
 
 use std::cell::RefCell;
 use std::thread::{Scope, ScopedJoinHandle};
@@ -26,4 +26,26 @@ pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
             thread.join().unwrap();
         }
     });
+}
+
+/// Pseudo-random numbers (xorshift), the same in each run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// `seed` must not be 0.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Returns a number less than `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.next() % n as u64).unwrap()
+    }
 }

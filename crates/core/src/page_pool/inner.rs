@@ -8,14 +8,13 @@
 //! ring is closed each that comes back gives up one. Before it, the last that the giver of a page does to the pool is
 //! to store it in the ring, which whoever takes the pool down waits for.
 
-mod end;
-mod way_back;
-
-pub(super) use way_back::{Keep, give_back};
-
-use super::account::{Account, Directory, State};
+use super::config::{Config, Tag};
+use super::error::{AllocError, CreateError, FreeError, TooManyTags};
+use super::raw::RawPage;
+use super::records::{Directory, PageRecord, State};
+use super::report::{Counts, Holder};
 use super::ring::{Entry, FRAME_BITS, Ring};
-use super::{AllocError, Config, Counts, CreateError, FreeError, Holder, RawPage, SyncOps, Tag, TooManyTags};
+use super::source::SyncOps;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
@@ -31,14 +30,14 @@ const LARGEST_SPAN: u64 = Frame::BYTES << FRAME_BITS;
 const LARGEST_RING: u32 = 1 << 20;
 const MOST_TAGS: usize = (1 << 24) - 1;
 /// More than pages can be out; with as many handles there is still room in 64 bits.
-const BIAS: u64 = 1 << 40;
+pub(super) const BIAS: u64 = 1 << 40;
 
 /// How a hidden chunk goes back: known only where the pool was destroyed.
 pub(super) type ReleaseHidden<S> = unsafe fn(&S, Frame, Order);
 
 /// What becomes of a chunk when its last page is back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Back {
+pub(super) enum Back {
     /// It is released.
     Release,
     /// It is released as one that was hidden.
@@ -49,36 +48,36 @@ enum Back {
 
 /// A run of the source, cut into pages.
 #[derive(Clone, Copy)]
-struct Chunk {
-    frame: Frame,
-    order: Order,
+pub(super) struct Chunk {
+    pub(super) frame: Frame,
+    pub(super) order: Order,
     /// Pages that are not gone, and one more until the pool is taken down. At 0 the chunk goes back.
-    out: u32,
-    back: Back,
+    pub(super) out: u32,
+    pub(super) back: Back,
 }
 
-struct Chunks<S> {
+pub(super) struct Chunks<S> {
     /// By frame, ascending.
-    list: Vec<Chunk>,
+    pub(super) list: Vec<Chunk>,
     /// Pages that owners gave back after the ring was closed, before the bias was replaced.
-    late_owned: u64,
+    pub(super) late_owned: u64,
     /// Pages that came back after the ring was closed.
-    late: u64,
+    pub(super) late: u64,
     /// Known where the pool is being destroyed; by then no chunk is added any more.
-    release_hidden: Option<ReleaseHidden<S>>,
+    pub(super) release_hidden: Option<ReleaseHidden<S>>,
 }
 
 /// Pages that met a full ring. It has room for every page, made where the pool grows, so that a free does not allocate.
-struct Spill {
-    entries: Vec<Entry>,
+pub(super) struct Spill {
+    pub(super) entries: Vec<Entry>,
     /// Second frees that were taken out to make room.
-    sifted: u64,
-    closed: bool,
+    pub(super) sifted: u64,
+    pub(super) closed: bool,
 }
 
 /// The inside of a pool. No lock is taken while another is held.
-pub(super) struct Shared<S: ChunkSource> {
-    keep: AtomicU64,
+pub(super) struct Inner<S: ChunkSource> {
+    pub(super) keep: AtomicU64,
     /// The source's whole span, of which only pages of acquired chunks are reached.
     memory: DmaMemory<'static>,
     iova: Iova,
@@ -87,15 +86,15 @@ pub(super) struct Shared<S: ChunkSource> {
     pub(super) sync: Option<Box<dyn SyncOps>>,
     pub(super) directory: Directory,
     pub(super) ring: Ring,
-    spill: Mutex<Spill>,
-    ring_full: AtomicU64,
-    chunks: Mutex<Chunks<S>>,
+    pub(super) spill: Mutex<Spill>,
+    pub(super) ring_full: AtomicU64,
+    pub(super) chunks: Mutex<Chunks<S>>,
     tags: Mutex<Vec<String>>,
     name: String,
-    source: S,
+    pub(super) source: S,
 }
 
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> Inner<S> {
     pub(super) fn new(
         source: S,
         name: &str,
@@ -159,17 +158,17 @@ impl<S: ChunkSource> Shared<S> {
 
     /// Finds a raw page by its address: a range check and a table. It is one of the pool's; who has it is not said.
     #[inline(always)]
-    pub(super) fn find(&self, page: RawPage) -> Result<(u32, &Account), FreeError> {
+    pub(super) fn find(&self, page: RawPage) -> Result<(u32, &PageRecord), FreeError> {
         let offset = page.ptr.as_ptr().addr().wrapping_sub(self.memory.addr());
         let aligned = offset & (self.page_bytes - 1) == 0;
         let frame = u32::try_from(offset / 4096).ok().filter(|_| offset < self.memory.len());
-        let account = frame.and_then(|frame| Some((frame, self.directory.account(frame)?)));
-        match account {
-            Some((frame, account)) if aligned && account.state() != State::Absent => {
+        let record = frame.and_then(|frame| Some((frame, self.directory.record(frame)?)));
+        match record {
+            Some((frame, record)) if aligned && record.state() != State::Absent => {
                 if page.iova.raw().wrapping_sub(self.iova.raw()) != offset as u64 {
                     return Err(self.wrong_iova(page, frame));
                 }
-                Ok((frame, account))
+                Ok((frame, record))
             }
             _ => Err(self.not_found(page, frame)),
         }
@@ -185,7 +184,7 @@ impl<S: ChunkSource> Shared<S> {
     fn not_found(&self, page: RawPage, frame: Option<u32>) -> FreeError {
         let addr = page.ptr.as_ptr().addr();
         let start = frame.map(|frame| frame & !(self.config.order.frames() - 1));
-        let known = |at: &u32| self.directory.account(*at).is_some_and(|a| a.state() != State::Absent);
+        let known = |at: &u32| self.directory.record(*at).is_some_and(|a| a.state() != State::Absent);
         match start.filter(known) {
             Some(start) => {
                 let page = self.raw_at(start).ptr.as_ptr().addr();
@@ -200,12 +199,12 @@ impl<S: ChunkSource> Shared<S> {
 
     /// Whether the page is out in raw form, and nobody has freed it yet.
     #[inline(always)]
-    pub(super) fn check_raw(account: &Account, page: RawPage) -> Result<(), FreeError> {
-        if account.state() == State::Raw && !account.is_posted() {
+    pub(super) fn check_raw(record: &PageRecord, page: RawPage) -> Result<(), FreeError> {
+        if record.state() == State::Raw && !record.is_posted() {
             return Ok(());
         }
         let addr = page.ptr.as_ptr().addr();
-        Err(match account.state() {
+        Err(match record.state() {
             State::Owned => FreeError::Owned { addr },
             _ => FreeError::DoubleFree { addr },
         })
@@ -259,8 +258,8 @@ impl<S: ChunkSource> Shared<S> {
         let pages = order.frames() / per_page;
         self.directory.make_room(frame, order.frames());
         for page in 0..pages {
-            if let Some(account) = self.directory.account(frame.index() + page * per_page) {
-                account.set_free();
+            if let Some(record) = self.directory.record(frame.index() + page * per_page) {
+                record.set_free();
             }
         }
         let total = {
@@ -301,13 +300,13 @@ impl<S: ChunkSource> Shared<S> {
     /// Whether an entry that came out of the ring is a page that came back, which it then is: free. For the consumer.
     #[inline(always)]
     pub(super) fn accept(&self, entry: Entry) -> bool {
-        let Some(account) = self.directory.account(entry.frame()) else { return false };
+        let Some(record) = self.directory.record(entry.frame()) else { return false };
         let ours = match entry.generation() {
             None => true,
-            Some(generation) => account.state() == State::Raw && account.generation() == generation,
+            Some(generation) => record.state() == State::Raw && record.generation() == generation,
         };
         if ours {
-            account.set_free();
+            record.set_free();
         }
         ours
     }
@@ -338,9 +337,9 @@ impl<S: ChunkSource> Shared<S> {
     /// Who holds the pages that are out, by name. O(pages).
     pub(super) fn holders(&self) -> Vec<Holder> {
         let mut pages = BTreeMap::<u32, u64>::new();
-        self.each_page(&self.chunks.lock().list, |account| {
-            if matches!(account.state(), State::Owned | State::Raw) {
-                *pages.entry(account.tag()).or_default() += 1;
+        self.each_page(&self.chunks.lock().list, |record| {
+            if matches!(record.state(), State::Owned | State::Raw) {
+                *pages.entry(record.tag()).or_default() += 1;
             }
         });
         let tags = self.tags.lock();
@@ -349,11 +348,11 @@ impl<S: ChunkSource> Shared<S> {
         pages.into_iter().map(holder).collect()
     }
 
-    fn each_page(&self, list: &[Chunk], mut each: impl FnMut(&Account)) {
+    pub(super) fn each_page(&self, list: &[Chunk], mut each: impl FnMut(&PageRecord)) {
         for chunk in list {
             let (first, end) = (chunk.frame.index(), chunk.frame.index() + chunk.order.frames());
             let pages = (first..end).step_by(self.config.order.frames() as usize);
-            pages.filter_map(|frame| self.directory.account(frame)).for_each(&mut each);
+            pages.filter_map(|frame| self.directory.record(frame)).for_each(&mut each);
         }
     }
 }

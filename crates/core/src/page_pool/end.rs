@@ -1,16 +1,16 @@
 //! The end of a pool: chunks are hidden, pages are gone, chunks go back.
 
-use super::{BIAS, Back, Chunk, Chunks, ReleaseHidden, Shared};
+use super::error::RevokeError;
+use super::inner::{BIAS, Back, Chunk, Chunks, Inner, ReleaseHidden};
+use super::records::State;
+use super::ring::Entry;
 use crate::dma_pool::ChunkSource;
 use crate::frame::{Frame, Order};
-use crate::page_pool::RevokeError;
-use crate::page_pool::account::State;
-use crate::page_pool::ring::Entry;
 use crate::sync::Ordering;
 
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> Inner<S> {
     /// Takes the device's access to every chunk away; returns how many bytes it keeps, and why.
-    pub(in crate::page_pool) fn hide_all(
+    pub(super) fn hide_all(
         &self,
         hide: impl Fn(&S, Frame, Order) -> Result<(), RevokeError>,
         release_hidden: ReleaseHidden<S>,
@@ -36,7 +36,7 @@ impl<S: ChunkSource> Shared<S> {
     }
 
     /// The chunks that have pages out: their bytes, where there are any.
-    pub(in crate::page_pool) fn still_out(&self) -> (u64, Option<RevokeError>) {
+    pub(super) fn still_out(&self) -> (u64, Option<RevokeError>) {
         let chunks = self.chunks.lock();
         let held = chunks.list.iter().filter(|chunk| chunk.back != Back::Never);
         let bytes = held.map(|chunk| u64::from(chunk.order.frames()) * Frame::BYTES).sum();
@@ -45,11 +45,7 @@ impl<S: ChunkSource> Shared<S> {
 
     /// Closes the ring; every page that is back, and `own`, those of the consumer, is gone from here, and chunks of which
     /// all are go back to the source. `on_stray` counts second frees that were found late. For the consumer, once.
-    pub(in crate::page_pool) fn take_down(
-        &self,
-        own: impl IntoIterator<Item = u32>,
-        mut on_stray: impl FnMut(),
-    ) {
+    pub(super) fn take_down(&self, own: impl IntoIterator<Item = u32>, mut on_stray: impl FnMut()) {
         let mut back = |entry: Entry| {
             let mut chunks = self.chunks.lock();
             if self.accept(entry) {
@@ -69,7 +65,7 @@ impl<S: ChunkSource> Shared<S> {
         let owned = {
             let mut chunks = self.chunks.lock();
             let mut owned = chunks.late_owned;
-            self.each_page(&chunks.list, |account| owned += u64::from(account.state() == State::Owned));
+            self.each_page(&chunks.list, |record| owned += u64::from(record.state() == State::Owned));
             for chunk in &mut chunks.list {
                 chunk.out -= 1;
             }
@@ -85,7 +81,7 @@ impl<S: ChunkSource> Shared<S> {
 
     /// A page that is back is of no more use. Returns which chunk it was of, if that has no other.
     fn gone(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
-        self.directory.account(frame)?.set_gone();
+        self.directory.record(frame)?.set_gone();
         let at = chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
         let chunk = chunks.list.get_mut(at)?;
         chunk.out -= 1;

@@ -1,6 +1,5 @@
-//! The zone's counters.
+//! The counters that a zone's owners share.
 
-use super::zone::Zone;
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 
 /// What a zone has done and has in use, in frames where nothing else is said.
@@ -169,27 +168,24 @@ impl Counters {
     }
 }
 
-impl Zone {
-    /// The counters. Each is exact when nobody works; while others work they may be some steps apart. O(1).
-    pub fn stats(&self) -> FrameStats {
-        let counters = self.counters();
+impl Counters {
+    pub(super) fn stats(&self, frames: u64) -> FrameStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (frees, allocs) = (read(&counters.frees), counters.allocs());
-        let (filled, missed) = (read(&counters.bulk_filled), read(&counters.bulk_missed));
-        let frames = u64::from(self.frames());
+        let (frees, allocs) = (read(&self.frees), self.allocs());
+        let (filled, missed) = (read(&self.bulk_filled), read(&self.bulk_missed));
         FrameStats {
             frames,
             allocs,
             frees,
             in_use: allocs.saturating_sub(frees).min(frames),
-            held: counters.held().min(frames),
-            high_water: read(&counters.high_water).min(frames),
+            held: self.held().min(frames),
+            high_water: read(&self.high_water).min(frames),
             bulk_asked: filled.saturating_add(missed),
             bulk_filled: filled,
-            bulk_partial: read(&counters.bulk_partial),
-            fell_back: read(&counters.fell_back),
-            stolen: read(&counters.stolen),
-            exhausted: read(&counters.exhausted),
+            bulk_partial: read(&self.bulk_partial),
+            fell_back: read(&self.fell_back),
+            stolen: read(&self.stolen),
+            exhausted: read(&self.exhausted),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The quick paths: blocks of the current row, by plain loads and stores.
 
-use super::{Geometry, Owner};
-use crate::dma_pool::row::Form;
+use super::geometry::Geometry;
+use super::owner::Owner;
+use super::row::Form;
 
 impl Owner {
     /// A free block's offset in the span, now handed out; `None` where the current row has none.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
+    pub(super) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
         let (row, bit) = self.current.first()?;
         let offset = self.pop_first(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
@@ -14,15 +15,8 @@ impl Owner {
         Some(offset)
     }
 
-    /// The same without a record that it is handed out.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop_unmarked(&mut self, geometry: &Geometry) -> Option<u64> {
-        let (_, bit) = self.current.first()?;
-        Some(self.pop_first(geometry, bit))
-    }
-
-    #[inline(always)]
-    fn pop_first(&mut self, geometry: &Geometry, bit: u32) -> u64 {
+    pub(super) fn pop_first(&mut self, geometry: &Geometry, bit: u32) -> u64 {
         self.current.drop_first();
         self.count_out(1);
         self.current.offset_of(geometry, bit)
@@ -30,7 +24,7 @@ impl Owner {
 
     /// Fills empty slots with raw blocks of the current row, as far as it goes; returns how many slots from the start are full.
     #[inline(always)]
-    pub(in crate::dma_pool) fn pop_into<B>(
+    pub(super) fn pop_into<B>(
         &mut self,
         geometry: &Geometry,
         slots: &mut [Option<B>],
@@ -57,7 +51,7 @@ impl Owner {
     ///
     /// `false` says nothing about the block: it has to be looked up.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push(&mut self, offset: u64, form: Form) -> bool {
+    pub(super) fn push(&mut self, offset: u64, form: Form) -> bool {
         let Some((row, bit)) = self.current.find(offset) else { return false };
         if !row.is_out(bit, form) {
             return false;
@@ -70,7 +64,7 @@ impl Owner {
 
     /// The same for many raw blocks, up to the first that cannot be taken back so. Returns how many were.
     #[inline(always)]
-    pub(in crate::dma_pool) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
+    pub(super) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
         let current = self.current;
         let (mut blocks, mut pushed) = (0, 0);
         for offset in offsets {
@@ -84,15 +78,6 @@ impl Owner {
         }
         self.put(blocks, pushed);
         usize::try_from(pushed).unwrap_or(0)
-    }
-
-    /// Takes back a block of the current row without a look at whether it is one and in use; `false` where the row has
-    /// to be looked up.
-    #[inline(always)]
-    pub(in crate::dma_pool) fn push_unchecked(&mut self, offset: u64) -> bool {
-        let Some((_, bit)) = self.current.find_unchecked(offset) else { return false };
-        self.put(1 << bit, 1);
-        true
     }
 
     #[inline(always)]

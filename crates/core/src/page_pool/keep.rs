@@ -1,18 +1,18 @@
 //! The way back of a page, and what keeps the pool alive on it.
 
-use super::Shared;
+use super::inner::Inner;
+use super::records::State;
+use super::ring::{Closed, Entry};
 use crate::dma_pool::ChunkSource;
-use crate::page_pool::account::State;
-use crate::page_pool::ring::{Closed, Entry};
 use crate::sync::Ordering;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 /// One reference to what is shared.
-pub(in crate::page_pool) struct Keep<S: ChunkSource>(NonNull<Shared<S>>);
+pub(super) struct Keep<S: ChunkSource>(NonNull<Inner<S>>);
 
-// SAFETY: it is a counted, shared reference to `Shared`, all of whose parts are `Send` and `Sync`: atomics, locks, the
+// SAFETY: it is a counted, shared reference to `Inner`, all of whose parts are `Send` and `Sync`: atomics, locks, the
 // source, and a `SyncOps`.
 unsafe impl<S: ChunkSource> Send for Keep<S> {}
 // SAFETY: as for `Send`.
@@ -20,13 +20,13 @@ unsafe impl<S: ChunkSource> Sync for Keep<S> {}
 
 impl<S: ChunkSource> Keep<S> {
     /// The first reference.
-    pub(in crate::page_pool) fn first(shared: Shared<S>) -> Self {
+    pub(super) fn first(shared: Inner<S>) -> Self {
         shared.keep.fetch_add(1, Ordering::Relaxed);
         Self(NonNull::from(Box::leak(Box::new(shared))))
     }
 
     #[inline(always)]
-    pub(in crate::page_pool) fn as_ptr(&self) -> NonNull<Shared<S>> {
+    pub(super) fn as_ptr(&self) -> NonNull<Inner<S>> {
         self.0
     }
 
@@ -34,7 +34,7 @@ impl<S: ChunkSource> Keep<S> {
     ///
     /// # Safety
     /// The count has one for it, which nobody else gives up.
-    unsafe fn adopt(shared: NonNull<Shared<S>>) -> Self {
+    unsafe fn adopt(shared: NonNull<Inner<S>>) -> Self {
         Self(shared)
     }
 }
@@ -47,9 +47,9 @@ impl<S: ChunkSource> Clone for Keep<S> {
 }
 
 impl<S: ChunkSource> core::ops::Deref for Keep<S> {
-    type Target = Shared<S>;
+    type Target = Inner<S>;
     #[inline(always)]
-    fn deref(&self) -> &Shared<S> {
+    fn deref(&self) -> &Inner<S> {
         // SAFETY: `self` is one of the references that are counted, and the last one frees it.
         unsafe { self.0.as_ref() }
     }
@@ -71,7 +71,7 @@ impl<S: ChunkSource> Drop for Keep<S> {
 /// Each entry is a raw free, the caller having a [`Keep`] (then it may be mistaken); or a page that was handed out as owned and
 /// that is given back this once.
 #[inline]
-pub(in crate::page_pool) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Shared<S>>, entries: &[Entry]) {
+pub(super) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Inner<S>>, entries: &[Entry]) {
     // SAFETY: alive as long as one of the entries is not back (see the module), or as the caller's `Keep`.
     let claim = unsafe { shared.as_ref() }.ring.claim(entries.len());
     // From here the ring waits for what was claimed; the pool may go as soon as it has the last.
@@ -88,7 +88,7 @@ pub(in crate::page_pool) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Sha
 /// # Safety
 /// As for [`give_back`], and there is at least one entry.
 #[cold]
-unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Shared<S>>, entries: &[Entry]) {
+unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Inner<S>>, entries: &[Entry]) {
     // SAFETY: alive as long as one of the entries is not back.
     let shared = unsafe { ptr.as_ref() };
     shared.keep.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +107,7 @@ unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Shared<S>>, entries: &[Ent
     }
 }
 
-impl<S: ChunkSource> Shared<S> {
+impl<S: ChunkSource> Inner<S> {
     fn spill(&self, entries: &[Entry]) -> Result<(), Closed> {
         let mut spill = self.spill.lock();
         if spill.closed {
@@ -131,9 +131,9 @@ impl<S: ChunkSource> Shared<S> {
         entries.sort_unstable();
         entries.dedup();
         entries.retain(|entry| {
-            let account = self.directory.account(entry.frame());
+            let record = self.directory.record(entry.frame());
             entry.generation().is_none_or(|generation| {
-                account.is_some_and(|a| a.state() == State::Raw && a.generation() == generation)
+                record.is_some_and(|a| a.state() == State::Raw && a.generation() == generation)
             })
         });
     }

@@ -2,7 +2,7 @@
 //!
 //! # Who may write what
 //!
-//! While a page is free, or out in raw form, only the consumer writes its account. While a [`Page`](super::Page) owns it,
+//! While a page is free, or out in raw form, only the consumer writes its record. While a [`Page`](super::Page) owns it,
 //! that owner may write its tag, and the holders of its fragments count their shares. A raw free from another thread
 //! writes `posted` and nothing else: whether it counts is decided by the consumer, who compares the *generation* of
 //! the free with the page's own. So a second free can neither disturb a later holder nor be counted twice, and the path
@@ -35,7 +35,7 @@ pub(super) enum State {
 
 /// A frame's account: 16 bytes for each 4096.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(super) struct PageRecord {
     /// The state in the low byte, the holder's tag above.
     word: AtomicU32,
     /// How often the page was handed out in raw form, in 32 bits.
@@ -46,7 +46,7 @@ pub(super) struct Account {
     shares: AtomicU32,
 }
 
-impl Account {
+impl PageRecord {
     fn new() -> Self {
         let zero = || AtomicU32::new(0);
         Self { word: zero(), generation: zero(), posted: zero(), shares: zero() }
@@ -104,7 +104,7 @@ impl Account {
         self.posted.store(generation, Ordering::Relaxed);
     }
 
-    /// The account of the page's shares.
+    /// The record of the page's shares.
     #[inline(always)]
     pub(super) fn shares(&self) -> &AtomicU32 {
         &self.shares
@@ -112,9 +112,9 @@ impl Account {
 }
 
 /// The accounts of 2 MiB of the span.
-struct Region([Account; REGION_FRAMES]);
+struct Region([PageRecord; REGION_FRAMES]);
 
-/// From a frame's number to its account. Regions are made under `&mut`, and found by anybody.
+/// From a frame's number to its record. Regions are made under `&mut`, and found by anybody.
 pub(super) struct Directory(Box<[AtomicPtr<Region>]>);
 
 impl Directory {
@@ -124,9 +124,9 @@ impl Directory {
         Self((0..regions).map(|_| AtomicPtr::new(null_mut())).collect())
     }
 
-    /// The account of a frame, if the pool ever had a chunk near it. Lock-free.
+    /// The record of a frame, if the pool ever had a chunk near it. Lock-free.
     #[inline(always)]
-    pub(super) fn account(&self, frame: u32) -> Option<&Account> {
+    pub(super) fn record(&self, frame: u32) -> Option<&PageRecord> {
         let region = self.0.get((frame >> REGION_SHIFT) as usize)?.load(Ordering::Acquire);
         // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes
         // the borrow; reached by shared references only. The acquire pairs with the release of its publication.
@@ -140,7 +140,7 @@ impl Directory {
         for at in (first.index() >> REGION_SHIFT)..=(last >> REGION_SHIFT) {
             let Some(slot) = self.0.get(at as usize) else { return };
             if slot.load(Ordering::Relaxed).is_null() {
-                let region = Box::new(Region(core::array::from_fn(|_| Account::new())));
+                let region = Box::new(Region(core::array::from_fn(|_| PageRecord::new())));
                 slot.store(Box::into_raw(region), Ordering::Release);
             }
         }

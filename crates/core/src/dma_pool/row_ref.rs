@@ -1,12 +1,12 @@
 //! A reference to a row that is kept in lists.
 
-use super::Row;
+use super::row::Row;
 use crate::sync::{AtomicPtr, Ordering};
 use core::ptr::NonNull;
 
 /// A row, wherever it is kept: valid as long as the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::dma_pool) struct RowRef(NonNull<Row>);
+pub(super) struct RowRef(NonNull<Row>);
 
 // SAFETY: it is a shared reference to a `Row`, which is `Sync`.
 unsafe impl Send for RowRef {}
@@ -15,17 +15,17 @@ impl RowRef {
     /// # Safety
     /// The row must stay where it is, alive, as long as any copy of the value is used.
     #[inline(always)]
-    pub(in crate::dma_pool) unsafe fn new(row: &Row) -> Self {
+    pub(super) unsafe fn new(row: &Row) -> Self {
         Self(NonNull::from(row))
     }
 
-    /// The row as a link of a [`List`](crate::dma_pool::list::List).
-    pub(in crate::dma_pool) fn link(row: Option<Self>) -> *mut Row {
+    /// The row as a link of a list.
+    pub(super) fn link(row: Option<Self>) -> *mut Row {
         row.map_or(core::ptr::null_mut(), |row| row.0.as_ptr())
     }
 
     /// The row that a link leads to: links are only ever made by [`link`](Self::link), from a `RowRef`.
-    pub(in crate::dma_pool) fn follow(at: &AtomicPtr<Row>) -> Option<Self> {
+    pub(super) fn follow(at: &AtomicPtr<Row>) -> Option<Self> {
         NonNull::new(at.load(Ordering::Relaxed)).map(Self)
     }
 }

@@ -1,0 +1,94 @@
+//! Pages that free themselves.
+
+use super::config::Tag;
+use super::inner::Inner;
+use super::keep::give_back;
+use super::ring::Entry;
+use crate::addr::Iova;
+use crate::dma_pool::ChunkSource;
+use crate::mem::DmaMemory;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// A page that goes back to its pool when it is dropped, from any thread; it may outlive the pool.
+///
+/// Dropped, it goes through the ring. [`PagePool::recycle`] is the consumer's quick way back, [`Remote::recycle_all`]
+/// that of other threads for many.
+pub struct Page<S: ChunkSource> {
+    /// Alive as long as the page is out (see `inner`).
+    pub(super) shared: NonNull<Inner<S>>,
+    pub(super) frame: u32,
+    /// How many bytes the device may have written since the page was last synced for it.
+    pub(super) written: u32,
+}
+
+// SAFETY: it is the one owner of its page, of a pool whose shared part is `Send` and `Sync`.
+unsafe impl<S: ChunkSource> Send for Page<S> {}
+// SAFETY: by a shared reference its memory is reached by atomics, and its record by atomics.
+unsafe impl<S: ChunkSource> Sync for Page<S> {}
+
+impl<S: ChunkSource> Page<S> {
+    #[inline(always)]
+    fn shared(&self) -> &Inner<S> {
+        // SAFETY: alive as long as the page is out, which it is until `self` is dropped or taken apart.
+        unsafe { self.shared.as_ref() }
+    }
+
+    /// What the device is told: the page's first byte. It writes from [`Config::offset`] bytes further on.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.shared().raw_at(self.frame).iova
+    }
+
+    /// The page's memory, all of it, to be read and written beside the device.
+    #[inline]
+    pub fn memory(&self) -> DmaMemory<'_> {
+        self.shared().memory_of(self.frame)
+    }
+
+    /// Says who holds the page, for [`PagePool::holders`]. Kept until the page is back.
+    #[inline]
+    pub fn tag(&self, tag: Tag) {
+        if let Some(record) = self.shared().directory.record(self.frame) {
+            record.set_owned(tag.0);
+        }
+    }
+
+    /// Gives the processor what the device wrote: `len` bytes from [`Config::offset`], at most
+    /// [`Config::max_len`]. When the page goes back, only those are synced for the device. On a coherent machine that is
+    /// all bookkeeping.
+    #[inline]
+    pub fn sync_for_cpu(&mut self, len: usize) {
+        let config = self.shared().config;
+        let len = len.min(config.max_len);
+        // At most 2 MiB.
+        self.written = u32::try_from(len).unwrap_or(u32::MAX);
+        if let Some(ops) = &self.shared().sync {
+            self.shared().sync_range(&**ops, self.frame, config.offset, len, false);
+        }
+    }
+
+    /// The page synced for the device, on its way back: from here it is the entry that must go to the ring, once.
+    #[inline(always)]
+    pub(super) fn into_entry(self) -> Entry {
+        self.shared().sync_for_device(self.frame, self.written as usize);
+        let entry = Entry::owned(self.frame);
+        core::mem::forget(self);
+        entry
+    }
+}
+
+impl<S: ChunkSource> Drop for Page<S> {
+    #[inline]
+    fn drop(&mut self) {
+        self.shared().sync_for_device(self.frame, self.written as usize);
+        // SAFETY: the page was handed out as owned, to this value, and comes back with it.
+        unsafe { give_back(self.shared, &[Entry::owned(self.frame)]) };
+    }
+}
+
+impl<S: ChunkSource> fmt::Debug for Page<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("iova", &self.iova()).field("len", &self.memory().len()).finish()
+    }
+}
