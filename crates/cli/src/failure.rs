@@ -1,21 +1,25 @@
-//! What the program ends with.
+//! Why the program failed, and its exit codes.
 
-use crate::copy::error::PumpError;
-use crate::copy::staged::StagedError;
-use crate::memory::MemoryError;
-use crate::open::OpenError;
-use crate::stack::StackError;
-use crate::targets::TargetError;
+use crate::args::job_file::JobFileError;
+use crate::engine::error::EngineError;
+use crate::kernel::KernelError;
+use crate::output::OutputError;
+use crate::setup::error::OpenError;
+use crate::setup::limits::LimitError;
+use crate::setup::memory::MemoryError;
+use crate::setup::stack::StackError;
+use crate::setup::staged::StagedError;
+use crate::targets::error::TargetError;
 use crate::units::ByteSize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What the program ends with; `--help` explains them.
+/// The exit codes; `--help` explains them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exit {
     /// The run failed.
     Failed,
-    /// The command line asks for something that is unknown or impossible.
+    /// The command line asks for something unknown or impossible.
     Usage,
     /// SIGINT, SIGTERM or SIGHUP.
     Interrupted,
@@ -31,133 +35,56 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A number on the command line beyond what there is.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum LimitError {
-    /// `--bs 0`, `--bs 3`.
-    #[error(
-        "--bs {asked}: a request must be a multiple of {block} bytes, the block of {target}, and at least one"
-    )]
-    Block {
-        /// What was asked for.
-        asked: u64,
-        /// The target's block.
-        block: usize,
-        /// The target.
-        target: String,
-    },
-    /// `--bs 1T`.
-    #[error("--bs {asked}: one request to {target} moves at most {limit} bytes ({})", ByteSize(*.limit))]
-    Transfer {
-        /// What was asked for.
-        asked: u64,
-        /// The target's largest request.
-        limit: u64,
-        /// The target.
-        target: String,
-    },
-    /// `--iodepth 0`.
-    #[error("--iodepth 0: at least one request must be in flight")]
-    NoDepth,
-    /// `--iodepth 1000000000`.
-    #[error("--iodepth {asked}: {target} takes at most {limit} requests at a time")]
-    Depth {
-        /// What was asked for.
-        asked: u64,
-        /// The target's limit.
-        limit: u64,
-        /// The target.
-        target: String,
-    },
-    /// A region with no room for one request.
-    #[error("--size {size}: {target} is used in requests of {block} bytes, so it must be at least that")]
-    Region {
-        /// What was asked for.
-        size: u64,
-        /// The size of a request.
-        block: u64,
-        /// The target.
-        target: String,
-    },
-    /// `--numjobs 100 --size 4k`.
-    #[error(
-        "--numjobs {jobs}: {target} is used in {blocks} requests' worth of bytes, and each job needs one at least"
-    )]
-    Jobs {
-        /// What was asked for.
-        jobs: usize,
-        /// How many requests there are.
-        blocks: u64,
-        /// The target.
-        target: String,
-    },
-    /// A size where the target has one of its own.
-    #[error("--size {size}: {target} has only {capacity} bytes")]
-    Beyond {
-        /// What was asked for.
-        size: u64,
-        /// What it has.
-        capacity: u64,
-        /// The target.
-        target: String,
-    },
-    /// `io NEW-FILE` without a size.
-    #[error(
-        "{0} does not exist: say with --size how large it shall be made for the run, or name a file that exists"
-    )]
-    SizeNeeded(String),
-    /// A source that would be all zeroes.
-    #[error("{0} as a source holds nothing but zeroes: name a file or an image")]
-    EmptySource(String),
-}
-
-/// Why the program does not end with 0.
+/// Why the program failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// A number on the command line is beyond what there is.
+    /// A number on the command line exceeds a limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The run needs more memory than there is.
+    /// The run needs more memory than is available.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A job file cannot be run.
+    #[error(transparent)]
+    JobFile(#[from] JobFileError),
     /// A target could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The memory could not be had.
+    /// The memory stack could not be set up.
     #[error(transparent)]
     Stack(#[from] StackError),
-    /// The bytes were not all moved.
+    /// An engine ended early.
     #[error(transparent)]
-    Pump(#[from] PumpError),
-    /// The destination could not be prepared or finished.
+    Engine(#[from] EngineError),
+    /// The destination could not be created or committed.
     #[error(transparent)]
     Staged(#[from] StagedError),
-    /// A target's medium is too small.
-    #[error("{target} has {capacity} bytes and {needed} are needed: name one of {} or more", crate::units::ByteSize(*.needed))]
+    /// A target is too small.
+    #[error("{target} has {capacity} bytes and {needed} are needed: name one of {} or more", ByteSize(*.needed))]
     TooSmall {
         /// The target.
         target: String,
-        /// What it has.
+        /// Its capacity.
         capacity: u64,
-        /// What is needed.
+        /// How many bytes are needed.
         needed: u64,
     },
-    /// The source is longer than it was.
+    /// The source has grown.
     #[error(
-        "{name} grew from {before} to {after} bytes while it was read: copy it again when nobody writes it"
+        "{name} grew from {before} to {after} bytes while it was read: copy it again when no program writes it"
     )]
     SourceGrew {
         /// The source.
         name: String,
-        /// Bytes at the start.
+        /// Its length at the start.
         before: u64,
-        /// Bytes at the end.
+        /// Its length at the end.
         after: u64,
     },
-    /// What was read back differs.
+    /// Source and destination differ.
     #[error(
-        "{destination} is not what {source_name} is (SHA-256 {wrote} and {read}), so it was not kept: \
-         either the source was written meanwhile, or a device failed; try again, then check the devices"
+        "{destination} differs from {source_name} (SHA-256 {destination_hash} and {source_hash}) and was removed: the \
+         source was written meanwhile, or a device failed; try again, then check the devices"
     )]
     Differs {
         /// The source.
@@ -165,46 +92,43 @@ pub(crate) enum Failure {
         /// The destination.
         destination: String,
         /// The hash of the source.
-        read: String,
+        source_hash: String,
         /// The hash of the destination.
-        wrote: String,
+        destination_hash: String,
     },
-    /// A device was not given to VFIO, or not given back.
+    /// A device could not be bound or unbound.
     #[error(transparent)]
     Bind(#[from] pinfold::pci::BindError),
-    /// A suite was not measured.
+    /// A suite failed.
     #[error(transparent)]
     Bench(#[from] pinfold_bench::BenchError),
-    /// The kernel's side of a comparison was not measured.
+    /// The kernel's driver could not be measured.
     #[error(transparent)]
-    Kernel(#[from] crate::bench::kernel::KernelError),
-    /// A picture could not be written.
-    #[error("{} could not be written: {error}; name a folder that may be written with --plot", path.display())]
+    Kernel(#[from] KernelError),
+    /// A plot could not be written.
+    #[error("{} could not be written: {error}; name a writable folder with --plot", path.display())]
     Plot {
-        /// The picture, or its folder.
+        /// The plot, or its folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The handlers for signals could not be set.
-    #[error("handlers for signals could not be set: {0}")]
+    /// The signal handlers could not be installed.
+    #[error("handlers for signals could not be installed: {0}")]
     Signals(std::io::Error),
-    /// What was to be printed could not be.
-    #[error("standard output could not be written: {0}")]
-    Output(std::io::Error),
-    /// What was to be printed could not be put into JSON.
-    #[error("the account could not be put into JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    /// The report could not be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
 }
 
 impl From<TargetError> for Failure {
     fn from(error: TargetError) -> Self {
-        Self::Pump(error.into())
+        Self::Engine(error.into())
     }
 }
 
 impl Failure {
-    /// What happened and what to do, on one line: a name may hold line ends, and what a terminal takes for commands.
+    /// Formats what happened and what to do, on one line: names may contain line ends and terminal escapes.
     pub(crate) fn line(&self) -> String {
         let mut line = String::new();
         for c in self.to_string().chars() {
@@ -213,11 +137,14 @@ impl Failure {
         line
     }
 
-    /// What the program ends with.
+    /// Returns the exit code.
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Limit(_) | Self::Memory(_) | Self::Open(OpenError::Memory(_)) => Exit::Usage,
-            Self::Pump(PumpError::Interrupted) => Exit::Interrupted,
+            Self::Limit(_)
+            | Self::Memory(_)
+            | Self::JobFile(_)
+            | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. }) => Exit::Usage,
+            Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }
     }

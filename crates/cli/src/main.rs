@@ -1,66 +1,66 @@
-//! The `pinfold` program.
+//! The `pinfold` program. A module imports only from those below it:
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
-//! | [`args`], [`units`], [`limits`], [`man`] | the command line, how sizes are written, what numbers may be, the page |
-//! | [`copy`], [`io`], [`doctor`], [`nvme`], [`pools`], [`mod@bench`], [`bind`] | the commands |
-//! | [`open`], [`stack`], [`memory`], [`fixes`] | from names to targets; the memory stack of a run, what it needs, what gets it more |
-//! | [`target`], [`lane`] | what bytes are read from and written to; the requests in flight at one, and their times |
-//! | [`account`], [`latency`], [`output`] | what a run did, as text and as JSON |
-//! | [`signal`], [`progress`], [`failure`] | stopping, showing, and saying what went wrong |
+//! | [`commands`], [`failure`] | the commands; why one failed |
+//! | [`report`] | what a run did, as text, as JSON, and as fio's JSON |
+//! | [`setup`], [`engine`] | from names to open targets and their memory; the engines that keep requests in flight |
+//! | [`targets`] | what bytes are read from and written to |
+//! | [`args`], [`man`] | the command line and the man page |
+//! | [`kernel`] | fio on the kernel's driver, for `bench` |
+//! | [`units`], [`histogram`], [`random`], [`output`], [`signal`], [`progress`] | the basis of all |
 #![forbid(unsafe_code)]
-// They panic where the stream cannot be written: `output` prints.
+// They panic if the stream cannot be written: `output` prints.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod account;
 mod args;
-mod bench;
-mod bind;
-mod copy;
-mod doctor;
+mod commands;
+mod engine;
 mod failure;
-mod fixes;
-mod io;
-mod lane;
-mod latency;
-mod limits;
+mod histogram;
+mod kernel;
 mod man;
-mod memory;
-mod nvme;
-mod open;
 mod output;
-mod pools;
 mod progress;
+mod random;
+mod report;
+mod setup;
 mod signal;
-mod stack;
 mod targets;
 mod units;
 
 use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
+use commands::{bench, bind, copy, doctor, io, nvme, pools};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
-    let done = match Cli::try_parse() {
-        Ok(cli) => {
-            log(cli.verbose);
-            run(cli.command).map(|()| ExitCode::SUCCESS)
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, args::io::given(&matches)))
+    });
+    let result = match parsed {
+        Ok((cli, given)) => {
+            init_log(cli.verbose);
+            run(cli.command, &given).map(|()| ExitCode::SUCCESS)
         }
         Err(message) => output::clap(&message)
-            .map(|()| if message.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS }),
+            .map(|()| if message.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS })
+            .map_err(Failure::from),
     };
-    done.unwrap_or_else(|failure| {
+    result.unwrap_or_else(|failure| {
         output::error(failure.line());
         failure.exit().into()
     })
 }
 
-fn run(command: Command) -> Result<(), Failure> {
+/// Runs a command; `given` are the options of `io` on the command line.
+fn run(command: Command, given: &[String]) -> Result<(), Failure> {
     match command {
         Command::Copy(args) => copy::run(&args),
-        Command::Io(args) => io::run(&args),
+        Command::Io(args) => io::run(&args, given),
         Command::Doctor(args) => doctor::run(args),
         Command::Nvme(args) => nvme::run(&args),
         Command::Pools(args) => pools::run(args),
@@ -70,14 +70,14 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
-            output::bytes(&script)
+            Ok(output::bytes(&script)?)
         }
-        Command::Man => output::bytes(&man::page(Cli::command()).map_err(Failure::Output)?),
+        Command::Man => Ok(output::bytes(&man::page(Cli::command()).map_err(output::OutputError::Write)?)?),
     }
 }
 
-/// What the floors below have to say goes to standard error: warnings always, more if asked.
-fn log(verbose: u8) {
+/// Logs the libraries' messages on standard error: warnings always, more on request.
+fn init_log(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::DEBUG,

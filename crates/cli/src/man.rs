@@ -4,7 +4,7 @@ use clap::Command;
 use clap_mangen::Man;
 use std::io;
 
-/// The page.
+/// Renders the page.
 pub(crate) fn page(mut cli: Command) -> io::Result<Vec<u8>> {
     cli.build();
     let mut page = Vec::new();
@@ -30,18 +30,23 @@ fn heading(page: &mut Vec<u8>, text: &str) {
     page.extend_from_slice(format!(".SH \"{text}\"\n").as_bytes());
 }
 
-/// What `--help` says behind the options, line by line as it is there.
+/// Writes what `--help` prints after the options: paragraphs are filled, and indented as they are there.
 fn notes(page: &mut Vec<u8>, command: &Command) {
     let Some(text) = command.get_after_long_help() else { return };
-    page.extend_from_slice(b".SS NOTES\n.nf\n");
+    page.extend_from_slice(b".SS NOTES\n");
     for line in text.to_string().lines() {
-        page.extend_from_slice(escaped(line).as_bytes());
-        page.push(b'\n');
+        let text = line.trim_start();
+        let indent = line.len() - text.len();
+        let line = match (text.is_empty(), indent) {
+            (true, _) => ".sp\n".to_owned(),
+            (false, 0) => format!(".br\n{}\n", escaped(text)),
+            (false, _) => format!(".br\n.in +{indent}n\n{}\n.br\n.in -{indent}n\n", escaped(text)),
+        };
+        page.extend_from_slice(line.as_bytes());
     }
-    page.extend_from_slice(b".fi\n");
 }
 
-/// A line that troff prints as it is.
+/// Returns the line so that troff prints it unchanged.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-");
     if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line }
@@ -52,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_no_requests() {
+    fn lines_are_not_requests() {
         assert_eq!(escaped(".fi -x \\"), "\\&.fi \\-x \\e");
     }
 }

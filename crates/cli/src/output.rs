@@ -1,47 +1,62 @@
-//! What the program prints on standard output, where a reader that went away is no failure, and on standard error, where
-//! nothing is.
+//! Standard output and standard error. A reader that closed its end of the pipe is not a failure.
 
-use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 
+/// Why nothing was printed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OutputError {
+    /// Standard output cannot be written.
+    #[error("standard output could not be written: {0}")]
+    Write(#[from] io::Error),
+    /// The report cannot be represented as JSON.
+    #[error("cannot write the report as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
 /// Prints `text`.
-pub(crate) fn text(text: &str) -> Result<(), Failure> {
+pub(crate) fn text(text: &str) -> Result<(), OutputError> {
     bytes(text.as_bytes())
 }
 
 /// Prints `value` as one JSON object on one line.
-pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn json(value: &impl Serialize) -> Result<(), OutputError> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     bytes(&line)
 }
 
-/// Prints `bytes`.
-pub(crate) fn bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    printed(out.write_all(bytes).and_then(|()| out.flush()))
+/// Prints `value` as indented JSON.
+pub(crate) fn pretty_json(value: &impl Serialize) -> Result<(), OutputError> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    bytes(&text)
 }
 
-/// Prints what clap has to say, `--help` and `--version` on standard output, and returns whether it could be printed.
-pub(crate) fn clap(message: &clap::Error) -> Result<(), Failure> {
-    let text = message.print();
+/// Prints `bytes`.
+pub(crate) fn bytes(bytes: &[u8]) -> Result<(), OutputError> {
+    let mut out = io::stdout().lock();
+    ignore_broken_pipe(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
+/// Prints clap's message: `--help` and `--version` on standard output, errors on standard error.
+pub(crate) fn clap(message: &clap::Error) -> Result<(), OutputError> {
+    let printed = message.print();
     if message.use_stderr() {
         return Ok(());
     }
-    printed(text.and_then(|()| io::stdout().flush()))
+    ignore_broken_pipe(printed.and_then(|()| io::stdout().flush()))
 }
 
-fn printed(result: io::Result<()>) -> Result<(), Failure> {
+fn ignore_broken_pipe(result: io::Result<()>) -> Result<(), OutputError> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(Failure::Output),
+        other => Ok(other?),
     }
 }
 
-/// Prints one line on standard error. Where that cannot be written (a full disk) there is nowhere left to say so, and the
-/// exit code tells.
+/// Prints one line on standard error. If that cannot be written either (a full disk), only the exit code tells.
 pub(crate) fn error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "pinfold: {line}");
 }

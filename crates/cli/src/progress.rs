@@ -1,24 +1,24 @@
-//! A bar on a terminal; nothing in a pipe.
+//! A progress bar, on a terminal only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// How far a phase has come. Drawn on standard error, and only where that is a terminal.
+/// The progress of a phase, drawn on standard error if that is a terminal.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Where the time alone ends it.
+    /// When it began, if only its runtime ends it.
     began: Option<Instant>,
 }
 
 impl Progress {
-    /// A bar of `total` bytes with `title` before it.
+    /// Creates a bar of `total` bytes, preceded by `title`.
     pub(crate) fn new(title: &str, total: u64) -> Self {
         let template = "{prefix:<16} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         Self { bar: bar(title, total, template), began: None }
     }
 
-    /// A bar of `runtime`, whatever is done meanwhile.
+    /// Creates a bar of `runtime`, independent of the bytes.
     pub(crate) fn timed(title: &str, runtime: Duration) -> Self {
         let total = u64::try_from(runtime.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -27,13 +27,13 @@ impl Progress {
         }
     }
 
-    /// One that is never drawn.
+    /// Creates a bar that is never drawn.
     #[cfg(test)]
     pub(crate) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), began: None }
     }
 
-    /// `bytes` more are done.
+    /// Advances by `bytes`.
     pub(crate) fn add(&self, bytes: u64) {
         match self.began {
             None => self.bar.inc(bytes),
@@ -44,7 +44,7 @@ impl Progress {
     }
 }
 
-/// It has no thread that draws it: one could not always be started.
+/// Creates a bar without a thread to draw it, which could not always be started.
 fn bar(title: &str, total: u64, template: &str) -> ProgressBar {
     // `stderr` draws nothing where standard error is not a terminal.
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
@@ -56,7 +56,7 @@ fn bar(title: &str, total: u64, template: &str) -> ProgressBar {
 }
 
 impl Drop for Progress {
-    /// The bar goes away; what is worth keeping is in the account.
+    /// Removes the bar; the report has the figures.
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_time_alone_ends_it_the_bar_shows_the_time() {
+    fn the_bar_of_a_timed_run_shows_the_time() {
         let timed = Progress::timed("running", Duration::from_secs(3600));
         timed.add(u64::MAX / 2);
         assert_eq!(timed.bar.length(), Some(3_600_000));

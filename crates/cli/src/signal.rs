@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP: a flag that the loops look at, so that what was begun is taken back before the program ends;
-//! and an end in bounded time where that cannot be done.
+//! SIGINT, SIGTERM and SIGHUP: a flag that the engines check, so that unfinished work is undone before the program ends,
+//! and a bound on the time this may take.
 
 use crate::output;
 use pinfold::Signals;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long after the first signal the program may take to end by itself.
+/// How long the program may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(10);
-/// What the program ends with then, as where it takes everything back.
+/// The exit code after a signal.
 const INTERRUPTED: i32 = 130;
 
 /// Whether the user, or another job, has asked to stop.
@@ -22,12 +22,12 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// From here on the first SIGINT, SIGTERM or SIGHUP raises the flag. The second one, or 10 s, ends the program, even
-    /// while its other threads wait for a file system that does not answer. Signals that were ignored stay ignored.
-    /// SIGXFSZ (`ulimit -f`) ends nothing: the write that went too far fails, and is taken back as any other that fails.
+    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. A second one, or 10 s, ends the program, even while
+    /// its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
+    /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
     ///
     /// # Errors
-    /// A signal cannot be blocked, or the thread that waits for them cannot be started.
+    /// A signal cannot be blocked, or the thread that waits for the signals cannot be started.
     pub(crate) fn catch() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let blocked = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
@@ -41,13 +41,13 @@ impl Interrupt {
         Ok(Self { flag, parent: None })
     }
 
-    /// Whether one of the signals has come, or the flag was raised.
-    pub(crate) fn asked(&self) -> bool {
+    /// Returns whether a signal has arrived or the flag was raised.
+    pub(crate) fn is_raised(&self) -> bool {
         let set = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
         set(&self.flag) || self.parent.as_ref().is_some_and(set)
     }
 
-    /// One that is raised with this one, and can be raised by itself.
+    /// Returns an interrupt that is raised with this one, and can be raised separately.
     pub(crate) fn child(&self) -> Self {
         Self { flag: Arc::default(), parent: Some(self.flag.clone()) }
     }
@@ -63,10 +63,10 @@ fn watch(signals: Signals, raised: &AtomicBool) {
     raised.store(true, Ordering::Relaxed);
     let why = match signals.wait(Some(GRACE)) {
         Some(_) => "interrupted again".to_owned(),
-        None => format!("interrupted, and requests are still not over after {} s", GRACE.as_secs()),
+        None => format!("interrupted, and requests have not completed after {} s", GRACE.as_secs()),
     };
     output::error(format_args!(
-        "{why}: ended without taking back what was begun; a temporary file (.pinfold-*.part) may be left"
+        "{why}: ended without cleaning up; a temporary file (.pinfold-*.part) may remain"
     ));
     signal_hook::low_level::exit(INTERRUPTED);
 }

@@ -1,26 +1,24 @@
-//! Sizes and times as people write and read them. Letters are binary: `k` is 1024.
+//! Sizes and times as users write and read them. Suffixes are binary: `k` is 1024.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes: `4096`, `4k`, `8M`, `1G`, `2T`, with or without `iB` or `B` behind the letter.
+/// A number of bytes: `4096`, `4k`, `8M`, `1G`, `2T`, optionally followed by `iB` or `B`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
 /// Why a word is not a size.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum SizeError {
-    /// It does not start with digits, or the letter is unknown.
-    #[error(
-        "{0:?} is not a size: write a whole number and, if you like, one of k, M, G, T (1k is 1024 bytes)"
-    )]
+    /// It does not start with digits, or the suffix is unknown.
+    #[error("{0:?} is not a size: write a whole number, optionally with k, M, G or T (1k is 1024 bytes)")]
     Word(String),
-    /// It is not two sizes, the lesser one first.
-    #[error("{0:?} is not a range of sizes: write the least and the most, for example 512-1M")]
+    /// It is not two sizes in ascending order.
+    #[error("{0:?} is not a range of sizes: write the minimum and the maximum, for example 512-1M")]
     Range(String),
     /// It does not fit.
-    #[error("{0:?} is more bytes than 64 bits count: the limit is 16777215T")]
+    #[error("{0:?} exceeds 64 bits: the limit is 16777215T")]
     TooLarge(String),
 }
 
@@ -47,21 +45,26 @@ impl FromStr for ByteSize {
     }
 }
 
-/// From one number of bytes to another that is no less: `512-1M`.
+/// A range of sizes: `512-1M`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct SizeRange(pub(crate) ByteSize, pub(crate) ByteSize);
+pub(crate) struct SizeRange {
+    /// The least.
+    pub(crate) min: ByteSize,
+    /// The greatest, no less than `min`.
+    pub(crate) max: ByteSize,
+}
 
 impl FromStr for SizeRange {
     type Err = SizeError;
 
     fn from_str(word: &str) -> Result<Self, SizeError> {
-        let (least, most) = word.split_once('-').ok_or_else(|| SizeError::Range(word.to_owned()))?;
-        let (least, most) = (least.parse()?, most.parse()?);
-        if least > most { Err(SizeError::Range(word.to_owned())) } else { Ok(Self(least, most)) }
+        let (min, max) = word.split_once('-').ok_or_else(|| SizeError::Range(word.to_owned()))?;
+        let (min, max) = (min.parse()?, max.parse()?);
+        if min > max { Err(SizeError::Range(word.to_owned())) } else { Ok(Self { min, max }) }
     }
 }
 
-/// A time as fio writes it: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `1d`. From 1 ms to a day.
+/// A duration as fio writes it: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `1d`. From 1 ms to a day.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TimeSpan(pub(crate) Duration);
 
@@ -69,9 +72,9 @@ pub(crate) struct TimeSpan(pub(crate) Duration);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum TimeError {
     /// It does not start with digits, or the unit is unknown.
-    #[error("{0:?} is not a time: write a whole number of seconds, or one with ms, s, m, h or d behind it")]
+    #[error("{0:?} is not a time: write a whole number of seconds, or one followed by ms, s, m, h or d")]
     Word(String),
-    /// It is none, or too long.
+    /// It is zero or too long.
     #[error("{0:?} is not between 1ms and 1d")]
     Outside(String),
 }
@@ -100,17 +103,42 @@ impl FromStr for TimeSpan {
     }
 }
 
+/// Percentiles as fio writes them: `50:99:99.9`.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Percentiles(pub(crate) Vec<f64>);
+
+/// Why a word is not a list of percentiles.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{0:?} is not a list of percentiles: write 1 to 20 numbers above 0, at most 100, for example 50:99:99.9"
+)]
+pub(crate) struct PercentilesError(String);
+
+impl FromStr for Percentiles {
+    type Err = PercentilesError;
+
+    fn from_str(word: &str) -> Result<Self, PercentilesError> {
+        let number =
+            |text: &str| text.parse::<f64>().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+        let numbers: Option<Vec<f64>> = word.split(':').map(number).collect();
+        let mut numbers =
+            numbers.filter(|list| list.len() <= 20).ok_or_else(|| PercentilesError(word.to_owned()))?;
+        numbers.sort_by(f64::total_cmp);
+        Ok(Self(numbers))
+    }
+}
+
 impl ByteSize {
-    /// As it is written on a command line: `512M`.
-    pub(crate) fn word(self) -> String {
-        let letters = [("T", 40), ("G", 30), ("M", 20), ("k", 10)];
-        let fits = letters.iter().find(|(_, shift)| self.0 > 0 && self.0.trailing_zeros() >= *shift);
-        fits.map_or_else(|| self.0.to_string(), |(letter, shift)| format!("{}{letter}", self.0 >> shift))
+    /// Formats it as on a command line: `512M`.
+    pub(crate) fn to_arg(self) -> String {
+        let suffixes = [("T", 40), ("G", 30), ("M", 20), ("k", 10)];
+        let fits = suffixes.iter().find(|(_, shift)| self.0 > 0 && self.0.trailing_zeros() >= *shift);
+        fits.map_or_else(|| self.0.to_string(), |(suffix, shift)| format!("{}{suffix}", self.0 >> shift))
     }
 }
 
 impl fmt::Display for ByteSize {
-    /// Exactly where a letter allows it (`8 MiB`), with one decimal where not (`1.5 MiB`), bytes below 1024.
+    /// Writes it exactly where a unit allows it (`8 MiB`), else with one decimal (`1.5 MiB`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut unit, mut shift) = ("B", 0);
         for (name, at) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)] {
@@ -127,7 +155,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A whole number with commas between its thousands: `1,048,576`.
+/// Formats a number with commas between its thousands: `1,048,576`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -140,12 +168,12 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// `singular` for one, else with an `s`: `1 segment`, `2 segments`.
+/// Formats a number of things: `1 segment`, `2 segments`.
 pub(crate) fn counted(number: u64, singular: &str) -> String {
     format!("{} {singular}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// Nanoseconds in the unit that leaves up to three digits before the point: `950 ns`, `12.5 µs`, `3.20 ms`.
+/// Formats nanoseconds in the unit that leaves up to three digits before the point: `950 ns`, `3.20 ms`.
 pub(crate) fn time(ns: u64) -> String {
     let ns = ns as f64;
     match ns {
@@ -165,13 +193,13 @@ fn three_digits(value: f64, unit: &str) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// How many a second: `count` in `elapsed`, 0 where no time has passed.
+/// Returns `count` per second of `elapsed`; 0 if no time has passed.
 pub(crate) fn per_second(count: u64, elapsed: Duration) -> f64 {
     let seconds = elapsed.as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// Bytes a second as text: `1.2 GiB/s`.
+/// Formats bytes per second: `1.2 GiB/s`.
 pub(crate) fn rate(bytes: u64, elapsed: Duration) -> String {
     // Whole bytes are exact enough to print; the cast saturates.
     #[expect(clippy::cast_possible_truncation, reason = "a rate rounded to whole bytes; `as` saturates")]
@@ -184,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_fios() {
+    fn durations_are_parsed_as_by_fio() {
         for (word, ms) in [("10", 10_000), ("2s", 2000), ("500ms", 500), ("2m", 120_000), ("1d", 86_400_000)]
         {
             assert_eq!(word.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{word}");
@@ -198,9 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_two_sizes_the_lesser_one_first() {
-        assert_eq!("512-1M".parse(), Ok(SizeRange(ByteSize(512), ByteSize(1 << 20))));
-        assert_eq!("4k-4k".parse(), Ok(SizeRange(ByteSize(4096), ByteSize(4096))));
+    fn percentiles_are_sorted_and_bounded() {
+        assert_eq!("99.9:50".parse(), Ok(Percentiles(vec![50.0, 99.9])));
+        for word in ["", "50:", "0", "101", "fifty", "50,99", "NaN"] {
+            assert_eq!(word.parse::<Percentiles>(), Err(PercentilesError(word.to_owned())), "{word}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_two_sizes_in_order() {
+        assert_eq!("512-1M".parse(), Ok(SizeRange { min: ByteSize(512), max: ByteSize(1 << 20) }));
+        assert_eq!("4k-4k".parse(), Ok(SizeRange { min: ByteSize(4096), max: ByteSize(4096) }));
         for word in ["", "512", "1M-512"] {
             assert_eq!(word.parse::<SizeRange>(), Err(SizeError::Range(word.to_owned())));
         }
@@ -236,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_print_exactly_where_they_can() {
+    fn sizes_are_exact_where_a_unit_allows_it() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -250,16 +286,16 @@ mod tests {
     }
 
     #[test]
-    fn words_read_back_as_what_they_were() {
+    fn arguments_parse_as_what_was_formatted() {
         for (bytes, word) in [(0, "0"), (1000, "1000"), (1536, "1536"), (512 << 20, "512M"), (3 << 40, "3T")]
         {
-            assert_eq!(ByteSize(bytes).word(), word);
+            assert_eq!(ByteSize(bytes).to_arg(), word);
             assert_eq!(word.parse(), Ok(ByteSize(bytes)));
         }
     }
 
     #[test]
-    fn numbers_times_and_rates_read_well() {
+    fn numbers_times_and_rates_are_formatted() {
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([1, 2].map(|n| counted(n, "wait")), ["1 wait", "2 waits"]);
         assert_eq!(

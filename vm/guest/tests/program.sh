@@ -33,7 +33,7 @@ program_uses_and_returns_hugepages() {
 # The kernel's own disks, as they are met on a machine without anything taken from the kernel.
 program_uses_block_devices() {
     node=$(disk $nvme1 1)
-    refused 'holds data that would be written over' pinfold io "$node" --rw randwrite --size 16M
+    refused 'holds data that would be overwritten' pinfold io "$node" --rw randwrite --size 16M
     pinfold io "$node" --rw randrw --bsrange 4k-256k --iodepth 16 --number-ios 500 --size 16M --verify --force >/tmp/io
     has /tmp/io '^Verified: 500 requests'
     pinfold copy "$node" /tmp/whole --size 16M --verify

@@ -1,9 +1,10 @@
-//! A target in a vector, for tests: it completes in a scrambled order, ends early, fails where it is told to, and
-//! checks what is asked of it.
+//! A target in a vector, for tests: it completes in random order, ends early, injects failures, and checks its requests.
 
-use super::{Bytes, Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
+use super::error::TargetError;
+use super::target::{Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo};
+use crate::random::Random;
 
-impl Bytes for Vec<u8> {
+impl DataBuffer for Vec<u8> {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         to.copy_from_slice(&self[at..at + to.len()]);
         Ok(())
@@ -18,14 +19,14 @@ impl Bytes for Vec<u8> {
     }
 }
 
-/// What a fake does at a request.
+/// An injected failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// Completes with an error.
     Fail,
-    /// Refuses it at the door.
-    Refuse,
-    /// Completes with an error and keeps the buffer.
+    /// Rejects the request at submission.
+    Reject,
+    /// Completes with an error and quarantines the buffer.
     Quarantine,
 }
 
@@ -33,28 +34,30 @@ pub(crate) enum Fault {
 #[derive(Debug)]
 pub(crate) struct Fake<B = Vec<u8>> {
     pub(crate) data: Vec<u8>,
-    pub(crate) info: Info,
+    pub(crate) info: TargetInfo,
     pub(crate) in_flight: Vec<Request<B>>,
-    /// The request number at which something goes wrong, and what.
+    /// The number of the request at which a failure is injected.
     pub(crate) fault: Option<(usize, Fault)>,
-    /// After so many requests the data ends here.
+    /// After this many requests the data is truncated to this length.
     pub(crate) shrink: Option<(usize, usize)>,
     pub(crate) requests: usize,
-    pub(crate) at_most: usize,
+    /// The most requests that were in flight.
+    pub(crate) peak: usize,
     pub(crate) synced: bool,
     is_direct: bool,
-    random: u64,
+    random: Random,
 }
 
-impl<B: Bytes> Fake<B> {
+impl<B: DataBuffer> Fake<B> {
     pub(crate) fn new(data: Vec<u8>, block: usize) -> Self {
-        let info = Info {
+        let info = TargetInfo {
             name: "fake".into(),
             capacity: Some(data.len() as u64),
             block,
-            unit: block,
+            alignment: block,
             max_depth: 1024,
             max_transfer: usize::MAX,
+            no_trim: None,
         };
         Self {
             data,
@@ -63,16 +66,16 @@ impl<B: Bytes> Fake<B> {
             fault: None,
             shrink: None,
             requests: 0,
-            at_most: 0,
+            peak: 0,
             synced: false,
             is_direct: false,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Random::new(1),
         }
     }
 
-    /// Of a file that was opened past the page cache for multiples of `unit` bytes: it takes no others.
-    pub(crate) fn direct(mut self, unit: usize) -> Self {
-        (self.info.block, self.info.unit, self.is_direct) = (1, unit, true);
+    /// Behaves as a file that bypasses the page cache: it accepts only multiples of `alignment` bytes.
+    pub(crate) fn direct(mut self, alignment: usize) -> Self {
+        (self.info.block, self.info.alignment, self.is_direct) = (1, alignment, true);
         self
     }
 
@@ -81,96 +84,94 @@ impl<B: Bytes> Fake<B> {
         self
     }
 
-    fn random(&mut self, below: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        usize::try_from(self.random % below as u64).unwrap()
+    fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.random.below(limit as u64)).unwrap()
     }
 
-    fn carry_out(&mut self, mut request: Request<B>) -> Done<B> {
-        let at = usize::try_from(request.offset).unwrap();
-        let len = match request.way {
+    fn execute(&mut self, Request { io, mut buffer }: Request<B>) -> Completion<B> {
+        let at = usize::try_from(io.offset).unwrap();
+        let len = match io.direction {
             IoDirection::Read => {
-                let len = request.len.min(self.data.len().saturating_sub(at));
-                let from = self.data.get(at..at + len).unwrap_or_default();
-                request.buffer.write_at(0, from).unwrap();
+                let len = io.len.min(self.data.len().saturating_sub(at));
+                buffer.write_at(0, self.data.get(at..at + len).unwrap_or_default()).unwrap();
                 len
             }
             IoDirection::Write => {
-                let padded = request.len.next_multiple_of(self.info.block);
+                let padded = io.len.next_multiple_of(self.info.block);
                 let end = at + padded;
                 let mut bytes = vec![0; padded];
-                request.buffer.read_at(0, &mut bytes).unwrap();
-                assert!(bytes[request.len..].iter().all(|&byte| byte == 0), "old bytes leak");
+                buffer.read_at(0, &mut bytes).unwrap();
+                assert!(bytes[io.len..].iter().all(|&byte| byte == 0), "old bytes leak");
                 if self.data.len() < end {
                     assert_eq!(self.info.capacity, None, "past the end of a target that does not grow");
                     self.data.resize(end, 0xee);
                 }
                 self.data[at..end].copy_from_slice(&bytes);
-                // What a device leaves behind: the next user must not take it for its own.
-                request.buffer.write_at(0, &vec![0xdd; padded]).unwrap();
-                request.len
+                // The next user of the buffer must not mistake this for its own data.
+                buffer.write_at(0, &vec![0xdd; padded]).unwrap();
+                io.len
+            }
+            IoDirection::Trim => {
+                self.data[at..at + io.len].fill(0);
+                io.len
             }
         };
-        Done { slot: request.slot, buffer: Some(request.buffer), result: Ok(len) }
+        Completion { io, buffer: Some(buffer), result: Ok(len) }
     }
 }
 
-impl<B: Bytes> Target<B> for Fake<B> {
-    fn info(&self) -> &Info {
+impl<B: DataBuffer> Target<B> for Fake<B> {
+    fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
-        assert!(request.offset.is_multiple_of(self.info.block as u64));
-        assert!(request.len > 0);
+    fn submit(&mut self, mut request: Request<B>) -> Result<(), SubmitError<B>> {
+        let io = &mut request.io;
+        assert!(io.offset.is_multiple_of(self.info.block as u64));
+        assert!(io.len > 0);
         if self.is_direct {
-            assert!(request.offset.is_multiple_of(self.info.unit as u64), "at {}", request.offset);
-            assert!(request.len.is_multiple_of(self.info.unit), "{} bytes", request.len);
+            assert!(io.offset.is_multiple_of(self.info.alignment as u64), "at {}", io.offset);
+            assert!(io.len.is_multiple_of(self.info.alignment), "{} bytes", io.len);
         }
-        assert!(self.in_flight.iter().all(|other| other.slot != request.slot), "a slot used twice");
+        io.set_queued();
         self.requests += 1;
         if let Some((at, len)) = self.shrink
             && self.requests > at
         {
             self.data.truncate(len);
         }
-        if self.fault == Some((self.requests, Fault::Refuse)) {
+        if self.fault == Some((self.requests, Fault::Reject)) {
             return Err(SubmitError { buffer: Some(request.buffer), error: TargetError::Fake });
         }
         self.in_flight.push(request);
-        self.at_most = self.at_most.max(self.in_flight.len());
+        self.peak = self.peak.max(self.in_flight.len());
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        for _ in 0..self.random(self.in_flight.len() + 1) {
-            let at = self.random(self.in_flight.len());
+    fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        for _ in 0..self.below(self.in_flight.len() + 1) {
+            let at = self.below(self.in_flight.len());
             let request = self.in_flight.swap_remove(at);
-            let fault = self.fault.filter(|(at, _)| self.requests >= *at);
-            done.push(match fault {
-                Some((_, Fault::Fail)) => {
-                    self.fault = None;
-                    Done { slot: request.slot, buffer: Some(request.buffer), result: Err(TargetError::Fake) }
-                }
-                Some((_, Fault::Quarantine)) => {
-                    self.fault = None;
-                    Done { slot: request.slot, buffer: None, result: Err(TargetError::Fake) }
-                }
-                _ => self.carry_out(request),
+            let fault = self.fault.take_if(|(at, fault)| self.requests >= *at && *fault != Fault::Reject);
+            completed.push(match fault {
+                Some((_, fault)) => Completion {
+                    io: request.io,
+                    buffer: Some(request.buffer).filter(|_| fault != Fault::Quarantine),
+                    result: Err(TargetError::Fake),
+                },
+                None => self.execute(request),
             });
         }
         Ok(())
     }
 
-    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
+    fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
         assert!(!self.in_flight.is_empty(), "waits for nothing");
-        self.poll(done)
+        self.poll(completed)
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {
-        assert!(self.in_flight.is_empty(), "a flush before the writes are over");
+        assert!(self.in_flight.is_empty(), "a flush before the writes have completed");
         self.synced = true;
         Ok(())
     }

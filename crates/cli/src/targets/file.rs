@@ -1,9 +1,11 @@
-//! A file, by io_uring.
+//! A file or block device, through io_uring.
 
-use super::{Bytes, Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
+use super::error::TargetError;
+use super::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::path::Path;
@@ -14,10 +16,10 @@ pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 pub(crate) const MAX_DEPTH: usize = 4096;
 /// Requests are multiples of this.
 pub(crate) const BLOCK: usize = 512;
-/// So many requests are handed over at the latest, so that the device has something to do meanwhile.
+/// A system call submits at most this many requests, so that the device has work while more are prepared.
 const BATCH: usize = 32;
 
-impl Bytes for Buffer {
+impl DataBuffer for Buffer {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
         Ok(self.memory().copy_to_slice(at, to)?)
     }
@@ -29,60 +31,102 @@ impl Bytes for Buffer {
     }
 }
 
-/// The largest power of two, up to a page, that both are multiples of: O_DIRECT is asked whether it takes that.
-pub(crate) fn granule((fewest, most): (usize, usize)) -> usize {
-    1 << (fewest | most).trailing_zeros().min(12)
+/// Returns the largest power of two, at most a page, that divides all of `sizes`: the alignment to ask O_DIRECT for.
+pub(crate) fn alignment(sizes: impl IntoIterator<Item = u64>) -> usize {
+    1 << sizes.into_iter().fold(0, |all, size| all | size).trailing_zeros().min(12)
+}
+
+/// How a file is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileOptions {
+    /// All offsets and lengths are multiples of this power of two, at most 4096.
+    pub(crate) alignment: usize,
+    /// How many requests may be in flight.
+    pub(crate) depth: usize,
+    /// Bypasses the page cache where the file system allows it.
+    pub(crate) direct: bool,
+    /// Polls the device for completions instead of waiting for its interrupt.
+    pub(crate) poll: bool,
+    /// Stays with the thread that creates it.
+    pub(crate) one_thread: bool,
 }
 
 /// A file as a target. It grows with what is written.
 #[derive(Debug)]
 pub(crate) struct FileTarget<'m, B: Pinned> {
-    info: Info,
+    info: TargetInfo,
+    file: File,
     queue: FileQueue<'m, B>,
-    over: Vec<uring::Done<B>>,
-    /// How many requests are queued that the kernel has not been told of.
-    untold: usize,
+    /// The requests in the queue; the index is the queue's tag.
+    in_flight: Vec<Option<Io>>,
+    free: Vec<usize>,
+    finished: Vec<uring::Done<B>>,
+    trimmed: Vec<Completion<B>>,
+    /// How many requests are queued and not submitted to the kernel.
+    unsubmitted: usize,
 }
 
 impl<'m, B: Pinned> FileTarget<'m, B> {
-    /// The file as a target for requests of multiples of `block` bytes from buffers in `memory`, up to `depth` at a time;
-    /// with `one_thread` it stays with the thread that calls this.
+    /// Creates a queue for `file`, called `path` in messages, with buffers in `memory`.
     pub(crate) fn new(
         file: File,
         path: &Path,
-        (block, depth): (usize, usize),
+        options: FileOptions,
         memory: Fixed<'m>,
-        (one_thread, poll): (bool, bool),
     ) -> Result<Self, FileError> {
-        let unit = granule((block, block));
-        let block = u32::try_from(unit).unwrap_or(4096);
-        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
-        let fixed = [memory];
-        let options = Options { depth, direct: true, block, fixed: &fixed, ring: true, one_thread, poll };
-        let queue = FileQueue::new(file, path, &options)?;
-        let info = Info {
+        let FileOptions { alignment, depth, direct, poll, one_thread } = options;
+        let system = |error: std::io::Error| FileError::System {
+            call: "dup",
+            path: path.into(),
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        };
+        let for_trims = file.try_clone().map_err(system)?;
+        let queue = FileQueue::new(
+            file,
+            path,
+            &Options {
+                depth: u32::try_from(depth).unwrap_or(u32::MAX),
+                direct,
+                block: u32::try_from(alignment).unwrap_or(4096),
+                fixed: &[memory],
+                ring: true,
+                one_thread,
+                poll,
+            },
+        )?;
+        let info = TargetInfo {
             name: path.display().to_string(),
             capacity: None,
             block: 1,
-            unit,
+            alignment,
             max_depth: MAX_DEPTH,
             max_transfer: MAX_TRANSFER,
+            no_trim: None,
         };
-        Ok(Self { info, queue, over: Vec::new(), untold: 0 })
+        Ok(Self {
+            info,
+            file: for_trims,
+            queue,
+            in_flight: vec![None; depth],
+            free: (0..depth).rev().collect(),
+            finished: Vec::with_capacity(depth),
+            trimmed: Vec::new(),
+            unsubmitted: 0,
+        })
     }
 
-    /// What fell back to something slower, and why. The command that mends a limit is told once for the whole run.
+    /// Returns what fell back to something slower, and why. The command that raises a limit is reported once for the run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
-        let words = |note: &Note| match note {
+        let describe = |note: &Note| match note {
             Note::NotFixed { asked, used, limit: Some(limit), errno: Errno::NOMEM } => {
-                format!("no fixed buffers: {asked} bytes asked for, {used} pinned already, {limit} allowed")
+                format!("no fixed buffers: {asked} bytes requested, {used} pinned already, {limit} allowed")
             }
             note => note.to_string(),
         };
-        self.queue.notes().iter().map(move |note| format!("{}: {}", self.info.name, words(note)))
+        self.queue.notes().iter().map(move |note| format!("{}: {}", self.info.name, describe(note)))
     }
 
-    /// How much it must be allowed to lock, where the limit kept its buffers from being registered.
+    /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
     pub(crate) fn memlock_needed(&self) -> Option<u64> {
         self.queue.notes().iter().find_map(|note| match note {
             Note::NotFixed { asked, used, limit: Some(_), errno: Errno::NOMEM } => {
@@ -92,70 +136,95 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         })
     }
 
-    /// How long the file is now.
+    /// Returns the file's present length.
     pub(crate) fn bytes(&self) -> Result<u64, FileError> {
         self.queue.len()
     }
 
-    /// What the kernel does not take now stays queued, and the next call tries again or says why not.
-    fn tell(&mut self) {
-        self.untold = 0;
+    /// Submits the queued requests. Those the kernel does not accept stay queued; the next call retries or reports why.
+    fn submit_batch(&mut self) {
+        self.unsubmitted = 0;
         if let Err(error) = self.queue.submit() {
             tracing::debug!(%error, "not submitted yet");
         }
     }
 
-    fn hand_over(&mut self, done: &mut Vec<Done<B>>) {
-        done.extend(self.over.drain(..).map(|over| {
-            let result = match over.result {
-                Ok(()) => Ok(over.len),
-                // How a file that has been cut short looks: whoever reads knows what that means.
+    fn complete(&mut self, completed: &mut Vec<Completion<B>>) {
+        completed.append(&mut self.trimmed);
+        for done in self.finished.drain(..) {
+            let Some(tag) = usize::try_from(done.tag).ok() else { continue };
+            let Some(io) = self.in_flight.get_mut(tag).and_then(Option::take) else { continue };
+            self.free.push(tag);
+            let result = match done.result {
+                Ok(()) => Ok(io.len),
+                // The file has been truncated meanwhile; the engine decides what that means.
                 Err(FileError::Short { op: Op::Read, done, .. }) => Ok(done),
                 Err(error) => Err(error.into()),
             };
-            let slot = usize::try_from(over.tag).unwrap_or(usize::MAX);
-            Done { slot, buffer: Some(over.buffer), result }
-        }));
+            completed.push(Completion { io, buffer: Some(done.buffer), result });
+        }
+    }
+
+    /// Punches a hole, at once: a queue has no such operation.
+    fn trim(&mut self, io: Io, buffer: B) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let trimmed = rustix::fs::fallocate(&self.file, flags, io.offset, io.len as u64);
+        let error = |errno| TargetError::Trim { target: self.info.name.clone(), io, errno };
+        let result = trimmed.map(|()| io.len).map_err(error);
+        self.trimmed.push(Completion { io, buffer: Some(buffer), result });
     }
 }
 
 impl<B: Pinned> Target<B> for FileTarget<'_, B> {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
-        let Request { way, offset, len, slot, buffer } = request;
-        let queued = match way {
-            IoDirection::Read => self.queue.read(buffer, offset, len, slot as u64),
-            IoDirection::Write => self.queue.write(buffer, offset, len, slot as u64),
+    fn submit(&mut self, Request { mut io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
+        let tag = self.free.last().copied().unwrap_or(usize::MAX);
+        let queued = match io.direction {
+            IoDirection::Read => self.queue.read(buffer, io.offset, io.len, tag as u64),
+            IoDirection::Write => self.queue.write(buffer, io.offset, io.len, tag as u64),
+            IoDirection::Trim => {
+                io.set_queued();
+                self.trim(io, buffer);
+                return Ok(());
+            }
         };
         queued.map_err(|rejected| SubmitError {
             buffer: Some(rejected.buffer),
             error: rejected.error.into(),
         })?;
-        // The next poll or wait hands it over, with all else that was begun together, by one system call.
-        self.untold += 1;
-        if self.untold >= BATCH {
-            self.tell();
+        io.set_queued();
+        self.free.pop();
+        if let Some(slot) = self.in_flight.get_mut(tag) {
+            *slot = Some(io);
+        }
+        // One system call for many: the next poll or wait submits the rest.
+        self.unsubmitted += 1;
+        if self.unsubmitted >= BATCH {
+            self.submit_batch();
         }
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        if self.untold > 0 {
-            self.tell();
+    fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        if self.unsubmitted > 0 {
+            self.submit_batch();
         }
-        let polled = self.queue.poll(&mut self.over);
-        self.hand_over(done);
+        let polled = self.queue.poll(&mut self.finished);
+        self.complete(completed);
         Ok(polled.map(|_| ())?)
     }
 
-    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        self.untold = 0;
-        // An eighth of those under way at a time: seven more keep the device busy meanwhile, and a wake-up is for several.
-        let waited = self.queue.wait((self.queue.in_flight() / 8).max(1), &mut self.over);
-        self.hand_over(done);
+    fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        if !self.trimmed.is_empty() {
+            return self.poll(completed);
+        }
+        self.unsubmitted = 0;
+        // One wake-up for an eighth of the requests, while the other seven keep the device busy.
+        let waited = self.queue.wait((self.queue.in_flight() / 8).max(1), &mut self.finished);
+        self.complete(completed);
         Ok(waited.map(|_| ())?)
     }
 

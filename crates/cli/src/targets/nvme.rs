@@ -1,231 +1,374 @@
-//! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and out of both again:
-//! when the command is over its mapping is revoked, and the buffer is handed on once no device can reach it.
+//! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and out of both again: when
+//! the command has completed, the mapping is revoked, and the buffer returns once no device can reach it.
 
-mod half;
+mod command;
 
-use super::{Done, Info, IoDirection, Request, SubmitError, Target, TargetError};
-use crate::account::{DeviceReport, PoolReport};
+use super::error::TargetError;
+use super::target::{Completion, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
 use crate::args::Protect;
-use half::{Asked, Half, Landed};
+use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
-use pinfold_core::dma_pool::ChunkSource;
-use pinfold_core::domain::{Domain, Pinned, Revoked};
+use pinfold_core::dma_pool::{ChunkSource, PoolStats};
+use pinfold_core::domain::{BackendError, Domain, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Controller, Namespace, Outcome, PollError, Queue, Vector};
+use pinfold_nvme::driver::{
+    self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
+    Vector,
+};
 use std::time::{Duration, Instant};
 
 /// The largest request.
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
-/// How long a wait lasts before the caller may look at the world again.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// How many looks of a wait follow each other at once; between later ones others may run.
+/// How long a wait lasts before the caller checks for a signal.
+const WAIT_LIMIT: Duration = Duration::from_millis(50);
+/// How many polls of a wait follow each other before it yields to other threads.
 const SPINS: u32 = 64;
-/// A doorbell is rung for so many requests at the latest, so that the controller has something to do meanwhile.
+/// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: u32 = 32;
+/// How often a command is tried whose status permits a retry.
+const ATTEMPTS: u32 = 4;
 
-/// A buffer that the controller is done with, and the domain not yet.
+/// What a namespace's queue did.
+#[derive(Clone, Debug)]
+pub(crate) struct NvmeStats {
+    /// The target's name.
+    pub(crate) name: String,
+    /// How many queues are counted.
+    pub(crate) queues: u64,
+    /// Requests that the driver accepted.
+    pub(crate) requests: u64,
+    /// Requests that were tried again.
+    pub(crate) retries: u64,
+    /// Whether a wait sleeps until an interrupt.
+    pub(crate) by_interrupt: bool,
+    /// The driver's figures for the queue.
+    pub(crate) queue: QueueStats,
+    /// The driver's figures for the controller.
+    pub(crate) controller: ControllerStats,
+}
+
+impl NvmeStats {
+    /// Adds another queue of the same controller.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.queues += other.queues;
+        self.requests += other.requests;
+        self.retries += other.retries;
+        let (sum, queue) = (&mut self.queue, &other.queue);
+        sum.commands += queue.commands;
+        sum.errors += queue.errors;
+        sum.timeouts += queue.timeouts;
+        sum.doorbells += queue.doorbells;
+        sum.sleeps += queue.sleeps;
+        sum.interrupts += queue.interrupts;
+        sum.segments += queue.segments;
+        sum.prp_entries += queue.prp_entries;
+        sum.prp_list_pages += queue.prp_list_pages;
+    }
+}
+
+/// What a namespace is driven with.
+pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
+    /// The address space of the buffers.
+    pub(crate) domain: &'d Domain,
+    /// When the controller can reach them.
+    pub(crate) protect: Protect,
+    /// The controller.
+    pub(crate) controller: Controller<R, S>,
+    /// Its namespace.
+    pub(crate) namespace: Namespace,
+    /// How many requests may be in flight.
+    pub(crate) depth: usize,
+    /// The interrupt that a wait sleeps for; without one it polls.
+    pub(crate) vector: Option<Vector>,
+}
+
+/// A request whose mapping has been revoked, until the flush has completed.
 struct Held<'d, B: Pinned> {
-    slot: usize,
+    io: Io,
     revoked: Revoked<B, &'d Domain>,
     result: Result<usize, TargetError>,
 }
 
 /// A namespace as a target.
 pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> {
-    info: Info,
+    info: TargetInfo,
     domain: &'d Domain,
     protect: Protect,
     namespace: Namespace,
-    reads: Half<'d, B, FromDevice>,
-    writes: Half<'d, B, ToDevice>,
+    /// The requests at the controller; the index is the driver's tag.
+    in_flight: Vec<Option<Command<'d, B>>>,
+    /// Requests whose command has completed, until their mappings are revoked as one batch.
+    completed: Vec<(Io, Mapped<'d, B>, Result<usize, TargetError>)>,
     held: Vec<Held<'d, B>>,
     revoked: Vec<Revoked<B, &'d Domain>>,
-    /// Requests that the controller has not been told of.
-    untold: u32,
+    /// Buffers of commands that did not complete: the controller may still reach them.
+    quarantined: Vec<Quarantine<'d, B>>,
+    requests: u64,
+    retries: u64,
+    /// How many requests were submitted since the last doorbell.
+    unsubmitted: u32,
     queue: Queue<R, S>,
     controller: Controller<R, S>,
 }
 
 impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
-    /// A namespace with a queue for `depth` requests. A wait sleeps where there is an interrupt, and stays awake where not.
-    pub(crate) fn new(
-        name: String,
-        (domain, protect): (&'d Domain, Protect),
-        (controller, namespace): (Controller<R, S>, Namespace),
-        depth: usize,
-        vector: Option<Vector>,
-    ) -> Result<Self, pinfold_nvme::driver::Error> {
+    /// Creates a queue for a namespace.
+    pub(crate) fn new(name: String, options: NvmeOptions<'d, R, S>) -> Result<Self, driver::Error> {
+        let NvmeOptions { domain, protect, controller, namespace, depth, vector } = options;
         let queue = match vector {
             None => controller.create_queue(depth)?,
             Some(vector) => controller.create_queue_with(depth, vector)?,
         };
         let block = namespace.block_bytes as usize;
-        let info = Info {
+        let discards = controller.identify().can_discard;
+        let info = TargetInfo {
             name,
             capacity: Some(namespace.bytes()),
             block,
-            unit: block,
+            alignment: block,
             max_depth: controller.max_depth(),
             max_transfer: MAX_TRANSFER,
+            no_trim: (!discards).then_some("the controller has no Dataset Management command (ONCS bit 2)"),
         };
-        let (reads, writes) = (Half::new(depth), Half::new(depth));
-        let held = Vec::with_capacity(depth);
-        let revoked = Vec::with_capacity(depth);
-        let untold = 0;
-        Ok(Self { info, domain, protect, namespace, reads, writes, held, revoked, untold, queue, controller })
+        Ok(Self {
+            info,
+            domain,
+            protect,
+            namespace,
+            in_flight: std::iter::repeat_with(|| None).take(depth).collect(),
+            completed: Vec::with_capacity(depth),
+            held: Vec::with_capacity(depth),
+            revoked: Vec::with_capacity(depth),
+            quarantined: Vec::new(),
+            requests: 0,
+            retries: 0,
+            unsubmitted: 0,
+            queue,
+            controller,
+        })
     }
 
-    /// What the controller and its driver did.
-    pub(crate) fn account(&self) -> DeviceReport {
-        let (queue, controller) = (self.queue.stats(), self.controller.stats());
-        DeviceReport {
+    /// Returns what the controller and its driver did.
+    pub(crate) fn stats(&self) -> NvmeStats {
+        NvmeStats {
             name: self.info.name.clone(),
             queues: 1,
-            requests: self.reads.requests() + self.writes.requests(),
-            commands: queue.commands,
-            errors: queue.errors,
-            retries: self.reads.retries() + self.writes.retries(),
-            timeouts: queue.timeouts,
-            doorbells: queue.doorbells,
+            requests: self.requests,
+            retries: self.retries,
             by_interrupt: self.queue.has_interrupt(),
-            sleeps: queue.sleeps,
-            interrupts: queue.interrupts,
-            segments: queue.segments,
-            prp_entries: queue.prp_entries,
-            prp_pages: queue.prp_list_pages,
-            prp_pages_in_use: controller.list_pages_used,
-            prp_pages_at_most: controller.list_pages_max,
+            queue: self.queue.stats(),
+            controller: self.controller.stats(),
         }
     }
 
-    /// The driver's DMA pools.
-    pub(crate) fn pools(&self) -> Vec<PoolReport> {
-        vec![PoolReport::new(&self.controller.list_pool())]
+    /// Returns the figures of the driver's DMA pool.
+    pub(crate) fn pool_stats(&self) -> PoolStats {
+        self.controller.list_pool()
     }
 
-    fn failed(&self, error: PollError) -> TargetError {
+    fn poll_error(&self, error: PollError) -> TargetError {
         TargetError::Poll { target: self.info.name.clone(), error }
     }
 
-    /// Takes what the controller completed.
-    fn take_completions(&mut self, done: &mut Vec<Done<B>>) -> Result<(), PollError> {
+    /// Submits `buffer` to the driver as `io` says.
+    fn start(&mut self, io: Io, buffer: Mapped<'d, B>, attempts: u32) -> Result<(), Rejected<Mapped<'d, B>>> {
+        let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
+        let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
+        let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
+        let attempt =
+            match buffer {
+                Mapped::Read(buffer) => queue.read(nsid, slba, blocks, buffer).map(Attempt::Read).map_err(
+                    |Rejected { payload, reason }| Rejected { payload: Mapped::Read(payload), reason },
+                ),
+                Mapped::Write(buffer) => queue.write(nsid, slba, blocks, buffer).map(Attempt::Write).map_err(
+                    |Rejected { payload, reason }| Rejected { payload: Mapped::Write(payload), reason },
+                ),
+                Mapped::Trim(buffer) => match queue.discard(nsid, slba, blocks) {
+                    Ok(in_flight) => Ok(Attempt::Trim(in_flight, buffer)),
+                    Err(Rejected { reason, .. }) => Err(Rejected { payload: Mapped::Trim(buffer), reason }),
+                },
+            }?;
+        let tag = attempt.tag();
+        if let Some(place) = self.in_flight.get_mut(tag) {
+            *place = Some(Command { io, attempts, attempt });
+        }
+        Ok(())
+    }
+
+    /// Takes the completions of the controller.
+    fn reap(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), PollError> {
         let mut failed = Ok(());
         loop {
             let completion = match self.queue.poll() {
                 Ok(Some(completion)) => completion,
                 Ok(None) => return failed,
-                // A controller that failed gives nothing back by itself. Once it has been seen disabled, all that was
-                // in flight ends with an error, and the buffers are safe.
+                // A controller that failed completes nothing. Once it has been seen disabled, all that was in flight
+                // completes with an error, and the buffers are safe.
                 Err(error) => {
-                    // Now, because what follows (a device that is gone is closed by a kernel that waits for it) may take
-                    // its time.
+                    // Logged now, because disabling a device that has gone away can take long.
                     tracing::warn!("{}: {error}", self.info.name);
                     self.controller.disable().map_err(|_| error)?;
                     failed = Err(error);
                     continue;
                 }
             };
-            let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
-            let shift = self.namespace.block_bytes.trailing_zeros();
-            let name = &self.info.name;
-            let lost = match self.reads.land(completion, name, |mapped, asked| {
-                queue.read(nsid, asked.offset >> shift, asked.blocks, mapped)
-            }) {
-                Landed::Taken => None,
-                Landed::Lost(slot, error) => Some((slot, error)),
-                Landed::NotMine(completion) => match self.writes.land(completion, name, |mapped, asked| {
-                    queue.write(nsid, asked.offset >> shift, asked.blocks, mapped)
-                }) {
-                    Landed::Lost(slot, error) => Some((slot, error)),
-                    Landed::Taken | Landed::NotMine(_) => None,
-                },
+            let tag = completion.tag();
+            let Some(Command { io, attempts, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take)
+            else {
+                continue;
             };
-            done.extend(lost.map(|(slot, error)| Done { slot, buffer: None, result: Err(error) }));
+            match attempt.finish(completion) {
+                Outcome::Completed(buffer, result) => self.finish(io, attempts, buffer, result),
+                Outcome::TimedOut(buffer) => {
+                    let buffer = buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
+                    let error = TargetError::Timeout { target: self.info.name.clone(), io };
+                    completed.push(Completion { io, buffer, result: Err(error) });
+                }
+                Outcome::Foreign(attempt) => {
+                    if let Some(place) = self.in_flight.get_mut(tag) {
+                        *place = Some(Command { io, attempts, attempt });
+                    }
+                }
+            }
         }
     }
 
-    /// Takes the device's access back from everything whose command is over.
-    fn revoke(&mut self, done: &mut Vec<Done<B>>) {
-        if self.protect == Protect::Strict {
-            self.reads.unmap_each(&self.info.name, done);
-            self.writes.unmap_each(&self.info.name, done);
+    /// Retries a command whose status permits it; any other waits for its revocation.
+    fn finish(&mut self, io: Io, attempts: u32, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
+        let (buffer, result) = match result {
+            Err(CommandError::Status(status)) if status.may_retry() && attempts < ATTEMPTS => {
+                self.retries += 1;
+                match self.start(io, buffer, attempts + 1) {
+                    Ok(()) => return,
+                    Err(Rejected { payload, .. }) => (payload, Err(CommandError::Status(status))),
+                }
+            }
+            other => (buffer, other),
+        };
+        let error = |error| TargetError::Command { target: self.info.name.clone(), io, error };
+        self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
+    }
+
+    /// Revokes the device's access to the buffers of all completed commands.
+    fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
+        if self.completed.is_empty() {
             return;
         }
-        // One flush for all reads and one for all writes of this poll.
-        self.reads.revoke_all(self.domain, &mut self.revoked, &mut self.held);
-        self.writes.revoke_all(self.domain, &mut self.revoked, &mut self.held);
+        if self.protect == Protect::Strict {
+            for (io, buffer, result) in self.completed.drain(..) {
+                completed.push(returned(&self.info.name, io, buffer.unmap(), result));
+            }
+            return;
+        }
+        let mut requests = Vec::with_capacity(self.completed.len());
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        for (io, buffer, result) in self.completed.drain(..) {
+            match buffer {
+                Mapped::Read(buffer) => {
+                    requests.push((io, result));
+                    reads.push(buffer);
+                }
+                Mapped::Write(buffer) => writes.push((io, buffer, result)),
+                Mapped::Trim(buffer) => completed.push(Completion { io, buffer: Some(buffer), result }),
+            }
+        }
+        self.domain.revoke_all(reads, &mut self.revoked);
+        let writes = writes.into_iter().map(|(io, buffer, result)| {
+            requests.push((io, result));
+            buffer
+        });
+        self.domain.revoke_all(writes, &mut self.revoked);
+        debug_assert_eq!(self.revoked.len(), requests.len());
+        let held = self.revoked.drain(..).zip(requests);
+        self.held.extend(held.map(|(revoked, (io, result))| Held { io, revoked, result }));
     }
 
-    /// Hands on what no device can reach any more.
-    fn release(&mut self, done: &mut Vec<Done<B>>) {
+    /// Returns the buffers whose flush has completed.
+    fn release(&mut self, completed: &mut Vec<Completion<B>>) {
         let mut at = 0;
         while at < self.held.len() {
             if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
-                let Held { slot, revoked, result } = self.held.swap_remove(at);
-                done.push(half::waited(&self.info.name, slot, revoked.wait().map_err(Into::into), result));
+                let Held { io, revoked, result } = self.held.swap_remove(at);
+                completed.push(returned(&self.info.name, io, revoked.wait().map_err(Into::into), result));
             } else {
                 at += 1;
             }
         }
     }
 
-    fn step(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        self.untold = 0;
-        let taken = self.take_completions(done).map_err(|error| self.failed(error));
-        self.revoke(done);
-        self.release(done);
-        taken
+    fn step(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        self.unsubmitted = 0;
+        let reaped = self.reap(completed).map_err(|error| self.poll_error(error));
+        self.revoke(completed);
+        self.release(completed);
+        reaped
+    }
+}
+
+/// The completion of a request whose mapping has ended; an error of the domain means that its buffer is quarantined.
+fn returned<B>(
+    name: &str,
+    io: Io,
+    buffer: Result<B, BackendError>,
+    result: Result<usize, TargetError>,
+) -> Completion<B> {
+    match buffer {
+        Ok(buffer) => Completion { io, buffer: Some(buffer), result },
+        Err(error) => {
+            let error = TargetError::Domain { target: name.to_owned(), error };
+            Completion { io, buffer: None, result: result.and(Err(error)) }
+        }
     }
 }
 
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'_, B, R, S> {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>> {
-        let Request { way, offset, len, slot, buffer } = request;
-        let blocks = len.div_ceil(self.info.block);
-        let asked = Asked { slot, offset, len, blocks: u32::try_from(blocks).unwrap_or(u32::MAX), tries: 1 };
-        let (nsid, slba) = (self.namespace.nsid, offset >> self.namespace.block_bytes.trailing_zeros());
-        let (queue, name) = (&mut self.queue, &self.info.name);
-        match way {
-            IoDirection::Read => {
-                self.reads.submit(self.domain, name, buffer, FromDevice, asked, |mapped| {
-                    queue.read(nsid, slba, asked.blocks, mapped)
-                })?
-            }
-            IoDirection::Write => {
-                self.writes.submit(self.domain, name, buffer, ToDevice, asked, |mapped| {
-                    queue.write(nsid, slba, asked.blocks, mapped)
-                })?
-            }
-        }
-        // What is left over is told of by the next poll or wait: one doorbell for all that was begun together.
-        self.untold += 1;
-        if self.untold >= BATCH {
-            self.untold = 0;
+    fn submit(&mut self, Request { mut io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
+        let target = || self.info.name.clone();
+        let domain = self.domain;
+        let refused = |MapError { payload, error, .. }| SubmitError {
+            buffer: payload,
+            error: TargetError::Domain { target: target(), error },
+        };
+        let buffer = match io.direction {
+            IoDirection::Read => Mapped::Read(domain.map(buffer, FromDevice).map_err(refused)?),
+            IoDirection::Write => Mapped::Write(domain.map(buffer, ToDevice).map_err(refused)?),
+            IoDirection::Trim => Mapped::Trim(buffer),
+        };
+        io.set_queued();
+        self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
+            buffer: payload.unmap().ok(),
+            error: TargetError::Rejected { target: self.info.name.clone(), reason },
+        })?;
+        self.requests += 1;
+        // One doorbell for many: the next poll or wait rings for the rest.
+        self.unsubmitted += 1;
+        if self.unsubmitted >= BATCH {
+            self.unsubmitted = 0;
             self.queue.ring_doorbell();
         }
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        self.step(done)
+    fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        self.step(completed)
     }
 
-    fn wait(&mut self, done: &mut Vec<Done<B>>) -> Result<(), TargetError> {
-        let until = Instant::now() + PATIENCE;
-        let mut looks = 0;
+    fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        let until = Instant::now() + WAIT_LIMIT;
+        let mut polls = 0;
         loop {
-            self.step(done)?;
-            if !done.is_empty() || Instant::now() >= until {
+            self.step(completed)?;
+            if !completed.is_empty() || Instant::now() >= until {
                 return Ok(());
             }
-            looks += 1;
+            polls += 1;
             if self.held.is_empty() && self.queue.has_interrupt() {
-                self.queue.sleep(PATIENCE);
-            } else if looks < SPINS {
+                self.queue.sleep(WAIT_LIMIT);
+            } else if polls < SPINS {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
@@ -235,18 +378,18 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
 
     fn sync(&mut self) -> Result<(), TargetError> {
         let target = || self.info.name.clone();
-        let (action, offset, len) = ("flushing", 0, 0);
-        let silent = TargetError::Silent { target: target(), action, offset, len };
-        let rejected = |reason| TargetError::Rejected { target: target(), reason };
-        let flying = self.queue.flush(self.namespace.nsid).map_err(|refused| rejected(refused.reason))?;
-        let name = target();
-        match self.queue.wait().map_err(|error| TargetError::Poll { target: name.clone(), error })? {
-            None => Err(silent),
-            Some(completion) => match flying.finish(completion) {
-                Outcome::Completed { result, .. } => {
-                    result.map_err(|error| TargetError::Command { target: name, action, offset, len, error })
+        let rejected =
+            |Rejected { reason, .. }: Rejected<()>| TargetError::Rejected { target: target(), reason };
+        let in_flight = self.queue.flush(self.namespace.nsid).map_err(rejected)?;
+        match self.queue.wait().map_err(|error| self.poll_error(error))? {
+            None => Err(TargetError::Flush { target: target(), error: None }),
+            Some(completion) => match in_flight.finish(completion) {
+                driver::Outcome::Completed { result, .. } => {
+                    result.map_err(|error| TargetError::Flush { target: target(), error: Some(error) })
                 }
-                Outcome::TimedOut(_) | Outcome::Foreign(..) => Err(silent),
+                driver::Outcome::TimedOut(_) | driver::Outcome::Foreign(..) => {
+                    Err(TargetError::Flush { target: target(), error: None })
+                }
             },
         }
     }

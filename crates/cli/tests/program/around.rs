@@ -61,7 +61,7 @@ fn pools_prints_the_kernels_report() {
         let name = pool["name"].as_str().unwrap();
         assert!(line.starts_with(name), "{line}");
         assert_eq!(line[name.len()..].split_whitespace().count(), 4, "{line}");
-        assert!(pool["at_most"].as_u64().unwrap() > 0 && pool["blocks"].as_u64() >= pool["in_use"].as_u64());
+        assert!(pool["peak"].as_u64().unwrap() > 0 && pool["blocks"].as_u64() >= pool["in_use"].as_u64());
     }
     let folder = Folder::new();
     let source = folder.file("in", &bytes(1 << 20));

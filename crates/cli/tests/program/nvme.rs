@@ -35,7 +35,7 @@ fn an_image_is_not_changed_by_asking() {
     let report = pinfold(&["nvme", &format!("soft:{file}"), "--json"]).json();
     assert_eq!(report["namespaces"][0]["blocks"], 128);
     assert!(std::fs::read(&file).unwrap() == bytes(65_536));
-    pinfold(&["nvme", &file]).failed(1, &["is no controller", "vfio:BDF"]);
+    pinfold(&["nvme", &file]).failed(1, &["is not a controller", "vfio:BDF"]);
 }
 
 #[test]

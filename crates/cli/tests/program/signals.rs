@@ -82,7 +82,7 @@ fn a_run_whose_file_system_hangs_ends_some_time_after_one_signal() {
         .into();
     let began = Instant::now();
     for child in children {
-        finish(child).failed(130, &["interrupted", "not over after 10 s"]);
+        finish(child).failed(130, &["interrupted", "not completed after 10 s"]);
     }
     assert!(began.elapsed() < Duration::from_secs(30));
 }

@@ -1,8 +1,8 @@
-//! Against the model controller, with faults: a typed error or a retry, never a hang, never a wrong byte.
+//! The model controller with injected faults: a typed error or a retry, never a hang, never a wrong byte.
 
 use super::*;
-use crate::copy::error::PumpError;
-use crate::copy::pump::{Phase, Plan, pump};
+use crate::engine::error::EngineError;
+use crate::engine::pump::{Plan, PumpStats, pump};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const BLOCK: usize = 8192;
 const BYTES: u64 = 40 * BLOCK as u64;
 
-struct Bench {
+struct Setup {
     domain: pinfold::Domain,
     control: Arena,
     data: Arena,
@@ -25,7 +25,7 @@ struct Bench {
 
 type Soft<'d> = NvmeTarget<'d, Buffer, ModelRegisters, Arena>;
 
-impl Bench {
+impl Setup {
     fn new(protect: Protect) -> Self {
         let domain = pinfold::Domain::soft().unwrap();
         let mapping_policy =
@@ -44,8 +44,9 @@ impl Bench {
         let config = Config { timeout: Duration::from_millis(200), ..Config::default() };
         let controller = Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
-        NvmeTarget::new("soft".into(), (&self.domain, self.protect), (controller, namespace), 8, None)
-            .unwrap()
+        let (domain, protect) = (&*self.domain, self.protect);
+        let options = NvmeOptions { domain, protect, controller, namespace, depth: 8, vector: None };
+        NvmeTarget::new("soft".into(), options).unwrap()
     }
 
     fn buffers(&self) -> Vec<Buffer> {
@@ -59,13 +60,13 @@ fn go(
     from: &mut dyn Target<Buffer>,
     to: &mut dyn Target<Buffer>,
     buffers: &mut Vec<Buffer>,
-) -> Result<Phase, PumpError> {
+) -> Result<PumpStats, EngineError> {
     let plan = Plan { total: BYTES, block: BLOCK };
     pump(from, to, plan, buffers, &Progress::hidden(), &Interrupt::default())
 }
 
 /// Writes, reads back, and compares.
-fn there_and_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
+fn write_and_read_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
     let data: Vec<u8> = (0..=250u8).cycle().take(40 * BLOCK).collect();
     let (mut from, mut to) = (Fake::new(data, 512), Fake::new(Vec::new(), 512).grows());
     go(&mut from, target, buffers).unwrap();
@@ -74,84 +75,84 @@ fn there_and_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
     assert_eq!(buffers.len(), 8);
 }
 
-fn write(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) -> Result<Phase, PumpError> {
+fn write(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) -> Result<PumpStats, EngineError> {
     let mut from = Fake::new((0..=250u8).cycle().take(40 * BLOCK).collect(), 512);
     go(&mut from, target, buffers)
 }
 
 #[test]
-fn what_may_be_retried_is_and_what_comes_out_of_order_is_put_right() {
+fn retryable_errors_are_retried_and_any_order_is_accepted() {
     for protect in PROTECTIONS {
-        let bench = Bench::new(protect);
-        let mut target = bench.target();
-        let mut buffers = bench.buffers();
-        bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::NAMESPACE_NOT_READY));
-        bench.model.faults().inject(Trigger::Every(3), Fault::Reorder(2));
-        there_and_back(&mut target, &mut buffers);
-        let account = target.account();
-        assert!(account.retries > 0 && account.errors == account.retries, "{account:?}");
+        let setup = Setup::new(protect);
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
+        setup.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::NAMESPACE_NOT_READY));
+        setup.model.faults().inject(Trigger::Every(3), Fault::Reorder(2));
+        write_and_read_back(&mut target, &mut buffers);
+        let stats = target.stats();
+        assert!(stats.retries > 0 && stats.queue.errors == stats.retries, "{stats:?}");
         drop(target);
-        let stats = bench.domain.stats();
+        let stats = setup.domain.stats();
         assert_eq!((stats.live, stats.quarantined), (0, 0), "{protect:?}");
     }
 }
 
 #[test]
-fn what_may_not_be_retried_ends_it_with_all_buffers_back() {
+fn a_final_error_ends_it_and_returns_all_buffers() {
     for protect in PROTECTIONS {
-        let bench = Bench::new(protect);
-        let mut target = bench.target();
-        let mut buffers = bench.buffers();
+        let setup = Setup::new(protect);
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
         let status = Status::WRITE_FAULT.do_not_retry();
-        bench.model.faults().inject(Trigger::Nth(20), Fault::Fail(status));
+        setup.model.faults().inject(Trigger::Nth(20), Fault::Fail(status));
         let error = write(&mut target, &mut buffers).unwrap_err();
-        let PumpError::Target(TargetError::Command { error, .. }) = error else { panic!("{error:?}") };
+        let EngineError::Target(TargetError::Command { error, .. }) = error else { panic!("{error:?}") };
         assert_eq!(error, CommandError::Status(status));
         assert_eq!(buffers.len(), 8);
-        assert_eq!(target.account().retries, 0);
-        there_and_back(&mut target, &mut buffers);
+        assert_eq!(target.stats().retries, 0);
+        write_and_read_back(&mut target, &mut buffers);
     }
 }
 
 #[test]
-fn one_that_fails_again_and_again_is_given_up() {
-    let bench = Bench::new(Protect::Revoke);
-    let mut target = bench.target();
-    let mut buffers = bench.buffers();
-    bench.model.faults().inject(Trigger::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
+fn retries_are_limited() {
+    let setup = Setup::new(Protect::Revoke);
+    let mut target = setup.target();
+    let mut buffers = setup.buffers();
+    setup.model.faults().inject(Trigger::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
     let error = write(&mut target, &mut buffers).unwrap_err();
     assert!(error.to_string().contains("internal error"), "{error}");
     assert_eq!(buffers.len(), 8);
-    assert!(target.account().retries >= 3);
+    assert!(target.stats().retries >= 3);
 }
 
 #[test]
 fn a_command_that_never_completes_quarantines_its_buffer_and_no_other() {
     for protect in PROTECTIONS {
-        let bench = Bench::new(protect);
-        let mut target = bench.target();
-        let mut buffers = bench.buffers();
-        bench.model.faults().inject(Trigger::Nth(20), Fault::NeverComplete);
+        let setup = Setup::new(protect);
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
+        setup.model.faults().inject(Trigger::Nth(20), Fault::NeverComplete);
         let error = write(&mut target, &mut buffers).unwrap_err();
-        assert!(matches!(error, PumpError::Target(TargetError::Silent { .. })), "{error:?}");
-        assert_eq!((buffers.len(), target.account().timeouts), (7, 1), "{protect:?}");
+        assert!(matches!(error, EngineError::Target(TargetError::Timeout { .. })), "{error:?}");
+        assert_eq!((buffers.len(), target.stats().queue.timeouts), (7, 1), "{protect:?}");
     }
 }
 
 #[test]
-fn a_controller_that_fails_is_disabled_so_that_all_buffers_come_back() {
+fn a_failed_controller_is_disabled_and_all_buffers_return() {
     for protect in PROTECTIONS {
-        let bench = Bench::new(protect);
-        let mut target = bench.target();
-        let mut buffers = bench.buffers();
-        bench.model.faults().inject(Trigger::Nth(20), Fault::Fatal);
+        let setup = Setup::new(protect);
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
+        setup.model.faults().inject(Trigger::Nth(20), Fault::Fatal);
         let error = write(&mut target, &mut buffers).unwrap_err();
-        let PumpError::Target(TargetError::Poll { error, .. }) = error else { panic!("{error:?}") };
+        let EngineError::Target(TargetError::Poll { error, .. }) = error else { panic!("{error:?}") };
         assert_eq!(error, PollError::Fatal);
         assert_eq!(buffers.len(), 8, "{protect:?}");
-        // It is not taken into use again: what comes now is refused, and does not hang.
+        // It is not used again: requests are rejected, and do not hang.
         let error = write(&mut target, &mut buffers).unwrap_err();
-        assert!(matches!(error, PumpError::Target(TargetError::Rejected { .. })), "{error:?}");
+        assert!(matches!(error, EngineError::Target(TargetError::Rejected { .. })), "{error:?}");
         assert_eq!(buffers.len(), 8);
     }
 }

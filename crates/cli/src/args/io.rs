@@ -1,0 +1,305 @@
+//! The command line of `io`: fio's options, and a few of our own.
+
+use super::parse::{depth, switch, target};
+use super::stack::StackArgs;
+use super::target::{SpecError, TargetSpec};
+use crate::units::{ByteSize, Percentiles, SizeRange, TimeSpan};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, Args, Id, Parser, ValueEnum};
+use std::path::{Path, PathBuf};
+
+/// The job's name where none is given.
+pub(crate) const NAME: &str = "pinfold";
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct IoArgs {
+    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; or a job file (*.fio)
+    #[arg(value_name = "TARGET", value_parser = io_target(), required_unless_present = "filename")]
+    pub(crate) target: Option<IoTarget>,
+
+    /// The target, as fio spells it
+    #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with = "target")]
+    pub(crate) filename: Option<TargetSpec>,
+
+    /// The job's name in --output-format json
+    #[arg(long, value_name = "NAME", default_value = NAME)]
+    pub(crate) name: String,
+
+    /// What the requests do
+    #[arg(long, alias = "readwrite", value_enum, default_value_t = Rw::Read)]
+    pub(crate) rw: Rw,
+
+    /// Bytes of one request, a multiple of 512
+    #[arg(
+        long,
+        aliases = ["blocksize", "block_size"],
+        value_name = "SIZE",
+        default_value = "4k",
+        allow_negative_numbers = true
+    )]
+    pub(crate) bs: ByteSize,
+
+    /// How many requests of a job are in flight
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
+    pub(crate) iodepth: u64,
+
+    /// How much of the target is used, and how many bytes are moved [default: all from --offset]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) size: Option<ByteSize>,
+
+    /// Where the part that is used begins, a multiple of --bs
+    #[arg(long, value_name = "SIZE", default_value = "0", allow_negative_numbers = true)]
+    pub(crate) offset: ByteSize,
+
+    /// How many jobs run side by side, each with a thread, a queue, --iodepth requests and a part of the target
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) numjobs: u16,
+
+    /// Stop after this time (10, 10s, 500ms, 2m), unless --size bytes have been moved before
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true)]
+    pub(crate) runtime: Option<TimeSpan>,
+
+    /// Run for --runtime, regardless of how much has been moved
+    #[arg(
+        long, visible_alias = "time_based", requires = "runtime", value_name = "0|1", value_parser = switch,
+        num_args = 0..=1, require_equals = true, default_missing_value = "1", default_value = "0",
+        hide_default_value = true, action = ArgAction::Set
+    )]
+    pub(crate) time_based: bool,
+
+    /// Run this long before the statistics and --runtime begin
+    #[arg(long, visible_alias = "ramp_time", value_name = "TIME", allow_negative_numbers = true)]
+    pub(crate) ramp_time: Option<TimeSpan>,
+
+    /// The most bytes per second of each job, separately for reads, writes and trims
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) rate: Option<ByteSize>,
+
+    /// How many of 100 requests of --rw rw and randrw are reads
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) rwmixread: u8,
+
+    /// Random requests may repeat a block before every block was used: always so here
+    #[arg(
+        long, value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", default_value = "1", hide_default_value = true, action = ArgAction::Set
+    )]
+    pub(crate) norandommap: bool,
+
+    /// Whether a file is opened with O_DIRECT, where its file system allows it
+    #[arg(long, value_name = "0|1", value_parser = switch, default_value = "1", action = ArgAction::Set)]
+    pub(crate) direct: bool,
+
+    /// How requests are submitted: io_uring for a file, pinfold for a controller
+    #[arg(long, value_name = "NAME")]
+    pub(crate) ioengine: Option<String>,
+
+    /// Poll for completions instead of sleeping until an interrupt
+    #[arg(long, alias = "hipri")]
+    pub(crate) poll: bool,
+
+    /// Write the region first, compare every byte that is read, and read all of it again at the end
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// With --verify: the fewest and the most bytes of a request, rounded to blocks of the target, instead of --bs
+    #[arg(long, value_name = "SIZE-SIZE", requires = "verify", conflicts_with = "bs")]
+    pub(crate) bsrange: Option<SizeRange>,
+
+    /// With --verify: how many requests there are between the first pass and the last, instead of --size's worth
+    #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
+    pub(crate) number_ios: Option<u64>,
+
+    /// Overwrite the contents of an existing file or image, or of a real controller's namespace
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+
+    /// The percentiles of the latencies, separated by colons: 50:99:99.9 [default: fio's]
+    #[arg(long, visible_alias = "percentile_list", value_name = "LIST")]
+    pub(crate) percentile_list: Option<Percentiles>,
+
+    /// One report for all of --numjobs: always so here
+    #[arg(
+        long, visible_alias = "group_reporting", value_name = "0|1", value_parser = switch,
+        num_args = 0..=1, require_equals = true, default_missing_value = "1", default_value = "1",
+        hide_default_value = true, action = ArgAction::Set
+    )]
+    pub(crate) group_reporting: bool,
+
+    /// Print text, or JSON with fio's keys
+    #[arg(long, alias = "output_format", value_enum, default_value_t = OutputFormat::Normal)]
+    pub(crate) output_format: OutputFormat,
+
+    /// Print the report as one JSON object with all figures of the memory stack
+    #[arg(long, conflicts_with = "output_format")]
+    pub(crate) json: bool,
+}
+
+/// The options of one job file section.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold io", no_binary_name = true, disable_help_flag = true)]
+struct Section {
+    #[command(flatten)]
+    io: IoArgs,
+}
+
+/// Returns the options of `io` that are on the command line, not those with their defaults.
+pub(crate) fn given(matches: &ArgMatches) -> Vec<String> {
+    let Some(io) = matches.subcommand_matches("io") else { return Vec::new() };
+    let on_command_line = |id: &&Id| io.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+    io.ids().filter(on_command_line).map(|id| id.as_str().replace('_', "-")).collect()
+}
+
+impl IoArgs {
+    /// Creates the defaults for `target`.
+    pub(crate) fn new(target: TargetSpec) -> Self {
+        Self {
+            target: Some(IoTarget::Target(target)),
+            filename: None,
+            name: NAME.to_owned(),
+            rw: Rw::Read,
+            bs: ByteSize(4096),
+            iodepth: 1,
+            size: None,
+            offset: ByteSize(0),
+            numjobs: 1,
+            runtime: None,
+            time_based: false,
+            ramp_time: None,
+            rate: None,
+            rwmixread: 50,
+            norandommap: true,
+            direct: true,
+            ioengine: None,
+            poll: false,
+            verify: false,
+            bsrange: None,
+            number_ios: None,
+            force: false,
+            stack: StackArgs::default(),
+            percentile_list: None,
+            group_reporting: true,
+            output_format: OutputFormat::Normal,
+            json: false,
+        }
+    }
+
+    /// Parses the options of a job file section, each as on the command line.
+    pub(super) fn of_section(options: &[String]) -> Result<Self, clap::Error> {
+        Section::try_parse_from(options).map(|section| section.io)
+    }
+
+    /// Returns the target; one of the two options is required.
+    pub(crate) fn spec(&self) -> Option<&TargetSpec> {
+        match &self.target {
+            Some(IoTarget::Target(spec)) => Some(spec),
+            _ => self.filename.as_ref(),
+        }
+    }
+
+    /// Returns the path of the job file, if the target is one.
+    pub(crate) fn job_file(&self) -> Option<&Path> {
+        match &self.target {
+            Some(IoTarget::JobFile(path)) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Returns the fewest and the most bytes of one request.
+    pub(crate) fn block_sizes(&self) -> SizeRange {
+        self.bsrange.unwrap_or(SizeRange { min: self.bs, max: self.bs })
+    }
+
+    /// Returns whether it changes the target.
+    pub(crate) fn writes(&self) -> bool {
+        self.verify || !matches!(self.rw, Rw::Read | Rw::Randread)
+    }
+}
+
+/// What `io` is given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum IoTarget {
+    /// A job file: a bare path that ends in `.fio`.
+    JobFile(PathBuf),
+    /// A target.
+    Target(TargetSpec),
+}
+
+fn io_target() -> impl TypedValueParser<Value = IoTarget> {
+    OsStringValueParser::new().try_map(|text| {
+        let path = PathBuf::from(&text);
+        Ok::<_, SpecError>(match TargetSpec::from_os_string(text)? {
+            TargetSpec::File(file) if file == path && path.extension().is_some_and(|name| name == "fio") => {
+                IoTarget::JobFile(path)
+            }
+            spec => IoTarget::Target(spec),
+        })
+    })
+}
+
+/// What the requests of `io` do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rw {
+    /// Sequential reads
+    Read,
+    /// Sequential writes
+    Write,
+    /// Sequential trims: the blocks are deallocated
+    Trim,
+    /// Random reads
+    Randread,
+    /// Random writes
+    Randwrite,
+    /// Random trims
+    Randtrim,
+    /// Sequential reads and writes
+    #[value(alias = "readwrite")]
+    Rw,
+    /// Random reads and writes
+    Randrw,
+}
+
+impl Rw {
+    /// Returns the name as on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Trim => "trim",
+            Self::Randread => "randread",
+            Self::Randwrite => "randwrite",
+            Self::Randtrim => "randtrim",
+            Self::Rw => "rw",
+            Self::Randrw => "randrw",
+        }
+    }
+
+    /// Returns whether the offsets are random.
+    pub(crate) fn is_random(self) -> bool {
+        matches!(self, Self::Randread | Self::Randwrite | Self::Randtrim | Self::Randrw)
+    }
+
+    /// Returns whether it deallocates.
+    pub(crate) fn trims(self) -> bool {
+        matches!(self, Self::Trim | Self::Randtrim)
+    }
+
+    /// Returns whether a file that is created for it has to be written first.
+    pub(crate) fn needs_layout(self) -> bool {
+        self != Self::Write
+    }
+}
+
+/// How the report of `io` is printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// Text
+    Normal,
+    /// fio's JSON: one object with one element of `jobs` for each section
+    Json,
+}

@@ -1,0 +1,70 @@
+//! The options of the memory stack, which several commands share.
+
+use clap::{Args, ValueEnum};
+
+/// How the memory stack is used.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct StackArgs {
+    /// When a controller can reach the data buffers
+    #[arg(long, value_enum, default_value_t = Protect::Revoke)]
+    pub(crate) protect: Protect,
+
+    /// Where the DMA memory comes from
+    #[arg(long, alias = "mem", value_enum, default_value_t = Memory::Auto)]
+    pub(crate) memory: Memory,
+}
+
+impl Default for StackArgs {
+    fn default() -> Self {
+        Self { protect: Protect::Revoke, memory: Memory::Auto }
+    }
+}
+
+/// When a controller can reach the data buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Protect {
+    /// Always: they are mapped once
+    Static,
+    /// From submission to completion; a batch shares one flush, and its buffers are held until that has completed
+    Revoke,
+    /// From submission to completion; each completion waits for its own flush
+    Strict,
+}
+
+impl Protect {
+    /// Returns the name as on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Revoke => "revoke",
+            Self::Strict => "strict",
+        }
+    }
+}
+
+/// Where the DMA memory comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
+pub(crate) enum Memory {
+    /// The largest pages available
+    #[serde(rename = "auto")]
+    Auto,
+    /// Reserved pages of 1 GiB
+    #[serde(rename = "hugetlb-1g")]
+    #[value(name = "hugetlb-1g")]
+    Hugetlb1g,
+    /// Reserved pages of 2 MiB
+    #[serde(rename = "hugetlb-2m")]
+    #[value(name = "hugetlb-2m")]
+    Hugetlb2m,
+    /// Transparent hugepages
+    #[value(alias = "transparent")]
+    #[serde(rename = "thp")]
+    Thp,
+    /// Pages of 4 KiB
+    #[serde(rename = "plain")]
+    Plain,
+    /// A memory file, which can be shared with another process
+    #[serde(rename = "memfd")]
+    Memfd,
+}

@@ -1,0 +1,192 @@
+//! A target as the user names it.
+
+use crate::units::ByteSize;
+use pinfold::pci::{Bdf, InvalidBdf};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The forms of a target, for messages.
+pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]";
+
+/// A target as the user named it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum TargetSpec {
+    /// A file or block device, through io_uring.
+    File(PathBuf),
+    /// The model controller on this much memory, zeroed at the start and freed at the end.
+    SoftMemory(ByteSize),
+    /// The model controller on an image file.
+    SoftImage(PathBuf),
+    /// A real controller, through VFIO.
+    Vfio {
+        /// Its PCI address.
+        bdf: Bdf,
+        /// The namespace; the first usable one, if none is named.
+        nsid: Option<u32>,
+    },
+}
+
+/// Why a word is not a target.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum SpecError {
+    /// The kind before the colon is unknown.
+    #[error(
+        "{word:?} is not a kind of target: write one of {KNOWN} (a file whose name has a colon: file:{rest})"
+    )]
+    UnknownKind {
+        /// The word before the colon.
+        word: String,
+        /// The whole word.
+        rest: String,
+    },
+    /// Nothing follows the colon.
+    #[error("{0:?} names no target: write one of {KNOWN}")]
+    Empty(String),
+    /// `soft:0`, `soft:3`.
+    #[error("soft:{0} has no blocks; the smallest controller is soft:512")]
+    NoBlocks(u64),
+    /// `vfio:nonsense`.
+    #[error("{text:?} does not name a controller: {error}")]
+    Address {
+        /// The whole word.
+        text: String,
+        /// The parser's error.
+        error: InvalidBdf,
+    },
+    /// `vfio:0000:01:00.0/x`.
+    #[error("{0:?}: write the number of a namespace, from 1, after the slash")]
+    Namespace(String),
+}
+
+impl TargetSpec {
+    /// Parses a target. Letters, digits, `-` and `_` before the first colon are its kind.
+    pub(crate) fn parse(text: &OsStr) -> Result<Self, SpecError> {
+        let bytes = text.as_bytes();
+        let empty = || SpecError::Empty(text.to_string_lossy().into_owned());
+        let kind = bytes.iter().position(|&byte| byte == b':').map(|colon| bytes.split_at(colon));
+        let (word, rest) = match kind {
+            Some((word, rest)) if is_word(word) => (word, rest.get(1..).unwrap_or_default()),
+            _ if bytes.is_empty() => return Err(empty()),
+            _ => return Ok(Self::File(PathBuf::from(text))),
+        };
+        let rest = OsStr::from_bytes(rest);
+        match (word, rest.is_empty()) {
+            (b"file" | b"soft" | b"vfio", true) => Err(empty()),
+            (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
+            (b"soft", false) => match rest.to_str().map(ByteSize::from_str) {
+                Some(Ok(ByteSize(bytes @ ..512))) => Err(SpecError::NoBlocks(bytes)),
+                Some(Ok(size)) => Ok(Self::SoftMemory(size)),
+                _ => Ok(Self::SoftImage(PathBuf::from(rest))),
+            },
+            (b"vfio", false) => Self::vfio(&rest.to_string_lossy(), &text.to_string_lossy()),
+            _ => Err(SpecError::UnknownKind {
+                word: String::from_utf8_lossy(word).into_owned(),
+                rest: text.to_string_lossy().into_owned(),
+            }),
+        }
+    }
+
+    /// Parses `BDF` or `BDF/NSID`; `text` is the whole word.
+    fn vfio(rest: &str, text: &str) -> Result<Self, SpecError> {
+        let (address, nsid) = rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
+        let bdf =
+            Bdf::from_str(address).map_err(|error| SpecError::Address { text: text.to_owned(), error })?;
+        let number = |nsid: &str| nsid.parse().ok().filter(|nsid| (1..u32::MAX).contains(nsid));
+        let nsid =
+            nsid.map(|nsid| number(nsid).ok_or_else(|| SpecError::Namespace(text.to_owned()))).transpose()?;
+        Ok(Self::Vfio { bdf, nsid })
+    }
+
+    /// Parses a target, or the bare address of a controller.
+    pub(crate) fn controller(text: OsString) -> Result<Self, SpecError> {
+        match text.to_str().map(Bdf::from_str) {
+            Some(Ok(bdf)) => Ok(Self::Vfio { bdf, nsid: None }),
+            _ => Self::from_os_string(text),
+        }
+    }
+
+    /// Parses a target, as clap calls it.
+    #[expect(clippy::needless_pass_by_value, reason = "the shape of clap's `try_map`")]
+    pub(crate) fn from_os_string(text: OsString) -> Result<Self, SpecError> {
+        Self::parse(&text)
+    }
+}
+
+fn is_word(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+}
+
+impl fmt::Display for TargetSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::SoftMemory(size) => write!(f, "soft:{}", size.to_arg()),
+            Self::SoftImage(path) => write!(f, "soft:{}", path.display()),
+            Self::Vfio { bdf, nsid: None } => write!(f, "vfio:{bdf}"),
+            Self::Vfio { bdf, nsid: Some(nsid) } => write!(f, "vfio:{bdf}/{nsid}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<TargetSpec, SpecError> {
+        TargetSpec::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn a_bare_path_is_a_file() {
+        let file = |path: &str| Ok(TargetSpec::File(PathBuf::from(path)));
+        assert_eq!(parse("a.bin"), file("a.bin"));
+        assert_eq!(parse("file:a.bin"), file("a.bin"));
+        assert_eq!(parse("file:soft:1M"), file("soft:1M"));
+        assert_eq!(parse("./a:b"), file("./a:b"));
+        assert_eq!(parse("a b:c"), file("a b:c"));
+        assert_eq!(parse(":"), file(":"));
+        let raw = OsStr::from_bytes(b"file:\xff");
+        assert_eq!(TargetSpec::parse(raw), Ok(TargetSpec::File(PathBuf::from(OsStr::from_bytes(b"\xff")))));
+    }
+
+    #[test]
+    fn a_model_controller_has_memory_or_an_image() {
+        assert_eq!(parse("soft:512M"), Ok(TargetSpec::SoftMemory(ByteSize(512 << 20))));
+        assert_eq!(parse("soft:disk.img"), Ok(TargetSpec::SoftImage(PathBuf::from("disk.img"))));
+        assert_eq!(parse("soft:./512M"), Ok(TargetSpec::SoftImage(PathBuf::from("./512M"))));
+        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks(0)));
+        assert_eq!(parse("soft:511"), Err(SpecError::NoBlocks(511)));
+        assert_eq!(parse("soft:512"), Ok(TargetSpec::SoftMemory(ByteSize(512))));
+    }
+
+    #[test]
+    fn a_real_controller_is_named_by_its_address() {
+        let vfio = |bdf: &str, nsid| Ok(TargetSpec::Vfio { bdf: bdf.parse().unwrap(), nsid });
+        assert_eq!(parse("vfio:0000:01:00.0"), vfio("0000:01:00.0", None));
+        assert_eq!(parse("vfio:01:00.0/2"), vfio("0000:01:00.0", Some(2)));
+        assert_eq!(parse("vfio:01:00.0/2").unwrap().to_string(), "vfio:0000:01:00.0/2");
+        assert_eq!(TargetSpec::controller("01:00.0".into()), vfio("0000:01:00.0", None));
+        assert_eq!(TargetSpec::controller("vfio:01:00.0".into()), vfio("0000:01:00.0", None));
+        assert_eq!(TargetSpec::controller("soft:1M".into()), parse("soft:1M"));
+        for text in ["vfio:1", "vfio:0000:01:00", "vfio:/2", "vfio:../x"] {
+            assert!(matches!(parse(text), Err(SpecError::Address { .. })), "{text}");
+        }
+        for text in ["vfio:01:00.0/", "vfio:01:00.0/0", "vfio:01:00.0/x", "vfio:01:00.0/4294967295"] {
+            assert_eq!(parse(text), Err(SpecError::Namespace(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_are_reported_with_the_known_ones() {
+        for text in ["nvme:0000:01:00.0", "http://x", "SOFT:1M"] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains("soft:SIZE") && message.contains(text), "{message}");
+        }
+        for text in ["", "file:", "soft:", "vfio:"] {
+            assert_eq!(parse(text), Err(SpecError::Empty(text.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The engines that keep requests in flight: they move data between targets and their buffers and gather statistics.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`worker`] | one target, its requests in flight, their statistics |
+//! | [`pump`], [`digest`] | all bytes of one target to another; the SHA-256 of what a target holds |
+//! | [`workload`], [`jobs`] | a workload in fio's terms, by one job and by several |
+//! | [`verify`], [`ledger`] | a workload that checks every byte it reads |
+
+pub(crate) mod digest;
+pub(crate) mod error;
+pub(crate) mod jobs;
+pub(crate) mod ledger;
+pub(crate) mod pump;
+pub(crate) mod verify;
+pub(crate) mod worker;
+pub(crate) mod workload;

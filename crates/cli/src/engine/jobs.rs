@@ -1,0 +1,229 @@
+//! Several jobs side by side: a thread, a queue, buffers and a part of the target for each.
+
+use super::error::EngineError;
+use super::verify::{self, Verified, VerifyOptions};
+use super::workload::{self, Workload, WorkloadStats};
+use crate::progress::Progress;
+use crate::signal::Interrupt;
+use crate::targets::target::{DataBuffer, Target};
+use std::time::{Duration, Instant};
+
+/// What the jobs do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    /// The workload of all jobs together.
+    pub(crate) workload: Workload,
+    /// How every byte is checked, if it is.
+    pub(crate) verify: Option<VerifyOptions>,
+}
+
+/// What the jobs did.
+pub(crate) struct JobsStats {
+    /// The workload's statistics.
+    pub(crate) workload: WorkloadStats,
+    /// What was verified.
+    pub(crate) verified: Option<Verified>,
+}
+
+/// Splits the workload into one for each job: their blocks, and their requests, differ by one at most.
+fn split(workload: &Workload, jobs: usize) -> Vec<Workload> {
+    let jobs = jobs.max(1) as u64;
+    let part = |of: u64, job| of / jobs + u64::from(job < of % jobs);
+    let mut start = workload.start;
+    (0..jobs)
+        .map(|job| {
+            let blocks = part(workload.blocks, job);
+            // A workload without a limit has none for any job.
+            let requests = match workload.requests {
+                u64::MAX => u64::MAX,
+                requests => part(requests, job),
+            };
+            let own = Workload { start, blocks, requests, ..*workload };
+            start += blocks * workload.block as u64;
+            own
+        })
+        .collect()
+}
+
+/// Runs `task` with one job for each of `targets`, the buffers divided equally. The first failure ends the others. The
+/// buffers are in `buffers` again when this returns, except those that had to be quarantined.
+pub(crate) fn run<B: DataBuffer + Send>(
+    targets: Vec<&mut (dyn Target<B> + Send)>,
+    task: Task,
+    buffers: &mut Vec<B>,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<JobsStats, EngineError> {
+    let count = targets.len().max(1);
+    let buffers_each = buffers.len() / count;
+    let stop = interrupt.child();
+    let began = Instant::now();
+    let mut jobs = Vec::new();
+    for (target, workload) in targets.into_iter().zip(split(&task.workload, count)) {
+        let own = buffers.split_off(buffers.len() - buffers_each);
+        jobs.push((target, Task { workload, ..task }, own));
+    }
+    let run_job = |(target, task, mut own): (&mut (dyn Target<B> + Send), Task, Vec<B>)| {
+        let result = run_one(target, task, &mut own, progress, &stop);
+        if result.is_err() {
+            stop.raise();
+        }
+        (result, own)
+    };
+    let mut failed = None;
+    let results: Vec<_> = std::thread::scope(|scope| {
+        // The last one runs on this thread.
+        let last = jobs.pop();
+        let run_job = &run_job;
+        let mut threads = Vec::with_capacity(jobs.len());
+        for (job, number) in jobs.into_iter().zip(1..) {
+            match std::thread::Builder::new()
+                .name(format!("job {number}"))
+                .spawn_scoped(scope, move || run_job(job))
+            {
+                Ok(thread) => threads.push(thread),
+                // Its buffers were dropped with it, which frees them.
+                Err(error) => {
+                    failed = Some(EngineError::NoThread { job: number, jobs: count, error });
+                    stop.raise();
+                    break;
+                }
+            }
+        }
+        let last = last.filter(|_| failed.is_none()).map(run_job);
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.collect::<Vec<_>>().into_iter().chain(last).collect()
+    });
+    let elapsed = began.elapsed().saturating_sub(task.workload.ramp);
+    let mut all: Option<JobsStats> = None;
+    for (result, own) in results {
+        buffers.extend(own);
+        match result {
+            Ok(stats) => match &mut all {
+                None => all = Some(stats),
+                Some(all) => all.add(stats, elapsed),
+            },
+            // A job that was stopped returns `Interrupted`; the cause is another job's failure.
+            Err(EngineError::Interrupted) if failed.is_some() => {}
+            Err(error) if matches!(failed, None | Some(EngineError::Interrupted)) => failed = Some(error),
+            Err(_) => {}
+        }
+    }
+    match (failed, all) {
+        (None, Some(all)) => Ok(all),
+        (failed, _) => Err(failed.unwrap_or(EngineError::NoBuffers)),
+    }
+}
+
+fn run_one<B: DataBuffer>(
+    target: &mut dyn Target<B>,
+    Task { workload, verify }: Task,
+    buffers: &mut Vec<B>,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<JobsStats, EngineError> {
+    match verify {
+        None => {
+            let workload = workload::run(target, workload, buffers, progress, interrupt)?;
+            Ok(JobsStats { workload, verified: None })
+        }
+        Some(options) => {
+            let region = workload.blocks.saturating_mul(workload.block as u64);
+            let workload = Workload { blocks: region / target.info().alignment as u64, ..workload };
+            let (workload, verified) = verify::run(target, &workload, options, buffers, progress, interrupt)?;
+            Ok(JobsStats { workload, verified: Some(verified) })
+        }
+    }
+}
+
+impl JobsStats {
+    /// Adds another job's statistics; all jobs together took `elapsed`.
+    fn add(&mut self, other: Self, elapsed: Duration) {
+        self.workload.elapsed = elapsed;
+        self.workload.requests.add(&other.workload.requests);
+        if let (Some(all), Some(verified)) = (&mut self.verified, other.verified) {
+            all.add(verified);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Rw;
+    use crate::targets::fake::{Fake, Fault};
+
+    fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
+        Workload {
+            rw,
+            block: 512,
+            start: 0,
+            blocks,
+            requests,
+            runtime: None,
+            ramp: Duration::ZERO,
+            rwmixread: 50,
+            rate: None,
+        }
+    }
+
+    #[test]
+    fn parts_are_the_whole_and_do_not_overlap() {
+        for (blocks, requests, jobs) in [(100, 250, 3), (7, 7, 7), (1000, u64::MAX, 16), (5, 1, 1)] {
+            let whole = Workload { start: 1024, ..workload(Rw::Read, blocks, requests) };
+            let parts = split(&whole, jobs);
+            assert_eq!(parts.len(), jobs);
+            let mut at = 1024;
+            for part in &parts {
+                assert_eq!(part.start, at);
+                at += part.blocks * 512;
+            }
+            assert_eq!(at, 1024 + blocks * 512);
+            if requests == u64::MAX {
+                assert!(parts.iter().all(|part| part.requests == u64::MAX));
+            } else {
+                assert_eq!(parts.iter().map(|part| part.requests).sum::<u64>(), requests);
+            }
+        }
+    }
+
+    fn go(
+        fakes: &mut [Fake],
+        workload: Workload,
+        verify: Option<VerifyOptions>,
+    ) -> (Result<JobsStats, EngineError>, usize) {
+        let mut buffers = vec![vec![7; 4096]; fakes.len() * 4];
+        let targets = fakes.iter_mut().map(|fake| -> &mut (dyn Target<Vec<u8>> + Send) { fake }).collect();
+        let task = Task { workload, verify };
+        let stats = run(targets, task, &mut buffers, &Progress::hidden(), &Interrupt::default());
+        (stats, buffers.len())
+    }
+
+    #[test]
+    fn each_job_has_its_own_part_and_the_sums_are_right() {
+        let mut fakes: Vec<_> = (0..3).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
+        let (stats, left) = go(&mut fakes, workload(Rw::Write, 100, 100), None);
+        let writes = stats.unwrap().workload.requests.writes;
+        assert_eq!((writes.requests, writes.bytes, left), (100, 51_200, 12));
+        assert_eq!(writes.total.summary(&[]).count, 100);
+        let written = |fake: &Fake| -> Vec<_> { (0..100).filter(|i| fake.data[i * 512] != 0).collect() };
+        assert_eq!(fakes.iter().map(written).collect::<Vec<_>>().concat(), (0..100).collect::<Vec<_>>());
+        let options = VerifyOptions { min_block: 512, counted_blocks: u64::MAX };
+        let (stats, _) = go(&mut fakes, workload(Rw::Randrw, 100, 200), Some(options));
+        let verified = stats.unwrap().verified.unwrap();
+        assert_eq!((verified.requests, verified.parts.len()), (200, 3));
+        assert_eq!(verified.sha256, None, "no job has hashed the whole");
+    }
+
+    #[test]
+    fn a_failure_of_one_job_ends_all_and_is_reported() {
+        let mut fakes: Vec<_> = (0..4).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
+        fakes[2].fault = Some((30, Fault::Fail));
+        let (stats, left) = go(&mut fakes, workload(Rw::Randread, 100, u64::MAX), None);
+        assert!(matches!(stats, Err(EngineError::Target(_))));
+        assert_eq!(left, 16);
+    }
+}

@@ -1,0 +1,343 @@
+//! A workload on one target: requests issued as fast as they complete, or at a given rate.
+
+use super::error::EngineError;
+use super::worker::{Worker, WorkerStats};
+use crate::args::Rw;
+use crate::progress::Progress;
+use crate::random::Random;
+use crate::signal::Interrupt;
+use crate::targets::target::{Completion, IoDirection, Target};
+use std::time::{Duration, Instant};
+
+/// A workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workload {
+    /// What the requests do, and in which order.
+    pub(crate) rw: Rw,
+    /// Bytes of one request.
+    pub(crate) block: usize,
+    /// Where the region of the target begins, bytes.
+    pub(crate) start: u64,
+    /// The length of the region in blocks; at least one.
+    pub(crate) blocks: u64,
+    /// It ends after this many requests,
+    pub(crate) requests: u64,
+    /// or after this time.
+    pub(crate) runtime: Option<Duration>,
+    /// How long it runs before the statistics and the runtime begin.
+    pub(crate) ramp: Duration,
+    /// How many of 100 requests are reads, if `rw` mixes reads and writes.
+    pub(crate) rwmixread: u8,
+    /// The most bytes per second of each direction.
+    pub(crate) rate: Option<u64>,
+}
+
+/// The statistics of a workload.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkloadStats {
+    /// From the first request, or the end of the ramp time, to the last completion.
+    pub(crate) elapsed: Duration,
+    /// Its requests.
+    pub(crate) requests: WorkerStats,
+}
+
+/// Returns what the next request of `rw` does; `reads` decides where reads and writes are mixed.
+pub(super) fn direction(rw: Rw, reads: impl FnOnce() -> bool) -> IoDirection {
+    match rw {
+        Rw::Read | Rw::Randread => IoDirection::Read,
+        Rw::Write | Rw::Randwrite => IoDirection::Write,
+        Rw::Trim | Rw::Randtrim => IoDirection::Trim,
+        Rw::Rw | Rw::Randrw => match reads() {
+            true => IoDirection::Read,
+            false => IoDirection::Write,
+        },
+    }
+}
+
+/// A request that is yet to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Next {
+    direction: IoDirection,
+    offset: u64,
+}
+
+/// The sequence of requests. The same in every run, so that two runs can be compared.
+#[derive(Debug)]
+struct Sequence {
+    workload: Workload,
+    issued: u64,
+    random: Random,
+}
+
+impl Sequence {
+    fn new(workload: Workload) -> Self {
+        Self { workload, issued: 0, random: Random::new(workload.start) }
+    }
+
+    fn next(&mut self) -> Option<Next> {
+        let Workload { rw, block, start, blocks, requests, rwmixread, .. } = self.workload;
+        if self.issued >= requests {
+            return None;
+        }
+        let direction = direction(rw, || self.random.below(100) < u64::from(rwmixread));
+        let at = if rw.is_random() { self.random.below(blocks) } else { self.issued % blocks.max(1) };
+        self.issued += 1;
+        Some(Next { direction, offset: start + at * block as u64 })
+    }
+}
+
+/// Delays requests so that no direction exceeds a rate.
+#[derive(Debug)]
+struct Throttle {
+    bytes_per_second: u64,
+    began: Instant,
+    bytes: [u64; 3],
+}
+
+impl Throttle {
+    fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second, began: Instant::now(), bytes: [0; 3] }
+    }
+
+    fn bytes_mut(&mut self, direction: IoDirection) -> &mut u64 {
+        let [reads, writes, trims] = &mut self.bytes;
+        match direction {
+            IoDirection::Read => reads,
+            IoDirection::Write => writes,
+            IoDirection::Trim => trims,
+        }
+    }
+
+    /// Returns how long the next request of `direction` has to wait.
+    fn delay(&mut self, direction: IoDirection) -> Duration {
+        let due = *self.bytes_mut(direction) as f64 / self.bytes_per_second as f64;
+        Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX).saturating_sub(self.began.elapsed())
+    }
+}
+
+/// How long a throttled workload sleeps at most before it checks for completions and signals.
+const NAP: Duration = Duration::from_micros(200);
+
+/// Runs `workload` with as many requests in flight as there are buffers. The buffers are in `buffers` again when this
+/// returns, except those that had to be quarantined.
+pub(crate) fn run<B>(
+    target: &mut dyn Target<B>,
+    workload: Workload,
+    buffers: &mut Vec<B>,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<WorkloadStats, EngineError> {
+    let mut run = Run {
+        worker: Worker::new(target, buffers.len()),
+        idle: std::mem::take(buffers),
+        completed: Vec::new(),
+        workload,
+        throttle: workload.rate.map(Throttle::new),
+        began: Instant::now(),
+        is_ramping: !workload.ramp.is_zero(),
+    };
+    let result = run.run(progress, interrupt);
+    let elapsed = run.began.elapsed();
+    run.worker.drain(buffers);
+    buffers.append(&mut run.idle);
+    result?;
+    Ok(WorkloadStats { elapsed, requests: run.worker.stats().clone() })
+}
+
+struct Run<'t, B> {
+    worker: Worker<'t, B>,
+    idle: Vec<B>,
+    completed: Vec<Completion<B>>,
+    workload: Workload,
+    throttle: Option<Throttle>,
+    began: Instant,
+    is_ramping: bool,
+}
+
+impl<B> Run<'_, B> {
+    fn run(&mut self, progress: &Progress, interrupt: &Interrupt) -> Result<(), EngineError> {
+        let mut sequence = Sequence::new(self.workload);
+        let mut next = sequence.next();
+        loop {
+            if interrupt.is_raised() {
+                return Err(EngineError::Interrupted);
+            }
+            if self.is_ramping && self.began.elapsed() >= self.workload.ramp {
+                // What is in flight counts from here on.
+                self.worker.reset_stats();
+                (self.began, self.is_ramping) = (Instant::now(), false);
+                sequence.issued = 0;
+                next = sequence.next();
+            }
+            if self.is_ramping && next.is_none() {
+                sequence.issued = 0;
+                next = sequence.next();
+            }
+            let expired = |runtime| !self.is_ramping && self.began.elapsed() >= runtime;
+            if self.workload.runtime.is_some_and(expired) {
+                next = None;
+            }
+            let mut delay = Duration::ZERO;
+            while let Some(Next { direction, offset }) = next {
+                delay = self.throttle.as_mut().map_or(Duration::ZERO, |throttle| throttle.delay(direction));
+                if !delay.is_zero() {
+                    break;
+                }
+                let Some(buffer) = self.idle.pop() else { break };
+                let len = self.workload.block;
+                self.worker.submit(direction, offset, len, buffer).map_err(|rejected| {
+                    self.idle.extend(rejected.buffer);
+                    EngineError::from(rejected.error)
+                })?;
+                if let Some(throttle) = &mut self.throttle {
+                    *throttle.bytes_mut(direction) += len as u64;
+                }
+                next = sequence.next();
+            }
+            if self.worker.in_flight() == 0 && delay.is_zero() {
+                return if next.is_none() { Ok(()) } else { Err(EngineError::NoBuffers) };
+            }
+            let completed = &mut self.completed;
+            let collected = self.worker.collect(delay.is_zero(), |completion| completed.push(completion));
+            if !delay.is_zero() && !matches!(collected, Ok(1..)) {
+                std::thread::sleep(delay.min(NAP));
+            }
+            let mut first = collected.map(|_| ()).map_err(EngineError::from);
+            while let Some(completion) = self.completed.pop() {
+                let reclaimed = self.reclaim(completion, progress);
+                first = first.and(reclaimed);
+            }
+            first?;
+        }
+    }
+
+    fn reclaim(&mut self, completion: Completion<B>, progress: &Progress) -> Result<(), EngineError> {
+        let Completion { io, buffer, result } = completion;
+        self.idle.extend(buffer);
+        let got = result?;
+        if got < io.len {
+            return Err(EngineError::SourceEnded {
+                name: self.worker.info().name.clone(),
+                at: io.offset + got as u64,
+                expected: io.offset + io.len as u64,
+            });
+        }
+        progress.add(got as u64);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::targets::fake::{Fake, Fault};
+
+    fn workload(rw: Rw, requests: u64) -> Workload {
+        Workload {
+            rw,
+            block: 512,
+            start: 0,
+            blocks: 100,
+            requests,
+            runtime: None,
+            ramp: Duration::ZERO,
+            rwmixread: 70,
+            rate: None,
+        }
+    }
+
+    fn go(
+        target: &mut Fake,
+        workload: Workload,
+        depth: usize,
+    ) -> (Result<WorkloadStats, EngineError>, usize) {
+        let mut buffers = vec![vec![7; 512]; depth];
+        let stats = run(target, workload, &mut buffers, &Progress::hidden(), &Interrupt::default());
+        (stats, buffers.len())
+    }
+
+    #[test]
+    fn as_many_requests_as_requested_with_the_depth_requested() {
+        for (rw, reads, writes, trims) in [
+            (Rw::Read, 250, 0, 0),
+            (Rw::Randwrite, 0, 250, 0),
+            (Rw::Write, 0, 250, 0),
+            (Rw::Trim, 0, 0, 250),
+            (Rw::Randtrim, 0, 0, 250),
+        ] {
+            let mut target = Fake::new(vec![0; 51_200], 512);
+            let (stats, left) = go(&mut target, workload(rw, 250), 8);
+            let requests = stats.unwrap().requests;
+            assert_eq!(
+                (requests.reads.requests, requests.writes.requests, requests.trims.requests),
+                (reads, writes, trims)
+            );
+            assert_eq!(requests.reads.bytes + requests.writes.bytes + requests.trims.bytes, 250 * 512);
+            assert_eq!((target.peak, left), (8, 8));
+            assert_eq!(requests.depths.0.iter().sum::<u64>(), 250);
+        }
+    }
+
+    #[test]
+    fn sequential_wraps_around_and_random_reaches_every_block() {
+        let mut sequence = Sequence::new(workload(Rw::Read, 250));
+        let offsets: Vec<_> = std::iter::from_fn(|| sequence.next()).map(|next| next.offset / 512).collect();
+        assert!(offsets.iter().enumerate().all(|(i, &at)| at == i as u64 % 100));
+        for rw in [Rw::Randrw, Rw::Rw] {
+            let mut sequence = Sequence::new(workload(rw, 100_000));
+            let mut seen = [0u32; 100];
+            let mut reads = 0;
+            while let Some(next) = sequence.next() {
+                seen[usize::try_from(next.offset / 512).unwrap()] += 1;
+                reads += u32::from(next.direction == IoDirection::Read);
+            }
+            assert!(seen.iter().all(|&n| (800..1200).contains(&n)), "{seen:?}");
+            assert!((69_000..71_000).contains(&reads), "{reads}");
+        }
+    }
+
+    #[test]
+    fn requests_stay_in_the_region() {
+        for rw in [Rw::Write, Rw::Randwrite] {
+            let region = Workload { start: 10 * 512, blocks: 5, ..workload(rw, 200) };
+            let mut target = Fake::new(vec![0; 51_200], 512);
+            go(&mut target, region, 4).0.unwrap();
+            let written = |range: std::ops::Range<usize>| target.data[range].iter().any(|&byte| byte != 0);
+            assert!(written(5120..7680) && !written(0..5120) && !written(7680..51_200));
+        }
+    }
+
+    #[test]
+    fn runtime_ends_it_and_ramp_time_comes_before() {
+        let mut target = Fake::new(vec![0; 51_200], 512);
+        let limited = Workload { runtime: Some(Duration::from_millis(20)), ..workload(Rw::Read, u64::MAX) };
+        let stats = go(&mut target, limited, 4).0.unwrap();
+        assert!(stats.elapsed >= Duration::from_millis(20) && stats.requests.reads.requests > 0);
+        let began = Instant::now();
+        let ramped = Workload { ramp: Duration::from_millis(30), ..limited };
+        let stats = go(&mut target, ramped, 4).0.unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(50) && stats.elapsed < began.elapsed());
+    }
+
+    #[test]
+    fn a_rate_is_not_exceeded() {
+        let mut target = Fake::new(vec![0; 51_200], 512);
+        // 40 blocks at 512,000 bytes per second take 40 ms, less the first, which is due at once.
+        let limited = Workload { rate: Some(512_000), ..workload(Rw::Read, 40) };
+        let stats = go(&mut target, limited, 4).0.unwrap();
+        assert_eq!(stats.requests.reads.requests, 40);
+        assert!(stats.elapsed >= Duration::from_millis(38), "{:?}", stats.elapsed);
+    }
+
+    #[test]
+    fn a_failure_ends_it_and_returns_the_buffers() {
+        for fault in [Fault::Fail, Fault::Reject, Fault::Quarantine] {
+            let mut target = Fake::new(vec![0; 51_200], 512);
+            target.fault = Some((30, fault));
+            let (stats, left) = go(&mut target, workload(Rw::Randrw, 250), 8);
+            assert!(matches!(stats, Err(EngineError::Target(_))));
+            assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
+            assert!(target.in_flight.is_empty());
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The report of a copy.
+
+use super::requests::RequestReport;
+use super::stack::StackReport;
+use super::text::line;
+use crate::engine::digest::Hash;
+use crate::engine::pump::PumpStats;
+use crate::histogram::PERCENTILES;
+use crate::units::{ByteSize, counted, grouped, per_second, rate, time};
+use serde::Serialize;
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+/// The report of a copy.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CopyReport {
+    /// `copy`.
+    pub(crate) command: &'static str,
+    /// As the user named it.
+    pub(crate) source: String,
+    /// As the user named it.
+    pub(crate) destination: String,
+    /// As the user named it.
+    pub(crate) via: Option<String>,
+    /// How many bytes were copied.
+    pub(crate) bytes: u64,
+    /// Bytes of one request.
+    pub(crate) block_bytes: u64,
+    /// The most requests in flight.
+    pub(crate) iodepth: u64,
+    /// Source to destination, or to the third target and from there.
+    pub(crate) phases: Vec<PhaseReport>,
+    /// The SHA-256 of both, if it was requested.
+    pub(crate) sha256: Option<Hashes>,
+    /// What the memory stack did.
+    pub(crate) stack: StackReport,
+    /// What fell back to something slower, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// The hashes of both ends, which were read again.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Hashes {
+    /// That of the source.
+    pub(crate) source: Hash,
+    /// That of the destination, before it was renamed.
+    pub(crate) destination: Hash,
+}
+
+/// All bytes from one target to another.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PhaseReport {
+    /// The source.
+    pub(crate) from: String,
+    /// The destination.
+    pub(crate) to: String,
+    /// How many bytes.
+    pub(crate) bytes: u64,
+    /// From the first request to the end of the flush.
+    pub(crate) seconds: f64,
+    /// The share of the flush.
+    pub(crate) flush_seconds: f64,
+    /// `bytes` per second.
+    pub(crate) bytes_per_second: f64,
+    /// The reads from the source.
+    pub(crate) reads: RequestReport,
+    /// The writes to the destination.
+    pub(crate) writes: RequestReport,
+}
+
+impl PhaseReport {
+    /// Creates the report of `stats`.
+    pub(crate) fn new(from: String, to: String, stats: &PumpStats) -> Self {
+        Self {
+            from,
+            to,
+            bytes: stats.bytes,
+            seconds: stats.elapsed.as_secs_f64(),
+            flush_seconds: stats.flush.as_secs_f64(),
+            bytes_per_second: per_second(stats.bytes, stats.elapsed),
+            reads: RequestReport::new(&stats.reads, &PERCENTILES),
+            writes: RequestReport::new(&stats.writes, &PERCENTILES),
+        }
+    }
+}
+
+impl fmt::Display for CopyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = String::new();
+        let via = self.via.as_ref().map(|via| format!(", through {via}")).unwrap_or_default();
+        let _ = writeln!(out, "{} -> {}{via}", self.source, self.destination);
+        let what = format_args!(
+            "{} ({} bytes), in requests of {}, {} in flight",
+            ByteSize(self.bytes),
+            grouped(self.bytes),
+            ByteSize(self.block_bytes),
+            self.iodepth
+        );
+        line(&mut out, "copied", what);
+        if let Some(hashes) = &self.sha256 {
+            line(&mut out, "sha256", format_args!("{} of the source", hashes.source));
+            line(&mut out, "", format_args!("{} of the destination", hashes.destination));
+        }
+        for phase in &self.phases {
+            phase.to_text(&mut out);
+        }
+        let _ = write!(out, "{}", self.stack);
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        f.write_str(&out)
+    }
+}
+
+impl PhaseReport {
+    fn to_text(&self, out: &mut String) {
+        let elapsed = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
+        let _ = writeln!(out, "\n{} -> {}", self.from, self.to);
+        let flush = time(nanoseconds(self.flush_seconds));
+        let took = format_args!(
+            "{} in {} (of which {flush} to flush): {}",
+            ByteSize(self.bytes),
+            time(nanoseconds(self.seconds)),
+            rate(self.bytes, elapsed)
+        );
+        line(out, "moved", took);
+        request_line(out, "reads", &self.reads);
+        request_line(out, "writes", &self.writes);
+    }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn request_line(out: &mut String, label: &str, report: &RequestReport) {
+    if report.requests == 0 {
+        return;
+    }
+    let (queueing, completion) = (&report.queueing, &report.completion);
+    let figures = format_args!(
+        "{:>12} · queueing median {:>7}, p99 {:>7} · completion median {:>7}, p99 {:>7}",
+        counted(report.requests, "I/O"),
+        time(queueing.median_ns),
+        time(queueing.p99_ns),
+        time(completion.median_ns),
+        time(completion.p99_ns)
+    );
+    line(out, label, figures);
+}

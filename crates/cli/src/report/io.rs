@@ -1,0 +1,321 @@
+//! The report of a workload, laid out as fio's.
+
+use super::cpu::CpuReport;
+use super::requests::RequestReport;
+use super::stack::StackReport;
+use crate::args::Rw;
+use crate::engine::jobs::JobsStats;
+use crate::engine::verify::Verified;
+use crate::engine::worker::{RequestStats, WorkerStats};
+use crate::engine::workload::Workload;
+use crate::histogram::Latency;
+use crate::units::{ByteSize, counted, per_second};
+use serde::Serialize;
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+/// The report of a workload.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct IoReport {
+    /// `io`.
+    pub(crate) command: &'static str,
+    /// The job's name.
+    pub(crate) name: String,
+    /// As the user named it.
+    pub(crate) target: String,
+    /// What the requests did.
+    pub(crate) rw: Rw,
+    /// Bytes of one request, the most if they differ.
+    pub(crate) block_bytes: u64,
+    /// The fewest bytes of one request.
+    pub(crate) min_block_bytes: u64,
+    /// The most requests in flight of one job.
+    pub(crate) iodepth: u64,
+    /// How many jobs there were, each with a queue and a part of the target.
+    pub(crate) numjobs: u64,
+    /// Where the part of the target that was used begins.
+    pub(crate) offset_bytes: u64,
+    /// How many bytes of the target were used.
+    pub(crate) size_bytes: u64,
+    /// How long it took.
+    pub(crate) seconds: f64,
+    /// The reads, if there were any.
+    pub(crate) read: Option<DirectionReport>,
+    /// The writes, if there were any.
+    pub(crate) write: Option<DirectionReport>,
+    /// The trims, if there were any.
+    pub(crate) trim: Option<DirectionReport>,
+    /// What was verified, if that was requested.
+    pub(crate) verified: Option<Verified>,
+    /// The processor time.
+    pub(crate) cpu: CpuReport,
+    /// What the memory stack did.
+    pub(crate) stack: StackReport,
+    /// What fell back to something slower, and why.
+    pub(crate) notes: Vec<String>,
+    /// The histograms, for fio's JSON.
+    #[serde(skip)]
+    pub(crate) requests: WorkerStats,
+}
+
+/// What an [`IoReport`] is about.
+#[derive(Clone, Debug)]
+pub(crate) struct IoParameters {
+    /// The job's name.
+    pub(crate) name: String,
+    /// As the user named it.
+    pub(crate) target: String,
+    /// The workload of all jobs together.
+    pub(crate) workload: Workload,
+    /// The fewest bytes of one request.
+    pub(crate) min_block: u64,
+    /// The most requests in flight of one job.
+    pub(crate) iodepth: u64,
+    /// How many jobs there were.
+    pub(crate) numjobs: u64,
+    /// The percentiles of all latencies.
+    pub(crate) percentiles: Vec<f64>,
+}
+
+/// The requests of one direction.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DirectionReport {
+    /// Requests per second.
+    pub(crate) iops: f64,
+    /// Bytes per second.
+    pub(crate) bytes_per_second: f64,
+    /// How many, and their latencies.
+    #[serde(flatten)]
+    pub(crate) requests: RequestReport,
+}
+
+impl DirectionReport {
+    fn new(stats: &RequestStats, percentiles: &[f64], elapsed: Duration) -> Option<Self> {
+        (stats.requests > 0).then(|| Self {
+            iops: per_second(stats.requests, elapsed),
+            bytes_per_second: per_second(stats.bytes, elapsed),
+            requests: RequestReport::new(stats, percentiles),
+        })
+    }
+}
+
+impl IoReport {
+    /// Creates the report of `stats`.
+    pub(crate) fn new(
+        parameters: IoParameters,
+        stats: JobsStats,
+        cpu: CpuReport,
+        stack: StackReport,
+        notes: Vec<String>,
+    ) -> Self {
+        let IoParameters { name, target, workload, min_block, iodepth, numjobs, percentiles } = parameters;
+        let (elapsed, requests) = (stats.workload.elapsed, stats.workload.requests);
+        Self {
+            command: "io",
+            name,
+            target,
+            rw: workload.rw,
+            block_bytes: workload.block as u64,
+            min_block_bytes: min_block,
+            iodepth,
+            numjobs,
+            offset_bytes: workload.start,
+            size_bytes: workload.blocks.saturating_mul(workload.block as u64),
+            seconds: elapsed.as_secs_f64(),
+            read: DirectionReport::new(&requests.reads, &percentiles, elapsed),
+            write: DirectionReport::new(&requests.writes, &percentiles, elapsed),
+            trim: DirectionReport::new(&requests.trims, &percentiles, elapsed),
+            verified: stats.verified,
+            cpu,
+            stack,
+            notes,
+            requests,
+        }
+    }
+}
+
+impl fmt::Display for IoReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let out = &mut String::new();
+        let bs = match (self.min_block_bytes, self.block_bytes) {
+            (min, max) if min < max => format!("{min}B-{max}"),
+            (_, bs) => bs.to_string(),
+        };
+        let jobs = if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
+        let offset =
+            if self.offset_bytes > 0 { format!(", offset={}B", self.offset_bytes) } else { String::new() };
+        let _ = writeln!(
+            out,
+            "{}: rw={}, bs={bs}B, iodepth={}{jobs}{offset}, size={}B",
+            self.target,
+            self.rw.name(),
+            self.iodepth,
+            self.size_bytes
+        );
+        for (name, direction) in [("read", &self.read), ("write", &self.write), ("trim", &self.trim)] {
+            if let Some(direction) = direction {
+                direction.to_text(out, name, self.seconds);
+            }
+        }
+        let (user, system) = self.cpu.percent_of(self.seconds);
+        let us = self.cpu.ns_per_request / 1e3;
+        let _ = writeln!(out, "  cpu          : usr={user:.2}%, sys={system:.2}%, {us:.2} usec per request");
+        let _ = writeln!(out, "\nRun status:");
+        for (name, direction) in [("READ", &self.read), ("WRITE", &self.write), ("TRIM", &self.trim)] {
+            if let Some(direction) = direction {
+                let run = format_args!("{:>8}: {}", name, bandwidth(direction.bytes_per_second));
+                let io = binary(direction.requests.bytes as f64);
+                let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
+            }
+        }
+        if let Some(verified) = &self.verified {
+            self.verified_to_text(out, verified);
+        }
+        let _ = write!(out, "{}", self.stack);
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        f.write_str(out)
+    }
+}
+
+impl IoReport {
+    fn verified_to_text(&self, out: &mut String, verified: &Verified) {
+        let Verified { requests, compared_bytes, sha256, parts, .. } = verified;
+        let (requests, compared) = (counted(*requests, "request"), binary(*compared_bytes as f64));
+        let _ = writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all correct");
+        if verified.laid_out_bytes.min(verified.read_back_bytes) < self.size_bytes {
+            let (laid, back) = (ByteSize(verified.laid_out_bytes), ByteSize(verified.read_back_bytes));
+            let _ = writeln!(out, "In part: the runtime ended after {laid} were written, {back} read back");
+        }
+        if let Some(sha256) = sha256 {
+            let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
+        }
+        for (job, sha256) in (1..).zip(parts) {
+            let _ = writeln!(out, "sha256 of the part of job {job}: {sha256}");
+        }
+    }
+}
+
+impl DirectionReport {
+    fn to_text(&self, out: &mut String, name: &str, seconds: f64) {
+        let requests = &self.requests;
+        let _ = writeln!(
+            out,
+            "{name:>7}: IOPS={}, {} ({}B/{:.0}msec)",
+            decimal(self.iops),
+            bandwidth(self.bytes_per_second).replacen("bw", "BW", 1),
+            binary(requests.bytes as f64),
+            seconds * 1e3
+        );
+        // Not fio's `slat` and `clat`: the call that submits a batch is part of the second here.
+        latency_line(out, "qlat", &requests.queueing);
+        latency_line(out, "rlat", &requests.completion);
+        latency_line(out, "lat", &requests.total);
+        percentiles(out, "qlat", &requests.queueing);
+        percentiles(out, "rlat", &requests.completion);
+    }
+}
+
+/// Formats `bw=411MiB/s (431MB/s)`.
+fn bandwidth(bytes_per_second: f64) -> String {
+    format!("bw={}B/s ({}B/s)", binary(bytes_per_second), decimal(bytes_per_second))
+}
+
+fn scaled(value: f64, step: f64, units: [&str; 5]) -> String {
+    let mut value = value;
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}{}", units.get(unit).unwrap_or(&""))
+}
+
+fn binary(value: f64) -> String {
+    scaled(value, 1024.0, ["", "Ki", "Mi", "Gi", "Ti"])
+}
+
+fn decimal(value: f64) -> String {
+    scaled(value, 1000.0, ["", "k", "M", "G", "T"])
+}
+
+/// Returns the unit by fio's rule: the largest in which the minimum still has about four digits.
+fn unit(latency: &Latency) -> (&'static str, f64) {
+    match (latency.min_ns, latency.max_ns) {
+        (min, max) if min > 2_000_000 && max > 99_999_999 => ("msec", 1e6),
+        (min, max) if min > 2_000 && max > 99_999 => ("usec", 1e3),
+        _ => ("nsec", 1.0),
+    }
+}
+
+fn latency_line(out: &mut String, name: &str, latency: &Latency) {
+    let (unit, scale) = unit(latency);
+    let (min, max) = (latency.min_ns as f64 / scale, latency.max_ns as f64 / scale);
+    let (avg, stdev) = (latency.mean_ns / scale, latency.deviation_ns / scale);
+    let _ =
+        writeln!(out, "    {name:>4} ({unit}): min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}");
+}
+
+fn percentiles(out: &mut String, name: &str, latency: &Latency) {
+    let (unit, scale) = unit(latency);
+    let _ = writeln!(out, "    {name} percentiles ({unit}):");
+    let width = format!("{:.0}", latency.max_ns as f64 / scale).len().max(4);
+    let rows = latency.percentiles_ns.chunks(4);
+    let last = rows.len().saturating_sub(1);
+    for (i, row) in rows.enumerate() {
+        let cells: Vec<_> = row
+            .iter()
+            .map(|&(percent, ns)| format!("{percent:>5.2}th=[{:>width$.0}]", ns as f64 / scale))
+            .collect();
+        let _ = writeln!(out, "     | {}{}", cells.join(", "), if i < last { "," } else { "" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::histogram::{Histogram, PERCENTILES};
+
+    #[test]
+    fn figures_are_scaled_as_by_fio() {
+        assert_eq!([0.0, 999.0, 105_000.0, 1_250_000.0].map(decimal), ["0", "999", "105k", "1.25M"]);
+        assert_eq!([512.0, 4096.0, 430_964_736.0].map(binary), ["512", "4.00Ki", "411Mi"]);
+        assert_eq!(bandwidth(430_964_736.0), "bw=411MiB/s (431MB/s)");
+    }
+
+    #[test]
+    fn what_is_measured_differently_has_another_name() {
+        let mut text = String::new();
+        let requests = RequestReport { requests: 1, ..Default::default() };
+        DirectionReport { iops: 1.0, bytes_per_second: 1.0, requests }.to_text(&mut text, "read", 1.0);
+        assert!(
+            text.contains("qlat (nsec)") && text.contains("rlat (nsec)") && text.contains(" lat (nsec)"),
+            "{text}"
+        );
+        assert!(!text.contains("slat") && !text.contains("clat"), "{text}");
+    }
+
+    #[test]
+    fn latencies_are_laid_out_as_by_fio() {
+        let mut histogram = Histogram::default();
+        for us in 100..200 {
+            histogram.record(Duration::from_micros(us));
+        }
+        let mut out = String::new();
+        latency_line(&mut out, "clat", &histogram.summary(&PERCENTILES));
+        percentiles(&mut out, "clat", &histogram.summary(&PERCENTILES));
+        let lines: Vec<_> = out.lines().collect();
+        assert_eq!(lines[0], "    clat (usec): min=100, max=199, avg=149.50, stdev=28.87");
+        assert_eq!(lines[1], "    clat percentiles (usec):");
+        assert_eq!(lines.len(), 2 + 5);
+        assert!(lines[2].starts_with("     |  1.00th=[ 100],  5.00th=[ 104]"), "{}", lines[2]);
+        assert!(lines[6].starts_with("     | 99.99th=[ 199]"), "{}", lines[6]);
+    }
+}

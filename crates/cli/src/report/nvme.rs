@@ -1,0 +1,171 @@
+//! The report of an NVMe controller.
+
+use pinfold_nvme::driver::{Health, Identity, NamespaceInfo};
+use serde::Serialize;
+
+/// What a controller reports about itself.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NvmeReport {
+    /// `nvme`.
+    pub(crate) command: &'static str,
+    /// As the user named it.
+    pub(crate) target: String,
+    pub(crate) controller: ControllerReport,
+    pub(crate) namespaces: Vec<NamespaceReport>,
+    /// The SMART log, if the controller has one.
+    pub(crate) smart: Option<SmartReport>,
+    /// What could not be read, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Identify controller.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ControllerReport {
+    pub(crate) model: String,
+    pub(crate) serial: String,
+    pub(crate) firmware: String,
+    pub(crate) subsystem: String,
+    pub(crate) vendor: u16,
+    pub(crate) controller_id: u16,
+    pub(crate) version: (u16, u8, u8),
+    /// `None` if it sets no limit.
+    pub(crate) mdts_bytes: Option<u64>,
+    pub(crate) max_transfer_bytes: u32,
+    pub(crate) max_queue_entries: u32,
+    pub(crate) queues: u16,
+    pub(crate) highest_namespace: u32,
+    pub(crate) can_discard: bool,
+    pub(crate) volatile_cache: bool,
+}
+
+/// An active namespace.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NamespaceReport {
+    pub(crate) nsid: u32,
+    pub(crate) blocks: u64,
+    pub(crate) capacity_blocks: u64,
+    pub(crate) used_blocks: u64,
+    pub(crate) block_bytes: u64,
+    pub(crate) metadata_bytes: u16,
+    pub(crate) bytes: u64,
+    pub(crate) discard_zeroes: bool,
+    /// Whether this driver supports it.
+    pub(crate) usable: bool,
+    /// Why it is not supported.
+    pub(crate) unusable: Option<String>,
+}
+
+/// SMART / health information.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SmartReport {
+    pub(crate) critical_warning: u8,
+    pub(crate) temperature_kelvin: u16,
+    pub(crate) available_spare_percent: u8,
+    pub(crate) spare_threshold_percent: u8,
+    pub(crate) used_percent: u8,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) host_reads: u64,
+    pub(crate) host_writes: u64,
+    pub(crate) busy_minutes: u64,
+    pub(crate) power_cycles: u64,
+    pub(crate) power_on_hours: u64,
+    pub(crate) unsafe_shutdowns: u64,
+    pub(crate) media_errors: u64,
+    pub(crate) error_entries: u64,
+    pub(crate) warning_minutes: u32,
+    pub(crate) critical_minutes: u32,
+    pub(crate) sensors_kelvin: Vec<u16>,
+}
+
+impl From<Identity> for ControllerReport {
+    fn from(identity: Identity) -> Self {
+        Self {
+            model: identity.model,
+            serial: identity.serial,
+            firmware: identity.firmware,
+            subsystem: identity.subsystem,
+            vendor: identity.vendor,
+            controller_id: identity.controller_id,
+            version: identity.version,
+            mdts_bytes: identity.mdts_bytes,
+            max_transfer_bytes: identity.max_transfer_bytes,
+            max_queue_entries: identity.max_queue_entries,
+            queues: identity.queues,
+            highest_namespace: identity.namespaces,
+            can_discard: identity.can_discard,
+            volatile_cache: identity.volatile_cache,
+        }
+    }
+}
+
+impl From<NamespaceInfo> for NamespaceReport {
+    fn from(info: NamespaceInfo) -> Self {
+        Self {
+            nsid: info.nsid,
+            blocks: info.blocks,
+            capacity_blocks: info.capacity_blocks,
+            used_blocks: info.used_blocks,
+            block_bytes: info.block_bytes,
+            metadata_bytes: info.metadata_bytes,
+            bytes: info.blocks.saturating_mul(info.block_bytes),
+            discard_zeroes: info.discard_zeroes,
+            usable: info.usable().is_some(),
+            unusable: info.unusable.map(|reason| reason.to_string()),
+        }
+    }
+}
+
+impl From<Health> for SmartReport {
+    fn from(health: Health) -> Self {
+        Self {
+            critical_warning: health.critical_warning,
+            temperature_kelvin: health.temperature_kelvin,
+            available_spare_percent: health.available_spare_percent,
+            spare_threshold_percent: health.spare_threshold_percent,
+            used_percent: health.used_percent,
+            bytes_read: health.bytes_read,
+            bytes_written: health.bytes_written,
+            host_reads: health.host_reads,
+            host_writes: health.host_writes,
+            busy_minutes: health.busy_minutes,
+            power_cycles: health.power_cycles,
+            power_on_hours: health.power_on_hours,
+            unsafe_shutdowns: health.unsafe_shutdowns,
+            media_errors: health.media_errors,
+            error_entries: health.error_entries,
+            warning_minutes: health.warning_minutes,
+            critical_minutes: health.critical_minutes,
+            sensors_kelvin: health.sensors_kelvin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold_nvme::driver::Unusable;
+
+    #[test]
+    fn a_namespace_that_cannot_be_used_is_reported_with_the_reason() {
+        let reason = Unusable::CommandSet { csi: 2 };
+        let info = NamespaceInfo {
+            nsid: 3,
+            blocks: 8,
+            capacity_blocks: 8,
+            used_blocks: 8,
+            block_bytes: 4096,
+            metadata_bytes: 0,
+            discard_zeroes: false,
+            unusable: Some(reason),
+        };
+        let report = NamespaceReport::from(info);
+        assert_eq!((report.usable, report.unusable.as_deref()), (false, Some(&*reason.to_string())));
+        let mut text = String::new();
+        report.to_text(&mut text);
+        assert!(
+            text.trim_end().ends_with("cannot be used: its I/O command set is zoned, not NVM (CSI 02h)"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! The commands that give a run the memory it was refused: one for each limit, with the sum of what its parts need.
+
+use crate::setup::stack::Stack;
+use pinfold::MemlockLimit;
+use pinfold::arena::{NotLocked, Residency, SourceUnavailable, UnavailableReason};
+use pinfold::probe::hugepages::{self, HugetlbPool};
+use pinfold_core::addr::PageSize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Returns the commands for `stack`, and for a ring that needs a limit of `registered` to register its memory.
+pub(super) fn commands(stack: &Stack, registered: Option<u64>) -> Vec<String> {
+    let pool = |page| hugepages::pool(Path::new("/sys"), page);
+    let unavailable = stack.arenas().flat_map(|(_, arena)| arena.report().unavailable).collect::<Vec<_>>();
+    let mut fixes = sources(unavailable.iter(), pool);
+    let not_locked = stack.arenas().filter_map(|(_, arena)| match arena.report().residency {
+        Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
+        _ => None,
+    });
+    fixes.extend(memlock(not_locked, registered));
+    fixes
+}
+
+/// Sums up the missing hugepages, on top of those the pool has, and returns every other command once.
+fn sources<'a>(
+    unavailable: impl Iterator<Item = &'a SourceUnavailable>,
+    pool: impl Fn(PageSize) -> Option<HugetlbPool>,
+) -> Vec<String> {
+    let mut needed: BTreeMap<u64, (PageSize, u64)> = BTreeMap::new();
+    let mut fixes: Vec<String> = Vec::new();
+    for SourceUnavailable { reason, fix, .. } in unavailable {
+        match (reason, fix) {
+            (UnavailableReason::FewHugepages { page, needed: pages, .. }, _) => {
+                needed.entry(page.bytes()).or_insert((*page, 0)).1 += pages;
+            }
+            (_, Some(fix)) if !fixes.contains(fix) => fixes.push(fix.clone()),
+            _ => {}
+        }
+    }
+    let reserve = |(page, pages): (PageSize, u64)| {
+        let pool = pool(page)?;
+        let missing = pages.saturating_sub(pool.available());
+        Some(hugepages::reserve_command(page, pool.total.saturating_add(missing), None))
+    };
+    needed.into_values().filter_map(reserve).chain(fixes).collect()
+}
+
+/// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the highest usage) and for
+/// memory registered with a ring: the kernel counts them separately and compares each with the limit.
+fn memlock(not_locked: impl Iterator<Item = (u64, MemlockLimit)>, registered: Option<u64>) -> Option<String> {
+    let (requested, limit) = not_locked
+        .fold((0u64, None), |(all, _), (requested, limit)| (all.saturating_add(requested), Some(limit)));
+    let locked = limit.map_or(0, |limit| requested.saturating_add(limit.used.unwrap_or(0)));
+    let most = locked.max(registered.unwrap_or(0));
+    if most == 0 {
+        return None;
+    }
+    match limit {
+        Some(limit) => Some(limit.raise_command(most.saturating_sub(limit.used.unwrap_or(0)))),
+        None => Some(format!("sudo prlimit --pid $$ --memlock={most}:{most}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold::Source;
+
+    fn few(page: PageSize, needed: u64, free: u64, total: u64) -> SourceUnavailable {
+        let reason = UnavailableReason::FewHugepages { page, needed, free, total };
+        SourceUnavailable { source: Source::Hugetlb2M, reason, fix: Some("of this arena alone".into()) }
+    }
+
+    fn pool(total: u64, free: u64) -> impl Fn(PageSize) -> Option<HugetlbPool> {
+        move |page| {
+            let page_bytes = page.bytes();
+            Some(HugetlbPool { page_bytes, node: None, total, free, reserved: 0, overcommit: 0 })
+        }
+    }
+
+    #[test]
+    fn the_pages_of_all_arenas_are_one_command_beyond_the_pool() {
+        let page = PageSize::Size2M;
+        let both = [few(page, 8, 0, 0), few(page, 3, 0, 0)];
+        assert_eq!(sources(both.iter(), pool(0, 0)), ["sudo sysctl vm.nr_hugepages=11"]);
+        // Five are in use elsewhere, and two are free.
+        assert_eq!(sources(both.iter(), pool(7, 2)), ["sudo sysctl vm.nr_hugepages=16"]);
+        // The data arena got none of the four pages, and the control arena three.
+        assert_eq!(sources([few(page, 8, 4, 4)].iter(), pool(4, 1)), ["sudo sysctl vm.nr_hugepages=11"]);
+        let large = [few(PageSize::Size1G, 1, 0, 0), few(page, 512, 0, 0)];
+        assert_eq!(sources(large.iter(), pool(0, 0)).len(), 2, "a pool for each size");
+    }
+
+    #[test]
+    fn other_commands_are_returned_once() {
+        let off = || SourceUnavailable {
+            source: Source::Transparent,
+            reason: UnavailableReason::TransparentOff,
+            fix: Some("on".into()),
+        };
+        assert_eq!(sources([off(), off()].iter(), pool(0, 0)), ["on"]);
+        assert!(sources([].iter(), pool(0, 0)).is_empty());
+    }
+
+    #[test]
+    fn locked_memory_is_one_limit() {
+        let limit = |used| MemlockLimit { soft: Some(8 << 20), hard: None, used: Some(used), lifted: false };
+        let two = || [(16 << 20, limit(0)), (4 << 20, limit(1 << 20))].into_iter();
+        assert_eq!(memlock(two(), None).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), Some(1 << 20)).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), Some(64 << 20)).unwrap(), "ulimit -l 65536");
+        assert_eq!(memlock([].into_iter(), Some(4096)).unwrap(), "sudo prlimit --pid $$ --memlock=4096:4096");
+        assert_eq!(memlock([].into_iter(), None), None);
+    }
+}

@@ -1,0 +1,286 @@
+//! The report of the memory stack, gathered from its parts.
+
+use super::remedies;
+use crate::args::Protect;
+use crate::setup::open::OpenTarget;
+use crate::setup::stack::Stack;
+use crate::targets::nvme::NvmeStats;
+use pinfold::arena::{NotLocked, Residency, SourceUnavailable};
+use pinfold::{Arena, Domain, MappingPolicy, Source};
+use pinfold_core::addr::PageSize;
+use pinfold_core::dma_pool::PoolStats;
+use serde::Serialize;
+
+/// The cost of an arena of 2 MiB or more on small pages.
+const SMALL_PAGES_COST: &str =
+    "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
+
+/// What the memory stack did.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct StackReport {
+    /// When a controller could reach the data buffers.
+    pub(crate) protect: Protect,
+    /// The arenas.
+    pub(crate) memory: Vec<MemoryReport>,
+    /// The commands that make the refused sources available, for all arenas together.
+    pub(crate) fixes: Vec<String>,
+    /// The controllers.
+    pub(crate) devices: Vec<DeviceReport>,
+    /// The DMA pools of all controllers.
+    pub(crate) pools: Vec<PoolReport>,
+    /// The I/O address space.
+    pub(crate) domain: DomainReport,
+}
+
+impl StackReport {
+    /// Creates the report of `stack` and the targets that use it.
+    pub(crate) fn new(stack: &Stack, targets: &[&OpenTarget<'_>]) -> Self {
+        let registered = targets.iter().filter_map(|target| target.memlock_needed());
+        Self {
+            protect: stack.protect,
+            memory: stack.arenas().map(|(name, arena)| MemoryReport::new(name, arena)).collect(),
+            fixes: remedies::commands(stack, registered.max()),
+            devices: targets.iter().filter_map(|target| target.nvme_stats()).map(DeviceReport::new).collect(),
+            pools: targets
+                .iter()
+                .filter_map(|target| target.pool_stats())
+                .map(|stats| PoolReport::new(&stats))
+                .collect(),
+            domain: DomainReport::new(&stack.domain),
+        }
+    }
+}
+
+/// An arena.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct MemoryReport {
+    /// `data` or `control`.
+    pub(crate) name: &'static str,
+    /// Where it comes from.
+    pub(crate) source: &'static str,
+    /// How large it is.
+    pub(crate) bytes: u64,
+    /// The size of its pages.
+    pub(crate) page_bytes: u64,
+    /// Whether all of it is mapped at all times.
+    pub(crate) always_mapped: bool,
+    /// The cost of small pages.
+    pub(crate) cost: Option<&'static str>,
+    /// Why its pages are not locked in memory, if they are not.
+    pub(crate) not_locked: Option<String>,
+    /// How many 4 KiB frames it has.
+    pub(crate) frames: u64,
+    /// How many of them were in use at the end.
+    pub(crate) frames_in_use: u64,
+    /// The most that were in use.
+    pub(crate) frames_peak: u64,
+    /// How many are quarantined, since a device may still reach them.
+    pub(crate) frames_quarantined: u64,
+    /// The sources that were tried before, and why they are unavailable.
+    pub(crate) refused: Vec<RefusedReport>,
+}
+
+impl MemoryReport {
+    fn new(name: &'static str, arena: &Arena) -> Self {
+        let (report, stats) = (arena.report(), arena.stats());
+        let not_locked = match &report.residency {
+            // The command that raises the limit is reported once for all arenas.
+            Residency::NotLocked(NotLocked::Limit { requested, used, allowed, .. }) => Some(format!(
+                "RLIMIT_MEMLOCK: {requested} bytes requested, {used} locked already, {allowed} allowed"
+            )),
+            Residency::NotLocked(why) => Some(why.to_string()),
+            _ => None,
+        };
+        let small = report.page_size == PageSize::Size4K && report.bytes >= PageSize::Size2M.bytes();
+        let refused = |unavailable: &SourceUnavailable| RefusedReport {
+            source: source_name(unavailable.source),
+            why: unavailable.reason.to_string(),
+        };
+        Self {
+            name,
+            source: source_name(report.source),
+            bytes: report.bytes,
+            page_bytes: report.page_size.bytes(),
+            always_mapped: arena.mapping_policy() == MappingPolicy::Whole,
+            cost: small.then_some(SMALL_PAGES_COST),
+            not_locked,
+            frames: stats.frames,
+            frames_in_use: stats.frames_in_use,
+            frames_peak: stats.frames_peak,
+            frames_quarantined: stats.frames_quarantined,
+            refused: report.unavailable.iter().map(refused).collect(),
+        }
+    }
+}
+
+/// A source of memory that is unavailable.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RefusedReport {
+    /// The source.
+    pub(crate) source: &'static str,
+    /// The reason.
+    pub(crate) why: String,
+}
+
+/// A controller, and its driver.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct DeviceReport {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// How many queues were used.
+    pub(crate) queues: u64,
+    /// Requests that the driver accepted.
+    pub(crate) requests: u64,
+    /// The commands they were split into.
+    pub(crate) commands: u64,
+    /// Commands that the controller completed with an error.
+    pub(crate) errors: u64,
+    /// Requests that were tried again.
+    pub(crate) retries: u64,
+    /// Requests that did not complete in time.
+    pub(crate) timeouts: u64,
+    /// Doorbell writes.
+    pub(crate) doorbells: u64,
+    /// Whether a wait sleeps until an interrupt (without `--poll`) or polls.
+    pub(crate) by_interrupt: bool,
+    /// How often the program slept until an interrupt.
+    pub(crate) sleeps: u64,
+    /// Interrupts that woke it.
+    pub(crate) interrupts: u64,
+    /// Segments of the data of all requests.
+    pub(crate) segments: u64,
+    /// Pages passed to the controller.
+    pub(crate) prp_entries: u64,
+    /// Pages of PRP lists that were needed.
+    pub(crate) prp_pages: u64,
+    /// Pages of PRP lists in use at the end.
+    pub(crate) prp_pages_in_use: u64,
+    /// The most in use at a time.
+    pub(crate) prp_pages_peak: u64,
+}
+
+impl DeviceReport {
+    /// Creates the report of `stats`.
+    fn new(stats: NvmeStats) -> Self {
+        let NvmeStats { name, queues, requests, retries, by_interrupt, queue, controller } = stats;
+        Self {
+            name,
+            queues,
+            requests,
+            commands: queue.commands,
+            errors: queue.errors,
+            retries,
+            timeouts: queue.timeouts,
+            doorbells: queue.doorbells,
+            by_interrupt,
+            sleeps: queue.sleeps,
+            interrupts: queue.interrupts,
+            segments: queue.segments,
+            prp_entries: queue.prp_entries,
+            prp_pages: queue.prp_list_pages,
+            prp_pages_in_use: controller.list_pages_used,
+            prp_pages_peak: controller.list_pages_max,
+        }
+    }
+}
+
+/// A DMA pool.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PoolReport {
+    /// Its name.
+    pub(crate) name: String,
+    /// Blocks in use at the end.
+    pub(crate) in_use: u64,
+    /// The most blocks in use at a time.
+    pub(crate) peak: u64,
+    /// All blocks.
+    pub(crate) blocks: u64,
+    /// Bytes of a block.
+    pub(crate) block_bytes: u64,
+    /// The chunks that contain them.
+    pub(crate) chunks: u64,
+    /// The chunks without a block in use.
+    pub(crate) free_chunks: u64,
+    /// Bytes of all chunks.
+    pub(crate) bytes: u64,
+}
+
+impl PoolReport {
+    /// Creates the report of `stats`.
+    pub(crate) fn new(stats: &PoolStats) -> Self {
+        Self {
+            name: stats.name.clone(),
+            in_use: stats.in_use,
+            peak: stats.high_water,
+            blocks: stats.blocks,
+            block_bytes: stats.block_bytes,
+            chunks: stats.chunks,
+            free_chunks: stats.free_chunks,
+            bytes: stats.bytes,
+        }
+    }
+}
+
+/// An I/O address space.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct DomainReport {
+    /// The owner of its I/O page table.
+    pub(crate) backend: &'static str,
+    /// Mappings created.
+    pub(crate) maps: u64,
+    /// Those that needed no change of the table.
+    pub(crate) maps_fixed: u64,
+    /// Buffers that are quarantined, since a device may still reach them.
+    pub(crate) quarantined: u64,
+    /// Free extents of I/O virtual addresses.
+    pub(crate) iova_extents: u64,
+    /// Table pages in use.
+    pub(crate) table_pages: u64,
+    /// Ranges for which a flush was requested.
+    pub(crate) invalidations_asked: u64,
+    /// Those that also had to flush cached table pages.
+    pub(crate) invalidations_of_tables: u64,
+    /// Those covered by the flush of a neighbour.
+    pub(crate) invalidations_merged: u64,
+    /// Flushes submitted.
+    pub(crate) invalidations_sent: u64,
+    /// Flushes of the whole domain.
+    pub(crate) invalidations_whole: u64,
+    /// Wait descriptors submitted after them.
+    pub(crate) waits_sent: u64,
+    /// Calls that waited.
+    pub(crate) waited: u64,
+    /// How long they waited.
+    pub(crate) waited_ns: u64,
+}
+
+impl DomainReport {
+    fn new(domain: &Domain) -> Self {
+        let stats = domain.stats();
+        let invalidations = stats.backend.invalidations;
+        Self {
+            backend: domain.name(),
+            maps: stats.maps,
+            maps_fixed: stats.maps_fixed,
+            quarantined: stats.quarantined,
+            iova_extents: stats.iova_extents,
+            table_pages: stats.backend.table_pages,
+            invalidations_asked: invalidations.requested,
+            invalidations_of_tables: invalidations.requested_tables,
+            invalidations_merged: invalidations.merged,
+            invalidations_sent: invalidations.sent,
+            invalidations_whole: invalidations.domain_flushes,
+            waits_sent: invalidations.waits,
+            waited: invalidations.waited,
+            waited_ns: invalidations.wait_ns,
+        }
+    }
+}
+
+/// Returns the source as an argument of `--memory`.
+fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Transparent => "thp",
+        other => other.name(),
+    }
+}

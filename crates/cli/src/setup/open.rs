@@ -1,0 +1,169 @@
+//! A target that is open, with a queue for each job.
+
+use super::device::Device;
+use super::error::OpenError;
+use super::options::TargetOptions;
+use super::resolve::{Medium, ResolvedTarget};
+use super::stack::Stack;
+use crate::targets::file::{FileOptions, FileTarget};
+use crate::targets::nvme::{NvmeOptions, NvmeStats, NvmeTarget};
+use crate::targets::target::Target;
+use pinfold::uring::FileError;
+use pinfold::{Arena, Buffer};
+use pinfold_core::dma_pool::PoolStats;
+use pinfold_nvme::Registers;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A queue for each job: at least one.
+struct PerJob<T> {
+    first: T,
+    rest: Vec<T>,
+}
+
+impl<T> PerJob<T> {
+    fn new<E>(jobs: usize, mut create: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
+        let first = create(0)?;
+        let rest = (1..jobs).map(create).collect::<Result<_, _>>()?;
+        Ok(Self { first, rest })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        std::iter::once(&mut self.first).chain(&mut self.rest)
+    }
+}
+
+type NamespaceTarget<'d> = NvmeTarget<'d, Buffer, Arc<dyn Registers>, Arena>;
+
+/// An open target.
+pub(crate) struct OpenTarget<'d> {
+    queues: Queues<'d>,
+    notes: Vec<String>,
+}
+
+enum Queues<'d> {
+    File(Box<PerJob<FileTarget<'d, Buffer>>>),
+    Nvme {
+        /// Dropped first, so that the controller is disabled before its device is closed.
+        queues: Box<PerJob<NamespaceTarget<'d>>>,
+        _device: Device,
+    },
+}
+
+impl<'d> OpenTarget<'d> {
+    /// Opens `target` for use with the buffers of `stack`.
+    pub(crate) fn open(
+        target: ResolvedTarget,
+        stack: &'d Stack,
+        options: TargetOptions,
+    ) -> Result<Self, OpenError> {
+        let name = target.name;
+        let device = match target.medium {
+            Medium::File(file) => return Self::file(&name, &file, &target.path, stack, options),
+            Medium::Controller(medium) => Device::open(&name, medium, stack, options)?,
+        };
+        let TargetOptions { depth, jobs, poll, .. } = options;
+        let (controller, namespace) = device.start(&name, stack, options)?;
+        let granted = controller.identify().queues;
+        if jobs > usize::from(granted) {
+            return Err(OpenError::Queues { name, jobs, granted });
+        }
+        let mut notes = Vec::new();
+        if !poll && !device.has_interrupts(jobs) {
+            notes.push(format!("{name}: it has no interrupt for each job, so completions are polled"));
+        }
+        let queues = PerJob::new(jobs, |job| {
+            let options = NvmeOptions {
+                domain: &stack.domain,
+                protect: stack.protect,
+                controller: controller.clone(),
+                namespace,
+                depth,
+                vector: device.vector(job, options),
+            };
+            NvmeTarget::new(name.clone(), options)
+                .map_err(|error| OpenError::Driver { name: name.clone(), error })
+        })?;
+        Ok(Self { queues: Queues::Nvme { queues: Box::new(queues), _device: device }, notes })
+    }
+
+    fn file(
+        name: &str,
+        file: &File,
+        path: &Path,
+        stack: &'d Stack,
+        TargetOptions { alignment, depth, jobs, poll, direct }: TargetOptions,
+    ) -> Result<Self, OpenError> {
+        // With several jobs, each queue moves to the thread of its job.
+        let options = FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 };
+        let queues = PerJob::new(jobs, |_| {
+            let file = file.try_clone();
+            let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
+            FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File)
+        })?;
+        let notes = queues.first.notes().collect();
+        Ok(Self { queues: Queues::File(Box::new(queues)), notes })
+    }
+
+    /// Returns the target, through the first job's queue.
+    pub(crate) fn target(&mut self) -> &mut dyn Target<Buffer> {
+        match &mut self.queues {
+            Queues::File(queues) => &mut queues.first,
+            Queues::Nvme { queues, .. } => &mut queues.first,
+        }
+    }
+
+    /// Returns the target through the queue of each job.
+    pub(crate) fn targets(&mut self) -> Vec<&mut (dyn Target<Buffer> + Send)> {
+        match &mut self.queues {
+            Queues::File(queues) => {
+                queues.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
+            }
+            Queues::Nvme { queues, .. } => {
+                queues.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
+            }
+        }
+    }
+
+    /// Returns what the controller did, if there is one.
+    pub(crate) fn nvme_stats(&self) -> Option<NvmeStats> {
+        let Queues::Nvme { queues, .. } = &self.queues else { return None };
+        let mut stats = queues.first.stats();
+        queues.rest.iter().for_each(|queue| stats.add(&queue.stats()));
+        Some(stats)
+    }
+
+    /// Returns the figures of its driver's DMA pool, if there is one.
+    pub(crate) fn pool_stats(&self) -> Option<PoolStats> {
+        match &self.queues {
+            Queues::File(_) => None,
+            Queues::Nvme { queues, .. } => Some(queues.first.pool_stats()),
+        }
+    }
+
+    /// Returns what fell back to something slower, and why.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
+    pub(crate) fn memlock_needed(&self) -> Option<u64> {
+        match &self.queues {
+            Queues::File(queues) => queues.iter().filter_map(FileTarget::memlock_needed).max(),
+            Queues::Nvme { .. } => None,
+        }
+    }
+
+    /// Returns the file's present length, if it is a file.
+    pub(crate) fn file_bytes(&self) -> Result<Option<u64>, FileError> {
+        match &self.queues {
+            Queues::File(queues) => queues.first.bytes().map(Some),
+            Queues::Nvme { .. } => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A target before it is opened: its file, checked, or the size of its memory.
+
+use super::driver;
+use super::error::OpenError;
+use super::memory::{self, MemoryNeed};
+use crate::args::{Memory, TargetSpec};
+use crate::units::ByteSize;
+use pinfold::Domain;
+use pinfold::pci::Bdf;
+use pinfold::vfio::Options;
+use pinfold_nvme::vfio::PciController;
+use rustix::fs::OFlags;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The block size of a model controller.
+pub(crate) const BLOCK: u64 = 512;
+/// The most memory of a model controller.
+const MAX_MEMORY: u64 = 1 << 40;
+
+/// What stores the bytes of a target.
+#[derive(Debug)]
+pub(crate) enum Medium {
+    /// A file, through io_uring.
+    File(File),
+    /// A controller.
+    Controller(ControllerMedium),
+}
+
+/// What stores the bytes of a controller.
+#[derive(Debug)]
+pub(crate) enum ControllerMedium {
+    /// An image file, of a model controller.
+    Image {
+        /// The file.
+        file: File,
+        /// The namespace's capacity.
+        bytes: u64,
+    },
+    /// Memory, of a model controller.
+    Memory {
+        /// The namespace's capacity.
+        bytes: u64,
+        /// How much of it the run will use.
+        held: u64,
+    },
+    /// A real controller's namespace.
+    Pci {
+        /// The controller.
+        pci: PciController,
+        /// The namespace.
+        nsid: u32,
+    },
+}
+
+/// A target before it is opened.
+#[derive(Debug)]
+pub(crate) struct ResolvedTarget {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// The path, for messages about files.
+    pub(crate) path: PathBuf,
+    /// What stores its bytes.
+    pub(crate) medium: Medium,
+}
+
+impl ResolvedTarget {
+    /// Resolves a model controller with memory, of which the run uses `used` bytes.
+    pub(crate) fn memory(spec: &TargetSpec, size: ByteSize, used: u64) -> Result<Self, OpenError> {
+        let name = spec.to_string();
+        if size.0 > MAX_MEMORY {
+            return Err(OpenError::TooLarge { name, limit: MAX_MEMORY });
+        }
+        let held = used.min(size.0);
+        // Checked alone: what else the run needs is known once all its targets are.
+        memory::check(MemoryNeed { targets: held, ..MemoryNeed::default() }, Memory::Auto)?;
+        Ok(Self {
+            path: PathBuf::from(&name),
+            name,
+            medium: Medium::Controller(ControllerMedium::Memory { bytes: size.0, held }),
+        })
+    }
+
+    /// Resolves a namespace of a real controller, with its capacity. The controller was started to be identified, is
+    /// disabled now, and is started again when it is used. It has `interrupts` besides the admin queue's.
+    pub(crate) fn pci(
+        spec: &TargetSpec,
+        bdf: Bdf,
+        nsid: Option<u32>,
+        interrupts: u32,
+    ) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let pci = open_pci(&name, bdf, interrupts)?;
+        let namespace = driver::find_namespace(&name, &driver::start_alone(&name, &pci)?, nsid)?;
+        let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: namespace.nsid });
+        Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
+    }
+
+    /// Resolves an existing file or block device, with its length; it is opened for writing if `write` is set.
+    pub(crate) fn existing(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let (file, bytes) = if is_block_device(path) {
+            open_device(path, write, &name)?
+        } else {
+            open_regular(path, write, name.clone())?
+        };
+        Ok((Self { name, path: path.to_owned(), medium: Medium::File(file) }, bytes))
+    }
+
+    /// Resolves an existing image, with its length.
+    pub(crate) fn image(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+        let name = spec.to_string();
+        let (file, bytes) = open_regular(path, write, name.clone())?;
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK) {
+            return Err(OpenError::ImageSize { name, bytes });
+        }
+        let medium = Medium::Controller(ControllerMedium::Image { file, bytes });
+        Ok((Self { name, path: path.to_owned(), medium }, bytes))
+    }
+
+    /// Resolves a controller whose data will not be used.
+    pub(crate) fn controller(spec: &TargetSpec) -> Result<Self, OpenError> {
+        match spec {
+            TargetSpec::SoftMemory(size) => Self::memory(spec, *size, 0),
+            TargetSpec::SoftImage(path) => Self::image(spec, path, false).map(|(target, _)| target),
+            TargetSpec::File(_) => Err(OpenError::NoController(spec.to_string())),
+            TargetSpec::Vfio { bdf, nsid } => {
+                let name = spec.to_string();
+                let pci = open_pci(&name, *bdf, 0)?;
+                let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: nsid.unwrap_or(1) });
+                Ok(Self { path: PathBuf::from(&name), name, medium })
+            }
+        }
+    }
+
+    /// Resolves a file that is being created for `spec`.
+    pub(crate) fn staged(spec: &TargetSpec, path: &Path, file: File, bytes: u64) -> Self {
+        let medium = match spec {
+            TargetSpec::SoftImage(_) => Medium::Controller(ControllerMedium::Image { file, bytes }),
+            _ => Medium::File(file),
+        };
+        Self { name: spec.to_string(), path: path.to_owned(), medium }
+    }
+
+    /// Returns the file, if there is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.medium {
+            Medium::File(file) | Medium::Controller(ControllerMedium::Image { file, .. }) => Some(file),
+            Medium::Controller(_) => None,
+        }
+    }
+
+    /// Returns how many bytes of memory it will hold.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        match &self.medium {
+            Medium::Controller(ControllerMedium::Memory { held, .. }) => *held,
+            _ => 0,
+        }
+    }
+
+    /// Returns whether it is a controller's namespace.
+    pub(crate) fn has_controller(&self) -> bool {
+        !matches!(self.medium, Medium::File(_))
+    }
+
+    /// Returns whether both have the same file.
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
+        let id =
+            |target: &Self| target.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()));
+        id(self).is_some() && id(self) == id(other)
+    }
+
+    /// Returns the address space of a real controller.
+    pub(crate) fn domain(&self) -> Option<&Domain> {
+        match &self.medium {
+            Medium::Controller(ControllerMedium::Pci { pci, .. }) => Some(pci.domain()),
+            _ => None,
+        }
+    }
+
+    /// Returns whether any block of its file is allocated; real controllers and block devices are assumed to hold data.
+    pub(crate) fn holds_data(&self) -> bool {
+        let used = |metadata: Metadata| metadata.file_type().is_block_device() || metadata.blocks() > 0;
+        self.domain().is_some() || self.file().and_then(|file| file.metadata().ok()).is_some_and(used)
+    }
+}
+
+fn open_pci(name: &str, bdf: Bdf, interrupts: u32) -> Result<PciController, OpenError> {
+    // Vector 0 is the admin queue's.
+    let vectors = if interrupts > 0 { interrupts.saturating_add(1) } else { 0 };
+    PciController::open(&bdf.to_string(), &Options::new(), vectors)
+        .map_err(|error| OpenError::Pci { name: name.to_owned(), error })
+}
+
+/// Returns the address space of a run with these targets: the real controller's, or one of the software IOMMU.
+pub(crate) fn domain_of(targets: &[&ResolvedTarget]) -> Result<Domain, OpenError> {
+    let mut real = targets.iter().filter_map(|target| Some((target, target.domain()?)));
+    let Some((first, domain)) = real.next() else { return Domain::soft().map_err(OpenError::Domain) };
+    let others = targets.iter().filter(|target| target.has_controller() && target.name != first.name);
+    match others.map(|target| target.name.clone()).next() {
+        Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),
+        None => Ok(domain.clone()),
+    }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+}
+
+/// Opens a block device. For writing it must not be in use: by a file system, as swap, or as part of another device.
+fn open_device(path: &Path, write: bool, name: &str) -> Result<(File, u64), OpenError> {
+    let system = |error| OpenError::System { name: name.to_owned(), error };
+    let flags = if write { OFlags::EXCL.bits().cast_signed() } else { 0 };
+    let mut file =
+        OpenOptions::new().read(true).write(write).custom_flags(flags).open(path).map_err(system)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(system)?;
+    Ok((file, bytes))
+}
+
+fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), OpenError> {
+    // Without O_NONBLOCK, opening a pipe would wait for its other end.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+    let system = |error| OpenError::System { name: name.clone(), error };
+    let file = opened.map_err(system)?;
+    let metadata = file.metadata().map_err(system)?;
+    if !metadata.is_file() {
+        return Err(OpenError::NotRegular(name));
+    }
+    Ok((file, metadata.len()))
+}

@@ -1,0 +1,365 @@
+//! A destination that is complete or absent: it is written under a temporary name in the same folder, and renamed once
+//! all of it is on the disk. If it is dropped before, nothing remains.
+
+use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Why a destination could not be created or committed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StagedError {
+    /// The name is taken.
+    #[error("{0} exists: name another destination, or replace it with --force")]
+    Exists(String),
+    /// It is a directory.
+    #[error("{0} is a directory: name a file in it")]
+    Directory(String),
+    /// It is a device, a pipe, a socket.
+    #[error("{0} is not a regular file: only those can be replaced")]
+    NotRegular(String),
+    /// It is a symbolic link to nothing.
+    #[error("{0} is a symbolic link to nothing: remove it, or name the file it should point to")]
+    Dangling(String),
+    /// The path ends in `/` or `..`.
+    #[error("{0} does not name a file: append the file's name")]
+    NoName(String),
+    /// It would replace the source.
+    #[error("{0} is the source itself: name another destination")]
+    SameFile(String),
+    /// The file system has too little free space.
+    #[error(
+        "{name} cannot have {bytes} bytes: {error}; free some space there, or name a path on another file system"
+    )]
+    NoRoom {
+        /// The destination.
+        name: String,
+        /// The length it needs.
+        bytes: u64,
+        /// The system's error.
+        error: Errno,
+    },
+    /// A step failed.
+    #[error("{name}: {step} failed: {error}{}", advice(*.error))]
+    System {
+        /// The destination.
+        name: String,
+        /// The step.
+        step: &'static str,
+        /// The system's error.
+        error: Errno,
+    },
+}
+
+/// Returns what to do, to be appended to the error.
+fn advice(error: Errno) -> &'static str {
+    match error {
+        Errno::NOENT | Errno::NOTDIR => ": name a file in a folder that exists, or make the folder first",
+        Errno::ACCESS | Errno::PERM => ": name a file in a folder that you may write, or change its mode",
+        Errno::ROFS => ": the file system is read-only; name a path on another one",
+        Errno::FBIG => ": larger than a file may be (`ulimit -f`, or the file system's limit)",
+        Errno::NAMETOOLONG => ": choose a shorter name",
+        Errno::MFILE | Errno::NFILE => ": raise the limit of open files (`ulimit -n`)",
+        Errno::IO => ": the device failed; see `dmesg`",
+        _ => "",
+    }
+}
+
+/// How many names are tried.
+const ATTEMPTS: usize = 16;
+
+/// A file under a temporary name.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    directory: OwnedFd,
+    temporary: OsString,
+    name: OsString,
+    shown: String,
+    replace: bool,
+    /// The final permissions.
+    mode: Mode,
+    file: File,
+    renamed: bool,
+}
+
+impl Staged {
+    /// Creates the temporary file for `destination`, which is replaced only if `replace` is set. Only its owner may open the
+    /// temporary file; on commit it gets the permissions `mode` less the umask. Nothing remains if this fails.
+    pub(crate) fn create(
+        destination: &Path,
+        replace: bool,
+        mode: Mode,
+        source: Option<&File>,
+    ) -> Result<Self, StagedError> {
+        let shown = destination.display().to_string();
+        let destination = resolve(destination, replace, source)?;
+        let system = |step, error| StagedError::System { name: shown.clone(), step, error };
+        let Some(name) = destination.file_name() else { return Err(StagedError::NoName(shown)) };
+        let parent = match destination.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let directory =
+            fs::open(parent, flags, Mode::empty()).map_err(|error| system("opening its folder", error))?;
+        let (temporary, file) =
+            create_unique(&directory).map_err(|error| system("creating a file in its folder", error))?;
+        let name = name.to_owned();
+        let mode = Mode::from_raw_mode(mode.as_raw_mode() & !umask());
+        Ok(Self { directory, temporary, name, shown, replace, mode, file: file.into(), renamed: false })
+    }
+
+    /// Returns the file under its temporary name.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reserves space for `bytes` bytes, if the file system can.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), StagedError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        match fs::fallocate(&self.file, fs::FallocateFlags::empty(), 0, bytes) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
+                Err(StagedError::NoRoom { name: self.shown.clone(), bytes, error })
+            }
+            Err(error) => Err(self.system("reserving its space", error)),
+        }
+    }
+
+    /// Truncates the file to `bytes` bytes, flushes it, and renames it. When this succeeds, the destination is complete
+    /// and survives a power loss.
+    pub(crate) fn commit(mut self, bytes: u64) -> Result<(), StagedError> {
+        fs::ftruncate(&self.file, bytes).map_err(|error| self.system("setting its size", error))?;
+        fs::fchmod(&self.file, self.mode).map_err(|error| self.system("setting its mode", error))?;
+        fs::fsync(&self.file).map_err(|error| self.system("flushing it", error))?;
+        self.rename()?;
+        match fs::fsync(&self.directory) {
+            // Some network and host-shared file systems cannot flush a folder.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(self.system("flushing its folder (the file itself is complete)", error)),
+        }
+    }
+
+    fn rename(&mut self) -> Result<(), StagedError> {
+        let (directory, from, to) = (&self.directory, &self.temporary, &self.name);
+        let outcome = if self.replace {
+            fs::renameat(directory, from, directory, to)
+        } else {
+            match fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+                // A file system without that flag: a hard link does not replace a file either.
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    fs::linkat(directory, from, directory, to, AtFlags::empty())
+                        .and_then(|()| fs::unlinkat(directory, from, AtFlags::empty()))
+                }
+                other => other,
+            }
+        };
+        match outcome {
+            Ok(()) => self.renamed = true,
+            Err(Errno::EXIST) => return Err(StagedError::Exists(self.shown.clone())),
+            Err(error) => return Err(self.system("renaming it", error)),
+        }
+        Ok(())
+    }
+
+    fn system(&self, step: &'static str, error: Errno) -> StagedError {
+        StagedError::System { name: self.shown.clone(), step, error }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.renamed
+            && let Err(error) = fs::unlinkat(&self.directory, &self.temporary, AtFlags::empty())
+        {
+            tracing::warn!("{:?}, a temporary file of {}, remains: {error}", self.temporary, self.shown);
+        }
+    }
+}
+
+/// Returns where `destination` leads, if it may be written.
+fn resolve(destination: &Path, replace: bool, source: Option<&File>) -> Result<PathBuf, StagedError> {
+    let shown = || destination.display().to_string();
+    let system = |error| StagedError::System { name: shown(), step: "examining it", error };
+    if destination.as_os_str().as_encoded_bytes().ends_with(b"/") && !destination.is_dir() {
+        return Err(StagedError::NoName(shown()));
+    }
+    let link = match fs::lstat(destination) {
+        Err(Errno::NOENT) => return Ok(destination.to_owned()),
+        Err(error) => return Err(system(error)),
+        Ok(stat) => fs::FileType::from_raw_mode(stat.st_mode).is_symlink(),
+    };
+    let existing = match fs::stat(destination) {
+        Err(Errno::NOENT) if link => return Err(StagedError::Dangling(shown())),
+        other => other.map_err(system)?,
+    };
+    let kind = fs::FileType::from_raw_mode(existing.st_mode);
+    if kind.is_dir() {
+        return Err(StagedError::Directory(shown()));
+    }
+    if let Some(source) = source {
+        let source = fs::fstat(source).map_err(system)?;
+        if (source.st_dev, source.st_ino) == (existing.st_dev, existing.st_ino) {
+            return Err(StagedError::SameFile(shown()));
+        }
+    }
+    if !kind.is_file() {
+        return Err(StagedError::NotRegular(shown()));
+    }
+    if !replace {
+        return Err(StagedError::Exists(shown()));
+    }
+    if !link {
+        return Ok(destination.to_owned());
+    }
+    std::fs::canonicalize(destination)
+        .map_err(|error| system(Errno::from_io_error(&error).unwrap_or(Errno::NOENT)))
+}
+
+/// Creates an empty file with an unused name, which only its owner may open.
+fn create_unique(directory: &OwnedFd) -> Result<(OsString, OwnedFd), Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut attempts = 0;
+    loop {
+        let name = temporary_name()?;
+        match fs::openat(directory, OsStr::new(&name), flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => return Ok((name, file)),
+            Err(Errno::EXIST) if attempts < ATTEMPTS => attempts += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns `Umask` of `/proc/self/status` (Linux 4.7); if it is unknown, only the owner gets access.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o077)
+}
+
+fn temporary_name() -> Result<OsString, Errno> {
+    let mut random = [0u8; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!(".pinfold-{:016x}.part", u64::from_ne_bytes(random)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    const MODE: Mode = Mode::from_raw_mode(0o644);
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn write(staged: &Staged, bytes: &[u8]) {
+        let mut file = staged.file();
+        file.write_all(bytes).unwrap();
+    }
+
+    #[test]
+    fn a_committed_file_has_its_name_size_and_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let staged = Staged::create(&path, false, Mode::from_raw_mode(0o400), None).unwrap();
+        staged.reserve(100).unwrap();
+        write(&staged, b"hello, padded");
+        assert!(!path.exists());
+        assert_eq!(staged.file().metadata().unwrap().mode() & 0o777, 0o600, "independent of the final mode");
+        staged.commit(5).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"hello");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o400);
+        assert_eq!(names(dir.path()), ["out"]);
+    }
+
+    #[test]
+    fn nothing_remains_if_it_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
+        assert_eq!(names(dir.path()).len(), 1);
+        drop(staged);
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn an_existing_file_is_replaced_only_on_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        std::fs::write(&path, "old").unwrap();
+        let refused = Staged::create(&path, false, MODE, None).unwrap_err();
+        assert!(matches!(refused, StagedError::Exists(_)), "{refused}");
+        let staged = Staged::create(&path, true, MODE, None).unwrap();
+        write(&staged, b"new");
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        staged.commit(3).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["out"]);
+    }
+
+    #[test]
+    fn a_file_created_meanwhile_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let staged = Staged::create(&path, false, MODE, None).unwrap();
+        std::fs::write(&path, "another program's").unwrap();
+        assert!(matches!(staged.commit(0), Err(StagedError::Exists(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"another program's");
+        assert_eq!(names(dir.path()), ["out"]);
+    }
+
+    #[test]
+    fn a_link_is_followed_and_stays_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("far")).unwrap();
+        std::fs::write(dir.path().join("far/real"), "old").unwrap();
+        let link = dir.path().join("link");
+        symlink("far/real", &link).unwrap();
+        let staged = Staged::create(&link, true, MODE, None).unwrap();
+        staged.commit(0).unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::metadata(dir.path().join("far/real")).unwrap().size(), 0);
+        let dangling = dir.path().join("dangling");
+        symlink("nowhere", &dangling).unwrap();
+        assert!(matches!(Staged::create(&dangling, true, MODE, None), Err(StagedError::Dangling(_))));
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let create =
+            |path: &Path, source: Option<&File>| Staged::create(path, true, MODE, source).unwrap_err();
+        assert!(matches!(create(dir.path(), None), StagedError::Directory(_)));
+        assert!(matches!(create(Path::new("/dev/null"), None), StagedError::NotRegular(_)));
+        assert!(matches!(create(&dir.path().join("new/"), None), StagedError::NoName(_)));
+        assert!(matches!(create(&dir.path().join("no/file"), None), StagedError::System { .. }));
+        let path = dir.path().join("itself");
+        std::fs::write(&path, "x").unwrap();
+        let other_name = dir.path().join("hard-link");
+        std::fs::hard_link(&path, &other_name).unwrap();
+        let source = File::open(&path).unwrap();
+        assert!(matches!(create(&path, Some(&source)), StagedError::SameFile(_)));
+        assert!(matches!(create(&other_name, Some(&source)), StagedError::SameFile(_)));
+        assert_eq!(names(dir.path()), ["hard-link", "itself"]);
+    }
+
+    #[test]
+    fn missing_space_is_reported_before_anything_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
+        let error = staged.reserve(1 << 60).unwrap_err();
+        let too_large = matches!(error, StagedError::System { error: Errno::FBIG, .. });
+        assert!(too_large || matches!(error, StagedError::NoRoom { .. }), "{error}");
+    }
+}

@@ -1,0 +1,55 @@
+//! The record of one I/O.
+
+use std::fmt;
+use std::time::Instant;
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IoDirection {
+    /// Reads from the target into the buffer.
+    Read,
+    /// Writes the buffer to the target.
+    Write,
+    /// Deallocates the range; the buffer is not used.
+    Trim,
+}
+
+/// The record of one I/O. It passes from the engine through the target to the completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Io {
+    /// What it does.
+    pub(crate) direction: IoDirection,
+    /// The first byte of the target, a multiple of its block.
+    pub(crate) offset: u64,
+    /// The number of bytes. If it is not a multiple of the target's block, a write fills the last block from the buffer
+    /// (which the caller has zeroed there), and a read may overwrite more of the buffer.
+    pub(crate) len: usize,
+    /// When the engine issued it.
+    pub(crate) issued: Instant,
+    /// When the target had queued it: before the system call or doorbell that submits a whole batch.
+    pub(crate) queued: Instant,
+}
+
+impl Io {
+    /// Creates the record of an I/O that is issued now.
+    pub(crate) fn new(direction: IoDirection, offset: u64, len: usize) -> Self {
+        let now = Instant::now();
+        Self { direction, offset, len, issued: now, queued: now }
+    }
+
+    /// Notes that the target has queued it.
+    pub(crate) fn set_queued(&mut self) {
+        self.queued = Instant::now();
+    }
+}
+
+impl fmt::Display for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.direction {
+            IoDirection::Read => "reading",
+            IoDirection::Write => "writing",
+            IoDirection::Trim => "deallocating",
+        };
+        write!(f, "{verb} {} bytes at {}", self.len, self.offset)
+    }
+}

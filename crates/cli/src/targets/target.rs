@@ -1,0 +1,76 @@
+//! What all targets have in common: requests, completions, and the trait.
+
+use super::error::TargetError;
+pub(crate) use super::record::{Io, IoDirection};
+
+/// A data buffer that the program owns at the moment.
+pub(crate) trait DataBuffer {
+    /// Copies the bytes from `at` into `to`.
+    fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError>;
+    /// Copies `from` to the bytes from `at`.
+    fn write_at(&mut self, at: usize, from: &[u8]) -> Result<(), TargetError>;
+    /// Zeroes `len` bytes from `at`.
+    fn zero(&mut self, at: usize, len: usize) -> Result<(), TargetError>;
+}
+
+/// An I/O with its data buffer.
+#[derive(Debug)]
+pub(crate) struct Request<B> {
+    /// The record.
+    pub(crate) io: Io,
+    /// The data, from its first byte.
+    pub(crate) buffer: B,
+}
+
+/// A completed request.
+#[derive(Debug)]
+pub(crate) struct Completion<B> {
+    /// The request's record.
+    pub(crate) io: Io,
+    /// The buffer, unless it had to be quarantined.
+    pub(crate) buffer: Option<B>,
+    /// How many bytes were moved (fewer than requested only where a source ends), or the error.
+    pub(crate) result: Result<usize, TargetError>,
+}
+
+/// A request that was not queued.
+#[derive(Debug)]
+pub(crate) struct SubmitError<B> {
+    /// The buffer, unless it had to be quarantined.
+    pub(crate) buffer: Option<B>,
+    /// The error.
+    pub(crate) error: TargetError,
+}
+
+/// The properties of a target.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct TargetInfo {
+    /// As the user named it.
+    pub(crate) name: String,
+    /// How many bytes it holds; `None` if it grows with what is written.
+    pub(crate) capacity: Option<u64>,
+    /// The unit of offsets, bytes: a power of two.
+    pub(crate) block: usize,
+    /// The preferred alignment of offsets and lengths, bytes: the block, or the alignment a file was opened for.
+    pub(crate) alignment: usize,
+    /// How many requests may be in flight.
+    pub(crate) max_depth: usize,
+    /// The largest request, bytes.
+    pub(crate) max_transfer: usize,
+    /// Why it cannot deallocate ranges, if it cannot.
+    pub(crate) no_trim: Option<&'static str>,
+}
+
+/// What bytes are read from and written to.
+pub(crate) trait Target<B> {
+    /// Returns the properties.
+    fn info(&self) -> &TargetInfo;
+    /// Queues a request and records the time in its [`Io`].
+    fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
+    /// Submits what is queued and adds what has completed to `completed`, without waiting.
+    fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
+    /// Waits until something may have completed (or a signal arrives), then as `poll`.
+    fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
+    /// Makes what was written durable, as far as the target has durable storage.
+    fn sync(&mut self) -> Result<(), TargetError>;
+}
