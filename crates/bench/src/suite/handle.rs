@@ -10,7 +10,7 @@ mod raw;
 mod unchecked;
 mod workloads;
 
-pub(super) use api::{AllocWritten, AtOffset, Handle, Object, Written, handle};
+pub(super) use api::{AllocWritten, AtOffset, Handle, Object, Pool, Written, handle};
 pub(super) use blocks::{Baseline, DroppedBlocks, FreedBlocks, Malloc};
 pub(super) use frames::Huge;
 pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run};

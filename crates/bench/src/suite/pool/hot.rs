@@ -1,6 +1,7 @@
 //! The hot path: pairs, bulk calls, and 4,096 blocks freed at random.
 
 use super::setup::pool;
+use crate::baseline::block::Block;
 use crate::baseline::inblock::InBlock;
 use crate::baseline::lifo::{Lifo, ThreadList};
 use crate::baseline::pages::{Pages, blocks};
@@ -8,7 +9,7 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocWritten, Baseline, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, RawBlocks,
+    AllocWritten, Baseline, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool, RawBlocks,
     SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, unchecked_pairs,
 };
 use pinfold::Arena;
@@ -42,11 +43,25 @@ pub(super) fn run(
     Ok(records)
 }
 
-/// Splits the memory of the baselines: for the pool, and for each of the two stacks.
-fn parts(memory: &mut [u8], size: usize) -> (&mut [u8], &mut [u8], &mut [u8]) {
-    let (one, rest) = memory.split_at_mut(STACK * size);
-    let (two, rest) = rest.split_at_mut(STACK * size);
-    (rest, one, two)
+/// The allocators that every case compares, for blocks of one size.
+struct Allocators<'a, 'm> {
+    pool: Pool<'a>,
+    inblock: InBlock<'m>,
+    stack: Lifo<Block<'m>>,
+    lists: Lifo<Block<'m>>,
+}
+
+impl<'a, 'm> Allocators<'a, 'm> {
+    fn new(arena: &'a Arena, memory: &'m mut [u8], size: usize) -> Result<Self, BenchError> {
+        let (one, rest) = memory.split_at_mut(STACK * size);
+        let (two, rest) = rest.split_at_mut(STACK * size);
+        Ok(Self {
+            pool: pool(arena, size)?,
+            inblock: InBlock::new(Pages::new(rest), size),
+            stack: Lifo::new(blocks(one, size)),
+            lists: Lifo::new(blocks(two, size)),
+        })
+    }
 }
 
 /// Allocates and frees one block, by one thread and, where `by_two` names a case, by two.
@@ -57,11 +72,7 @@ fn pair<const N: usize>(
     names: &PairCases,
 ) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(1_000_000);
-    let pool = pool(arena, N)?;
-    let (pages, one, two) = parts(memory, N);
-    let inblock = InBlock::new(Pages::new(pages), N);
-    let (stack, lists) = (Lifo::new(blocks(one, N)), Lifo::new(blocks(two, N)));
-    let (pool, inblock, stack, lists) = (&pool, &inblock, &stack, &lists);
+    let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, N)?;
     let list = || Baseline(ThreadList::new(lists, STACK / 2));
     let (with, without) = (names.written, names.unwritten);
     let mut subjects = vec![
@@ -119,11 +130,7 @@ fn bulk(
 ) -> Result<Vec<Record>, BenchError> {
     const SIZE: usize = 64;
     let rounds = harness.scale(2_048_000) / each;
-    let pool = pool(arena, SIZE)?;
-    let (pages, one, two) = parts(memory, SIZE);
-    let inblock = InBlock::new(Pages::new(pages), SIZE);
-    let (stack, lists) = (Lifo::new(blocks(one, SIZE)), Lifo::new(blocks(two, SIZE)));
-    let (pool, inblock, stack, lists) = (&pool, &inblock, &stack, &lists);
+    let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
         Subject::countable("pinfold", bulk_run(case, each, rounds, || RawBlocks(pool.local()))),
         Subject::countable("pinfold-shared", bulk_run(case, each, rounds, || SharedRawBlocks(pool))),
@@ -195,11 +202,7 @@ fn one_by_one<H: AllocWritten>(
 fn random(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
     const SIZE: usize = 128;
     let (case, rounds) = ("random-4096", harness.scale(256));
-    let pool = pool(arena, SIZE)?;
-    let (pages, one, two) = parts(memory, SIZE);
-    let inblock = InBlock::new(Pages::new(pages), SIZE);
-    let (stack, lists) = (Lifo::new(blocks(one, SIZE)), Lifo::new(blocks(two, SIZE)));
-    let (pool, inblock, stack, lists) = (&pool, &inblock, &stack, &lists);
+    let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
         Subject::countable("pinfold", random_run(case, rounds, || Written(RawBlocks(pool.local())))),
         Subject::countable(

@@ -1,9 +1,10 @@
 //! The pool that the suite measures.
 
 use crate::error::BenchError;
+use crate::suite::handle::Pool;
 use pinfold::Arena;
 use pinfold_core::dma_pool::DmaPool;
 
-pub(super) fn pool(arena: &Arena, size: usize) -> Result<DmaPool<&Arena>, BenchError> {
+pub(super) fn pool(arena: &Arena, size: usize) -> Result<Pool<'_>, BenchError> {
     Ok(DmaPool::new(arena, "bench", size, 0, 0)?)
 }
