@@ -1,25 +1,17 @@
 //! DMA memory without an operating system.
 //!
-//! `pinfold-core` keeps the accounts of memory that devices reach: which page frames are free
-//! ([`frame`]), which blocks of them are handed out ([`dma_pool`]), which pages are
-//! recycled with their mapping ([`page_pool`]), how a registered buffer is cut into what a
-//! device takes ([`registered`], [`gather`]), which I/O virtual addresses are in use ([`iova`]), what the I/O page
-//! tables say ([`table`]), when a device can no longer reach something ([`invalidate`]), and the life of a mapping
-//! from first to last ([`domain`]).
-//!
-//! It makes no system call, starts no thread and reads no clock. What it needs from outside comes in by small
-//! traits. It allocates in constructors and where something grows, never where something is freed, unmapped or
-//! revoked.
-//!
-//! # Floors
-//!
-//! A module knows only the floors below its own.
-//!
-//! | floor | modules |
+//! | module | contents |
 //! | --- | --- |
-//! | 2 | [`domain`], [`registered`], [`gather`], [`dma_pool`], [`page_pool`] |
-//! | 1 | [`frame`], [`iova`], [`table`], [`invalidate`], [`magazine`] |
-//! | 0 | [`access`], [`addr`], [`mem`], [`share`], [`sync`] |
+//! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
+//! | [`registered`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
+//! | [`dma_pool`], [`page_pool`] | descriptor blocks; pages that stay mapped while they are recycled |
+//! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
+//! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
+//! | [`access`], [`addr`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
+//!
+//! A module uses only modules in its own row and below. The crate makes no system call, starts no thread and reads no clock: its
+//! environment comes in through small traits. It allocates in constructors and when something grows, never on free, unmap or
+//! revoke.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
 

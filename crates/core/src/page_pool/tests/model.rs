@@ -55,12 +55,8 @@ fn told(holders: Vec<Holder>) -> BTreeMap<Option<String>, u64> {
 }
 
 proptest! {
-    // About 1,500 steps per case. `make test-all` runs all cases, optimised.
-    #![proptest_config(ProptestConfig {
-        cases: if cfg!(debug_assertions) { 16 } else { 80 },
-        max_shrink_iters: 500,
-        ..ProptestConfig::default()
-    })]
+    // About 1,500 steps per case.
+    #![proptest_config(ProptestConfig { cases: 80, max_shrink_iters: 500, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_list_of_what_is_out(
         steps in steps(), order in 0u8..3, ring in 0u32..10, keep in any::<bool>(), destroy in any::<bool>(),

@@ -30,11 +30,7 @@ fn largest(at: u64, phys: u64, left: u64) -> u64 {
 }
 
 proptest! {
-    // `make test-all` runs all cases, optimised.
-    #![proptest_config(ProptestConfig {
-        cases: if cfg!(debug_assertions) { 16 } else { 64 },
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_map_of_leaves(
         capacity in 6usize..30,
