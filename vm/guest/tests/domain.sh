@@ -32,7 +32,7 @@ domain_names_memlock() {
 domain_is_measured() {
     taken $nvme0
     pinfold bench vfio --quick --json >/tmp/bench
-    for subject in pages-4k pages-2m cached; do
+    for subject in pages-4k pages-2m whole; do
         has /tmp/bench "\"case\":\"map-4k\",\"subject\":\"$subject\""
     done
     note "$(sed -n 's/.*"case":"\(map-[48][km]\)","subject":"\([^"]*\)".*"median":\([0-9]*\).*/\1 \2 \3 ns/p' /tmp/bench | tr '\n' ',')"

@@ -95,8 +95,8 @@ fn a_thread_that_cannot_be_started_is_named() {
     nobody(1, &jobs).failed(1, &["handlers for signals", "no thread", "Resource temporarily unavailable"]);
     nobody(2, &jobs).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
     nobody(3, &jobs).failed(1, &["no thread for job 2 of 3"]);
-    nobody(2, "io soft:1M").failed(1, &["no thread for the model controller"]);
+    nobody(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
     let bench = "bench page-pool --quick --runs 1 --json";
-    nobody(1, bench).failed(1, &["a second thread for the measurement could not be started"]);
+    nobody(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
     nobody(4, &jobs).ok();
 }
