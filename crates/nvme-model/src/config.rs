@@ -1,6 +1,7 @@
 //! Configuration of the model controller.
 
 use crate::namespace::Namespace;
+use pinfold_nvme::spec::SglSupport;
 
 /// Configures a model controller.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct ModelConfig {
     pub acl: u8,
     /// AERL, 0-based: the number of asynchronous event requests that may be outstanding.
     pub aerl: u8,
+    /// SGLS: whether I/O commands may use SGLs.
+    pub sgls: SglSupport,
 }
 
 impl ModelConfig {
@@ -45,6 +48,7 @@ impl ModelConfig {
             version: 2 << 16,
             acl: 3,
             aerl: 0,
+            sgls: SglSupport::Unsupported,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::bus::Bus;
 use crate::config::ModelConfig;
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineParts};
 use crate::error::ModelError;
 use crate::faults::Faults;
 use crate::registers::{ModelRegisters, RegisterFile};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{JoinHandle, Thread};
 
-/// A model controller, running until it is dropped.
+/// A model controller. It runs until it is dropped.
 pub struct ModelController {
-    shared: Arc<RegisterFile>,
+    registers: Arc<RegisterFile>,
     counters: Arc<Counters>,
     faults: Faults,
     vectors: Vec<Arc<EventFd>>,
@@ -31,7 +31,7 @@ impl fmt::Debug for ModelController {
 }
 
 impl ModelController {
-    /// Starts a controller that reaches memory by `bus`. It is disabled, as after a reset.
+    /// Starts a controller that accesses memory through `bus`. It is disabled, as after a reset.
     ///
     /// # Errors
     /// [`ModelError::OutOfRange`] naming the field, [`ModelError::Vector`], [`ModelError::Thread`].
@@ -53,10 +53,10 @@ impl ModelController {
         };
         let vectors = (0..config.vectors).map(event).collect::<Result<Vec<_>, _>>()?;
         let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
-        let shared = Arc::new(RegisterFile::new(cap, config.version, config.queues));
+        let registers = Arc::new(RegisterFile::new(cap, config.version, config.queues));
         let counters = Arc::new(Counters::default());
         let bus = Arc::new(bus);
-        // The thread is needed by what the thread is given: it waits for its first message before it runs.
+        // The engine needs a handle of its own thread, which therefore waits for it.
         let (send, receive) = std::sync::mpsc::channel::<Engine<_>>();
         let join = std::thread::Builder::new()
             .name("nvme-model".into())
@@ -68,33 +68,41 @@ impl ModelController {
             .map_err(ModelError::Thread)?;
         let thread = join.thread().clone();
         let faults = {
-            let (shared, thread) = (shared.clone(), thread.clone());
-            Faults::new(bus.clone(), Box::new(move || shared.wake(&thread)))
+            let (registers, thread) = (registers.clone(), thread.clone());
+            Faults::new(bus.clone(), Box::new(move || registers.wake(&thread)))
         };
-        let engine =
-            Engine::new(shared.clone(), bus, (faults.clone(), vectors.clone()), counters.clone(), config);
-        // The thread waits in `recv`, so it takes it; were it dead, `drop` would find out by joining.
+        let engine = Engine::new(
+            EngineParts {
+                registers: registers.clone(),
+                bus,
+                faults: faults.clone(),
+                vectors: vectors.clone(),
+                counters: counters.clone(),
+            },
+            config,
+        );
+        // Cannot fail: the thread waits in `recv`.
         drop(send.send(engine));
-        Ok(Self { shared, counters, faults, vectors, thread, join: Some(join) })
+        Ok(Self { registers, counters, faults, vectors, thread, join: Some(join) })
     }
 
-    /// The register file, for the driver. It may outlive the controller: then it reads as all ones,
-    /// like that of a device that was pulled out.
+    /// Returns the registers, for the driver. They may outlive the controller: then they read as all ones, like those of a
+    /// removed device.
     pub fn registers(&self) -> ModelRegisters {
-        ModelRegisters { shared: self.shared.clone(), thread: self.thread.clone() }
+        ModelRegisters { file: self.registers.clone(), thread: self.thread.clone() }
     }
 
-    /// What interrupt vector `vector` arrives at, if there is one of this number.
+    /// Returns the eventfd at which interrupt `vector` arrives, if the controller has that vector.
     pub fn interrupt(&self, vector: u16) -> Option<Arc<EventFd>> {
         self.vectors.get(usize::from(vector)).cloned()
     }
 
-    /// The handle by which faults are injected.
+    /// Returns the handle for fault injection.
     pub fn faults(&self) -> Faults {
         self.faults.clone()
     }
 
-    /// What it did so far.
+    /// Returns the counters of the controller.
     pub fn stats(&self) -> ModelStats {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         ModelStats {
@@ -103,20 +111,20 @@ impl ModelController {
             bytes_read: get(&self.counters.bytes_read),
             bytes_written: get(&self.counters.bytes_written),
             interrupts: get(&self.counters.interrupts),
-            doorbells: get(&self.shared.doorbells),
-            bad_doorbells: get(&self.shared.bad_doorbells),
+            doorbells: get(&self.registers.doorbell_writes),
+            bad_doorbells: get(&self.registers.bad_doorbells),
             shutdowns: get(&self.counters.shutdowns),
-            early_changes: get(&self.shared.early_changes),
+            early_changes: get(&self.registers.early_changes),
         }
     }
 }
 
 impl Drop for ModelController {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.registers.stop.store(true, Ordering::SeqCst);
         self.thread.unpark();
         if let Some(join) = self.join.take() {
-            // A panic of the model's thread has been printed; there is nobody else to tell.
+            // A panic of the thread has been printed.
             drop(join.join());
         }
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A command as the model sees it before it executes it.
+/// A command before it is executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandInfo {
     /// The submission queue; 0 is the admin queue.
@@ -21,13 +21,13 @@ pub struct CommandInfo {
     pub nsid: u32,
     /// The first block, of a read or write.
     pub slba: u64,
-    /// How many blocks, of a read or write.
+    /// The number of blocks, of a read or write.
     pub blocks: u32,
-    /// How many I/O commands came before it since the model was spawned.
+    /// The number of I/O commands before it.
     pub index: u64,
 }
 
-/// Which commands a fault hits.
+/// Selects the commands that a fault applies to.
 pub enum Trigger {
     /// The nth I/O command from now, once; 1 is the next.
     Nth(u64),
@@ -47,48 +47,48 @@ impl fmt::Debug for Trigger {
     }
 }
 
-/// What goes wrong.
+/// A fault of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The command is not executed and completes with this status.
     Fail(Status),
     /// The command is executed, but never completes.
     NeverComplete,
-    /// The command is neither executed nor completed until [`Faults::release`], or for ever.
+    /// The command is neither executed nor completed until [`Faults::release`].
     Hold,
-    /// The command is executed after this many later ones, or when nothing else is left to do.
+    /// The command is executed after this many later ones, or when the controller is idle.
     Reorder(u32),
-    /// The controller fails: CSTS.CFS, and nothing more until it is reset.
+    /// The controller fails: it sets CSTS.CFS and executes nothing until it is reset.
     Fatal,
-    /// The command is executed, and its first page remembered for [`Faults::access_remembered`].
+    /// The command is executed, and the address of its first page is kept for [`Faults::access_remembered`].
     Remember,
-    /// The command is executed, and after this many later ones the model writes to its first page once more.
+    /// The command is executed, and after this many later ones the controller writes to its first page again.
     RogueWrite(u32),
 }
 
-/// What became of an access to an address that was remembered.
+/// An access to a remembered address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Injection {
-    /// Where.
+    /// The address.
     pub iova: Iova,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: usize,
-    /// Which access.
+    /// The kind of access.
     pub access: BusAccess,
-    /// Whether it landed.
+    /// The outcome.
     pub outcome: InjectionOutcome,
 }
 
-/// Whether an access landed.
+/// The outcome of an access to a remembered address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InjectionOutcome {
-    /// The bus took it: the device still reaches the memory.
+    /// The device can still access the memory.
     Succeeded,
-    /// The bus refused it.
+    /// The access faulted.
     Fault(BusFault),
 }
 
-/// What a rogue write leaves where it lands.
+/// The byte that rogue writes store.
 pub const ROGUE_BYTE: u8 = 0xbd;
 
 #[derive(Debug)]
@@ -99,11 +99,11 @@ struct Rule {
 }
 
 /// Changes what an admin command is about to write to the host.
-type Forger = Box<dyn FnMut(&Command, &mut [u8]) + Send>;
+type Tamper = Box<dyn FnMut(&Command, &mut [u8]) + Send>;
 
 struct State {
     rules: Vec<Rule>,
-    forger: Option<Forger>,
+    tamper: Option<Tamper>,
     events: VecDeque<u32>,
     remembered: Vec<(Iova, usize)>,
     strikes: Vec<Injection>,
@@ -120,8 +120,8 @@ struct Inner {
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The handle by which faults are injected; clones work on the same controller. Without rules it costs the
-/// controller one load a command.
+/// A handle for fault injection; clones refer to the same controller. Without rules it costs the controller one load per
+/// command.
 #[derive(Clone)]
 pub struct Faults(Arc<Inner>);
 
@@ -141,7 +141,7 @@ impl Faults {
             eventful: AtomicBool::new(false),
             state: Mutex::new(State {
                 rules: Vec::new(),
-                forger: None,
+                tamper: None,
                 events: VecDeque::new(),
                 remembered: Vec::new(),
                 strikes: Vec::new(),
@@ -152,7 +152,7 @@ impl Faults {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change under the lock is one push, clear or add: a panic leaves it whole.
+        // Each change under the lock is a single push, clear or add, so a panic leaves it consistent.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,9 +162,9 @@ impl Faults {
         self.0.armed.store(true, Ordering::Release);
     }
 
-    /// From now on `forger` changes the data of identify and log page commands before it is written to the host.
-    pub fn tamper(&self, forger: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
-        self.state().forger = Some(Box::new(forger));
+    /// From now on `tamper` changes the data of identify and log page commands before it is written to the host.
+    pub fn tamper(&self, tamper: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
+        self.state().tamper = Some(Box::new(tamper));
     }
 
     /// Has the controller report an asynchronous event, by DW0 of its completion, when a request for one is outstanding
@@ -175,7 +175,7 @@ impl Faults {
         (self.0.wake)();
     }
 
-    /// The next event that is not masked.
+    /// Returns the next event that is not masked.
     pub(crate) fn take_event(&self, masked: &[u8]) -> Option<u32> {
         if !self.0.eventful.load(Ordering::Acquire) {
             return None;
@@ -190,34 +190,34 @@ impl Faults {
         event
     }
 
-    /// The data of an admin command, as it is to be written.
-    pub(crate) fn forged(&self, command: &Command, data: &[u8]) -> Vec<u8> {
+    /// Returns the data of an admin command as it is written to the host.
+    pub(crate) fn tampered(&self, command: &Command, data: &[u8]) -> Vec<u8> {
         let mut data = data.to_vec();
-        if let Some(forger) = &mut self.state().forger {
-            forger(command, &mut data);
+        if let Some(tamper) = &mut self.state().tamper {
+            tamper(command, &mut data);
         }
         data
     }
 
-    /// Takes all rules back. What is held stays held; what is remembered stays remembered.
+    /// Removes all rules. Held commands stay held, and remembered addresses remembered.
     pub fn clear(&self) {
         self.state().rules.clear();
         self.0.armed.store(false, Ordering::Release);
     }
 
-    /// Has the controller execute and complete now what [`Fault::Hold`] holds.
+    /// Executes and completes the commands that [`Fault::Hold`] holds.
     pub fn release(&self) {
         self.0.release.store(true, Ordering::SeqCst);
         (self.0.wake)();
     }
 
-    /// While `stuck`, a change of CC.EN has no effect: CSTS.RDY stays what it is.
+    /// While `stuck`, changes of CC.EN have no effect on CSTS.RDY.
     pub fn set_stuck(&self, stuck: bool) {
         self.0.stuck.store(stuck, Ordering::SeqCst);
         (self.0.wake)();
     }
 
-    /// While `stuck`, a shutdown does not complete: CSTS.SHST stays what it is.
+    /// While `stuck`, shutdowns do not complete (CSTS.SHST).
     pub fn set_shutdown_stuck(&self, stuck: bool) {
         self.0.shutdown_stuck.store(stuck, Ordering::SeqCst);
         (self.0.wake)();
@@ -267,12 +267,12 @@ impl Faults {
         self.0.shutdown_stuck.load(Ordering::SeqCst)
     }
 
-    /// Whether a release was asked for since the last call.
+    /// Whether [`release`](Self::release) was called since the last call.
     pub(crate) fn take_release(&self) -> bool {
         self.0.release.load(Ordering::SeqCst) && self.0.release.swap(false, Ordering::AcqRel)
     }
 
-    /// The fault that hits this command, if one does.
+    /// Returns the fault that applies to this command.
     #[inline]
     pub(crate) fn pick(&self, seen: impl FnOnce() -> CommandInfo) -> Option<Fault> {
         if !self.0.armed.load(Ordering::Acquire) {

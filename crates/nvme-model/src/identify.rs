@@ -1,15 +1,16 @@
-//! What the model says of itself.
+//! Identify data and log pages of the model controller.
 
+use crate::config::ModelConfig;
 use crate::namespace::Namespace;
 use crate::stats::Counters;
 use pinfold_nvme::spec::{
-    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SmartData,
+    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SglSupport, SmartData,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 
-/// The largest number of ranges that a dataset management command has.
+/// Most ranges of a dataset management command.
 pub(crate) const DSM_RANGES: usize = 256;
 
 fn padded<const N: usize>(text: &str) -> [u8; N] {
@@ -21,19 +22,27 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 }
 
 /// Identify controller.
-pub(crate) fn controller(mdts: u8, namespaces: u32, max_commands: u16) -> Box<ControllerData> {
+pub(crate) fn controller(config: &ModelConfig) -> Box<ControllerData> {
     let mut data = ControllerData::zeroed();
     data.serial = padded("PINFOLD-MODEL-0001");
     data.model = padded("Pinfold model controller");
     data.firmware = padded(env!("CARGO_PKG_VERSION"));
-    data.mdts = mdts;
+    data.mdts = config.mdts;
     data.controller_id = U16::new(1);
-    data.sqes = 0x66;
-    data.cqes = 0x44;
-    data.max_commands = U16::new(max_commands);
-    data.namespaces = U32::new(namespaces);
+    data.version = U32::new(config.version);
+    data.rtd3_entry_us = U32::new(config.rtd3_entry_us);
+    data.oaes = U32::new(ControllerData::OAES_NAMESPACE_ATTRIBUTES);
+    (data.acl, data.aerl) = (config.acl, config.aerl);
+    (data.sqes, data.cqes) = (0x66, 0x44);
+    data.max_commands = U16::new(config.mqes);
+    data.namespaces = U32::new(u32::try_from(config.namespaces.len()).unwrap_or(u32::MAX));
     data.oncs = U16::new(ControllerData::ONCS_DATASET_MANAGEMENT);
     data.vwc = 1;
+    data.sgls = U32::new(match config.sgls {
+        SglSupport::Unsupported => 0,
+        SglSupport::AnyAlignment => 1,
+        SglSupport::DwordAligned => 2,
+    });
     for (to, from) in data.subnqn.iter_mut().zip(b"nqn.2026-01.io.pinfold:model") {
         *to = *from;
     }
@@ -55,7 +64,7 @@ pub(crate) fn namespace(namespace: &Namespace) -> Box<NamespaceData> {
     data
 }
 
-/// The identification descriptors of a namespace: its command set is NVM.
+/// Namespace identification descriptors: the command set is NVM.
 pub(crate) fn descriptors() -> Box<NamespaceDescriptors> {
     let mut list = Box::new(NamespaceDescriptors { bytes: [0; 4096] });
     let [kind, len, ..] = &mut list.bytes;
@@ -63,7 +72,7 @@ pub(crate) fn descriptors() -> Box<NamespaceDescriptors> {
     list
 }
 
-/// The identifiers above `after`, of namespaces 1 to `count`.
+/// The active namespaces above `after`, of 1 to `count`.
 pub(crate) fn active(after: u32, count: u32) -> Box<NamespaceList> {
     let mut list = Box::new(NamespaceList::new_zeroed());
     for (to, nsid) in list.nsids.iter_mut().zip(after.saturating_add(1)..=count) {

@@ -28,13 +28,13 @@
 mod bus;
 mod config;
 mod controller;
+mod data_pointer;
 mod engine;
 mod error;
 mod faults;
 mod identify;
 mod media;
 mod namespace;
-mod prp;
 mod queues;
 mod registers;
 mod soft;

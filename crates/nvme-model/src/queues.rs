@@ -5,89 +5,105 @@ use crate::registers::RegisterFile;
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{Command, Cqe, Doorbell, Status};
 use std::collections::VecDeque;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, IntoBytes};
 
-/// How many commands are fetched by one access.
+/// Most commands fetched by one access.
 pub(crate) const FETCH: usize = 16;
+
+/// A command by its submission queue and identifier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CommandId {
+    pub(crate) queue: u16,
+    pub(crate) cid: u16,
+}
+
+/// What a command completes with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CommandResult {
+    pub(crate) status: Status,
+    /// DW0 of the completion.
+    pub(crate) value: u32,
+}
+
+impl From<Status> for CommandResult {
+    fn from(status: Status) -> Self {
+        Self { status, value: 0 }
+    }
+}
 
 /// A submission queue.
 #[derive(Debug)]
-pub(crate) struct Submission {
+pub(crate) struct SubmissionQueue {
     pub(crate) base: Iova,
     pub(crate) size: u32,
     pub(crate) head: u32,
+    /// The completion queue.
     pub(crate) cq: u16,
 }
 
-impl Submission {
-    /// Fetches what has come in, at most [`FETCH`] commands, into `batch`; how many.
-    pub(crate) fn fetch(
+impl SubmissionQueue {
+    /// Fetches at most [`FETCH`] commands up to `tail`.
+    pub(crate) fn fetch<'b>(
         &mut self,
         bus: &impl Bus,
         tail: u32,
-        bytes: &mut [u8; FETCH * Command::BYTES],
-        batch: &mut [Command; FETCH],
-    ) -> Result<usize, BusFault> {
+        batch: &'b mut [Command; FETCH],
+    ) -> Result<&'b [Command], BusFault> {
         let waiting = if tail >= self.head { tail - self.head } else { self.size - self.head };
         let count = usize::try_from(waiting).unwrap_or(FETCH).min(FETCH);
-        let Some(part) = bytes.get_mut(..count * Command::BYTES).filter(|part| !part.is_empty()) else {
-            return Ok(0);
-        };
+        let batch = batch.get_mut(..count).unwrap_or_default();
         let at = Iova::new(self.base.raw().wrapping_add(u64::from(self.head) * Command::BYTES as u64));
-        bus.read(at, part)?;
-        for (command, from) in batch.iter_mut().zip(part.chunks_exact(Command::BYTES)) {
-            *command = Command::read_from_bytes(from).unwrap_or_default();
-        }
-        // count <= FETCH
+        bus.read(at, batch.as_mut_bytes())?;
         self.head = (self.head + u32::try_from(count).unwrap_or(0)) % self.size;
-        Ok(count)
+        Ok(batch)
     }
 }
 
 /// A completion queue.
 #[derive(Debug)]
-pub(crate) struct Completions {
-    pub(crate) base: Iova,
-    pub(crate) size: u32,
+pub(crate) struct CompletionQueue {
+    base: Iova,
+    size: u32,
     pub(crate) users: u16,
     tail: u32,
     phase: bool,
     backlog: VecDeque<Cqe>,
-    /// Which interrupt it raises, and whether it has something to tell.
+    /// The interrupt that it raises.
     vector: Option<u16>,
+    /// Whether entries were written since the last interrupt.
     signal: bool,
 }
 
-impl Completions {
+impl CompletionQueue {
     pub(crate) fn new(base: Iova, size: u32, vector: Option<u16>) -> Self {
         let backlog = VecDeque::new();
         Self { base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
     }
 
-    /// Whether completions wait for room.
+    /// Whether completions wait for a free entry.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Whether an entry can be written, the host having read up to `head`.
-    pub(crate) fn has_room(&self, head: u32) -> bool {
+    /// Whether an entry is free after the host has read up to `head`.
+    fn has_free_entry(&self, head: u32) -> bool {
         (self.tail + 1) % self.size != head
     }
 
-    /// Writes a completion, or keeps it until there is room.
-    pub(crate) fn post(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<(), BusFault> {
-        if self.is_blocked() || !self.has_room(head) {
+    /// Writes a completion, or keeps it until an entry is free.
+    pub(crate) fn add(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<(), BusFault> {
+        if self.is_blocked() || !self.has_free_entry(head) {
             self.backlog.push_back(cqe);
             return Ok(());
         }
         self.write(bus, cqe)
     }
 
-    /// Writes what waits; whether any of it could be.
+    /// Writes waiting completions; returns whether it wrote any.
     pub(crate) fn drain(&mut self, bus: &impl Bus, head: u32) -> Result<bool, BusFault> {
         let mut any = false;
-        while self.has_room(head) {
+        while self.has_free_entry(head) {
             let Some(cqe) = self.backlog.pop_front() else { break };
             self.write(bus, cqe)?;
             any = true;
@@ -115,57 +131,54 @@ impl Completions {
 /// All queues, by identifier; 0 is the admin pair.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    pub(crate) submission: Vec<Option<Submission>>,
-    pub(crate) completion: Vec<Option<Completions>>,
+    pub(crate) submission: Vec<Option<SubmissionQueue>>,
+    pub(crate) completion: Vec<Option<CompletionQueue>>,
 }
 
 impl Queues {
     pub(crate) fn new(queues: u16) -> Self {
-        let none = || usize::from(queues) + 1;
+        let count = usize::from(queues) + 1;
         Self {
-            submission: (0..none()).map(|_| None).collect(),
-            completion: (0..none()).map(|_| None).collect(),
+            submission: (0..count).map(|_| None).collect(),
+            completion: (0..count).map(|_| None).collect(),
         }
     }
 
-    /// The interrupts that are due.
+    /// Returns the interrupts that are due.
     pub(crate) fn take_signals(&mut self) -> impl Iterator<Item = u16> {
-        let due = |cq: &mut Completions| std::mem::take(&mut cq.signal).then_some(cq.vector).flatten();
+        let due = |cq: &mut CompletionQueue| std::mem::take(&mut cq.signal).then_some(cq.vector).flatten();
         self.completion.iter_mut().flatten().filter_map(due)
     }
 
-    /// Drops all of them.
-    pub(crate) fn clear(&mut self, shared: &RegisterFile) {
+    /// Deletes all queues.
+    pub(crate) fn clear(&mut self, registers: &RegisterFile) {
         for (id, (sq, cq)) in (0..).zip(self.submission.iter_mut().zip(&mut self.completion)) {
             *sq = None;
             *cq = None;
-            for which in [Doorbell::SubmissionTail, Doorbell::CompletionHead] {
-                if let Some(bell) = shared.bell(id, which) {
-                    bell.set_size(0);
-                }
-            }
+            registers.set_queue_size(id, Doorbell::SubmissionTail, 0);
+            registers.set_queue_size(id, Doorbell::CompletionHead, 0);
         }
     }
 
-    /// Completes command `cid` of submission queue `sq_id`; a queue that is gone takes no completion.
+    /// Completes a command. The commands of a deleted queue have no completions.
     pub(crate) fn complete(
         &mut self,
-        shared: &RegisterFile,
+        registers: &RegisterFile,
         bus: &impl Bus,
-        (sq_id, cid): (u16, u16),
-        (status, result): (Status, u32),
+        command: CommandId,
+        result: CommandResult,
     ) -> Result<(), BusFault> {
-        let Some(Some(sq)) = self.submission.get(usize::from(sq_id)) else { return Ok(()) };
+        let Some(Some(sq)) = self.submission.get(usize::from(command.queue)) else { return Ok(()) };
         let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(()) };
-        let head = shared.bell(sq.cq, Doorbell::CompletionHead).map_or(0, |bell| bell.value());
+        let head = registers.doorbell(sq.cq, Doorbell::CompletionHead);
         let cqe = Cqe {
-            result: U32::new(result),
+            result: U32::new(result.value),
             result_high: U32::new(0),
             sq_head: U16::new(u16::try_from(sq.head).unwrap_or(0)),
-            sq_id: U16::new(sq_id),
-            cid: U16::new(cid),
-            status_phase: U16::new(status.bits() << 1),
+            sq_id: U16::new(command.queue),
+            cid: U16::new(command.cid),
+            status_phase: U16::new(result.status.bits() << 1),
         };
-        cq.post(bus, head, cqe)
+        cq.add(bus, head, cqe)
     }
 }

@@ -1,4 +1,4 @@
-//! What the register side and the thread that executes commands have in common.
+//! The register file, shared by the driver and the thread that executes commands.
 
 use pinfold_nvme::Registers;
 use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, offset};
@@ -9,27 +9,24 @@ use std::time::Duration;
 
 /// A doorbell: its value, and the size of its queue (0: there is none).
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+struct DoorbellRegister {
     value: AtomicU32,
-    size: AtomicU32,
+    queue_size: AtomicU32,
 }
 
-impl Bell {
-    pub(crate) fn value(&self) -> u32 {
-        self.value.load(Ordering::SeqCst)
-    }
-    /// The queue begins, with this many entries, or ends, with 0.
-    pub(crate) fn set_size(&self, size: u32) {
-        self.value.store(0, Ordering::Release);
-        self.size.store(size, Ordering::Release);
-    }
-}
-
-/// What was wrong with a doorbell write; the values are those of the asynchronous event (Base 5.2, figure
-/// "Asynchronous Event Information - Error Status").
+// Errors of doorbell writes, by the values of the asynchronous event (Base 5.2, figure "Asynchronous Event Information -
+// Error Status").
 pub(crate) const EVENT_NO_SUCH_DOORBELL: u32 = 0;
 pub(crate) const EVENT_BAD_DOORBELL_VALUE: u32 = 1;
 const NO_EVENT: u32 = u32::MAX;
+
+/// The admin queues as the host configured them.
+pub(crate) struct AdminQueues {
+    pub(crate) sq_size: u32,
+    pub(crate) cq_size: u32,
+    pub(crate) asq: u64,
+    pub(crate) acq: u64,
+}
 
 #[derive(Debug)]
 pub(crate) struct RegisterFile {
@@ -41,11 +38,11 @@ pub(crate) struct RegisterFile {
     aqa: AtomicU32,
     asq: AtomicU64,
     acq: AtomicU64,
-    bells: Box<[Bell]>,
+    doorbells: Box<[DoorbellRegister]>,
     event: AtomicU32,
     pub(crate) bad_doorbells: AtomicU64,
-    pub(crate) doorbells: AtomicU64,
-    /// How often CC.EN was changed while CSTS.RDY had not followed the last change: undefined results.
+    pub(crate) doorbell_writes: AtomicU64,
+    /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results.
     pub(crate) early_changes: AtomicU64,
     parked: AtomicBool,
     pub(crate) stop: AtomicBool,
@@ -61,10 +58,10 @@ impl RegisterFile {
             aqa: AtomicU32::new(0),
             asq: AtomicU64::new(0),
             acq: AtomicU64::new(0),
-            bells: (0..2 * (usize::from(queues) + 1)).map(|_| Bell::default()).collect(),
+            doorbells: (0..2 * (usize::from(queues) + 1)).map(|_| DoorbellRegister::default()).collect(),
             event: AtomicU32::new(NO_EVENT),
             bad_doorbells: AtomicU64::new(0),
-            doorbells: AtomicU64::new(0),
+            doorbell_writes: AtomicU64::new(0),
             early_changes: AtomicU64::new(0),
             parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -83,16 +80,35 @@ impl RegisterFile {
     pub(crate) fn set_csts(&self, csts: Csts) {
         self.csts.store(csts.bits(), Ordering::Release);
     }
-    /// Entries of the admin submission and completion queue, and where they are.
-    pub(crate) fn admin_queues(&self) -> (u32, u32, u64, u64) {
+    /// Returns AQA, ASQ and ACQ.
+    pub(crate) fn admin_queues(&self) -> AdminQueues {
         let aqa = self.aqa.load(Ordering::Acquire);
-        let (asq, acq) = (self.asq.load(Ordering::Acquire), self.acq.load(Ordering::Acquire));
-        ((aqa & 0xfff) + 1, (aqa >> 16 & 0xfff) + 1, asq, acq)
+        AdminQueues {
+            sq_size: (aqa & 0xfff) + 1,
+            cq_size: (aqa >> 16 & 0xfff) + 1,
+            asq: self.asq.load(Ordering::Acquire),
+            acq: self.acq.load(Ordering::Acquire),
+        }
     }
-    pub(crate) fn bell(&self, queue: u16, which: Doorbell) -> Option<&Bell> {
-        self.bells.get(2 * usize::from(queue) + usize::from(which == Doorbell::CompletionHead))
+
+    fn doorbell_register(&self, queue: u16, which: Doorbell) -> Option<&DoorbellRegister> {
+        self.doorbells.get(2 * usize::from(queue) + usize::from(which == Doorbell::CompletionHead))
     }
-    /// The doorbell error since the last call, if there was one.
+
+    /// Returns the value last written to a doorbell.
+    pub(crate) fn doorbell(&self, queue: u16, which: Doorbell) -> u32 {
+        self.doorbell_register(queue, which).map_or(0, |doorbell| doorbell.value.load(Ordering::SeqCst))
+    }
+
+    /// Resets a doorbell for a new queue of `size` entries, or, with 0, for a deleted one.
+    pub(crate) fn set_queue_size(&self, queue: u16, which: Doorbell, size: u32) {
+        if let Some(doorbell) = self.doorbell_register(queue, which) {
+            doorbell.value.store(0, Ordering::Release);
+            doorbell.queue_size.store(size, Ordering::Release);
+        }
+    }
+
+    /// Returns the last doorbell error since the last call.
     pub(crate) fn take_event(&self) -> Option<u32> {
         if self.event.load(Ordering::Acquire) == NO_EVENT {
             return None;
@@ -100,16 +116,15 @@ impl RegisterFile {
         Some(self.event.swap(NO_EVENT, Ordering::AcqRel)).filter(|event| *event != NO_EVENT)
     }
 
-    /// Sleeps until [`wake`](Self::wake), unless `has_work` says that something came in the meantime.
+    /// Sleeps until [`wake`](Self::wake), unless `has_work`.
     pub(crate) fn park(&self, has_work: impl FnOnce() -> bool) {
-        // SeqCst here, in `wake`, and for what is looked at and written before it: either the writer sees `parked`, or
-        // this thread sees what was written.
+        // SeqCst here, in `wake`, and for the registers: either the writer sees `parked`, or this thread sees the write.
         self.parked.store(true, Ordering::SeqCst);
         if has_work() || self.stop.load(Ordering::SeqCst) {
             self.parked.store(false, Ordering::SeqCst);
             return;
         }
-        // The limit bounds what a lost wake-up could cost; none is known.
+        // The limit bounds the cost of a lost wake-up; none is known.
         std::thread::park_timeout(Duration::from_millis(100));
         self.parked.store(false, Ordering::SeqCst);
     }
@@ -123,7 +138,7 @@ impl RegisterFile {
     fn configure(&self, value: u32) {
         let before = Cc(self.cc.swap(value, Ordering::SeqCst));
         let (csts, enabled) = (self.csts(), Cc(value).enabled());
-        // After a failure or a shutdown a reset is what is wanted.
+        // After a failure or a shutdown a reset is expected.
         let settled = csts.contains(Csts::READY) == before.enabled()
             || csts.intersects(Csts::FATAL | Csts::SHUTDOWN_BUSY | Csts::SHUTDOWN_COMPLETE);
         if before.enabled() != enabled && !settled {
@@ -131,15 +146,15 @@ impl RegisterFile {
         }
     }
 
-    fn ring(&self, at: u32, value: u32) {
+    fn write_doorbell(&self, at: u32, value: u32) {
         let stride = 4 << self.cap.doorbell_stride_shift();
         let distance = at - offset::DOORBELLS;
-        let bell = usize::try_from(distance / stride).ok().and_then(|i| self.bells.get(i));
-        let size = bell.map_or(0, |bell| bell.size.load(Ordering::Acquire));
-        match bell {
-            Some(bell) if distance.is_multiple_of(stride) && value < size => {
-                bell.value.store(value, Ordering::SeqCst);
-                self.doorbells.fetch_add(1, Ordering::Relaxed);
+        let doorbell = usize::try_from(distance / stride).ok().and_then(|i| self.doorbells.get(i));
+        let size = doorbell.map_or(0, |doorbell| doorbell.queue_size.load(Ordering::Acquire));
+        match doorbell {
+            Some(doorbell) if distance.is_multiple_of(stride) && value < size => {
+                doorbell.value.store(value, Ordering::SeqCst);
+                self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
             }
             _ => {
                 let event = if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
@@ -150,29 +165,29 @@ impl RegisterFile {
     }
 }
 
-/// The model's register file: what the driver is given. When the model is gone it reads as all ones.
+/// The model's registers, for the driver. After the model is dropped they read as all ones.
 #[derive(Clone, Debug)]
 pub struct ModelRegisters {
-    pub(crate) shared: Arc<RegisterFile>,
+    pub(crate) file: Arc<RegisterFile>,
     pub(crate) thread: Thread,
 }
 
 impl Registers for ModelRegisters {
     fn read32(&self, at: u32) -> u32 {
-        let s = &self.shared;
-        if s.stop.load(Ordering::Acquire) {
+        let file = &self.file;
+        if file.stop.load(Ordering::Acquire) {
             return u32::MAX;
         }
         match at {
             offset::CAP..0x08 => {
-                let [a, b, c, d, e, f, g, h] = s.cap.0.to_le_bytes();
+                let [a, b, c, d, e, f, g, h] = file.cap.0.to_le_bytes();
                 if at == 0 { u32::from_le_bytes([a, b, c, d]) } else { u32::from_le_bytes([e, f, g, h]) }
             }
-            offset::VS => s.version,
+            offset::VS => file.version,
             offset::INTMS | offset::INTMC => 0,
-            offset::CC => s.cc.load(Ordering::Acquire),
-            offset::CSTS => s.csts.load(Ordering::Acquire),
-            offset::AQA => s.aqa.load(Ordering::Acquire),
+            offset::CC => file.cc.load(Ordering::Acquire),
+            offset::CSTS => file.csts.load(Ordering::Acquire),
+            offset::AQA => file.aqa.load(Ordering::Acquire),
             offset::DOORBELLS.. => 0,
             _ => u32::MAX,
         }
@@ -180,28 +195,28 @@ impl Registers for ModelRegisters {
 
     fn read64(&self, at: u32) -> u64 {
         match at {
-            _ if self.shared.stop.load(Ordering::Acquire) => u64::MAX,
-            offset::CAP => self.shared.cap.0,
-            offset::ASQ => self.shared.asq.load(Ordering::Acquire),
-            offset::ACQ => self.shared.acq.load(Ordering::Acquire),
+            _ if self.file.stop.load(Ordering::Acquire) => u64::MAX,
+            offset::CAP => self.file.cap.0,
+            offset::ASQ => self.file.asq.load(Ordering::Acquire),
+            offset::ACQ => self.file.acq.load(Ordering::Acquire),
             _ => u64::from(self.read32(at)) | u64::from(self.read32(at.saturating_add(4))) << 32,
         }
     }
 
     fn write32(&self, at: u32, value: u32) {
         match at {
-            offset::CC => self.shared.configure(value),
-            offset::AQA => self.shared.aqa.store(value, Ordering::SeqCst),
-            offset::DOORBELLS.. => self.shared.ring(at, value),
+            offset::CC => self.file.configure(value),
+            offset::AQA => self.file.aqa.store(value, Ordering::SeqCst),
+            offset::DOORBELLS.. => self.file.write_doorbell(at, value),
             _ => return,
         }
-        self.shared.wake(&self.thread);
+        self.file.wake(&self.thread);
     }
 
     fn write64(&self, at: u32, value: u64) {
         match at {
-            offset::ASQ => self.shared.asq.store(value, Ordering::SeqCst),
-            offset::ACQ => self.shared.acq.store(value, Ordering::SeqCst),
+            offset::ASQ => self.file.asq.store(value, Ordering::SeqCst),
+            offset::ACQ => self.file.acq.store(value, Ordering::SeqCst),
             _ => {}
         }
     }

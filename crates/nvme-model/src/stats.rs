@@ -1,5 +1,6 @@
-//! What the model counts.
+//! Counters of the model controller.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
@@ -15,31 +16,50 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// One thread writes, so a load and a store do.
+    /// Adds without a read-modify-write: only one thread writes.
     pub(crate) fn add(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 }
 
-/// What the model controller did since it was spawned.
+/// Counters of a model controller since it was started.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ModelStats {
     /// Commands completed, admin and I/O.
     pub commands: u64,
-    /// Of these, with an error status.
+    /// Commands completed with an error status.
     pub errors: u64,
     /// Bytes read from the media.
     pub bytes_read: u64,
     /// Bytes written to the media.
     pub bytes_written: u64,
-    /// Interrupts that were raised.
+    /// Interrupts raised.
     pub interrupts: u64,
-    /// Doorbell writes that were taken.
+    /// Valid doorbell writes.
     pub doorbells: u64,
-    /// Doorbell writes to queues that are not there, or with values that are not allowed.
+    /// Doorbell writes with an invalid queue or value.
     pub bad_doorbells: u64,
-    /// Shutdowns that were completed (CC.SHN).
+    /// Shutdowns completed (CC.SHN).
     pub shutdowns: u64,
     /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results (Base 3.1.3.5).
     pub early_changes: u64,
+}
+
+impl fmt::Display for ModelStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} commands, {} errors; {} bytes read, {} bytes written; {} interrupts, {} doorbells ({} invalid); {} \
+             shutdowns, {} early changes of CC.EN",
+            self.commands,
+            self.errors,
+            self.bytes_read,
+            self.bytes_written,
+            self.interrupts,
+            self.doorbells,
+            self.bad_doorbells,
+            self.shutdowns,
+            self.early_changes
+        )
+    }
 }

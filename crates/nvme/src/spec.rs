@@ -17,7 +17,7 @@ mod identify;
 mod log;
 mod register;
 
-pub use command::{Command, DsmRange, admin, create_cq, feature, nvm};
+pub use command::{Command, DsmRange, SglDescriptor, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
 pub use identify::{
     ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, PowerState, SglSupport,

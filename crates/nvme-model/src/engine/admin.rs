@@ -1,21 +1,45 @@
 //! Admin commands (Base 5).
 
-use super::{Completions, Engine, Outcome, Submission};
+use super::state::Engine;
 use crate::bus::Bus;
 use crate::identify;
+use crate::queues::{CommandId, CommandResult, CompletionQueue, SubmissionQueue};
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{
-    Command, ControllerData, Doorbell, NamespaceList, SmartData, Status, VERSION_1_1, VERSION_1_3, admin,
-    cns, create_cq, feature, log_page,
+    Command, Cqe, Doorbell, NamespaceList, PAGE, SmartData, Status, VERSION_1_1, VERSION_1_3, admin, cns,
+    create_cq, feature, log_page,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
-type Done = Result<u32, Status>;
+/// DW0 of the completion, or an error status.
+type AdminResult = Result<u32, Status>;
+
+/// The halves of a dword: bits 15:0 and 31:16.
+struct Halves {
+    low: u16,
+    high: u16,
+}
+
+impl From<U32> for Halves {
+    fn from(dword: U32) -> Self {
+        let [a, b, c, d] = dword.to_bytes();
+        Self { low: u16::from_le_bytes([a, b]), high: u16::from_le_bytes([c, d]) }
+    }
+}
+
+/// The common fields of the commands that create a queue.
+struct NewQueue {
+    id: u16,
+    size: u32,
+    base: Iova,
+}
 
 impl<B: Bus> Engine<B> {
-    pub(crate) fn execute_admin(&mut self, command: &Command) -> Outcome {
-        let done = match command.opcode {
+    /// Executes an admin command; returns `None` for one that completes later.
+    pub(super) fn execute_admin(&mut self, command: &Command) -> Option<CommandResult> {
+        let result = match command.opcode {
+            // Fused commands, and SGLs, which PCIe controllers do not support here.
             _ if command.flags != 0 => Err(Status::INVALID_FIELD),
             admin::IDENTIFY => self.identify(command),
             admin::GET_LOG_PAGE => self.log_page(command),
@@ -25,7 +49,7 @@ impl<B: Bus> Engine<B> {
             admin::DELETE_CQ => self.delete_cq(command),
             admin::SET_FEATURES | admin::GET_FEATURES => self.features(command),
             admin::ABORT => self.abort(command),
-            admin::ASYNC_EVENT if self.event_requests.len() > usize::from(self.aerl) => {
+            admin::ASYNC_EVENT if self.event_requests.len() > usize::from(self.config.aerl) => {
                 Err(Status::ASYNC_EVENT_LIMIT)
             }
             admin::ASYNC_EVENT => {
@@ -34,13 +58,16 @@ impl<B: Bus> Engine<B> {
             }
             _ => Err(Status::INVALID_OPCODE),
         };
-        Some(done.map_or_else(|status| (status.do_not_retry(), 0), |result| (Status::SUCCESS, result)))
+        Some(match result {
+            Ok(value) => CommandResult { status: Status::SUCCESS, value },
+            Err(status) => status.do_not_retry().into(),
+        })
     }
 
-    fn identify(&mut self, command: &Command) -> Done {
-        let count = u32::try_from(self.namespaces.len()).unwrap_or(u32::MAX);
+    fn identify(&mut self, command: &Command) -> AdminResult {
+        let count = u32::try_from(self.namespaces().len()).unwrap_or(u32::MAX);
         let nsid = command.nsid.get();
-        let version = self.shared.version;
+        let version = self.registers.version;
         match u8::try_from(command.cdw10.get() & 0xff).unwrap_or(u8::MAX) {
             // Version 1.0 has one bit of CNS.
             cns if version < VERSION_1_1 && cns & 1 != cns => {
@@ -55,17 +82,13 @@ impl<B: Bus> Engine<B> {
                 self.transfer(command, list.as_bytes())
             }
             cns::CONTROLLER => {
-                let mut data = identify::controller(self.mdts, count, self.shared.cap().mqes());
-                (data.acl, data.aerl) = (self.acl, self.aerl);
-                data.oaes = U32::new(ControllerData::OAES_NAMESPACE_ATTRIBUTES);
-                data.version = U32::new(self.shared.version);
-                data.rtd3_entry_us = U32::new(self.rtd3_entry_us);
+                let data = identify::controller(&self.config);
                 self.transfer(command, data.as_bytes())
             }
             cns::NAMESPACE => {
                 let index = nsid.checked_sub(1).and_then(|i| usize::try_from(i).ok());
                 let namespace =
-                    index.and_then(|i| self.namespaces.get(i)).ok_or(Status::INVALID_NAMESPACE)?;
+                    index.and_then(|i| self.namespaces().get(i)).ok_or(Status::INVALID_NAMESPACE)?;
                 let data = identify::namespace(namespace);
                 self.transfer(command, data.as_bytes())
             }
@@ -78,8 +101,8 @@ impl<B: Bus> Engine<B> {
         }
     }
 
-    /// SMART / health information of the controller (Base 5.16.1.3), from its start or a part of it.
-    fn log_page(&mut self, command: &Command) -> Done {
+    /// SMART / health information of the controller (Base 5.16.1.3), or its first bytes.
+    fn log_page(&mut self, command: &Command) -> AdminResult {
         let (page, bytes) = log_page::parse(command.cdw10.get());
         self.masked.retain(|masked| *masked != page);
         if page == log_page::CHANGED_NAMESPACES {
@@ -90,7 +113,7 @@ impl<B: Bus> Engine<B> {
         if page != log_page::SMART {
             return Err(Status::INVALID_LOG_PAGE);
         }
-        // Of a namespace it would be another page, which LPA bit 0 does not offer.
+        // LPA bit 0 is clear: there is no log page per namespace.
         if !matches!(command.nsid.get(), 0 | u32::MAX) {
             return Err(Status::INVALID_NAMESPACE);
         }
@@ -100,10 +123,10 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Writes `bytes` to the command's data.
-    fn transfer(&mut self, command: &Command, bytes: &[u8]) -> Done {
-        let bytes = self.faults.forged(command, bytes);
+    fn transfer(&mut self, command: &Command, bytes: &[u8]) -> AdminResult {
+        let bytes = self.faults.tampered(command, bytes);
         let mut rest = bytes.as_slice();
-        for run in self.resolver.resolve(&self.bus, command.prp1.get(), command.prp2.get(), bytes.len())? {
+        for run in self.resolver.resolve(&self.bus, command, bytes.len())? {
             let (part, after) = rest.split_at_checked(run.len).ok_or(Status::INTERNAL_ERROR)?;
             self.bus.write(run.iova, part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             rest = after;
@@ -111,80 +134,77 @@ impl<B: Bus> Engine<B> {
         Ok(0)
     }
 
-    /// QID and size from CDW10, both checked against the limits.
-    fn new_queue(&self, command: &Command, taken: impl Fn(usize) -> bool) -> Result<(u16, u32), Status> {
-        let (id, size) = split(command.cdw10.get());
-        if id == 0 || id > self.queue_limit || taken(usize::from(id)) {
+    /// Checks QID, size and address of a new queue.
+    fn new_queue(&self, command: &Command, in_use: impl Fn(usize) -> bool) -> Result<NewQueue, Status> {
+        let Halves { low: id, high: size } = command.cdw10.into();
+        if id == 0 || id > self.config.queues || in_use(usize::from(id)) {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        if size == 0 || size > self.shared.cap().mqes() {
+        if size == 0 || size > self.registers.cap().mqes() {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
-        // PC: CAP.CQR asks for queues in one piece.
-        if command.cdw11.get() & 1 == 0 {
+        // CAP.CQR requires contiguous queues.
+        if command.cdw11.get() & create_cq::CONTIGUOUS == 0 {
             return Err(Status::INVALID_FIELD);
         }
-        if !command.prp1.get().is_multiple_of(4096) {
+        if !command.prp1.get().is_multiple_of(PAGE) {
             return Err(Status::PRP_OFFSET_INVALID);
         }
-        Ok((id, u32::from(size) + 1))
+        Ok(NewQueue { id, size: u32::from(size) + 1, base: Iova::new(command.prp1.get()) })
     }
 
-    fn create_cq(&mut self, command: &Command) -> Done {
-        let (id, size) =
+    fn create_cq(&mut self, command: &Command) -> AdminResult {
+        let NewQueue { id, size, base } =
             self.new_queue(command, |id| self.queues.completion.get(id).is_none_or(Option::is_some))?;
-        if self.shared.cc().completion_entry_bytes() != 16 {
+        if self.registers.cc().completion_entry_bytes() as usize != Cqe::BYTES {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
-        let (flags, vector) = split(command.cdw11.get());
+        let Halves { low: flags, high: vector } = command.cdw11.into();
         let vector = (u32::from(flags) & create_cq::INTERRUPTS != 0).then_some(vector);
         if vector.is_some_and(|vector| usize::from(vector) >= self.vectors.len()) {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
         if let Some(slot) = self.queues.completion.get_mut(usize::from(id)) {
-            *slot = Some(Completions::new(Iova::new(command.prp1.get()), size, vector));
+            *slot = Some(CompletionQueue::new(base, size, vector));
         }
-        self.open_bell(id, Doorbell::CompletionHead, size);
+        self.registers.set_queue_size(id, Doorbell::CompletionHead, size);
         Ok(0)
     }
 
-    fn create_sq(&mut self, command: &Command) -> Done {
-        let (id, size) =
+    fn create_sq(&mut self, command: &Command) -> AdminResult {
+        let NewQueue { id, size, base } =
             self.new_queue(command, |id| self.queues.submission.get(id).is_none_or(Option::is_some))?;
-        if self.shared.cc().submission_entry_bytes() != 64 {
+        if self.registers.cc().submission_entry_bytes() as usize != Command::BYTES {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
-        let (_, cq_id) = split(command.cdw11.get());
-        let (cq_id, base) = match cq_id {
-            0 => return Err(Status::COMPLETION_QUEUE_INVALID),
-            id => (id, Iova::new(command.prp1.get())),
-        };
-        let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(cq_id)) else {
+        let Halves { high: cq_id, .. } = command.cdw11.into();
+        let cq = self.queues.completion.get_mut(usize::from(cq_id)).filter(|_| cq_id != 0);
+        let Some(Some(cq)) = cq else {
             return Err(Status::COMPLETION_QUEUE_INVALID);
         };
         cq.users = cq.users.saturating_add(1);
         if let Some(slot) = self.queues.submission.get_mut(usize::from(id)) {
-            *slot = Some(Submission { base, size, head: 0, cq: cq_id });
+            *slot = Some(SubmissionQueue { base, size, head: 0, cq: cq_id });
         }
-        self.open_bell(id, Doorbell::SubmissionTail, size);
+        self.registers.set_queue_size(id, Doorbell::SubmissionTail, size);
         Ok(0)
     }
 
-    fn delete_sq(&mut self, command: &Command) -> Done {
-        let (id, _) = split(command.cdw10.get());
+    fn delete_sq(&mut self, command: &Command) -> AdminResult {
+        let Halves { low: id, .. } = command.cdw10.into();
         let slot = self.queues.submission.get_mut(usize::from(id)).filter(|_| id != 0);
         let sq = slot.and_then(Option::take).ok_or(Status::INVALID_QUEUE_ID)?;
         if let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(sq.cq)) {
             cq.users = cq.users.saturating_sub(1);
         }
-        // What is held of the queue is given up with it.
+        // Its held commands end without a completion.
         self.held.retain(|held| held.queue != id);
-        self.open_bell(id, Doorbell::SubmissionTail, 0);
+        self.registers.set_queue_size(id, Doorbell::SubmissionTail, 0);
         Ok(0)
     }
 
-    fn delete_cq(&mut self, command: &Command) -> Done {
-        let (id, _) = split(command.cdw10.get());
+    fn delete_cq(&mut self, command: &Command) -> AdminResult {
+        let Halves { low: id, .. } = command.cdw10.into();
         let slot = self.queues.completion.get_mut(usize::from(id)).filter(|_| id != 0);
         let slot = slot.ok_or(Status::INVALID_QUEUE_ID)?;
         match slot {
@@ -192,12 +212,12 @@ impl<B: Bus> Engine<B> {
             Some(cq) if cq.users != 0 => return Err(Status::INVALID_QUEUE_DELETION),
             Some(_) => *slot = None,
         }
-        self.open_bell(id, Doorbell::CompletionHead, 0);
+        self.registers.set_queue_size(id, Doorbell::CompletionHead, 0);
         Ok(0)
     }
 
-    /// Number of queues (Base 5.27.1.5): counts from 0, submission in bits 15:0, completion in 31:16.
-    fn features(&self, command: &Command) -> Done {
+    /// Number of queues (Base 5.27.1.5): 0-based, submission in bits 15:0, completion in 31:16.
+    fn features(&self, command: &Command) -> AdminResult {
         if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::ASYNC_EVENTS) {
             return Ok(0);
         }
@@ -205,29 +225,23 @@ impl<B: Bus> Engine<B> {
             return Err(Status::INVALID_FIELD);
         }
         if command.opcode == admin::SET_FEATURES {
-            let (sq, cq) = split(command.cdw11.get());
+            let Halves { low: sq, high: cq } = command.cdw11.into();
             if sq == u16::MAX || cq == u16::MAX {
                 return Err(Status::INVALID_FIELD);
             }
         }
-        let granted = u32::from(self.queue_limit.saturating_sub(1));
+        let granted = u32::from(self.config.queues.saturating_sub(1));
         Ok(granted | granted << 16)
     }
 
-    /// Aborts a command that is held; bit 0 of the result says that nothing was (Base 5.1).
-    fn abort(&mut self, command: &Command) -> Done {
-        let (queue, cid) = split(command.cdw10.get());
+    /// Aborts a held command; bit 0 of the result: not aborted (Base 5.1).
+    fn abort(&mut self, command: &Command) -> AdminResult {
+        let Halves { low: queue, high: cid } = command.cdw10.into();
         let found = self.held.iter().position(|held| held.queue == queue && held.command.cid.get() == cid);
         let Some(found) = found else { return Ok(1) };
-        let held = self.held.swap_remove(found);
-        self.complete(queue, &held.command, (Status::ABORT_REQUESTED, 0))
+        self.held.swap_remove(found);
+        self.complete(CommandId { queue, cid }, Status::ABORT_REQUESTED.into())
             .map_err(|_| Status::INTERNAL_ERROR)?;
         Ok(0)
     }
-}
-
-/// Bits 15:0 and 31:16.
-fn split(dword: u32) -> (u16, u16) {
-    let [a, b, c, d] = dword.to_le_bytes();
-    (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
 }

@@ -1,6 +1,6 @@
 //! I/O commands (NVM 3.2).
 
-use super::Engine;
+use super::state::Engine;
 use crate::bus::Bus;
 use crate::identify::DSM_RANGES;
 use crate::media::MediaError;
@@ -10,16 +10,16 @@ use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{Command, DsmRange, PAGE_BYTES, Status, nvm};
 use zerocopy::FromBytes;
 
-/// A part of a namespace, in bytes of its medium.
+/// A byte range of a medium.
 struct Extent {
     at: u64,
     len: u64,
 }
 
 impl<B: Bus> Engine<B> {
-    pub(crate) fn execute_io(&mut self, command: &Command) -> Status {
-        // FUSE and PSDT: neither fused commands nor SGLs.
-        let done = if command.flags != 0 {
+    pub(super) fn execute_io(&mut self, command: &Command) -> Status {
+        // No fused commands, and no metadata SGLs.
+        let result = if command.flags & !Command::PSDT_SGL != 0 {
             Err(Status::INVALID_FIELD.do_not_retry())
         } else {
             match command.opcode {
@@ -30,24 +30,19 @@ impl<B: Bus> Engine<B> {
                 _ => Err(Status::INVALID_OPCODE.do_not_retry()),
             }
         };
-        done.err().unwrap_or(Status::SUCCESS)
+        result.err().unwrap_or(Status::SUCCESS)
     }
 
-    /// Where the last command that was executed had its data, one page of it at most.
-    pub(crate) fn first_run(&self) -> Option<(Iova, usize)> {
-        self.resolver.first().map(|run| (run.iova, run.len.min(PAGE_BYTES)))
-    }
-
-    /// The largest transfer in bytes; `u64::MAX` where MDTS is 0.
+    /// Returns the largest transfer in bytes; `u64::MAX` where MDTS is 0.
     fn transfer_limit(&self) -> u64 {
-        match self.mdts {
+        match self.config.mdts {
             0 => u64::MAX,
             shift => (PAGE_BYTES as u64).checked_shl(shift.into()).unwrap_or(u64::MAX),
         }
     }
 
     fn extent(&self, command: &Command) -> Result<(Extent, usize), Status> {
-        let namespace = find(&self.namespaces, command.nsid.get())?;
+        let namespace = find(&self.config.namespaces, command.nsid.get())?;
         let extent = within(namespace, command.slba(), command.blocks())?;
         if extent.len > self.transfer_limit() {
             return Err(Status::INVALID_FIELD.do_not_retry());
@@ -58,9 +53,9 @@ impl<B: Bus> Engine<B> {
 
     fn read(&mut self, command: &Command) -> Result<(), Status> {
         let (extent, len) = self.extent(command)?;
-        let media = &find(&self.namespaces, command.nsid.get())?.media;
+        let media = &find(&self.config.namespaces, command.nsid.get())?.media;
         let mut at = extent.at;
-        for run in self.resolver.resolve(&self.bus, command.prp1.get(), command.prp2.get(), len)? {
+        for run in self.resolver.resolve(&self.bus, command, len)? {
             let mut to = run.iova.raw();
             media
                 .read(at, run.len, &mut |bytes| {
@@ -78,9 +73,9 @@ impl<B: Bus> Engine<B> {
 
     fn write(&mut self, command: &Command) -> Result<(), Status> {
         let (extent, len) = self.extent(command)?;
-        let media = &find(&self.namespaces, command.nsid.get())?.media;
+        let media = &find(&self.config.namespaces, command.nsid.get())?.media;
         let mut at = extent.at;
-        for run in self.resolver.resolve(&self.bus, command.prp1.get(), command.prp2.get(), len)? {
+        for run in self.resolver.resolve(&self.bus, command, len)? {
             let mut from = run.iova.raw();
             media
                 .write(at, run.len, &mut |bytes| {
@@ -99,9 +94,9 @@ impl<B: Bus> Engine<B> {
     fn flush(&mut self, command: &Command) -> Result<(), Status> {
         let all = command.nsid.get() == u32::MAX;
         if !all {
-            find(&self.namespaces, command.nsid.get())?;
+            find(&self.config.namespaces, command.nsid.get())?;
         }
-        for (nsid, namespace) in (1..).zip(&self.namespaces) {
+        for (nsid, namespace) in (1..).zip(&self.config.namespaces) {
             if all || nsid == command.nsid.get() {
                 namespace.media.flush().map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
             }
@@ -110,13 +105,13 @@ impl<B: Bus> Engine<B> {
     }
 
     fn dataset_management(&mut self, command: &Command) -> Result<(), Status> {
-        let namespace = find(&self.namespaces, command.nsid.get())?;
+        let namespace = find(&self.config.namespaces, command.nsid.get())?;
         let count = usize::try_from(command.cdw10.get() & 0xff).unwrap_or(0) + 1;
         let mut ranges = [DsmRange::default(); DSM_RANGES];
         let mut bytes = [0; DSM_RANGES * size_of::<DsmRange>()];
         let mut at = 0;
         let len = count * size_of::<DsmRange>();
-        for run in self.resolver.resolve(&self.bus, command.prp1.get(), command.prp2.get(), len)? {
+        for run in self.resolver.resolve(&self.bus, command, len)? {
             let part = bytes.get_mut(at..at + run.len).ok_or(Status::INTERNAL_ERROR)?;
             self.bus.read(run.iova, part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             at += run.len;
@@ -145,7 +140,7 @@ fn find(namespaces: &[Namespace], nsid: u32) -> Result<&Namespace, Status> {
     index.and_then(|i| namespaces.get(i)).ok_or(Status::INVALID_NAMESPACE.do_not_retry())
 }
 
-/// The extent of `blocks` blocks from `slba`, inside the namespace.
+/// Returns the extent of `blocks` blocks from `slba`, if it is inside the namespace.
 fn within(namespace: &Namespace, slba: u64, blocks: u32) -> Result<Extent, Status> {
     match slba.checked_add(blocks.into()) {
         Some(end) if end <= namespace.blocks() => Ok(Extent {

@@ -67,3 +67,30 @@ impl<R> Deref for ControllerRegisters<R> {
         &self.registers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The registers of a controller with this CAP.
+    struct Capabilities(Cap);
+
+    impl Registers for Capabilities {
+        fn read32(&self, _: u32) -> u32 {
+            0
+        }
+        fn read64(&self, _: u32) -> u64 {
+            self.0.0
+        }
+        fn write32(&self, _: u32, _: u32) {}
+        fn write64(&self, _: u32, _: u64) {}
+    }
+
+    #[test]
+    fn a_wide_stride_limits_the_queues() {
+        let max = |stride| {
+            ControllerRegisters::new(Capabilities(Cap::new(1023, 1, stride))).unwrap().max_queue_id()
+        };
+        assert_eq!((max(0), max(12), max(15)), (u16::MAX, u16::MAX, 16_382));
+    }
+}

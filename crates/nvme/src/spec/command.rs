@@ -63,6 +63,11 @@ impl Command {
         Self { opcode: admin::IDENTIFY, nsid: U32::new(nsid), cdw10: U32::new(cns.into()), ..Self::default() }
     }
 
+    /// Returns DPTR as an SGL descriptor.
+    pub fn sgl1(&self) -> SglDescriptor {
+        zerocopy::transmute!([self.prp1, self.prp2])
+    }
+
     /// Sets DPTR to an SGL descriptor, given as its two 64-bit words.
     pub fn set_sgl1(&mut self, words: [u64; 2]) {
         self.flags |= Self::PSDT_SGL;
@@ -141,6 +146,36 @@ pub mod feature {
     pub const ASYNC_EVENTS: u8 = 0x0b;
     /// Asynchronous event configuration CDW11 bits 7:0: all critical warnings of the health log page.
     pub const HEALTH_EVENTS: u32 = 0xff;
+}
+
+/// An SGL descriptor (Base 4.1.2, figure "SGL Descriptor Format").
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SglDescriptor {
+    /// The address of the data block or segment.
+    pub address: U64,
+    /// Its length in bytes.
+    pub length: U32,
+    /// Reserved.
+    pub reserved: [u8; 3],
+    /// The type in bits 7:4, the sub type in bits 3:0; 0 is an address.
+    pub kind: u8,
+}
+
+const _: () = {
+    assert!(size_of::<SglDescriptor>() == SglDescriptor::BYTES);
+    assert!(offset_of!(SglDescriptor, kind) == 15);
+};
+
+impl SglDescriptor {
+    /// The size of a descriptor.
+    pub const BYTES: usize = 16;
+    /// Type 0h: a data block.
+    pub const DATA_BLOCK: u8 = 0x00;
+    /// Type 2h: a segment of descriptors that another one follows.
+    pub const SEGMENT: u8 = 0x20;
+    /// Type 3h: the last segment of descriptors.
+    pub const LAST_SEGMENT: u8 = 0x30;
 }
 
 /// A range of dataset management (NVM 3.2.3, figure "Range Definition").

@@ -204,3 +204,35 @@ fn a_completed_request_is_not_called_aborted() {
     let Outcome::Completed { result, .. } = late.finish(completion) else { panic!("quarantined") };
     assert_eq!(result, Ok(()));
 }
+
+#[test]
+fn an_identifier_is_not_reused_while_its_abort_is_outstanding() {
+    let (bench, hand) = by_hand(3);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let record = {
+        let seen = seen.clone();
+        move |command: &CommandInfo| {
+            if command.queue != 0 {
+                seen.lock().unwrap().push(command.cid);
+            }
+            false
+        }
+    };
+    bench.model.faults().inject(Trigger::Matches(Box::new(record)), Fault::Fatal);
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    // The command is aborted, and the abort itself is not answered.
+    bench.model.faults().inject(Trigger::Matches(Box::new(aborts)), Fault::NeverComplete);
+    let late = queue.flush(1).unwrap();
+    queue.ring_doorbell();
+    settle(&bench);
+    hand.turn(SECOND + 1);
+    assert_eq!(one(&mut queue, late).1, Err(CommandError::Aborted));
+    for _ in 0..200 {
+        let flush = queue.flush(1).unwrap();
+        one(&mut queue, flush).1.unwrap();
+    }
+    let seen = seen.lock().unwrap();
+    let slot = seen[0] & 0x3f;
+    assert!(seen[1..].iter().all(|cid| cid & 0x3f != slot), "the abort could hit a later command");
+}

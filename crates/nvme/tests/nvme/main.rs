@@ -20,6 +20,7 @@ mod namespaces;
 mod owned;
 mod roundtrip;
 mod sequences;
+mod sgl;
 mod soft;
 mod stress;
 mod switch;

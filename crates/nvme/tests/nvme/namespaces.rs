@@ -1,9 +1,9 @@
 //! Namespaces that cannot be used, and controllers that know little: the reason, and the others work.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Reject, Unusable};
+use pinfold_nvme::driver::{Config, Controller, Error, Reject, Unusable};
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
-use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, Trigger};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -176,5 +176,51 @@ fn no_command_has_the_reserved_identifier() {
             };
             result.unwrap();
         }
+    }
+}
+
+/// Has every list of active namespaces be full, and calls `each` for each namespace that is identified.
+fn endless(model: &ModelController, mut each: impl FnMut() + Send + 'static) {
+    model.faults().tamper(move |command, data| {
+        if command.opcode != admin::IDENTIFY || command.cdw10.get() != u32::from(cns::ACTIVE_NAMESPACES) {
+            each();
+            return;
+        }
+        for (nsid, entry) in (command.nsid.get() + 1..).zip(data.chunks_exact_mut(4)) {
+            entry.copy_from_slice(&nsid.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn lists_without_end_and_slow_answers_do_not_delay_a_start_for_long() {
+    let arena = Arena(Memory::new(256));
+    let spawn = || ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model = spawn();
+    endless(&model, || {});
+    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    assert_eq!(controller.scan_namespaces().unwrap().len(), 4096);
+
+    let (model, hand) = (spawn(), Hand::default());
+    let clock = hand.clone();
+    endless(&model, move || clock.turn(10_000_000_000));
+    let config = Config { clock: Arc::new(hand), ..Config::default() };
+    let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
+    // 4 times 60 s, of which each identify command takes 10.
+    assert!((1..=24).contains(&controller.scan_namespaces().unwrap().len()));
+}
+
+#[test]
+fn a_controller_with_other_queue_entries_is_not_used() {
+    let arena = Arena(Memory::new(256));
+    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    for (sqes, cqes) in [(0x77, 0x44), (0x66, 0x55), (0x55, 0x44), (0, 0)] {
+        model.faults().tamper(move |command, data| {
+            if command.cdw10.get() == u32::from(cns::CONTROLLER) && data.len() == 4096 {
+                (data[512], data[513]) = (sqes, cqes);
+            }
+        });
+        let started = Controller::start(model.registers(), arena.clone(), Config::default());
+        assert_eq!(started.unwrap_err(), Error::EntrySize { sqes, cqes });
     }
 }

@@ -1,0 +1,8 @@
+//! From a command's data pointer to runs of bus addresses.
+
+mod prp;
+mod resolver;
+mod runs;
+mod sgl;
+
+pub(crate) use resolver::Resolver;

@@ -1,0 +1,264 @@
+//! The loop of the executing thread: registers, queues, faults, interrupts.
+
+use super::state::{Due, Engine, HeldCommand, RogueWrite};
+use crate::bus::{Bus, BusFault};
+use crate::faults::{CommandInfo, Fault};
+use crate::queues::{CommandId, CommandResult, CompletionQueue, FETCH, SubmissionQueue};
+use crate::registers::{AdminQueues, EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL};
+use crate::stats::Counters;
+use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE, Status};
+use std::sync::atomic::Ordering;
+
+/// From this size on, an interrupt does not wait for the rest of its batch.
+const LARGE_BLOCKS: u32 = 16;
+
+impl<B: Bus> Engine<B> {
+    /// Executes commands until the controller is dropped.
+    ///
+    /// Idle, it spins for a moment, since the next doorbell is often near, then yields, then sleeps.
+    pub(crate) fn run(mut self) {
+        const SPINS: u32 = 200;
+        const YIELDS: u32 = 400;
+        let mut idle = 0u32;
+        while !self.registers.stop.load(Ordering::Acquire) {
+            if self.step() {
+                idle = 0;
+                continue;
+            }
+            idle = idle.saturating_add(1);
+            if idle < SPINS {
+                std::hint::spin_loop();
+            } else if idle < YIELDS {
+                std::thread::yield_now();
+            } else {
+                self.registers.clone().park(|| self.step());
+                idle = SPINS;
+            }
+        }
+    }
+
+    /// Handles one change of state or one batch of work; returns whether there was any.
+    fn step(&mut self) -> bool {
+        let cc = self.registers.cc();
+        if cc.enabled() != self.enabled && !self.faults.is_stuck() {
+            if cc.enabled() {
+                self.enable(cc)
+            } else {
+                self.disable()
+            }
+            return true;
+        }
+        let csts = self.registers.csts();
+        if !self.enabled || csts.contains(Csts::FATAL) {
+            return false;
+        }
+        if cc.shutdown() && !csts.contains(Csts::SHUTDOWN_COMPLETE) && !self.faults.is_shutdown_stuck() {
+            let flushed = self.namespaces().iter().all(|namespace| namespace.media.flush().is_ok());
+            Counters::add(&self.counters.shutdowns, u64::from(flushed));
+            self.registers.set_csts(csts | if flushed { Csts::SHUTDOWN_COMPLETE } else { Csts::FATAL });
+            return true;
+        }
+        self.work().unwrap_or_else(|_fault| {
+            // An inaccessible queue is a fatal error (Base 3.1.3.6, CFS).
+            self.fail();
+            true
+        })
+    }
+
+    fn work(&mut self) -> Result<bool, BusFault> {
+        let mut any = self.report_events()?;
+        for id in 0..=self.config.queues {
+            any |= self.drain(id)?;
+            any |= self.serve(id)?;
+            if self.registers.csts().contains(Csts::FATAL) {
+                return Ok(true);
+            }
+        }
+        any |= self.resume(!any)?;
+        self.interrupt();
+        Ok(any)
+    }
+
+    /// Raises the interrupts of queues with completions since the last call.
+    fn interrupt(&mut self) {
+        for vector in self.queues.take_signals() {
+            if let Some(event) = self.vectors.get(usize::from(vector)) {
+                event.signal();
+                Counters::add(&self.counters.interrupts, 1);
+            }
+        }
+    }
+
+    fn drain(&mut self, id: u16) -> Result<bool, BusFault> {
+        let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(id)) else { return Ok(false) };
+        if !cq.is_blocked() {
+            return Ok(false);
+        }
+        cq.drain(&self.bus, self.registers.doorbell(id, Doorbell::CompletionHead))
+    }
+
+    /// Fetches and executes a batch of one submission queue; returns whether there was one.
+    fn serve(&mut self, id: u16) -> Result<bool, BusFault> {
+        let Some(Some(sq)) = self.queues.submission.get_mut(usize::from(id)) else { return Ok(false) };
+        let tail = self.registers.doorbell(id, Doorbell::SubmissionTail);
+        let cq = self.queues.completion.get(usize::from(sq.cq)).and_then(Option::as_ref);
+        if tail == sq.head || cq.is_none_or(CompletionQueue::is_blocked) {
+            return Ok(false);
+        }
+        let mut batch = [Command::default(); FETCH];
+        for command in sq.fetch(&self.bus, tail, &mut batch)? {
+            self.index += u64::from(id != 0);
+            if let Some(result) = self.start(id, command) {
+                self.complete(CommandId { queue: id, cid: command.cid.get() }, result)?;
+            }
+            // One interrupt per batch, except that a host should not wait for others' large transfers.
+            if command.blocks() >= LARGE_BLOCKS {
+                self.interrupt();
+            }
+            if self.registers.csts().contains(Csts::FATAL) {
+                break;
+            }
+            self.perform_rogue_writes();
+        }
+        Ok(true)
+    }
+
+    /// Executes a command, unless a fault applies; returns `None` for one that completes later or never.
+    fn start(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
+        let index = self.index.saturating_sub(1);
+        let fault = self.faults.pick(|| CommandInfo {
+            queue: id,
+            cid: command.cid.get(),
+            opcode: command.opcode,
+            nsid: command.nsid.get(),
+            slba: command.slba(),
+            blocks: command.blocks(),
+            index,
+        });
+        let Some(fault) = fault else { return self.execute(id, command) };
+        match fault {
+            Fault::Fail(status) => Some(status.into()),
+            Fault::NeverComplete => {
+                self.execute(id, command);
+                None
+            }
+            Fault::Hold => {
+                self.held.push(HeldCommand { queue: id, command: *command, due: Due::Release });
+                None
+            }
+            Fault::Reorder(after) => {
+                let due = Due::Index(self.index.saturating_add(after.into()));
+                self.held.push(HeldCommand { queue: id, command: *command, due });
+                None
+            }
+            Fault::Fatal => {
+                self.fail();
+                None
+            }
+            Fault::Remember => {
+                let result = self.execute(id, command);
+                if let Some((iova, len)) = self.first_run() {
+                    self.faults.remember(iova, len);
+                }
+                result
+            }
+            Fault::RogueWrite(after) => {
+                let result = self.execute(id, command);
+                if let Some((iova, len)) = self.first_run() {
+                    let index = self.index.saturating_add(after.into());
+                    self.rogue_writes.push(RogueWrite { index, iova, len });
+                }
+                result
+            }
+        }
+    }
+
+    fn execute(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
+        if id == 0 { self.execute_admin(command) } else { Some(self.execute_io(command).into()) }
+    }
+
+    fn perform_rogue_writes(&mut self) {
+        let (index, faults) = (self.index, &self.faults);
+        for write in self.rogue_writes.extract_if(.., |write| write.index <= index) {
+            faults.rogue_write(write.iova, write.len);
+        }
+    }
+
+    /// Executes held commands that are due; `idle`: the controller has nothing else to do.
+    fn resume(&mut self, idle: bool) -> Result<bool, BusFault> {
+        let released = self.faults.take_release();
+        let index = self.index;
+        let is_due = |held: &mut HeldCommand| match held.due {
+            Due::Release => released,
+            Due::Index(at) => idle || at <= index,
+        };
+        let due: Vec<_> = self.held.extract_if(.., is_due).collect();
+        for HeldCommand { queue, command, .. } in &due {
+            if let Some(result) = self.execute(*queue, command) {
+                self.complete(CommandId { queue: *queue, cid: command.cid.get() }, result)?;
+            }
+        }
+        Ok(!due.is_empty())
+    }
+
+    fn enable(&mut self, cc: Cc) {
+        let AdminQueues { sq_size, cq_size, asq, acq } = self.registers.admin_queues();
+        let valid = cc.page_shift() == 12
+            && cc.command_set() == 0
+            && sq_size >= 2
+            && cq_size >= 2
+            && asq.is_multiple_of(PAGE)
+            && acq.is_multiple_of(PAGE);
+        self.enabled = true;
+        if !valid {
+            self.registers.set_csts(Csts::FATAL);
+            return;
+        }
+        if let Some(slot) = self.queues.submission.first_mut() {
+            *slot = Some(SubmissionQueue { base: Iova::new(asq), size: sq_size, head: 0, cq: 0 });
+        }
+        if let Some(slot) = self.queues.completion.first_mut() {
+            *slot = Some(CompletionQueue::new(Iova::new(acq), cq_size, Some(0)));
+        }
+        self.registers.set_queue_size(0, Doorbell::SubmissionTail, sq_size);
+        self.registers.set_queue_size(0, Doorbell::CompletionHead, cq_size);
+        self.registers.set_csts(Csts::READY);
+    }
+
+    /// Resets all state; once RDY reads 0 the controller makes no more accesses.
+    fn disable(&mut self) {
+        self.queues.clear(&self.registers);
+        self.held.clear();
+        self.event_requests.clear();
+        self.doorbell_error = None;
+        self.masked.clear();
+        self.enabled = false;
+        self.registers.set_csts(Csts::empty());
+    }
+
+    /// Reports an injected event or a doorbell error, if the host requested events (Base 5.2).
+    fn report_events(&mut self) -> Result<bool, BusFault> {
+        if let Some(error) = self.registers.take_event() {
+            debug_assert!(matches!(error, EVENT_NO_SUCH_DOORBELL | EVENT_BAD_DOORBELL_VALUE));
+            self.doorbell_error = Some(error);
+        }
+        if self.event_requests.is_empty() {
+            return Ok(false);
+        }
+        let value = if let Some(event) = self.faults.take_event(&self.masked) {
+            let [.., page, _] = event.to_le_bytes();
+            self.masked.push(page);
+            event
+        } else if let Some(error) = self.doorbell_error.take() {
+            // Type 0 (error status) in bits 2:0, information in bits 15:8, log page 1 in bits 23:16.
+            error << 8 | 1 << 16
+        } else {
+            return Ok(false);
+        };
+        let Some(cid) = self.event_requests.pop() else { return Ok(false) };
+        let result = CommandResult { status: Status::SUCCESS, value };
+        self.queues.complete(&self.registers, &self.bus, CommandId { queue: 0, cid }, result)?;
+        Ok(true)
+    }
+}
