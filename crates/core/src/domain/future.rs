@@ -1,7 +1,8 @@
 //! Waiting for a revocation in an `async` function.
 
 use super::mapping::{NotQuiesced, Revoked};
-use super::{Domain, Pinned};
+use super::payload::Pinned;
+use super::space::Domain;
 use crate::share::Shared;
 use core::fmt;
 use core::future::{Future, IntoFuture};

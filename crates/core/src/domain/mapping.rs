@@ -1,6 +1,9 @@
 //! The life of a mapping, in types: [`Mapping`], [`Revoked`], and the payload again.
 
-use super::{BackendError, Domain, Pinned};
+use super::error::BackendError;
+use super::id::DomainId;
+use super::payload::{Payload, Pinned};
+use super::space::Domain;
 use crate::access::Direction;
 use crate::addr::{IovaRange, Segment};
 use crate::drop_guard::{CleanUp, DropGuard};
@@ -233,6 +236,18 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     /// it completes; otherwise, and with [`BackendError::NotRevoked`], the buffer and its addresses are quarantined.
     pub fn unmap(self) -> Result<P, BackendError> {
         Ok(self.revoke().wait()?)
+    }
+}
+
+// SAFETY: each segment is part of the mapping's range, which is mapped for `D`, never changes, and lasts until the value
+// is dropped, unmapped or revoked; all of these take it by value. The extents never change by the contract of `Pinned`.
+unsafe impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Payload<D> for Mapping<P, D, H> {
+    fn segment(&self, index: usize) -> Option<Segment> {
+        self.extent(index)
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        Some(Mapping::domain(self).id())
     }
 }
 

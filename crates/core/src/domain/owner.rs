@@ -1,7 +1,9 @@
 //! Mappings that own a share of their domain.
 
+use super::error::BackendError;
 use super::mapping::{MapError, Mapping, NotQuiesced, Revoked};
-use super::{BackendError, Domain, Pinned};
+use super::payload::Pinned;
+use super::space::Domain;
 use crate::access::Direction;
 use crate::invalidate::WaitLimit;
 use crate::share::{Hold, Shared, Stock};

@@ -1,13 +1,12 @@
 //! Owned I/O virtual addresses: ranges are released and unmapped by the handle that owns them, never by number.
 
-use super::Domain;
 use crate::addr::IovaRange;
 use crate::iova::IovaSpace;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 
-/// A range of a domain's address space that its owner has for itself, for [`Domain::map_at`]. Released when it and all
-/// mappings in it are gone.
+/// A reserved range of a domain's address space, for [`Domain::map_at`](super::Domain::map_at). Released when it and
+/// all mappings in it are dropped.
 #[derive(Debug)]
 #[must_use = "dropping it releases the addresses"]
 pub struct Reservation(Arc<Reserved>);
@@ -20,7 +19,7 @@ struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // It was allocated once and is released once, so this does not fail; else the addresses would be lost.
+        // Allocated once and freed once, so this does not fail; if it did, the addresses would stay allocated.
         let _ = self.iovas.free(self.range);
     }
 }
@@ -30,52 +29,47 @@ impl Reservation {
         Self(Arc::new(Reserved { iovas: Arc::clone(iovas), range }))
     }
 
-    /// The range.
+    /// Returns the range.
     pub fn range(&self) -> IovaRange {
         self.0.range
     }
 
-    /// Whether `iova` lies in it, and it is a range of `domain`.
-    pub(super) fn has(&self, domain: &Domain, iova: IovaRange) -> bool {
-        self.is_of(domain) && self.0.range.covers(&iova)
+    pub(super) fn is_in(&self, iovas: &Arc<IovaSpace>) -> bool {
+        Arc::ptr_eq(&self.0.iovas, iovas)
     }
 
-    fn is_of(&self, domain: &Domain) -> bool {
-        Arc::ptr_eq(&self.0.iovas, &domain.iovas)
-    }
-
-    /// Keeps the addresses from ever being used again, because a device may reach something there.
-    pub(super) fn keep(&self) {
+    /// Prevents the addresses from ever being reused, because a device may reach memory there.
+    pub(super) fn quarantine(&self) {
         core::mem::forget(Arc::clone(&self.0));
     }
 
-    /// What is mapped at `iova`, which lies in it.
+    /// Returns the handle of memory mapped at `iova`, part of the range.
     pub(super) fn mapping(&self, iova: IovaRange) -> StaticMapping {
-        StaticMapping { place: ManuallyDrop::new(Self(Arc::clone(&self.0))), iova }
+        StaticMapping { reservation: ManuallyDrop::new(Self(Arc::clone(&self.0))), iova }
     }
 }
 
-/// Memory that stays mapped until [`Domain::unmap_static`] takes this. Dropping it leaves the memory mapped for good, and
-/// its addresses in use.
+/// Memory that stays mapped until [`Domain::unmap_static`](super::Domain::unmap_static). Dropping it leaves the memory
+/// mapped for good, and its addresses in use.
 #[derive(Debug)]
 #[must_use = "what is dropped stays mapped"]
 pub struct StaticMapping {
-    place: ManuallyDrop<Reservation>,
+    reservation: ManuallyDrop<Reservation>,
     iova: IovaRange,
 }
 
 impl StaticMapping {
-    /// Where the device finds it.
+    /// Returns where the device finds it.
     pub fn iova(&self) -> IovaRange {
         self.iova
     }
 
-    pub(super) fn is_of(&self, domain: &Domain) -> bool {
-        self.place.is_of(domain)
+    pub(super) fn is_in(&self, iovas: &Arc<IovaSpace>) -> bool {
+        self.reservation.is_in(iovas)
     }
 
-    /// Releases the addresses. Only when no device reaches them.
+    /// Releases the addresses. Only when no device can reach memory there.
     pub(super) fn release(self) {
-        drop(ManuallyDrop::into_inner(self.place));
+        drop(ManuallyDrop::into_inner(self.reservation));
     }
 }

@@ -1,8 +1,11 @@
 use super::*;
-use crate::access::{Bidirectional, FromDevice, ToDevice};
+use crate::access::{Access, Bidirectional, FromDevice, ToDevice};
+use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError, WaitLimit};
+use crate::iova::IovaSpace;
+use crate::mem::DmaMemory;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,14 +1,17 @@
-//! How long each batch in flight has been in flight: deadlines count from the submission, not from the wait.
+//! How long each batch has been in flight: deadlines count from the submission, not from the wait.
 
-use super::{MAX_IN_FLIGHT, Ticket};
+use super::ticket::Ticket;
 use crate::sync::{AtomicU64, Ordering};
 
-pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
+const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// The limit on batches in flight, whatever the [`InvalidationQueue::queue_depth`](super::InvalidationQueue::queue_depth).
+pub const MAX_IN_FLIGHT: u64 = ENTRIES as u64;
 
 /// One entry per batch that can be in flight, by ticket modulo their number.
 ///
-/// The entry of ticket `t` is started again for `t + MAX_IN_FLIGHT` only once `t` has completed. A waiter that still
-/// looks at it for `t` reads a later start at worst, so it waits longer and never gives up early.
+/// The entry of ticket `t` is restarted for `t + MAX_IN_FLIGHT` only after `t` has completed. A waiter that still
+/// reads it for `t` reads a later start at worst, so it waits longer and never gives up early.
 #[derive(Debug)]
 pub(super) struct Clock([Entry; ENTRIES]);
 
@@ -37,7 +40,7 @@ impl Clock {
         &self.0[(ticket % MAX_IN_FLIGHT) as usize]
     }
 
-    /// Notes the first attempt to submit `ticket`; later ones change nothing. Under the lock of the queue.
+    /// Records the first attempt to submit `ticket`; later ones change nothing. Under the lock of the queue.
     pub(super) fn start(&self, ticket: Ticket, now_ns: Option<u64>) {
         let entry = self.entry(ticket.0);
         if entry.ticket.load(Ordering::Relaxed) != ticket.0 {
@@ -47,7 +50,7 @@ impl Clock {
         }
     }
 
-    /// How long `ticket` has been in flight; `None` where no attempt to submit it is known of.
+    /// Returns how long `ticket` has been in flight; `None` if no attempt to submit it is recorded.
     pub(super) fn age(&self, ticket: Ticket, now_ns: Option<u64>) -> Option<Age> {
         let entry = self.entry(ticket.0);
         (entry.ticket.load(Ordering::Acquire) == ticket.0).then(|| Age {

@@ -1,8 +1,9 @@
-//! Every interleaving of two owners that clear, request and ask: a ticket is never reported done before a flush that
+//! Every interleaving of two owners that clear, request and poll: a ticket is never reported completed before a flush that
 //! covers its request was submitted after its clear.
 
 use super::*;
-use crate::addr::Iova;
+use crate::addr::{Iova, IovaRange};
+use crate::sync::Ordering;
 use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
@@ -18,7 +19,7 @@ fn owner(inv: &Invalidator<Snapshot<2>>, page: usize) {
 }
 
 #[test]
-fn loom_a_ticket_is_not_done_before_its_flush() {
+fn loom_a_ticket_does_not_complete_before_its_flush() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = None;
     model.check(|| {

@@ -1,65 +1,66 @@
-//! The interface to what carries flushes out: the invalidation queue of an IOMMU.
+//! The interface to the invalidation queue of an IOMMU.
 
-use super::{Batch, Ticket};
+use super::batch::Batch;
+use super::ticket::Ticket;
 
-/// How long a waiter waits before it gives up; whichever is reached first.
+/// How long a waiter waits; whichever limit is reached first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitLimit {
-    /// Nanoseconds of the sink's clock, if it has one.
+    /// Nanoseconds of the queue's clock, if it has one.
     pub time_ns: u64,
-    /// How often waiters ask.
+    /// The number of polls.
     pub polls: u64,
 }
 
-/// Why a sink did not take a batch. Nothing of the batch was taken.
+/// Why a batch was not submitted; nothing of it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The queue has no room; the batch is submitted again at the next poll or wait.
-    #[error("the invalidation queue has no room for a batch")]
+    /// The queue is full; the batch is submitted again at the next poll or wait.
+    #[error("the invalidation queue is full")]
     Full,
-    /// The unit has failed for good, as if [`InvalidationQueue::has_failed`] had said so.
+    /// The unit has failed, as if [`InvalidationQueue::has_failed`] had returned true.
     #[error("the invalidation unit has failed")]
     Failed,
 }
 
-/// What carries flushes out: the queue of an IOMMU.
+/// The invalidation queue of an IOMMU: carries out flushes.
 pub trait InvalidationQueue: Send + Sync {
-    /// Takes all of a batch and, behind it, a wait whose completion makes [`completed`](Self::completed) return
-    /// `ticket`. Must not block until the flush is over. Tickets come in ascending order, at most
+    /// Submits all of a batch and, behind it, a wait whose completion makes [`completed`](Self::completed) return
+    /// `ticket`. Must not block until the flush has completed. Tickets come in ascending order, at most
     /// [`queue_depth`](Self::queue_depth) of them in flight.
     ///
     /// # Errors
-    /// [`QueueError`]; then nothing was taken.
+    /// [`QueueError`]; then nothing was submitted.
     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError>;
 
-    /// The last ticket up to which *all* waits are over. It never goes back, and reads memory only.
+    /// Returns the last ticket up to which *all* waits have completed. It never decreases, and reads memory only.
     ///
     /// Batches in flight may complete in any order; they are published in the order of their tickets. When it
     /// returns `t`, no device uses anything that the batches up to `t` cover, and accesses that had begun
     /// with it have ended.
     fn completed(&self) -> Ticket;
 
-    /// Called between two polls; `polls` counts from 0.
+    /// Pauses between two polls; `polls` counts from 0.
     fn relax(&self, polls: u64);
 
-    /// A clock that only goes forward, if there is one.
+    /// Returns the time of a monotonic clock, if there is one.
     fn now_ns(&self) -> Option<u64> {
         None
     }
 
-    /// How long to wait for a batch, counted from its submission.
+    /// Returns how long to wait for a batch, counted from its submission.
     fn limit(&self) -> WaitLimit;
 
-    /// How many batches may be in flight. It never changes; less than 1 counts as 1, and more than
-    /// [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT) as that.
+    /// Returns how many batches may be in flight. It never changes; it is clamped to 1 and
+    /// [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
     ///
-    /// While fewer are in flight, a batch is submitted as soon as a waiter asks; otherwise requests gather.
+    /// While fewer are in flight, a batch is submitted as soon as a waiter polls; otherwise requests gather.
     fn queue_depth(&self) -> u64 {
         1
     }
 
-    /// Whether the unit has failed for good: what is in flight will never complete, and no batch is taken any more.
+    /// Whether the unit has failed: what is in flight never completes, and no batch is accepted.
     /// Once it is true it stays true; every waiter then returns at once.
     fn has_failed(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! A sink for tests and models.
+//! A queue for tests and models.
 
 use super::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::addr::Iova;
@@ -8,10 +8,10 @@ use loom::thread;
 #[cfg(not(loom))]
 use std::thread;
 
-/// Its flush takes effect when it is submitted: it takes a picture of what had been cleared by then.
+/// Its flush takes effect when it is submitted: it takes a snapshot of what had been cleared by then.
 ///
-/// The clears are relaxed stores: what orders them before the picture is the invalidator alone, and what orders the
-/// picture before the owner's look is its ticket.
+/// The clears are relaxed stores: only the invalidator orders them before the snapshot, and only the ticket orders the
+/// snapshot before the owner's check.
 pub(super) struct Snapshot<const PAGES: usize> {
     pub(super) cleared: [AtomicU64; PAGES],
     pub(super) flushed: [AtomicU64; PAGES],

@@ -1,6 +1,6 @@
 use super::*;
-use crate::addr::Iova;
-use core::sync::atomic::AtomicBool;
+use crate::addr::{Iova, IovaRange};
+use core::sync::atomic::{AtomicBool, Ordering};
 use proptest::prelude::*;
 use snapshot::Snapshot;
 use std::collections::BTreeMap;
@@ -311,6 +311,6 @@ proptest! {
         prop_assert!(covered.keys().eq(model.keys()));
         // More may be flushed beyond leaves than was asked, never less.
         prop_assert!(model.iter().all(|(page, leaf_only)| *leaf_only || !covered[page]));
-        prop_assert_eq!(batch.take_absorbed() + batch.flushes_sent(), asked.len() as u64);
+        prop_assert_eq!(batch.take_merged() + batch.flushes_sent(), asked.len() as u64);
     }
 }

@@ -1,25 +1,26 @@
-//! What changes the shape of a table: pages linked, retired, brought back, reclaimed. All of it under the lock.
+//! Changes of a table's shape: pages linked, retired, relinked, reclaimed. All of it under the lock.
 
-use super::TableError;
 use super::directory::{List, PageDirectory};
+use super::error::TableError;
 use super::format::{Entry, Format};
+use super::page_index::PageIndex;
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
 use crate::access::Access;
 use crate::addr::{Iova, PhysAddr};
 use crate::known_bad;
 
-/// The table's pages and the account of them, with the lock held.
+/// The table's pages and their directory, with the lock held.
 pub(super) struct Locked<'a, F> {
     pub(super) store: &'a Store<F>,
-    pub(super) account: &'a mut PageDirectory,
+    pub(super) directory: &'a mut PageDirectory,
 }
 
 impl<F: Format> Locked<'_, F> {
-    /// Makes way to `iova` down to level `target` at best, and counts the run of empty entries there, `most` bytes at
-    /// most, as taken. Nothing is written in them.
+    /// Links the path to `iova` down to level `target` if possible, and reserves the run of empty entries there, at most
+    /// `most` bytes, by counting them. Nothing is written to them.
     ///
-    /// Where a table page that holds no mapping is in the way of a larger leaf (it waits to be reclaimed), the
-    /// run is one of the leaves that the page can hold.
+    /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger leaf, the run
+    /// consists of leaves in that page.
     pub(super) fn reserve(&mut self, iova: u64, mut target: u8, most: u64) -> Result<Run, TableError> {
         let mut at = self.store.root();
         loop {
@@ -28,7 +29,7 @@ impl<F: Format> Locked<'_, F> {
                 Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
                 Entry::Empty if at.level == target => break,
                 Entry::Empty => {
-                    if u32::from(at.level - target) > self.account.available {
+                    if u32::from(at.level - target) > self.directory.available {
                         return Err(TableError::NoPages { capacity: self.store.capacity() });
                     }
                     at = self.extend(at, iova)?;
@@ -41,7 +42,7 @@ impl<F: Format> Locked<'_, F> {
                         }
                         target -= 1;
                     }
-                    self.bring_back(child.page);
+                    self.relink(child.page);
                     at = child;
                 }
             }
@@ -51,7 +52,7 @@ impl<F: Format> Locked<'_, F> {
         Ok(run)
     }
 
-    /// The empty entries from `iova` on; a link ends them, a leaf is an error.
+    /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.
     fn empty_run(&self, place: Place, iova: u64, most: u64) -> Result<Run, TableError> {
         let first = slot(iova, place.level);
         let mut len = 0;
@@ -68,7 +69,7 @@ impl<F: Format> Locked<'_, F> {
         Ok(Run { place, slot: first, len })
     }
 
-    /// The page that an entry points to, or pointed to until it was retired.
+    /// Returns the page that an entry links, or linked until it was retired.
     fn child(&self, place: Place, iova: u64) -> Result<Place, TableError> {
         let raw = self.store.raw(place.page, slot(iova, place.level));
         let page = match F::parse(raw, place.level) {
@@ -79,9 +80,9 @@ impl<F: Format> Locked<'_, F> {
         Ok(Place { page, level: place.level - 1 })
     }
 
-    /// The first address that is mapped through `place`, whose first address is `base`.
+    /// Returns the first address that is mapped through `place`, whose first address is `base`.
     fn first_leaf(&self, place: Place, base: u64) -> Result<Option<u64>, TableError> {
-        if self.store.word(place.page).count() == 0 {
+        if self.store.state(place.page).count() == 0 {
             return Ok(None);
         }
         for index in 0..ENTRIES {
@@ -100,88 +101,88 @@ impl<F: Format> Locked<'_, F> {
         Ok(None)
     }
 
-    /// Links a fresh page below `at` on the way to `iova`.
+    /// Links a new page below `at` on the path to `iova`.
     fn extend(&mut self, at: Place, iova: u64) -> Result<Place, TableError> {
         let here = slot(iova, at.level);
-        let child = Place { page: 0, level: at.level - 1 };
-        let taken = self
-            .account
-            .take(at.page, here, child.level, iova & !(span(at.level) - 1))
+        let level = at.level - 1;
+        let new = self
+            .directory
+            .alloc(at.page, here, level, iova & !(span(at.level) - 1))
             .ok_or(TableError::NoPages { capacity: self.store.capacity() })?;
-        if taken.dirty || known_bad::POISONS {
-            self.store.fill(taken.page, 0);
+        if new.dirty || known_bad::POISONS {
+            self.store.fill(new.page, 0);
         }
-        self.store.renew(taken.page);
-        // Leaves are written without the lock: whoever maps the same addresses at the same time against the
-        // contract finds them in use instead of tearing the table.
-        if !self.store.install(at.page, here, taken.page) {
-            self.account.give(taken.page);
+        self.store.renew(new.page);
+        // Leaves are written without the lock: a thread that maps the same addresses at the same time, against the
+        // contract, finds them in use instead of corrupting the table.
+        if !self.store.install(at.page, here, new.page) {
+            self.directory.free(new.page);
             return Err(TableError::AlreadyMapped { at: Iova::new(iova) });
         }
         self.store.count(at.page, 1);
-        Ok(Place { page: taken.page, ..child })
+        Ok(Place { page: new.page, level })
     }
 
-    /// Links a retired page again, at its home: a walker that still holds the old link is right again.
-    fn bring_back(&mut self, page: u32) {
-        let meta = self.account.of(page);
+    /// Links a retired page again, at its home: a walker that still holds the old link is then correct.
+    fn relink(&mut self, page: PageIndex) {
+        let meta = self.directory.of(page);
         if meta.retired {
             meta.retired = false;
             let (parent, slot) = (meta.parent, meta.slot);
-            self.account.retired -= 1;
+            self.directory.retired -= 1;
             self.store.set(parent, slot, F::link(self.store.phys(page)));
         }
     }
 
-    /// Retires the last page on the way to `iova` if it holds nothing.
-    pub(super) fn trim(&mut self, iova: u64, into: &mut List) {
+    /// Retires the last page on the path to `iova` if it is unused.
+    pub(super) fn retire_unused(&mut self, iova: u64, into: &mut List) {
         if let Ok(place) = self.store.descend(iova, 1) {
             self.retire_if_empty(place.page, into);
         }
     }
 
     /// The entry that was the link stays counted in the parent until the page is reclaimed.
-    fn retire_if_empty(&mut self, page: u32, into: &mut List) {
-        let meta = self.account.of(page);
-        // A page that was brought back may still be on a list; whoever reclaims the list looks at it again.
-        let kept = meta.retired || meta.listed || page == self.store.root().page;
-        // A thread that clears leaves of it looks again when it has done so.
-        if kept || !self.store.word(page).is_unused() {
+    fn retire_if_empty(&mut self, page: PageIndex, into: &mut List) {
+        let meta = self.directory.of(page);
+        // A page that was relinked may still be on a list; reclaiming the list checks it again.
+        let skip = meta.retired || meta.listed || page == self.store.root().page;
+        // A thread that is clearing leaves of it checks again afterwards.
+        if skip || !self.store.state(page).is_unused() {
             return;
         }
         meta.retired = true;
         meta.listed = true;
         let (parent, slot) = (meta.parent, meta.slot);
         self.store.set(parent, slot, F::retired(self.store.phys(page)));
-        self.account.retired += 1;
-        self.account.push(into, page);
+        self.directory.retired += 1;
+        self.directory.push(into, page);
     }
 
-    /// Takes back the pages of a list whose flush is over; how many became free.
+    /// Frees the pages of a list whose flush has completed, and returns how many.
     pub(super) fn reclaim(&mut self, mut list: List) -> u32 {
-        let mut pending = core::mem::take(&mut self.account.pending);
+        let mut pending = core::mem::take(&mut self.directory.pending);
         let mut freed = 0;
-        while let Some(page) = self.account.pop(&mut list) {
-            let meta = self.account.of(page);
+        while let Some(page) = self.directory.pop(&mut list) {
+            let meta = self.directory.of(page);
             meta.listed = false;
             if !meta.retired {
-                // Brought back since. If it is empty again, it needs a flush of its own.
+                // Relinked since. If it is empty again, it needs another flush.
                 self.retire_if_empty(page, &mut pending);
                 continue;
             }
             let (parent, slot, level) = (meta.parent, meta.slot, meta.level);
             self.store.set(parent, slot, 0);
-            self.account.retired -= 1;
+            self.directory.retired -= 1;
             if let Some(trap) = known_bad::trap() {
                 self.store.fill(page, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, level));
             }
-            self.account.give(page);
+            self.directory.free(page);
             freed += 1;
             if self.store.uncount(parent, 1) {
                 self.retire_if_empty(parent, &mut pending);
             }
         }
-        self.account.pending = pending;
+        self.directory.pending = pending;
         freed
     }
 }

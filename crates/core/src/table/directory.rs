@@ -1,19 +1,17 @@
 //! Which table pages are free, linked or retired: everything that only changes under the table's lock.
 //!
-//! A page is *free*, or has a *home*: the one entry that may point to it. At home it is *linked* (the entry says so) or
-//! *retired* (the entry says that it was there). A retired page is on exactly one list, waiting for a flush; until
-//! it is reclaimed it can be brought back, **at its home only**: a walker that still holds the old link
-//! is then right again. That is why mapping next to a pending flush needs no flush of its own.
+//! A page is *free*, or has a *home*: the one entry that may link it. There it is *linked*, or *retired* (the entry
+//! records that it was linked). A retired page is on exactly one list, waiting for a flush; until
+//! it is reclaimed it can be relinked, **at its home only**: a walker that still holds the old link
+//! is then correct. That is why mapping next to a pending flush needs no flush of its own.
 
+use super::page_index::PageIndex;
 use alloc::vec::Vec;
-
-/// The number of a page that is none.
-pub(super) const NONE: u32 = u32::MAX;
 
 /// A list of pages, threaded through [`Meta::next`], and the addresses that they translated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
-    pub(super) head: u32,
+    pub(super) head: PageIndex,
     pub(super) len: u32,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -21,85 +19,92 @@ pub(super) struct List {
 
 impl Default for List {
     fn default() -> Self {
-        Self { head: NONE, len: 0, start: u64::MAX, end: 0 }
+        Self { head: PageIndex::NONE, len: 0, start: u64::MAX, end: 0 }
     }
 }
 
-/// What the account knows of a page.
+/// The metadata of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meta {
-    /// The page that holds the entry which points here, and the entry's number in it.
-    pub(super) parent: u32,
+    /// The page that holds the entry which links this one, and the entry's number in it.
+    pub(super) parent: PageIndex,
     pub(super) slot: u16,
     pub(super) level: u8,
-    /// Taken out, not yet reclaimed.
+    /// Unlinked, not yet reclaimed.
     pub(super) retired: bool,
-    /// On a list of retired pages (a page that was brought back is still on its list).
+    /// On a list of retired pages (a page that was relinked is still on its list).
     pub(super) listed: bool,
     /// The next page of the same list, or of the free ones.
-    pub(super) next: u32,
-    /// The first address that goes through the page.
+    pub(super) next: PageIndex,
+    /// The first address that the page translates.
     pub(super) base: u64,
 }
 
-const BLANK: Meta =
-    Meta { parent: NONE, slot: 0, level: 0, retired: false, listed: false, next: NONE, base: 0 };
+const BLANK: Meta = Meta {
+    parent: PageIndex::NONE,
+    slot: 0,
+    level: 0,
+    retired: false,
+    listed: false,
+    next: PageIndex::NONE,
+    base: 0,
+};
 
-/// The account of one table's pages.
+/// The directory of one table's pages.
 #[derive(Debug)]
 pub(super) struct PageDirectory {
     pub(super) pages: Vec<Meta>,
-    free: u32,
+    free: PageIndex,
     /// Pages from here on have never been used, and need not be zero.
-    fresh: u32,
+    unused: u32,
     pub(super) available: u32,
-    /// Retired by a failed map or by a reclaim; the next clear takes them along.
+    /// Retired by a failed map or by a reclaim; added to the next clear.
     pub(super) pending: List,
     pub(super) retired: u32,
     pub(super) high_water: u32,
 }
 
-/// A page just taken, and whether it must be zeroed first.
-pub(super) struct Taken {
-    pub(super) page: u32,
+/// A page just allocated, and whether it must be zeroed first.
+pub(super) struct NewPage {
+    pub(super) page: PageIndex,
     pub(super) dirty: bool,
 }
 
 impl PageDirectory {
-    /// The account of `count` pages, or `None` where there is no memory for it.
+    /// Creates the directory of `count` pages; `None` if it cannot be allocated.
     pub(super) fn new(count: u32) -> Option<Self> {
         let mut pages = Vec::new();
         pages.try_reserve_exact(count as usize).ok()?;
         pages.resize(count as usize, BLANK);
-        let (pending, free) = (List::default(), NONE);
-        Some(Self { pages, free, fresh: 0, available: count, pending, retired: 0, high_water: 0 })
+        let (pending, free) = (List::default(), PageIndex::NONE);
+        Some(Self { pages, free, unused: 0, available: count, pending, retired: 0, high_water: 0 })
     }
 
-    // Every page number below came from this account (`page_at` checks those read from memory).
-    pub(super) fn of(&mut self, page: u32) -> &mut Meta {
-        &mut self.pages[page as usize]
+    // Every page number below came from this directory (`page_at` checks those read from memory).
+    pub(super) fn of(&mut self, page: PageIndex) -> &mut Meta {
+        &mut self.pages[page.index()]
     }
 
-    /// Takes a free page, the one freed last, and gives it a home. O(1).
-    pub(super) fn take(&mut self, parent: u32, slot: u16, level: u8, base: u64) -> Option<Taken> {
-        let page = if self.free != NONE {
+    /// Allocates a free page, the one freed last, with a home. O(1).
+    pub(super) fn alloc(&mut self, parent: PageIndex, slot: u16, level: u8, base: u64) -> Option<NewPage> {
+        let new = if self.free != PageIndex::NONE {
             let page = self.free;
             self.free = self.of(page).next;
-            Taken { page, dirty: false }
-        } else if (self.fresh as usize) < self.pages.len() {
-            self.fresh += 1;
-            Taken { page: self.fresh - 1, dirty: true }
+            NewPage { page, dirty: false }
+        } else if (self.unused as usize) < self.pages.len() {
+            self.unused += 1;
+            NewPage { page: PageIndex(self.unused - 1), dirty: true }
         } else {
             return None;
         };
         self.available -= 1;
-        *self.of(page.page) = Meta { parent, slot, level, base, ..BLANK };
+        *self.of(new.page) = Meta { parent, slot, level, base, ..BLANK };
         self.high_water = self.high_water.max(self.in_use() + self.retired);
-        Some(page)
+        Some(new)
     }
 
-    /// Makes a page free. All of it is zero. O(1).
-    pub(super) fn give(&mut self, page: u32) {
+    /// Frees a page, all of which is zero. O(1).
+    pub(super) fn free(&mut self, page: PageIndex) {
         let next = self.free;
         *self.of(page) = Meta { next, ..BLANK };
         self.free = page;
@@ -108,12 +113,12 @@ impl PageDirectory {
 
     pub(super) fn in_use(&self) -> u32 {
         // Neither term is more than the number of pages, which is a `u32`.
-        let all = u32::try_from(self.pages.len()).unwrap_or(NONE);
+        let all = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
         all - self.available - self.retired
     }
 
-    /// Puts a page that has just been retired on a list. O(1).
-    pub(super) fn push(&mut self, list: &mut List, page: u32) {
+    /// Adds a page that has just been retired to a list. O(1).
+    pub(super) fn push(&mut self, list: &mut List, page: PageIndex) {
         let meta = self.of(page);
         meta.next = list.head;
         let (base, bits) = (meta.base, 12 + 9 * u32::from(meta.level));
@@ -123,9 +128,9 @@ impl PageDirectory {
         list.end = list.end.max(base + (1 << bits));
     }
 
-    /// Takes the first page of a list. O(1).
-    pub(super) fn pop(&mut self, list: &mut List) -> Option<u32> {
-        if list.head == NONE {
+    /// Removes the first page of a list. O(1).
+    pub(super) fn pop(&mut self, list: &mut List) -> Option<PageIndex> {
+        if list.head == PageIndex::NONE {
             return None;
         }
         let page = list.head;
@@ -134,7 +139,7 @@ impl PageDirectory {
         Some(page)
     }
 
-    /// Moves what is pending to `to`. O(pending).
+    /// Moves the pending pages to `to`. O(pending).
     pub(super) fn move_pending(&mut self, to: &mut List) {
         let mut pending = core::mem::take(&mut self.pending);
         self.move_all(&mut pending, to);

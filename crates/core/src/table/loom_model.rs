@@ -4,8 +4,9 @@
 //! is shown to it as an access to the word beside its page (`Store::raw`, `Store::set`), so that it switches there.
 
 use super::*;
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PhysAddr};
 use alloc::boxed::Box;
-use alloc::vec;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -83,7 +84,7 @@ fn a_page_is_retired_once_however_many_empty_it() {
         b.clear_and_reclaim(0);
         for _ in 0..4 {
             let mut retired = Retired::new();
-            b.table.collect(&mut retired).unwrap();
+            b.table.collect_retired(&mut retired).unwrap();
             b.table.reclaim(retired).unwrap();
         }
         assert_eq!((b.table.stats().in_use, b.table.stats().retired), (1, 0));

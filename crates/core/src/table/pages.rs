@@ -1,6 +1,6 @@
 //! The table pages that a caller donates.
 
-use super::TableError;
+use super::error::TableError;
 use crate::addr::PhysAddr;
 use core::sync::atomic::AtomicU64;
 

@@ -1,16 +1,17 @@
-//! Table pages on their way out.
+//! Retired table pages.
 
-use super::directory::{List, NONE};
+use super::directory::List;
+use super::page_index::PageIndex;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 
-/// Table pages that have been taken out of a table and that a walker may still hold.
+/// Table pages that have been unlinked and that a walker may still hold.
 ///
-/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it loses the pages for good (they stay counted
-/// as retired): that is the right end where a flush never finishes.
+/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages retired for good: the right
+/// end if a flush never completes.
 ///
-/// The pages are a list threaded through the table's own account, so that collecting them allocates nothing.
+/// The pages are a list threaded through the table's directory, so that collecting them allocates nothing.
 #[derive(Debug, Default)]
-#[must_use = "flush, then give the pages back with `Table::reclaim`"]
+#[must_use = "flush, then free the pages with `Table::reclaim`"]
 pub struct Retired {
     pub(super) list: List,
     /// The root of the table that the pages belong to.
@@ -18,26 +19,26 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing to give back: then a flush of the cleared leaves alone will do.
+    /// Whether there are none: then a flush of the cleared leaves alone suffices.
     pub fn is_empty(&self) -> bool {
-        self.list.head == NONE
+        self.list.head == PageIndex::NONE
     }
 
-    /// How many pages.
+    /// Returns the number of pages.
     pub fn len(&self) -> u32 {
         self.list.len
     }
 
-    /// What the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation
-    /// hint 0): the addresses that went through the retired pages. `None` where there are none.
+    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d:
+    /// invalidation hint 0): the addresses that the retired pages translated. `None` if there are none.
     ///
-    /// It may lie elsewhere than what was cleared: pages of a map that failed, or of higher levels that became
-    /// empty by a [`reclaim`](super::Table::reclaim), are handed to the next `clear`.
+    /// It need not be near what was cleared: pages of a failed map, or of higher levels that became
+    /// empty by a [`reclaim`](super::Table::reclaim), are added to the next `clear`.
     pub fn range(&self) -> Option<IovaRange> {
         let bytes = self.list.end.checked_sub(self.list.start)?;
         IovaRange::new(Iova::new(self.list.start), bytes).ok()

@@ -1,16 +1,17 @@
 //! The pages themselves: entries, and the count of what each page holds.
 //!
-//! Each page has one word beside it: a generation and a count. The count is of entries that are not zero (or are about to
-//! be written), whatever they are: leaves, links, links retired. Only under the table's lock does it
-//! rise from 0, and only under the lock is a page whose count is 0 retired. Elsewhere it rises by a
-//! compare-and-swap that proves, by the generation, that the page has not changed its home meanwhile.
+//! Each page has one state word beside it: a generation and a count. The count is of entries that are not zero (or are
+//! about to be written): leaves, links, links retired. It rises from 0 only under the table's lock, and only under the
+//! lock is a page whose count is 0 retired. Otherwise it rises by a compare-and-swap that proves, by the generation, that
+//! the page has not changed its home meanwhile.
 //!
-//! Between the two is a bit that says that a thread is clearing leaves of the page. Others that clear there wait for a
+//! Between the two is a bit that is set while a thread clears leaves of the page. Others that clear there wait for a
 //! few stores; those that map do not. So a leaf is found and cleared by one thread, and counted out once, even if two
-//! clear the same range against the contract; and the page keeps its home until the bit is gone.
+//! clear the same range against the contract; and the page keeps its home until the bit is cleared.
 
-use super::TableError;
+use super::error::TableError;
 use super::format::{Entry, Format};
+use super::page_index::PageIndex;
 use super::pages::TablePages;
 use crate::addr::{Iova, PhysAddr};
 use crate::sync::{AtomicU64, Ordering, relax};
@@ -21,25 +22,25 @@ use core::marker::PhantomData;
 /// Entries in a page.
 pub(super) const ENTRIES: u16 = 512;
 
-/// How many bytes an entry at `level` stands for.
+/// Returns how many bytes an entry at `level` covers.
 pub(super) const fn span(level: u8) -> u64 {
     1 << (3 + 9 * level as u32)
 }
 
-/// The number of the entry for `iova` in a page at `level`.
+/// Returns the number of the entry for `iova` in a page at `level`.
 #[expect(clippy::cast_possible_truncation, reason = "masked to 9 bits")]
 pub(super) const fn slot(iova: u64, level: u8) -> u16 {
     (iova / span(level)) as u16 & (ENTRIES - 1)
 }
 
-/// A page on the way to an address.
+/// A page on the path to an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    pub(super) page: u32,
+    pub(super) page: PageIndex,
     pub(super) level: u8,
 }
 
-/// Some entries of one page, one after the other.
+/// Consecutive entries of one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Run {
     pub(super) place: Place,
@@ -53,20 +54,20 @@ impl Run {
     }
 }
 
-/// A page's generation, whether a thread clears leaves of it, and its count.
+/// A page's generation, whether a thread is clearing leaves of it, and its count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Word(u64);
+pub(super) struct PageState(u64);
 
-/// A thread clears leaves of the page.
+/// A thread is clearing leaves of the page.
 const CLEARING: u64 = 1 << 31;
 
-impl Word {
+impl PageState {
     pub(super) fn count(self) -> u32 {
         // Bits 0 to 30; the generation is above bit 31.
         u32::try_from(self.0 & (CLEARING - 1)).unwrap_or(u32::MAX)
     }
 
-    /// Whether the page holds nothing, and no thread is about to find that out.
+    /// Whether the page holds nothing, and no thread is clearing leaves of it.
     pub(super) fn is_unused(self) -> bool {
         self.count() == 0 && self.0 & CLEARING == 0
     }
@@ -79,20 +80,20 @@ impl Word {
 #[derive(Debug)]
 pub(super) struct Store<F> {
     pages: TablePages,
-    words: Box<[AtomicU64]>,
+    states: Box<[AtomicU64]>,
     levels: u8,
     format: PhantomData<F>,
 }
 
 /// Page 0 is the root.
-const ROOT: u32 = 0;
+const ROOT: PageIndex = PageIndex(0);
 
 impl<F: Format> Store<F> {
     pub(super) fn new(pages: TablePages, levels: u8) -> Option<Self> {
-        let mut words = Vec::new();
-        words.try_reserve_exact(pages.count as usize).ok()?;
-        words.resize_with(pages.count as usize, || AtomicU64::new(0));
-        Some(Self { pages, words: words.into_boxed_slice(), levels, format: PhantomData })
+        let mut states = Vec::new();
+        states.try_reserve_exact(pages.count as usize).ok()?;
+        states.resize_with(pages.count as usize, || AtomicU64::new(0));
+        Some(Self { pages, states: states.into_boxed_slice(), levels, format: PhantomData })
     }
 
     pub(super) fn levels(&self) -> u8 {
@@ -107,123 +108,124 @@ impl<F: Format> Store<F> {
         Place { page: ROOT, level: self.levels }
     }
 
-    pub(super) fn phys(&self, page: u32) -> PhysAddr {
-        PhysAddr::new(self.pages.phys.raw() + u64::from(page) * 4096)
+    pub(super) fn phys(&self, page: PageIndex) -> PhysAddr {
+        PhysAddr::new(self.pages.phys.raw() + u64::from(page.0) * 4096)
     }
 
-    /// The page at `phys`, if it is one of the table's.
-    pub(super) fn page_at(&self, phys: PhysAddr) -> Option<u32> {
+    /// Returns the page at `phys`, if it is one of the table's.
+    pub(super) fn page_at(&self, phys: PhysAddr) -> Option<PageIndex> {
         let page = u32::try_from(phys.checked_offset_from(self.pages.phys)? / 4096).ok()?;
-        (page < self.pages.count).then_some(page)
+        (page < self.pages.count).then_some(PageIndex(page))
     }
 
-    // `page` and `slot` are in range: pages come from the account or from `page_at`, slots from `slot`.
-    fn entry(&self, page: u32, slot: u16) -> &core::sync::atomic::AtomicU64 {
-        &self.pages.pages[page as usize].entries()[usize::from(slot)]
+    // `page` and `slot` are in range: pages come from the directory or from `page_at`, slots from `slot`.
+    fn entry(&self, page: PageIndex, slot: u16) -> &core::sync::atomic::AtomicU64 {
+        &self.pages.pages[page.index()].entries()[usize::from(slot)]
     }
 
     pub(super) fn load(&self, place: Place, slot: u16) -> Entry {
         F::parse(self.raw(place.page, slot), place.level)
     }
 
-    /// Entries are real atomics: what loom knows of is the word beside them, which this "writes" with the entry.
+    /// Entries are real atomics, which loom does not see: it sees the state word, which this "writes" with the entry.
     #[cfg(loom)]
-    fn switch_to_write(&self, page: u32) {
-        self.words[page as usize].fetch_add(0, Ordering::Relaxed);
+    fn switch_to_write(&self, page: PageIndex) {
+        self.states[page.index()].fetch_add(0, Ordering::Relaxed);
     }
 
-    pub(super) fn raw(&self, page: u32, slot: u16) -> u64 {
+    pub(super) fn raw(&self, page: PageIndex, slot: u16) -> u64 {
         #[cfg(loom)]
-        self.words[page as usize].load(Ordering::Relaxed);
+        self.states[page.index()].load(Ordering::Relaxed);
         self.entry(page, slot).load(Ordering::Acquire)
     }
 
-    pub(super) fn set(&self, page: u32, slot: u16, value: u64) {
+    pub(super) fn set(&self, page: PageIndex, slot: u16, value: u64) {
         #[cfg(loom)]
         self.switch_to_write(page);
         self.entry(page, slot).store(value, Ordering::Release);
     }
 
-    /// Links a page into an entry that must be empty; whether it was.
-    pub(super) fn install(&self, page: u32, slot: u16, child: u32) -> bool {
+    /// Links a page into an entry if that is empty; returns whether it was.
+    pub(super) fn install(&self, page: PageIndex, slot: u16, child: PageIndex) -> bool {
         let link = F::link(self.phys(child));
         #[cfg(loom)]
         self.switch_to_write(page);
         self.entry(page, slot).compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    pub(super) fn fill(&self, page: u32, value: u64) {
+    pub(super) fn fill(&self, page: PageIndex, value: u64) {
         for slot in 0..ENTRIES {
             self.entry(page, slot).store(value, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn word(&self, page: u32) -> Word {
-        Word(self.words[page as usize].load(Ordering::Acquire))
+    pub(super) fn state(&self, page: PageIndex) -> PageState {
+        PageState(self.states[page.index()].load(Ordering::Acquire))
     }
 
-    /// Begins a page's next life, with nothing in it. Under the lock.
-    pub(super) fn renew(&self, page: u32) {
-        let generation = self.word(page).generation().wrapping_add(1);
-        self.words[page as usize].store(generation << 32, Ordering::Release);
+    /// Begins a page's next generation, with nothing in it. Under the lock.
+    pub(super) fn renew(&self, page: PageIndex) {
+        let generation = self.state(page).generation().wrapping_add(1);
+        self.states[page.index()].store(generation << 32, Ordering::Release);
     }
 
-    /// Counts `n` more entries. Under the lock, or where the caller's own entries keep the count above 0.
-    pub(super) fn count(&self, page: u32, n: u16) {
-        self.words[page as usize].fetch_add(u64::from(n), Ordering::AcqRel);
+    /// Counts `n` more entries. Under the lock, or while the caller's own entries keep the count above 0.
+    pub(super) fn count(&self, page: PageIndex, n: u16) {
+        self.states[page.index()].fetch_add(u64::from(n), Ordering::AcqRel);
     }
 
-    /// Counts `n` more entries if the page is still in the life that `seen` was read in and holds something.
-    pub(super) fn count_if(&self, page: u32, seen: Word, n: u16) -> bool {
-        let word = &self.words[page as usize];
+    /// Counts `n` more entries if the page is still in the generation of `seen` and not empty.
+    pub(super) fn count_if(&self, page: PageIndex, seen: PageState, n: u16) -> bool {
+        let word = &self.states[page.index()];
         let mut now = seen;
         while now.count() > 0 && now.generation() == seen.generation() {
             let more = now.0 + u64::from(n);
             match word.compare_exchange(now.0, more, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
-                Err(other) => now = Word(other),
+                Err(other) => now = PageState(other),
             }
         }
         false
     }
 
-    /// Counts `n` entries less; whether none is left.
-    pub(super) fn uncount(&self, page: u32, n: u16) -> bool {
-        let before = Word(self.words[page as usize].fetch_sub(u64::from(n), Ordering::AcqRel));
+    /// Counts `n` entries less; returns whether none is left.
+    pub(super) fn uncount(&self, page: PageIndex, n: u16) -> bool {
+        let before = PageState(self.states[page.index()].fetch_sub(u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)
     }
 
-    /// Keeps other clears out of the page, if it is still in the life that `seen` was read in and holds something. From
+    /// Excludes other clears from the page if it is still in the generation of `seen` and not empty. From
     /// here to [`end_clear`](Self::end_clear) it keeps its home.
-    pub(super) fn begin_clear(&self, page: u32, seen: Word) -> bool {
-        let word = &self.words[page as usize];
+    pub(super) fn begin_clear(&self, page: PageIndex, seen: PageState) -> bool {
+        let word = &self.states[page.index()];
         let mut now = seen;
         let mut spins = 0;
         while now.count() > 0 && now.generation() == seen.generation() {
             if now.0 & CLEARING != 0 {
                 relax(spins);
                 spins = spins.saturating_add(1);
-                now = self.word(page);
+                now = self.state(page);
                 continue;
             }
             match word.compare_exchange(now.0, now.0 | CLEARING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
-                Err(other) => now = Word(other),
+                Err(other) => now = PageState(other),
             }
         }
         false
     }
 
-    /// Lets other clears in and counts `n` entries less; whether none is left.
-    pub(super) fn end_clear(&self, page: u32, n: u16) -> bool {
-        let before = Word(self.words[page as usize].fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
+    /// Admits other clears and counts `n` entries less; returns whether none is left.
+    pub(super) fn end_clear(&self, page: PageIndex, n: u16) -> bool {
+        let before =
+            PageState(self.states[page.index()].fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)
     }
 
-    /// The last page on the way to `iova` that is at `down_to` or above.
+    /// Returns the last page on the path to `iova` that is at level `down_to` or above.
     ///
-    /// Exact under the lock, or where the caller has entries below that keep the way as it is. Otherwise the way may
-    /// change meanwhile, and the answer must be confirmed.
+    /// Exact under the lock, or if the caller has entries below, which keep the path. Otherwise the path may
+    /// change meanwhile, and the result must be confirmed.
     pub(super) fn descend(&self, iova: u64, down_to: u8) -> Result<Place, TableError> {
         let mut at = self.root();
         while at.level > down_to {
@@ -235,16 +237,16 @@ impl<F: Format> Store<F> {
         Ok(at)
     }
 
-    /// The same without the lock, confirmed: the page, and its word from before the second look.
+    /// Returns the same without the lock, confirmed: the page, and its state from before the second descent.
     ///
-    /// The word's acquire makes the second descent see at least everything from before the page's present life
-    /// began, so a link to it can only be found at its present home; the home's own home can not have changed
-    /// as long as the page is in that life (each is counted in its parent); and so on to the root. Hence: if the
-    /// generation is still the same *later*, the page was on the way to `iova` all the while.
-    pub(super) fn descend_unlocked(&self, iova: u64, down_to: u8) -> Option<(Place, Word)> {
+    /// The acquire load of the state makes the second descent see at least everything from before the page's present
+    /// generation, so a link to it can only be found at its present home; the home's own home cannot have changed
+    /// during that generation (each page is counted in its parent); and so on to the root. Hence: if the
+    /// generation is still the same *later*, the page was on the path to `iova` all the while.
+    pub(super) fn descend_unlocked(&self, iova: u64, down_to: u8) -> Option<(Place, PageState)> {
         let place = self.descend(iova, down_to).ok()?;
-        let word = self.word(place.page);
-        let same = word.count() > 0 && self.descend(iova, down_to).ok()? == place;
-        same.then_some((place, word))
+        let state = self.state(place.page);
+        let same = state.count() > 0 && self.descend(iova, down_to).ok()? == place;
+        same.then_some((place, state))
     }
 }

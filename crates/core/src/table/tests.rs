@@ -1,4 +1,6 @@
 use super::*;
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::sync::atomic::Ordering;
 
 mod model;
@@ -66,7 +68,7 @@ impl Bench {
     fn settle(&self) {
         loop {
             let mut retired = Retired::new();
-            self.table.collect(&mut retired).unwrap();
+            self.table.collect_retired(&mut retired).unwrap();
             if self.table.reclaim(retired).unwrap() == 0 {
                 break;
             }

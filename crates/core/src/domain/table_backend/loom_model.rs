@@ -5,7 +5,9 @@
 
 use super::walker::{Walker, page};
 use super::*;
-use crate::addr::Iova;
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange};
+use crate::domain::Backend;
 use crate::table::VtdSecondStage;
 use loom::sync::Arc;
 use loom::thread;

@@ -1,8 +1,11 @@
 use super::*;
-use crate::addr::Iova;
-use crate::invalidate::{Batch, QueueError, WaitError, WaitLimit};
-use crate::table::TablePage;
-use crate::table::VtdSecondStage;
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
+use crate::domain::{Backend, BackendError};
+use crate::invalidate::{Batch, Flush, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit};
+use crate::known_bad::{self, Mistake};
+use crate::mem::DmaMemory;
+use crate::table::{TableError, TablePage, TablePages, VtdSecondStage};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
@@ -10,7 +13,7 @@ use std::collections::BTreeSet;
 const PAGE: u64 = 4096;
 const RW: Access = Access::READ.union(Access::WRITE);
 
-/// PhysTranslator memory in which no two pages lie together, and some are missing; flushes are over at once, or never.
+/// Physical memory in which no two pages lie together, and some are missing; flushes complete at once, or never.
 #[derive(Default)]
 struct Scattered {
     missing: std::sync::Mutex<BTreeSet<usize>>,

@@ -1,7 +1,8 @@
 //! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that it walked through.
 
-use super::{BackendError, PhysTranslator};
+use super::phys::PhysTranslator;
 use crate::addr::{PhysAddr, PhysRange};
+use crate::domain::error::BackendError;
 use crate::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};

@@ -1,0 +1,268 @@
+//! [`TableBackend`]: maps by writing a table, revokes by clearing it and requesting a flush.
+
+use super::phys::PhysTranslator;
+use super::reclaim::DeferredReclaim;
+use crate::access::Access;
+use crate::addr::{IovaRange, PhysAddr};
+use crate::domain::backend::Backend;
+use crate::domain::error::BackendError;
+use crate::domain::stats::BackendStats;
+use crate::invalidate::{Flush, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
+use crate::known_bad::{self, Mistake};
+use crate::mem::DmaMemory;
+use crate::table::{Format, Retired, Table, TableError, TablePages};
+use core::fmt;
+use core::task::Poll;
+
+/// How many ranges are cleared before their flushes are requested.
+const CLEAR_BATCH: usize = 16;
+/// How often a map is attempted while table pages are reclaimed: other owners may take them first each time.
+const MAP_ATTEMPTS: u32 = 64;
+/// How often a map that needs table pages polls for those that another thread is retiring.
+const RETIRING_POLLS: u64 = 10_000;
+
+/// A [`Backend`] that owns a table of format `F` and flushes through `Q`.
+pub struct TableBackend<F: Format, Q: InvalidationQueue + PhysTranslator> {
+    name: &'static str,
+    pub(super) table: Table<F>,
+    pub(super) invalidator: Invalidator<Q>,
+    pub(super) deferred: DeferredReclaim,
+}
+
+impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
+    /// Creates an empty table of `levels` levels in `pages`, flushed through `queue`.
+    ///
+    /// # Errors
+    /// [`TableError::Levels`].
+    pub fn new(name: &'static str, queue: Q, pages: TablePages, levels: u8) -> Result<Self, TableError> {
+        Ok(Self {
+            name,
+            table: Table::new(pages, levels)?,
+            invalidator: Invalidator::new(queue),
+            deferred: DeferredReclaim::default(),
+        })
+    }
+
+    /// Returns where the hardware begins to walk.
+    pub fn root(&self) -> PhysAddr {
+        self.table.root()
+    }
+
+    /// Returns how many bits of address the table translates.
+    pub fn bits(&self) -> u32 {
+        self.table.bits()
+    }
+
+    /// Returns the invalidation queue.
+    pub fn queue(&self) -> &Q {
+        self.invalidator.queue()
+    }
+
+    /// Maps one physical run. If no table page is free but some are retired, waits for these and tries again.
+    ///
+    /// Another owner may take the reclaimed pages first, and a parent is retired only after its last child has been
+    /// reclaimed, so one attempt is not enough.
+    fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        let mut attempts = 0;
+        loop {
+            let reclaimed = self.deferred.reclaimed(); // before the attempt, or progress made during it would be missed
+            let mapped = self.table.map(iova, phys, access);
+            attempts += 1;
+            let exhausted = matches!(mapped, Err(TableError::NoPages { .. }));
+            if !exhausted || attempts == MAP_ATTEMPTS || !self.wait_for_retired(reclaimed) {
+                return mapped;
+            }
+        }
+    }
+
+    /// Waits until retired table pages have been reclaimed, by any thread, since `reclaimed` was read. Returns false if
+    /// none are retired, or their flush fails.
+    pub(super) fn wait_for_retired(&self, reclaimed: u64) -> bool {
+        for polls in 0..RETIRING_POLLS {
+            // What failed maps and earlier reclaims have retired has no ticket yet.
+            let mut pending = Retired::new();
+            if self.table.collect_retired(&mut pending).is_err() {
+                return false;
+            }
+            self.flush_retired(pending);
+            if self.invalidator.wait(self.deferred.last()).is_err() {
+                return false;
+            }
+            self.reclaim();
+            self.reclaim();
+            // In this order: a page stops being retired before it counts as reclaimed.
+            let retired = self.table.stats().retired;
+            if self.deferred.reclaimed_exactly() != reclaimed {
+                return true;
+            }
+            if retired == 0 {
+                return false;
+            }
+            // Another thread has retired them and has not yet deferred them.
+            self.queue().relax(polls);
+        }
+        false
+    }
+
+    /// Requests the flush of retired table pages, of links as well as leaves, and defers their reclaim until then.
+    fn flush_retired(&self, retired: Retired) -> Ticket {
+        let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::COMPLETED };
+        let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
+        let ticket = self.invalidator.request([Flush { range, leaf_only }]);
+        self.deferred.add(&self.table, retired, ticket);
+        ticket
+    }
+
+    /// Reclaims retired table pages whose flush has completed: no walker can hold them.
+    fn reclaim(&self) {
+        let is_completed =
+            |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.completed() >= ticket;
+        self.deferred.reclaim(&self.table, is_completed);
+    }
+
+    /// Clears, then requests the flush: in this order, or a walk between the two would stay cached. Takes no lock while
+    /// it clears.
+    fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+        #[cfg(any(test, feature = "known-bad"))]
+        if known_bad::makes(Mistake::FlushBeforeClear) {
+            return self.flush_then_clear(ranges);
+        }
+        self.reclaim();
+        let mut retired = Retired::new();
+        let (mut ticket, mut failed, mut more) = (Ticket::COMPLETED, None, true);
+        while more {
+            let mut cleared = [None; CLEAR_BATCH];
+            more = false;
+            for (flush, range) in cleared.iter_mut().zip(&mut *ranges) {
+                if let Err(error) = self.table.clear(range, &mut retired) {
+                    failed = Some(error);
+                    break;
+                }
+                *flush = Some(Flush { range, leaf_only: true });
+            }
+            if failed.is_none() {
+                more = cleared.last().is_some_and(Option::is_some);
+            }
+            ticket = ticket.max(self.invalidator.request(cleared.into_iter().flatten()));
+        }
+        ticket = ticket.max(self.flush_retired(retired));
+        failed.map_or(Ok(ticket), Err)
+    }
+
+    /// The same in the wrong order.
+    #[cfg(any(test, feature = "known-bad"))]
+    fn flush_then_clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+        let ranges: alloc::vec::Vec<_> = ranges.collect();
+        self.reclaim();
+        let flushes = ranges.iter().map(|range| Flush { range: *range, leaf_only: false });
+        let ticket = self.invalidator.request(flushes);
+        self.invalidator.submit();
+        let mut retired = Retired::new();
+        ranges.into_iter().try_for_each(|range| self.table.clear(range, &mut retired))?;
+        self.deferred.add(&self.table, retired, ticket);
+        Ok(ticket)
+    }
+
+    /// Flushes what a device may have cached as not present, at any level.
+    fn flush_not_present(&self, iova: IovaRange) -> Result<(), WaitError> {
+        if !self.queue().caches_not_present() || known_bad::makes(Mistake::MapNotFlushed) {
+            return Ok(());
+        }
+        self.invalidator.wait(self.invalidator.request([Flush { range: iova, leaf_only: false }]))
+    }
+
+    /// Undoes the first `mapped` bytes of a map that failed with `error`.
+    fn roll_back(&self, iova: IovaRange, mapped: u64, error: BackendError) -> BackendError {
+        let Some(part) = iova.part(0, mapped) else { return error };
+        let incomplete = |flush| BackendError::RollbackIncomplete { iova, flush };
+        match self.clear(&mut core::iter::once(part)) {
+            Ok(_) if known_bad::makes(Mistake::RollbackNotAwaited) => error,
+            Ok(ticket) => self.invalidator.wait(ticket).map_or_else(incomplete, |()| error),
+            Err(_) => BackendError::NotRevoked,
+        }
+    }
+}
+
+impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<F, Q> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise is the one that `register_memory` requires.
+        unsafe { self.queue().register_memory(memory) }
+    }
+
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.queue().unregister_memory(memory);
+    }
+
+    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        let len = memory.len() as u64;
+        let not_registered = || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
+        if iova.len() != len {
+            return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
+        }
+        let mut mapped = 0;
+        while mapped < len {
+            let step = || {
+                let at = usize::try_from(mapped).map_err(|_| not_registered())?;
+                let rest = memory.part(at, memory.len() - at).map_err(|_| not_registered())?;
+                let run = self.queue().run(rest)?;
+                let piece = iova.part(mapped, run.len()).ok_or_else(not_registered)?;
+                self.map_run(piece, run.start(), access)?;
+                Ok(run.len())
+            };
+            mapped += match step() {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(self.roll_back(iova, mapped, error)),
+            };
+        }
+        self.flush_not_present(iova).map_err(|flush| {
+            let error = BackendError::MapNotFlushed { iova, flush };
+            self.roll_back(iova, len, error)
+        })
+    }
+
+    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        let ticket = self.clear(ranges);
+        self.invalidator.submit();
+        Ok(ticket?)
+    }
+
+    fn is_completed(&self, ticket: Ticket) -> bool {
+        self.invalidator.is_completed(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+        Ok(self.invalidator.wait(ticket)?)
+    }
+
+    fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
+        Ok(self.invalidator.wait_for(ticket, limit)?)
+    }
+
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.invalidator.check(ticket).map_err(Into::into)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.invalidator.has_failed()
+    }
+
+    fn stats(&self) -> BackendStats {
+        let table = self.table.stats();
+        BackendStats {
+            invalidations: self.invalidator.stats(),
+            table_pages: table.in_use.into(),
+            table_pages_retired: table.retired.into(),
+            ..BackendStats::default()
+        }
+    }
+}
+
+impl<F: Format, Q: InvalidationQueue + PhysTranslator> fmt::Debug for TableBackend<F, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableBackend").field("name", &self.name).finish_non_exhaustive()
+    }
+}

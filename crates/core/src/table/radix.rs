@@ -1,0 +1,230 @@
+//! [`Table`]: maps, clears and reclaims.
+
+use super::error::TableError;
+use super::format::{Entry, Format};
+use super::pages::TablePages;
+use super::retired::Retired;
+use super::stats::TableStats;
+use super::store::{slot, span};
+use super::tree::Tree;
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+
+/// The translation of an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Translation {
+    /// The memory behind the address (not behind the start of its page).
+    pub phys: PhysAddr,
+    /// The size of the leaf.
+    pub size: PageSize,
+    /// The access that the device has.
+    pub access: Access,
+}
+
+/// One I/O page table. See the [module](super).
+#[derive(Debug)]
+pub struct Table<F: Format>(pub(super) Tree<F>);
+
+impl<F: Format> Table<F> {
+    /// Creates an empty table of `levels` levels (VT-d: 3 for 39 bits, 4 for 48, 5 for 57). One page becomes its root.
+    ///
+    /// # Errors
+    /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the metadata of the pages
+    /// (40 bytes each) cannot be allocated.
+    pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
+        let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
+        if !(min..=max).contains(&levels) {
+            return Err(TableError::Levels { format, levels, min, max });
+        }
+        let no_memory = TableError::NoMemory { pages: pages.count };
+        Ok(Self(Tree::new(pages, levels).ok_or(no_memory)?))
+    }
+
+    /// Returns the table with no leaf larger than `size`, for hardware without larger ones (VT-d: capability
+    /// register, "Second Stage Large Page Support").
+    #[must_use]
+    pub fn with_max_leaf(mut self, size: PageSize) -> Self {
+        self.0.max_leaf = size;
+        self
+    }
+
+    /// Returns the physical address of the root.
+    pub fn root(&self) -> PhysAddr {
+        self.0.store.phys(self.0.store.root().page)
+    }
+
+    /// Returns the number of levels.
+    pub fn levels(&self) -> u8 {
+        self.0.store.levels()
+    }
+
+    /// Returns how many bits of address the table translates.
+    pub fn bits(&self) -> u32 {
+        12 + 9 * u32::from(self.levels())
+    }
+
+    /// Maps `iova` to the memory from `phys`, with the largest leaves that fit. O(leaves + table pages touched).
+    ///
+    /// A leaf of 2 MiB or 1 GiB is used where both addresses are multiples of it, unless a table page that holds
+    /// no mapping still waits there to be reclaimed.
+    ///
+    /// The caller owns `iova` and needs no flush (unless the hardware caches entries that are not present: VT-d
+    /// caching mode).
+    ///
+    /// # Errors
+    /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::PhysOutside`], [`TableError::NoAccess`],
+    /// [`TableError::AlreadyMapped`], [`TableError::NoPages`]. No mapping has changed, and the device has seen
+    /// nothing; table pages linked on the way are retired ([`collect_retired`](Self::collect_retired)).
+    pub fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        self.check(iova, phys)?;
+        if access.is_empty() {
+            return Err(TableError::NoAccess { range: iova });
+        }
+        let end = phys.checked_add(iova.len()).map_or(u64::MAX, PhysAddr::raw);
+        if end > 1 << F::PHYS_BITS {
+            return Err(TableError::PhysOutside { phys, len: iova.len(), bits: F::PHYS_BITS });
+        }
+        let mut done = 0;
+        while done < iova.len() {
+            match self.0.reserve(iova, phys, done) {
+                // The usual case, all in one table page: no second walk.
+                Ok(run) if run.bytes() == iova.len() => {
+                    self.0.write(run, phys, access);
+                    return Ok(());
+                }
+                Ok(run) => done += run.bytes(),
+                Err(error) => {
+                    self.0.unreserve(iova, done);
+                    return Err(error);
+                }
+            }
+        }
+        let mut done = 0;
+        while done < iova.len() {
+            let run = self.0.reserved_run(iova, done)?;
+            self.0.write(run, PhysAddr::new(phys.raw() + done), access);
+            done += run.bytes();
+        }
+        Ok(())
+    }
+
+    /// Clears `iova`, all of which must be mapped, in whole leaves. O(leaves + table pages touched); allocates nothing.
+    ///
+    /// Pages that became empty are added to `retired`. The device can reach the memory until the flush that the caller
+    /// requests next has completed: of the leaves of `iova` alone if `retired` is empty, else of leaves and links of
+    /// `iova` and of [`Retired::range`].
+    ///
+    /// # Errors
+    /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] if part of it is not mapped;
+    /// [`TableError::PartOfLeaf`] if it covers only part of a larger leaf; [`TableError::OtherTable`] if
+    /// `retired` holds another table's pages. Nothing has changed (unless another thread clears part of a range
+    /// of several table pages at the same time, against the contract: then some of it may have been cleared).
+    pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
+        self.check(iova, PhysAddr::new(0))?;
+        self.adopt(retired)?;
+        // The usual case: all in one table page.
+        if self.0.clear_run(iova, 0, iova.len(), &mut retired.list)? == 0 {
+            let mut done = 0;
+            while done < iova.len() {
+                done += self.0.mapped_run(iova, done)?.bytes();
+            }
+            // All of it is mapped, and the caller owns it: from here on nothing fails.
+            let mut done = 0;
+            while done < iova.len() {
+                done += self.0.clear_run(iova, done, 0, &mut retired.list)?;
+            }
+        }
+        self.0.collect_pending(&mut retired.list);
+        Ok(())
+    }
+
+    /// Adds to `retired` what failed maps and reclaims have retired, without clearing anything.
+    ///
+    /// For the owner of a table that ran out of pages, or that recovers the last of them at the end.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] if `retired` holds another table's pages.
+    pub fn collect_retired(&self, retired: &mut Retired) -> Result<(), TableError> {
+        self.adopt(retired)?;
+        self.0.collect_pending(&mut retired.list);
+        Ok(())
+    }
+
+    /// Adds the pages of `from` to `into`. O(pages of `from`); allocates nothing.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] if either holds another table's pages; then those of `from` stay retired for good.
+    pub fn append(&self, into: &mut Retired, mut from: Retired) -> Result<(), TableError> {
+        self.adopt(into)?;
+        self.adopt(&mut from)?;
+        self.0.directory.lock().move_all(&mut from.list, &mut into.list);
+        Ok(())
+    }
+
+    /// Frees retired pages after the flush that followed their `clear` has completed. Returns how many.
+    /// O(pages); allocates nothing.
+    ///
+    /// Pages that a map has relinked meanwhile stay in the table.
+    ///
+    /// # Errors
+    /// The pages, if they belong to another table.
+    pub fn reclaim(&self, retired: Retired) -> Result<u32, Retired> {
+        if !retired.is_empty() && retired.owner != Some(self.root()) {
+            return Err(retired);
+        }
+        if retired.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.0.reclaim(retired.list))
+    }
+
+    /// Translates `iova` by a walk in software. For tests and diagnostics.
+    pub fn translate(&self, iova: Iova) -> Option<Translation> {
+        if iova.raw() >> self.bits() != 0 {
+            return None;
+        }
+        // The lock keeps the shape, so that no page changes its meaning under the walk.
+        let _shape = self.0.directory.lock();
+        let place = self.0.store.descend(iova.raw(), 1).ok()?;
+        let Entry::Leaf { phys, access } = self.0.store.load(place, slot(iova.raw(), place.level)) else {
+            return None;
+        };
+        let size = PageSize::from_bytes(span(place.level))?;
+        Some(Translation { phys: phys.checked_add(iova.raw() & size.mask())?, size, access })
+    }
+
+    /// Returns the statistics.
+    pub fn stats(&self) -> TableStats {
+        let directory = self.0.directory.lock();
+        TableStats {
+            capacity: self.0.store.capacity(),
+            in_use: directory.in_use(),
+            high_water: directory.high_water,
+            retired: directory.retired,
+        }
+    }
+
+    /// Checks that a range is whole pages inside this table.
+    fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), TableError> {
+        if !range.is_aligned(4096) || !phys.is_aligned(4096) {
+            return Err(TableError::Misaligned { iova: range, phys });
+        }
+        if range.end().raw() > 1 << self.bits() {
+            return Err(TableError::Outside { range, bits: self.bits() });
+        }
+        Ok(())
+    }
+
+    fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
+        let this = self.root();
+        match retired.owner {
+            Some(owner) if owner != this && !retired.is_empty() => {
+                Err(TableError::OtherTable { owner, this })
+            }
+            _ => {
+                retired.owner = Some(this);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The tree behind a table, and its runs: as many entries of one table page as one step of a map or a clear covers. They
+//! are found and counted without the lock if their page is linked already.
+
+use super::change::Locked;
+use super::directory::{List, PageDirectory};
+use super::error::TableError;
+use super::format::{Entry, Format};
+use super::pages::TablePages;
+use super::store::{ENTRIES, Place, Run, Store, slot, span};
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+
+#[derive(Debug)]
+pub(super) struct Tree<F: Format> {
+    pub(super) store: Store<F>,
+    pub(super) directory: Mutex<PageDirectory>,
+    /// Whether pages wait to be added to the next `clear`.
+    pending: AtomicBool,
+    /// The largest leaf.
+    pub(super) max_leaf: PageSize,
+}
+
+impl<F: Format> Tree<F> {
+    /// Creates an empty tree; `None` if its metadata cannot be allocated.
+    pub(super) fn new(pages: TablePages, levels: u8) -> Option<Self> {
+        let mut directory = PageDirectory::new(pages.count)?;
+        let store = Store::<F>::new(pages, levels)?;
+        // The first page allocated is page 0, the root; it counts one more than it holds and is never empty.
+        let root = store.root();
+        directory.alloc(root.page, 0, levels, 0);
+        store.fill(root.page, 0);
+        store.renew(root.page);
+        store.count(root.page, 1);
+        let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
+        Some(Self { store, directory, pending, max_leaf: PageSize::Size1G })
+    }
+
+    /// Frees the pages of a list whose flush has completed, and returns how many.
+    pub(super) fn reclaim(&self, list: List) -> u32 {
+        let mut directory = self.directory.lock();
+        let freed = Locked { store: &self.store, directory: &mut directory }.reclaim(list);
+        self.update_pending(&directory);
+        freed
+    }
+
+    /// Returns the level of the largest leaf for the remaining bytes of a mapping.
+    fn leaf_level(&self, iova: u64, phys: PhysAddr, remaining: u64) -> u8 {
+        let fits = |size: PageSize| {
+            size <= self.max_leaf && (iova | phys.raw()) & size.mask() == 0 && size.bytes() <= remaining
+        };
+        if fits(PageSize::Size1G) {
+            3
+        } else if fits(PageSize::Size2M) {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// Reserves the next run of a mapping by counting its entries, without the lock if its page is linked already.
+    pub(super) fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let target = self.leaf_level(iova, PhysAddr::new(phys.raw() + done), left);
+        if let Some((place, state)) = self.store.descend_unlocked(iova, target)
+            && place.level == target
+            && let Some(run) = self.all_empty(place, iova, left)
+            && self.store.count_if(place.page, state, run.len)
+        {
+            return Ok(run);
+        }
+        let mut directory = self.directory.lock();
+        Locked { store: &self.store, directory: &mut directory }.reserve(iova, target, left)
+    }
+
+    /// Returns the run up to the end of the page or of the range, if all of it is empty.
+    fn all_empty(&self, place: Place, iova: u64, left: u64) -> Option<Run> {
+        let run = self.longest(place, iova, left);
+        let empty = (0..run.len).all(|i| self.store.raw(place.page, run.slot + i) == 0);
+        empty.then_some(run)
+    }
+
+    fn longest(&self, place: Place, iova: u64, left: u64) -> Run {
+        let slot = slot(iova, place.level);
+        let whole = u16::try_from(left / span(place.level)).unwrap_or(ENTRIES);
+        Run { place, slot, len: whole.min(ENTRIES - slot) }
+    }
+
+    /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not changed.
+    pub(super) fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let mut run = self.longest(self.store.descend(iova, 1)?, iova, left);
+        let empty = (0..run.len).take_while(|i| self.store.raw(run.place.page, run.slot + i) == 0).count();
+        run.len = u16::try_from(empty).unwrap_or(run.len);
+        // Only a thread that breaks the contract can have filled one meanwhile.
+        if run.len == 0 { Err(TableError::AlreadyMapped { at: Iova::new(iova) }) } else { Ok(run) }
+    }
+
+    pub(super) fn unreserve(&self, range: IovaRange, reserved: u64) {
+        let mut done = 0;
+        while done < reserved {
+            let Ok(run) = self.reserved_run(range, done) else { break };
+            self.release(run, range.start().raw() + done);
+            done += run.bytes();
+        }
+        // And the pages that the failed step linked.
+        if let Some(iova) = range.start().raw().checked_add(reserved) {
+            let mut directory = self.directory.lock();
+            self.retire_unused(&mut directory, iova, None);
+        }
+    }
+
+    pub(super) fn write(&self, run: Run, phys: PhysAddr, access: Access) {
+        let mut at = phys.raw();
+        for i in 0..run.len {
+            self.store.set(run.place.page, run.slot + i, F::leaf(PhysAddr::new(at), access, run.place.level));
+            at += span(run.place.level);
+        }
+    }
+
+    /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
+    fn release(&self, run: Run, iova: u64) {
+        if self.store.uncount(run.place.page, run.len) {
+            let mut directory = self.directory.lock();
+            self.retire_unused(&mut directory, iova, None);
+        }
+    }
+
+    /// Clears the next run of mapped leaves of a range if it has at least `least` bytes. Returns the bytes cleared.
+    pub(super) fn clear_run(
+        &self,
+        range: IovaRange,
+        done: u64,
+        least: u64,
+        retired: &mut List,
+    ) -> Result<u64, TableError> {
+        let iova = range.start().raw() + done;
+        let place = self.begin_clear(iova)?;
+        let found = self.leaf_run(place, range, done);
+        let cleared = match &found {
+            Ok(run) if run.bytes() >= least => {
+                for i in 0..run.len {
+                    self.store.set(run.place.page, run.slot + i, 0);
+                }
+                run.len
+            }
+            _ => 0,
+        };
+        if self.store.end_clear(place.page, cleared) {
+            let mut directory = self.directory.lock();
+            self.retire_unused(&mut directory, iova, Some(retired));
+        }
+        found.map(|run| u64::from(cleared) * span(run.place.level))
+    }
+
+    /// Returns the page of the leaf at `iova`, and excludes other clears from it.
+    fn begin_clear(&self, iova: u64) -> Result<Place, TableError> {
+        if let Some((place, state)) = self.store.descend_unlocked(iova, 1)
+            && self.store.begin_clear(place.page, state)
+        {
+            return Ok(place);
+        }
+        // The lock keeps the shape, so a page whose clear cannot begin holds nothing. (A thread that has begun one needs no lock
+        // to end it, so it may be waited for here.)
+        let _shape = self.directory.lock();
+        let place = self.store.descend(iova, 1)?;
+        if self.store.begin_clear(place.page, self.store.state(place.page)) {
+            return Ok(place);
+        }
+        Err(TableError::NotMapped { at: Iova::new(iova) })
+    }
+
+    fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
+        match into {
+            Some(list) => Locked { store: &self.store, directory }.retire_unused(iova, list),
+            None => {
+                let mut pending: List = core::mem::take(&mut directory.pending);
+                Locked { store: &self.store, directory }.retire_unused(iova, &mut pending);
+                directory.pending = pending;
+                self.update_pending(directory);
+            }
+        }
+    }
+
+    fn update_pending(&self, directory: &PageDirectory) {
+        self.pending.store(directory.pending.len > 0, Ordering::Release);
+    }
+
+    pub(super) fn collect_pending(&self, retired: &mut List) {
+        if self.pending.load(Ordering::Acquire) {
+            let mut directory = self.directory.lock();
+            directory.move_pending(retired);
+            self.update_pending(&directory);
+        }
+    }
+
+    /// Returns the next run of mapped leaves of a range, confirmed.
+    pub(super) fn mapped_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let iova = range.start().raw() + done;
+        if let Some((place, state)) = self.store.descend_unlocked(iova, 1)
+            && let Ok(run) = self.leaf_run(place, range, done)
+            && self.store.state(place.page).generation() == state.generation()
+        {
+            return Ok(run);
+        }
+        let _shape = self.directory.lock();
+        self.leaf_run(self.store.descend(iova, 1)?, range, done)
+    }
+
+    /// Returns the leaves at `place` from `done` bytes into a range, up to its end.
+    fn leaf_run(&self, place: Place, range: IovaRange, done: u64) -> Result<Run, TableError> {
+        let (iova, left) = (range.start().raw() + done, range.len() - done);
+        let is_leaf = |i| matches!(self.store.load(place, i), Entry::Leaf { .. });
+        let mut run = self.longest(place, iova, left);
+        if !is_leaf(run.slot) {
+            return Err(TableError::NotMapped { at: Iova::new(iova) });
+        }
+        let inside = iova & (span(place.level) - 1);
+        if run.len == 0 || inside != 0 {
+            let leaf = IovaRange::new(Iova::new(iova - inside), span(place.level));
+            return Err(TableError::PartOfLeaf { range, leaf: leaf.unwrap_or(range) });
+        }
+        let leaves = (0..run.len).take_while(|i| is_leaf(run.slot + i)).count();
+        run.len = u16::try_from(leaves).unwrap_or(run.len);
+        Ok(run)
+    }
+}
