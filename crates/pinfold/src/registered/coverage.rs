@@ -1,8 +1,8 @@
-//! Which bytes are pinned, and how often: each counts once.
+//! Which bytes are covered by at least one of many ranges.
 
 use std::collections::BTreeMap;
 
-/// Ranges that may overlap, each added and removed as a whole; tells how many bytes any of them covers.
+/// Ranges that may overlap, each added and removed as a whole, and the number of bytes that they cover together.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Coverage {
     /// By start: the end, and how many of the ranges cover it. They do not overlap.
@@ -11,12 +11,12 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// How many bytes are covered.
+    /// Returns the number of covered bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many bytes of the range are not covered. Logarithmic, and linear in the runs that it touches.
+    /// Returns the number of bytes of the range that are not covered. Logarithmic, and linear in the runs that it touches.
     pub(super) fn missing(&self, start: u64, end: u64) -> u64 {
         let before = self.runs.range(..start).next_back().map(|(_, &(end, _))| (start, end));
         let inside = self.runs.range(start..end).map(|(&start, &(end, _))| (start, end));
@@ -47,26 +47,26 @@ impl Coverage {
         self.join(start, end);
     }
 
-    /// Removes a range that was added; gives back the parts of it that none covers any more.
+    /// Removes a range that was added; returns the parts of it that are no longer covered.
     pub(super) fn remove(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
         self.cut(start);
         self.cut(end);
-        let mut over = Vec::new();
+        let mut uncovered = Vec::new();
         for (&from, (to, count)) in self.runs.range_mut(start..end) {
             *count -= 1;
             if *count == 0 {
-                over.push((from, *to));
+                uncovered.push((from, *to));
             }
         }
-        for (from, to) in &over {
+        for (from, to) in &uncovered {
             self.bytes -= to - from;
             self.runs.remove(from);
         }
         self.join(start, end);
-        over
+        uncovered
     }
 
-    /// Makes a run that goes across `at` two.
+    /// Splits a run that crosses `at`.
     fn cut(&mut self, at: u64) {
         if let Some((_, (end, count))) = self.runs.range_mut(..at).next_back()
             && *end > at
@@ -77,12 +77,12 @@ impl Coverage {
         }
     }
 
-    /// Makes neighbours that are covered equally one again.
+    /// Joins neighbours that are covered equally often.
     fn join(&mut self, start: u64, end: u64) {
         let first = self.runs.range(..start).next_back().map_or(start, |(&from, _)| from);
         let mut keys: Vec<u64> = self.runs.range(first..=end).map(|(&from, _)| from).collect();
         keys.reverse();
-        // From the last: each takes in the one behind it, which is whole by then.
+        // From the last: each is joined with its successor, which is complete by then.
         for pair in keys.windows(2) {
             let [next, from] = *pair else { continue };
             let Some(&(to, count)) = self.runs.get(&next) else { continue };
@@ -108,17 +108,17 @@ mod tests {
         ) {
             let mut coverage = Coverage::default();
             let mut model = [0u32; 80];
-            let mut there: Vec<(u64, u64)> = Vec::new();
+            let mut present: Vec<(u64, u64)> = Vec::new();
             for (add, start, len) in steps {
-                if add || there.is_empty() {
-                    there.push((start, start + len));
+                if add || present.is_empty() {
+                    present.push((start, start + len));
                     coverage.add(start, start + len);
                 } else {
-                    let (start, end) = there.swap_remove(usize::try_from(start).unwrap() % there.len());
+                    let (start, end) = present.swap_remove(usize::try_from(start).unwrap() % present.len());
                     coverage.remove(start, end);
                 }
                 model.fill(0);
-                for &(start, end) in &there {
+                for &(start, end) in &present {
                     (start..end).for_each(|byte| model[usize::try_from(byte).unwrap()] += 1);
                 }
                 let covered = model.iter().filter(|count| **count > 0).count() as u64;

@@ -1,31 +1,15 @@
-//! The way into the table, and out of it.
+//! Registers and unregisters buffers.
 
+use super::buffers::Buffers;
+use super::error::RegistrationError;
 use super::footprint::Footprint;
-use super::registration::{self, Keeper};
+use super::registration::{self, Extent, PinKind, Registration, Released};
 use super::survey::Survey;
-use super::{Buffers, Left, Registered, Registration, RegistrationError, account, pin};
-use crate::memory::OwnedMemory;
+use super::{pin, stats};
 use crate::sys::bytes;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
-use pinfold_core::mem::DmaMemory;
-use pinfold_core::registered::{BufferIndex, Unregistered};
-
-/// What is to be registered.
-pub(super) struct Extent {
-    pub(super) addr: usize,
-    pub(super) len: u64,
-    pub(super) lent: Option<DmaMemory<'static>>,
-    pub(super) owned: Option<OwnedMemory>,
-}
-
-impl From<DmaMemory<'_>> for Extent {
-    fn from(memory: DmaMemory<'_>) -> Self {
-        // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table may have it.
-        let lent = unsafe { memory.extend() };
-        Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent), owned: None }
-    }
-}
+use pinfold_core::registered::{BufferIndex, Registered, Unregistered};
 
 impl Buffers<'_> {
     /// # Safety
@@ -35,76 +19,76 @@ impl Buffers<'_> {
         index: Option<BufferIndex>,
         extent: Extent,
         access: Access,
-    ) -> Result<(BufferIndex, Left), RegistrationError> {
+    ) -> Result<(BufferIndex, Released), RegistrationError> {
         let Extent { addr, len, lent, owned } = extent;
         self.check_process()?;
-        let before = Survey::of_mappings(&mut self.eyes, addr, len, access)?;
+        let before = Survey::of_mappings(&mut self.inspector, addr, len, access)?;
         let index = self.table.prepare(index, addr, len)?;
         self.check_limit(&before)?;
-        let keeper = self.keep(&before)?;
-        // Known for good only now that the pages are there and stay.
-        let registration = Survey::of_mappings(&mut self.eyes, addr, len, access)
+        let pin = self.pin(&before)?;
+        // Final only now that the pages are resident and pinned.
+        let registration = Survey::of_mappings(&mut self.inspector, addr, len, access)
             .map_err(RegistrationError::from)
-            .and_then(|survey| Ok((self.view.describe(&self.eyes, &survey)?, survey)));
+            .and_then(|survey| Ok((self.view.describe(&self.inspector, &survey)?, survey)));
         let (described, survey) = match registration {
             Ok(both) => both,
             Err(error) => {
-                self.let_go(&keeper);
+                self.undo_pin(&pin);
                 return Err(error);
             }
         };
-        let footprint = Footprint::of(&self.eyes, &survey);
+        let footprint = Footprint::of(&self.inspector, &survey);
         let registration =
-            Registration { lent, owned, ..self.account_for(described, survey, footprint, keeper, access) };
+            Registration { lent, owned, ..self.account_for(described, survey, footprint, pin, access) };
         // Prepared above, so it succeeds.
-        let left = self.table.update(index, registration)?;
-        Ok((index, left.map_or(Left::Now, |left| self.left(left))))
+        let unregistered = self.table.update(index, registration)?;
+        Ok((index, unregistered.map_or(Released::Now, |buffer| self.finish(buffer))))
     }
 
-    /// A child has the same rings as its parent, whose they are.
+    /// Fails in a child process: the rings are its parent's.
     pub(super) fn check_process(&self) -> Result<(), RegistrationError> {
         if self.process == std::process::id() { Ok(()) } else { Err(RegistrationError::Forked) }
     }
 
-    /// Refuses what would be too much, before any page is brought in for it.
+    /// Refuses memory beyond the limit before any page is faulted in for it.
     fn check_limit(&self, survey: &Survey) -> Result<(), RegistrationError> {
         if self.lifted || survey.is_read_only() {
             return Ok(());
         }
-        let asked = self.asked(survey);
-        let (limit, used) = account::limit_for_rings();
-        // What the process has pinned in all may be charged to nobody, so only this table's own part is sure.
-        let sure = self.rings.charged().saturating_add(asked);
-        match limit.soft.filter(|allowed| sure > *allowed) {
-            Some(_) => Err(account::refusal(limit, asked, used)),
+        let requested = self.charge(survey);
+        let (limit, used) = stats::limit_for_rings();
+        // Not everything that the process has pinned is charged, so only this table's own charges are certain.
+        let certain = self.rings.charged().saturating_add(requested);
+        match limit.soft.filter(|allowed| certain > *allowed) {
+            Some(_) => Err(stats::memlock_error(limit, requested, used)),
             None => Ok(()),
         }
     }
 
-    fn asked(&self, survey: &Survey) -> u64 {
+    fn charge(&self, survey: &Survey) -> u64 {
         let places = pin::pieces(survey.addr(), bytes(survey.len())).count();
-        self.rings.charge(&Footprint::of(&self.eyes, survey), places)
+        self.rings.charge(&Footprint::of(&self.inspector, survey), places)
     }
 
-    /// Pins or locks it; the pages are there afterwards.
-    fn keep(&mut self, survey: &Survey) -> Result<Keeper, RegistrationError> {
+    /// Pins or locks the memory; the pages are resident afterwards.
+    fn pin(&mut self, survey: &Survey) -> Result<PinKind, RegistrationError> {
         let (addr, len) = (survey.addr(), survey.len());
-        let kept = if survey.is_read_only() {
+        let pinned = if survey.is_read_only() {
             let (first, last) = survey.page_bounds();
-            registration::lock(first, last).map(|()| Keeper::Locked { first, last })
+            registration::lock(first, last).map(|()| PinKind::Locked { first, last })
         } else {
-            self.rings.pin(addr, bytes(len)).map(Keeper::Pinned)
+            self.rings.pin(addr, bytes(len)).map(PinKind::Pinned)
         };
-        kept.map_err(|errno| match errno.raw() {
+        pinned.map_err(|errno| match errno.raw() {
             libc::ENOMEM if survey.is_read_only() => {
                 let limit = MemlockLimit::here();
-                account::refusal(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
+                stats::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
             }
             libc::ENOMEM if !self.lifted => {
-                let (limit, used) = account::limit_for_rings();
-                // The attempt has brought the pages in, so that they are known better than before.
-                let again = Survey::of_mappings(&mut self.eyes, addr, len, Access::empty());
-                account::refusal(limit, again.map_or(len, |survey| self.asked(&survey)), used)
+                let (limit, used) = stats::limit_for_rings();
+                // The attempt has faulted the pages in, so their sizes are known better than before.
+                let again = Survey::of_mappings(&mut self.inspector, addr, len, Access::empty());
+                stats::memlock_error(limit, again.map_or(len, |survey| self.charge(&survey)), used)
             }
             libc::EBADF | libc::ENXIO | libc::EBADFD | libc::EOPNOTSUPP if !self.rings.alive() => {
                 RegistrationError::RingGone { errno }
@@ -118,12 +102,12 @@ impl Buffers<'_> {
         table: Registered,
         survey: Survey,
         footprint: Footprint,
-        mut keeper: Keeper,
+        mut pin: PinKind,
         access: Access,
     ) -> Registration {
-        match &mut keeper {
-            Keeper::Pinned(pins) => self.rings.account(pins, &footprint),
-            Keeper::Locked { first, last } => self.locked.add(*first as u64, *last as u64),
+        match &mut pin {
+            PinKind::Pinned(pins) => self.rings.account(pins, &footprint),
+            PinKind::Locked { first, last } => self.locked.add(*first as u64, *last as u64),
         }
         footprint.ranges().for_each(|(start, end)| self.pinned.add(start, end));
         let range = (survey.addr(), survey.end());
@@ -131,14 +115,14 @@ impl Buffers<'_> {
             Ok(watch) => watch.watch(range, survey.page_bounds()),
             Err(errno) => Err(*errno),
         };
-        Registration { table, survey, footprint, keeper, access, watched, lent: None, owned: None }
+        Registration { table, survey, footprint, pin, access, watched, lent: None, owned: None }
     }
 
-    /// Undoes `keep`, where nothing was accounted for yet.
-    fn let_go(&mut self, keeper: &Keeper) {
-        match keeper {
-            Keeper::Pinned(pins) => self.rings.release(pins),
-            Keeper::Locked { first, last } => {
+    /// Undoes `pin` before anything was accounted for.
+    fn undo_pin(&mut self, pin: &PinKind) {
+        match pin {
+            PinKind::Pinned(pins) => self.rings.release(pins),
+            PinKind::Locked { first, last } => {
                 self.locked.add(*first as u64, *last as u64);
                 self.unlock(*first, *last);
             }
@@ -152,28 +136,29 @@ impl Buffers<'_> {
         }
     }
 
-    pub(super) fn left(&mut self, left: Unregistered<Registration>) -> Left {
-        match left {
+    /// Releases an unregistered buffer, unless I/O on it is in flight.
+    pub(super) fn finish(&mut self, buffer: Unregistered<Registration>) -> Released {
+        match buffer {
             Unregistered::Free(registration) => {
                 self.end(registration);
-                Left::Now
+                Released::Now
             }
-            Unregistered::Held { holds } => Left::AfterIo { holds },
+            Unregistered::Held { holds } => Released::AfterIo { holds },
         }
     }
 
-    /// The end of a registration: what it kept is let go.
+    /// Releases what a registration keeps.
     pub(super) fn end(&mut self, registration: Registration) {
-        let Registration { keeper, footprint, watched, owned, .. } = registration;
+        let Registration { pin, footprint, watched, owned, .. } = registration;
         for (start, end) in footprint.ranges() {
             self.pinned.remove(start, end);
         }
-        match &keeper {
-            Keeper::Pinned(pins) => self.rings.unpin(pins, &footprint),
-            Keeper::Locked { first, last } => self.unlock(*first, *last),
+        match &pin {
+            PinKind::Pinned(pins) => self.rings.unpin(pins, &footprint),
+            PinKind::Locked { first, last } => self.unlock(*first, *last),
         }
         if let (Ok(watch), Ok(watched)) = (&mut self.watch, watched) {
-            watch.forget(watched);
+            watch.unwatch(watched);
         }
         // Unpinned before it may be freed.
         drop(owned);

@@ -3,138 +3,136 @@
 use crate::sys::Errno;
 use pinfold_core::registered::{BufferError, BufferIndex, IndexError, Registered};
 
-/// Why memory can not be registered as it is.
+/// Why memory cannot be registered as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// It is empty, wraps around the end of the address space, or is too long.
     #[error(transparent)]
     Extent(BufferError),
-    /// Nothing is mapped there.
+    /// Part of it is unmapped.
     #[error("nothing is mapped at {addr:#x}")]
     Unmapped {
-        /// The first address at which nothing is.
+        /// The first unmapped address.
         addr: usize,
     },
-    /// The process itself may not write there, so no device may on its behalf.
+    /// The process may not write to it, so no device may on its behalf.
     #[error("the memory at {addr:#x} is read-only: a device must not write to it; map it writable")]
     ReadOnly {
-        /// The first address that is so.
+        /// The first such address.
         addr: usize,
     },
-    /// The process itself may not access it.
+    /// The process may not access it.
     #[error("the memory at {addr:#x} may not be accessed (PROT_NONE)")]
     NoAccess {
-        /// The first address that is so.
+        /// The first such address.
         addr: usize,
     },
-    /// It is no memory: a device's registers, or pages of the kernel's own.
+    /// It is not ordinary memory: a device's registers, or pages of the kernel.
     #[error(
-        "what is mapped at {addr:#x} is no memory, but a device's or the kernel's own: it can not be pinned"
+        "the mapping at {addr:#x} is not ordinary memory but a device's or the kernel's: it cannot be pinned"
     )]
     Special {
-        /// The first address that is so.
+        /// The first such address.
         addr: usize,
     },
-    /// The system does not tell what is there.
-    #[error("what is mapped at {addr:#x} can not be known: {errno}; mount /proc")]
+    /// The mapping cannot be inspected.
+    #[error("the mapping at {addr:#x} cannot be inspected: {errno}; mount /proc")]
     Unknown {
-        /// Where.
+        /// The address.
         addr: usize,
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
 }
 
-/// Why memory was not registered, or not found. Nothing has changed when one is returned: what was registered before
-/// still is.
+/// Why memory was not registered, or not found. Nothing has changed then.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationError {
-    /// The memory can not be registered.
+    /// The memory cannot be registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// It could not be described.
+    /// The memory could not be described.
     #[error(transparent)]
     Buffer(#[from] BufferError),
-    /// The table has no room for it.
+    /// The table cannot hold it.
     #[error(transparent)]
     Table(#[from] pinfold_core::registered::RegisterError),
-    /// There is no such buffer.
+    /// There is no such buffer in the table.
     #[error(transparent)]
     Index(#[from] IndexError),
-    /// More would be pinned than the process may.
+    /// The process may not pin that much.
     #[error(
-        "to pin {asked} bytes is too much: {used} of the {allowed} bytes that may be locked are in use; \
-         to allow it: {command}"
+        "cannot pin {requested} bytes: {used} of {allowed} bytes that may be locked are in use; fix: {command}"
     )]
     Memlock {
-        /// Bytes that the kernel would charge, as far as it can be known.
-        asked: u64,
-        /// Bytes that it has charged to this process. Others of the same user count too, and can not be seen.
+        /// Bytes that the kernel would charge, as far as known.
+        requested: u64,
+        /// Bytes that it has charged to this process. Those of the user's other processes count, too, but are unknown.
         used: u64,
         /// `RLIMIT_MEMLOCK`.
         allowed: u64,
-        /// What raises it.
+        /// The shell command that raises it.
         command: String,
     },
-    /// The kernel does not pin this memory.
-    #[error("the kernel does not pin {len:#x} bytes at {addr:#x}: {errno}")]
+    /// The kernel refuses to pin this memory.
+    #[error("the kernel refuses to pin {len:#x} bytes at {addr:#x}: {errno}")]
     NotPinned {
-        /// Where it starts.
+        /// Its address.
         addr: usize,
-        /// How many bytes.
+        /// Its length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// The error.
         errno: Errno,
     },
-    /// The ring that pins is no longer there.
-    #[error("the io_uring that pins the memory is gone: {errno}; make a new table")]
+    /// The ring that pins was closed.
+    #[error("the io_uring that pins the memory was closed: {errno}; create a new table")]
     RingGone {
-        /// What the kernel said.
+        /// The error.
         errno: Errno,
     },
-    /// No io_uring could be made to pin with.
+    /// No io_uring could be created to pin with.
     #[error(
-        "nothing to pin memory with: io_uring with sparse buffer tables (Linux 5.19) is not to be had: {errno}; \
-         if it is switched off: sudo sysctl kernel.io_uring_disabled=0"
+        "cannot pin memory: io_uring with sparse buffer tables (Linux 5.19) is unavailable: {errno}; \
+         if it is disabled: sudo sysctl kernel.io_uring_disabled=0"
     )]
     NoRing {
-        /// What the kernel said.
+        /// The error.
         errno: Errno,
     },
-    /// The table is another process's.
-    #[error("the table of buffers is that of the process that forked this one: make a new one here")]
+    /// The table belongs to the parent process.
+    #[error("the table of buffers belongs to the parent process: create a new one after the fork")]
     Forked,
-    /// The frames are needed, and the process may not know them.
+    /// The frames are needed, but not visible to the process.
     #[error(
         "where the memory at {addr:#x} lies is not known: /proc/self/pagemap tells it to CAP_SYS_ADMIN only; \
          run as root, or describe it by another view"
     )]
     FramesUnknown {
-        /// The first address of which it is not known.
+        /// The first address of unknown frame.
         addr: usize,
     },
-    /// The memory went away while it was registered.
+    /// The memory was unmapped, moved or discarded while it was registered.
     #[error("{index} is revoked: {why} at {addr:#x} while it was registered; unregister it")]
     Gone {
-        /// Which one.
+        /// The buffer.
         index: BufferIndex,
-        /// What became of it.
+        /// What happened.
         why: Gone,
         /// Where.
         addr: usize,
     },
 }
 
-/// What became of memory that was registered.
+/// What happened to registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Gone {
-    /// It was unmapped (`munmap`, or another mapping put over it): the addresses may be anybody's now.
+    /// It was unmapped (`munmap`, or another mapping over it): the addresses may have been reused.
     Unmapped,
     /// It was moved to other addresses (`mremap`).
     Moved,
-    /// Its content was given up (`MADV_DONTNEED`, `MADV_REMOVE`, a hole in its file): other pages are there now.
+    /// Its content was discarded (`MADV_DONTNEED`, `MADV_REMOVE`, a hole in its file): other pages are there now.
     Discarded,
 }
 
@@ -148,7 +146,7 @@ impl std::fmt::Display for Gone {
     }
 }
 
-/// The end of the memory, and of its last page.
+/// Returns the end of the memory, and of its last page.
 pub(super) fn check_extent(addr: usize, len: u64) -> Result<(usize, usize), MemoryError> {
     let extent = |error| Err(MemoryError::Extent(error));
     if len == 0 {

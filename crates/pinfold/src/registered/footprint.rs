@@ -1,24 +1,24 @@
-//! Which pages some memory is on, as they count: each whole, and each once.
+//! The pages that memory touches: each whole, and each once.
 
-use super::survey::{Eyes, FrameRun, Piece, Survey};
+use super::survey::{FrameRun, Inspector, Piece, Survey};
 use pinfold_core::addr::PageSize;
 
-/// Pages that no other mapping has, and those whose frames are not known, go by their address in this process, in a part
-/// of the numbers where there are no frames.
+/// Pages that are not shared, and those of unknown frame, are identified by their address in this process, in a range of
+/// numbers without frames.
 const BY_ADDRESS: u64 = 1 << 63;
 
-/// The pages that some memory touches, as ranges.
+/// The pages that memory touches, as ranges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Footprint {
-    /// On plain pages: the kernel charges each to every registration.
+    /// Plain pages: the kernel charges each to every registration.
     pub(super) plain: Vec<(u64, u64)>,
-    /// On pages of several frames: the kernel charges each whole, to the first registration that touches it.
+    /// Pages of several frames: the kernel charges each whole, to the first registration that touches it.
     pub(super) larger: Vec<(u64, u64)>,
 }
 
 impl Footprint {
-    /// O(mappings and hugepages), and O(pages of 4 KiB) of what is on these where their frames may be known.
-    pub(super) fn of(eyes: &Eyes, survey: &Survey) -> Self {
+    /// O(mappings and hugepages), and O(pages of 4 KiB) where their frames are visible to the process.
+    pub(super) fn of(inspector: &Inspector, survey: &Survey) -> Self {
         let mut footprint = Self::default();
         for piece in survey.pieces() {
             if piece.page != PageSize::Size4K && !piece.shared {
@@ -26,8 +26,8 @@ impl Footprint {
                 continue;
             }
             let mut found = Self::default();
-            let told = FrameRun::each(eyes, piece, |run| found.run(eyes, piece, run));
-            if told {
+            let known = FrameRun::each(inspector, piece, |run| found.run(inspector, piece, run));
+            if known {
                 found.plain.into_iter().for_each(|(start, end)| footprint.add_plain(start, end));
                 footprint.larger.append(&mut found.larger);
             } else {
@@ -37,7 +37,7 @@ impl Footprint {
         footprint
     }
 
-    /// A piece that is all of one kind.
+    /// Adds a piece by its addresses.
     fn by_address(&mut self, piece: &Piece) {
         let (start, mask) = (piece.addr as u64, piece.page.mask());
         let (first, last) = (start & !mask | BY_ADDRESS, (start + piece.len + mask) & !mask | BY_ADDRESS);
@@ -47,8 +47,8 @@ impl Footprint {
         }
     }
 
-    /// Pages whose frames follow one another.
-    fn run(&mut self, eyes: &Eyes, piece: &Piece, run: FrameRun) {
+    /// Adds pages of consecutive frames.
+    fn run(&mut self, inspector: &Inspector, piece: &Piece, run: FrameRun) {
         let by_address = (run.start as u64 | BY_ADDRESS, run.end as u64 | BY_ADDRESS);
         let length = by_address.1 - by_address.0;
         let Some(frame) = run.frame else {
@@ -62,8 +62,8 @@ impl Footprint {
             self.larger.push((first, first + length));
             return;
         }
-        // Plain pages may be parts of larger ones that are not mapped as such.
-        let folios = eyes.pagemap.folios(frame, length / 4096).unwrap_or_default();
+        // Plain pages may be parts of larger folios that are not mapped as such.
+        let folios = inspector.pagemap.folios(frame, length / 4096).unwrap_or_default();
         let mut plain = |from: u64, to: u64| match piece.shared {
             true => self.add_plain(from, to),
             false => self.add_plain(by_address.0 + (from - first), by_address.0 + (to - first)),
@@ -86,7 +86,7 @@ impl Footprint {
         }
     }
 
-    /// All of the ranges.
+    /// All ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.plain.iter().chain(&self.larger).copied()
     }

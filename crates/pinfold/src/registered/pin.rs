@@ -1,7 +1,7 @@
-//! Pinning by io_uring: a table of registered buffers in rings of our own.
+//! Pinning by io_uring: tables of registered buffers in private rings.
 //!
-//! The kernel holds each page of such a buffer (`FOLL_LONGTERM`): it stays where it is, and is nobody else's, until it
-//! is taken out of the table, whatever the process does to its addresses meanwhile.
+//! The kernel pins each page of such a buffer (`FOLL_LONGTERM`): it keeps its frame until it leaves the table, whatever the
+//! process does to its addresses.
 
 use super::coverage::Coverage;
 use super::footprint::Footprint;
@@ -9,25 +9,25 @@ use crate::sys::Errno;
 use io_uring::IoUring;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The most that one place of a ring's table takes. Pieces end at multiples of it, so that no page is in two.
+/// The most that one place of a ring's table holds. Pieces end at multiples of it, so that no page is in two.
 const PIECE: usize = 1 << 30;
-/// The most places that a ring has: enough for 15 buffers of the largest size.
+/// The most places of a ring: enough for 15 buffers of the largest size.
 const MAX_PLACES: u32 = 16_384;
-/// How many places the largest buffer (1 TiB) needs.
+/// The number of places that the largest buffer (1 TiB) needs.
 const LARGEST: u32 = 1025;
 
-/// A place in a ring's table of buffers, and the memory that it has.
+/// A place in a ring's table of buffers, and its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingPlace {
-    /// Its number: what a request names.
+    /// Its number in requests.
     pub index: u32,
-    /// Where the memory starts in this process.
+    /// The address of the memory.
     pub addr: usize,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: usize,
 }
 
-/// Memory that is pinned: where in which ring, and what that was charged.
+/// Pinned memory: its ring, its places there, and its charge.
 #[derive(Debug)]
 pub(super) struct Pins {
     ring: usize,
@@ -36,13 +36,13 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Which of the rings it is in, and which places it has there.
+    /// Returns its ring, and its places there.
     pub(super) fn places(&self) -> (usize, &[RingPlace]) {
         (self.ring, &self.places)
     }
 }
 
-/// Rings that do nothing but pin.
+/// Rings that only pin.
 pub(super) struct PinRings {
     rings: Vec<PinRing>,
     capacity: u32,
@@ -51,16 +51,16 @@ pub(super) struct PinRings {
 struct PinRing {
     ring: IoUring,
     vacant: Vec<u32>,
-    /// The pages of several frames that the kernel has charged to this ring's table.
+    /// The pages of several frames that the kernel charges to this ring's table.
     larger: Coverage,
     charged: u64,
 }
 
 impl Drop for PinRing {
     fn drop(&mut self) {
-        // Closing would do, but not at once.
+        // Closing the ring unpins as well, but later.
         if let Err(error) = self.ring.submitter().unregister_buffers() {
-            tracing::debug!(%error, "buffers are unregistered as their ring is closed");
+            tracing::debug!(%error, "buffers are unregistered when their ring is closed");
         }
     }
 }
@@ -82,49 +82,49 @@ impl PinRing {
         Ok(Self { ring, vacant: (0..places).rev().collect(), larger: Coverage::default(), charged: 0 })
     }
 
-    /// Puts memory into a place, or vacates it (`len` 0).
+    /// Sets the memory of a place, or vacates it (`len` 0).
     fn set(&self, place: u32, addr: usize, len: usize) -> Result<(), Errno> {
         let iov_base = std::ptr::with_exposed_provenance_mut(if len == 0 { 0 } else { addr });
         let vector = libc::iovec { iov_base, iov_len: len };
-        // SAFETY: the kernel pins the pages, and reaches them only in requests, of which this ring has none. Whoever
-        // has the ring's buffers cloned answers for the requests there.
+        // SAFETY: the kernel pins the pages, and accesses them only for requests, of which this ring has none. A program
+        // that clones the ring's buffers is responsible for the requests there.
         let set = unsafe { self.ring.submitter().register_buffers_update(place, &[vector], None) };
         set.map_err(|error| errno_of(&error))
     }
 }
 
 impl PinRings {
-    /// A ring with room for `buffers` small buffers and a large one. Sparse tables: since Linux 5.19.
+    /// Creates a ring for `buffers` small buffers and a large one. Sparse tables: since Linux 5.19.
     pub(super) fn new(buffers: usize) -> Result<Self, Errno> {
         let capacity = u32::try_from(buffers).unwrap_or(MAX_PLACES).saturating_add(LARGEST).min(MAX_PLACES);
         Ok(Self { rings: vec![PinRing::new(capacity)?], capacity })
     }
 
-    /// The ring of this number, whose buffers may be cloned to others.
+    /// Returns the descriptor of a ring, whose buffers may be cloned to others.
     pub(super) fn fd(&self, ring: usize) -> Option<BorrowedFd<'_>> {
         let fd = self.rings.get(ring)?.ring.as_raw_fd();
         // SAFETY: the descriptor is open as long as the ring, which `self` owns.
         Some(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Whether the rings are still there.
+    /// Returns whether the rings are still open.
     pub(super) fn alive(&self) -> bool {
         self.rings.iter().all(|ring| ring.vacant.last().is_none_or(|&place| ring.set(place, 0, 0).is_ok()))
     }
 
-    /// What the kernel has charged in all.
+    /// Returns what the kernel charges in total.
     pub(super) fn charged(&self) -> u64 {
         self.rings.iter().map(|ring| ring.charged).sum()
     }
 
-    /// What the kernel would charge for memory on these pages.
+    /// Returns what the kernel would charge for memory on these pages.
     pub(super) fn charge(&self, footprint: &Footprint, places: usize) -> u64 {
         let ring = self.rings.iter().find(|ring| ring.vacant.len() >= places);
         let none = Coverage::default();
         charge(ring.map_or(&none, |ring| &ring.larger), footprint)
     }
 
-    /// Pins the memory, all or nothing. The pages are brought in if they are not there.
+    /// Pins all of the memory, or nothing, and faults its pages in.
     pub(super) fn pin(&mut self, addr: usize, len: usize) -> Result<Pins, Errno> {
         let pieces: Vec<_> = pieces(addr, len).collect();
         let at = match self.rings.iter().position(|ring| ring.vacant.len() >= pieces.len()) {
@@ -148,7 +148,7 @@ impl PinRings {
         Ok(pins)
     }
 
-    /// Enters what pinned memory was charged for.
+    /// Accounts for the pages of pinned memory.
     pub(super) fn account(&mut self, pins: &mut Pins, footprint: &Footprint) {
         if let Some(ring) = self.rings.get_mut(pins.ring) {
             pins.charged = charge(&ring.larger, footprint);
@@ -157,7 +157,7 @@ impl PinRings {
         }
     }
 
-    /// Lets go of memory whose pages were entered by [`account`](Self::account).
+    /// Unpins memory that was accounted for.
     pub(super) fn unpin(&mut self, pins: &Pins, footprint: &Footprint) {
         self.release(pins);
         if let Some(ring) = self.rings.get_mut(pins.ring) {
@@ -168,24 +168,24 @@ impl PinRings {
         }
     }
 
-    /// Lets go of memory that was not accounted for.
+    /// Unpins memory that was not accounted for.
     pub(super) fn release(&mut self, pins: &Pins) {
         let Some(ring) = self.rings.get_mut(pins.ring) else { return };
         for &RingPlace { index, addr, len } in &pins.places {
             match ring.set(index, 0, 0) {
                 Ok(()) => ring.vacant.push(index),
-                // The place stays taken, and the memory pinned until the ring is closed.
+                // The place stays in use, and the memory pinned until the ring is closed.
                 Err(errno) => tracing::error!(addr, len, %errno, "memory could not be unpinned"),
             }
         }
     }
 }
 
-/// What the kernel charges: every plain page, and each larger one that the table does not have yet.
+/// Returns what the kernel charges: every plain page, and each larger one that is not in the table yet.
 fn charge(larger: &Coverage, footprint: &Footprint) -> u64 {
     let mut seen = Coverage::default();
     let new = footprint.larger.iter().map(|&(start, end)| {
-        // The same page may come twice in one footprint; it is whole, so it is missing whole or not at all.
+        // A page may be in a footprint twice; it is missing completely or not at all.
         let missing = larger.missing(start, end).min(seen.missing(start, end));
         seen.add(start, end);
         missing
@@ -193,7 +193,7 @@ fn charge(larger: &Coverage, footprint: &Footprint) -> u64 {
     new.sum::<u64>() + footprint.plain_bytes()
 }
 
-/// The parts of the memory that one place each takes.
+/// Cuts memory into the parts of one place each.
 pub(super) fn pieces(addr: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
     let end = addr.saturating_add(len);
     let mut at = addr;
@@ -211,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_of_a_gib_at_most_and_part_no_page(addr in 0usize..1 << 47, len in 1usize..=1 << 40) {
+        fn pieces_are_at_most_a_gib_and_split_no_page(addr in 0usize..1 << 47, len in 1usize..=1 << 40) {
             let mut at = addr;
             let mut count = 0;
             for (start, bytes) in pieces(addr, len) {

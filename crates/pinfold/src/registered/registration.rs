@@ -1,9 +1,9 @@
-//! One registered buffer: its table, what it is made of, and what keeps it.
+//! One registered buffer: its table, what it consists of, and how it is pinned.
 
 use super::error::RegistrationError;
 use super::footprint::Footprint;
 use super::pin::Pins;
-use super::survey::{Eyes, Survey};
+use super::survey::{Inspector, Survey};
 use super::watch::Watched;
 use crate::memory::OwnedMemory;
 use crate::sys::{Errno, bytes};
@@ -12,27 +12,30 @@ use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::registered::Registered;
 
-/// How a device sees the memory: what the addresses in a table are.
+/// How a device sees the memory: which addresses a table contains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum View {
-    /// By the process's own addresses, one after the other: for rings, for the software IOMMU, and for domains where an
-    /// IOVA equals the address.
+    /// The process's own addresses, contiguous: for rings, and for domains where an IOVA equals the address.
     Process,
-    /// By where it lies in memory: for devices without an IOMMU. Takes the right to know the frames.
-    PhysTranslator,
+    /// Physical addresses: for devices without an IOMMU. Needs `CAP_SYS_ADMIN`, to know the frames.
+    Physical,
 }
 
 impl View {
-    pub(super) fn describe(self, eyes: &Eyes, survey: &Survey) -> Result<Registered, RegistrationError> {
+    pub(super) fn describe(
+        self,
+        inspector: &Inspector,
+        survey: &Survey,
+    ) -> Result<Registered, RegistrationError> {
         let addr = survey.addr();
         match self {
             Self::Process => {
                 let whole = Segment { iova: Iova::new(addr as u64), len: survey.len() };
                 Ok(Registered::from_segments(addr, [whole])?)
             }
-            Self::PhysTranslator => {
+            Self::Physical => {
                 let mut survey = survey.clone();
-                survey.find_frames(eyes);
+                survey.find_frames(inspector);
                 let unknown = survey.pieces().iter().find(|piece| piece.phys.is_none());
                 if let Some(piece) = unknown {
                     return Err(RegistrationError::FramesUnknown { addr: piece.addr });
@@ -53,20 +56,48 @@ pub struct Registration {
     pub(super) table: Registered,
     pub(super) survey: Survey,
     pub(super) footprint: Footprint,
-    pub(super) keeper: Keeper,
+    pub(super) pin: PinKind,
     pub(super) access: Access,
     pub(super) watched: Result<Watched, Errno>,
-    /// The memory, where it was lent to the table.
+    /// The memory, if it was lent to the table.
     pub(super) lent: Option<DmaMemory<'static>>,
-    /// What keeps the memory, where it was given up.
+    /// What keeps the memory, if it was given up by value.
     pub(super) owned: Option<OwnedMemory>,
 }
 
-/// What keeps the memory where it is.
+/// How the memory is kept in place.
 #[derive(Debug)]
-pub(super) enum Keeper {
+pub(super) enum PinKind {
     Pinned(Pins),
     Locked { first: usize, last: usize },
+}
+
+/// What is to be registered.
+pub(super) struct Extent {
+    pub(super) addr: usize,
+    pub(super) len: u64,
+    pub(super) lent: Option<DmaMemory<'static>>,
+    pub(super) owned: Option<OwnedMemory>,
+}
+
+impl From<DmaMemory<'_>> for Extent {
+    fn from(memory: DmaMemory<'_>) -> Self {
+        // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table has it.
+        let lent = unsafe { memory.extend() };
+        Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent), owned: None }
+    }
+}
+
+/// When a buffer that was unregistered or replaced is unpinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Released {
+    /// It is: no I/O on it was in flight.
+    Now,
+    /// When its I/O in flight has completed.
+    AfterIo {
+        /// The number of holds.
+        holds: u32,
+    },
 }
 
 impl AsRef<Registered> for Registration {
@@ -76,49 +107,47 @@ impl AsRef<Registered> for Registration {
 }
 
 impl Registration {
-    /// Where every byte is for the device.
+    /// Returns where every byte is for the device.
     #[inline]
     pub fn table(&self) -> &Registered {
         &self.table
     }
 
-    /// What the memory is made of, and by what means that is known, as it was when the pages were pinned. Without their
-    /// frames: a [`Survey`] of its own has them.
+    /// Returns what the memory consisted of when it was pinned, without the frames: a new [`Survey`] has them.
     pub fn survey(&self) -> &Survey {
         &self.survey
     }
 
-    /// What devices may do with it.
+    /// Returns what devices may do with it.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Whether its pages stay in their frames; else they only stay in memory.
+    /// Returns whether its pages keep their frames; otherwise they only stay resident.
     pub fn is_pinned(&self) -> bool {
-        matches!(self.keeper, Keeper::Pinned(_))
+        matches!(self.pin, PinKind::Pinned(_))
     }
 
-    /// Bytes that the kernel has charged to `RLIMIT_MEMLOCK` for it (or would, but for `CAP_IPC_LOCK`).
+    /// Returns the bytes that the kernel charges to `RLIMIT_MEMLOCK` for it (or would without `CAP_IPC_LOCK`).
     pub fn charged_bytes(&self) -> u64 {
-        match &self.keeper {
-            Keeper::Pinned(pins) => pins.charged,
-            Keeper::Locked { first, last } => (last - first) as u64,
+        match &self.pin {
+            PinKind::Pinned(pins) => pins.charged,
+            PinKind::Locked { first, last } => (last - first) as u64,
         }
     }
 
-    /// Whether it is revoked as soon as its memory goes away; why not.
+    /// Returns whether it is revoked as soon as its memory is unmapped.
     ///
     /// # Errors
-    /// What the kernel said: `ENOSYS`, `EPERM` or `EINVAL` where there is no userfaultfd, or none for such memory,
-    /// `EBUSY` where somebody else has one for it.
+    /// The reason why not: `ENOSYS`, `EPERM` or `EINVAL` if there is no userfaultfd, or none for such memory, `EBUSY` if
+    /// another userfaultfd watches it.
     pub fn watched(&self) -> Result<(), Errno> {
         self.watched.map(|_| ())
     }
 }
 
 impl Survey {
-    /// The bounds of the pages that it touches. Hugepages are taken whole: what the kernel is told about a part of one
-    /// divides it.
+    /// The bounds of the pages that it touches; hugepages whole, since advice about a part of one splits it.
     pub(super) fn page_bounds(&self) -> (usize, usize) {
         let mask = |piece: &super::survey::Piece| bytes(piece.page.mask());
         let first = self.pieces().first().map_or(4095, mask);
@@ -127,18 +156,18 @@ impl Survey {
     }
 }
 
-/// Keeps pages in memory, and brings them in. `mlock`: since the first Linux.
+/// Faults pages in and keeps them resident (`mlock`).
 pub(super) fn lock(first: usize, last: usize) -> Result<(), Errno> {
     let at = std::ptr::with_exposed_provenance_mut(first);
     // SAFETY: locking changes no content; what is not mapped is an error.
     Ok(unsafe { rustix::mm::mlock(at, last - first) }?)
 }
 
-/// Takes [`lock`] back; what is no longer mapped is not locked either.
+/// Reverses [`lock`]; memory that is no longer mapped is not locked either.
 pub(super) fn unlock(first: usize, last: usize) {
     let at = std::ptr::with_exposed_provenance_mut(first);
     // SAFETY: as for `lock`.
     if let Err(errno) = unsafe { rustix::mm::munlock(at, last - first) } {
-        tracing::debug!(first, last, %errno, "memory was not unlocked");
+        tracing::debug!(first, last, %errno, "memory could not be unlocked");
     }
 }

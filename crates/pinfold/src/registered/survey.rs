@@ -1,4 +1,4 @@
-//! What memory is really made of: the size of its pages, and where they are.
+//! What memory consists of: the size of its pages, and their frames.
 
 use super::error::MemoryError;
 use crate::sys::mapping::{Mappings, MmapRegion};
@@ -8,9 +8,20 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{PageSize, PhysAddr};
 use std::fmt;
 
-/// What is known of some memory of this process. It holds for the moment, unless the memory is pinned.
+/// The composition of a range of this process's memory, at one moment unless the memory is pinned.
 ///
-/// What can not be known is taken for the smaller size, never for a larger one.
+/// Pages of unknown size are reported as small, never as large.
+///
+/// ```
+/// use pinfold::{Access, registered::Survey};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let bytes = vec![0u8; 1 << 20];
+/// let survey = Survey::new(bytes.as_ptr().addr(), 1 << 20, Access::READ)?;
+/// assert!(survey.touched_bytes() >= 1 << 20);
+/// println!("{}", survey.means());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Survey {
     addr: usize,
@@ -20,61 +31,61 @@ pub struct Survey {
     read_only: bool,
 }
 
-/// A part of the memory in pages of one size; contiguous for a device without an IOMMU where its frames are known.
+/// A part of the memory in pages of one size; physically contiguous if its frames are known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where it starts in this process.
+    /// Its address.
     pub addr: usize,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: u64,
-    /// The size of its pages: the first and the last may be touched in part only.
+    /// The size of its pages; the first and the last may be touched partially.
     pub page: PageSize,
-    /// Where the pages come from.
+    /// The origin of the pages.
     pub backing: Backing,
-    /// Whether other mappings may have the same pages.
+    /// Whether other mappings may share the pages.
     pub shared: bool,
-    /// Where it starts in memory; `None` where that may not be known, or no page is there yet.
+    /// Its physical address; `None` if it is not visible to the process, or not resident.
     pub phys: Option<PhysAddr>,
 }
 
-/// Where pages come from.
+/// The origin of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Backing {
     /// A pool of hugepages.
     Hugetlb,
     /// Transparent hugepages.
     Transparent,
-    /// Plain pages, of which some may not be there yet.
+    /// Plain pages; some may not be resident.
     Plain,
 }
 
-/// By what means a survey knows what it says.
+/// How the facts of a survey were obtained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Means {
-    /// Whether mappings were queried (`PROCMAP_QUERY`, Linux 6.11); else `/proc/self/smaps` was read.
+    /// Whether mappings were queried (`PROCMAP_QUERY`, Linux 6.11); otherwise `/proc/self/smaps` was read.
     pub mappings_queried: bool,
-    /// Whether transparent hugepages were looked for by `PAGEMAP_SCAN` (Linux 6.7); the reason where not. Then they
-    /// are taken for plain pages, unless their frames are known.
+    /// Whether transparent hugepages were found by `PAGEMAP_SCAN` (Linux 6.7), or why not. Without it they are reported
+    /// as plain pages, unless their frames are known.
     pub transparent: Result<(), Errno>,
-    /// Whether `/proc/self/pagemap` told the frames: it tells them to `CAP_SYS_ADMIN`.
+    /// Whether `/proc/self/pagemap` showed the frames, which needs `CAP_SYS_ADMIN`.
     pub frames: bool,
 }
 
-/// What surveys look with.
+/// The files of `/proc` that surveys read.
 #[derive(Debug)]
-pub(super) struct Eyes {
+pub(super) struct Inspector {
     pub(super) mappings: Mappings,
     pub(super) pagemap: Pagemap,
 }
 
-impl Eyes {
+impl Inspector {
     pub(super) fn open() -> Result<Self, MemoryError> {
-        let blind = |errno| MemoryError::Unknown { addr: 0, errno };
-        Ok(Self { mappings: Mappings::open().map_err(blind)?, pagemap: Pagemap::open().map_err(blind)? })
+        let unknown = |errno| MemoryError::Unknown { addr: 0, errno };
+        Ok(Self { mappings: Mappings::open().map_err(unknown)?, pagemap: Pagemap::open().map_err(unknown)? })
     }
 }
 
-/// Pages whose frames follow one another, or that are not there.
+/// Pages with consecutive frames, or that are not resident.
 #[derive(Clone, Copy)]
 pub(super) struct FrameRun {
     pub(super) start: usize,
@@ -83,9 +94,9 @@ pub(super) struct FrameRun {
 }
 
 impl FrameRun {
-    /// Calls `each` with the frames of the pages that the piece is on, run by run; whether they may be known (if not,
-    /// what it was called with is not all, or says of pages that are there that they are not).
-    pub(super) fn each(eyes: &Eyes, piece: &Piece, mut each: impl FnMut(Self)) -> bool {
+    /// Calls `each` with the frames of the piece's pages, run by run. Returns whether the frames are visible to the
+    /// process; if not, the calls are incomplete, or report resident pages as not resident.
+    pub(super) fn each(inspector: &Inspector, piece: &Piece, mut each: impl FnMut(Self)) -> bool {
         let (page, mask) = (bytes(piece.page.bytes()), bytes(piece.page.mask()));
         let (first, last) = (piece.addr & !mask, (piece.addr + bytes(piece.len) + mask) & !mask);
         let mut run = Self { start: first, end: first, frame: None };
@@ -104,10 +115,10 @@ impl FrameRun {
             run = Self { start: addr, end: addr + page, frame };
         };
         let read = if piece.page == PageSize::Size4K {
-            eyes.pagemap.each(first, last, enter)
+            inspector.pagemap.each(first, last, enter)
         } else {
-            // What one entry maps is in one piece: its first page tells.
-            (first..last).step_by(page).try_for_each(|at| eyes.pagemap.each(at, at + 4096, &mut enter))
+            // What one entry maps is contiguous, so its first page suffices.
+            (first..last).step_by(page).try_for_each(|at| inspector.pagemap.each(at, at + 4096, &mut enter))
         };
         if run.start < run.end {
             each(run);
@@ -138,34 +149,36 @@ impl fmt::Display for Means {
         })?;
         match self.transparent {
             Ok(()) => f.write_str(", transparent hugepages by PAGEMAP_SCAN")?,
-            Err(errno) => write!(f, ", transparent hugepages taken for plain pages (PAGEMAP_SCAN: {errno})")?,
+            Err(errno) => {
+                write!(f, ", transparent hugepages reported as plain pages (PAGEMAP_SCAN: {errno})")?
+            }
         }
         f.write_str(if self.frames {
             ", frames by /proc/self/pagemap"
         } else {
-            ", frames unknown (/proc/self/pagemap tells them to CAP_SYS_ADMIN)"
+            ", frames unknown (/proc/self/pagemap shows them to CAP_SYS_ADMIN)"
         })
     }
 }
 
 impl Survey {
-    /// Looks at `len` bytes at `addr`, which a device is to access so. Pages that are not there are not brought in.
+    /// Examines `len` bytes at `addr`, for `access` by a device. Pages that are not resident are not faulted in.
     ///
-    /// O(mappings touched), O(pages of 4 KiB touched) where frames may be known.
+    /// O(mappings touched), or O(pages of 4 KiB touched) if frames are visible to the process.
     ///
     /// # Errors
-    /// [`MemoryError`]: empty, wrapping, longer than a registered buffer may be, not mapped or special in some part,
-    /// or without the rights that the access needs; or `/proc` is not there.
+    /// [`MemoryError`] if the range is empty, wraps, is longer than a registered buffer may be, is partly unmapped or no
+    /// ordinary memory, or does not permit the access; or without `/proc`.
     pub fn new(addr: usize, len: u64, access: Access) -> Result<Self, MemoryError> {
-        let mut eyes = Eyes::open()?;
-        let mut survey = Self::of_mappings(&mut eyes, addr, len, access)?;
-        survey.find_frames(&eyes);
+        let mut inspector = Inspector::open()?;
+        let mut survey = Self::of_mappings(&mut inspector, addr, len, access)?;
+        survey.find_frames(&inspector);
         Ok(survey)
     }
 
-    /// Without the frames. O(mappings touched).
+    /// Examines the mappings, without the frames. O(mappings touched).
     pub(super) fn of_mappings(
-        eyes: &mut Eyes,
+        inspector: &mut Inspector,
         addr: usize,
         len: u64,
         access: Access,
@@ -181,30 +194,31 @@ impl Survey {
         let mut at = addr;
         while at < end {
             let failed = |errno| MemoryError::Unknown { addr: at, errno };
-            let mapping = eyes.mappings.at(at).map_err(failed)?.ok_or(MemoryError::Unmapped { addr: at })?;
+            let mapping =
+                inspector.mappings.at(at).map_err(failed)?.ok_or(MemoryError::Unmapped { addr: at })?;
             check_rights(&mapping, at, access)?;
             survey.read_only |= !mapping.writable;
             let upto = mapping.end.min(end);
-            survey.mapping(eyes, &mapping, at, upto);
+            survey.mapping(inspector, &mapping, at, upto);
             at = upto;
         }
-        survey.means.mappings_queried = eyes.mappings.are_queried();
+        survey.means.mappings_queried = inspector.mappings.are_queried();
         Ok(survey)
     }
 
-    /// Enters the part `at..end`, which one mapping has, in pieces.
-    fn mapping(&mut self, eyes: &Eyes, mapping: &MmapRegion, at: usize, end: usize) {
+    /// Adds the pieces of `at..end`, which is in one mapping.
+    fn mapping(&mut self, inspector: &Inspector, mapping: &MmapRegion, at: usize, end: usize) {
         let shared = mapping.shared;
-        // A hugetlb page of a size that has no name here is at least as large as the next smaller one.
+        // A hugetlb page of another size is at least as large as the next smaller one.
         let page = PageSize::ALL.into_iter().rev().find(|page| page.bytes() <= mapping.page_bytes);
         if let Some(page) = page.filter(|page| *page != PageSize::Size4K) {
             self.push(at, end, page, Backing::Hugetlb, shared);
             return;
         }
         let huge = bytes(PageSize::Size2M.bytes());
-        // Whole hugepages around the part: what is asked for may begin and end within them.
+        // Whole hugepages around the part, which may begin and end within them.
         let around = (at & !(huge - 1)).max(mapping.start)..end.next_multiple_of(huge).min(mapping.end);
-        let found = match eyes.pagemap.huge(around.start & !4095, around.end.next_multiple_of(4096)) {
+        let found = match inspector.pagemap.huge(around.start & !4095, around.end.next_multiple_of(4096)) {
             Ok(found) => found,
             Err(errno) => {
                 self.means.transparent = Err(errno);
@@ -213,7 +227,7 @@ impl Survey {
         };
         let mut from = at;
         for (start, stop) in found {
-            // Only what lies on whole hugepages is theirs.
+            // Only what is on whole hugepages.
             let (start, stop) = (start.next_multiple_of(huge).max(from), (stop & !(huge - 1)).min(end));
             if start < stop {
                 self.push(from, start, PageSize::Size4K, Backing::Plain, shared);
@@ -230,21 +244,21 @@ impl Survey {
         }
     }
 
-    /// Divides the pieces where their frames do not follow one another, if these may be known.
+    /// Splits the pieces where their frames are not consecutive, if the frames are visible to the process.
     ///
     /// O(pages), of their real size.
-    pub(super) fn find_frames(&mut self, eyes: &Eyes) {
+    pub(super) fn find_frames(&mut self, inspector: &Inspector) {
         let mut divided = Vec::with_capacity(self.pieces.len());
         let mut known = false;
         for piece in &self.pieces {
             let stop = piece.addr + bytes(piece.len);
-            let told = FrameRun::each(eyes, piece, |run| {
+            let visible = FrameRun::each(inspector, piece, |run| {
                 known |= run.frame.is_some();
                 let (from, to) = (run.start.max(piece.addr), run.end.min(stop));
                 let phys = run.frame.map(|frame| PhysAddr::new(frame * 4096 + (from - run.start) as u64));
                 divided.push(Piece { addr: from, len: (to - from) as u64, phys, ..*piece });
             });
-            if !told {
+            if !visible {
                 return;
             }
         }
@@ -254,12 +268,12 @@ impl Survey {
         }
     }
 
-    /// Where it starts in this process.
+    /// Returns the address of the range.
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// How many bytes, at least 1.
+    /// Returns the length in bytes, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a survey is never of nothing")]
     pub fn len(&self) -> u64 {
         self.len
@@ -271,22 +285,22 @@ impl Survey {
         self.addr + bytes(self.len)
     }
 
-    /// The pieces, in order and without gaps.
+    /// Returns the pieces, in order and without gaps.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// By what means this is known.
+    /// Returns how the facts were obtained.
     pub fn means(&self) -> Means {
         self.means
     }
 
-    /// Whether the process itself may only read some of it.
+    /// Returns whether some of it is read-only for the process.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// How many pages of this size the memory touches.
+    /// Returns the number of pages of a size that the range touches.
     pub fn pages(&self, page: PageSize) -> u64 {
         let mut last = None;
         let mut pages = 0;
@@ -299,7 +313,7 @@ impl Survey {
         pages
     }
 
-    /// How many bytes the pages have that the memory touches, each whole.
+    /// Returns the bytes of the pages that the range touches, each whole.
     pub fn touched_bytes(&self) -> u64 {
         PageSize::ALL.into_iter().map(|page| self.pages(page) * page.bytes()).sum()
     }
@@ -313,7 +327,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_kernel_that_answers_no_queries_is_understood_too() {
+    fn smaps_and_queries_give_the_same_survey() {
         let region = Region::anonymous(64 << 10, 4096).unwrap();
         region.ask_for_plain_pages().unwrap();
         region.populate(32 << 10).unwrap();
@@ -321,11 +335,12 @@ mod tests {
         let shared = Region::shared(fd.as_fd(), 64 << 10).unwrap();
         shared.populate(64 << 10).unwrap();
         for (addr, is_shared) in [(region.addr(), false), (shared.addr(), true)] {
-            let eyes = || Eyes::open().unwrap();
-            let read = Eyes { mappings: Mappings::by_smaps().unwrap(), ..eyes() };
-            let [one, other] = [eyes(), read].map(|mut eyes| {
-                let mut survey = Survey::of_mappings(&mut eyes, addr + 5, 50_000, Access::WRITE).unwrap();
-                survey.find_frames(&eyes);
+            let inspector = || Inspector::open().unwrap();
+            let read = Inspector { mappings: Mappings::by_smaps().unwrap(), ..inspector() };
+            let [one, other] = [inspector(), read].map(|mut inspector| {
+                let mut survey =
+                    Survey::of_mappings(&mut inspector, addr + 5, 50_000, Access::WRITE).unwrap();
+                survey.find_frames(&inspector);
                 survey
             });
             assert_eq!(one.pieces(), other.pieces());

@@ -1,11 +1,10 @@
-//! Sees registered memory go away, by a userfaultfd.
+//! Detects that registered memory is unmapped, moved or discarded, with a userfaultfd.
 //!
-//! Whoever unmaps, moves or discards watched memory waits in the kernel until the event has been read. The thread that
-//! reads it says so *before* it reads (`busy`), and takes that back when the registrations are marked. So whoever asks
-//! about a registration after such a call has returned either sees the mark, or sees `busy` and waits for the mark:
-//! no use of addresses that have become something else goes unnoticed.
+//! The call that does so waits in the kernel until the event has been read. The watching thread sets `busy` *before* it
+//! reads, and clears it when the registrations are marked. A query after the call has returned therefore either sees the
+//! mark, or sees `busy` and waits for the mark: no use of reused addresses goes undetected.
 //!
-//! The thread allocates nothing and takes no lock: the one that waits for it may hold any.
+//! The watching thread allocates nothing and takes no lock, since the thread that waits for it may hold any.
 
 use super::coverage::Coverage;
 use super::error::Gone;
@@ -17,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// The number of a place in the watch.
+/// A place in the watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Watched {
     place: usize,
-    /// The pages that are watched for it.
+    /// The watched pages.
     start: usize,
     end: usize,
 }
@@ -30,28 +29,28 @@ pub(super) struct Watched {
 pub(super) struct Watch {
     shared: Arc<Shared>,
     vacant: Vec<usize>,
-    /// Pages may be watched for several: they are forgotten with the last.
+    /// Pages may be watched for several registrations: they are unwatched with the last.
     pages: Coverage,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    /// The process that the thread is in.
+    /// The process of the thread.
     process: u32,
 }
 
 #[derive(Debug)]
 struct Shared {
     userfault: Userfault,
-    /// Events are being read and marked.
+    /// Whether events are being read and marked.
     busy: AtomicBool,
     places: Box<[Place]>,
 }
 
-/// A range that is watched: empty where the place is vacant.
+/// A watched range: empty if the place is vacant.
 #[derive(Debug, Default)]
 struct Place {
     start: AtomicUsize,
     end: AtomicUsize,
-    /// What became of it: 0, or one of the codes; the address is written before.
+    /// What happened: 0, or one of the codes; `gone_at` is stored before.
     gone: AtomicUsize,
     gone_at: AtomicUsize,
 }
@@ -59,7 +58,7 @@ struct Place {
 const GONE: [(usize, Gone); 3] = [(1, Gone::Unmapped), (2, Gone::Moved), (3, Gone::Discarded)];
 
 impl Watch {
-    /// A watch of at most `places` ranges at once.
+    /// Creates a watch for at most `places` ranges.
     pub(super) fn new(places: usize) -> Result<Self, Errno> {
         let userfault = Userfault::new()?;
         let table = std::iter::repeat_with(Place::default).take(places).collect();
@@ -80,21 +79,21 @@ impl Watch {
         })
     }
 
-    /// Watches `addr..end`, by the pages `first..last` that it is on.
+    /// Watches `addr..end`, which is on the pages `first..last`.
     pub(super) fn watch(
         &mut self,
         (addr, end): (usize, usize),
         (first, last): (usize, usize),
     ) -> Result<Watched, Errno> {
         let place = self.vacant.pop().ok_or(Errno::new(libc::ENOSPC))?;
-        // What became of these addresses before is not this registration's.
-        self.shared.settle();
+        // Earlier events for these addresses do not concern this registration.
+        self.shared.wait_for_marks();
         if let Some(entry) = self.shared.places.get(place) {
             entry.gone.store(0, Ordering::Relaxed);
             entry.start.store(addr, Ordering::Relaxed);
             entry.end.store(end, Ordering::Release);
         }
-        // Entered before: nothing that happens from here on is missed.
+        // Entered before, so that no event from here on is missed.
         if let Err(errno) = self.shared.userfault.watch(first, last) {
             self.vacate(place);
             return Err(errno);
@@ -103,14 +102,14 @@ impl Watch {
         Ok(Watched { place, start: first, end: last })
     }
 
-    /// No longer watches it.
-    pub(super) fn forget(&mut self, watched: Watched) {
+    /// Stops watching.
+    pub(super) fn unwatch(&mut self, watched: Watched) {
         let gone = self.gone(watched).is_some();
         self.vacate(watched.place);
         for (start, end) in self.pages.remove(watched.start as u64, watched.end as u64) {
-            // What went away may be somebody else's now.
+            // Addresses that were unmapped may have been reused.
             if !gone && let Err(errno) = self.shared.userfault.forget(bytes(start), bytes(end)) {
-                tracing::debug!(start, end, %errno, "memory stays watched");
+                tracing::debug!(start, end, %errno, "memory could not be unwatched");
             }
         }
     }
@@ -122,10 +121,10 @@ impl Watch {
         self.vacant.push(place);
     }
 
-    /// What became of it, and where.
+    /// Returns what happened to the range, and where.
     #[inline]
     pub(super) fn gone(&self, watched: Watched) -> Option<(Gone, usize)> {
-        self.shared.settle();
+        self.shared.wait_for_marks();
         let place = self.shared.places.get(watched.place)?;
         let code = place.gone.load(Ordering::Acquire);
         let &(_, gone) = GONE.iter().find(|(have, _)| *have == code)?;
@@ -138,9 +137,9 @@ impl Drop for Watch {
         if self.process != std::process::id() {
             return;
         }
-        // The counter is at 0, so that this does not block.
-        let told = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+        // The counter is 0, so this does not block.
+        let stopped = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (stopped, self.thread.take()) {
             // It does not panic.
             let _ = thread.join();
         }
@@ -148,9 +147,9 @@ impl Drop for Watch {
 }
 
 impl Shared {
-    /// Waits until the events that have been read are marked.
+    /// Waits until the events that were read are marked.
     #[inline]
-    fn settle(&self) {
+    fn wait_for_marks(&self) {
         while self.busy.load(Ordering::Acquire) {
             std::thread::yield_now();
         }

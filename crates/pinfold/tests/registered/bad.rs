@@ -18,7 +18,7 @@ fn memory_that_can_not_be_registered_says_why_and_changes_nothing() {
     let area = Area::new(0, &parts).unwrap();
     let first = register(&mut buffers, area.addr, PAGE).unwrap().into_index();
     let before = pinned_by_kernel();
-    let account = buffers.account();
+    let stats = buffers.stats();
     let hole = area.addr + 4 * PAGE;
     let read_only = area.addr + 6 * PAGE;
     let fence = area.addr + area.bytes;
@@ -45,7 +45,7 @@ fn memory_that_can_not_be_registered_says_why_and_changes_nothing() {
     for (addr, len) in [(area.addr, PAGE), (area.addr + PAGE - 1, 2), (area.addr + 5, 1)] {
         assert_eq!(register(&mut buffers, addr, len), Err(overlap(addr, len as u64)));
     }
-    assert_eq!((buffers.account(), pinned_by_kernel()), (account, before));
+    assert_eq!((buffers.stats(), pinned_by_kernel()), (stats, before));
     assert_eq!(buffers.locate(first, 0).unwrap().len, PAGE as u64);
 }
 
@@ -65,7 +65,7 @@ fn devices_and_pages_of_the_kernel_are_no_memory() {
     let index = register_for(&mut buffers, zero.addr + 5, PAGE as u64, Access::READ).unwrap().into_index();
     let registration = buffers.get(index).unwrap();
     assert!(!registration.is_pinned(), "what is read-only is locked, not pinned");
-    assert_eq!((registration.charged_bytes(), buffers.account().charged_bytes), (2 * PAGE as u64, 0));
+    assert_eq!((registration.charged_bytes(), buffers.stats().charged_bytes), (2 * PAGE as u64, 0));
     let next = register_for(&mut buffers, zero.addr + 5 + PAGE, 5, Access::READ).unwrap().into_index();
     let locked = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();

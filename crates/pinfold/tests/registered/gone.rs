@@ -69,7 +69,7 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
             gone(&mut buffers, index, why, at);
             assert_eq!(pinned_by_kernel(), before, "pinned until it is unregistered");
             buffers.unregister(index).unwrap();
-            assert_eq!(buffers.account().pinned_bytes, 0);
+            assert_eq!(buffers.stats().pinned_bytes, 0);
             // Its place, and its addresses, can be used again.
             let fresh = Area::new(0, &[(Kind::Plain, PAGE)]).unwrap();
             assert_eq!(fresh.register(&mut buffers).unwrap().into_index(), index);

@@ -100,19 +100,19 @@ fn what_is_unregistered_while_io_is_under_way_stays_pinned_until_that_is_over() 
     let before = pinned_by_kernel();
     let index = area.register(&mut buffers).unwrap().into_index();
     let (one, two) = (buffers.hold(index).unwrap(), buffers.hold(index).unwrap());
-    use pinfold::registered::Left;
-    assert_eq!(buffers.unregister(index), Ok(Left::AfterIo { holds: 2 }));
+    use pinfold::registered::Released;
+    assert_eq!(buffers.unregister(index), Ok(Released::AfterIo { holds: 2 }));
     assert!(buffers.unregister(index).is_err(), "twice");
     assert!(buffers.get(index).is_err() && buffers.is_empty());
     assert_eq!(pinned_by_kernel() - before, 4 * PAGE as u64);
     // The same memory, and the same place, for a new one meanwhile.
     assert_eq!(area.register(&mut buffers).unwrap().into_index(), index);
-    assert_eq!(buffers.account().pinned_bytes, 4 * PAGE as u64, "once");
+    assert_eq!(buffers.stats().pinned_bytes, 4 * PAGE as u64, "once");
     buffers.release(one).unwrap();
-    assert_eq!((buffers.account().leaving, pinned_by_kernel() - before), (1, 8 * PAGE as u64));
+    assert_eq!((buffers.stats().leaving, pinned_by_kernel() - before), (1, 8 * PAGE as u64));
     buffers.release(two).unwrap();
-    assert_eq!((buffers.account().leaving, pinned_by_kernel() - before), (0, 4 * PAGE as u64));
-    assert_eq!(buffers.unregister(index), Ok(Left::Now));
+    assert_eq!((buffers.stats().leaving, pinned_by_kernel() - before), (0, 4 * PAGE as u64));
+    assert_eq!(buffers.unregister(index), Ok(Released::Now));
     assert_eq!(pinned_by_kernel(), before);
 }
 

@@ -20,17 +20,17 @@ fn what_is_too_much_is_refused_with_figures_and_a_command_and_nothing_is_pinned(
     let area = Area::new(0, &[(Kind::Untouched, asked)]).unwrap();
     without(CapabilitySet::IPC_LOCK, || {
         let Some(mut buffers) = buffers(View::Process) else { return };
-        assert!(!buffers.account().lifted);
+        assert!(!buffers.stats().lifted);
         let before = pinned_by_kernel();
         let small = register(&mut buffers, area.addr, PAGE).unwrap().into_index();
         let error = register(&mut buffers, area.addr + PAGE, asked - PAGE).unwrap_err();
-        let RegistrationError::Memlock { asked: said, used, allowed, command } = &error else {
+        let RegistrationError::Memlock { requested: said, used, allowed, command } = &error else {
             panic!("{error}")
         };
         assert_eq!((*said, *used, *allowed), ((asked - PAGE) as u64, before + PAGE as u64, limit));
         assert!(command.contains("prlimit") || command.contains("ulimit -l"), "{command}");
         assert!(error.to_string().contains(&format!("{said} bytes")) && error.to_string().contains(command));
-        assert_eq!((pinned_by_kernel() - before, buffers.account().pinned_bytes), (PAGE as u64, PAGE as u64));
+        assert_eq!((pinned_by_kernel() - before, buffers.stats().pinned_bytes), (PAGE as u64, PAGE as u64));
         assert!(buffers.get(small).is_ok());
     });
 }
@@ -53,9 +53,9 @@ fn a_hugepage_counts_whole_also_where_few_bytes_of_it_are_asked_for() {
             fit += u64::from(registered.is_ok());
             registered.err()
         });
-        let Some(RegistrationError::Memlock { asked, .. }) = refused else { panic!("{refused:?}") };
-        assert_eq!(asked, HUGE as u64, "for 10 bytes");
-        assert_eq!(buffers.account().charged_bytes, fit * HUGE as u64);
+        let Some(RegistrationError::Memlock { requested, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(requested, HUGE as u64, "for 10 bytes");
+        assert_eq!(buffers.stats().charged_bytes, fit * HUGE as u64);
         assert_eq!(pinned_by_kernel() - before, fit * HUGE as u64, "as was predicted");
     });
 }
@@ -75,12 +75,12 @@ fn memory_that_turns_out_larger_than_was_known_is_refused_by_the_kernel_and_said
         let before = pinned_by_kernel();
         let refused = (0..pages).find_map(|page| register(&mut buffers, area.addr + page * HUGE, PAGE).err());
         match refused {
-            Some(RegistrationError::Memlock { asked, used, .. }) => {
-                assert_eq!((asked, used), (HUGE as u64, pinned_by_kernel()));
+            Some(RegistrationError::Memlock { requested, used, .. }) => {
+                assert_eq!((requested, used), (HUGE as u64, pinned_by_kernel()));
             }
             Some(error) => panic!("{error}"),
             None => skipped("no transparent hugepages"),
         }
-        assert_eq!(pinned_by_kernel() - before, buffers.account().charged_bytes);
+        assert_eq!(pinned_by_kernel() - before, buffers.stats().charged_bytes);
     });
 }

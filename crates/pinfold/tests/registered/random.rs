@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use crate::shapes::IntoIndex;
-use pinfold::registered::{BufferIndex, Buffers, Hold, Left, RegistrationError, View};
+use pinfold::registered::{BufferIndex, Buffers, Hold, RegistrationError, Released, View};
 use pinfold_core::registered::RegisterError;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,8 +79,8 @@ fn random_registrations_are_charged_and_pinned_as_is_said() {
                 let tickets = held.remove(&index).unwrap_or_default();
                 let left = buffers.unregister(index).unwrap();
                 match u32::try_from(tickets.len()).unwrap() {
-                    0 => assert_eq!(left, Left::Now),
-                    holds => assert_eq!(left, Left::AfterIo { holds }),
+                    0 => assert_eq!(left, Released::Now),
+                    holds => assert_eq!(left, Released::AfterIo { holds }),
                 }
                 if let Some(&first) = tickets.first() {
                     tickets.iter().for_each(|&ticket| {
@@ -106,10 +106,10 @@ fn random_registrations_are_charged_and_pinned_as_is_said() {
             leaving.values().map(|&(e, first)| (first, e)).collect();
         let extents = live.values().copied().chain(left.iter().map(|&(_, extent)| extent));
         let on: BTreeMap<usize, usize> = extents.flat_map(|(addr, len)| pages(addr, len)).collect();
-        let account = buffers.account();
-        assert_eq!(account.pinned_bytes, on.values().sum::<usize>() as u64, "step {step}");
-        assert_eq!(account.charged_bytes, pinned_by_kernel() - before, "step {step}");
-        assert_eq!((account.buffers, account.leaving), (live.len(), left.len()), "step {step}");
+        let stats = buffers.stats();
+        assert_eq!(stats.pinned_bytes, on.values().sum::<usize>() as u64, "step {step}");
+        assert_eq!(stats.charged_bytes, pinned_by_kernel() - before, "step {step}");
+        assert_eq!((stats.buffers, stats.leaving), (live.len(), left.len()), "step {step}");
     }
     holds.drain(..).for_each(|(hold, _)| buffers.release(hold).unwrap());
     drop(buffers);
@@ -133,10 +133,10 @@ fn the_largest_table_takes_16384_buffers_and_no_more() {
     }
     let full = RegistrationError::Table(RegisterError::Full { capacity: 16_384 });
     assert_eq!(register(&mut buffers, area.addr, 1), Err(full));
-    let account = buffers.account();
-    assert_eq!(account.pinned_bytes, 8193 * PAGE as u64, "each page once");
+    let stats = buffers.stats();
+    assert_eq!(stats.pinned_bytes, 8193 * PAGE as u64, "each page once");
     // Every second buffer is on two pages.
-    assert_eq!(account.charged_bytes, (16_384 + 8192) * PAGE as u64);
-    assert_eq!(pinned_by_kernel() - before, account.charged_bytes);
+    assert_eq!(stats.charged_bytes, (16_384 + 8192) * PAGE as u64);
+    assert_eq!(pinned_by_kernel() - before, stats.charged_bytes);
     assert_eq!(buffers.find(area.addr + 4 * PAGE + 1), Some((BufferIndex::new(8), 0)));
 }

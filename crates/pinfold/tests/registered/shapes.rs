@@ -10,12 +10,12 @@ fn charged(addr: usize, len: usize) -> u64 {
     let mut buffers = buffers(View::Process).unwrap();
     let before = pinned_by_kernel();
     let index = register(&mut buffers, addr, len).unwrap();
-    let said = buffers.account().charged_bytes;
+    let said = buffers.stats().charged_bytes;
     assert_eq!(pinned_by_kernel() - before, said, "what the kernel says, and what is said of it");
     assert_eq!(buffers.get(index.into_index()).unwrap().charged_bytes(), said);
     buffers.unregister(index.into_index()).unwrap();
-    assert_eq!((pinned_by_kernel(), buffers.account().charged_bytes), (before, 0));
-    assert_eq!(buffers.account().pinned_bytes, 0);
+    assert_eq!((pinned_by_kernel(), buffers.stats().charged_bytes), (before, 0));
+    assert_eq!(buffers.stats().pinned_bytes, 0);
     said
 }
 
@@ -159,13 +159,13 @@ fn a_mixture_keeps_its_hugepages_whole() {
 fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
     let _alone = alone();
     let Some(_pages) = Hugepages::reserve(7) else { return skipped("may not reserve hugepages") };
-    let Some(mut buffers) = buffers(View::PhysTranslator) else { return };
+    let Some(mut buffers) = buffers(View::Physical) else { return };
     let area = Area::new(0, &[(Kind::Hugetlb, 4 * HUGE)]).unwrap();
     let index = match area.register(&mut buffers) {
         Ok(index) => index.into_index(),
         Err(error) => {
             let unknown = pinfold::registered::RegistrationError::FramesUnknown { addr: area.addr };
-            assert_eq!((error, buffers.account().pinned_bytes), (unknown, 0), "and nothing stays pinned");
+            assert_eq!((error, buffers.stats().pinned_bytes), (unknown, 0), "and nothing stays pinned");
             return skipped("frames are not told");
         }
     };
@@ -198,16 +198,16 @@ fn two_buffers_on_one_hugepage_are_pinned_and_charged_once() {
     let one = register(&mut buffers, area.addr, HUGE / 2).unwrap().into_index();
     let two = register(&mut buffers, area.addr + HUGE / 2, HUGE).unwrap().into_index();
     let huge = HUGE as u64;
-    let account = buffers.account();
-    assert_eq!((account.pinned_bytes, account.charged_bytes), (2 * huge, 2 * huge), "not three");
+    let stats = buffers.stats();
+    assert_eq!((stats.pinned_bytes, stats.charged_bytes), (2 * huge, 2 * huge), "not three");
     assert_eq!(pinned_by_kernel() - before, 2 * huge);
     // The kernel takes back what it charged with the one that it charged it to, though the page stays pinned.
     buffers.unregister(one).unwrap();
-    let account = buffers.account();
-    assert_eq!((account.pinned_bytes, account.charged_bytes), (2 * huge, huge));
+    let stats = buffers.stats();
+    assert_eq!((stats.pinned_bytes, stats.charged_bytes), (2 * huge, huge));
     assert_eq!(pinned_by_kernel() - before, huge);
     buffers.unregister(two).unwrap();
-    assert_eq!((buffers.account().pinned_bytes, pinned_by_kernel()), (0, before));
+    assert_eq!((buffers.stats().pinned_bytes, pinned_by_kernel()), (0, before));
 }
 
 #[test]
@@ -219,10 +219,10 @@ fn plain_pages_that_two_buffers_share_are_pinned_once_and_charged_twice() {
     register(&mut buffers, area.addr, PAGE + 100).unwrap();
     register(&mut buffers, area.addr + PAGE + 100, PAGE).unwrap();
     let page = PAGE as u64;
-    let account = buffers.account();
-    assert_eq!((account.pinned_bytes, account.charged_bytes), (3 * page, 4 * page));
+    let stats = buffers.stats();
+    assert_eq!((stats.pinned_bytes, stats.charged_bytes), (3 * page, 4 * page));
     assert_eq!(pinned_by_kernel() - before, 4 * page);
-    assert_eq!(account.kernel_bytes, Some(pinned_by_kernel()));
+    assert_eq!(stats.kernel_bytes, Some(pinned_by_kernel()));
 }
 
 #[test]
@@ -240,10 +240,10 @@ fn shared_memory_that_is_mapped_twice_is_pinned_once() {
         let before = pinned_by_kernel();
         register(&mut buffers, one, len).unwrap();
         register(&mut buffers, two, len).unwrap();
-        let account = buffers.account();
+        let stats = buffers.stats();
         assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{flags}");
         if Survey::new(two, 1, BOTH).unwrap().means().frames {
-            assert_eq!((account.pinned_bytes, account.charged_bytes), (len as u64, charges * len as u64));
+            assert_eq!((stats.pinned_bytes, stats.charged_bytes), (len as u64, charges * len as u64));
         }
         drop(buffers);
         [one, two].into_iter().for_each(|at| unmap(at, len).unwrap());

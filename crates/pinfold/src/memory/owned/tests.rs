@@ -179,7 +179,7 @@ fn registered_owned_memory_stays_until_it_is_unregistered() {
     drop((piece, mapping, memory));
     assert!(!freed.load(Ordering::SeqCst), "the table keeps it");
     let left = buffers.unregister(index).unwrap();
-    assert_eq!(left, crate::registered::Left::Now);
+    assert_eq!(left, crate::registered::Released::Now);
     assert!(freed.load(Ordering::SeqCst));
 }
 

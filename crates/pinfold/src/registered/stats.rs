@@ -1,4 +1,4 @@
-//! What is pinned, and what counts against which limit.
+//! What is pinned, and how much of it counts against which limit.
 
 use super::error::RegistrationError;
 use crate::sys::limits::MemlockLimit;
@@ -8,24 +8,24 @@ use std::fmt;
 /// What a table of buffers keeps pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PinnedStats {
-    /// How many buffers there are.
+    /// The number of buffers.
     pub buffers: usize,
-    /// How many have left the table and wait for I/O that is under way.
+    /// Unregistered buffers whose I/O is in flight.
     pub leaving: usize,
-    /// How many bytes the buffers in the table have.
+    /// Bytes of the buffers in the table.
     pub bytes: u64,
-    /// How many bytes the tables of where they are have.
+    /// Bytes of their folio tables.
     pub table_bytes: u64,
-    /// How many bytes the pages have that are pinned (or locked) for them: each page whole, and each once. Where frames
-    /// may not be known, shared memory that is mapped twice counts twice.
+    /// Bytes of the pages that are pinned or locked for them: each page whole, and once. If the frames are not visible to
+    /// the process, shared memory that is mapped twice counts twice.
     pub pinned_bytes: u64,
-    /// What the kernel charges for what is pinned: plain pages to each registration, larger ones once a table.
+    /// Bytes that the kernel charges: plain pages to each registration, larger ones once per table.
     pub charged_bytes: u64,
-    /// What the kernel itself says that the whole process has pinned (`VmPin`), where it says so.
+    /// Bytes that the whole process has pinned according to the kernel (`VmPin`), if it reports them.
     pub kernel_bytes: Option<u64>,
-    /// `RLIMIT_MEMLOCK`; `used` is what is locked (`mlock`), which counts apart from what is pinned.
+    /// `RLIMIT_MEMLOCK`; `used` is what is locked (`mlock`), which is charged separately from what is pinned.
     pub limit: MemlockLimit,
-    /// Whether nothing is charged, because `CAP_IPC_LOCK` was there when the table was made.
+    /// Whether nothing is charged, because `CAP_IPC_LOCK` was effective when the table was created.
     pub lifted: bool,
 }
 
@@ -37,30 +37,30 @@ impl fmt::Display for PinnedStats {
             "{buffers} buffers of {bytes} bytes, {pinned_bytes} bytes pinned, {charged_bytes} charged"
         )?;
         match self.limit.soft {
-            _ if self.lifted => f.write_str(" to nobody (CAP_IPC_LOCK)"),
+            _ if self.lifted => f.write_str(" to no limit (CAP_IPC_LOCK)"),
             Some(limit) => write!(f, " of {limit} allowed"),
-            None => f.write_str(", without limit"),
+            None => f.write_str(", unlimited"),
         }
     }
 }
 
-/// The limit, and what this process has pinned as far as the kernel says.
+/// Returns the limit, and what this process has pinned according to the kernel.
 pub(super) fn limit_and_pinned() -> (MemlockLimit, Option<u64>) {
     let status = std::fs::read("/proc/self/status").unwrap_or_default();
     (MemlockLimit::here(), text::field_kib(&status, "VmPin"))
 }
 
-/// The limit as it holds for what rings pin: `used` is what they have.
+/// Returns the limit for what rings pin: `used` is what they have pinned.
 pub(super) fn limit_for_rings() -> (MemlockLimit, u64) {
     let (limit, pinned) = limit_and_pinned();
     (MemlockLimit { used: pinned, ..limit }, pinned.unwrap_or(0))
 }
 
-pub(super) fn refusal(limit: MemlockLimit, asked: u64, used: u64) -> RegistrationError {
+pub(super) fn memlock_error(limit: MemlockLimit, requested: u64, used: u64) -> RegistrationError {
     RegistrationError::Memlock {
-        asked,
+        requested,
         used,
         allowed: limit.soft.unwrap_or(u64::MAX),
-        command: limit.raise_command(asked),
+        command: limit.raise_command(requested),
     }
 }
