@@ -14,36 +14,24 @@ use crate::record::Record;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "register-1g",
-        "describe 1 GiB on 2 MiB pages, no two adjacent for the device, without pinning; bytes of the table",
-    ),
+    ("register-1g", "describe 1 GiB on 2 MiB pages, none adjacent, without pinning; bytes of the table"),
     ("locate, locate-1", "find the segment of a random offset, among 10^5 segments and in one"),
     ("gather-8m", "cut 8 MiB of that 1 GiB into what a device accepts; how many segments that is"),
     ("gather-8m-prp", "the same as PRP lists for a controller page of 4 KiB, list pages allocated and freed"),
-    (
-        "copy-64, -512, -4k, -64k, -1m, -8m",
-        "copy that many bytes into a DMA buffer and out of it, from and to ordinary memory",
-    ),
+    ("copy-64, -512, -4k, -64k, -1m, -8m", "copy that many bytes into a DMA buffer and out of it"),
     (
         "io-submit, io-submit-1",
-        "submit one O_DIRECT read of 8 MiB to io_uring with 64 in flight, or 1; the read itself does not count",
+        "submit one O_DIRECT read of 8 MiB with 64 in flight, or 1, without the read itself",
     ),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    (
-        "pinfold",
-        "equal folios; io-submit: registered hugepages; copy: DmaMemory, which a device may write meanwhile",
-    ),
+    ("pinfold", "equal folios; io-submit: registered hugepages; copy: DmaMemory"),
     ("pages-4k", "a segment for every 4 KiB page; io-submit: registered 4 KiB pages"),
     ("memcpy", "the same memory as a slice, copied by the standard library"),
     ("walk", "a list of segments, searched from its start"),
-    (
-        "unregistered, pages-4k-unregistered",
-        "the memory of pinfold and of pages-4k, not registered with the ring",
-    ),
+    ("unregistered, pages-4k-unregistered", "that memory, not registered"),
 ];
 
 /// Measures the suite.

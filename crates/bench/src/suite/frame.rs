@@ -26,18 +26,9 @@ pub(super) const CASES: &[Entry] = &[
     ("fill-64, -512", "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time"),
     ("alloc-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
     ("random-4096", "allocate and free a frame, 4,096 allocated at a time and freed at random"),
-    (
-        "random-free-all, random-free",
-        "one of the frees, at random, of all 262,144 frames of a zone, or of 65,536 of them",
-    ),
-    (
-        "rpc-259",
-        "one call in a server's receive loop: refill what is missing of 259 pages (1 to 259, random)",
-    ),
-    (
-        "churn-70",
-        "count: runs of 2 MiB free in 1 GiB, 70 % allocated, after 10^7 random frees and allocations; none at first",
-    ),
+    ("random-free-all, random-free", "one of the random frees of all 262,144 frames, or of 65,536"),
+    ("rpc-259", "one call in a server's receive loop: refill 1 to 259 missing pages of 259"),
+    ("churn-70", "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first"),
     ("zone-1t", "the metadata of a 1 TiB zone: bytes per frame, and the time to create it"),
 ];
 
@@ -47,10 +38,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("list", "an owner's Local: take_list, a chain from which the slots are filled"),
     ("pinfold-single", "an owner's Local, one call per frame"),
     ("pinfold-shared", "the zone's own calls, without an owner"),
-    (
-        "single",
-        "the page allocator of a kernel, one call per page: buddy lists under a lock behind lists of each owner",
-    ),
+    ("single", "a kernel's page allocator, one call per page: buddy lists behind lists of each owner"),
     ("lifo, thread-list", "unchecked stacks of numbers: under a lock, and of one thread (the floor)"),
 ];
 

@@ -21,15 +21,9 @@ pub(super) const CASES: &[Entry] = &[
     ("local", "allocate, write one word of, and recycle one page, by the consumer"),
     ("local-nowrite", "the same, without the write"),
     ("local-64", "the same without the write, 64 pages allocated at a time"),
-    (
-        "ring",
-        "allocate and write a page by the consumer and free it through the ring, 512 at a time, by one thread",
-    ),
+    ("ring", "allocate and write a page, free it through the ring; 512 at a time, one thread"),
     ("slow", "allocate, write and free a page that no cache holds: 4,096 of a new pool, and its destruction"),
-    (
-        "rx-512",
-        "receive a packet into a page, pass it to a thread that reads and frees it, refill the descriptor (512)",
-    ),
+    ("rx-512", "receive a packet, pass its page to a thread that frees it, refill the descriptor"),
 ];
 
 /// The subjects.
@@ -38,12 +32,9 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-uncounted", "the same, without the counters of the consumer's path"),
     ("pinfold-raw", "the same with raw pages, whose frees are checked"),
     ("pinfold-bulk", "the same, many pages freed by one call"),
-    ("pinfold-full", "the same with a ring of 1: every page finds the ring full and takes the slow path"),
+    ("pinfold-full", "the same with a ring of 1, which is always full: the slow path"),
     ("single", "the page allocator of a kernel, one call per page"),
-    (
-        "list, array",
-        "an owner's Local of a zone: take_list or fill; in a receive path the second thread has its own Local",
-    ),
+    ("list, array", "a zone's Local: take_list or fill; the receiving thread has its own Local"),
     ("lifo, thread-list", "unchecked stacks of numbers: under a lock, and of one thread (the floor)"),
 ];
 

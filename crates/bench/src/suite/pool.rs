@@ -22,15 +22,12 @@ pub(super) const CASES: &[Entry] = &[
     ("mpt3sas-alloc", "one of 373,959 allocations of 128 bytes from a new pool, which grows meanwhile"),
     (
         "mpt3sas-free, -free-random",
-        "one of as many frees, in the order of the allocations or at random, and the pool's destruction",
+        "one of as many frees, in that order or at random, with the pool's destruction",
     ),
     ("pair-16, -64, -256, -1024, -4096", "allocate and free one block of that size"),
     ("pair-...-nowrite", "the same, without writing a word of the block"),
     ("pair-64-2t", "pair-64 by two threads at once: the time of both over the pairs of both"),
-    (
-        "bulk-32, -512",
-        "allocate and free a block of 64 bytes, 32 or 512 by one call (one by one without such a call)",
-    ),
+    ("bulk-32, -512", "allocate and free a block of 64 bytes, 32 or 512 by one call if there is one"),
     ("random-4096", "allocate and free a block of 128 bytes, 4,096 allocated at a time and freed at random"),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
 ];
@@ -39,21 +36,12 @@ pub(super) const CASES: &[Entry] = &[
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local and its raw blocks"),
     ("pinfold-unchecked", "the same, without a record of what is allocated and without checks on free"),
-    (
-        "pinfold-block",
-        "a Local and blocks that free themselves: each is dropped, which takes the pool's lock",
-    ),
+    ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
-    (
-        "linear, rbtree, inblock",
-        "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3, each under a lock",
-    ),
+    ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
     ("malloc", "the process's allocator, aligned to 64 bytes"),
-    (
-        "lifo, thread-list",
-        "unchecked stacks of blocks that all exist from the start: under a lock, and of one thread (the floor)",
-    ),
+    ("lifo, thread-list", "unchecked stacks of blocks: under a lock, and of one thread (the floor)"),
     ("batches", "a list per thread before a stack under a lock, which it uses for 32 blocks at a time"),
 ];
 

@@ -15,10 +15,7 @@ use pinfold_core::access::Bidirectional;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "map-4k, -64k, -2m, -8m, -32m",
-        "map and unmap a buffer of that size: pin, map, unmap, flush, unpin (32 MiB: an arena, mapped once)",
-    ),
+    ("map-4k, -64k, -2m, -8m, -32m", "map and unmap a buffer of that size: pin, map, unmap, flush, unpin"),
     ("revoke-64", "unmap one of 64 adjacent buffers of 4 KiB that were mapped before the clock starts"),
     ("randread-4k-64", "4 KiB random reads per second, 64 in flight, beside fio on the kernel's driver"),
 ];
@@ -30,11 +27,11 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("one-by-one, together", "each buffer revoked by a call of its own, or all by revoke_all"),
     (
         "fio, fio-batched",
-        "fio with io_uring and O_DIRECT on the kernel's driver; submitting and reaping 32 at a time",
+        "fio (io_uring, O_DIRECT) on the kernel's driver; submitting and reaping 32 at a time",
     ),
     (
         "pinfold-static, -polled, -revoke, -strict",
-        "Pinfold's driver: buffers mapped once; the same, polled; each access revoked in batches, or one by one",
+        "mapped once; the same, polled; revoked in batches, or singly",
     ),
 ];
 
