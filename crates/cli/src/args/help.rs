@@ -187,8 +187,8 @@ installed, vfio-iops compares the I/Os per second of random 4 KiB reads, 64 in f
 the controller changes its driver in each round. It is never written. What is left out is reported on standard error.
 
 A line of --json:
-  {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",\"metric\":\"time\",\"unit\":\"ns/op\",
-   \"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
+  {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",
+   \"metric\":\"time\",\"unit\":\"ns/op\",\"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
 
 metric is time, rate (per second), bytes, count or segments. A build with --features count-rmw counts the \
 read-modify-writes on shared memory per operation instead of measuring times.

@@ -9,7 +9,7 @@ use crate::args::Protect;
 use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
-use pinfold_core::domain::{BackendError, Domain, MapError, Pinned, Revoked};
+use pinfold_core::domain::{BackendError, Domain, MapError, Pinned, Revoked, Unrevoked};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
@@ -260,24 +260,21 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             }
             return;
         }
+        // One flush for all reads and writes of this poll.
         let mut requests = Vec::with_capacity(self.completed.len());
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
-        for (io, buffer, result) in self.completed.drain(..) {
-            match buffer {
-                Mapped::Read(buffer) => {
-                    requests.push((io, result));
-                    reads.push(buffer);
+        let mappings = self.completed.drain(..).filter_map(|(io, buffer, result)| {
+            let mapping = match buffer {
+                Mapped::Read(buffer) => Unrevoked::from(buffer),
+                Mapped::Write(buffer) => Unrevoked::from(buffer),
+                Mapped::Trim(buffer) => {
+                    completed.push(Completion { io, buffer: Some(buffer), result });
+                    return None;
                 }
-                Mapped::Write(buffer) => writes.push((io, buffer, result)),
-                Mapped::Trim(buffer) => completed.push(Completion { io, buffer: Some(buffer), result }),
-            }
-        }
-        self.domain.revoke_all(reads, &mut self.revoked);
-        let writes = writes.into_iter().map(|(io, buffer, result)| {
+            };
             requests.push((io, result));
-            buffer
+            Some(mapping)
         });
-        self.domain.revoke_all(writes, &mut self.revoked);
+        self.domain.revoke_all(mappings, &mut self.revoked);
         debug_assert_eq!(self.revoked.len(), requests.len());
         let held = self.revoked.drain(..).zip(requests);
         self.held.extend(held.map(|(revoked, (io, result))| Held { io, revoked, result }));

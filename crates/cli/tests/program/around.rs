@@ -1,4 +1,4 @@
-//! The program around its commands: help, completions, the man page, `doctor`, `pools`.
+//! Help, completions, the man page, `doctor` and `pools`.
 
 use crate::common::{Folder, bytes, finish, pinfold, start, words};
 
@@ -17,7 +17,7 @@ fn help_names_every_command_the_targets_and_the_exit_codes() {
 }
 
 #[test]
-fn completions_and_the_man_page_come_from_the_same_definition() {
+fn completions_and_the_man_page_have_all_options() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = pinfold(&["completions", shell]).ok();
         assert!(script.contains("iodepth") && script.contains("rwmixread"), "{shell}");
@@ -29,7 +29,7 @@ fn completions_and_the_man_page_come_from_the_same_definition() {
 }
 
 #[test]
-fn doctor_names_what_there_is_and_what_is_missing() {
+fn doctor_reports_what_is_supported_and_what_is_missing() {
     let text = pinfold(&["doctor"]).ok();
     let report = pinfold(&["doctor", "--json"]).json();
     let findings = report["findings"].as_array().unwrap();
@@ -70,7 +70,7 @@ fn pools_prints_the_kernels_report() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn a_closed_pipe_is_not_a_failure() {
     let mut child = start(&["doctor"]);
     drop(child.stdout.take());
     let (empty, writer) = std::io::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! What bad input gets: an exit code, one line, and nothing left behind.
+//! Bad input: an exit code, one line, and nothing left behind.
 
 use crate::common::{Ended, Folder, bytes, finish, pinfold, skipped, start, words};
 use rustix::process::{Pid, Signal, kill_process};
@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[test]
-fn numbers_beyond_their_limits_are_named_with_them() {
+fn numbers_are_reported_with_their_limits() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
     for (options, parts) in [
@@ -36,7 +36,7 @@ fn numbers_beyond_their_limits_are_named_with_them() {
 }
 
 #[test]
-fn unknown_words_are_named_with_the_known() {
+fn unknown_words_are_reported_with_the_known_ones() {
     let none: [&str; 0] = [];
     assert_eq!(pinfold(&none).code, Some(2));
     pinfold(&["frobnicate"]).failed(2, &["frobnicate"]);
@@ -48,7 +48,7 @@ fn unknown_words_are_named_with_the_known() {
 }
 
 #[test]
-fn a_source_must_be_a_file_with_something_to_copy() {
+fn a_source_must_be_a_regular_file() {
     let folder = Folder::new();
     let out = folder.arg("out");
     pinfold(&["copy", &folder.arg("nothing"), &out])
@@ -64,7 +64,7 @@ fn a_source_must_be_a_file_with_something_to_copy() {
 }
 
 #[test]
-fn a_destination_that_exists_stays_unless_forced() {
+fn an_existing_destination_is_kept_without_force() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", b"new"), folder.file("out", b"old"));
     pinfold(&["copy", &source, &out]).failed(1, &["out exists", "--force"]);
@@ -103,10 +103,10 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
     assert_eq!(folder.names(), ["disk.img", "huge", "in"]);
 }
 
-/// So that a copy of 512 MiB takes many seconds.
+/// Makes a copy of 512 MiB take many seconds.
 const SLOW: &str = "--bs 4k --iodepth 1";
 
-/// Starts a copy that takes a while and calls `meanwhile` once it is under way.
+/// Starts a slow copy and calls `meanwhile` once it is running.
 fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> Ended {
     let source = folder.sparse("in", 512 << 20);
     let line = format!("copy {source} {} {options}", folder.arg("out"));
@@ -116,7 +116,7 @@ fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> End
         assert!(Instant::now() < until, "no temporary file: {:?}", folder.names());
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The handlers are set before anything is made, so a signal counts from here on at the latest.
+    // The signal handlers are installed before any file is created.
     std::thread::sleep(Duration::from_millis(50));
     meanwhile(Pid::from_child(&child));
     let ended = finish(child);
@@ -125,7 +125,7 @@ fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> End
 }
 
 #[test]
-fn a_signal_in_the_middle_leaves_nothing_behind() {
+fn a_signal_leaves_nothing_behind() {
     let folder = Folder::new();
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         for options in [SLOW, &format!("{SLOW} --via soft:512M --protect strict")] {
@@ -136,7 +136,7 @@ fn a_signal_in_the_middle_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_source_that_shrinks_is_no_copy() {
+fn a_source_that_shrinks_is_an_error() {
     let folder = Folder::new();
     let cut = |_| {
         let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
@@ -147,22 +147,22 @@ fn a_source_that_shrinks_is_no_copy() {
 }
 
 #[test]
-fn a_source_that_grows_is_no_copy() {
+fn a_source_that_grows_is_an_error() {
     let folder = Folder::new();
     let grow = |_| {
         let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
         file.set_len((512 << 20) + 1).unwrap();
     };
-    // Fast enough to come to its end, and slow enough not to be there yet.
+    // Fast enough to reach the end, and slow enough not to have reached it yet.
     interfere(&folder, "--bs 64k --iodepth 1", grow).failed(1, &["grew from 536870912 to 536870913"]);
 }
 
 #[test]
-fn what_is_verified_and_differs_is_no_copy() {
+fn a_failed_verification_leaves_nothing_behind() {
     let folder = Folder::new();
     let scribble = |_| {
         let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
-        // Each time something else, from before the first block is copied until long after.
+        // Changes from before the first block is copied until long after.
         for turn in 1..=100u8 {
             std::os::unix::fs::FileExt::write_all_at(&file, &[turn], 1).unwrap();
             std::thread::sleep(Duration::from_millis(3));
@@ -173,7 +173,7 @@ fn what_is_verified_and_differs_is_no_copy() {
 }
 
 #[test]
-fn a_full_disk_is_no_copy() {
+fn a_full_disk_leaves_nothing_behind() {
     let folder = Folder::new();
     let disk = folder.path("disk");
     std::fs::create_dir(&disk).unwrap();
@@ -187,7 +187,7 @@ fn a_full_disk_is_no_copy() {
     let left = std::fs::read_dir(&disk).unwrap().count();
     let small = folder.file("small", &bytes(1 << 20));
     let fits = pinfold(&["copy", &small, out.to_str().unwrap(), "--via", "soft:1M"]);
-    // Lazily: the kernel lets go of a ring and its file a moment after the program has ended.
+    // Lazily, since the kernel closes a ring and its file shortly after the program has ended.
     assert!(Command::new("umount").arg("-l").arg(&disk).status().unwrap().success());
     ended.failed(1, &["out", "8388608 bytes", "free some space"]);
     assert_eq!(left, 0);
@@ -195,10 +195,10 @@ fn a_full_disk_is_no_copy() {
 }
 
 #[test]
-fn a_file_larger_than_the_process_may_write_is_no_copy() {
+fn exceeding_the_file_size_limit_leaves_nothing_behind() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", &bytes(1 << 20)), folder.arg("out"));
-    // Blocks of 1024 bytes in bash, of 512 in other shells. The kernel ends a process that goes further, unless ...
+    // Blocks of 1024 bytes in bash, of 512 in other shells. SIGXFSZ would end the process, were it not handled.
     let limited = Command::new("sh")
         .args([
             "-c",
@@ -218,7 +218,7 @@ fn a_file_larger_than_the_process_may_write_is_no_copy() {
 }
 
 #[test]
-fn a_name_with_line_ends_is_said_on_one_line() {
+fn a_name_with_line_ends_is_reported_on_one_line() {
     let folder = Folder::new();
     let source = folder.file("two\nlines \u{1b}[31m", b"x");
     pinfold(&["copy", &source, &folder.arg("out")]).ok();
@@ -226,7 +226,7 @@ fn a_name_with_line_ends_is_said_on_one_line() {
 }
 
 #[test]
-fn where_nothing_can_be_written_what_to_do_is_said() {
+fn an_unwritable_destination_is_reported_with_the_remedy() {
     let folder = Folder::new();
     let source = folder.file("in", b"x");
     pinfold(&["copy", &source, &folder.arg("no/out")]).failed(1, &["make the folder first"]);
@@ -239,12 +239,12 @@ fn where_nothing_can_be_written_what_to_do_is_said() {
 fn too_much_memory_is_refused() {
     let folder = Folder::new();
     let (source, out) = (folder.sparse("in", 1 << 40), folder.arg("out"));
-    // Either the disk has no room for the copy, or the memory none for the buffers.
+    // Either the disk is too small for the copy, or the memory for the buffers.
     let line = format!("copy {source} {out} --bs 64M --iodepth 4096");
     let ended = pinfold(&words(&line));
     assert!(matches!(ended.code, Some(1 | 2)), "{ended:#?}");
     assert_eq!(folder.names(), ["in"]);
-    // 63.9 GiB, and 1 TiB: none of it is taken.
+    // 63.9 GiB, and 1 TiB: refused before any is allocated.
     for line in
         ["io soft:64G --bs 64M --iodepth 1023", "io soft:64G --bs 64M --iodepth 1023 --numjobs 16 --size 1T"]
     {

@@ -1,11 +1,11 @@
-//! `bench`: its lines, its pictures, what it refuses. What it measures is tested beside the suites.
+//! `bench`: its output, its plots, and what it refuses. The measurements are tested with the suites.
 
 use crate::common::{Folder, pinfold};
 
 #[test]
-fn json_is_one_object_a_line_and_a_suite_named_twice_runs_once() {
+fn json_is_one_object_per_line_and_a_repeated_suite_runs_once() {
     let ended = pinfold(&["bench", "frame", "frame", "--quick", "--json", "--runs", "1"]);
-    // Nothing but the objects, and no progress where there is no terminal.
+    // Nothing but the objects, and no progress without a terminal.
     assert_eq!(ended.err, "");
     let out = ended.ok();
     let records: Vec<serde_json::Value> =
@@ -21,7 +21,7 @@ fn json_is_one_object_a_line_and_a_suite_named_twice_runs_once() {
 }
 
 #[test]
-fn a_table_ends_with_the_published_figures_and_pictures_are_written() {
+fn a_table_ends_with_the_published_figures_and_plots_are_written() {
     let folder = Folder::new();
     let out = pinfold(&["bench", "frame", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")]).ok();
     assert!(out.starts_with("frame: ") && out.contains("pair-4k") && out.contains("25.007"), "{out}");
@@ -30,7 +30,7 @@ fn a_table_ends_with_the_published_figures_and_pictures_are_written() {
 }
 
 #[test]
-fn what_it_cannot_do_is_said_before_anything_is_measured() {
+fn impossible_requests_are_refused_before_the_measurement() {
     pinfold(&["bench", "pools"]).failed(2, &["pools", "pool", "frame"]);
     pinfold(&["bench", "--runs", "0"]).failed(2, &["0", "--runs"]);
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! What the tests of the built program have in common.
+//! Helpers for the tests of the built program.
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -6,39 +6,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long any run of the program may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a run of the program may take.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a run of the program ended with.
+/// The outcome of a run of the program.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// The exit code, or 128 and the signal that ended it, as a shell says it.
+    /// The exit code, or 128 plus the signal that ended it, as in a shell.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
 impl Ended {
-    /// It went well; what it printed.
+    /// Asserts success and returns the output.
     #[track_caller]
     pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self.out
     }
 
-    /// It ended with `code` and said one line, which has all of `parts`.
+    /// Asserts exit code `code` and one line on standard error that contains all of `parts`.
     #[track_caller]
     pub(crate) fn failed(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:#?}");
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in {self:#?}");
         }
-        // What clap says of a word that it does not know has more lines: the word, the known ones, the usage.
+        // clap's errors have more lines: the word, the known ones, the usage.
         let lines = self.err.lines().count();
         assert!(lines == 1 || self.err.starts_with("error: "), "{self:#?}");
     }
 
-    /// It went well; the object that it printed.
+    /// Asserts success and parses the output.
     #[track_caller]
     pub(crate) fn json(self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
@@ -64,7 +64,7 @@ pub(crate) fn finish(mut child: Child) -> Ended {
         }
         text
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let (code, out, err) = std::thread::scope(|scope| {
         let out = scope.spawn(move || read(out.as_mut().map(|pipe| pipe as _)));
         let err = scope.spawn(move || read(err.as_mut().map(|pipe| pipe as _)));
@@ -83,7 +83,7 @@ pub(crate) fn finish(mut child: Child) -> Ended {
     Ended { code, out, err }
 }
 
-/// Runs a command whose streams are set.
+/// Runs a command whose streams are configured.
 pub(crate) fn finish_with(mut command: Command) -> Ended {
     finish(command.spawn().unwrap())
 }
@@ -92,12 +92,12 @@ pub(crate) fn pinfold<S: AsRef<OsStr>>(args: &[S]) -> Ended {
     finish(start(args))
 }
 
-/// Splits at blanks: for arguments without any inside.
+/// Splits at blanks.
 pub(crate) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A folder of its own on the disk where things are built: `/tmp` may be in memory, without O_DIRECT.
+/// A temporary folder on the disk of the build folder: `/tmp` may be in memory, without O_DIRECT.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -109,7 +109,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// The path as an argument; the tests' folders have names that are words.
+    /// Returns the path as an argument, without blanks.
     pub(crate) fn arg(&self, name: &str) -> String {
         self.path(name).into_os_string().into_string().unwrap()
     }
@@ -119,13 +119,13 @@ impl Folder {
         self.arg(name)
     }
 
-    /// A file of `len` bytes that are all holes.
+    /// Creates a file of `len` bytes without data.
     pub(crate) fn sparse(&self, name: &str, len: u64) -> String {
         std::fs::File::create(self.path(name)).unwrap().set_len(len).unwrap();
         self.arg(name)
     }
 
-    /// Everything in it, temporary files included.
+    /// Returns the names of all files, temporary ones included.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<_> =
@@ -135,7 +135,7 @@ impl Folder {
     }
 }
 
-/// Bytes of which no two blocks are the same.
+/// Returns pseudo-random bytes.
 pub(crate) fn bytes(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ len as u64;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -149,7 +149,7 @@ pub(crate) fn bytes(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether both files hold the same, without printing them where not.
+/// Asserts that both files have the same contents, without printing them.
 #[track_caller]
 pub(crate) fn assert_same(a: &Path, b: &Path) {
     let (mut a, mut b) = (std::fs::File::open(a).unwrap(), std::fs::File::open(b).unwrap());
@@ -167,7 +167,7 @@ pub(crate) fn assert_same(a: &Path, b: &Path) {
     }
 }
 
-/// Says what is left out, where the tests' own output is not shown.
+/// Reports a skipped test, past the test harness, which captures the output.
 pub(crate) fn skipped(what: &str) {
     use std::io::Write;
     // Not by `eprintln`, which the test harness keeps to itself.

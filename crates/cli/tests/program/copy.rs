@@ -1,14 +1,14 @@
-//! What goes in comes out: sizes, protections, block sizes, depths, memories, and ways.
+//! Copies return the same bytes, for all sizes, protections, block sizes, depths, memories and routes.
 
 use crate::common::{Folder, assert_same, bytes, pinfold, skipped, words};
 use std::time::{Duration, Instant};
 
 fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value {
     let line = format!("copy {source} {} {options} --json", folder.arg("out"));
-    let account = pinfold(&words(&line)).json();
+    let report = pinfold(&words(&line)).json();
     assert_same(source.as_ref(), &folder.path("out"));
     std::fs::remove_file(folder.path("out")).unwrap();
-    account
+    report
 }
 
 const SIZES: [usize; 12] = [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_537, 1_048_575, 1_048_577, 3_000_001];
@@ -20,9 +20,9 @@ fn every_size_under_every_protection() {
         let source = folder.file("in", &bytes(size));
         for protect in ["static", "revoke", "strict"] {
             let options = format!("--via soft:8M --protect {protect} --bs 64k --iodepth 8");
-            let account = round_trip(&folder, &source, &options);
-            assert_eq!(account["bytes"], size);
-            let maps = account["stack"]["domain"]["maps"].as_u64().unwrap();
+            let report = round_trip(&folder, &source, &options);
+            assert_eq!(report["bytes"], size);
+            let maps = report["stack"]["domain"]["maps"].as_u64().unwrap();
             assert_eq!(maps, 2 * size.div_ceil(65_536) as u64, "{size} {protect}");
         }
         round_trip(&folder, &source, "--bs 64k");
@@ -51,13 +51,13 @@ fn every_block_size_and_depth() {
 }
 
 #[test]
-fn a_larger_file_with_its_account() {
+fn a_larger_file_with_its_report() {
     let folder = Folder::new();
     let size = (64 << 20) + 1;
     let source = folder.file("in", &bytes(size));
-    let account = round_trip(&folder, &source, "--via soft:65M --protect revoke --verify");
-    assert_eq!(account["sha256"]["source"], account["sha256"]["destination"]);
-    let phases = account["phases"].as_array().unwrap();
+    let report = round_trip(&folder, &source, "--via soft:65M --protect revoke --verify");
+    assert_eq!(report["sha256"]["source"], report["sha256"]["destination"]);
+    let phases = report["phases"].as_array().unwrap();
     assert_eq!(phases.len(), 2);
     for phase in phases {
         for way in ["reads", "writes"] {
@@ -67,32 +67,32 @@ fn a_larger_file_with_its_account() {
         }
         assert!(phase["bytes_per_second"].as_f64().unwrap() > 0.0);
     }
-    let domain = &account["stack"]["domain"];
+    let domain = &report["stack"]["domain"];
     assert_eq!((&domain["maps"], &domain["maps_fixed"]), (&130.into(), &0.into()));
     assert_eq!(domain["quarantined"], 0);
     assert!(domain["invalidations_asked"].as_u64().unwrap() >= 130);
-    let device = &account["stack"]["devices"][0];
+    let device = &report["stack"]["devices"][0];
     // 65 there and 65 back; a flush is one command more.
     assert_eq!((&device["requests"], &device["commands"]), (&130.into(), &131.into()));
     assert_eq!(device["segments"], 130);
     assert_eq!(device["prp_pages_in_use"], 0);
     assert!(device["prp_pages"].as_u64().unwrap() >= 128);
-    let memory = &account["stack"]["memory"][0];
+    let memory = &report["stack"]["memory"][0];
     assert_eq!(memory["frames_quarantined"], 0);
 }
 
 #[test]
-fn what_is_static_is_mapped_once() {
+fn static_buffers_are_mapped_once() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(1 << 20));
-    let account = round_trip(&folder, &source, "--via soft:1M --protect static --bs 4k");
-    let domain = &account["stack"]["domain"];
+    let report = round_trip(&folder, &source, "--via soft:1M --protect static --bs 4k");
+    let domain = &report["stack"]["domain"];
     assert_eq!(domain["maps"], domain["maps_fixed"]);
     assert_eq!(domain["invalidations_asked"], 0);
 }
 
 #[test]
-fn every_memory_that_this_machine_has() {
+fn every_memory_of_this_machine() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(5_000_000));
     for memory in ["auto", "plain", "memfd"] {
@@ -112,10 +112,10 @@ fn every_memory_that_this_machine_has() {
     }
 }
 
-/// A reservation alone is not enough: the pool that is made smaller at the wrong moment takes promised pages too. With
-/// pages taken only at their first touch one run in sixty ended with a `SIGBUS` here.
+/// A reservation alone is not enough: a pool that shrinks takes reserved pages, too. Before pages were faulted in at
+/// allocation, one run in sixty ended with a `SIGBUS` here.
 #[test]
-fn a_pool_of_hugepages_that_shrinks_meanwhile_is_no_signal() {
+fn a_shrinking_pool_of_hugepages_raises_no_signal() {
     const POOL: &str = "/proc/sys/vm/nr_hugepages";
     let before = std::fs::read_to_string(POOL).unwrap();
     if std::fs::write(POOL, &before).is_err() {
@@ -171,14 +171,14 @@ fn to_an_image_and_back() {
     assert_eq!(std::fs::read(&image).unwrap().len(), 512);
     let empty = folder.file("empty", b"");
     pinfold(&words(&format!("copy {empty} soft:{image} --force"))).ok();
-    // A controller has at least one block, or the image could not be opened again.
+    // An image has at least one block; an empty one could not be opened again.
     assert_eq!(std::fs::read(&image).unwrap(), [0; 512]);
     pinfold(&words(&format!("copy soft:{image} {out} --force"))).ok();
     assert_eq!(folder.names(), ["disk.img", "empty", "in", "out", "tiny"]);
 }
 
 #[test]
-fn by_way_of_an_image_or_a_file() {
+fn through_an_image_or_a_file() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(1_000_000));
     let image = folder.sparse("disk.img", 2 << 20);
@@ -191,7 +191,7 @@ fn by_way_of_an_image_or_a_file() {
 }
 
 #[test]
-fn a_source_that_may_not_be_written_is_only_read() {
+fn a_read_only_source_is_only_read() {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::new();
     let source = folder.file("in", &bytes(4096));
@@ -203,14 +203,14 @@ fn a_source_that_may_not_be_written_is_only_read() {
 }
 
 #[test]
-fn a_controller_on_memory_as_a_destination_can_be_verified() {
+fn a_controller_with_memory_as_a_destination_can_be_verified() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(700_001));
-    let account = pinfold(&words(&format!("copy {source} soft:1M --verify --json"))).json();
-    assert_eq!(account["sha256"]["source"], account["sha256"]["destination"]);
+    let report = pinfold(&words(&format!("copy {source} soft:1M --verify --json"))).json();
+    assert_eq!(report["sha256"]["source"], report["sha256"]["destination"]);
 }
 
-/// The whole of the promise; `make test` asks for it.
+/// The full size; `make test-all` runs it.
 #[test]
 fn an_odd_gigabyte() {
     if std::env::var_os("PINFOLD_BIG").is_none() {
@@ -229,7 +229,7 @@ fn an_odd_gigabyte() {
     drop(file);
     for protect in ["static", "revoke", "strict"] {
         let options = format!("--via soft:1025M --protect {protect}");
-        let account = round_trip(&folder, &source, &options);
-        assert_eq!(account["bytes"], (1u64 << 30) + 513);
+        let report = round_trip(&folder, &source, &options);
+        assert_eq!(report["bytes"], (1u64 << 30) + 513);
     }
 }

@@ -1,4 +1,4 @@
-//! `io`: counts, and what it may touch.
+//! `io`: counts, and what it may overwrite.
 
 use crate::common::{Folder, bytes, pinfold, words};
 
@@ -7,7 +7,7 @@ fn json(line: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_size_is_moved_once() {
+fn size_is_moved_once() {
     for (rw, read, write) in
         [("read", 256, 0), ("randread", 256, 0), ("write", 0, 256), ("randwrite", 0, 256)]
     {
@@ -29,7 +29,7 @@ fn a_size_is_moved_once() {
 }
 
 #[test]
-fn time_ends_it() {
+fn runtime_ends_it() {
     let began = std::time::Instant::now();
     let result = json("soft:1M --rw randread --runtime 1 --time-based --iodepth 4");
     assert!(began.elapsed().as_secs() < 20);
@@ -39,7 +39,7 @@ fn time_ends_it() {
 }
 
 #[test]
-fn it_is_laid_out_as_fio_does() {
+fn the_report_is_laid_out_as_fios() {
     let out = pinfold(&words("io soft:1M --rw randrw --iodepth 4")).ok();
     for part in [
         "soft:1M: rw=randrw, bs=4096B, iodepth=4",
@@ -58,7 +58,7 @@ fn it_is_laid_out_as_fio_does() {
 }
 
 #[test]
-fn what_a_file_holds_is_written_over_only_if_asked() {
+fn data_is_overwritten_only_with_force() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(65_536));
     for rw in ["write", "randwrite", "randrw"] {
@@ -78,7 +78,7 @@ fn what_a_file_holds_is_written_over_only_if_asked() {
 }
 
 #[test]
-fn a_file_made_for_the_run_is_removed() {
+fn a_file_created_for_the_run_is_removed() {
     let folder = Folder::new();
     let file = folder.arg("scratch");
     pinfold(&["io", &file]).failed(2, &["--size"]);
@@ -91,7 +91,7 @@ fn a_file_made_for_the_run_is_removed() {
 }
 
 #[test]
-fn sizes_beyond_the_target_are_named() {
+fn sizes_beyond_the_target_are_reported() {
     pinfold(&words("io soft:1M --size 2M")).failed(2, &["--size 2097152", "only 1048576"]);
     pinfold(&words("io soft:1M --bs 2M")).failed(2, &["2097152", "at least that"]);
     pinfold(&words("io soft:1M --bs 3")).failed(2, &["--bs 3", "multiple of 512"]);

@@ -1,4 +1,4 @@
-//! `io` with several jobs, asleep or polling, and its words for time.
+//! `io` with several jobs, with interrupts or polling, and its durations.
 
 use crate::common::{Folder, bytes, pinfold, words};
 
@@ -28,7 +28,7 @@ fn each_job_has_a_queue_and_a_part_of_the_target() {
 }
 
 #[test]
-fn a_file_is_written_by_all_jobs_side_by_side() {
+fn a_file_is_written_by_all_jobs() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
     let result = json(&format!("{file} --rw write --force --numjobs 3 --iodepth 4"));
@@ -41,7 +41,7 @@ fn a_file_is_written_by_all_jobs_side_by_side() {
 }
 
 #[test]
-fn asleep_or_polling_the_bytes_are_right() {
+fn interrupts_and_polling_transfer_the_same_bytes() {
     for protect in ["static", "revoke", "strict"] {
         for rest in ["--iodepth 1", "--iodepth 64", "--iodepth 1 --poll", "--iodepth 64 --poll"] {
             let line = "soft:16M --rw randrw --bsrange 512-1M --number-ios 200 --verify";
@@ -61,7 +61,7 @@ fn asleep_or_polling_the_bytes_are_right() {
 }
 
 #[test]
-fn times_are_written_as_fio_writes_them() {
+fn durations_are_written_as_in_fio() {
     for (time, least, most) in [("300ms", 0.3, 0.9), ("1s", 1.0, 1.9)] {
         let result =
             json(&format!("soft:1M --rw randread --runtime {time} --time_based --numjobs 2 --iodepth 2"));

@@ -11,6 +11,8 @@ mod common;
 #[cfg(test)]
 mod copy;
 #[cfg(test)]
+mod fio;
+#[cfg(test)]
 mod io;
 #[cfg(test)]
 mod jobs;

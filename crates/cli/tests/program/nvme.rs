@@ -1,9 +1,9 @@
-//! `nvme`, and targets that are real controllers, as far as they can be named without one.
+//! `nvme`, and real controllers as targets, as far as this can be tested without one.
 
 use crate::common::{Folder, bytes, pinfold, words};
 
 #[test]
-fn a_controller_says_what_it_is() {
+fn a_controller_is_identified() {
     let report = pinfold(&["nvme", "soft:64M", "--json"]).json();
     assert_eq!(report["controller"]["model"], "Pinfold model controller");
     assert_eq!(report["controller"]["queues"], 16);
@@ -29,7 +29,7 @@ fn a_controller_says_what_it_is() {
 }
 
 #[test]
-fn an_image_is_not_changed_by_asking() {
+fn an_image_is_not_changed() {
     let folder = Folder::new();
     let file = folder.file("disk.img", &bytes(65_536));
     let report = pinfold(&["nvme", &format!("soft:{file}"), "--json"]).json();
@@ -39,7 +39,7 @@ fn an_image_is_not_changed_by_asking() {
 }
 
 #[test]
-fn a_real_controller_that_is_not_there_is_named() {
+fn a_missing_real_controller_is_reported() {
     for line in ["nvme ffff:ff:1f.7", "nvme vfio:ffff:ff:1f.7", "io vfio:ffff:ff:1f.7 --rw randread"] {
         pinfold(&words(line)).failed(1, &["ffff:ff:1f.7", "lspci"]);
     }
@@ -50,7 +50,7 @@ fn a_real_controller_that_is_not_there_is_named() {
     for text in ["vfio:1", "vfio:01:00.0/0", "vfio:"] {
         pinfold(&["io", text]).failed(2, &[text]);
     }
-    // What would be written over is not even opened without --force.
+    // Without --force, a controller that would be overwritten is not even opened.
     pinfold(&["copy", &file, "vfio:ffff:ff:1f.7"]).failed(1, &["holds data", "--force"]);
     pinfold(&["copy", &file, &folder.arg("b"), "--via", "vfio:ffff:ff:1f.7/2"]).failed(1, &["--force"]);
     pinfold(&words("io vfio:ffff:ff:1f.7 --rw randwrite")).failed(1, &["--force"]);

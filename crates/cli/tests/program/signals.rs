@@ -1,4 +1,4 @@
-//! Signals: a run whose file system does not answer ends, and what was ignored stays ignored.
+//! Signals: a run whose file system does not respond ends, and ignored signals stay ignored.
 
 use crate::common::{Folder, finish, skipped, start, words};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,7 +10,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// A FUSE file system that never answers: each access sleeps until SIGKILL. Gone when this is dropped.
+/// A FUSE file system that never responds: each access sleeps until SIGKILL. Unmounted when this is dropped.
 struct Hung {
     server: Child,
     mount: String,
@@ -40,15 +40,15 @@ impl Drop for Hung {
     }
 }
 
-/// Starts `line`, and lets it get as far as it does.
-fn stuck(line: &str) -> Child {
+/// Starts `line` and waits until it hangs.
+fn start_hanging(line: &str) -> Child {
     let child = start(&words(line));
     std::thread::sleep(Duration::from_millis(500));
     child
 }
 
 #[test]
-fn a_run_whose_file_system_hangs_ends_at_once_by_the_second_signal() {
+fn the_second_signal_ends_a_hanging_run_at_once() {
     let folder = Folder::new();
     let Some(hung) = Hung::mount(&folder) else { return };
     let source = folder.file("in", b"x");
@@ -58,7 +58,7 @@ fn a_run_whose_file_system_hangs_ends_at_once_by_the_second_signal() {
         format!("copy {source} {}/out", hung.mount),
         format!("copy {source} {} --via file:{}/via", folder.arg("out"), hung.mount),
     ] {
-        let child = stuck(&line);
+        let child = start_hanging(&line);
         signal(&child, Signal::TERM);
         std::thread::sleep(Duration::from_millis(200));
         let began = Instant::now();
@@ -70,12 +70,12 @@ fn a_run_whose_file_system_hangs_ends_at_once_by_the_second_signal() {
 }
 
 #[test]
-fn a_run_whose_file_system_hangs_ends_some_time_after_one_signal() {
+fn one_signal_ends_a_hanging_run_after_the_grace_period() {
     let folder = Folder::new();
     let Some(hung) = Hung::mount(&folder) else { return };
     let children: Vec<_> = [Signal::INT, Signal::TERM, Signal::HUP]
         .map(|number| {
-            let child = stuck(&format!("io {}/data --size 1M", hung.mount));
+            let child = start_hanging(&format!("io {}/data --size 1M", hung.mount));
             signal(&child, number);
             child
         })
@@ -88,7 +88,7 @@ fn a_run_whose_file_system_hangs_ends_some_time_after_one_signal() {
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     for (word, number) in [("HUP", Signal::HUP), ("INT", Signal::INT), ("TERM", Signal::TERM)] {
         let line = "io soft:1M --rw randread --runtime 1500ms --time-based --json";
         let mut command = Command::new("sh");

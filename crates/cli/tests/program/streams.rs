@@ -16,7 +16,7 @@ fn with_streams(line: &str, out: Stdio, err: Stdio) -> Ended {
 }
 
 #[test]
-fn what_cannot_be_printed_is_a_failure_of_every_command() {
+fn unwritable_standard_output_fails_every_command() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
     let bench = "bench frame --quick --runs 1";
@@ -51,14 +51,14 @@ fn what_cannot_be_printed_is_a_failure_of_every_command() {
             "{line}: {ended:#?}"
         );
     }
-    // A reader that went away is not.
+    // A closed pipe is not a failure.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(with_streams("--help", writer.into(), Stdio::piped()).code, Some(0));
 }
 
 #[test]
-fn where_errors_cannot_be_printed_the_exit_code_tells() {
+fn with_unwritable_standard_error_the_exit_code_is_right() {
     for (line, code) in [
         ("io no-such-file", 2),
         ("copy no-such-file out", 1),
@@ -75,28 +75,29 @@ fn where_errors_cannot_be_printed_the_exit_code_tells() {
 }
 
 #[test]
-fn a_thread_that_cannot_be_started_is_named() {
+fn a_thread_that_cannot_be_started_is_reported() {
     let folder = Folder::new();
     let file = folder.file("data", &[7; 65_536]);
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
-    // Nobody's limit holds for nobody alone; root's does not hold.
-    let nobody = |threads: u32, line: &str| {
+    // A user of its own, whose threads are counted alone; root has no limit.
+    let limited_user = |threads: u32, line: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=61234", "--clear-groups", "prlimit", &format!("--nproc={threads}")]);
         command.arg(env!("CARGO_BIN_EXE_pinfold")).args(words(line));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         finish_with(command)
     };
-    if !rustix::process::geteuid().is_root() || nobody(100, &format!("io {file}")).code != Some(0) {
+    if !rustix::process::geteuid().is_root() || limited_user(100, &format!("io {file}")).code != Some(0) {
         skipped("only root can run the program as a user with a limit of threads of its own");
         return;
     }
     let jobs = format!("io {file} --numjobs 3");
-    nobody(1, &jobs).failed(1, &["handlers for signals", "no thread", "Resource temporarily unavailable"]);
-    nobody(2, &jobs).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
-    nobody(3, &jobs).failed(1, &["no thread for job 2 of 3"]);
-    nobody(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
+    limited_user(1, &jobs)
+        .failed(1, &["handlers for signals", "no thread", "Resource temporarily unavailable"]);
+    limited_user(2, &jobs).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
+    limited_user(3, &jobs).failed(1, &["no thread for job 2 of 3"]);
+    limited_user(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
     let bench = "bench page-pool --quick --runs 1 --json";
-    nobody(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
-    nobody(4, &jobs).ok();
+    limited_user(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
+    limited_user(4, &jobs).ok();
 }
