@@ -1,27 +1,27 @@
-//! The model controller's only way to memory.
+//! The model controller's only access to memory.
 
 use core::fmt;
 use pinfold_core::addr::Iova;
 use std::sync::Arc;
 
-/// An access that did not land: nothing is mapped there, or not for this kind of access.
+/// A faulted access: nothing is mapped there, or not for this kind of access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a device's {kind} of {len} bytes at {iova} did not land")]
+#[error("a device's {kind} of {len} bytes at {iova} faulted")]
 pub struct BusFault {
-    /// Where it was to begin.
+    /// The address.
     pub iova: Iova,
-    /// How many bytes it was to have.
+    /// The length in bytes.
     pub len: usize,
     /// Read or write.
     pub kind: BusAccess,
 }
 
-/// What a device does on its bus.
+/// A kind of access on the bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BusAccess {
-    /// It reads memory.
+    /// A read of memory.
     Read,
-    /// It writes memory.
+    /// A write to memory.
     Write,
 }
 
@@ -34,9 +34,9 @@ impl fmt::Display for BusAccess {
     }
 }
 
-/// One device's way to memory. Every access that the model makes goes through it.
+/// One device's access to memory. Every access of the model goes through it.
 ///
-/// An access may cross pages; where a part of it faults, the parts before may have landed, as on a real bus.
+/// An access may cross pages; where a part of it faults, earlier parts may have been performed, as on a real bus.
 pub trait Bus: Send + Sync + 'static {
     /// Reads memory into `to`.
     ///
@@ -48,7 +48,7 @@ pub trait Bus: Send + Sync + 'static {
     /// # Errors
     /// [`BusFault`] where the device may not write all of it.
     fn write(&self, iova: Iova, from: &[u8]) -> Result<(), BusFault>;
-    /// Writes a `u32` (little-endian) after everything that was written before: what makes a completion visible.
+    /// Writes a `u32` (little-endian) after all earlier writes, which makes a completion visible.
     ///
     /// # Errors
     /// [`BusFault`] where the device may not write it, or `iova` is not a multiple of 4.

@@ -45,7 +45,7 @@ pub use config::ModelConfig;
 pub use controller::ModelController;
 pub use error::ModelError;
 pub use faults::{CommandInfo, Fault, Faults, Injection, InjectionOutcome, ROGUE_BYTE, Trigger};
-pub use media::{FileMedia, Media, MediaError, MemoryMedia, Sink, Source};
+pub use media::{FileMedia, Media, MediaError, MemoryMedia, ReadSink, WriteSource};
 pub use namespace::Namespace;
 pub use registers::ModelRegisters;
 pub use stats::ModelStats;

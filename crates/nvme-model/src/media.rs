@@ -5,5 +5,5 @@ mod medium;
 mod memory;
 
 pub use file::FileMedia;
-pub use medium::{Media, MediaError, Sink, Source};
+pub use medium::{Media, MediaError, ReadSink, WriteSource};
 pub use memory::MemoryMedia;

@@ -1,4 +1,4 @@
-//! The model behind the software IOMMU.
+//! The port of a software IOMMU as the model's bus.
 
 use crate::bus::{Bus, BusAccess, BusFault};
 use pinfold::soft::Port;
@@ -20,7 +20,7 @@ impl Bus for Port {
     }
 
     fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), BusFault> {
-        // The port writes in the processor's order, the specification in little-endian.
+        // The port writes in native order.
         Port::write_u32_release(self, iova, value.to_le()).map_err(|fault| BusFault {
             iova: fault.iova,
             len: 4,

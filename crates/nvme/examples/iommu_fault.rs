@@ -87,7 +87,7 @@ struct Bench {
 
 /// What the controller said.
 fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> BoxResult<(P, Result<(), CommandError>)> {
-    let completion = queue.wait()?.ok_or("nothing was under way")?;
+    let completion = queue.wait()?.ok_or("nothing in flight")?;
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => Ok((payload, result)),
         _ => Err("no answer in time".into()),
@@ -134,7 +134,7 @@ impl Bench {
         let buffer = self.filled(bytes, byte)?;
         let domain = self.pci.domain().clone();
         let mapped = domain.map(buffer, ToDevice)?;
-        let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), mapped).map_err(|r| r.reason)?;
+        let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), mapped)?;
         let (mapped, result) = finish(&mut self.queue, flight)?;
         drop(mapped.unmap()?);
         Ok(result)
@@ -145,7 +145,7 @@ impl Bench {
         let buffer = self.filled(bytes, 0xee)?;
         let domain = self.pci.domain().clone();
         let mapped = domain.map(buffer, FromDevice)?;
-        let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), mapped).map_err(|r| r.reason)?;
+        let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), mapped)?;
         let (mapped, result) = finish(&mut self.queue, flight)?;
         result?;
         let buffer = mapped.unmap()?;
@@ -164,7 +164,7 @@ impl Bench {
     /// A read into memory that was taken back: not a byte of it may change.
     fn read_into_stale(&mut self, bytes: usize) -> BoxResult<()> {
         let (buffer, stale) = self.taken_back(bytes, 0x5a)?;
-        let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), stale).map_err(|r| r.reason)?;
+        let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), stale)?;
         let (_, result) = finish(&mut self.queue, flight)?;
         let mut found = vec![0; bytes];
         buffer.memory().copy_to_slice(0, &mut found)?;
@@ -182,7 +182,7 @@ impl Bench {
     fn write_from_stale(&mut self, bytes: usize) -> BoxResult<()> {
         self.write(bytes, 0x11)?;
         let (buffer, stale) = self.taken_back(bytes, 0x22)?;
-        let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), stale).map_err(|r| r.reason)?;
+        let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), stale)?;
         let (_, result) = finish(&mut self.queue, flight)?;
         drop(buffer);
         let kept = match self.holds(bytes, 0x11)? {

@@ -17,7 +17,7 @@ const BYTES: usize = 1 << 20;
 const PIECE: usize = 4096;
 
 fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>) -> BoxResult<P> {
-    let completion = queue.wait()?.ok_or("nothing was under way")?;
+    let completion = queue.wait()?.ok_or("nothing in flight")?;
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => result.map(|()| payload).map_err(Into::into),
         _ => Err("no answer in time".into()),
@@ -52,13 +52,13 @@ fn main() -> BoxResult<()> {
         let buffer = data.alloc(PIECE)?;
         buffer.memory().copy_from_slice(0, pattern.get(at..at + PIECE).unwrap_or_default())?;
         let mapped = domain.map(buffer, ToDevice)?;
-        let flight = queue.write(namespace.nsid, place(at), blocks, mapped).map_err(|r| r.reason)?;
+        let flight = queue.write(namespace.nsid, place(at), blocks, mapped)?;
         drop(finish(&mut queue, flight)?.unmap()?);
     }
     let mut found = vec![0; PIECE];
     for at in (0..BYTES).step_by(PIECE) {
         let mapped = domain.map(data.alloc(PIECE)?, FromDevice)?;
-        let flight = queue.read(namespace.nsid, place(at), blocks, mapped).map_err(|r| r.reason)?;
+        let flight = queue.read(namespace.nsid, place(at), blocks, mapped)?;
         let mapped = finish(&mut queue, flight)?;
         mapped.unmap()?.memory().copy_to_slice(0, &mut found)?;
         if pattern.get(at..at + PIECE) != Some(&found) {

@@ -22,21 +22,21 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
 //! let arena = Arena::builder().size(8 << 20).build(&domain)?;
-//! let port = domain.port().ok_or("only models have ports")?;
+//! let port = domain.port().ok_or("not a software IOMMU")?;
 //! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
 //! let model = ModelController::spawn(port, ModelConfig::new(vec![namespace]))?;
 //!
 //! let controller = Controller::start(model.registers(), arena.clone(), Config::default())?;
 //! let mut queue = controller.create_queue(32)?;
 //! let payload = domain.map(arena.alloc_zeroed(4096)?, ToDevice)?;
-//! let in_flight = queue.write(1, 0, 8, payload).map_err(|rejected| rejected.reason)?;
+//! let in_flight = queue.write(1, 0, 8, payload)?;
 //! queue.ring_doorbell();
-//! let completion = queue.wait()?.ok_or("nothing was under way")?;
+//! let completion = queue.wait()?.ok_or("nothing in flight")?;
 //! let Outcome::Completed { payload, result } = in_flight.finish(completion) else {
 //!     return Err("quarantined".into());
 //! };
 //! result?;
-//! let buffer = payload.unmap()?; // no device reaches it any more
+//! let buffer = payload.unmap()?; // no device can access it
 //! # drop(buffer);
 //! # Ok(())
 //! # }

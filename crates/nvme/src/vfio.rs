@@ -1,4 +1,4 @@
-//! A real controller, by VFIO: its registers behind BAR0, its interrupts by MSI-X, and the domain that it is in.
+//! A real controller behind VFIO: its registers in BAR0, its MSI-X interrupts, and its domain.
 //!
 //! ```no_run
 //! use pinfold::{Arena, MappingPolicy};
@@ -34,46 +34,46 @@ use std::time::Duration;
 /// Base class, sub-class and programming interface of an NVMe I/O controller.
 const NVME_CLASS: u32 = 0x01_0802;
 
-/// Why there is no controller.
+/// Why a controller could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PciError {
-    /// The device is not to be had.
+    /// The device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// A call to the device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// It is something else.
-    #[error("{bdf} is no NVMe controller: its class is {class:06x}, and a controller's is 010802")]
+    /// The device is not an NVMe controller.
+    #[error("{bdf} is not an NVMe controller: its class is {class:06x}, not 010802")]
     Class {
         /// The device.
         bdf: Bdf,
-        /// What it is.
+        /// Its class.
         class: u32,
     },
-    /// Its registers are too few.
-    #[error("{bdf} has {bytes} bytes of registers, and a controller has at least 4104")]
+    /// BAR0 is too small.
+    #[error("{bdf} has {bytes} bytes of registers: a controller has at least 4104")]
     Registers {
         /// The device.
         bdf: Bdf,
-        /// How many there are.
+        /// The size of BAR0.
         bytes: u64,
     },
-    /// It could not be made quiet.
+    /// The controller could not be disabled.
     #[error("{bdf}: {error}")]
     Driver {
         /// The device.
         bdf: Bdf,
-        /// Why not.
+        /// The cause.
         error: Error,
     },
 }
 
-/// A controller that VFIO gave to this process. A handle: a clone is the same controller.
+/// A controller opened through VFIO. A handle: a clone is the same controller.
 ///
-/// It can reach memory from [`open`](Self::open) until the last handle, and the last of its registers, are dropped: then
-/// bus mastering is switched off.
+/// It can access memory from [`open`](Self::open) until the last handle and the last of its registers are dropped; then bus
+/// mastering is disabled.
 #[derive(Clone, Debug)]
 pub struct PciController {
     registers: Arc<PciRegisters>,
@@ -81,9 +81,8 @@ pub struct PciController {
 }
 
 impl PciController {
-    /// Opens the controller at `address` and makes it quiet, whatever a program before left running in it: it is reset
-    /// where it can be by itself, and disabled, before it may reach memory. It gets as many interrupts as it has, at most
-    /// `vectors`.
+    /// Opens the controller at `address`. It is reset where it supports that, and disabled, before it may access memory, so that
+    /// nothing an earlier program left running continues. It gets as many interrupts as it has, at most `vectors`.
     ///
     /// # Errors
     /// [`PciError`]; the device is closed again.
@@ -95,7 +94,7 @@ impl PciController {
             return Err(PciError::Class { bdf, class });
         }
         match device.reset() {
-            // Disabling it, below, does what is needed.
+            // Disabling it, below, suffices.
             Ok(()) | Err(DeviceError::NoReset(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -103,8 +102,9 @@ impl PciController {
         if bar.len() < u64::from(offset::DOORBELLS) + 8 {
             return Err(PciError::Registers { bdf, bytes: bar.len() });
         }
-        let request =
-            device.request().inspect_err(|error| tracing::debug!(%error, "no word of an unplugging"));
+        let request = device
+            .request()
+            .inspect_err(|error| tracing::debug!(%error, "removal requests are not reported"));
         let registers =
             Arc::new(PciRegisters { bar, request: request.ok(), removal_requested: AtomicBool::new(false) });
         driver::disable_controller(registers.clone()).map_err(|error| PciError::Driver { bdf, error })?;
@@ -116,32 +116,32 @@ impl PciController {
         Ok(Self { registers, vectors })
     }
 
-    /// Where it is.
+    /// Returns the PCI address.
     pub fn address(&self) -> Bdf {
         self.device().address()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         self.registers.bar.device()
     }
 
-    /// The address space that it reaches.
+    /// Returns the domain of the device.
     pub fn domain(&self) -> &Domain {
         self.device().domain()
     }
 
-    /// Its registers.
+    /// Returns the registers.
     pub fn registers(&self) -> Arc<PciRegisters> {
         self.registers.clone()
     }
 
-    /// How many interrupts it was given.
+    /// Returns the number of interrupt vectors.
     pub fn vectors(&self) -> usize {
         self.vectors.len()
     }
 
-    /// The interrupt with this number, if it was given so many. Number 0 is the admin queue's as well.
+    /// Returns the interrupt vector with this number, if there is one. Vector 0 is also the admin queue's.
     pub fn vector(&self, number: u16) -> Option<Vector> {
         let interrupt: Arc<dyn Interrupt> = self.vectors.get(usize::from(number))?.clone();
         Some(Vector { number, interrupt })
@@ -152,7 +152,7 @@ impl PciController {
 #[derive(Debug)]
 pub struct PciRegisters {
     bar: Bar,
-    /// Raised when the kernel asks for the device back.
+    /// Raised when the kernel requests the device.
     request: Option<Irq>,
     removal_requested: AtomicBool,
 }
@@ -170,7 +170,7 @@ impl Registers for PciRegisters {
 
     #[inline]
     fn write32(&self, offset: u32, value: u32) {
-        // On a bus a write to nowhere is lost, and says nothing.
+        // On a bus an invalid write is lost without an error.
         let _ = self.bar.write32(offset.into(), value);
     }
 

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("a stale write: {fault}");
 
     drop((driver, buffer));
-    let account = stack.finish()?;
-    println!("{account}");
-    if account.is_clean() { Ok(()) } else { Err("not everything came back".into()) }
+    let stats = stack.finish()?;
+    println!("{stats}");
+    if stats.is_clean() { Ok(()) } else { Err("not everything came back".into()) }
 }

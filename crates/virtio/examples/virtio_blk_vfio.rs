@@ -43,13 +43,13 @@ impl Rig {
     fn in_place(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
         for (number, run) in data.chunks_mut(DEPTH * PIECE).enumerate() {
             let sector = (from + number * DEPTH * PIECE) / SECTOR_SIZE;
-            let lent = self.buffer.as_mut_slice()?.get_mut(..run.len()).ok_or("the buffer is short")?;
+            let frames = self.buffer.as_mut_slice()?.get_mut(..run.len()).ok_or("the buffer is short")?;
             if write {
-                lent.copy_from_slice(run);
+                frames.copy_from_slice(run);
             }
-            at_once(&mut self.driver, sector, lent, write)?;
+            at_once(&mut self.driver, sector, frames, write)?;
             if !write {
-                run.copy_from_slice(lent);
+                run.copy_from_slice(frames);
             }
         }
         Ok(())
@@ -159,15 +159,15 @@ fn run() -> Result<()> {
     let worked = work(&stack, &device, &words);
 
     // The leak check, whether or not it worked.
-    let account = stack.finish()?;
-    println!("{account}");
+    let report = stack.finish()?;
+    println!("{report}");
     let (stats, leaked) = (domain.stats(), pinfold::arena::quarantined_bytes());
     println!(
-        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes in quarantine, {leaked} bytes leaked",
+        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes quarantined, {leaked} bytes leaked",
         stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes
     );
     worked?;
-    let clean = account.is_clean()
+    let clean = report.is_clean()
         && [stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes, leaked] == [0; 4];
     if clean { Ok(()) } else { Err("not everything came back".into()) }
 }

@@ -1,4 +1,4 @@
-//! The `Hal`: the one set of functions by which `virtio-drivers` asks for memory.
+//! The implementation of `Hal`, through which `virtio-drivers` allocates and shares memory.
 
 use crate::slot::{Place, Process};
 use crate::stack::ShareError;
@@ -9,7 +9,7 @@ use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
 /// The platform of a driver whose memory is in the place `P`: `VirtIOBlk::<PinfoldHal, _>::new(..)`.
 ///
-/// What a device reaches, and what happens where there is no memory, is told in the [crate's](crate) documentation.
+/// What a device can access, and what happens on failure, is described in the [crate](crate) documentation.
 #[derive(Debug)]
 pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
 
@@ -21,7 +21,7 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
         let had = P::slot().with_owned(|stack| stack.dma_alloc(pages, direction));
         had.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| {
             tracing::error!(pages, %error, "no memory for a ring");
-            (0, NonNull::dangling()) // which the driver takes for a refusal
+            (0, NonNull::dangling()) // the driver treats 0 as a failure
         })
     }
 
@@ -51,8 +51,8 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
     }
 }
 
-/// A panic, or the end of the process where a device may still reach the payload: unwinding would give the payload back to
-/// its owner, who may free it.
+/// Panics, or aborts the process where a device may still access the payload: unwinding would return it to its owner, who
+/// may free it.
 fn fail(error: &ShareError) -> ! {
     if error.stays_reachable() {
         tracing::error!(%error, "the process is aborted");
@@ -65,7 +65,7 @@ fn fail(error: &ShareError) -> ! {
 
 #[expect(
     clippy::panic,
-    reason = "the trait has no way to say no, and to go on would hang or give away memory"
+    reason = "the trait cannot report errors, and continuing would hang or expose memory"
 )]
 fn refuse(why: std::fmt::Arguments<'_>) -> ! {
     panic!("{why}")

@@ -1,8 +1,7 @@
-//! Others' drivers on Pinfold's memory: a [`Hal`](virtio_drivers::Hal) for the drivers of `virtio-drivers`.
+//! A [`Hal`](virtio_drivers::Hal) over Pinfold for the drivers of `virtio-drivers`.
 //!
-//! `virtio-drivers` asks its platform by functions without a receiver, so there must be a place where they find the
-//! memory and the domain: a [`Place`], which is a type. [`install`] puts a stack there, which an [`Installed`] keeps;
-//! [`Installed::finish`] takes it away and says whether anything was left.
+//! The functions of `Hal` have no receiver, so they find memory and domain through a type, a [`Place`]. [`install`] puts a
+//! stack there for as long as its [`Installed`] lives; [`Installed::finish`] removes it and reports leaks.
 //!
 //! ```
 //! use pinfold::{Arena, Domain};
@@ -14,48 +13,47 @@
 //! let stack = install::<Process>(&domain, Arena::builder().size(4 << 20))?;
 //! # let disk = Disk::new(domain.port().ok_or("no device")?, 1 << 20);
 //! let mut driver = VirtIOBlk::<PinfoldHal, _>::new(Translated::new(disk))?;
-//! driver.write_blocks(0, &[7; 512])?; // from the heap: by way of a copy
+//! driver.write_blocks(0, &[7; 512])?; // from the heap: copied
 //! let mut buffer = stack.arena().alloc(8192)?;
-//! driver.read_blocks(0, buffer.as_mut_slice()?)?; // Pinfold's: mapped where it is, for as long as the request takes
+//! driver.read_blocks(0, buffer.as_mut_slice()?)?; // Pinfold's: mapped in place during the request
 //! assert_eq!(&buffer.as_slice()?[..512], [7; 512]);
 //! drop((driver, buffer));
-//! let account = stack.finish()?; // an error where the driver kept something
-//! assert!(account.is_clean());
+//! let stats = stack.finish()?; // an error where the driver leaked something
+//! assert!(stats.is_clean());
 //! # Ok(()) }
 //! ```
 //!
-//! # What a device reaches
+//! # What a device can access
 //!
-//! | what | how it is given | what the device may do |
+//! | memory | how it is shared | what the device may do |
 //! | --- | --- | --- |
-//! | rings (`dma_alloc`) | frames, mapped from `dma_alloc` to `dma_dealloc` | what their direction says: it can not write descriptors |
-//! | payload in whole pages of the stack's arena | mapped where it lies, from `share` to `unshare` | what its direction says |
+//! | rings (`dma_alloc`) | frames, mapped from `dma_alloc` to `dma_dealloc` | what their direction allows: it cannot write descriptors |
+//! | payload in whole pages of the stack's arena | mapped in place, from `share` to `unshare` | what its direction allows |
 //! | payload of at most [`SMALL_BYTES`] elsewhere | a copy, in a block of a pool | reads and writes the pool, which holds such copies alone |
-//! | other payload | a copy, in frames of its own, mapped from `share` to `unshare` | what its direction says |
+//! | other payload | a copy, in frames of its own, mapped from `share` to `unshare` | what its direction allows |
 //!
-//! After `unshare` no access of the device reaches the program's memory, and what the program reads no longer changes.
-//! A payload that is not in whole pages is copied, since a device reaches whole pages: its neighbours are not its own.
+//! After `unshare` the device cannot access the program's memory, and what the program reads no longer changes. A payload
+//! that is not in whole pages is copied, since mappings are whole pages and its neighbours must stay out of reach.
 //!
-//! # What the trait can not say
+//! # Failures
 //!
-//! `share` and `unshare` can not fail, and a request that is sent in spite of it would either hang (`virtio-drivers` waits
-//! without end) or be answered into memory of somebody else. So where there is no memory for the copy they panic
-//! and say what is missing; nothing is half shared then. Where a device may still reach a payload that it was given in place,
-//! they say so and abort the process, since unwinding would give the payload back to its owner. `dma_alloc` has a way to say
-//! no, and uses it.
+//! `share` and `unshare` cannot return errors, and a request sent regardless would hang (`virtio-drivers` waits forever) or
+//! be completed into other memory. Without memory for a copy they therefore panic and name what is missing; nothing is
+//! half shared. Where a device may still access a payload in place, they report it and abort the process, since unwinding
+//! would return the payload to its owner. `dma_alloc` can report failure, and does.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod account;
 mod hal;
 mod mapping;
 pub mod model;
 pub mod pci;
 mod slot;
 mod stack;
+mod stats;
 mod translated;
 
-pub use account::Stats;
 pub use hal::PinfoldHal;
 pub use slot::{InstallError, Installed, Leak, Place, Process, Slot, install};
 pub use stack::{SMALL_BYTES, ShareError};
+pub use stats::Stats;
 pub use translated::{ACCESS_PLATFORM, Translated};

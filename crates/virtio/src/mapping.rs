@@ -1,4 +1,4 @@
-//! Memory that a device reaches, in one direction, until it is taken back.
+//! Memory mapped for a device, in one direction, until it is unmapped.
 
 use pinfold::{Buffer, Domain};
 use pinfold_core::access::Access;
@@ -9,7 +9,7 @@ use virtio_drivers::BufferDirection;
 
 const PAGE: u64 = 4096;
 
-/// Whether the driver's bytes go to the device, and the device's to the driver.
+/// Returns the device's access for a direction.
 pub(crate) fn access(direction: BufferDirection) -> Access {
     match direction {
         BufferDirection::DriverToDevice => Access::READ,
@@ -18,7 +18,7 @@ pub(crate) fn access(direction: BufferDirection) -> Access {
     }
 }
 
-/// Maps memory at an address that is not 0, which `virtio-drivers` takes for a refusal.
+/// Maps memory at an address other than 0, which `virtio-drivers` treats as a failure.
 ///
 /// # Safety
 /// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or for ever after an error that
@@ -39,15 +39,15 @@ pub(crate) unsafe fn map(
     unsafe { domain.map_at(&place, place.range(), memory, access(direction)) }
 }
 
-/// Frames that a device reaches. Dropped by [`take_back`](Self::take_back) only: otherwise they are leaked, as what a
+/// Frames that a device reaches. Dropped by [`unmap`](Self::unmap) only: otherwise they are leaked, as what a
 /// device may reach must be.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct MappedFrames {
     buffer: std::mem::ManuallyDrop<Buffer>,
     mapping: StaticMapping,
 }
 
-impl Lent {
+impl MappedFrames {
     /// Maps the buffer. On an error the buffer is gone; the second value is how many bytes were lost with it.
     pub(crate) fn new(
         domain: &Domain,
@@ -56,7 +56,7 @@ impl Lent {
     ) -> Result<Self, (BackendError, u64)> {
         let mut buffer = std::mem::ManuallyDrop::new(buffer);
         let bytes = buffer.len() as u64;
-        // SAFETY: the buffer is kept until `take_back` has unmapped it, and never where that fails; it is lent by copies
+        // SAFETY: the buffer is kept until `unmap` has unmapped it, and never where that fails; it is frames by copies
         // (`memory`) alone.
         match unsafe { map(domain, buffer.memory(), direction) } {
             Ok(mapping) => Ok(Self { buffer, mapping }),
@@ -82,7 +82,7 @@ impl Lent {
 
     /// Takes the frames from the device, lets `read` see what it left there, and frees them. Where they can not be
     /// taken they are kept for ever; how many bytes that is.
-    pub(crate) fn take_back(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
+    pub(crate) fn unmap(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
         let iova = self.mapping.iova();
         let unmapped = domain.unmap_static(self.mapping);
         read(self.buffer.memory());

@@ -1,7 +1,7 @@
-//! Where the `Hal`'s functions, which have no receiver, find their stack.
+//! Slots in which the functions of `Hal`, which have no receiver, find their stack.
 
-use crate::account::Stats;
-use crate::stack::{NoStack, Stack};
+use crate::stack::{Stack, StackError};
+use crate::stats::Stats;
 use pinfold::arena::{ArenaBuilder, BuildError};
 use pinfold::{Arena, Domain};
 use pinfold_core::dma_pool::CreateError;
@@ -10,9 +10,9 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A place for one stack: a type that names a static [`Slot`].
+/// A type that names a static [`Slot`] for one stack.
 ///
-/// [`Process`] is the one that is there already. A second device, in a domain of its own, has a place of its own:
+/// [`Process`] is the default. A second device in a domain of its own needs a place of its own:
 ///
 /// ```
 /// use pinfold_virtio::{Place, Slot};
@@ -26,11 +26,11 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// }
 /// ```
 pub trait Place: 'static {
-    /// The slot: always the same one.
+    /// Returns the slot, always the same one.
     fn slot() -> &'static Slot;
 }
 
-/// The place of a process that has one device.
+/// The place for programs with one device.
 #[derive(Clone, Copy, Debug)]
 pub enum Process {}
 
@@ -41,102 +41,102 @@ impl Place for Process {
     }
 }
 
-/// What a [`Place`] names. Opaque.
+/// Holds the stack of a [`Place`]. Opaque.
 #[derive(Debug, Default)]
-pub struct Slot(RwLock<Option<Tenant>>);
+pub struct Slot(RwLock<Option<InstalledStack>>);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
-struct Tenant {
+struct InstalledStack {
     stack: Stack,
-    /// Of all that were ever installed, which.
+    /// A number that no other stack has had.
     id: u64,
     /// Whether its [`Installed`] is gone: it stays until the driver has given back what it has.
     orphaned: bool,
 }
 
 impl Slot {
-    /// An empty slot.
+    /// Creates an empty slot.
     pub const fn new() -> Self {
         Self(RwLock::new(None))
     }
 
-    /// What `act` makes of the stack, if there is one.
+    /// Calls `act` with the stack, if there is one.
     pub(crate) fn with<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
-        let tenant = self.read();
-        let tenant = tenant.as_ref()?;
-        Some(act(&tenant.stack))
+        let installed = self.read();
+        let installed = installed.as_ref()?;
+        Some(act(&installed.stack))
     }
 
     /// The same, for calls that may give back the last thing that an orphan waits for.
     pub(crate) fn with_last<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
-        let leaves = |tenant: &Tenant| tenant.orphaned && tenant.stack.is_idle();
+        let leaves = |installed: &InstalledStack| installed.orphaned && installed.stack.is_idle();
         let (result, last) = {
-            let tenant = self.read();
-            let tenant = tenant.as_ref()?;
-            (act(&tenant.stack), leaves(tenant))
+            let installed = self.read();
+            let installed = installed.as_ref()?;
+            (act(&installed.stack), leaves(installed))
         };
         if last {
-            drop(self.write().take_if(|tenant| leaves(tenant)));
+            drop(self.write().take_if(|installed| leaves(installed)));
         }
         Some(result)
     }
 
     /// The same for calls that take something new: an orphan gives nothing more.
     pub(crate) fn with_owned<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
-        let tenant = self.read();
-        let tenant = tenant.as_ref().filter(|tenant| !tenant.orphaned)?;
-        Some(act(&tenant.stack))
+        let installed = self.read();
+        let installed = installed.as_ref().filter(|installed| !installed.orphaned)?;
+        Some(act(&installed.stack))
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<Tenant>> {
+    fn read(&self) -> RwLockReadGuard<'_, Option<InstalledStack>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Tenant>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Option<InstalledStack>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why no stack was installed. Nothing has changed.
+/// Why a stack could not be installed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// There is one in this place.
-    #[error("there is a stack in this place already: {account}; finish() it, or name another Place")]
+    /// The place has a stack already.
+    #[error("the place has a stack already: {stats}; finish() it, or use another Place")]
     Occupied {
-        /// What that one holds.
-        account: Stats,
+        /// Its counters.
+        stats: Stats,
     },
-    /// There is no memory for it.
+    /// The arena could not be built.
     #[error(transparent)]
     Arena(#[from] BuildError),
-    /// There is no memory for the pool's account.
+    /// The pool could not be created.
     #[error(transparent)]
     Pool(#[from] CreateError),
 }
 
-/// Puts a stack into the place `P`: an arena of its own, as `arena` says but exposed per use, in `domain`.
+/// Installs a stack in the place `P`: an arena as configured by `arena`, but mapped per use, in `domain`.
 ///
 /// # Errors
 /// [`InstallError`].
 pub fn install<P: Place>(domain: &Domain, arena: ArenaBuilder) -> Result<Installed<P>, InstallError> {
     let mut slot = P::slot().write();
-    if let Some(tenant) = &*slot {
-        return Err(InstallError::Occupied { account: tenant.stack.account() });
+    if let Some(installed) = &*slot {
+        return Err(InstallError::Occupied { stats: installed.stack.stats() });
     }
     let stack = Stack::new(domain, arena).map_err(|no| match no {
-        NoStack::Arena(error) => InstallError::Arena(error),
-        NoStack::Pool(error) => InstallError::Pool(error),
+        StackError::Arena(error) => InstallError::Arena(error),
+        StackError::Pool(error) => InstallError::Pool(error),
     })?;
     let arena = stack.arena().clone();
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    *slot = Some(Tenant { stack, id, orphaned: false });
+    *slot = Some(InstalledStack { stack, id, orphaned: false });
     Ok(Installed { arena, id, place: PhantomData })
 }
 
-/// A stack in its place. [`finish`](Self::finish) takes it away.
+/// An installed stack. [`finish`](Self::finish) removes it.
 ///
 /// Dropping it does so too; where a driver still has something, that stays and can be given back, but nothing new is
 /// had, and the place is taken until the last of it is back.
@@ -146,42 +146,42 @@ pub struct Installed<P: Place> {
     place: PhantomData<fn() -> P>,
 }
 
-/// A driver has not given everything back. The stack is still in its place.
+/// A driver has not freed everything. The stack is still installed.
 #[derive(thiserror::Error)]
-#[error("not everything came back: {account}")]
+#[error("the driver has not freed everything: {stats}")]
 pub struct Leak<P: Place> {
     /// The stack.
     pub installed: Installed<P>,
-    /// What it did, and what is out.
-    pub account: Stats,
+    /// Its counters.
+    pub stats: Stats,
 }
 
 impl<P: Place> Installed<P> {
-    /// The arena. Buffers of it are shared with the device where they lie, where they are shared in whole pages.
+    /// Returns the arena. Its buffers are shared with the device in place, if in whole pages.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// What the stack has done so far, and what it holds.
-    pub fn account(&self) -> Stats {
-        P::slot().with(Stack::account).unwrap_or_default()
+    /// Returns the counters of the stack.
+    pub fn stats(&self) -> Stats {
+        P::slot().with(Stack::stats).unwrap_or_default()
     }
 
-    /// Takes the stack away: the leak check.
+    /// Removes the stack, if nothing has leaked.
     ///
     /// # Errors
-    /// [`Leak`], with the stack, where a driver still has rings, or a payload is still shared.
+    /// [`Leak`], with the stack, where a driver still has rings or a payload is shared.
     pub fn finish(self) -> Result<Stats, Leak<P>> {
         let mut slot = P::slot().write();
-        let account = slot.as_ref().map(|tenant| tenant.stack.account()).unwrap_or_default();
-        if slot.as_ref().is_some_and(|tenant| !tenant.stack.is_idle()) {
+        let stats = slot.as_ref().map(|installed| installed.stack.stats()).unwrap_or_default();
+        if slot.as_ref().is_some_and(|installed| !installed.stack.is_idle()) {
             drop(slot);
-            return Err(Leak { installed: self, account });
+            return Err(Leak { installed: self, stats });
         }
         // The drop of `self`, which follows, finds the place empty.
         *slot = None;
         drop(slot);
-        Ok(account)
+        Ok(stats)
     }
 }
 
@@ -189,12 +189,12 @@ impl<P: Place> Drop for Installed<P> {
     fn drop(&mut self) {
         let mut slot = P::slot().write();
         // A place that `finish` has emptied may have another's stack by now.
-        let Some(tenant) = slot.as_mut().filter(|tenant| tenant.id == self.id) else { return };
-        if tenant.stack.is_idle() {
+        let Some(installed) = slot.as_mut().filter(|installed| installed.id == self.id) else { return };
+        if installed.stack.is_idle() {
             *slot = None;
         } else {
-            tracing::warn!(account = %tenant.stack.account(), "a stack goes before its driver");
-            tenant.orphaned = true;
+            tracing::warn!(stats = %installed.stack.stats(), "a stack goes before its driver");
+            installed.orphaned = true;
         }
     }
 }
@@ -207,6 +207,6 @@ impl<P: Place> fmt::Debug for Installed<P> {
 
 impl<P: Place> fmt::Debug for Leak<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leak").field("account", &self.account).finish_non_exhaustive()
+        f.debug_struct("Leak").field("stats", &self.stats).finish_non_exhaustive()
     }
 }

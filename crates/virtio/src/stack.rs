@@ -1,7 +1,7 @@
-//! The memory and the domain behind a `Hal`, and what is out.
+//! The memory and the domain behind a `Hal`, and what is outstanding.
 
-use crate::account::{Counts, Stats, count};
-use crate::mapping::{self, Lent};
+use crate::mapping::{self, MappedFrames};
+use crate::stats::{Counts, Stats, count};
 use pinfold::arena::{AllocError, BuildError};
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::access::Access;
@@ -21,45 +21,45 @@ const _: () = assert!(SMALL_BYTES >= 16 * 16, "a descriptor has 16 bytes");
 
 const PAGE: usize = 4096;
 
-/// Why a payload could not be shared with the device, or not be taken back.
+/// Why a payload could not be shared with the device, or not be revoked.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
-    /// Nobody has installed a stack.
+    /// No stack is installed.
     #[error(
-        "no stack is installed in this place: keep what install() returns for as long as the driver lives"
+        "no stack is installed in this place: keep the value of install() for as long as the driver lives"
     )]
     NotInstalled,
-    /// No frames for a copy.
-    #[error("no frames for a copy of the payload: {0}")]
+    /// Frames for a copy could not be allocated.
+    #[error("cannot allocate frames for a copy of the payload: {0}")]
     Frames(#[from] AllocError),
-    /// No block for a copy.
-    #[error("no block for a copy of the payload: {0}")]
+    /// A block for a copy could not be allocated.
+    #[error("cannot allocate a block for a copy of the payload: {0}")]
     Block(#[from] dma_pool::AllocError),
     /// The domain did not map the payload itself.
-    #[error("the payload was not mapped for the device: {0}")]
+    #[error("cannot map the payload for the device: {0}")]
     NotMapped(BackendError),
     /// The domain did not map a copy of it.
-    #[error("a copy of the payload was not mapped for the device: {0}")]
+    #[error("cannot map a copy of the payload for the device: {0}")]
     CopyNotMapped(BackendError),
-    /// The domain did not take it back.
-    #[error("the device may still reach {bytes} bytes of the program at {iova}: {error}")]
+    /// The domain could not revoke the payload.
+    #[error("the device may still access {bytes} bytes of the program at {iova}: {error}")]
     NotRevoked {
-        /// Where the device finds them.
+        /// Where the device accesses them.
         iova: IovaRange,
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
-        /// Why.
+        /// The cause.
         error: BackendError,
     },
 }
 
 impl ShareError {
-    /// Whether a device may still reach the payload itself: then its owner must not have it back.
+    /// Whether a device may still access the payload itself, so that its owner must not reuse it.
     pub fn stays_reachable(&self) -> bool {
         match self {
             Self::NotRevoked { .. } => true,
-            // A copy that stays reachable is the stack's own, and kept; see `Lent::new`.
+            // A copy that stays reachable is the stack's own, and kept; see `MappedFrames::new`.
             Self::NotMapped(error) => error.stays_reachable(),
             _ => false,
         }
@@ -71,13 +71,13 @@ impl ShareError {
 enum Share {
     InPlace(StaticMapping),
     Small(RawBlock),
-    Frames(Lent),
+    Frames(MappedFrames),
 }
 
-/// What is out, by the device's address.
+/// What has not been freed or unshared, by the device's address.
 #[derive(Debug, Default)]
-struct Out {
-    dma: HashMap<u64, Lent>,
+struct Outstanding {
+    dma: HashMap<u64, MappedFrames>,
     shares: HashMap<u64, Share>,
 }
 
@@ -87,23 +87,23 @@ pub(crate) struct Stack {
     small: DmaPool<Arena>,
     arena: Arena,
     domain: Domain,
-    out: Mutex<Out>,
+    out: Mutex<Outstanding>,
     counts: Counts,
 }
 
-/// Why there is no stack.
+/// Why a stack could not be created.
 #[derive(Debug)]
-pub(crate) enum NoStack {
+pub(crate) enum StackError {
     Arena(BuildError),
     Pool(CreateError),
 }
 
 impl Stack {
-    pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, NoStack> {
-        // Exposed whole, references could not be lent into it, and nothing would be taken from the device.
-        let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(NoStack::Arena)?;
+    pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, StackError> {
+        // Exposed whole, references could not be frames into it, and nothing would be taken from the device.
+        let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
         let small =
-            DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(NoStack::Pool)?;
+            DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(StackError::Pool)?;
         Ok(Self { small, arena, domain: domain.clone(), out: Mutex::default(), counts: Counts::default() })
     }
 
@@ -111,43 +111,43 @@ impl Stack {
         &self.arena
     }
 
-    pub(crate) fn account(&self) -> Stats {
-        let out = self.out();
-        let pages = |lent: &Lent| lent.iova().len() / PAGE as u64;
-        self.counts.account(out.dma.values().map(pages).sum(), out.shares.len() as u64)
+    pub(crate) fn stats(&self) -> Stats {
+        let out = self.state();
+        let pages = |frames: &MappedFrames| frames.iova().len() / PAGE as u64;
+        self.counts.stats(out.dma.values().map(pages).sum(), out.shares.len() as u64)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let out = self.out();
+        let out = self.state();
         out.dma.is_empty() && out.shares.is_empty()
     }
 
-    /// Zeroed pages, mapped: where the device finds them, and the program.
+    /// Allocates and maps zeroed pages; returns the device's address and the program's.
     pub(crate) fn dma_alloc(
         &self,
         pages: usize,
         direction: BufferDirection,
     ) -> Result<(u64, NonNull<u8>), ShareError> {
         let buffer = self.arena.alloc_zeroed(pages.saturating_mul(PAGE))?;
-        let lent = self.lend(buffer, direction)?;
-        let (iova, base) = (lent.iova().start().raw(), lent.memory().as_ptr());
-        self.out().dma.insert(iova, lent);
+        let frames = self.map_frames(buffer, direction)?;
+        let (iova, base) = (frames.iova().start().raw(), frames.memory().as_ptr());
+        self.state().dma.insert(iova, frames);
         count(&self.counts.dma_allocs, 1);
         Ok((iova, base))
     }
 
-    /// Whether that was out.
+    /// Frees pages; returns whether they were allocated.
     pub(crate) fn dma_dealloc(&self, iova: u64, base: NonNull<u8>, pages: usize) -> bool {
-        let mut out = self.out();
-        let same = |lent: &Lent| {
-            let memory = lent.memory();
+        let mut out = self.state();
+        let same = |frames: &MappedFrames| {
+            let memory = frames.memory();
             memory.as_ptr() == base && pages.checked_mul(PAGE) == Some(memory.len())
         };
-        let lent = if out.dma.get(&iova).is_some_and(same) { out.dma.remove(&iova) } else { None };
+        let frames = if out.dma.get(&iova).is_some_and(same) { out.dma.remove(&iova) } else { None };
         drop(out);
-        match lent {
-            Some(lent) => self.take_back(lent, |_| {}),
-            None => self.stray(iova),
+        match frames {
+            Some(frames) => self.unmap(frames, |_| {}),
+            None => self.count_invalid_free(iova),
         }
     }
 
@@ -166,7 +166,7 @@ impl Stack {
             // SAFETY: valid, and reached by nobody else meanwhile, is the caller's promise.
             self.share_copy(unsafe { payload.as_ref() }, direction)?
         };
-        self.out().shares.insert(iova, share);
+        self.state().shares.insert(iova, share);
         count(&self.counts.shares, 1);
         Ok(iova)
     }
@@ -179,8 +179,8 @@ impl Stack {
         mut payload: NonNull<[u8]>,
         direction: BufferDirection,
     ) -> Result<(), ShareError> {
-        let Some(share) = self.out().shares.remove(&iova) else {
-            self.stray(iova);
+        let Some(share) = self.state().shares.remove(&iova) else {
+            self.count_invalid_free(iova);
             return Ok(());
         };
         let mut copy_out = |memory: DmaMemory<'_>| {
@@ -211,12 +211,12 @@ impl Stack {
                 let freed = self.small.free_raw(block);
                 debug_assert_eq!(freed, Ok(()));
             }
-            Share::Frames(lent) => _ = self.take_back(lent, copy_out),
+            Share::Frames(frames) => _ = self.unmap(frames, copy_out),
         }
         Ok(())
     }
 
-    /// Whether the payload is all there is in its pages, and these are the arena's.
+    /// Whether the payload consists of whole pages of the arena.
     fn in_whole_pages(&self, payload: NonNull<[u8]>) -> bool {
         let span = self.arena.span();
         let (addr, len) = (payload.addr().get(), payload.len());
@@ -262,31 +262,35 @@ impl Stack {
         }
         let buffer = self.arena.alloc(payload.len())?;
         copy_in(buffer.memory());
-        let lent = self.lend(buffer, direction)?;
-        Ok((lent.iova().start().raw(), Share::Frames(lent)))
+        let frames = self.map_frames(buffer, direction)?;
+        Ok((frames.iova().start().raw(), Share::Frames(frames)))
     }
 
-    fn lend(&self, buffer: pinfold::Buffer, direction: BufferDirection) -> Result<Lent, ShareError> {
-        Lent::new(&self.domain, buffer, direction).map_err(|(error, lost)| {
+    fn map_frames(
+        &self,
+        buffer: pinfold::Buffer,
+        direction: BufferDirection,
+    ) -> Result<MappedFrames, ShareError> {
+        MappedFrames::new(&self.domain, buffer, direction).map_err(|(error, lost)| {
             count(&self.counts.quarantined_bytes, lost);
             ShareError::CopyNotMapped(error)
         })
     }
 
-    fn take_back(&self, lent: Lent, read: impl FnOnce(DmaMemory<'_>)) -> bool {
-        if let Err(lost) = lent.take_back(&self.domain, read) {
+    fn unmap(&self, frames: MappedFrames, read: impl FnOnce(DmaMemory<'_>)) -> bool {
+        if let Err(lost) = frames.unmap(&self.domain, read) {
             count(&self.counts.quarantined_bytes, lost);
         }
         true
     }
 
-    fn stray(&self, iova: u64) -> bool {
-        tracing::error!(iova, "a driver gave back what was not out");
-        count(&self.counts.strays, 1);
+    fn count_invalid_free(&self, iova: u64) -> bool {
+        tracing::error!(iova, "a driver freed what was not allocated or shared");
+        count(&self.counts.invalid_frees, 1);
         false
     }
 
-    fn out(&self) -> MutexGuard<'_, Out> {
+    fn state(&self) -> MutexGuard<'_, Outstanding> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! A transport that says that its addresses are translated.
+//! A transport that accepts `VIRTIO_F_ACCESS_PLATFORM`.
 
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 use virtio_drivers::{PhysAddr, Result};
@@ -25,14 +25,14 @@ pub struct Translated<T: Transport, K = ()> {
 }
 
 impl<T: Transport> Translated<T> {
-    /// The transport, of a device whose addresses are translated.
+    /// Wraps the transport of a device whose addresses are translated.
     pub fn new(transport: T) -> Self {
         Self::keeping(transport, ())
     }
 }
 
 impl<T: Transport, K> Translated<T, K> {
-    /// The same, of a transport that needs `keep` as long as it is there.
+    /// As [`new`](Self::new), for a transport that needs `keep` for as long as it lives.
     pub(crate) fn keeping(transport: T, keep: K) -> Self {
         Self { transport, refused: false, _keep: keep }
     }

@@ -1,6 +1,6 @@
 //! Blocks in a file.
 
-use crate::media::medium::{Media, MediaError, Sink, Source, check};
+use crate::media::medium::{Media, MediaError, ReadSink, WriteSource, check};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,11 +19,10 @@ pub struct FileMedia {
 }
 
 impl FileMedia {
-    /// The image at `path`: made where there is none, grown (with a hole) to `bytes` where it is shorter, never
-    /// shortened. With `None` its size is what it has.
+    /// Opens the image at `path`. With a size, creates it if necessary and grows it (with a hole) to `bytes`; never shortens it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
         let create = bytes.is_some();
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
@@ -38,8 +37,7 @@ impl FileMedia {
         Ok(Self::from_file(file, bytes))
     }
 
-    /// The first `bytes` bytes of a file that is open already. It must be as long, and open for writing where the
-    /// controller is written to: else those commands end with an error.
+    /// Uses the first `bytes` bytes of an open file. Commands fail where it is shorter, or not open for what they do.
     pub fn from_file(file: File, bytes: u64) -> Self {
         Self { file, bytes, bounce: Mutex::new(vec![0; BOUNCE].into_boxed_slice()) }
     }
@@ -51,7 +49,7 @@ impl FileMedia {
         mut f: impl FnMut(u64, &mut [u8]) -> Result<(), MediaError>,
     ) -> Result<(), MediaError> {
         check(at, len as u64, self.bytes)?;
-        // What is in the buffer has no meaning between calls, so a panic elsewhere does not spoil it.
+        // The buffer has no meaning between calls, so a poisoned lock is fine.
         let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut left) = (at, len);
         while left > 0 {
@@ -71,14 +69,14 @@ impl Media for FileMedia {
         self.bytes
     }
 
-    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError> {
         self.each(at, len, |at, bytes| {
             self.file.read_exact_at(bytes, at)?;
             Ok(sink(bytes)?)
         })
     }
 
-    fn write(&self, at: u64, len: usize, source: &mut Source<'_>) -> Result<(), MediaError> {
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError> {
         self.each(at, len, |at, bytes| {
             source(bytes)?;
             Ok(self.file.write_all_at(bytes, at)?)
@@ -91,7 +89,7 @@ impl Media for FileMedia {
         if len == 0 || rustix::fs::fallocate(&self.file, flags, at, len).is_ok() {
             return Ok(());
         }
-        // Not every file system makes holes (Linux 2.6.38 for the call): zeroes do the same, slowly.
+        // Some file systems cannot make holes (call since Linux 2.6.38): write zeroes.
         let (mut at, mut left) = (at, len);
         while left > 0 {
             let piece = usize::try_from(left).unwrap_or(BOUNCE).min(BOUNCE);
@@ -115,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_made_grown_and_kept() {
+    fn an_image_is_created_grown_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         assert!(FileMedia::open(&path, None).is_err());

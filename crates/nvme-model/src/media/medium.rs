@@ -3,21 +3,21 @@
 use crate::bus::BusFault;
 use std::io;
 
-/// Takes the next piece of what was read; the pieces come in order and make up the whole.
-pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
-/// Fills the next piece of what is to be written.
-pub type Source<'a> = dyn FnMut(&mut [u8]) -> Result<(), BusFault> + 'a;
+/// Accepts the next piece of the data that is read, in order.
+pub type ReadSink<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
+/// Fills the next piece of the data that is written, in order.
+pub type WriteSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), BusFault> + 'a;
 
-/// Why the medium did not do it.
+/// Why an access to the medium failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MediaError {
-    /// The other side of the copy faulted.
+    /// The access to memory faulted.
     #[error(transparent)]
     Bus(#[from] BusFault),
     /// The medium is full.
     #[error("the medium is full")]
     Full,
-    /// The system refused.
+    /// A system call failed.
     #[error("the medium failed: {0}")]
     Io(io::Error),
 }
@@ -33,34 +33,34 @@ impl From<io::Error> for MediaError {
 
 /// A medium: bytes from 0 to [`bytes`](Self::bytes).
 ///
-/// Data is handed over in pieces of the medium's own choice, in place, so that memory needs no bounce buffer. The
-/// caller keeps `at + len` within [`bytes`](Self::bytes); what lies outside is an error, never a panic.
+/// Data is passed in place, in pieces of the medium's choice, so that media in memory need no bounce buffer. Accesses beyond
+/// [`bytes`](Self::bytes) are errors.
 pub trait Media: Send + Sync + 'static {
-    /// The size; it does not change.
+    /// Returns the size, which does not change.
     fn bytes(&self) -> u64;
-    /// Hands `len` bytes from `at` to `sink`.
+    /// Passes `len` bytes from `at` to `sink`.
     ///
     /// # Errors
-    /// [`MediaError`]; `sink` may have had a part.
-    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError>;
+    /// [`MediaError`]; `sink` may have received a part.
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError>;
     /// Stores `len` bytes from `source` at `at`.
     ///
     /// # Errors
     /// [`MediaError`]; a part may have been stored.
-    fn write(&self, at: u64, len: usize, source: &mut Source<'_>) -> Result<(), MediaError>;
-    /// Forgets `len` bytes from `at`; they read as zeroes from now on.
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError>;
+    /// Discards `len` bytes from `at`, which then read as zeroes.
     ///
     /// # Errors
-    /// [`MediaError`]; a part may have been forgotten.
+    /// [`MediaError`]; a part may have been discarded.
     fn discard(&self, at: u64, len: u64) -> Result<(), MediaError>;
-    /// Makes what was written durable.
+    /// Makes completed writes durable.
     ///
     /// # Errors
-    /// [`MediaError::Io`] where the system could not.
+    /// [`MediaError::Io`] where the system call failed.
     fn flush(&self) -> Result<(), MediaError>;
 }
 
-/// What an access outside the medium gets.
+/// Returns the error of an access outside the medium.
 fn outside(at: u64, len: u64, bytes: u64) -> MediaError {
     MediaError::Io(io::Error::new(
         io::ErrorKind::InvalidInput,
@@ -68,7 +68,7 @@ fn outside(at: u64, len: u64, bytes: u64) -> MediaError {
     ))
 }
 
-/// Whether `at..at + len` is inside.
+/// Checks that `at..at + len` is inside.
 pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
     match at.checked_add(len) {
         Some(end) if end <= bytes => Ok(()),

@@ -1,6 +1,6 @@
-//! Blocks in memory, which is taken as it is first written.
+//! Blocks in memory, which is allocated when it is first written.
 
-use crate::media::medium::{Media, MediaError, Sink, Source, check};
+use crate::media::medium::{Media, MediaError, ReadSink, WriteSource, check};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 type Chunk = Mutex<Option<Box<[u8]>>>;
 
-/// Memory in chunks of 2 MiB, each taken when it is first written. What was never written reads as zeroes.
+/// Memory in chunks of 2 MiB, each allocated when it is first written. Unwritten blocks read as zeroes.
 pub struct MemoryMedia {
     chunks: Box<[Chunk]>,
     bytes: u64,
@@ -23,18 +23,18 @@ impl fmt::Debug for MemoryMedia {
 }
 
 impl MemoryMedia {
-    /// A medium of `bytes` bytes, none of which is taken yet: the cost is 40 bytes for each 2 MiB.
+    /// Creates a medium of `bytes` bytes without allocating them; the cost is 40 bytes per 2 MiB.
     pub fn new(bytes: u64) -> Self {
         let chunks = (0..bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
         Self { chunks, bytes }
     }
 
-    /// How many bytes have been taken.
-    pub fn taken_bytes(&self) -> u64 {
+    /// Returns the number of bytes allocated.
+    pub fn allocated_bytes(&self) -> u64 {
         self.chunks.iter().filter(|chunk| lock(chunk).is_some()).count() as u64 * CHUNK
     }
 
-    /// Calls `f` with each chunk of `at..at + len`, and where in it.
+    /// Calls `f` with each chunk of `at..at + len`, the offset in it, and the length.
     fn each<E>(
         &self,
         at: u64,
@@ -64,7 +64,7 @@ impl MemoryMedia {
     }
 }
 
-/// A panic elsewhere leaves bytes half copied at worst, as a torn write does: the lock is not poisoned by it.
+/// Locks a chunk. After a panic it is partly written at worst, as by a torn write.
 fn lock(chunk: &Chunk) -> MutexGuard<'_, Option<Box<[u8]>>> {
     chunk.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -74,7 +74,7 @@ impl Media for MemoryMedia {
         self.bytes
     }
 
-    fn read(&self, at: u64, len: usize, sink: &mut Sink<'_>) -> Result<(), MediaError> {
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError> {
         self.each(at, len as u64, |chunk, from, piece| {
             match lock(chunk).as_deref().and_then(|bytes| bytes.get(from..from + piece)) {
                 Some(bytes) => Ok(sink(bytes)?),
@@ -91,7 +91,7 @@ impl Media for MemoryMedia {
         })
     }
 
-    fn write(&self, at: u64, len: usize, source: &mut Source<'_>) -> Result<(), MediaError> {
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError> {
         self.each(at, len as u64, |chunk, from, piece| {
             let mut chunk = lock(chunk);
             let bytes = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_what_is_written_and_reads_zeroes_elsewhere() {
+    fn written_chunks_are_allocated_and_others_read_as_zeroes() {
         let media = MemoryMedia::new(5 << 20);
-        assert_eq!(media.taken_bytes(), 0);
+        assert_eq!(media.allocated_bytes(), 0);
         let at = CHUNK - 3;
         media
             .write(at, 6, &mut |to| {
@@ -134,7 +134,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(media.taken_bytes(), 2 * CHUNK);
+        assert_eq!(media.allocated_bytes(), 2 * CHUNK);
         let mut seen = Vec::new();
         media
             .read(at - 1, 8, &mut |from| {
@@ -144,7 +144,7 @@ mod tests {
             .unwrap();
         assert_eq!(seen, [0, 7, 7, 7, 7, 7, 7, 0]);
         media.discard(0, CHUNK).unwrap();
-        assert_eq!(media.taken_bytes(), CHUNK);
+        assert_eq!(media.allocated_bytes(), CHUNK);
         media.discard(CHUNK, 1).unwrap();
         seen.clear();
         media

@@ -44,15 +44,15 @@ impl<P: Place> Rig<P> {
         let Self { driver, disk, stack, domain } = self;
         drop(driver);
         let arena = stack.arena().clone();
-        let account = stack.finish().unwrap();
-        assert!(account.is_clean(), "{account}");
+        let stats = stack.finish().unwrap();
+        assert!(stats.is_clean(), "{stats}");
         assert_eq!(arena.stats().frames_in_use, 0);
         let leaked = pinfold::arena::quarantined_bytes();
         drop((arena, disk));
         assert_eq!(pinfold::arena::quarantined_bytes(), leaked);
         let stats = domain.stats();
         assert_eq!((stats.live, stats.quarantined, stats.iova_extents), (0, 0, 2), "below and above 4 GiB");
-        account
+        stats
     }
 }
 

@@ -34,7 +34,7 @@ fn a_driver_that_keeps_something_is_found_out() {
     // SAFETY: all three stay where they are, and untouched, until the request is completed below.
     let token = unsafe { driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
     let leak = stack.finish().unwrap_err();
-    assert_eq!((leak.account.dma_pages_live, leak.account.shares_live), (2, 4), "{leak}");
+    assert_eq!((leak.stats.dma_pages_live, leak.stats.shares_live), (2, 4), "{leak}");
     // It is whole: the request ends as if nobody had asked.
     disk.serve();
     // SAFETY: the same three.
@@ -49,9 +49,7 @@ fn a_stack_that_goes_before_its_driver_waits_for_it_and_gives_nothing_new() {
     let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
     drop(stack);
     let again = || install::<Here>(&domain, Arena::builder().size(1 << 20));
-    assert!(
-        matches!(again().unwrap_err(), InstallError::Occupied { account } if account.dma_pages_live == 2)
-    );
+    assert!(matches!(again().unwrap_err(), InstallError::Occupied { stats } if stats.dma_pages_live == 2));
     assert_eq!(
         Driver::<Here>::new(Translated::new(disk.clone())).err(),
         Some(Error::DmaError),
@@ -93,7 +91,7 @@ fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_that_says_so() {
     assert_eq!(iova, 0, "a refusal");
     let (iova, _) = PinfoldHal::<Here>::dma_alloc(usize::MAX, BufferDirection::Both);
     assert_eq!(iova, 0, "a refusal");
-    let (data, live) = (vec![0; 128 << 10], rig.stack.account().shares_live);
+    let (data, live) = (vec![0; 128 << 10], rig.stack.stats().shares_live);
     // Below the driver, which is in no state to go on after a panic.
     let shared = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the payload is valid and nobody else's.
@@ -102,7 +100,7 @@ fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_that_says_so() {
     let said = shared.unwrap_err();
     let said = said.downcast_ref::<String>().unwrap();
     assert!(said.contains("131072 bytes"), "{said}");
-    assert_eq!(rig.stack.account().shares_live, live, "nothing is half shared");
+    assert_eq!(rig.stack.stats().shares_live, live, "nothing is half shared");
     rig.driver.read_blocks(0, &mut [0; SECTOR]).unwrap();
     rig.finish();
 }
@@ -123,8 +121,8 @@ fn what_was_never_out_is_counted_and_does_no_harm() {
     assert_eq!((dealloc(iova, 2), dealloc(iova, 2)), (0, -1));
     let Rig { driver, disk, stack, domain } = rig;
     drop(driver);
-    let account = stack.finish().unwrap();
-    assert_eq!((account.strays, account.is_clean()), (4, false));
+    let stats = stack.finish().unwrap();
+    assert_eq!((stats.invalid_frees, stats.is_clean()), (4, false));
     drop((disk, domain));
 }
 
@@ -163,16 +161,16 @@ fn what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted() {
     };
     // A copy: the program has its payload again, the copy's frames are lost.
     hal(&mut [0; SECTOR]);
-    let account = stack.account();
-    assert_eq!((account.shares_live, account.quarantined_bytes), (0, 4096));
+    let stats = stack.stats();
+    assert_eq!((stats.shares_live, stats.quarantined_bytes), (0, 4096));
     if std::env::var_os(IN_PLACE).is_some() {
         // The program must not go on as if the bytes were its own, and unwinding would free them.
         let mut buffer = stack.arena().alloc(4096).unwrap();
         let unwound = catch_unwind(AssertUnwindSafe(|| hal(buffer.as_mut_slice().unwrap())));
         panic!("the process has gone on: {unwound:?}");
     }
-    let account = stack.finish().unwrap();
-    assert!(!account.is_clean(), "{account}");
+    let stats = stack.finish().unwrap();
+    assert!(!stats.is_clean(), "{stats}");
     assert_eq!(domain.stats().quarantined_bytes, 4096);
 }
 

@@ -21,9 +21,9 @@ fn the_heap_s_payloads_go_by_way_of_a_copy() {
     let mut id = [0; 20];
     let len = rig.driver.device_id(&mut id).unwrap();
     assert_eq!(&id[..len], b"pinfold-model-disk");
-    let account = rig.finish();
-    assert_eq!((account.shares_in_place, account.shares_live), (0, 0));
-    assert!(account.copied_bytes >= 2 * data.len() as u64);
+    let stats = rig.finish();
+    assert_eq!((stats.shares_in_place, stats.shares_live), (0, 0));
+    assert!(stats.copied_bytes >= 2 * data.len() as u64);
 }
 
 #[test]
@@ -33,12 +33,12 @@ fn pinfold_s_payloads_go_where_they_lie() {
     let mut buffer = rig.stack.arena().alloc(64 << 10).unwrap();
     buffer.as_mut_slice().unwrap().copy_from_slice(&pattern(64 << 10, 2));
     rig.driver.write_blocks(0, buffer.as_slice().unwrap()).unwrap();
-    let copied = rig.stack.account().copied_bytes;
+    let copied = rig.stack.stats().copied_bytes;
     assert!(copied < 1024, "headers, lists of descriptors and the status alone: {copied}");
     buffer.as_mut_slice().unwrap().fill(0);
     rig.driver.read_blocks(0, buffer.as_mut_slice().unwrap()).unwrap();
     assert_eq!(buffer.as_slice().unwrap(), pattern(64 << 10, 2));
-    assert_eq!(rig.stack.account().shares_in_place, 2);
+    assert_eq!(rig.stack.stats().shares_in_place, 2);
     drop(buffer);
     rig.finish();
 }
@@ -55,7 +55,7 @@ fn many_requests_are_under_way_at_once() {
         // SAFETY: all three stay where they are, and untouched, until the request is completed below.
         *token = unsafe { rig.driver.read_blocks_nb(block, req, data, resp) }.unwrap();
     }
-    assert_eq!(rig.stack.account().shares_live, 16 * 4, "header, data, status, and a list of them");
+    assert_eq!(rig.stack.stats().shares_live, 16 * 4, "header, data, status, and a list of them");
     assert_eq!(rig.driver.peek_used(), None);
     rig.disk.serve();
     for (block, (req, data, resp, token)) in requests.iter_mut().enumerate() {

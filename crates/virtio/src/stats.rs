@@ -1,37 +1,37 @@
-//! What a stack has done, and what it holds.
+//! Counters of a stack.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a stack has done so far, and what it holds.
+/// Counters of a stack, and what is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Rings and the like that were allocated (`dma_alloc`).
+    /// Allocations of rings (`dma_alloc`).
     pub dma_allocs: u64,
-    /// Pages of those that are out.
+    /// Pages of rings that have not been freed.
     pub dma_pages_live: u64,
-    /// Payloads that were shared with the device.
+    /// Payloads shared with the device.
     pub shares: u64,
-    /// Of these, ones that were mapped where they lie.
+    /// Payloads mapped in place.
     pub shares_in_place: u64,
-    /// Of these, ones that were copied into a block of the pool.
+    /// Payloads copied to a block of the pool.
     pub shares_small: u64,
-    /// Payloads that the device may reach now.
+    /// Payloads shared now.
     pub shares_live: u64,
-    /// Bytes that were copied, in either direction.
+    /// Bytes copied, in either direction.
     pub copied_bytes: u64,
-    /// Calls that gave back what was not out. A driver that makes one is broken.
-    pub strays: u64,
-    /// Bytes that are kept for ever, because the domain could not take them from the device.
+    /// Frees of something that was not allocated or shared: errors of the driver.
+    pub invalid_frees: u64,
+    /// Bytes quarantined because the domain could not revoke them.
     pub quarantined_bytes: u64,
 }
 
 impl Stats {
-    /// Whether nothing is out, nothing lost, and nothing was given back that was not owed.
+    /// Whether nothing is outstanding, quarantined or wrongly freed.
     pub fn is_clean(&self) -> bool {
-        let Self { dma_pages_live, shares_live, strays, quarantined_bytes, .. } = *self;
-        [dma_pages_live, shares_live, strays, quarantined_bytes] == [0; 4]
+        let Self { dma_pages_live, shares_live, invalid_frees, quarantined_bytes, .. } = *self;
+        [dma_pages_live, shares_live, invalid_frees, quarantined_bytes] == [0; 4]
     }
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} rings allocated, {} payloads shared ({} in place, {} in small blocks), {} bytes copied; still out: {} pages, {} payloads",
+            "{} rings allocated, {} payloads shared ({} in place, {} in small blocks), {} bytes copied; outstanding: {} pages, {} payloads",
             self.dma_allocs,
             self.shares,
             self.shares_in_place,
@@ -48,17 +48,17 @@ impl fmt::Display for Stats {
             self.dma_pages_live,
             self.shares_live
         )?;
-        if self.strays > 0 {
-            write!(f, "; {} given back that were not out", self.strays)?;
+        if self.invalid_frees > 0 {
+            write!(f, "; {} invalid frees", self.invalid_frees)?;
         }
         if self.quarantined_bytes > 0 {
-            write!(f, "; {} bytes in quarantine", self.quarantined_bytes)?;
+            write!(f, "; {} bytes quarantined", self.quarantined_bytes)?;
         }
         Ok(())
     }
 }
 
-/// The counts behind it.
+/// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) dma_allocs: AtomicU64,
@@ -66,12 +66,12 @@ pub(crate) struct Counts {
     pub(crate) shares_in_place: AtomicU64,
     pub(crate) shares_small: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
-    pub(crate) strays: AtomicU64,
+    pub(crate) invalid_frees: AtomicU64,
     pub(crate) quarantined_bytes: AtomicU64,
 }
 
 impl Counts {
-    pub(crate) fn account(&self, dma_pages_live: u64, shares_live: u64) -> Stats {
+    pub(crate) fn stats(&self, dma_pages_live: u64, shares_live: u64) -> Stats {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Stats {
             dma_allocs: get(&self.dma_allocs),
@@ -81,7 +81,7 @@ impl Counts {
             shares_small: get(&self.shares_small),
             shares_live,
             copied_bytes: get(&self.copied_bytes),
-            strays: get(&self.strays),
+            invalid_frees: get(&self.invalid_frees),
             quarantined_bytes: get(&self.quarantined_bytes),
         }
     }
