@@ -39,7 +39,7 @@ impl<P: Place> Rig<P> {
         Self { driver, disk, stack, domain }
     }
 
-    /// Takes all down; everything must have come back.
+    /// Tears everything down; nothing may have leaked.
     pub(crate) fn finish(self) -> pinfold_virtio::Stats {
         let Self { driver, disk, stack, domain } = self;
         drop(driver);
@@ -50,8 +50,8 @@ impl<P: Place> Rig<P> {
         let leaked = pinfold::arena::quarantined_bytes();
         drop((arena, disk));
         assert_eq!(pinfold::arena::quarantined_bytes(), leaked);
-        let stats = domain.stats();
-        assert_eq!((stats.live, stats.quarantined, stats.iova_extents), (0, 0, 2), "below and above 4 GiB");
+        let after = domain.stats();
+        assert_eq!((after.live, after.quarantined, after.iova_extents), (0, 0, 2), "below and above 4 GiB");
         stats
     }
 }
