@@ -40,7 +40,7 @@ pub enum Doorbell {
 pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> Option<u32> {
     let index = 2 * queue as u64 + matches!(which, Doorbell::CompletionHead) as u64;
     let offset = offset::DOORBELLS as u64 + (index << (2 + (stride_shift & 0xf)));
-    if offset <= u32::MAX as u64 { Some(offset as u32) } else { None }
+    if offset <= u32::MAX as u64 { Some((offset & 0xffff_ffff) as u32) } else { None }
 }
 
 /// CAP (Base, figure "Offset 0h: CAP").

@@ -54,11 +54,11 @@ fn finish<P>(
     }
 }
 
-fn mapped<'d, D: Direction>(
-    stack: &'d Domain,
+fn mapped<D: Direction>(
+    stack: &Domain,
     buffer: Buffer,
     direction: D,
-) -> Mapping<Buffer, D, &'d pinfold_core::domain::Domain> {
+) -> Mapping<Buffer, D, &pinfold_core::domain::Domain> {
     stack.map(buffer, direction).unwrap()
 }
 
