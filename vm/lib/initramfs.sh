@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The guest's only file system: busybox, the kernel's modules, `init`, and the programs under test. Sourced
-# where `vm_folder` and `repo_folder` are known.
+# with `vm_folder` and `repo_folder` set.
 # shellcheck disable=SC2154
 
 # make_initramfs KERNEL_FOLDER FILE WORK ENTRY...: an ENTRY is FILE=PATH, a file of the host and its place in the guest.
@@ -19,12 +19,12 @@ make_initramfs() {
         mkdir -p "$root/$(dirname "${entry#*=}")"
         cp "${entry%%=*}" "$root/${entry#*=}"
     done
-    # Not compressed: it is read by DMA, and unpacking is what would take long under emulation.
+    # Not compressed: reading it is DMA, and decompressing is slow under emulation.
     (cd "$root" && find . -mindepth 1 -printf '%P\n' | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$archive"
     rm -rf "$root"
 }
 
-# static_busybox: this machine's, if it is linked statically, else Debian's, unpacked into the cache and not installed.
+# static_busybox: prints the path of this machine's, if statically linked, else of Debian's, unpacked into the cache.
 static_busybox() {
     local path cache
     path=$(command -v busybox || true)
@@ -46,10 +46,10 @@ fetch_busybox() {
     rm -rf "$work"
 }
 
-# build_pinfold: the program, statically linked; prints where it is.
+# build_pinfold: builds the program, statically linked; prints its path.
 build_pinfold() {
     local target=x86_64-unknown-linux-gnu folder=$repo_folder/target/vm
-    command -v cargo >/dev/null || die "no cargo to build Pinfold with: see README, or name a program with --pinfold FILE"
+    command -v cargo >/dev/null || die "cargo is missing: see README, or pass a program with --pinfold FILE"
     (
         cd "$repo_folder"
         RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release --locked \

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Debian's own kernel, unpacked and not installed: a folder with `vmlinuz`, `release`, and the modules the guest needs
-# as `modules/NN-name.ko` in the order in which they load. Sourced; needs tools.sh.
+# Debian's kernel, unpacked but not installed: a folder with `vmlinuz`, `release`, and the guest's modules as
+# `modules/NN-name.ko` in load order. Sourced; needs tools.sh.
 
-# What the guest loads; what these need is found in modules.dep.
+# The guest's modules; their dependencies come from modules.dep.
 guest_modules=(
     virtio_pci virtio_console 9p 9pnet_virtio virtio_blk
     nvme
@@ -24,7 +24,7 @@ kernel_package() {
         grep -Ev -- '-(cloud|rt)-' | sort -V | tail -n 1
 }
 
-# debian_kernel: prints the folder; fetches and unpacks when the cache has none.
+# debian_kernel: prints the folder; fetches and unpacks the kernel if the cache has none.
 debian_kernel() {
     local cache found
     cache=$(cache_folder)
@@ -51,10 +51,10 @@ fetch_debian_kernel() {
     release=${package#linux-image-}
     case $release in
         6.12*) ;;
-        *) say "apt offers no 6.12 kernel here; taking $release" ;;
+        *) say "apt has no 6.12 kernel here; using $release" ;;
     esac
 
-    say "fetching $package by apt, to be unpacked and not installed"
+    say "fetching $package by apt, to be unpacked but not installed"
     work=$(fetched "$package")
     tree=$work/root/lib/modules/$release
     [ -d "$tree" ] || tree=$work/root/usr/lib/modules/$release
@@ -71,7 +71,7 @@ fetch_debian_kernel() {
     say "kernel $release is in $cache"
 }
 
-# unpack_modules TREE INTO NAME...: each module after those that it needs (modules.dep lists them last one first).
+# unpack_modules TREE INTO NAME...: numbers each module after its dependencies (modules.dep lists them last one first).
 unpack_modules() {
     local tree=$1 into=$2 name path plain number=10
     shift 2
@@ -91,7 +91,7 @@ unpack_modules() {
     done
 }
 
-# needed_by TREE NAME: the module's files in the order in which they load; nothing when it is built in.
+# needed_by TREE NAME: prints the module's files in load order; nothing if it is built in.
 needed_by() {
     awk -v wanted="/${2//[-_]/[-_]}[.]ko" '
         { split($1, head, ":") }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The machine: what hangs where. Sourced.
+# The devices of the machine. Sourced.
 #
 # | guest's name | address      | what it is                                                      | id for device_del |
 # | nvme0        | 0000:01:00.0 | 512-byte blocks, MDTS 512 KiB, 256 MiB                           | nvme0             |
@@ -7,10 +7,10 @@
 # | nvme2        | 0000:03:00.0 | no MDTS; namespace 1: 512-byte, namespace 2: 4 KiB; 256 MiB each | nvme2             |
 # | vda          | 0000:04:00.0 | virtio-blk behind the IOMMU, 64 MiB                              | vblk              |
 #
-# Each is alone behind a root port of its own (00:04.0 to 00:07.0), so that each is an IOMMU group and can be pulled.
+# Each is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its own and hot-pluggable.
 # shellcheck disable=SC2054 # the commas are QEMU's
 
-# image FILE SIZE: sparse, so it costs what is written.
+# image FILE SIZE: creates a sparse file.
 image() { truncate -s "$2" "$1"; }
 
 # machine_arguments WORK MEMORY CPUS ACCEL: fills the array `machine`.
@@ -50,13 +50,13 @@ machine_arguments() {
     )
 }
 
-# The bytes need not outlive the machine: no flush to the host's disk.
+# The data need not outlive the machine: no flush to the host's disk.
 drive() { machine+=(-drive "id=$1,file=$2,if=none,format=raw,cache=unsafe,discard=unmap"); }
 
-# Without "erms" and "fsrm", with which kernel and C library would copy by `rep movsb`: a byte at a time under emulation.
+# Without "erms" and "fsrm": with them kernel and C library copy by `rep movsb`, a byte at a time under emulation.
 cpu_model=qemu64,+pdpe1gb,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt
 
-# channel_arguments WORK: the guest's log, and four byte streams to the host: output, errors, requests, and signs of life.
+# channel_arguments WORK: the guest's log, and four byte streams to the host: output, errors, requests, and the heartbeat.
 channel_arguments() {
     local work=$1 name
     machine+=(-chardev "file,id=log,path=$work/guest.log" -serial chardev:log -device virtio-serial-pci,bus=pcie.0,addr=0x10)

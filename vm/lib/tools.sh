@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the machine is built with, and a line for a person. Sourced.
+# Packages, the cache, and messages. Sourced.
 
-# What fails in $(...) must not go unnoticed either.
+# Failures in $(...) must not go unnoticed either.
 shopt -s inherit_errexit
 
 say() { printf 'vm: %s\n' "$*" >&2; }
@@ -16,7 +16,7 @@ cache_folder() {
     printf '%s\n' "$folder"
 }
 
-# apt_get ARGS: quiet unless it fails; then its own words are what helps.
+# apt_get ARGS: quiet unless it fails; then prints apt's output.
 apt_get() {
     local words
     words=$(DEBIAN_FRONTEND=noninteractive apt-get -y -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 "$@" 2>&1) || {
@@ -25,8 +25,8 @@ apt_get() {
     }
 }
 
-# need COMMAND:PACKAGE ...: installs the packages whose command is missing; without the right to, says what to install.
-# A command with a slash is a file that must be there.
+# need COMMAND:PACKAGE ...: installs the packages whose command is missing; if it may not, prints what to install.
+# A command with a slash is a file that must exist.
 need() {
     local pair command missing=()
     for pair in "$@"; do
@@ -42,22 +42,21 @@ need() {
     fi
     say "installing ${missing[*]}"
     if ! apt_get install --no-install-recommends "${missing[@]}" 2>/dev/null; then
-        # The lists may be old, or not there at all.
+        # The package lists may be old or missing.
         { apt_get update && apt_get install --no-install-recommends "${missing[@]}"; } ||
-            die "could not install ${missing[*]} (apt's words are above)"
+            die "could not install ${missing[*]} (apt's output is above)"
     fi
 }
 
-# fetched PACKAGE...: apt's packages as files, unpacked together; prints the folder, in which they are under `root`.
-# The caller removes it.
+# fetched PACKAGE...: downloads and unpacks packages; prints the folder that has them under `root`. The caller removes it.
 fetched() {
     local work package
     work=$(mktemp -d "$(cache_folder)/.fetch-XXXXXX")
-    # The fetcher drops its rights where it can, and must still be able to write there.
+    # apt drops its privileges where it can, and must still be able to write there.
     chmod 755 "$work"
     if ! (cd "$work" && apt_get -o APT::Sandbox::User=root download "$@"); then
         rm -rf "$work"
-        die "apt could not fetch $* (its words are above)"
+        die "apt could not fetch $* (its output is above)"
     fi
     for package in "$work"/*.deb; do
         dpkg-deb -x "$package" "$work/root"
@@ -66,7 +65,7 @@ fetched() {
     printf '%s\n' "$work"
 }
 
-# locked FILE COMMAND [ARGS]: two runs side by side must not both fetch.
+# locked FILE COMMAND [ARGS]: serialises concurrent runs, so that only one fetches.
 locked() {
     local lock=$1
     shift

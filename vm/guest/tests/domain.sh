@@ -1,17 +1,17 @@
 # shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
-# What a domain promises where the kernel keeps its table, by type1 and, where the kernel has it, by iommufd.
+# Domains whose table the kernel keeps: type1 and, if the kernel has it, iommufd.
 
-ways() { if [ -c /dev/iommu ]; then echo type1 iommufd; else echo type1; fi; }
+interfaces() { if [ -c /dev/iommu ]; then echo type1 iommufd; else echo type1; fi; }
 
-domain_keeps_its_promises() {
-    taken $nvme0
-    taken $nvme1
-    for way in $(ways); do vfio_check $nvme0 $way with=$nvme1; done
-    note "by $(ways)"
+domain_guarantees() {
+    bind_to_vfio $nvme0
+    bind_to_vfio $nvme1
+    for interface in $(interfaces); do vfio_check $nvme0 $interface with=$nvme1; done
+    note "by $(interfaces)"
 }
 
-domain_names_the_limit_of_entries() {
-    taken $nvme0
+domain_reports_the_entry_limit() {
+    bind_to_vfio $nvme0
     parameter=/sys/module/vfio_iommu_type1/parameters/dma_entry_limit
     kept=$(cat $parameter)
     echo 16 >$parameter
@@ -20,17 +20,17 @@ domain_names_the_limit_of_entries() {
     return $code
 }
 
-domain_names_memlock() {
-    taken $nvme0
+domain_reports_memlock() {
+    bind_to_vfio $nvme0
     chmod 666 /dev/vfio/vfio
     for node in /dev/vfio/$(group_of $nvme0) /dev/vfio/devices/* /dev/iommu; do
         [ ! -c "$node" ] || chown 1000:1000 "$node"
     done
-    for way in $(ways); do as_user 8192 vfio_check $nvme0 $way memlock; done
+    for interface in $(interfaces); do as_user 8192 vfio_check $nvme0 $interface memlock; done
 }
 
 domain_is_measured() {
-    taken $nvme0
+    bind_to_vfio $nvme0
     pinfold bench vfio --quick --json >/tmp/bench
     for subject in pages-4k pages-2m whole; do
         has /tmp/bench "\"case\":\"map-4k\",\"subject\":\"$subject\""
@@ -38,9 +38,9 @@ domain_is_measured() {
     note "$(sed -n 's/.*"case":"\(map-[48][km]\)","subject":"\([^"]*\)".*"median":\([0-9]*\).*/\1 \2 \3 ns/p' /tmp/bench | tr '\n' ',')"
 }
 
-# fio itself is not in the machine: a stand-in reads the disk that it is given, and so shows whose it is at that moment.
-iops_are_measured_in_turn() {
-    taken $nvme0
+# fio is not in the machine: a stand-in reads its disk, which shows that the kernel's driver has it at that moment.
+iops_are_measured_interleaved() {
+    bind_to_vfio $nvme0
     pinfold bench vfio --quick --json --runs 1 >/tmp/bench 2>/tmp/left-out
     has /tmp/left-out 'left out: no fio on PATH'
     mkdir -p /tmp/stand-in
@@ -61,7 +61,7 @@ END
     same "runs of fio" 4 "$(wc -l </tmp/stand-in/words)"
     has /tmp/stand-in/words '--readonly.*--filename=/dev/nvme.*--iodepth=64'
     same "driver afterwards" vfio-pci "$(driver_of $nvme0)"
-    # A fio that fails is an error, and the controller is VFIO's again all the same.
+    # A fio that fails is an error, and the controller is bound to VFIO again nevertheless.
     printf '#!/bin/sh\necho "the last words" >&2\nexit 3\n' >/tmp/stand-in/fio
     PATH=/tmp/stand-in:$PATH refused 'the last words' pinfold bench vfio --quick --runs 1
     same "driver afterwards" vfio-pci "$(driver_of $nvme0)"

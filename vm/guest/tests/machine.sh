@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
-# The machine itself: without these nothing below means anything.
+# The machine itself: prerequisites of all other tests.
 
 machine_has_vfio() {
     [ -c /dev/vfio/vfio ] || [ -c /dev/iommu ] || fail "neither /dev/vfio/vfio nor /dev/iommu"
@@ -15,7 +15,7 @@ machine_isolates_each_disk() {
     done
 }
 
-machine_disks_are_as_told() {
+machine_disks_have_their_parameters() {
     for line in "$nvme0 1 512 512" "$nvme1 1 4096 16" "$nvme2 1 512 any" "$nvme2 2 4096 any"; do
         # shellcheck disable=SC2086 # four words
         set -- $line
@@ -26,7 +26,7 @@ machine_disks_are_as_told() {
     done
 }
 
-machine_disks_hold_what_is_written() {
+machine_disks_store_data() {
     for line in "$nvme0 1" "$nvme1 1" "$nvme2 1" "$nvme2 2"; do
         # shellcheck disable=SC2086 # two words
         node=$(disk $line)

@@ -22,7 +22,7 @@ program_verifies_the_model() {
     has /tmp/io '^Verified: 2,000 requests'
 }
 
-program_uses_and_returns_hugepages() {
+program_uses_and_frees_hugepages() {
     before=$(free_hugepages)
     pinfold io soft:256M --rw randread --runtime 3 --time-based --bs 1M --iodepth 16 >/tmp/io &
     until [ "$(free_hugepages)" -lt "$before" ]; do kill -0 $! || fail "no hugepage was in use while it ran"; done
@@ -30,7 +30,7 @@ program_uses_and_returns_hugepages() {
     same "free hugepages afterwards" "$before" "$(free_hugepages)"
 }
 
-# The kernel's own disks, as they are met on a machine without anything taken from the kernel.
+# The kernel's own disks, as on a machine where nothing is bound to VFIO.
 program_uses_block_devices() {
     node=$(disk $nvme1 1)
     refused 'holds data that would be overwritten' pinfold io "$node" --rw randwrite --size 16M
@@ -41,7 +41,7 @@ program_uses_block_devices() {
     refused '268435456' pinfold io "$node" --rw randread --size 257M
     refused 'not a regular file' pinfold copy /tmp/whole "$node" --force
     refused 'without soft:' pinfold copy "soft:$node" /tmp/other
-    # Somebody else's: read, not written.
+    # In use by the kernel: read, not written.
     mkswap "$node" >/dev/null
     swapon "$node"
     refused 'in use: unmount it' pinfold io "$node" --rw randwrite --size 1M --force

@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
 # Pinfold's own driver on the machine's controllers, through VFIO.
 
-# Four namespaces: target, what it is, the most of the requests.
+# The four namespaces.
 namespaces="$nvme0/1 $nvme1/1 $nvme2/1 $nvme2/2"
 
 kind_of() {
@@ -13,45 +13,45 @@ kind_of() {
     esac
 }
 
-# taken BDF: it is ours, whatever the test before did.
-taken() { [ "$(driver_of "$1")" = vfio-pci ] || pinfold bind "$1"; }
+# bind_to_vfio BDF: binds it, whatever state the previous test left.
+bind_to_vfio() { [ "$(driver_of "$1")" = vfio-pci ] || pinfold bind "$1"; }
 
-# given_back BDF: it is the kernel's.
-given_back() { [ "$(driver_of "$1")" = nvme ] || pinfold unbind "$1"; }
+# bind_to_kernel BDF: returns it to the kernel's driver.
+bind_to_kernel() { [ "$(driver_of "$1")" = nvme ] || pinfold unbind "$1"; }
 
-# Faults that the IOMMU saw since boot.
+# IOMMU faults since boot.
 faults() { dmesg | grep -c 'DMAR: \[DMA' || true; }
 
-vfio_bind_takes_and_puts_back() {
+vfio_bind_and_unbind() {
     for bdf in $nvme0 $nvme1 $nvme2; do
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         pinfold bind $bdf
         same "driver of $bdf" vfio-pci "$(driver_of $bdf)"
         pinfold unbind $bdf >/tmp/unbound
-        same "what unbind says" "$bdf: vfio-pci -> nvme, group $(group_of $bdf)" "$(cat /tmp/unbound)"
+        same "output of unbind" "$bdf: vfio-pci -> nvme, group $(group_of $bdf)" "$(cat /tmp/unbound)"
         same "driver of $bdf" nvme "$(driver_of $bdf)"
         disk $bdf 1 >/dev/null
     done
 }
 
-vfio_says_what_is_wrong() {
-    given_back $nvme0
-    # The disk is the kernel's: the way out is named.
+vfio_errors_name_the_fix() {
+    bind_to_kernel $nvme0
+    # The kernel's driver has the disk: the error names the fix.
     refused "pinfold bind $nvme0" pinfold io vfio:$nvme0 --rw read --size 1M
     refused '0000:09:00.0' pinfold io vfio:0000:09:00.0 --rw read --size 1M
     refused '0000:09:00.0' pinfold bind 0000:09:00.0
-    taken $nvme0
+    bind_to_vfio $nvme0
     refused 'namespace' pinfold io vfio:$nvme0/7 --rw read --size 1M
     # One program at a time.
     pinfold io vfio:$nvme0 --rw read --runtime 3 --time-based >/tmp/io &
-    reach $! flight
+    wait_for_phase $! flight
     refused "$nvme0" pinfold io vfio:$nvme0 --rw read --size 1M
     wait $!
 }
 
 vfio_controllers_are_described() {
     for bdf in $nvme0 $nvme1 $nvme2; do
-        taken $bdf
+        bind_to_vfio $bdf
         pinfold nvme $bdf >/tmp/nvme
         has /tmp/nvme 'pinfold[012]'
     done
@@ -62,7 +62,7 @@ vfio_controllers_are_described() {
 vfio_copies() {
     dd if=/dev/urandom of=/tmp/a bs=1000 count=20001 2>/dev/null
     for target in $namespaces; do
-        taken "${target%/*}"
+        bind_to_vfio "${target%/*}"
         for protect in static revoke strict; do
             pinfold copy /tmp/a /tmp/b --via "vfio:$target" --protect $protect --force
             cmp /tmp/a /tmp/b
@@ -70,10 +70,10 @@ vfio_copies() {
     done
 }
 
-# vfio_verifies TARGET PROTECT REQUESTS: at depth 1 and 64, polled and by interrupt, a quarter of the requests each.
+# vfio_verifies TARGET PROTECT REQUESTS: at queue depth 1 and 64, polled and by interrupt, a quarter of the requests each.
 vfio_verifies() {
     target=$1 protect=$2 requests=$(($3 / 4))
-    taken "${target%/*}"
+    bind_to_vfio "${target%/*}"
     before=$(faults)
     slept=no
     for depth in 1 64; do
@@ -82,18 +82,18 @@ vfio_verifies() {
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
             if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .*by interrupt: '; fi
-            # With few requests on a busy machine, each may have completed before the program looks: then it never sleeps.
+            # With few requests on a busy machine, each may complete before the program polls: then it never sleeps.
             if grep -q 'queues .*by interrupt: .* [1-9][0-9,]* interrupt' /tmp/io; then slept=yes; fi
             sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
         done
     done
-    same "a run by interrupt that slept" yes "$slept"
-    same "faults that the IOMMU saw" "$before" "$(faults)"
+    same "a run by interrupt slept" yes "$slept"
+    same "IOMMU faults" "$before" "$(faults)"
     note "$(kind_of "$target"), $((4 * requests)) requests"
 }
 
 vfio_several_queues() {
-    taken $nvme0
+    bind_to_vfio $nvme0
     for mode in --poll ''; do
         pinfold io vfio:$nvme0 --numjobs 2 --rw randrw --bsrange 512-1M --iodepth 16 --number-ios 1000 --size 32M \
             --verify --force $mode >/tmp/io
@@ -102,23 +102,23 @@ vfio_several_queues() {
     done
 }
 
-vfio_kernel_reads_the_same() {
+vfio_kernel_reads_pinfold_data() {
     for target in $namespaces; do
         bdf=${target%/*}
-        taken "$bdf"
+        bind_to_vfio "$bdf"
         pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth 16 --number-ios 300 --size 32M --verify --force >/tmp/io
         wrote=$(sed -n 's/^sha256 of .*: //p' /tmp/io)
         pinfold unbind "$bdf"
         node=$(disk "$bdf" "${target#*/}")
         read=$(dd if="$node" bs=1M count=32 iflag=direct 2>/dev/null | sha256sum)
-        same "what the kernel reads from $node" "$wrote" "${read%% *}"
+        same "data that the kernel reads from $node" "$wrote" "${read%% *}"
     done
 }
 
-vfio_reads_what_the_kernel_wrote() {
+vfio_reads_kernel_data() {
     for target in $nvme1/1 $nvme2/2; do
         bdf=${target%/*}
-        given_back "$bdf"
+        bind_to_kernel "$bdf"
         node=$(disk "$bdf" "${target#*/}")
         dd if=/dev/urandom of=/tmp/sample bs=1M count=16 2>/dev/null
         dd if=/tmp/sample of="$node" bs=1M oflag=direct 2>/dev/null

@@ -148,7 +148,7 @@ mod tests {
             Some(Ok(place)) => assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}"),
             Some(Err(error)) => {
                 assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
-                assert!(!crate::sys::query::pagemap_tells_frames(), "{error}");
+                assert!(!crate::sys::query::pagemap_shows_frames(), "{error}");
             }
         }
     }

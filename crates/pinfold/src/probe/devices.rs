@@ -12,9 +12,9 @@ use std::path::Path;
 pub enum Access {
     /// It can be read and written.
     Allowed,
-    /// It is there, but this user may not open it.
+    /// It exists, but this user may not open it.
     Denied,
-    /// It is not there.
+    /// It does not exist.
     Absent,
 }
 
@@ -28,7 +28,7 @@ pub struct Node {
 }
 
 impl Node {
-    pub(super) fn look(path: &Path) -> Self {
+    pub(super) fn check(path: &Path) -> Self {
         let access = match rustix::fs::access(path, Mode::READ_OK | Mode::WRITE_OK) {
             Ok(()) => Access::Allowed,
             Err(_) if path.symlink_metadata().is_ok() => Access::Denied,
@@ -38,12 +38,12 @@ impl Node {
     }
 }
 
-/// Devices that an IOMMU can not tell apart: they go to a program together.
+/// Devices that the IOMMU cannot tell apart: a program gets all of them or none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IommuGroup {
     /// Its number, as VFIO's `/dev/vfio/NUMBER` has it.
     pub number: u32,
-    /// What kind of domain the kernel's own driver has it in: `DMA`, `DMA-FQ`, `identity` ...
+    /// The type of the kernel's default domain: `DMA`, `DMA-FQ`, `identity` ...
     pub kind: Option<String>,
     /// Its devices.
     pub devices: Vec<Device>,
@@ -54,37 +54,37 @@ pub struct IommuGroup {
 pub struct Device {
     /// Its address: `0000:01:00.0`.
     pub address: String,
-    /// The driver that has it, if one does: `vfio-pci` is a program's.
+    /// Its driver, if it has one; `vfio-pci` makes it available to programs.
     pub driver: Option<String>,
 }
 
-/// What there is of VFIO.
+/// The state of VFIO.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vfio {
     /// `/dev/vfio/vfio`, the container.
     pub container: Node,
     /// `/dev/vfio/NUMBER`: groups that are bound to VFIO; `noiommu-NUMBER` without an IOMMU.
     pub groups: Vec<Node>,
-    /// `/dev/vfio/devices/vfioN`: the same as character devices, for iommufd (Linux 6.6).
+    /// `/dev/vfio/devices/vfioN`: bound devices as character devices, for iommufd (Linux 6.6).
     pub devices: Vec<Node>,
-    /// Which of its modules are loaded or built in: `vfio`, `vfio_pci`, `vfio_iommu_type1`.
+    /// Its modules that are loaded or built in: `vfio`, `vfio_pci`, `vfio_iommu_type1`.
     pub modules: Vec<String>,
-    /// Whether VFIO is allowed to work without an IOMMU.
+    /// Whether use without an IOMMU is allowed.
     pub noiommu: bool,
-    /// How many mappings type1 allows in an address space; `None` where it is not loaded or does not say.
+    /// The limit of type1 mappings per address space; `None` if it is not loaded or does not report it.
     pub entries: Option<u64>,
-    /// The devices that are bound to it.
+    /// The devices bound to it.
     pub bound: Vec<Bound>,
 }
 
-/// A device that is bound to VFIO, and how it would be opened.
+/// A device bound to VFIO, and how it would be opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bound {
     /// Its address: `0000:01:00.0`.
     pub address: String,
-    /// By which of the kernel's interfaces.
+    /// The interface.
     pub interface: IommuInterface,
-    /// Why by that one.
+    /// The reason for it.
     pub reason: String,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
     let module = |name: &&str| roots.sys.join("module").join(name).is_dir();
     let noiommu = roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
     Vfio {
-        container: Node::look(&folder.join("vfio")),
+        container: Node::check(&folder.join("vfio")),
         groups: nodes(&folder, is_group),
         devices: nodes(&folder.join("devices"), |_| true),
         modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
@@ -107,7 +107,7 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
 }
 
 fn bound(roots: &Roots) -> Vec<Bound> {
-    let choose = |address: String| {
+    let select = |address: String| {
         let found = lookup::find(roots, address.parse().ok()?).ok()?;
         let unprotected = found.group.as_ref().is_some_and(|group| group.unprotected);
         let selection = interface::select(roots, found.cdev.as_deref());
@@ -117,14 +117,14 @@ fn bound(roots: &Roots) -> Vec<Bound> {
         };
         (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, interface, reason })
     };
-    text::names(&lookup::devices(roots)).into_iter().filter_map(choose).collect()
+    text::names(&lookup::devices(roots)).into_iter().filter_map(select).collect()
 }
 
 fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {
     text::names(folder)
         .iter()
         .filter(|name| wanted(name))
-        .map(|name| Node::look(&folder.join(name)))
+        .map(|name| Node::check(&folder.join(name)))
         .collect()
 }
 

@@ -1,4 +1,4 @@
-//! Everything that was found out about a machine.
+//! Everything that the probe reads.
 
 use super::devices::{self, IommuGroup, Node, Vfio};
 use super::live::Live;
@@ -13,30 +13,30 @@ use std::path::Path;
 pub struct NumaNode {
     /// Its number.
     pub node: u32,
-    /// Bytes of memory; `None` where the kernel does not say.
+    /// Bytes of memory; `None` if the kernel does not say.
     pub total_bytes: Option<u64>,
-    /// Bytes of that which nobody uses.
+    /// Unused bytes.
     pub free_bytes: Option<u64>,
 }
 
-/// Everything that was found out about a machine.
+/// Everything that the probe reads about a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// The kernel's release: `6.12.0-1-amd64`.
     pub kernel: Option<String>,
-    /// Bytes of memory in all.
+    /// Bytes of memory.
     pub memory_bytes: Option<u64>,
-    /// Bytes of memory that could be had now.
+    /// Bytes of memory available now.
     pub available_bytes: Option<u64>,
-    /// The hugetlb pools: of the machine, then of each node.
+    /// The hugetlb pools: the machine's, then each node's.
     pub hugetlb: Vec<HugetlbPool>,
     /// Transparent hugepages.
     pub thp: Option<Thp>,
-    /// What may be locked.
+    /// The limit of locked memory.
     pub memlock: MemlockLimit,
     /// The NUMA nodes.
     pub nodes: Vec<NumaNode>,
-    /// The kinds of IOMMU that the kernel drives: `dmar0` (Intel), `ivhd0` (AMD), `smmu3` ... by name.
+    /// The IOMMUs that the kernel drives: `dmar0` (Intel), `ivhd0` (AMD), `smmu3` ... by name.
     pub iommus: Vec<String>,
     /// The firmware's table that describes an IOMMU: `DMAR` (Intel), `IVRS` (AMD) or `IORT` (Arm).
     pub firmware_iommu: Option<String>,
@@ -46,19 +46,19 @@ pub struct Facts {
     pub vfio: Vfio,
     /// `/dev/iommu`.
     pub iommufd: Node,
-    /// `kernel.io_uring_disabled`: 0 for everybody, 1 for the privileged or a group, 2 for nobody.
+    /// `kernel.io_uring_disabled`: 0 enabled, 1 for privileged users or a group only, 2 disabled.
     pub io_uring_disabled: Option<u64>,
-    /// What the kernel answered when asked.
+    /// What was found by trying it.
     pub live: Live,
 }
 
 impl Facts {
-    /// Those of this machine and this process. A few milliseconds; it opens and closes what it tries.
+    /// Probes this machine and process. Takes a few milliseconds; closes whatever it opens.
     pub fn here() -> Self {
-        Self::gather(&Roots::default(), MemlockLimit::here(), Live::ask())
+        Self::gather(&Roots::default(), MemlockLimit::here(), Live::query())
     }
 
-    /// Those that the files below `roots` tell, with what was found out otherwise.
+    /// Reads the files below `roots`, and adds what was found otherwise.
     pub fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
         let meminfo = std::fs::read(roots.proc.join("meminfo")).unwrap_or_default();
         Self {
@@ -73,14 +73,14 @@ impl Facts {
             firmware_iommu: firmware_iommu(&roots.sys),
             groups: devices::groups(&roots.sys),
             vfio: devices::vfio(roots),
-            iommufd: Node::look(&roots.dev.join("iommu")),
+            iommufd: Node::check(&roots.dev.join("iommu")),
             io_uring_disabled: text::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
             live,
         }
     }
 }
 
-/// `Node 0 MemTotal:  24684092 kB`, and the like.
+/// Parses lines such as `Node 0 MemTotal:  24684092 kB`.
 fn numa_node(sys: &Path, node: u32) -> NumaNode {
     let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo"))).unwrap_or_default();
     let field = |key: &str| text::field_kib(&file, &format!("Node {node} {key}"));

@@ -1,15 +1,15 @@
-//! What can only be found out by asking the kernel for it.
+//! Facilities that can only be found by trying them.
 
 use crate::sys::Errno;
 use crate::sys::query;
 use io_uring::{IoUring as Ring, Probe, opcode};
 
-/// What the kernel said when it was asked for something.
+/// Whether an attempt succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It gave it.
+    /// It did.
     Yes,
-    /// It did not, and why.
+    /// It failed.
     No(Errno),
 }
 
@@ -22,10 +22,10 @@ impl From<Result<(), Errno>> for Answer {
     }
 }
 
-/// What io_uring can do here.
+/// What io_uring supports here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoUring {
-    /// Reads and writes with registered buffers (`READ_FIXED`, `WRITE_FIXED`; Linux 5.1, found out since 5.6).
+    /// Reads and writes with registered buffers (`READ_FIXED`, `WRITE_FIXED`; Linux 5.1, reported since 5.6).
     pub fixed: bool,
     /// `fsync` (Linux 5.1).
     pub fsync: bool,
@@ -35,27 +35,27 @@ pub struct IoUring {
     pub clone_buffers: Answer,
 }
 
-/// What can only be found out by asking the kernel for it. Whatever was opened is closed again.
+/// Facilities that can only be found by trying them. Whatever is opened is closed again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Live {
-    /// io_uring, or why a ring could not be made.
+    /// io_uring, or why a ring cannot be created.
     pub io_uring: Result<IoUring, Errno>,
-    /// An AF_XDP socket could be made (Linux 4.18; needs `CAP_NET_RAW`).
+    /// Whether an AF_XDP socket can be created (Linux 4.18; needs `CAP_NET_RAW`).
     pub af_xdp: Answer,
-    /// A userfaultfd could be made (Linux 4.3).
+    /// Whether a userfaultfd can be created (Linux 4.3).
     pub userfaultfd: Answer,
-    /// `/proc/self/pagemap` told a page's frame number (needs `CAP_SYS_ADMIN` since Linux 4.2).
+    /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux 4.2).
     pub pagemap: bool,
 }
 
 impl Live {
-    /// Asks.
-    pub fn ask() -> Self {
+    /// Tries each of them.
+    pub fn query() -> Self {
         Self {
             io_uring: io_uring().map_err(|error| Errno::new(error.raw_os_error().unwrap_or(0))),
             af_xdp: query::xdp_socket().into(),
             userfaultfd: query::userfaultfd().into(),
-            pagemap: query::pagemap_tells_frames(),
+            pagemap: query::pagemap_shows_frames(),
         }
     }
 }
@@ -63,7 +63,7 @@ impl Live {
 fn io_uring() -> std::io::Result<IoUring> {
     let ring = Ring::new(2)?;
     let mut probe = Probe::new();
-    // A kernel before 5.6 can not be asked; it has both of these since 5.1.
+    // A kernel before 5.6 has no such query; it has both of these since 5.1.
     let known = ring.submitter().register_probe(&mut probe).is_ok();
     let has = |code: u8| !known || probe.is_supported(code);
     let answer = |result: std::io::Result<()>| match result {
@@ -80,7 +80,7 @@ fn io_uring() -> std::io::Result<IoUring> {
     })
 }
 
-/// Lets another ring have `from`'s (empty) table.
+/// Clones `from`'s (empty) table to another ring.
 fn clone_buffers(from: &Ring) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
     Ring::new(2)?.submitter().register_buffers_clone(from.as_raw_fd())

@@ -1,4 +1,4 @@
-//! The probe on machines that are made of files, and on this one.
+//! The probe on machines made of files, and on this one.
 
 use super::*;
 use crate::sys::Errno;
@@ -94,7 +94,7 @@ fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
 }
 
 #[test]
-fn how_a_bound_device_would_be_opened_and_why() {
+fn bound_devices_report_their_interface_and_reason() {
     use crate::backend::interface::IommuInterface;
     let files = [
         EVERYTHING,
@@ -117,14 +117,14 @@ fn how_a_bound_device_would_be_opened_and_why() {
         std::fs::remove_file(roots.dev.join(missing)).unwrap();
         let facts = Facts::gather(&roots, NO_LIMIT, OPEN);
         let findings = facts.findings();
-        let said = find(&findings, "0000:01:00.0");
-        assert!(said.detail.starts_with("by type1, because there is no "), "{}", said.detail);
-        assert!(said.detail.ends_with(&format!("{missing}; 65535 mappings at most")), "{}", said.detail);
+        let found = find(&findings, "0000:01:00.0");
+        assert!(found.detail.starts_with("by type1, because there is no "), "{}", found.detail);
+        assert!(found.detail.ends_with(&format!("{missing}; at most 65535 mappings")), "{}", found.detail);
     }
 }
 
 #[test]
-fn a_machine_with_everything_is_good() {
+fn a_machine_with_every_facility_is_good() {
     let (_top, roots) = machine(EVERYTHING);
     let link = roots.sys.join("kernel/iommu_groups/7/devices/0000:01:00.0/driver");
     std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", link).unwrap();
@@ -137,7 +137,7 @@ fn a_machine_with_everything_is_good() {
     assert_eq!(facts.nodes[0].free_bytes, Some(1 << 20));
     let findings = facts.findings();
     let bad: Vec<_> = findings.iter().filter(|finding| finding.state != State::Good).collect();
-    assert_eq!(bad.len(), 1, "the 1 GiB pages are all in use, and nothing else is amiss: {bad:?}");
+    assert_eq!(bad.len(), 1, "the 1 GiB pages are all in use, and nothing else is wrong: {bad:?}");
     assert_eq!(bad[0].what, "hugepages 1 GiB");
     assert_eq!(
         find(&findings, "hugepages 2 MiB").detail,
@@ -147,7 +147,7 @@ fn a_machine_with_everything_is_good() {
 }
 
 #[test]
-fn each_thing_that_is_switched_off_names_its_switch() {
+fn each_disabled_facility_names_its_switch() {
     let (_top, roots) = machine(&[
         ("proc", "sys/kernel/osrelease", b"5.10.0\n"),
         ("proc", "sys/kernel/io_uring_disabled", b"2\n"),
@@ -169,13 +169,13 @@ fn each_thing_that_is_switched_off_names_its_switch() {
     assert_eq!(remedy("AF_XDP"), "", "nothing uses it");
     let mut remedies = findings.iter().filter_map(|finding| finding.remedy.as_ref());
     assert!(remedies.all(|remedy| !remedy.contains("cap_")), "nothing needs a capability of its own");
-    assert_eq!(remedy("iommufd"), "", "no command mends a kernel that is too old");
+    assert_eq!(remedy("iommufd"), "", "no command fixes a kernel that is too old");
     assert_eq!(find(&findings, "kernel").state, State::Limited);
     assert!(find(&findings, "VFIO").detail.contains("unprotected"));
 }
 
 #[test]
-fn what_may_not_be_opened_is_limited_and_not_missing() {
+fn a_node_that_may_not_be_opened_is_limited_not_missing() {
     if rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: root may open everything");
         return;
@@ -189,7 +189,7 @@ fn what_may_not_be_opened_is_limited_and_not_missing() {
 }
 
 #[test]
-fn this_machine_is_looked_at_and_every_thing_has_its_line() {
+fn this_machine_has_a_finding_for_each_facility() {
     let facts = Facts::here();
     let findings = facts.findings();
     for what in [
@@ -212,12 +212,12 @@ fn this_machine_is_looked_at_and_every_thing_has_its_line() {
         assert!(!finding.detail.is_empty() && !finding.detail.contains('\n'), "{finding:?}");
         eprintln!("{:8} {what}: {} {:?}", finding.state.name(), finding.detail, finding.remedy);
     }
-    assert_eq!(findings.len(), 14, "one line a thing");
+    assert_eq!(findings.len(), 14, "one line per facility");
     assert!(facts.memory_bytes > Some(0));
 }
 
-/// A file is not there, or a folder is there in its place, or it is cut short or full of anything.
-fn spoil(path: &Path, content: &[u8], how: u8, garbage: &[u8]) {
+/// Removes a file, or replaces it by a directory, half of it, or garbage.
+fn corrupt(path: &Path, content: &[u8], how: u8, garbage: &[u8]) {
     std::fs::remove_file(path).unwrap();
     match how % 4 {
         0 => {}
@@ -230,13 +230,13 @@ fn spoil(path: &Path, content: &[u8], how: u8, garbage: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn spoilt_files_give_findings_all_the_same(
+    fn malformed_files_still_give_findings(
         hows in proptest::collection::vec(any::<u8>(), EVERYTHING.len()),
         garbage in proptest::collection::vec(any::<u8>(), 0..64),
     ) {
         let (top, roots) = machine(EVERYTHING);
         for ((root, path, content), how) in EVERYTHING.iter().zip(hows) {
-            spoil(&top.path().join(root).join(path), content, how, &garbage);
+                corrupt(&top.path().join(root).join(path), content, how, &garbage);
         }
         prop_assert_eq!(Facts::gather(&roots, SMALL, OPEN).findings().len(), 14);
     }

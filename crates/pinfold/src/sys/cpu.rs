@@ -1,22 +1,23 @@
-//! What this process has computed.
+//! Processor time.
 
+use std::fmt;
 use std::time::Duration;
 
-/// Processor time of the whole process, all its threads and those of the kernel that work for its rings.
+/// Processor time of the process: of its threads, and of the kernel's threads for its rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuTime {
-    /// In the program.
+    /// In user mode.
     pub user: Duration,
-    /// In the kernel, for the program.
+    /// In the kernel.
     pub system: Duration,
 }
 
 impl CpuTime {
-    /// Until now: `getrusage`, since the first Linux.
+    /// Returns the time used so far (`getrusage`).
     pub fn here() -> Self {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which zero is valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one `rusage` there. It can not fail: the one who is asked about is there.
+        // SAFETY: the kernel writes one `rusage` there. The call cannot fail for `RUSAGE_SELF`.
         unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
         let time = |time: libc::timeval| {
             let micros = u64::try_from(time.tv_usec).unwrap_or(0);
@@ -25,7 +26,7 @@ impl CpuTime {
         Self { user: time(usage.ru_utime), system: time(usage.ru_stime) }
     }
 
-    /// What was computed since then.
+    /// Returns the time used since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         let (user, system) =
@@ -34,12 +35,18 @@ impl CpuTime {
     }
 }
 
+impl fmt::Display for CpuTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} s user, {:.2} s system", self.user.as_secs_f64(), self.system.as_secs_f64())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn work_is_seen() {
+    fn work_shows() {
         let before = CpuTime::here();
         let mut sum = 0u64;
         while CpuTime::here().since(before) == CpuTime::default() {

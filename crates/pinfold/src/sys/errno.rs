@@ -31,6 +31,8 @@ impl From<&std::io::Error> for Errno {
     }
 }
 
+impl std::error::Error for Errno {}
+
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f)

@@ -2,45 +2,54 @@
 
 use super::text;
 use pinfold_core::addr::PageSize;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The hugetlb pool of one page size, of the machine or of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HugetlbPool {
-    /// Bytes of a page. More sizes than [`PageSize`] has exist on some machines.
+    /// Bytes per page. Some machines have more sizes than [`PageSize`].
     pub page_bytes: u64,
-    /// The node, where it is one node's part.
+    /// The node, if it is one node's share.
     pub node: Option<u32>,
-    /// How many pages it has.
+    /// Pages in the pool.
     pub total: u64,
-    /// How many of those are free.
+    /// Free pages.
     pub free: u64,
-    /// How many of the free ones are promised to mappings that have not touched them yet. The kernel keeps this
-    /// for the machine only: 0 for a node.
+    /// Free pages that are reserved for mappings that have not touched them yet. The kernel counts this for the machine only:
+    /// 0 for a node.
     pub reserved: u64,
-    /// How many more the kernel may add when the pool is empty (`nr_overcommit_hugepages`).
+    /// Pages that the kernel may add when the pool is empty (`nr_overcommit_hugepages`).
     pub overcommit: u64,
 }
 
 impl HugetlbPool {
-    /// How many pages a new mapping can have.
+    /// Returns how many pages a new mapping can use.
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }
 }
 
-/// How the kernel gives transparent hugepages.
+impl fmt::Display for HugetlbPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { page_bytes, node, total, .. } = self;
+        write!(f, "{} free of {total} hugepages of {} KiB", self.available(), page_bytes / 1024)?;
+        node.map_or(Ok(()), |node| write!(f, " on node {node}"))
+    }
+}
+
+/// The mode of transparent hugepages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Thp {
-    /// To everybody.
+    /// For all memory.
     Always,
-    /// To those who ask by `madvise`.
+    /// For memory with `madvise(MADV_HUGEPAGE)`.
     Madvise,
-    /// To nobody.
+    /// Disabled.
     Never,
 }
 
-/// Every hugetlb pool: of the machine, then of each node, by page size. `sys` is where sysfs is mounted.
+/// Returns every hugetlb pool, by page size: the machine's, then each node's. `sys` is where sysfs is mounted.
 pub fn pools(sys: &Path) -> Vec<HugetlbPool> {
     let mut all = pools_in(&sys.join("kernel/mm/hugepages"), None);
     for node in nodes(sys) {
@@ -49,21 +58,21 @@ pub fn pools(sys: &Path) -> Vec<HugetlbPool> {
     all
 }
 
-/// The machine's pool of this page size; `None` where the kernel has no such pages.
+/// Returns the machine's pool of this page size; `None` if the kernel has no such pages.
 pub fn pool(sys: &Path, page: PageSize) -> Option<HugetlbPool> {
     let folder = sys.join("kernel/mm/hugepages").join(folder_name(page.bytes()));
     read(&folder, page.bytes(), None)
 }
 
-/// One node's part of it.
+/// Returns one node's share of it.
 pub fn node_pool(sys: &Path, node: u32, page: PageSize) -> Option<HugetlbPool> {
     read(&node_folder(sys, node).join(folder_name(page.bytes())), page.bytes(), Some(node))
 }
 
-/// The mode of transparent hugepages; `None` where the kernel has none.
+/// Returns the mode of transparent hugepages; `None` if the kernel has none.
 pub fn thp(sys: &Path) -> Option<Thp> {
     let line = text::word(&sys.join("kernel/mm/transparent_hugepage/enabled"))?;
-    match text::chosen(&line)? {
+    match text::bracketed(&line)? {
         "always" => Some(Thp::Always),
         "madvise" => Some(Thp::Madvise),
         "never" => Some(Thp::Never),
@@ -71,12 +80,12 @@ pub fn thp(sys: &Path) -> Option<Thp> {
     }
 }
 
-/// The nodes that are online, as the kernel lists them; `0` where it has no NUMA.
+/// Returns the kernel's list of online nodes; `0` without NUMA.
 pub fn online_nodes(sys: &Path) -> String {
     text::word(&sys.join("devices/system/node/online")).unwrap_or_else(|| "0".to_owned())
 }
 
-/// The command that makes the pool (of a node, where one is named) have `pages` pages.
+/// Returns the command that resizes the pool (of a node, if one is named) to `pages` pages.
 pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String {
     let folder = folder_name(page.bytes());
     match (page, node) {
@@ -84,7 +93,7 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
             let pool = format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
             format!("sudo sh -c 'echo {pages} > {pool}'")
         }
-        // 2 MiB is what `vm.nr_hugepages` counts where it is the default size, which it is wherever 4 KiB pages are.
+        // `vm.nr_hugepages` counts pages of the default size, which is 2 MiB wherever base pages are 4 KiB.
         (PageSize::Size2M, None) => format!("sudo sysctl vm.nr_hugepages={pages}"),
         (_, None) => format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'"),
     }

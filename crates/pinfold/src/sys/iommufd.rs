@@ -102,11 +102,11 @@ const _: () = {
     assert!(size_of::<Bind>() == 16 && size_of::<Attach>() == 12);
 };
 
-/// The number of an address space of one iommufd.
+/// The identifier of an address space of one iommufd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ioas(u32);
 
-/// A new address space with nothing in it.
+/// Allocates an empty address space.
 pub(crate) fn alloc(iommufd: BorrowedFd<'_>) -> Result<Ioas, Errno> {
     let mut alloc = Alloc { size: argsz::<Alloc>(), ..Alloc::default() };
     // SAFETY: the structure is the one that the call fills in.
@@ -114,15 +114,15 @@ pub(crate) fn alloc(iommufd: BorrowedFd<'_>) -> Result<Ioas, Errno> {
     Ok(Ioas(alloc.out_ioas_id))
 }
 
-/// Takes an address space away; no device may be attached to it.
+/// Destroys an address space, to which no device may be attached.
 pub(crate) fn destroy(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> {
     let mut destroy = Destroy { size: argsz::<Destroy>(), id: ioas.0 };
     // SAFETY: the structure is the one that the call reads.
     unsafe { with_struct(iommufd, DESTROY, &mut destroy) }.map(drop)
 }
 
-/// The first and the last address of each range that may be used, and the alignment of a mapping. With each device
-/// that is attached the ranges may shrink.
+/// Returns the first and the last address of each usable range, and the alignment of mappings. Attaching a device may
+/// shrink the ranges.
 pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u64)>, u64), Errno> {
     /// `iommu_iova_range`.
     #[derive(Clone, Copy, Default)]
@@ -131,28 +131,30 @@ pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u
         start: u64,
         last: u64,
     }
-    let mut room = 16u32;
+    let mut capacity = 16u32;
     loop {
-        let mut list = vec![Range::default(); usize::try_from(room).unwrap_or(0)];
-        let mut ask = Ranges {
+        let mut list = vec![Range::default(); usize::try_from(capacity).unwrap_or(0)];
+        let mut query = Ranges {
             size: argsz::<Ranges>(),
             ioas_id: ioas.0,
-            num_iovas: room,
+            num_iovas: capacity,
             allowed_iovas: list.as_mut_ptr().expose_provenance() as u64,
             ..Ranges::default()
         };
-        // SAFETY: the structure is the one that the call fills in; `allowed_iovas` is room for `num_iovas` ranges,
-        // reached by nobody else during the call.
-        let asked = unsafe { with_struct(iommufd, IOAS_IOVA_RANGES, &mut ask) };
-        match asked {
+        // SAFETY: the structure is the one that the call fills in; `allowed_iovas` points to `num_iovas` ranges,
+        // which nothing else accesses during the call.
+        let answer = unsafe { with_struct(iommufd, IOAS_IOVA_RANGES, &mut query) };
+        match answer {
             Ok(_) => {
-                list.truncate(usize::try_from(ask.num_iovas).unwrap_or(0));
+                list.truncate(usize::try_from(query.num_iovas).unwrap_or(0));
                 let pairs = list.iter().map(|range| (range.start, range.last)).collect();
-                return Ok((pairs, ask.out_iova_alignment));
+                return Ok((pairs, query.out_iova_alignment));
             }
-            // The kernel says how many there are.
-            Err(errno) if errno.raw() == libc::EMSGSIZE && ask.num_iovas > room && room < 1 << 16 => {
-                room = ask.num_iovas.min(1 << 16);
+            // The kernel reports how many there are.
+            Err(errno)
+                if errno.raw() == libc::EMSGSIZE && query.num_iovas > capacity && capacity < 1 << 16 =>
+            {
+                capacity = query.num_iovas.min(1 << 16);
             }
             Err(errno) => return Err(errno),
         }
@@ -173,8 +175,8 @@ fn flags(access: Access) -> u32 {
 /// Pins the memory and maps it, all or nothing.
 ///
 /// # Safety
-/// Until [`unmap`] has taken the range back, or the iommufd and all devices bound to it are closed, the memory from `addr`
-/// (`iova.len()` bytes of this process) is mapped, the caller's to give, and nobody has a reference to it.
+/// Until [`unmap`] of the range has returned, or the iommufd and all devices bound to it are closed, the memory from `addr`
+/// (`iova.len()` bytes of this process) is mapped, owned by the caller, and no reference into it exists.
 pub(crate) unsafe fn map(
     iommufd: BorrowedFd<'_>,
     ioas: Ioas,
@@ -191,15 +193,15 @@ pub(crate) unsafe fn map(
         iova: iova.start().raw(),
         ..Map::default()
     };
-    // SAFETY: the structure is the one that the call reads; that a device may have the memory is the caller's promise.
+    // SAFETY: the structure is the one that the call reads; that a device may access the memory is the caller's promise.
     unsafe { with_struct(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
-/// Takes access to the range back and unpins; no device reaches it when this returns. How many bytes were mapped there.
+/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it when this returns.
 pub(crate) fn unmap(iommufd: BorrowedFd<'_>, ioas: Ioas, iova: IovaRange) -> Result<u64, Errno> {
     let mut unmap =
         Unmap { size: argsz::<Unmap>(), ioas_id: ioas.0, iova: iova.start().raw(), length: iova.len() };
-    // SAFETY: the structure is the one that the call reads and fills in; taking access away harms nobody's memory.
+    // SAFETY: the structure is the one that the call reads and fills in; removing access is always sound.
     unsafe { with_struct(iommufd, IOAS_UNMAP, &mut unmap) }?;
     Ok(unmap.length)
 }

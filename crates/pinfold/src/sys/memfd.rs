@@ -1,13 +1,12 @@
-//! Memory with a file descriptor, to be shared with another process.
+//! Memory with a file descriptor, for sharing with another process.
 
 use super::errno::Errno;
 use pinfold_core::addr::PageSize;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
 
-/// A memory file of `len` bytes (a multiple of `page`) whose length can no longer change.
-///
-/// The seals matter: could the other process shorten the file, then our next access would be a `SIGBUS`.
+/// Creates a memory file of `len` bytes (a multiple of `page`), sealed against changes of its length: if the other process
+/// could shorten it, the next access here would be a `SIGBUS`.
 ///
 /// `memfd_create` since Linux 3.17, hugepages in it since 4.14, sealing those since 4.16.
 pub(crate) fn create(len: u64, page: PageSize) -> Result<OwnedFd, Errno> {

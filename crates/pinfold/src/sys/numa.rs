@@ -1,19 +1,19 @@
-//! The NUMA node that memory comes from.
+//! Binding memory to a NUMA node.
 
 use super::errno::Errno;
 use super::region::Region;
 
-/// Words of the node mask: as many nodes as Linux can have (`MAX_NUMNODES`, 1024).
+/// Words of the node mask, for the most nodes of Linux (`MAX_NUMNODES`, 1024).
 const WORDS: usize = 1024 / libc::c_ulong::BITS as usize;
 
-/// How many node numbers there can be.
+/// The number of node numbers.
 pub(crate) const MAX_NODES: u32 = 1024;
 
-/// `linux/mempolicy.h`: pages that are elsewhere are an error. libc has no name for it.
+/// `linux/mempolicy.h`: pages on other nodes are an error. Missing in libc.
 const MPOL_MF_STRICT: libc::c_int = 1;
 
-/// Lets the region's pages come from `node` and from no other: a fault there fails rather than take another node's
-/// memory, and pages that are elsewhere already are an error (`EIO`).
+/// Binds the region's pages to `node`: a page fault fails rather than use another node's memory, and pages that are already
+/// elsewhere are an error (`EIO`).
 ///
 /// `mbind` with `MPOL_BIND` and `MPOL_MF_STRICT`: since Linux 2.6.7.
 pub(crate) fn bind(region: &Region, node: u32) -> Result<(), Errno> {
@@ -24,7 +24,7 @@ pub(crate) fn bind(region: &Region, node: u32) -> Result<(), Errno> {
     mbind(region, libc::MPOL_BIND, &mask, MPOL_MF_STRICT)
 }
 
-/// Takes [`bind`] back: pages come from where the process's own policy says. First kernel as there.
+/// Undoes [`bind`]: the process's own policy applies again.
 pub(crate) fn unbind(region: &Region) -> Result<(), Errno> {
     mbind(region, libc::MPOL_DEFAULT, &[0; WORDS], 0)
 }
@@ -35,8 +35,8 @@ fn mbind(
     mask: &[libc::c_ulong; WORDS],
     flags: libc::c_int,
 ) -> Result<(), Errno> {
-    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the call is told of (it
-    // reads one less than it is told, hence the `+ 1`, and so never past the array); a policy changes no content.
+    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the call is given (it
+    // reads one less than it is given, hence the `+ 1`, and never past the array); a policy changes no content.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_not_there_is_refused() {
+    fn a_missing_node_is_refused() {
         let region = Region::anonymous(4096, 4096).unwrap();
         assert!(bind(&region, 1000).is_err());
         assert!(bind(&region, u32::MAX).is_err());

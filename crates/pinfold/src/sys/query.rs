@@ -1,32 +1,32 @@
-//! System calls that are made only to see whether they work.
+//! System calls that are made only to find out whether they work.
 
 use super::errno::Errno;
 use rustix::mm::UserfaultfdFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// An AF_XDP socket, closed at once. Since Linux 4.18; needs `CAP_NET_RAW`.
+/// Creates an AF_XDP socket, and closes it. Since Linux 4.18; needs `CAP_NET_RAW`.
 pub(crate) fn xdp_socket() -> Result<(), Errno> {
     // SAFETY: the call takes no pointer.
     let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(super::errno::last_errno());
     }
-    // SAFETY: the kernel just gave this descriptor to us, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, so this is its only owner.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// A userfaultfd, closed at once. Since Linux 4.3; without privileges for user-mode faults only since 5.11.
+/// Creates a userfaultfd, and closes it. Since Linux 4.3; without privileges for user-mode faults only since 5.11.
 pub(crate) fn userfaultfd() -> Result<(), Errno> {
-    // SAFETY: the descriptor is registered with no memory, and closed at once: no fault is ever handed to it.
+    // SAFETY: the descriptor is registered with no memory, and closed at once: no fault is ever delivered to it.
     drop(unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }?);
     Ok(())
 }
 
-/// Whether `/proc/self/pagemap` tells the frame of a page that is there for sure. Since Linux 2.6.25; the frame number
+/// Returns whether `/proc/self/pagemap` shows the frame of a page that is certainly present. Since Linux 2.6.25; the frame number
 /// reads as 0 without `CAP_SYS_ADMIN` since 4.2.
-pub(crate) fn pagemap_tells_frames() -> bool {
+pub(crate) fn pagemap_shows_frames() -> bool {
     let here = 1u8;
     let page = std::ptr::from_ref(&here).addr() as u64 / rustix::param::page_size() as u64;
     let entry = || -> std::io::Result<u64> {

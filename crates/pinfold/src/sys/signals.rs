@@ -1,4 +1,4 @@
-//! Signals that one thread waits for, so that a thread that sleeps in the kernel cannot delay them.
+//! Signals that one thread waits for, so that a thread blocked in the kernel cannot delay them.
 
 use super::errno::{Errno, last_errno};
 use std::mem::MaybeUninit;
@@ -26,7 +26,7 @@ impl Signals {
     /// a job of a non-interactive shell) stays so. `sigaction`, `pthread_sigmask`: since the first Linux.
     ///
     /// # Errors
-    /// EINVAL for a number that is no signal.
+    /// EINVAL for a number that is not a signal.
     pub fn block(signals: &[i32]) -> Result<Self, Errno> {
         let mut set = MaybeUninit::uninit();
         // SAFETY: `sigemptyset` initializes the whole set.

@@ -1,27 +1,27 @@
-//! What the kernel really gave: a reader of `/proc/self/smaps`.
+//! A parser of `/proc/self/smaps`: which pages a mapping really has.
 
 use super::text;
 
-/// What `/proc/self/smaps` says of one mapping.
+/// One mapping in `/proc/self/smaps`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Vma {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Bytes that have a page of memory behind them. hugetlb pages do not count here, but in `hugetlb`.
+    /// Bytes backed by pages of memory, without those of `hugetlb`.
     pub(crate) resident: u64,
-    /// Bytes of those that lie on transparent hugepages.
+    /// Those on transparent hugepages.
     pub(crate) transparent: u64,
     /// Bytes on pages of the hugetlb pool.
     pub(crate) hugetlb: u64,
     /// `KernelPageSize`.
     pub(crate) page_bytes: u64,
-    /// The file that is mapped, or what the kernel calls it; empty for anonymous memory.
+    /// The mapped file, or the kernel's name for it; empty for anonymous memory.
     pub(crate) name: String,
     flags: String,
 }
 
 impl Vma {
-    /// Whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages asked for, `rd`
+    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages asked for, `rd`
     /// readable, `wr` writable, `io` and `pf` a device's.
     pub(crate) fn has_flag(&self, flag: &str) -> bool {
         self.flags.split_whitespace().any(|have| have == flag)
@@ -82,7 +82,7 @@ mod tests {
         Private_Hugetlb:       0 kB\nVmFlags: rd wr mr mw me dc ac lo hg \n";
 
     #[test]
-    fn reads_what_counts() {
+    fn parses_the_fields_it_needs() {
         let all = parse(SAMPLE);
         assert_eq!(all.len(), 1);
         assert_eq!((all[0].resident, all[0].transparent, all[0].hugetlb), (2052 << 10, 2 << 20, 0));
@@ -91,10 +91,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tolerates_what_is_cut_short_or_spoilt(cut in 0usize..300, at in 0usize..300, byte in any::<u8>()) {
+        fn tolerates_truncated_and_malformed_input(cut in 0usize..300, at in 0usize..300, byte in any::<u8>()) {
             let mut bytes = SAMPLE[..cut.min(SAMPLE.len())].to_vec();
-            if let Some(spoilt) = bytes.get_mut(at) {
-                *spoilt = byte;
+            if let Some(changed) = bytes.get_mut(at) {
+                *changed = byte;
             }
             prop_assert!(parse(&bytes).len() <= 2);
         }

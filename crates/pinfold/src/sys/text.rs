@@ -1,19 +1,19 @@
-//! Reading the small text files of `/proc` and `/sys`: whatever is in them, an answer or none, and no panic.
+//! Parsers for the small text files of `/proc` and `/sys`. Any content gives a result or `None`, never a panic.
 
 use std::path::Path;
 
-/// The lines of a file that may hold anything: what is no UTF-8 is replaced.
+/// Returns the lines of a file; invalid UTF-8 is replaced.
 pub(crate) fn lines(bytes: &[u8]) -> impl Iterator<Item = String> + '_ {
     bytes.split(|byte| *byte == b'\n').map(|line| String::from_utf8_lossy(line).into_owned())
 }
 
-/// `  64 kB` in bytes; a sum beyond 64 bits is none.
+/// Parses `  64 kB` as bytes; `None` beyond 64 bits.
 pub(crate) fn kib(value: &str) -> Option<u64> {
     let number = value.trim().strip_suffix("kB").unwrap_or(value).trim();
     number.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The value of the line `key:   64 kB`, in bytes.
+/// Returns the value of the line `key:   64 kB`, in bytes.
 pub(crate) fn field_kib(file: &[u8], key: &str) -> Option<u64> {
     lines(file).find_map(|line| {
         let (have, value) = line.split_once(':')?;
@@ -21,25 +21,25 @@ pub(crate) fn field_kib(file: &[u8], key: &str) -> Option<u64> {
     })
 }
 
-/// The first word of a file, as a number.
+/// Parses the first line of a file as a number.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     word(path)?.parse().ok()
 }
 
-/// The first line of a file without the space around it, if there is one.
+/// Returns the first line of a file, trimmed; `None` if it is empty.
 pub(crate) fn word(path: &Path) -> Option<String> {
     let bytes = std::fs::read(path).ok()?;
     let line = lines(&bytes).next()?.trim().to_owned();
     (!line.is_empty()).then_some(line)
 }
 
-/// The word in brackets: `always [madvise] never` is `madvise`.
-pub(crate) fn chosen(line: &str) -> Option<&str> {
+/// Returns the word in brackets: `always [madvise] never` is `madvise`.
+pub(crate) fn bracketed(line: &str) -> Option<&str> {
     let (_, after) = line.split_once('[')?;
     Some(after.split_once(']')?.0.trim())
 }
 
-/// The names in a folder, sorted as numbers where they end in some; none where it can not be read.
+/// Returns the names in a directory, those with a number in numeric order; none if it is unreadable.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -51,7 +51,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The numbers of a list like `0-2,5`; what makes no sense in it is skipped, and a range ends at 4096 numbers.
+/// Parses a list such as `0-2,5`. Malformed parts are skipped, and a range is limited to 4096 numbers.
 pub(crate) fn list(text: &str) -> Vec<u32> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',') {
@@ -69,12 +69,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn parses_what_the_kernel_writes() {
         assert_eq!(field_kib(b"VmPin:\t 0 kB\nVmLck:\t      64 kB\n", "VmLck"), Some(65536));
         assert_eq!(field_kib(b"VmLck:\t 64", "VmLck"), Some(65536));
         assert_eq!(field_kib(b"VmLck: 99999999999999999 kB", "VmLck"), None, "more than 64 bits");
-        assert_eq!(chosen("always [madvise] never"), Some("madvise"));
-        assert_eq!(chosen("always [madvise"), None);
+        assert_eq!(bracketed("always [madvise] never"), Some("madvise"));
+        assert_eq!(bracketed("always [madvise"), None);
         assert_eq!(list("0-2,5\n"), [0, 1, 2, 5]);
         assert_eq!(list("0-4294967295").len(), 4096);
         assert!(list("x,3-1,").is_empty());
@@ -85,7 +85,7 @@ mod tests {
         fn tolerates_anything(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             field_kib(&bytes, "VmLck");
             for line in lines(&bytes) {
-                chosen(&line);
+                bracketed(&line);
                 list(&line);
                 kib(&line);
             }

@@ -1,5 +1,4 @@
-//! `io_uring_register` for buffers, on any ring's descriptor: the ring may be somebody else's, and then no library's value
-//! for it is at hand.
+//! `io_uring_register` for buffers, on the descriptor of any ring: another library may own the ring.
 
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -27,7 +26,7 @@ struct Update {
     reserved2: u32,
 }
 
-/// `struct io_uring_clone_buffers`; the fields behind `flags` count since Linux 6.13, and 0 means "all" to those, too.
+/// `struct io_uring_clone_buffers`; the fields after `flags` exist since Linux 6.13, where 0 means "all".
 #[repr(C)]
 #[derive(Default)]
 struct Clone {
@@ -49,15 +48,15 @@ const REGISTER_CLONE_BUFFERS: u32 = 30;
 /// `IORING_RSRC_REGISTER_SPARSE`.
 const SPARSE: u32 = 1;
 
-/// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel pins the memory and nothing else: whoever
-/// makes the ring transfer with it answers for that.
+/// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel only pins the memory; the submitter of a
+/// transfer is responsible for its use.
 pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<(), Errno> {
     let count = u32::try_from(vectors.len()).unwrap_or(u32::MAX);
     // SAFETY: the kernel reads `count` vectors from there during the call.
     unsafe { call(ring, REGISTER_BUFFERS, vectors.as_ptr().cast(), count) }
 }
 
-/// The same with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags` is as long as `vectors`.
+/// As [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags` is as long as `vectors`.
 pub(crate) fn register_tagged(
     ring: BorrowedFd<'_>,
     vectors: &[libc::iovec],
@@ -70,7 +69,7 @@ pub(crate) fn register_tagged(
     unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) }
 }
 
-/// A table of vacant places: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13) vectors of no memory do the same.
+/// Registers a table of empty slots: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13) empty vectors do the same.
 pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
     let table = Table { count, flags: SPARSE, ..Table::default() };
     // SAFETY: the kernel reads the table, which is 32 bytes, and nothing else.
@@ -84,8 +83,8 @@ pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Er
     }
 }
 
-/// Puts other memory, or none, in one place: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13. What was there is kept until the
-/// last transfer with it is over.
+/// Replaces the memory of one slot, or empties it: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13. The old memory stays pinned
+/// until the last transfer with it has completed.
 pub(crate) fn update(ring: BorrowedFd<'_>, place: u32, vector: libc::iovec, tag: u64) -> Result<(), Errno> {
     let at = |pointer: *const ()| pointer.expose_provenance() as u64;
     let (vectors, tags) = (std::ptr::from_ref(&vector).cast(), std::ptr::from_ref(&tag).cast());
@@ -94,7 +93,7 @@ pub(crate) fn update(ring: BorrowedFd<'_>, place: u32, vector: libc::iovec, tag:
     unsafe { call(ring, REGISTER_BUFFERS_UPDATE, std::ptr::from_ref(&update).cast(), 32) }
 }
 
-/// Gives `ring` the table of `source`, without pinning anything again: `IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12.
+/// Clones the table of `source` to `ring`, without pinning again: `IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12.
 pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), Errno> {
     let source = u32::try_from(source.as_raw_fd()).unwrap_or(u32::MAX);
     let clone = Clone { source, ..Clone::default() };
@@ -102,7 +101,8 @@ pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), 
     unsafe { call(ring, REGISTER_CLONE_BUFFERS, std::ptr::from_ref(&clone).cast(), 1) }
 }
 
-/// Gives the table up: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. What transfers still use is kept until they are over.
+/// Unregisters the table: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. Memory in use stays pinned until its transfers have
+/// completed.
 pub(crate) fn unregister(ring: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes no pointer.
     unsafe { call(ring, UNREGISTER_BUFFERS, std::ptr::null(), 0) }

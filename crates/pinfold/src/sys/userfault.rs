@@ -1,4 +1,4 @@
-//! A userfaultfd that is told when memory goes away. No page fault is ever handed to it.
+//! A userfaultfd that reports when memory is unmapped. No page fault is ever delivered to it.
 
 use super::errno::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, opcode};
@@ -43,10 +43,10 @@ const _: () = assert!(size_of::<Api>() == 24 && size_of::<Register>() == 32);
 
 const CALL_API: Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
 const CALL_REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0);
-// The kernel's header says that it writes to the range. It reads it.
+// The kernel's header declares a write, but the kernel only reads the range.
 const CALL_UNREGISTER: Opcode = opcode::read::<Range>(GROUP, 1);
 
-/// What became of a range of addresses.
+/// An event on a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Event {
     pub(crate) what: What,
@@ -65,12 +65,12 @@ pub(crate) enum What {
 pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// One that does not block. Events since Linux 4.11, without privileges since 5.11, for shared memory since 5.19.
+    /// Creates one that does not block. Events since Linux 4.11, without privileges since 5.11, for shared memory since 5.19.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
         // SAFETY: memory is only ever registered for write-protection, and none is ever protected, so that no fault
-        // is handed to it and no thread waits for an answer to one.
+        // is delivered to it and no thread waits for its resolution.
         let fd = unsafe { rustix::mm::userfaultfd(flags) }?;
         let mut api = Api { api: API, features: FEATURES, ioctls: 0 };
         // SAFETY: the opcode is `UFFDIO_API`, whose argument is this structure.
@@ -80,8 +80,8 @@ impl Userfault {
         Ok(Self(fd))
     }
 
-    /// Tells of what happens to the range from now on: whoever unmaps, moves or discards a part of it waits until
-    /// [`next`](Self::next) has given the event.
+    /// Watches the range: a thread that unmaps, moves or discards a part of it blocks until [`next`](Self::next) has returned
+    /// the event.
     pub(crate) fn watch(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
         let mut register = Register { range, mode: MODE_WRITE_PROTECT, ioctls: 0 };
@@ -91,7 +91,7 @@ impl Userfault {
         Ok(unsafe { rustix::ioctl::ioctl(&self.0, ioctl) }?)
     }
 
-    /// Takes [`watch`](Self::watch) back.
+    /// Undoes [`watch`](Self::watch).
     pub(crate) fn forget(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
         // SAFETY: the opcode is `UFFDIO_UNREGISTER`, whose argument is this structure, which the kernel reads.
@@ -100,7 +100,7 @@ impl Userfault {
         Ok(unsafe { rustix::ioctl::ioctl(&self.0, ioctl) }?)
     }
 
-    /// The next event, if there is one; whoever caused it goes on from here. Allocates nothing.
+    /// Returns the next event, if there is one, and unblocks the thread that caused it. Does not allocate.
     pub(crate) fn next(&self) -> Option<Event> {
         loop {
             let mut bytes = [0u8; MESSAGE];

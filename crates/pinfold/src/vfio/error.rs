@@ -12,7 +12,7 @@ pub enum DeviceError {
     NoRegion {
         /// The device.
         bdf: Bdf,
-        /// Which: 0 to 5 are its BARs.
+        /// The index: 0 to 5 are the BARs.
         index: u32,
     },
     /// An access beyond a region, or not aligned to its size.
@@ -20,39 +20,39 @@ pub enum DeviceError {
         "{len} bytes at offset {offset:#x} of region {index}, which has {size:#x}: not inside, or not aligned"
     )]
     Outside {
-        /// Which region.
+        /// The region.
         index: u32,
-        /// Where, in bytes from its start.
+        /// In bytes from its start.
         offset: u64,
-        /// How many bytes.
+        /// The length of the access.
         len: usize,
-        /// How many bytes the region has.
+        /// The size of the region.
         size: u64,
     },
-    /// More interrupts than there are.
-    #[error("{asked} interrupts of {bdf}, which has {has} by message")]
+    /// The device has fewer interrupts.
+    #[error("cannot enable {asked} interrupts of {bdf}: it has {has} message-signalled ones")]
     Interrupts {
         /// The device.
         bdf: Bdf,
-        /// How many were asked for.
+        /// The number requested.
         asked: u32,
-        /// How many there are.
+        /// The number it has.
         has: u32,
     },
-    /// They can not be switched on piece by piece.
-    #[error("interrupts of {0} are on already: ask for all of them at once, or drop those first")]
+    /// Interrupts cannot be enabled in several steps.
+    #[error("interrupts of {0} are enabled already: enable all of them at once, or drop those first")]
     InterruptsOn(Bdf),
-    /// The device can not be reset by itself.
-    #[error("{0} can not be reset by itself")]
+    /// The device cannot be reset alone.
+    #[error("{0} cannot be reset alone")]
     NoReset(Bdf),
     /// A call failed.
-    #[error("{call} of {bdf} failed: {errno}")]
+    #[error("{call} on {bdf} failed: {errno}")]
     Kernel {
-        /// Which call.
+        /// The call.
         call: &'static str,
         /// The device.
         bdf: Bdf,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
 }

@@ -2,8 +2,8 @@
 //! anywhere near. It judges every access by what it finds.
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
-use super::world::{LIVE, Live, OWNERS, Random, World};
-use pinfold::soft::{Fault, FaultKind, Port, SoftBus};
+use super::world::{LIVE, Live, OWNERS, World};
+use pinfold::soft::{Fault, FaultKind, Port, Random, SoftBus};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use std::sync::atomic::Ordering;

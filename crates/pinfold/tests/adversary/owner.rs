@@ -1,7 +1,8 @@
 //! An owner of buffers: maps, revokes and unmaps them at random, and looks at every page when it is its own again.
 
 use super::tag::{self, Kind, PAGE, Tag};
-use super::world::{LIVE, Live, Random, World};
+use super::world::{LIVE, Live, World};
+use pinfold::soft::Random;
 use pinfold::{Arena, Buffer, Domain};
 use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;

@@ -3,8 +3,8 @@
 use super::device::Device;
 use super::owner::Owner;
 use super::tag::{self, Kind};
-use super::world::{OWNERS, Random, World};
-use pinfold::soft::{Effect, SoftConfig};
+use super::world::{OWNERS, World};
+use pinfold::soft::{Effect, Random, SoftConfig};
 use pinfold::{Arena, Domain, Source};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::DomainStats;

@@ -1,4 +1,4 @@
-//! What owners and devices know of each other: where something is mapped now, where something was, and what was caught.
+//! What owners and devices share: what is mapped now, what was mapped recently, and what was caught.
 
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 pub(crate) const OWNERS: usize = 3;
-/// Mappings of one owner at most.
+/// The most mappings of one owner.
 pub(crate) const LIVE: usize = 8;
 const RECENT: usize = 32;
 
@@ -29,15 +29,15 @@ struct Slot {
     rest: AtomicU64,
 }
 
-/// What a run has done.
+/// Counters of a run.
 #[derive(Default)]
 pub(crate) struct Counts {
     /// Accesses of devices.
     pub(crate) accesses: AtomicU64,
-    /// Of these, ones that landed.
+    /// Those that did not fault.
     pub(crate) landed: AtomicU64,
     pub(crate) maps: AtomicU64,
-    /// Maps refused for want of table pages.
+    /// Maps that failed for lack of table pages.
     pub(crate) no_pages: AtomicU64,
     /// Waits that reached their deadline.
     pub(crate) late: AtomicU64,
@@ -52,7 +52,7 @@ pub(crate) struct World {
     recent_next: AtomicU64,
     generation: AtomicU64,
     pub(crate) stop: AtomicBool,
-    /// Whether a buffer may have gone back to the arena without its owner's tag.
+    /// Whether a buffer may have been freed without its owner's tag.
     pub(crate) untagged: AtomicBool,
     caught: Mutex<Option<String>>,
     pub(crate) counts: Counts,
@@ -60,11 +60,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn next_generation(&self) -> u64 {
-        // Never 0, also where the numbers wrap.
+        // Never 0, also when the numbers wrap.
         (self.generation.fetch_add(1, Ordering::Relaxed) % 0xff_fffe) + 1
     }
 
-    /// Says that a mapping is live. Its pages are tagged.
+    /// Publishes a live mapping, whose pages are tagged.
     pub(crate) fn publish(&self, live: &Live) {
         let slot = &self.live[live.slot];
         fence(Ordering::Release);
@@ -75,7 +75,7 @@ impl World {
         self.recent[next].store(live.iova.raw() | live.pages, Ordering::Relaxed);
     }
 
-    /// Says that it is not, before it is revoked.
+    /// Withdraws it, before it is revoked.
     pub(crate) fn withdraw(&self, slot: usize) {
         self.live[slot].generation.store(0, Ordering::SeqCst);
     }
@@ -99,7 +99,7 @@ impl World {
         self.live[live.slot].generation.load(Ordering::Acquire) == live.generation
     }
 
-    /// Where something was mapped lately, and how many pages.
+    /// Returns where something was mapped recently, and how many pages.
     pub(crate) fn recent(&self, n: usize) -> (u64, u64) {
         let packed = self.recent[n % RECENT].load(Ordering::Relaxed);
         (packed & !0xfff, (packed & 0xfff).max(1))
@@ -115,34 +115,5 @@ impl World {
 
     pub(crate) fn caught(&self) -> Option<String> {
         self.caught.lock().unwrap().clone()
-    }
-}
-
-/// xorshift64*.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// A number from 0 to `end`, which it is not.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % end
-    }
-
-    pub(crate) fn index(&mut self, end: usize) -> usize {
-        self.below(end as u64) as usize
-    }
-
-    pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.index(from.len())]
     }
 }

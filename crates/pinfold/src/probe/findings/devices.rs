@@ -1,12 +1,13 @@
-//! The ways to a real device: IOMMU, VFIO, iommufd.
+//! Access to real devices: IOMMU, VFIO, iommufd.
 
-use super::super::{Access, Bound, Facts, Finding, Node, State};
-use super::finding;
 use crate::backend::interface::IommuInterface;
+use crate::probe::devices::{Access, Bound, Node};
+use crate::probe::facts::Facts;
+use crate::probe::finding::{Finding, State, finding};
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![iommu(facts), vfio(facts), iommufd(facts)];
-    all.extend(facts.vfio.bound.iter().map(|bound| chosen(bound, facts)));
+    all.extend(facts.vfio.bound.iter().map(|bound| bound_device(bound, facts)));
     all
 }
 
@@ -21,7 +22,7 @@ fn iommu(facts: &Facts) -> Finding {
     match facts.firmware_iommu.as_deref() {
         Some("DMAR") => {
             let detail = "the firmware describes an Intel IOMMU, and the kernel does not use it; then reboot";
-            finding(what, State::Missing, detail).mended_by(on_the_command_line("intel_iommu=on"))
+            finding(what, State::Missing, detail).fixed_by(on_the_command_line("intel_iommu=on"))
         }
         Some(table) => {
             let detail = format!(
@@ -45,16 +46,16 @@ fn on_the_command_line(word: &str) -> String {
 fn vfio(facts: &Facts) -> Finding {
     let what = "VFIO";
     let vfio = &facts.vfio;
-    let unprotected = if vfio.noiommu { "; it may work without an IOMMU, so unprotected" } else { "" };
+    let unprotected = if vfio.noiommu { "; it allows use without an IOMMU, unprotected" } else { "" };
     match vfio.container.access {
         // A kernel without VFIO's groups has no container either: devices are opened for iommufd.
         Access::Absent if vfio.devices.is_empty() => {
             let detail = format!("no {}", vfio.container.path);
-            return finding(what, State::Missing, detail).mended_by("sudo modprobe vfio-pci");
+            return finding(what, State::Missing, detail).fixed_by("sudo modprobe vfio-pci");
         }
         Access::Denied => {
             let detail = format!("{} may not be opened by this user", vfio.container.path);
-            return finding(what, State::Limited, detail).mended_by(own(&vfio.container));
+            return finding(what, State::Limited, detail).fixed_by(own(&vfio.container));
         }
         Access::Allowed | Access::Absent => {}
     }
@@ -63,21 +64,21 @@ fn vfio(facts: &Facts) -> Finding {
     let Some(first) = bound.first() else {
         let detail = format!("no device is bound to it (BDF: the device's address){unprotected}");
         let bind = "sudo pinfold bind $BDF";
-        return finding(what, State::Limited, detail).mended_by(bind);
+        return finding(what, State::Limited, detail).fixed_by(bind);
     };
     let allowed = bound.iter().filter(|node| node.access == Access::Allowed).count();
     let detail = format!("{allowed} of {} bound {kind} may be opened{unprotected}", bound.len());
     match allowed {
-        0 => finding(what, State::Limited, detail).mended_by(own(first)),
+        0 => finding(what, State::Limited, detail).fixed_by(own(first)),
         _ if vfio.noiommu => finding(what, State::Limited, detail),
         _ => finding(what, State::Good, detail),
     }
 }
 
-/// By which interface a device is opened, why, and what that one allows.
-fn chosen(bound: &Bound, facts: &Facts) -> Finding {
+/// Reports through which interface a device is opened, why, and its limit.
+fn bound_device(bound: &Bound, facts: &Facts) -> Finding {
     let limit = match (bound.interface, facts.vfio.entries) {
-        (IommuInterface::Type1, Some(entries)) => format!("; {entries} mappings at most"),
+        (IommuInterface::Type1, Some(entries)) => format!("; at most {entries} mappings"),
         _ => String::new(),
     };
     let state = if bound.interface == IommuInterface::NoIommu { State::Limited } else { State::Good };
@@ -95,13 +96,13 @@ fn iommufd(facts: &Facts) -> Finding {
         Access::Allowed => finding(what, State::Good, node.path.clone()),
         Access::Denied => {
             let detail = format!("{} may not be opened by this user", node.path);
-            finding(what, State::Limited, detail).mended_by(own(node))
+            finding(what, State::Limited, detail).fixed_by(own(node))
         }
         Access::Absent if facts.kernel_at_least(6, 2) == Some(false) => {
             finding(what, State::Missing, format!("no {}: Linux has it since 6.2", node.path))
         }
         Access::Absent => {
-            finding(what, State::Missing, format!("no {}", node.path)).mended_by("sudo modprobe iommufd")
+            finding(what, State::Missing, format!("no {}", node.path)).fixed_by("sudo modprobe iommufd")
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Memory: pages, nodes, and what may be locked.
+//! Memory: pages, NUMA nodes, and the limit of locked memory.
 
-use super::super::{Facts, Finding, State};
-use super::{bytes, finding};
+use crate::probe::facts::{Facts, NumaNode};
+use crate::probe::finding::{Finding, State, bytes, finding};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use pinfold_core::addr::PageSize;
 
-/// What `pinfold copy` uses by default fits in this, many times over.
+/// Many times what `pinfold copy` needs by default.
 const ENOUGH_TO_LOCK: u64 = 256 << 20;
-/// What the remedies make room for.
-const WORTH_HAVING: u64 = 1 << 30;
+/// How much the suggested commands reserve.
+const SUGGESTED: u64 = 1 << 30;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![memory(facts)];
@@ -27,7 +27,7 @@ fn memory(facts: &Facts) -> Finding {
             finding("memory", State::Good, format!("{} of {} available", bytes(free), bytes(total)))
         }
         (Some(total), None) => finding("memory", State::Good, bytes(total)),
-        _ => finding("memory", State::Limited, "how much there is, is not known: /proc/meminfo says nothing"),
+        _ => finding("memory", State::Limited, "unknown: /proc/meminfo is not readable"),
     }
 }
 
@@ -45,12 +45,12 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
         .collect();
     let by_node = if nodes.len() > 1 { format!(" ({})", nodes.join(", ")) } else { String::new() };
     let detail = format!("{} free of {} reserved{by_node}", pool.available(), pool.total);
-    let want = pool.total.saturating_add((WORTH_HAVING / page.bytes()).max(1));
+    let want = pool.total.saturating_add((SUGGESTED / page.bytes()).max(1));
     let command = hugepages::reserve_command(page, want, None);
     match (pool.available(), pool.total) {
         (1.., _) => finding(what, State::Good, detail),
-        (0, 1..) => finding(what, State::Limited, detail).mended_by(command),
-        (0, 0) => finding(what, State::Missing, "none reserved").mended_by(command),
+        (0, 1..) => finding(what, State::Limited, detail).fixed_by(command),
+        (0, 0) => finding(what, State::Missing, "none reserved").fixed_by(command),
     }
 }
 
@@ -58,9 +58,11 @@ fn transparent(thp: Option<Thp>) -> Finding {
     let what = "transparent hugepages";
     match thp {
         Some(Thp::Always) => finding(what, State::Good, "always"),
-        Some(Thp::Madvise) => finding(what, State::Good, "madvise: given to those who ask, as Pinfold does"),
+        Some(Thp::Madvise) => {
+            finding(what, State::Good, "madvise: for programs that request them, as Pinfold does")
+        }
         Some(Thp::Never) => finding(what, State::Missing, "never: switched off")
-            .mended_by("sudo sh -c 'echo madvise > /sys/kernel/mm/transparent_hugepage/enabled'"),
+            .fixed_by("sudo sh -c 'echo madvise > /sys/kernel/mm/transparent_hugepage/enabled'"),
         None => finding(what, State::Missing, "this kernel has none"),
     }
 }
@@ -77,12 +79,12 @@ fn memlock(facts: &Facts) -> Finding {
     match limit.left() {
         None => finding(what, State::Good, detail),
         Some(left) if left >= ENOUGH_TO_LOCK => finding(what, State::Good, detail),
-        Some(_) => finding(what, State::Limited, detail).mended_by(limit.raise_command(WORTH_HAVING)),
+        Some(_) => finding(what, State::Limited, detail).fixed_by(limit.raise_command(SUGGESTED)),
     }
 }
 
 fn numa(facts: &Facts) -> Finding {
-    let node = |node: &super::super::NumaNode| match (node.free_bytes, node.total_bytes) {
+    let node = |node: &NumaNode| match (node.free_bytes, node.total_bytes) {
         (Some(free), Some(total)) => {
             format!("node {}: {} of {} free", node.node, bytes(free), bytes(total))
         }
@@ -90,7 +92,7 @@ fn numa(facts: &Facts) -> Finding {
     };
     let detail: Vec<String> = facts.nodes.iter().map(node).collect();
     match detail.len() {
-        0 => finding("NUMA", State::Limited, "which nodes are online is not known"),
+        0 => finding("NUMA", State::Limited, "unknown: the online nodes are not listed"),
         _ => finding("NUMA", State::Good, detail.join(", ")),
     }
 }

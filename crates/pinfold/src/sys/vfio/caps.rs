@@ -1,10 +1,9 @@
-//! The chain of capabilities behind an INFO structure. It comes from the kernel, and is read as if it came from anybody.
+//! The chain of capabilities behind an INFO structure, parsed without trusting its contents.
 
-/// The capability with this number in the `info` that a call filled in, from behind its header on. `first` is the
-/// offset of the chain's head.
+/// Returns the body of the capability with this number in `info`. `first` is the offset of the chain's head.
 pub(crate) fn find(info: &[u8], first: u32, wanted: u16) -> Option<&[u8]> {
     let mut at = usize::try_from(first).ok()?;
-    // The chain goes forwards in the kernels that there are; a bound on its length covers any other.
+    // Existing kernels only link forwards; the bound on the length covers loops.
     for _ in 0..64 {
         if at == 0 {
             return None;
@@ -20,8 +19,8 @@ pub(crate) fn find(info: &[u8], first: u32, wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// A list of pairs of 64 bits behind a count of 32 and four bytes of nothing: ranges of addresses (first and last), parts
-/// of a region (offset and size). What is cut short ends the list.
+/// Parses a list of pairs of 64 bits behind a count of 32 bits and four bytes of padding: ranges of addresses (first and
+/// last), parts of a region (offset and size). A truncated pair ends the list.
 pub(crate) fn pairs(cap: &[u8]) -> Vec<(u64, u64)> {
     let Some(count) = bytes(cap, 0).map(u32::from_ne_bytes) else { return Vec::new() };
     let list = cap.get(8..).unwrap_or_default();
@@ -30,7 +29,7 @@ pub(crate) fn pairs(cap: &[u8]) -> Vec<(u64, u64)> {
     list.chunks_exact(16).take(usize::try_from(count).unwrap_or(usize::MAX)).filter_map(pair).collect()
 }
 
-/// A number of 32 bits at the start.
+/// Parses 32 bits at the start.
 pub(crate) fn number(cap: &[u8]) -> Option<u32> {
     bytes(cap, 0).map(u32::from_ne_bytes)
 }
@@ -61,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_is_in_the_chain() {
+    fn finds_each_capability() {
         let info = info();
         assert_eq!(find(&info, 24, 3).and_then(number), Some(7));
         let ranges = find(&info, 24, 1).map(pairs).unwrap();
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_in_a_circle_ends() {
+    fn a_circular_chain_ends() {
         let mut info = info();
         info[44..48].copy_from_slice(&24u32.to_ne_bytes());
         assert_eq!(find(&info, 24, 9), None);

@@ -12,14 +12,14 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// What type1's INFO says.
+/// The result of type1's INFO call.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Info {
-    /// A bit for each page size.
+    /// One bit for each page size.
     pub(crate) page_sizes: u64,
-    /// The first and the last address of each range that may be used; `None` where the kernel does not say.
+    /// The first and the last address of each usable range; `None` if the kernel does not report it.
     pub(crate) ranges: Option<Vec<(u64, u64)>>,
-    /// How many more mappings are allowed; `None` where the kernel does not say.
+    /// How many more mappings are allowed; `None` if the kernel does not report it.
     pub(crate) entries_left: Option<u64>,
 }
 
@@ -29,25 +29,25 @@ pub(crate) fn open(path: &std::path::Path) -> Result<OwnedFd, Errno> {
     Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The version of the interface that the container speaks.
+/// Returns the version of the container's interface.
 pub(crate) fn api_version(container: BorrowedFd<'_>) -> Result<i32, Errno> {
     // SAFETY: the call takes no argument.
     unsafe { with_number(container, layout::GET_API_VERSION, 0) }
 }
 
-/// Whether the container has this kind of IOMMU.
+/// Returns whether the container supports this kind of IOMMU.
 pub(crate) fn has_extension(container: BorrowedFd<'_>, extension: u32) -> Result<bool, Errno> {
     // SAFETY: the call takes the extension's number.
     Ok(unsafe { with_number(container, layout::CHECK_EXTENSION, extension.into()) }? > 0)
 }
 
-/// Settles the kind of IOMMU; a group must be in the container.
+/// Sets the kind of IOMMU; a group must be in the container.
 pub(crate) fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> Result<(), Errno> {
     // SAFETY: the call takes the kind's number.
     unsafe { with_number(container, layout::SET_IOMMU, kind.into()) }.map(drop)
 }
 
-/// Whether all devices of the group are a program's, or nobody's.
+/// Returns whether no device of the group has a kernel driver.
 pub(crate) fn is_viable(group: BorrowedFd<'_>) -> Result<bool, Errno> {
     let mut status = GroupStatus { argsz: argsz::<GroupStatus>(), flags: 0 };
     // SAFETY: the structure is the one that the call fills in.
@@ -55,7 +55,7 @@ pub(crate) fn is_viable(group: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(status.flags & layout::GROUP_VIABLE != 0)
 }
 
-/// Puts the group into the container.
+/// Adds the group to the container.
 pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut fd = container.as_raw_fd();
     // SAFETY: the call takes a pointer to a descriptor's number.
@@ -67,11 +67,11 @@ pub(crate) fn device(group: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errn
     let name = name.as_ptr().cast_mut().cast();
     // SAFETY: the call reads a string up to its end, and writes nothing.
     let fd = unsafe { with_pointer(group, layout::GROUP_GET_DEVICE_FD, name) }?;
-    // SAFETY: the kernel just gave this descriptor to us, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, so this is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What the container's type1 offers.
+/// Returns what the container's type1 supports.
 pub(crate) fn info(container: BorrowedFd<'_>) -> Result<Info, Errno> {
     let mut head = Type1Info { argsz: argsz::<Type1Info>(), ..Type1Info::default() };
     // SAFETY: the structure is the one that the call fills in.
@@ -90,34 +90,34 @@ pub(crate) fn info(container: BorrowedFd<'_>) -> Result<Info, Errno> {
     Ok(found)
 }
 
-/// Makes an INFO call again with as much room as the first one asked for: the structure and all that is behind it.
+/// Repeats an INFO call with the buffer size that the first one asked for: the structure and the capabilities behind it.
 pub(super) fn grown<T: Copy>(
     fd: BorrowedFd<'_>,
     request: u32,
     head: T,
     wanted: u32,
 ) -> Result<(Vec<u8>, T), Errno> {
-    let room = usize::try_from(wanted).unwrap_or(0).clamp(size_of::<T>(), 1 << 20);
+    let size = usize::try_from(wanted).unwrap_or(0).clamp(size_of::<T>(), 1 << 20);
     // Words, so that the structure is aligned.
-    let mut words = vec![0u64; room.div_ceil(8)];
+    let mut words = vec![0u64; size.div_ceil(8)];
     let at = words.as_mut_ptr().cast::<T>();
-    // SAFETY: `words` has `room` bytes or more, which is at least the size of a `T`, aligned to 8.
+    // SAFETY: `words` has `size` bytes or more, which is at least the size of a `T`, aligned to 8.
     unsafe { at.write(head) };
-    // SAFETY: `argsz` is `wanted`; where that is more than `room` (beyond 1 MiB, which no kernel has) the first word is
+    // SAFETY: `argsz` is `wanted`; if that is more than `size` (beyond 1 MiB, which no kernel has) the first word is
     // made smaller here. The first field of each INFO structure is its `argsz`.
-    unsafe { at.cast::<u32>().write(u32::try_from(room).unwrap_or(0)) };
+    unsafe { at.cast::<u32>().write(u32::try_from(size).unwrap_or(0)) };
     // SAFETY: the structure is what the call fills in, with the `argsz` bytes that it says.
     unsafe { with_pointer(fd, request, at.cast()) }?;
-    // SAFETY: written above and by the call, which leaves plain numbers.
+    // SAFETY: written above and by the call, which leaves plain integers.
     let filled = unsafe { at.read() };
-    Ok((words.iter().flat_map(|word| word.to_ne_bytes()).take(room).collect(), filled))
+    Ok((words.iter().flat_map(|word| word.to_ne_bytes()).take(size).collect(), filled))
 }
 
 /// Pins the memory and maps it, all or nothing.
 ///
 /// # Safety
-/// Until [`unmap`] has taken the range back, or all descriptors of the container, its groups and devices are closed, the
-/// memory from `addr` (`iova.len()` bytes of this process) is mapped, the caller's to give, and nobody has a reference to it.
+/// Until [`unmap`] of the range has returned, or all descriptors of the container, its groups and devices are closed, the
+/// memory from `addr` (`iova.len()` bytes of this process) is mapped, owned by the caller, and no reference into it exists.
 pub(crate) unsafe fn map(
     container: BorrowedFd<'_>,
     iova: IovaRange,
@@ -138,15 +138,15 @@ pub(crate) unsafe fn map(
         iova: iova.start().raw(),
         size: iova.len(),
     };
-    // SAFETY: the structure is the one that the call reads; that a device may have the memory is the caller's promise.
+    // SAFETY: the structure is the one that the call reads; that a device may access the memory is the caller's promise.
     unsafe { with_struct(container, layout::IOMMU_MAP_DMA, &mut map) }.map(drop)
 }
 
-/// Takes access to the range back and unpins; no device reaches it when this returns. How many bytes were mapped there.
+/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it when this returns.
 pub(crate) fn unmap(container: BorrowedFd<'_>, iova: IovaRange) -> Result<u64, Errno> {
     let mut unmap =
         DmaUnmap { argsz: argsz::<DmaUnmap>(), flags: 0, iova: iova.start().raw(), size: iova.len() };
-    // SAFETY: the structure is the one that the call reads and fills in; taking access away harms nobody's memory.
+    // SAFETY: the structure is the one that the call reads and fills in; removing access is always sound.
     unsafe { with_struct(container, layout::IOMMU_UNMAP_DMA, &mut unmap) }?;
     Ok(unmap.size)
 }

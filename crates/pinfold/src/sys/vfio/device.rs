@@ -9,12 +9,12 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
-/// What a region is.
+/// A region of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Region {
-    /// Bytes; 0 where the device has no such region.
+    /// Bytes; 0 if the device has no such region.
     pub(crate) size: u64,
-    /// Where it begins in the device's descriptor.
+    /// Its offset in the device's file.
     pub(crate) offset: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Region {
     pub(crate) mappable: Vec<(u64, u64)>,
 }
 
-/// Whether the device can be reset by itself.
+/// Returns whether the device can be reset alone.
 pub(crate) fn can_reset(device: BorrowedFd<'_>) -> Result<bool, Errno> {
     let mut info = DeviceInfo { argsz: argsz::<DeviceInfo>(), ..DeviceInfo::default() };
     // SAFETY: the structure is the one that the call fills in.
@@ -36,7 +36,7 @@ pub(crate) fn reset(device: BorrowedFd<'_>) -> Result<(), Errno> {
     unsafe { with_number(device, layout::DEVICE_RESET, 0) }.map(drop)
 }
 
-/// The region with this number.
+/// Returns the region with this index.
 pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, Errno> {
     let mut head = RegionInfo { argsz: argsz::<RegionInfo>(), index, ..RegionInfo::default() };
     // SAFETY: the structure is the one that the call fills in.
@@ -60,7 +60,7 @@ pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, Errno
     })
 }
 
-/// How many interrupts of this kind can be had by eventfd.
+/// Returns how many interrupts of this kind can signal an eventfd.
 pub(crate) fn irqs(device: BorrowedFd<'_>, index: u32) -> Result<u32, Errno> {
     let mut info = IrqInfo { argsz: argsz::<IrqInfo>(), index, ..IrqInfo::default() };
     // SAFETY: the structure is the one that the call fills in.
@@ -68,7 +68,7 @@ pub(crate) fn irqs(device: BorrowedFd<'_>, index: u32) -> Result<u32, Errno> {
     Ok(if info.flags & layout::IRQ_EVENTFD != 0 { info.count } else { 0 })
 }
 
-/// Has the interrupts from 0 on of this kind written to `events`; with none, switches them all off.
+/// Connects the interrupts of this kind, from 0 on, to `events`; with none, disables them all.
 pub(crate) fn set_irqs(device: BorrowedFd<'_>, index: u32, events: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let count = u32::try_from(events.len()).map_err(|_| Errno::new(libc::EINVAL))?;
     let data = if events.is_empty() { layout::IRQ_DATA_NONE } else { layout::IRQ_DATA_EVENTFD };
@@ -89,16 +89,16 @@ pub(crate) struct Window {
     len: usize,
 }
 
-// SAFETY: a range of the address space, which all threads share, reached by volatile accesses of whole registers.
+// SAFETY: a range of the address space, which all threads share, accessed by volatile accesses of whole registers.
 unsafe impl Send for Window {}
-// SAFETY: as for `Send`: its methods take raw accesses, which a device orders as they come.
+// SAFETY: as for `Send`: its methods make single accesses, which the device serialises.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// `len` bytes of the device's descriptor from `offset`. `mmap`: since the first Linux.
+    /// Maps `len` bytes of the device's file from `offset`.
     pub(crate) fn new(device: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses.
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, device, offset) }?;
         let base = NonNull::new(base).ok_or(Errno::from(rustix::io::Errno::NOMEM))?;
         Ok(Self { base, len })
@@ -108,58 +108,58 @@ impl Window {
         self.len
     }
 
-    /// Where `len` bytes at `offset` are, if they are inside.
+    /// Returns the address of the `len` bytes at `offset`, if they are inside.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         // SAFETY: `offset` is inside the mapping, which is one allocation of `len` bytes.
         inside.then(|| unsafe { self.base.byte_add(offset) }.cast())
     }
 
-    /// Where a register at `offset` is, if it is inside and aligned.
+    /// Returns the address of a register at `offset`, if it is inside and aligned.
     fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
         let at = self.part(offset, size_of::<T>())?;
         offset.is_multiple_of(size_of::<T>()).then_some(at.cast())
     }
 
-    /// Reads a register; `None` where it is not inside or not aligned.
+    /// Reads a register; `None` if it is not inside or not aligned.
     #[inline]
     pub(crate) fn read<T: Register>(&self, offset: usize) -> Option<T> {
         let at = self.at::<T>(offset)?;
         // SAFETY: inside the mapping and aligned (it begins at a page); any bits are a `T`. Volatile: one access of this
-        // width, neither left out nor repeated.
+        // width, neither omitted nor repeated.
         Some(unsafe { at.read_volatile() })
     }
 
-    /// Writes a register after everything that this thread stored before; `None` where it is not inside or not aligned.
+    /// Writes a register after all earlier stores of this thread; `None` if it is not inside or not aligned.
     #[inline]
     pub(crate) fn write<T: Register>(&self, offset: usize, value: T) -> Option<()> {
         let at = self.at::<T>(offset)?;
         store_barrier();
-        // SAFETY: as for the read; a device's register is nobody's memory.
+        // SAFETY: as for the read; a device's register is no Rust object.
         unsafe { at.write_volatile(value) };
         Some(())
     }
 }
 
-/// What was stored to memory before is seen by the device before what is written to it after.
+/// Orders earlier stores to memory before later writes to registers, as the device sees them.
 ///
-/// x86 keeps stores to memory before stores to registers, so there only the compiler has to be told.
+/// x86 does not reorder them, so there only the compiler must not.
 #[inline]
 fn store_barrier() {
     use std::sync::atomic::{Ordering, fence};
     fence(if cfg!(target_arch = "x86_64") { Ordering::Release } else { Ordering::SeqCst });
 }
 
-/// What a register can be read as: any bits are a value.
+/// A type for which any bits are a value.
 pub(crate) trait Register: Copy {}
 impl Register for u32 {}
 impl Register for u64 {}
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped for this value alone, and whoever reads it borrows the value.
+        // SAFETY: the range was mapped for this value alone, and readers borrow the value.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.len) } {
-            tracing::error!(%errno, "registers could not be unmapped");
+            tracing::error!(%errno, "cannot unmap registers");
         }
     }
 }
