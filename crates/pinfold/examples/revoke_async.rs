@@ -59,8 +59,7 @@ async fn transfer(domain: &Domain, arena: &Arena, name: &str, len: usize) -> Res
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Slow flushes, so that the two tasks really overlap.
-    let mut config = SoftConfig::default();
-    config.flush_cost = Duration::from_millis(5);
+    let config = SoftConfig { flush_cost: Duration::from_millis(5), ..SoftConfig::default() };
     let domain = Domain::soft_with(config)?;
     let arena = Arena::builder().size(4 << 20).build(&domain)?;
     run(vec![
