@@ -48,12 +48,14 @@ fn windows(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
 }
 
 fn config(random: &mut Random, seed: u64) -> SoftConfig {
-    let mut config = SoftConfig::default();
-    config.seed = seed;
-    config.effect = random.pick(&[Effect::AtRandom, Effect::AtRandom, Effect::AtOnce, Effect::AtLast]);
-    config.flush_cost = Duration::from_micros(1 + random.below(20));
-    config.late_by = Duration::from_micros(random.pick(&[10, 50, 500, 3000]));
-    config.iotlb_entries = random.pick(&[16, 256, 4096]);
+    let mut config = SoftConfig {
+        seed,
+        effect: random.pick(&[Effect::AtRandom, Effect::AtRandom, Effect::AtOnce, Effect::AtLast]),
+        flush_cost: Duration::from_micros(1 + random.below(20)),
+        late_by: Duration::from_micros(random.pick(&[10, 50, 500, 3000])),
+        iotlb_entries: random.pick(&[16, 256, 4096]),
+        ..SoftConfig::default()
+    };
     // Some rounds give up before the flush is over, and wait again.
     if seed % 4 == 1 {
         config.timeout = Duration::from_micros(random.pick(&[20, 200, 1000]));
