@@ -244,6 +244,7 @@ fn io_target() -> impl TypedValueParser<Value = IoTarget> {
 /// What the requests of `io` do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(clippy::enum_variant_names, reason = "fio's names")]
 pub(crate) enum Rw {
     /// Sequential reads
     Read,

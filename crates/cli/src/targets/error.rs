@@ -19,7 +19,7 @@ pub(crate) enum TargetError {
         /// The target's name.
         target: String,
         /// The request.
-        io: Io,
+        io: Box<Io>,
         /// The controller's error.
         error: CommandError,
     },
@@ -32,7 +32,7 @@ pub(crate) enum TargetError {
         /// The target's name.
         target: String,
         /// The request.
-        io: Io,
+        io: Box<Io>,
     },
     /// A controller did not make written data durable.
     #[error("{target}: flushing: {}", error.as_ref().map_or("no answer in time".to_owned(), ToString::to_string))]
@@ -72,7 +72,7 @@ pub(crate) enum TargetError {
         /// The target's name.
         target: String,
         /// The request.
-        io: Io,
+        io: Box<Io>,
         /// The system's error.
         errno: rustix::io::Errno,
     },

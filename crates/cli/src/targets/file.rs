@@ -169,7 +169,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     fn trim(&mut self, io: Io, buffer: B) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let trimmed = rustix::fs::fallocate(&self.file, flags, io.offset, io.len as u64);
-        let error = |errno| TargetError::Trim { target: self.info.name.clone(), io, errno };
+        let error = |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
         let result = trimmed.map(|()| io.len).map_err(error);
         self.trimmed.push(Completion { io, buffer: Some(buffer), result });
     }

@@ -221,7 +221,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
                 Outcome::Completed(buffer, result) => self.finish(io, attempts, buffer, result),
                 Outcome::TimedOut(buffer) => {
                     let buffer = buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
-                    let error = TargetError::Timeout { target: self.info.name.clone(), io };
+                    let error = TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
                     completed.push(Completion { io, buffer, result: Err(error) });
                 }
                 Outcome::Foreign(attempt) => {
@@ -245,7 +245,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             }
             other => (buffer, other),
         };
-        let error = |error| TargetError::Command { target: self.info.name.clone(), io, error };
+        let error = |error| TargetError::Command { target: self.info.name.clone(), io: Box::new(io), error };
         self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
     }
 
