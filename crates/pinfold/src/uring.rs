@@ -1,22 +1,39 @@
 //! A file, read and written through io_uring with O_DIRECT and fixed buffers.
 //!
-//! A [`FileQueue`] owns the buffers of the transfers that are under way and gives each back with its outcome. A
-//! transfer that the kernel makes in parts is completed inside. What can not be had (O_DIRECT, fixed buffers,
-//! io_uring itself) the queue does without, and says so in [`FileQueue::notes`].
+//! A [`FileQueue`] owns the buffers of the transfers in flight and returns each with its result. A short transfer is
+//! continued inside. Without O_DIRECT, fixed buffers or io_uring itself the queue works more slowly, and reports it in
+//! [`FileQueue::notes`].
 //!
-//! | what | first in Linux | without it |
+//! ```
+//! use pinfold::Arena;
+//! use pinfold::uring::{FileQueue, Options};
+//! use std::fs::OpenOptions;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let memory = Arena::builder().size(1 << 20).build_unmapped()?; // no device, no domain
+//! let options = Options { fixed: &[memory.fixed()], ..Options::default() };
+//! let path = std::env::current_exe()?;
+//! let mut queue = FileQueue::open(&path, OpenOptions::new().read(true), &options)?;
+//! queue.read(memory.alloc(4096)?, 0, 4096, 7)?; // offset, length, tag
+//! let mut done = Vec::new();
+//! queue.wait(1, &mut done)?;
+//! assert_eq!((done[0].tag, &done[0].result), (7, &Ok(())));
+//! # Ok(()) }
+//! ```
+//!
+//! | feature | since Linux | without it |
 //! | --- | --- | --- |
 //! | io_uring with `READ` and `WRITE` | 5.6 | `pread` and `pwrite`, one after the other |
-//! | fixed buffers (`READ_FIXED`, `WRITE_FIXED`), registered files | 5.1 | the kernel pins and looks up each time |
+//! | fixed buffers (`READ_FIXED`, `WRITE_FIXED`), registered files | 5.1 | the kernel pins and looks up for each transfer |
 //! | memory of any ring ([`RingBuffers`]) | 5.1 | see there |
 //! | polling ([`Options::poll`]) | 5.1, and a device with poll queues | the device's interrupt |
-//! | completions when the thread asks ([`Options::one_thread`]) | 6.1 | they interrupt it |
-//! | waiting with a time limit | 5.11 | a drop waits as long as the device takes |
-//! | what O_DIRECT asks for (`STATX_DIOALIGN`) | 6.1 | blocks of 4 KiB are assumed |
+//! | deferred completions ([`Options::one_thread`]) | 6.1 | they interrupt the thread |
+//! | waiting with a time limit | 5.11 | a drop waits without a limit |
+//! | the alignment of O_DIRECT (`STATX_DIOALIGN`) | 6.1 | blocks of 4 KiB are assumed |
 //!
-//! O_DIRECT takes whole blocks ([`FileQueue::logical_block`]) only. A read that ends within the last block of a file
-//! is asked for in whole blocks, and ends where the file does. A write that ends within a block is padded with zeroes
-//! where nothing lies behind it; the file is then too long until [`FileQueue::set_len`] cuts it.
+//! O_DIRECT transfers whole blocks ([`FileQueue::logical_block`]). A read that ends within the last block of a file is
+//! issued in whole blocks, and ends at the end of the file. A write that ends within a block is padded with zeroes if it
+//! is at the end of the file; the file is then too long until [`FileQueue::set_len`] truncates it.
 
 mod error;
 mod file;
@@ -29,9 +46,9 @@ mod tests;
 
 pub use crate::memory::Fixed;
 pub use error::{FileError, Op};
-pub use note::{BufferedWhy, Note};
+pub use note::{BufferedReason, Note};
 pub use registered::{RegisterError, RingBuffers, Sharing};
-pub use slot::{Done, Options, Rejected, Submitted};
+pub use slot::{Completion, Options, Rejected, Submitted};
 
 use file::{Target, errno_of};
 use pinfold_core::domain::Pinned;
@@ -46,37 +63,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// How long a drop waits for transfers that are under way.
+/// How long a drop waits for transfers in flight.
 const LAST_WAIT: Duration = Duration::from_secs(30);
 
-static ABANDONED: AtomicU64 = AtomicU64::new(0);
+static QUARANTINED: AtomicU64 = AtomicU64::new(0);
 
-/// How many buffers of dropped queues this process has given up, since the kernel never said that it is done with
-/// them. They stay allocated for ever.
+/// Returns how many buffers of dropped queues this process has quarantined, because their transfers never completed.
 pub fn quarantined_buffers() -> u64 {
-    ABANDONED.load(Ordering::Relaxed)
+    QUARANTINED.load(Ordering::Relaxed)
 }
 
 /// A file with a queue of transfers. See the [module](self).
 ///
-/// Dropping it waits until the kernel is done with all buffers, at most 30 s (kernels before 5.11: without limit);
-/// those that it still holds then are leaked and [counted](quarantined_buffers), never freed. What was queued and not
-/// yet submitted is not begun. File and registered memory are the kernel's no more when a drop on the queue's own thread
-/// returns.
+/// Dropping it waits for the transfers in flight, at most 30 s (before Linux 5.11: without limit); the buffers of those that
+/// have not completed then are quarantined and [counted](quarantined_buffers). Queued transfers that were not submitted
+/// are discarded. A drop on the queue's own thread releases file and registered memory before it returns.
 pub struct FileQueue<'m, B: Pinned> {
     target: Target,
     ring: Ring,
-    /// The only thread that may use it, where it is one's.
+    /// The only thread that may use it, if there is one.
     home: Option<ThreadId>,
     slots: Vec<Option<Slot<B>>>,
     vacant: Vec<u32>,
-    /// Slots to be handed to the kernel, in order.
+    /// Slots to be submitted, in order.
     queued: Vec<u32>,
     notes: Vec<Note>,
     made: Instant,
     /// How long a drop waits.
     last_wait: Duration,
-    /// What is registered is known by its addresses: it must not become other memory meanwhile.
+    /// Registered memory is known by its addresses, so these must stay its own.
     fixed: PhantomData<DmaMemory<'m>>,
 }
 
@@ -91,13 +106,13 @@ impl<B: Pinned> fmt::Debug for FileQueue<'_, B> {
 }
 
 impl<'m, B: Pinned> FileQueue<'m, B> {
-    /// The deepest queue, that of io_uring.
+    /// The largest queue depth, that of io_uring.
     pub const MAX_DEPTH: u32 = 32_768;
 
-    /// Opens the file, as `how` says, and makes a queue for it: [`new`](Self::new).
+    /// Opens a file and creates a queue for it: see [`new`](Self::new).
     ///
     /// # Errors
-    /// [`FileError`], among them all that `open` says.
+    /// [`FileError`].
     pub fn open(path: &Path, how: &OpenOptions, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let file = how.open(path).map_err(|error| FileError::System {
             call: "open",
@@ -107,18 +122,18 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Self::new(file, path, options)
     }
 
-    /// A queue for an open file, which is called `path` in messages. O_DIRECT is turned on or off on it, and hence on
-    /// all duplicates of the descriptor.
+    /// Creates a queue for an open file, called `path` in messages. Sets or clears O_DIRECT on it, and so on all duplicates of
+    /// the descriptor.
     ///
     /// # Errors
-    /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] where it is a folder or can not be examined.
+    /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] if it is a directory or cannot be examined.
     pub fn new(file: File, path: &Path, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let depth = options.depth;
         if depth == 0 || depth > Self::MAX_DEPTH {
-            return Err(FileError::Depth { asked: depth, limit: Self::MAX_DEPTH });
+            return Err(FileError::Depth { requested: depth, limit: Self::MAX_DEPTH });
         }
         if !options.block.is_power_of_two() {
-            return Err(FileError::Block { asked: options.block });
+            return Err(FileError::Block { requested: options.block });
         }
         let mut notes = Vec::new();
         let target = Target::new(file, path, options.direct, options.block, &mut notes)?;
@@ -131,37 +146,37 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(Self { target, ring, home, slots, vacant, queued, notes, made, last_wait, fixed: PhantomData })
     }
 
-    /// What it does without, and why.
+    /// Returns what the queue does without, and why.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Whether data goes past the page cache.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.target.direct
     }
 
-    /// How many bytes are registered with the ring.
+    /// Returns the number of bytes that are registered with the ring.
     pub fn fixed_bytes(&self) -> u64 {
         self.ring.fixed_bytes()
     }
 
-    /// Of what offsets are multiples: the block that O_DIRECT asks for, 1 without it.
+    /// Returns the block size of O_DIRECT, of which offsets must be multiples; 1 without O_DIRECT.
     pub fn logical_block(&self) -> u32 {
         self.target.block
     }
 
-    /// How many transfers there can be at once.
+    /// Returns the queue depth.
     pub fn depth(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(Self::MAX_DEPTH)
     }
 
-    /// How many are queued or under way: as many buffers are in the queue's hands.
+    /// Returns the number of transfers that are queued or in flight; the queue owns their buffers.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.vacant.len()
     }
 
-    /// How long the file is now, in bytes; of a block device its size.
+    /// Returns the length of the file, or the size of the block device, in bytes.
     ///
     /// # Errors
     /// [`FileError::System`].
@@ -170,19 +185,19 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.target.len()
     }
 
-    /// Makes the file `len` bytes long. After a write that ended within a block it is needed.
+    /// Sets the length of the file. Needed after a write that ended within a block.
     ///
     /// # Errors
-    /// [`FileError::Busy`] while transfers are under way, [`FileError::System`].
+    /// [`FileError::Busy`] while transfers are in flight, [`FileError::System`].
     pub fn set_len(&mut self, len: u64) -> Result<(), FileError> {
         self.idle()?;
         self.target.set_len(len)
     }
 
-    /// Waits until what was written is on the device: `fsync`, or `fdatasync` where only `data` matters.
+    /// Flushes what was written to the device: `fdatasync` if only `data` matters, else `fsync`.
     ///
     /// # Errors
-    /// [`FileError::Busy`] while transfers are under way, [`FileError::System`].
+    /// [`FileError::Busy`] while transfers are in flight, [`FileError::System`].
     pub fn sync(&mut self, data: bool) -> Result<(), FileError> {
         self.idle()?;
         let (call, synced) = match data {
@@ -192,31 +207,31 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         synced.map_err(|errno| self.target.failed(call, errno))
     }
 
-    /// Queues a read of `len` bytes from `offset` of the file to the start of the buffer. Nothing goes until
+    /// Queues a read of `len` bytes from `offset` of the file to the start of the buffer, for the next
     /// [`submit`](Self::submit).
     ///
-    /// With O_DIRECT, bytes of the buffer behind `len`, up to the block's end, are overwritten too.
+    /// With O_DIRECT, the buffer is also overwritten behind `len`, up to the end of the block.
     ///
     /// # Errors
-    /// The buffer, and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
+    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
     pub fn read(&mut self, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
         self.enqueue(Op::Read, buffer, offset, len, tag)
     }
 
-    /// Queues a write of `len` bytes from the start of the buffer to `offset` of the file. Nothing goes until
+    /// Queues a write of `len` bytes from the start of the buffer to `offset` of the file, for the next
     /// [`submit`](Self::submit).
     ///
-    /// With O_DIRECT and a `len` that ends within a block, the rest of the block is zeroed in the buffer and written
-    /// too: possible at the file's end only, and [`set_len`](Self::set_len) must follow.
+    /// With O_DIRECT and a `len` that ends within a block, the rest of the block is zeroed in the buffer and written, too:
+    /// this is possible only at the end of the file, and [`set_len`](Self::set_len) must follow.
     ///
     /// # Errors
-    /// The buffer, and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
+    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
     pub fn write(&mut self, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
         self.enqueue(Op::Write, buffer, offset, len, tag)
     }
 
     fn enqueue(&mut self, op: Op, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
-        let padded = match self.admissible(op, buffer.memory(), offset, len) {
+        let padded = match self.check_transfer(op, buffer.memory(), offset, len) {
             Ok(padded) => padded,
             Err(error) => return Err(Rejected { buffer, error }),
         };
@@ -229,12 +244,12 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         *place = Some(slot);
         self.queued.push(index);
         if op == Op::Write {
-            self.target.written_to(offset + len as u64);
+            self.target.extend_to(offset + len as u64);
         }
         Ok(())
     }
 
-    fn admissible(&self, op: Op, memory: DmaMemory, offset: u64, len: usize) -> Result<usize, FileError> {
+    fn check_transfer(&self, op: Op, memory: DmaMemory, offset: u64, len: usize) -> Result<usize, FileError> {
         if self.vacant.is_empty() {
             return Err(FileError::Full { depth: self.depth() });
         }
@@ -249,25 +264,25 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(padded)
     }
 
-    /// Hands what is queued to the kernel.
+    /// Submits what is queued.
     ///
     /// # Errors
-    /// [`FileError::Ring`] where the kernel takes nothing more; what it did not take stays queued.
+    /// [`FileError::Ring`] if the kernel accepts no more; the rest stays queued.
     pub fn submit(&mut self) -> Result<Submitted, FileError> {
         self.enter(0)
     }
 
-    /// Adds those that are over to `done`, without waiting, and says how many. No system call, save where completions
-    /// come to light by one only ([`Options::one_thread`], [`Options::poll`]), or the kernel made a transfer in parts and
-    /// the rest must be submitted (with all else that is queued).
+    /// Appends completed transfers to `done` without waiting, and returns their number. Makes no system call, except where
+    /// completions need one ([`Options::one_thread`], [`Options::poll`]), or the rest of a short transfer is submitted
+    /// (with all that is queued).
     ///
     /// # Errors
-    /// [`FileError::Ring`], from submitting the rest of a transfer; those that are over are in `done` nevertheless.
-    pub fn poll(&mut self, done: &mut Vec<Done<B>>) -> Result<usize, FileError> {
+    /// [`FileError::Ring`], from submitting the rest of a transfer; completed ones are in `done` nevertheless.
+    pub fn poll(&mut self, done: &mut Vec<Completion<B>>) -> Result<usize, FileError> {
         let before = done.len();
         let mut unfinished = self.reap(done);
         if done.len() == before && !unfinished && self.ring.must_ask() {
-            self.at_home()?;
+            self.check_thread()?;
             self.ask(0, None)?;
             unfinished = self.reap(done);
         }
@@ -277,12 +292,12 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(done.len() - before)
     }
 
-    /// Submits what is queued, waits until `min` transfers are over, or all of them where they are fewer, and adds
-    /// them to `done`. Says how many. One system call, where the kernel makes no transfer in parts.
+    /// Submits what is queued, waits for `min` completions (or all, if there are fewer transfers), appends them to `done` and
+    /// returns their number. One system call, unless a transfer is short.
     ///
     /// # Errors
-    /// [`FileError::Ring`]; those that are over are in `done` nevertheless.
-    pub fn wait(&mut self, min: usize, done: &mut Vec<Done<B>>) -> Result<usize, FileError> {
+    /// [`FileError::Ring`]; completed transfers are in `done` nevertheless.
+    pub fn wait(&mut self, min: usize, done: &mut Vec<Completion<B>>) -> Result<usize, FileError> {
         let before = done.len();
         let min = min.min(self.in_flight());
         loop {
@@ -297,7 +312,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
 
     /// # Errors
     /// [`FileError::OtherThread`].
-    fn at_home(&self) -> Result<(), FileError> {
+    fn check_thread(&self) -> Result<(), FileError> {
         match self.home {
             Some(home) if home != std::thread::current().id() => Err(FileError::OtherThread),
             _ => Ok(()),
@@ -311,9 +326,9 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         }
     }
 
-    /// Hands over what is queued, and waits for `want` of those that are under way then.
+    /// Submits what is queued, and waits for `want` completions.
     fn enter(&mut self, want: usize) -> Result<Submitted, FileError> {
-        self.at_home()?;
+        self.check_thread()?;
         let start = Instant::now();
         let transfers = u32::try_from(self.queued.len()).unwrap_or(u32::MAX);
         let slots = &mut self.slots;
@@ -330,8 +345,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             let part = memory.part(slot.done, slot.padded - slot.done).unwrap_or(memory);
             Some(Transfer { index, op: slot.op, memory: part, offset: slot.offset + slot.done as u64 })
         };
-        // SAFETY: a buffer stays in its slot until the ring says that its transfer is over, or is leaked with it;
-        // `Pinned` promises that the memory stays where it is as long, and is reached by nobody else.
+        // SAFETY: a buffer stays in its slot until its transfer has completed, or is leaked with it; `Pinned` promises
+        // that the memory stays where it is meanwhile, and is accessed by no other owner.
         unsafe { self.ring.push(&self.target.file, self.queued.drain(..).filter_map(transfer)) };
         self.ask(want, None)?;
         Ok(Submitted { transfers, elapsed: start.elapsed() })
@@ -342,14 +357,14 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.ring.enter(want, limit).map_err(|errno| FileError::Ring { errno })
     }
 
-    /// Takes all completions; whether some transfer has to go on.
-    fn reap(&mut self, done: &mut Vec<Done<B>>) -> bool {
+    /// Takes all completions; returns whether a transfer has to be continued.
+    fn reap(&mut self, done: &mut Vec<Completion<B>>) -> bool {
         let Self { ring, slots, queued, vacant, target, .. } = self;
         let (mut unfinished, mut now) = (false, None);
         ring.take(|Outcome { index, result }| {
             let Some(place) = slots.get_mut(index as usize) else { return };
             let Some(slot) = place.as_mut() else { return };
-            let Some(result) = slot.verdict(target, result) else {
+            let Some(result) = slot.result_of(target, result) else {
                 queued.push(index);
                 unfinished = true;
                 return;
@@ -357,7 +372,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             let Some(Slot { buffer, tag, op, offset, len, since, .. }) = place.take() else { return };
             vacant.push(index);
             let latency = now.get_or_insert_with(Instant::now).saturating_duration_since(since);
-            done.push(Done { tag, op, offset, len, buffer, latency, result });
+            done.push(Completion { tag, op, offset, len, buffer, latency, result });
         });
         unfinished
     }
@@ -365,7 +380,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
 
 impl<B: Pinned> Drop for FileQueue<'_, B> {
     fn drop(&mut self) {
-        // What the kernel never saw is nobody's but ours.
+        // Not submitted, so the kernel does not know these.
         for index in self.queued.drain(..) {
             if let Some(slot) = self.slots.get_mut(index as usize) {
                 *slot = None;
@@ -380,17 +395,17 @@ impl<B: Pinned> Drop for FileQueue<'_, B> {
                 }
             });
             if self.ring.in_kernel() == 0 {
-                self.ring.give_back();
+                self.ring.unregister();
                 return;
             }
-            let patience = end.saturating_duration_since(Instant::now());
-            if patience.is_zero() || self.at_home().is_err() || self.ask(1, Some(patience)).is_err() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.check_thread().is_err() || self.ask(1, Some(left)).is_err() {
                 break;
             }
         }
         for slot in self.slots.drain(..).flatten() {
-            ABANDONED.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(path = %self.target.path.display(), offset = slot.offset, "a transfer never completed: its buffer is leaked");
+            QUARANTINED.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(path = %self.target.path.display(), offset = slot.offset, "a transfer did not complete: its buffer is quarantined");
             std::mem::forget(slot);
         }
     }

@@ -60,7 +60,7 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     /// The requests in the queue; the index is the queue's tag.
     in_flight: Vec<Option<Io>>,
     free: Vec<usize>,
-    finished: Vec<uring::Done<B>>,
+    finished: Vec<uring::Completion<B>>,
     trimmed: Vec<Completion<B>>,
     /// How many requests are queued and not submitted to the kernel.
     unsubmitted: usize,
@@ -118,7 +118,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     /// Returns what fell back to something slower, and why. The command that raises a limit is reported once for the run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         let describe = |note: &Note| match note {
-            Note::NotFixed { asked, used, limit: Some(limit), errno: Errno::NOMEM } => {
+            Note::NotFixed { requested: asked, used, limit: Some(limit), errno: Errno::NOMEM } => {
                 format!("no fixed buffers: {asked} bytes requested, {used} pinned already, {limit} allowed")
             }
             note => note.to_string(),
@@ -129,7 +129,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
     pub(crate) fn memlock_needed(&self) -> Option<u64> {
         self.queue.notes().iter().find_map(|note| match note {
-            Note::NotFixed { asked, used, limit: Some(_), errno: Errno::NOMEM } => {
+            Note::NotFixed { requested: asked, used, limit: Some(_), errno: Errno::NOMEM } => {
                 Some(used.saturating_add(*asked))
             }
             _ => None,

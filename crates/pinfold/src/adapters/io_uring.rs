@@ -8,21 +8,21 @@
 //! use io_uring::{IoUring, types};
 //! use pinfold::adapters::io_uring::read;
 //! use pinfold::uring::RingBuffers;
-//! use pinfold::{Arena, Domain};
+//! use pinfold::Arena;
 //! use std::os::fd::AsRawFd;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(mut ring) = IoUring::new(8) else { return Ok(()) };
 //! let file = std::fs::File::open("/proc/self/exe")?;
-//! let arena = Arena::builder().size(4 << 20).build(&Domain::soft()?)?;
+//! let arena = Arena::builder().size(4 << 20).build_unmapped()?;
 //! let table = RingBuffers::register(&ring, &[arena.fixed()])?;
 //! let buffer = arena.alloc(4096)?;
 //!
 //! let entry = read(&table, types::Fd(file.as_raw_fd()), buffer.memory())?.offset(0).build();
-//! // SAFETY: file and buffer live until the completion, and nobody reaches the buffer meanwhile.
+//! // SAFETY: file and buffer live until the completion, and the buffer is not accessed meanwhile.
 //! unsafe { ring.submission().push(&entry)? };
 //! ring.submit_and_wait(1)?;
-//! assert_eq!(ring.completion().next().map(|over| over.result()), Some(4096));
+//! assert_eq!(ring.completion().next().map(|entry| entry.result()), Some(4096));
 //! # Ok(()) }
 //! ```
 

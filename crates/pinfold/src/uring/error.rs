@@ -1,16 +1,16 @@
-//! What can go wrong with a file, and what to do about it.
+//! Errors of files, and how to fix them.
 
 use rustix::io::Errno;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Which way the data goes.
+/// An operation on a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// From the file.
+    /// A transfer from the file.
     Read,
-    /// To the file.
+    /// A transfer to the file.
     Write,
 }
 
@@ -23,128 +23,128 @@ impl fmt::Display for Op {
     }
 }
 
-/// Why something could not be done with a file.
+/// Why an operation on a file failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// A system call failed that is no transfer.
+    /// A system call other than a transfer failed.
     #[error("{}: {call}: {errno}{}", path.display(), advice(*errno))]
     System {
-        /// Which one.
+        /// The call.
         call: &'static str,
-        /// Which file.
+        /// The file.
         path: Arc<Path>,
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
     /// A transfer failed.
     #[error("{}: {op} of {len} bytes at {offset}: {errno}{}", path.display(), advice(*errno))]
     Transfer {
-        /// Which way.
+        /// The operation.
         op: Op,
-        /// Which file.
+        /// The file.
         path: Arc<Path>,
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
-        /// How many bytes were to go.
+        /// The number of bytes to transfer.
         len: usize,
-        /// How many did.
+        /// The number of bytes that were transferred.
         done: usize,
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// A read met the end of the file too early, or a write made no progress.
+    /// A read reached the end of the file early, or a write made no progress.
     #[error(
         "{}: {op} of {len} bytes at {offset} ended after {done}{}", path.display(),
-        match op { Op::Read => ": the file ends there (has it been cut meanwhile?)", Op::Write => "" }
+        match op { Op::Read => ": the file ends there (was it truncated meanwhile?)", Op::Write => "" }
     )]
     Short {
-        /// Which way.
+        /// The operation.
         op: Op,
-        /// Which file.
+        /// The file.
         path: Arc<Path>,
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
-        /// How many bytes were to go.
+        /// The number of bytes to transfer.
         len: usize,
-        /// How many did.
+        /// The number of bytes that were transferred.
         done: usize,
     },
-    /// The queue's depth is impossible.
-    #[error("a depth of {asked}: 1 to {limit} are possible")]
+    /// The queue depth is out of range.
+    #[error("a queue depth of {requested}: 1 to {limit} are possible")]
     Depth {
-        /// What was asked for.
-        asked: u32,
-        /// The deepest.
+        /// The requested value.
+        requested: u32,
+        /// The largest depth.
         limit: u32,
     },
-    /// The queue's block is impossible.
-    #[error("blocks of {asked} bytes: a power of two is needed")]
+    /// The block is not a power of two.
+    #[error("blocks of {requested} bytes: must be a power of two")]
     Block {
-        /// What was asked for.
-        asked: u32,
+        /// The requested value.
+        requested: u32,
     },
-    /// Every place of the queue is taken.
-    #[error("all {depth} places of the queue are taken: wait for a completion")]
+    /// The queue is full.
+    #[error("the queue is full ({depth} transfers): wait for a completion")]
     Full {
-        /// How many there are.
+        /// The queue depth.
         depth: u32,
     },
-    /// The buffer is too small, or nothing is to go.
+    /// The buffer is too small, or the transfer is empty.
     #[error(
         "a transfer of {len} bytes ({padded} in whole blocks) with a buffer of {size}: 1 to {size} are possible"
     )]
     Room {
-        /// How many bytes were to go.
+        /// The number of bytes to transfer.
         len: usize,
-        /// The same in whole blocks of the file, where O_DIRECT asks for them.
+        /// The same in whole blocks of the file, with O_DIRECT.
         padded: usize,
-        /// How many bytes the buffer has.
+        /// The length of the buffer in bytes.
         size: usize,
     },
-    /// The place in the file, or in memory, is none that O_DIRECT takes.
+    /// O_DIRECT does not support this offset or length.
     #[error(
-        "{}: {op} of {len} bytes at {offset}: O_DIRECT takes multiples of {block}; use such a block size, or no O_DIRECT",
+        "{}: {op} of {len} bytes at {offset}: O_DIRECT needs multiples of {block}; use such a block size, or no O_DIRECT",
         path.display()
     )]
     Misaligned {
-        /// Which way.
+        /// The operation.
         op: Op,
-        /// Which file.
+        /// The file.
         path: Arc<Path>,
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
-        /// How many bytes.
+        /// The length in bytes.
         len: usize,
-        /// Of what they must be multiples.
+        /// They must be multiples of it.
         block: u32,
     },
-    /// The transfer would end beyond what a file can have.
+    /// The transfer would end beyond the largest file offset.
     #[error("a transfer of {len} bytes at {offset} ends beyond the largest file offset")]
     Beyond {
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
-        /// How many bytes.
+        /// The length in bytes.
         len: usize,
     },
     /// The queue must be idle for this.
-    #[error("{in_flight} transfers are under way: wait for them first")]
+    #[error("{in_flight} transfers are in flight: wait for them first")]
     Busy {
-        /// How many.
+        /// Their number.
         in_flight: usize,
     },
-    /// A queue that was made to stay with one thread is used by another.
-    #[error("the queue stays with the thread that made it (`one_thread`): use it there")]
+    /// A queue that is bound to one thread is used by another.
+    #[error("the queue is bound to the thread that created it (`one_thread`): use it there")]
     OtherThread,
     /// The ring itself failed.
     #[error("io_uring_enter: {errno}")]
     Ring {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
 }
 
-/// What to do about it, to be put behind the error.
+/// Advice that is appended to the error.
 fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::NOSPC => ": the disk is full; free some space or choose another place",

@@ -1,7 +1,7 @@
-//! The file behind a queue: how it is opened, and what O_DIRECT asks of it.
+//! The file behind a queue, and the alignment that O_DIRECT requires.
 
 use super::error::{FileError, Op};
-use super::note::{BufferedWhy, Note};
+use super::note::{BufferedReason, Note};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// `STATX_DIOALIGN`: Linux 6.1. rustix has the fields but no name for the flag.
 const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
-/// What O_DIRECT is assumed to ask for where the kernel does not say (before Linux 6.1): a page, which suffices
-/// for every file system.
+/// The block that is assumed for O_DIRECT if the kernel does not report it (before Linux 6.1): a page, which suffices for
+/// every file system.
 const UNKNOWN_BLOCK: u32 = 4096;
 
 #[derive(Debug)]
@@ -21,15 +21,15 @@ pub(super) struct Target {
     pub(super) file: File,
     pub(super) path: Arc<Path>,
     pub(super) direct: bool,
-    /// Of what offset and length must be multiples: 1 where not `direct`.
+    /// Offset and length must be multiples of it: 1 if not `direct`.
     pub(super) block: u32,
     is_device: bool,
-    /// How long the file is, or will be when what is queued is written.
+    /// The length of the file when all that is queued is written.
     end: u64,
 }
 
 impl Target {
-    /// Turns O_DIRECT on where it is wanted and can be had, else off.
+    /// Sets O_DIRECT if it is requested and supported, or clears it.
     pub(super) fn new(
         file: File,
         path: &Path,
@@ -57,11 +57,11 @@ impl Target {
                 (flags - OFlags::DIRECT, false, 1)
             }
         };
-        // F_SETFL changes O_DIRECT on an open file; one that refuses it says EINVAL.
+        // F_SETFL changes O_DIRECT on an open file; EINVAL means that it is not supported.
         let (direct, block) = match rustix::fs::fcntl_setfl(&file, flags) {
             Ok(()) => (direct, unit),
             Err(errno) if direct => {
-                notes.push(Note::Buffered(BufferedWhy::Refused(errno)));
+                notes.push(Note::Buffered(BufferedReason::Refused(errno)));
                 (false, 1)
             }
             Err(errno) => return Err(failed("fcntl")(errno)),
@@ -86,43 +86,47 @@ impl Target {
         Ok(())
     }
 
-    /// How many bytes go in one transfer for `len`: whole blocks where O_DIRECT asks for them.
+    /// Returns the number of bytes to transfer for `len`: whole blocks with O_DIRECT.
     pub(super) fn padded(&self, op: Op, offset: u64, len: usize) -> Result<usize, FileError> {
         let end = offset.checked_add(len as u64).filter(|end| i64::try_from(*end).is_ok());
         let end = end.ok_or(FileError::Beyond { offset, len })?;
-        let crooked = || {
+        let misaligned = || {
             let (path, block) = (self.path.clone(), self.block);
             FileError::Misaligned { op, path, offset, len, block }
         };
         if !offset.is_multiple_of(u64::from(self.block)) {
-            return Err(crooked());
+            return Err(misaligned());
         }
-        let padded = len.checked_next_multiple_of(self.block as usize).ok_or_else(crooked)?;
-        // Padding that is written must fall where nothing is: behind the end, of a file that can be cut again.
+        let padded = len.checked_next_multiple_of(self.block as usize).ok_or_else(misaligned)?;
+        // Padding may only be written behind the end of a file that can be truncated.
         if op == Op::Write && padded != len && (self.is_device || end < self.end) {
-            return Err(crooked());
+            return Err(misaligned());
         }
         Ok(padded)
     }
 
-    pub(super) fn written_to(&mut self, end: u64) {
+    pub(super) fn extend_to(&mut self, end: u64) {
         self.end = self.end.max(end);
     }
 }
 
-/// What O_DIRECT asks offsets and lengths to be multiples of, if that divides the caller's blocks.
-fn direct_block(file: &File, is_device: bool, asked: u32) -> Result<u32, Option<BufferedWhy>> {
+/// Returns the block of O_DIRECT, if it divides the caller's.
+fn direct_block(file: &File, is_device: bool, asked: u32) -> Result<u32, Option<BufferedReason>> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, DIOALIGN).ok();
     let said = stat.filter(|stat| stat.stx_mask & DIOALIGN.bits() != 0);
     let needed = match said {
         Some(stat) if stat.stx_dio_offset_align == 0 => {
-            return Err(Some(BufferedWhy::Refused(Errno::INVAL)));
+            return Err(Some(BufferedReason::Refused(Errno::INVAL)));
         }
         Some(stat) => stat.stx_dio_offset_align.max(stat.stx_dio_mem_align),
         None if is_device => rustix::fs::ioctl_blksszget(file).unwrap_or(UNKNOWN_BLOCK),
         None => UNKNOWN_BLOCK,
     };
-    if asked.is_multiple_of(needed) { Ok(needed) } else { Err(Some(BufferedWhy::Block { asked, needed })) }
+    if asked.is_multiple_of(needed) {
+        Ok(needed)
+    } else {
+        Err(Some(BufferedReason::Block { requested: asked, needed }))
+    }
 }
 
 pub(super) fn errno_of(error: &std::io::Error) -> Errno {

@@ -1,97 +1,99 @@
-//! What a queue wanted and did not get.
+//! What a queue does without.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 
-/// Something that the queue does without, and why. Nothing fails by it; it is slower.
+/// A feature that a queue does without, and why. Transfers are slower, but do not fail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Note {
-    /// No O_DIRECT: data goes by way of the page cache.
-    Buffered(BufferedWhy),
+    /// No O_DIRECT: data goes through the page cache.
+    Buffered(BufferedReason),
     /// Buffers are not registered with the ring: the kernel pins them for each transfer.
     NotFixed {
-        /// How many bytes were to be registered.
-        asked: u64,
-        /// How many this process has pinned or locked already.
+        /// The number of bytes to be registered.
+        requested: u64,
+        /// The number of bytes that this process has pinned or locked already.
         used: u64,
-        /// How many it may; `None` for any number.
+        /// The number that it may; `None` without a limit.
         limit: Option<u64>,
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
     /// The file is not registered with the ring: the kernel looks it up for each transfer.
     FileNotRegistered {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// Completions interrupt their thread, one by one, instead of waiting until it asks.
+    /// Completions interrupt their thread instead of being deferred until it waits.
     NotDeferred {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// Completions are waited for, not looked for at the device.
+    /// Completions are signalled by interrupts, not polled.
     NotPolled {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// No io_uring: transfers are made one after the other, by `pread` and `pwrite`.
+    /// No io_uring: transfers are synchronous, by `pread` and `pwrite`.
     NoRing {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
 }
 
-/// Why data goes by way of the page cache.
+/// Why data goes through the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum BufferedWhy {
-    /// The file system refuses O_DIRECT.
+pub enum BufferedReason {
+    /// The file system does not support O_DIRECT.
     Refused(Errno),
-    /// The file system takes O_DIRECT in larger blocks only.
+    /// O_DIRECT needs larger blocks on this file.
     Block {
-        /// The caller's blocks, in bytes.
-        asked: u32,
-        /// The file's, in bytes.
+        /// The caller's block in bytes.
+        requested: u32,
+        /// The file's block in bytes.
         needed: u32,
     },
 }
 
 impl Note {
-    pub(super) fn not_fixed(asked: u64, errno: Errno) -> Self {
+    pub(super) fn not_fixed(requested: u64, errno: Errno) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |name: &str| -> u64 {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
         };
         let used = (kib("VmPin:") + kib("VmLck:")) * 1024;
-        Self::NotFixed { asked, used, limit: getrlimit(Resource::Memlock).current, errno }
+        Self::NotFixed { requested, used, limit: getrlimit(Resource::Memlock).current, errno }
     }
 }
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Buffered(BufferedWhy::Refused(errno)) => {
+            Self::Buffered(BufferedReason::Refused(errno)) => {
                 write!(
                     f,
-                    "no O_DIRECT: the file system refuses it ({errno}); data goes through the page cache"
+                    "no O_DIRECT: the file system does not support it ({errno}); data goes through the page cache"
                 )
             }
-            Self::Buffered(BufferedWhy::Block { asked, needed }) => write!(
+            Self::Buffered(BufferedReason::Block { requested, needed }) => write!(
                 f,
-                "no O_DIRECT: blocks of {asked} bytes, but the file takes multiples of {needed}; data goes through \
+                "no O_DIRECT: blocks of {requested} bytes, but the file needs multiples of {needed}; data goes through \
                  the page cache; use blocks of {needed} bytes or more"
             ),
-            Self::NotFixed { asked, used, limit: Some(limit), errno } if *errno == Errno::NOMEM => write!(
-                f,
-                "no fixed buffers: {asked} bytes asked for, {used} pinned already, {limit} allowed; \
+            Self::NotFixed { requested, used, limit: Some(limit), errno } if *errno == Errno::NOMEM => {
+                write!(
+                    f,
+                    "no fixed buffers: {requested} bytes requested, {used} pinned already, {limit} allowed; \
                  fix: sudo prlimit --pid $$ --memlock={0}:{0}",
-                used.saturating_add(*asked)
-            ),
-            Self::NotFixed { asked, errno, .. } => {
-                write!(f, "no fixed buffers: the kernel refuses to register {asked} bytes ({errno})")
+                    used.saturating_add(*requested)
+                )
+            }
+            Self::NotFixed { requested, errno, .. } => {
+                write!(f, "no fixed buffers: the kernel refuses to register {requested} bytes ({errno})")
             }
             Self::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
@@ -101,16 +103,19 @@ impl fmt::Display for Note {
             }
             Self::NotPolled { errno } => write!(
                 f,
-                "no polling: the file does not take it ({errno}); it needs O_DIRECT and a device with poll queues \
+                "no polling: the file does not support it ({errno}); it needs O_DIRECT and a device with poll queues \
                  (for NVMe: the module's parameter poll_queues)"
             ),
             Self::NoRing { errno: errno @ (Errno::PERM | Errno::ACCESS) } => write!(
                 f,
-                "no io_uring: it is forbidden ({errno}); fix: sudo sysctl kernel.io_uring_disabled=0 \
+                "no io_uring: not permitted ({errno}); fix: sudo sysctl kernel.io_uring_disabled=0 \
                  (in a container also its seccomp profile)"
             ),
             Self::NoRing { errno } => {
-                write!(f, "no io_uring: the kernel has none that suffices ({errno}); Linux 5.6 or later does")
+                write!(
+                    f,
+                    "no io_uring: the kernel does not support it ({errno}); it needs Linux 5.6 or later"
+                )
             }
         }
     }

@@ -1,38 +1,38 @@
-//! Buffers registered with a program's own ring: Pinfold has the memory and the table, the program has the ring.
+//! Buffers registered with a program's own ring: Pinfold owns the memory and the table, the program the ring.
 //!
-//! A [`RingBuffers`] takes any ring by its descriptor, whichever library it is driven with, registers memory with it, and
-//! says which number names which memory ([`RingBuffers::index_of`]): what `READ_FIXED` and `WRITE_FIXED` want to know.
+//! A [`RingBuffers`] registers memory with any ring, by its descriptor and whatever library drives it, and finds the index
+//! of memory in the ring's table ([`RingBuffers::index_of`]), which `READ_FIXED` and `WRITE_FIXED` need.
 //!
 //! ```
 //! use io_uring::{IoUring, opcode, types};
 //! use pinfold::uring::RingBuffers;
-//! use pinfold::{Arena, Domain};
+//! use pinfold::Arena;
 //! use std::os::fd::AsRawFd;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(mut ring) = IoUring::new(8) else { return Ok(()) };
 //! # let file = std::fs::File::open("/proc/self/exe")?;
-//! let arena = Arena::builder().size(4 << 20).build(&Domain::soft()?)?;
+//! let arena = Arena::builder().size(4 << 20).build_unmapped()?;
 //! let table = RingBuffers::register(&ring, &[arena.fixed()])?;
 //! let buffer = arena.alloc(64 << 10)?;
 //! let index = table.index_of(buffer.memory()).ok_or("registered above")?;
 //!
 //! let at = buffer.memory().as_ptr().as_ptr();
 //! let read = opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), at, 4096, index.get()).build();
-//! // SAFETY: file and buffer live until the completion, and nobody reaches the buffer meanwhile.
+//! // SAFETY: file and buffer live until the completion, and the buffer is not accessed meanwhile.
 //! unsafe { ring.submission().push(&read)? };
 //! ring.submit_and_wait(1)?;
-//! assert_eq!(ring.completion().next().map(|over| over.result()), Some(4096));
+//! assert_eq!(ring.completion().next().map(|entry| entry.result()), Some(4096));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! | what | first in Linux | without it |
+//! | feature | since Linux | without it |
 //! | --- | --- | --- |
 //! | a table registered whole | 5.1 | [`RegisterError::NoRing`] |
 //! | tags, a table whose places change ([`RingBuffers::set`], [`RingBuffers::clear`]) | 5.13 | [`RegisterError::Unsupported`] |
-//! | vacant places without a list of them | 5.19 | a list of them, which 5.13 takes |
-//! | a table that a second ring shares ([`RingBuffers::share_with`]) | 6.12 | registered, and pinned, once more |
+//! | sparse tables without a list of vacant places | 5.19 | such a list (5.13) |
+//! | a table that a second ring shares ([`RingBuffers::share_with`]) | 6.12 | registered and pinned again |
 
 mod error;
 pub(super) mod places;
@@ -48,26 +48,26 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Memory that is registered with a ring, until this is dropped.
+/// Memory that is registered with a ring until this is dropped.
 ///
-/// It borrows the memory, which is known to the ring's users by its addresses, and keeps a duplicate of the ring's
-/// descriptor, so that the ring is there for it to unregister. A transfer that is under way when memory is
-/// unregistered, replaced or cleared still has it: the kernel holds the pages until its completion.
+/// It borrows the memory, which the ring's users know by its addresses, and keeps a duplicate of the ring's descriptor to
+/// unregister it. A transfer in flight keeps memory that is unregistered, replaced or cleared: the kernel pins the pages
+/// until its completion.
 #[derive(Debug)]
 pub struct RingBuffers<'m> {
     ring: OwnedFd,
     places: Places,
-    /// It has not been given up yet.
-    here: bool,
+    /// It has not been unregistered yet.
+    registered: bool,
     lent: PhantomData<DmaMemory<'m>>,
 }
 
-/// How a second ring came by a table.
+/// How a second ring got its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
-    /// The kernel shares the one that there is: nothing is pinned or charged again.
+    /// The kernel shares the existing one: nothing is pinned or charged again.
     Shared,
-    /// It was registered once more, for this reason.
+    /// It was registered again, for this reason.
     Again(Errno),
 }
 
@@ -83,10 +83,10 @@ impl<'m> RingBuffers<'m> {
         let ring = duplicate(&ring)?;
         uring::register(ring.as_fd(), &places.vectors())
             .map_err(|errno| RegisterError::at_first(&ring, errno, places.bytes()))?;
-        Ok(Self { ring, places, here: true, lent: PhantomData })
+        Ok(Self { ring, places, registered: true, lent: PhantomData })
     }
 
-    /// A table of `capacity` vacant places, to be filled by [`set`](Self::set). Linux 5.13.
+    /// Registers a table of `capacity` vacant places, to be filled by [`set`](Self::set). Linux 5.13.
     ///
     /// # Errors
     /// [`RegisterError`]; the ring has no table then, as before.
@@ -98,16 +98,16 @@ impl<'m> RingBuffers<'m> {
             libc::EINVAL | libc::ENOSYS => RegisterError::unsupported(errno, "vacant places", "5.13"),
             _ => RegisterError::at_first(&ring, errno, 0),
         })?;
-        Ok(Self { ring, places, here: true, lent: PhantomData })
+        Ok(Self { ring, places, registered: true, lent: PhantomData })
     }
 
-    /// Puts memory, at most 1 GiB, in a place, and takes out what was there. Linux 5.13.
+    /// Sets the memory of a place, at most 1 GiB, and replaces what was there. Linux 5.13.
     ///
-    /// Where `tag` is not 0, the ring will get a completion with this user data when the memory has left the table and
-    /// the last transfer with it is over.
+    /// If `tag` is not 0, the ring receives a completion with this user data when the memory has left the table and the last
+    /// transfer with it has completed.
     ///
     /// # Errors
-    /// [`RegisterError`]; what was in the place still is.
+    /// [`RegisterError`]; the place is unchanged then.
     pub fn set(&mut self, index: BufferIndex, memory: Fixed<'m>, tag: u64) -> Result<(), RegisterError> {
         let range = (memory.addr, memory.len);
         self.places.check(index, range)?;
@@ -116,7 +116,7 @@ impl<'m> RingBuffers<'m> {
         Ok(())
     }
 
-    /// Puts memory in the first vacant place, and says which: [`set`](Self::set). Linear in the places.
+    /// Sets the memory of the first vacant place, and returns its index: see [`set`](Self::set). Linear in the places.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -127,13 +127,13 @@ impl<'m> RingBuffers<'m> {
         Ok(index)
     }
 
-    /// Takes out what is in a place. Linux 5.13.
+    /// Vacates a place. Linux 5.13.
     ///
     /// # Errors
-    /// [`RegisterError::Beyond`], [`RegisterError::Vacant`], and what the system said; then it is still there.
+    /// [`RegisterError`]; the place is unchanged then.
     pub fn clear(&mut self, index: BufferIndex) -> Result<(), RegisterError> {
         self.places.exists(index)?;
-        if !self.places.is_taken(index) {
+        if !self.places.is_in_use(index) {
             return Err(RegisterError::Vacant { index });
         }
         self.update(index, None, 0)?;
@@ -158,8 +158,8 @@ impl<'m> RingBuffers<'m> {
         })
     }
 
-    /// Gives another ring, which has no table yet, the same buffers by the same numbers; what is changed later is
-    /// changed for one ring only. Shared where the kernel can (Linux 6.12), else registered once more.
+    /// Registers the same buffers, with the same indices, with another ring that has no table yet; later changes affect one
+    /// ring only. Shared by the kernel since Linux 6.12, else registered again.
     ///
     /// # Errors
     /// [`RegisterError`]; the other ring has no table then, as before.
@@ -173,7 +173,7 @@ impl<'m> RingBuffers<'m> {
             }
             Err(why) => {
                 let vectors = places.vectors();
-                let again = match places.taken() == places.capacity() {
+                let again = match places.in_use() == places.capacity() {
                     true => uring::register(ring.as_fd(), &vectors),
                     false => uring::register_tagged(ring.as_fd(), &vectors, &vec![0; vectors.len()]),
                 };
@@ -181,46 +181,46 @@ impl<'m> RingBuffers<'m> {
                 Sharing::Again(why)
             }
         };
-        Ok((RingBuffers { ring, places, here: true, lent: PhantomData }, sharing))
+        Ok((RingBuffers { ring, places, registered: true, lent: PhantomData }, sharing))
     }
 
-    /// The place that all of this memory lies in; `None` where it is not registered, or lies across two places.
+    /// Returns the place that contains all of this memory; `None` if it is not registered, or crosses two places.
     /// Logarithmic in the number of places; no system call.
     #[inline]
     pub fn index_of(&self, memory: DmaMemory<'_>) -> Option<BufferIndex> {
         self.places.of_memory(memory.addr(), memory.len())
     }
 
-    /// How many places the table has.
+    /// Returns the number of places.
     pub fn capacity(&self) -> usize {
         self.places.capacity()
     }
 
-    /// How many of them are taken.
+    /// Returns the number of places in use.
     pub fn len(&self) -> usize {
-        self.places.taken()
+        self.places.in_use()
     }
 
-    /// Whether none is taken.
+    /// Returns whether no place is in use.
     pub fn is_empty(&self) -> bool {
-        self.places.taken() == 0
+        self.places.in_use() == 0
     }
 
-    /// How many bytes are registered.
+    /// Returns the number of registered bytes.
     pub fn bytes(&self) -> u64 {
         self.places.bytes()
     }
 
-    /// Gives the table up, and says whether the kernel did.
+    /// Unregisters the table.
     ///
     /// # Errors
-    /// [`RegisterError`], of which [`RegisterError::OtherThread`] leaves the table with the ring.
+    /// [`RegisterError`]; with [`RegisterError::OtherThread`] the ring keeps the table.
     pub fn unregister(mut self) -> Result<(), RegisterError> {
-        self.give_up()
+        self.unregister_now()
     }
 
-    fn give_up(&mut self) -> Result<(), RegisterError> {
-        match std::mem::replace(&mut self.here, false) {
+    fn unregister_now(&mut self) -> Result<(), RegisterError> {
+        match std::mem::replace(&mut self.registered, false) {
             true => uring::unregister(self.ring.as_fd()).map_err(|errno| RegisterError::of(errno, 0)),
             false => Ok(()),
         }
@@ -229,8 +229,8 @@ impl<'m> RingBuffers<'m> {
 
 impl Drop for RingBuffers<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.give_up() {
-            tracing::debug!(%error, "a ring keeps its table of buffers until it is closed");
+        if let Err(error) = self.unregister_now() {
+            tracing::debug!(%error, "a table of buffers stays registered until its ring is closed");
         }
     }
 }

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 /// The most that goes in one transfer: below the kernel's own 2 GiB less a page, and whole blocks.
 const MAX_TRANSFER: usize = 1 << 30;
-/// How often an `io_uring_enter` that the kernel has no room for is tried again.
+/// How often an `io_uring_enter` is retried after `EAGAIN` or `EBUSY`.
 const RETRIES: u32 = 1000;
 
-/// What is handed to the kernel.
+/// A transfer for the kernel.
 pub(super) struct Transfer<'t> {
     pub(super) index: u32,
     pub(super) op: Op,
@@ -30,7 +30,7 @@ pub(super) struct Transfer<'t> {
     pub(super) offset: u64,
 }
 
-/// What the kernel says about it: how many bytes went.
+/// The kernel's completion: the number of bytes transferred.
 pub(super) struct Outcome {
     pub(super) index: u32,
     pub(super) result: Result<usize, Errno>,
@@ -47,7 +47,7 @@ pub(super) struct Uring {
 }
 
 impl Ring {
-    /// A ring, or what does without it, with notes of what could not be had.
+    /// Creates a ring, or its synchronous substitute, and notes missing features.
     pub(super) fn new(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Self {
         if options.ring {
             match setup::make(file, options, notes) {
@@ -58,7 +58,7 @@ impl Ring {
         Self::Plain(VecDeque::with_capacity(options.depth as usize))
     }
 
-    /// Whether only the thread that made it may use it.
+    /// Whether it is bound to the thread that created it.
     pub(super) fn one_thread(&self) -> bool {
         matches!(self, Self::Uring(ring) if ring.made.one_thread)
     }
@@ -70,7 +70,7 @@ impl Ring {
         }
     }
 
-    /// How many transfers the kernel has and has not answered.
+    /// The number of transfers in flight in the kernel.
     pub(super) fn in_kernel(&self) -> usize {
         match self {
             Self::Uring(ring) => ring.in_kernel,
@@ -78,11 +78,10 @@ impl Ring {
         }
     }
 
-    /// Puts transfers before the kernel; [`enter`](Self::enter) makes it look.
+    /// Pushes transfers; [`enter`](Self::enter) submits them.
     ///
     /// # Safety
-    /// The memory must stay where it is, and be reached by nobody else, until [`take`](Self::take) gives the outcome
-    /// or for ever.
+    /// The memory must stay where it is, and not be accessed otherwise, until [`take`](Self::take) returns the outcome.
     pub(super) unsafe fn push<'t>(&mut self, file: &File, transfers: impl Iterator<Item = Transfer<'t>>) {
         match self {
             Self::Uring(ring) => {
@@ -108,7 +107,7 @@ impl Ring {
         }
     }
 
-    /// Makes the kernel take what was pushed, and waits for `want` outcomes, at most as long as `limit`.
+    /// Submits what was pushed, and waits for `want` outcomes, at most for `limit`.
     pub(super) fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<(), Errno> {
         match self {
             Self::Uring(ring) => ring.enter(want, limit),
@@ -116,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Takes all outcomes that there are.
+    /// Takes all available outcomes.
     pub(super) fn take(&mut self, each: impl FnMut(Outcome)) {
         match self {
             Self::Plain(outcomes) => outcomes.drain(..).for_each(each),
@@ -135,9 +134,9 @@ impl Ring {
         }
     }
 
-    /// Gives file and memory back now: a ring that is only closed has both for some 30 ms more, so that the next run could
-    /// find the file busy or its own memory still charged. Where the kernel refuses (another thread's ring) it is so.
-    pub(super) fn give_back(&mut self) {
+    /// Unregisters file and memory now: a ring that is only closed keeps both for some 30 ms, in which the next run could find
+    /// the file busy or the memory still charged. If the kernel refuses (another thread's ring), closing must do.
+    pub(super) fn unregister(&mut self) {
         let Self::Uring(ring) = self else { return };
         let submitter = ring.made.ring.submitter();
         if std::mem::take(&mut ring.made.file_registered) {
@@ -148,7 +147,7 @@ impl Ring {
         }
     }
 
-    /// Whether outcomes come to light only by asking the kernel for them.
+    /// Whether outcomes become visible only by a system call.
     pub(super) fn must_ask(&self) -> bool {
         matches!(self, Self::Uring(ring) if ring.in_kernel > 0 && (ring.made.one_thread || ring.made.polled))
     }
@@ -178,12 +177,12 @@ impl Uring {
                 }
             };
             match entered.map_err(|error| errno_of(&error)) {
-                // A kernel takes fewer where it stops at one that fails at once.
+                // The kernel accepts fewer if one of them fails at once.
                 Ok(_) if !ring.submission().is_empty() && retries < RETRIES => {}
                 Ok(_) => return Ok(()),
                 Err(Errno::TIME) => return Ok(()),
                 Err(Errno::INTR) => continue,
-                // No memory for requests just now, or completions to be taken first.
+                // No memory for requests at the moment, or completions must be taken first.
                 Err(Errno::AGAIN | Errno::BUSY) if !ring.completion().is_empty() => return Ok(()),
                 Err(Errno::AGAIN | Errno::BUSY) if retries < RETRIES => std::thread::yield_now(),
                 Err(errno) => return Err(errno),
@@ -218,7 +217,7 @@ fn entry(
 }
 
 /// # Safety
-/// The memory is reached by nobody else during the call.
+/// The memory is not accessed otherwise during the call.
 unsafe fn transfer_now(file: &File, transfer: &Transfer<'_>) -> Result<usize, Errno> {
     let len = transfer.memory.len().min(MAX_TRANSFER);
     let (fd, at) = (file.as_raw_fd(), transfer.memory.as_ptr().as_ptr());

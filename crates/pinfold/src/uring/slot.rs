@@ -1,33 +1,33 @@
-//! What a caller says about transfers, what it is told, and the account of each that is under way.
+//! The options of a queue, its completions, and the state of each transfer in flight.
 
 use super::error::{FileError, Op};
 use super::file::Target;
 use crate::memory::Fixed;
 use rustix::io::Errno;
+use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How a queue is made.
+/// The options of a [`FileQueue`](super::FileQueue).
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'o, 'm> {
-    /// How many transfers at once: 1 to [`FileQueue::MAX_DEPTH`](super::FileQueue::MAX_DEPTH).
+    /// The queue depth: 1 to [`FileQueue::MAX_DEPTH`](super::FileQueue::MAX_DEPTH).
     pub depth: u32,
-    /// Past the page cache, where the file system allows it.
+    /// Bypasses the page cache (O_DIRECT), where the file system supports it.
     pub direct: bool,
-    /// Of which number of bytes, a power of two, all offsets will be multiples. O_DIRECT is used only if this is a
-    /// multiple of what the file asks for.
+    /// A power of two of which all offsets will be multiples. O_DIRECT is used only if this is a multiple of the file's
+    /// block.
     pub block: u32,
-    /// Memory to register with the ring: arenas, whole. Transfers with buffers in it are the fast ones, save those
-    /// that lie across a multiple of 1 GiB from an arena's start. The queue knows the memory by its addresses, so it
-    /// borrows it for as long as it lives.
+    /// Memory to register with the ring: whole arenas. Transfers with buffers in it use fixed buffers, except those that
+    /// cross a multiple of 1 GiB from an arena's start. The queue knows the memory by its addresses, so it borrows it.
     pub fixed: &'o [Fixed<'m>],
-    /// With io_uring; `false` makes the transfers one after the other, as where there is none.
+    /// Uses io_uring; `false` makes synchronous transfers, as without io_uring.
     pub ring: bool,
-    /// The queue stays with the thread that makes it, which then takes completions in batches when it waits instead of
-    /// being interrupted for them (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Used from another thread it says
-    /// [`FileError::OtherThread`], and dropped there with transfers under way it leaks their buffers.
+    /// Binds the queue to the thread that creates it, which then receives completions in batches when it waits instead of
+    /// being interrupted (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Calls from another thread fail with
+    /// [`FileError::OtherThread`], and a drop there quarantines the buffers in flight.
     pub one_thread: bool,
-    /// Looks for completions at the device instead of waiting for its interrupt (`IORING_SETUP_IOPOLL`, Linux 5.1),
-    /// where the file can: by O_DIRECT, on a device with queues for it. Whoever waits keeps a core busy.
+    /// Polls the device for completions instead of waiting for its interrupt (`IORING_SETUP_IOPOLL`, Linux 5.1), if the
+    /// file supports it: with O_DIRECT, on a device with poll queues. Waiting keeps a core busy.
     pub poll: bool,
 }
 
@@ -37,65 +37,79 @@ impl Default for Options<'_, '_> {
     }
 }
 
-/// A transfer that is over, and its buffer.
+/// A completed transfer, and its buffer.
 #[derive(Debug)]
-pub struct Done<B> {
-    /// What the caller called it.
+pub struct Completion<B> {
+    /// The caller's tag.
     pub tag: u64,
-    /// Which way.
+    /// The operation.
     pub op: Op,
-    /// Where in the file.
+    /// Its offset in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: usize,
-    /// The buffer, its own again.
+    /// Its buffer.
     pub buffer: B,
-    /// From its submission until it was seen to be over.
+    /// The time from its submission until its completion was seen.
     pub latency: Duration,
-    /// All `len` bytes went, or why not.
+    /// Whether all `len` bytes were transferred.
     pub result: Result<(), FileError>,
 }
 
-/// A transfer that was not begun, and its buffer.
-#[derive(Debug, thiserror::Error)]
+/// A transfer that was not queued, and its buffer. `?` converts it to a [`FileError`] where the buffer is not needed.
+#[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Rejected<B> {
-    /// The buffer, untouched.
+    /// The buffer, unchanged.
     pub buffer: B,
-    /// Why.
+    /// The reason.
+    #[source]
     pub error: FileError,
 }
 
-/// What one submission was.
+impl<B> fmt::Debug for Rejected<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> From<Rejected<B>> for FileError {
+    /// Drops the buffer.
+    fn from(rejected: Rejected<B>) -> Self {
+        rejected.error
+    }
+}
+
+/// What one call submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Submitted {
-    /// How many transfers.
+    /// The number of transfers.
     pub transfers: u32,
-    /// How long it took, in all. Without a ring that is as long as the transfers took.
+    /// The duration of the call; without a ring, it includes the transfers.
     pub elapsed: Duration,
 }
 
-/// A transfer that is queued or under way.
+/// A transfer that is queued or in flight.
 pub(super) struct Slot<B> {
     pub(super) buffer: B,
     pub(super) tag: u64,
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: usize,
-    /// In whole blocks.
+    /// The length in whole blocks.
     pub(super) padded: usize,
     pub(super) done: usize,
     pub(super) retries: u32,
-    /// When it was submitted; before that, nothing in particular.
+    /// When it was submitted.
     pub(super) since: Instant,
 }
 
-/// How often a transfer that the kernel has no room for is tried again.
+/// How often a transfer is retried after `EINTR` or `EAGAIN`.
 pub(super) const RETRIES: u32 = 1000;
 
 impl<B> Slot<B> {
-    /// What a completion means for its transfer; `None` where it has to go on.
-    pub(super) fn verdict(
+    /// Returns the result of the transfer after a completion of the kernel; `None` if it has to be continued.
+    pub(super) fn result_of(
         &mut self,
         target: &Target,
         result: Result<usize, Errno>,
@@ -126,7 +140,7 @@ impl<B> Slot<B> {
         if self.done >= enough {
             return Some(Ok(()));
         }
-        // With O_DIRECT a part that is no whole block ends where the file ends.
+        // With O_DIRECT a partial block ends at the end of the file.
         if moved == 0 || !self.done.is_multiple_of(target.block as usize) {
             return Some(Err(FileError::Short { op, path: path(), offset, len, done: self.done }));
         }

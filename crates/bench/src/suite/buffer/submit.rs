@@ -3,7 +3,7 @@
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use pinfold::uring::{Done, FileQueue, Fixed, Note, Options};
+use pinfold::uring::{Completion, FileQueue, Fixed, Note, Options};
 use pinfold::{Arena, Buffer, Domain, Source};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -80,7 +80,7 @@ fn subject<'m>(
 struct Reader<'m> {
     queue: FileQueue<'m, Buffer>,
     idle: Vec<Buffer>,
-    done: Vec<Done<Buffer>>,
+    done: Vec<Completion<Buffer>>,
 }
 
 impl Reader<'_> {

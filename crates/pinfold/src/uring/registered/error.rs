@@ -5,128 +5,128 @@ use crate::sys::{Errno, uring};
 use pinfold_core::registered::BufferIndex;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Why memory was not registered with a ring. What was registered before still is.
+/// Why memory was not registered with a ring. Earlier registrations are unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The descriptor is none of an io_uring, or of one that can not be used any more.
-    #[error("no io_uring, or one that is gone ({errno})")]
+    /// The descriptor is not a usable io_uring.
+    #[error("the descriptor is not a usable io_uring ({errno})")]
     NoRing {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
     /// A ring has one table.
     #[error("the ring has a table of buffers already: unregister it first")]
     HasTable,
-    /// The table is gone.
-    #[error("the ring has no table any more: somebody else has unregistered it")]
+    /// The table was unregistered by other means.
+    #[error("the ring has no table: it was unregistered by other means")]
     NoTable,
-    /// The ring was made for one thread (`IORING_SETUP_SINGLE_ISSUER`).
-    #[error("the ring belongs to another thread: register from the one that submits")]
+    /// The ring is bound to another thread (`IORING_SETUP_SINGLE_ISSUER`).
+    #[error("the ring is bound to another thread: register from the one that submits")]
     OtherThread,
-    /// More than may be pinned.
+    /// The process may not pin that much.
     #[error(
-        "{asked} bytes asked for, {} pinned or locked already, {} allowed; fix: {}",
-        limit.used.unwrap_or(0), limit.soft.unwrap_or(u64::MAX), limit.raise_command(*asked)
+        "{requested} bytes requested, {} pinned or locked already, {} allowed; fix: {}",
+        limit.used.unwrap_or(0), limit.soft.unwrap_or(u64::MAX), limit.raise_command(*requested)
     )]
     Memlock {
-        /// How many bytes were to be pinned.
-        asked: u64,
-        /// What holds for the process.
+        /// The number of bytes to be pinned.
+        requested: u64,
+        /// The limit of the process.
         limit: MemlockLimit,
     },
-    /// Memory that can not be pinned: unmapped, not readable and writable, or a device's.
-    #[error("the kernel can not pin that memory ({errno}): it must be mapped, writable, and no device's")]
+    /// The memory cannot be pinned: unmapped, not readable and writable, or a device's.
+    #[error("the kernel cannot pin that memory ({errno}): it must be mapped, writable, and no device's")]
     Memory {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// A table has a largest size.
-    #[error("a table of {asked} places: 1 to {limit} are possible (1 GiB a place)")]
+    /// The capacity is out of range.
+    #[error("a table of {requested} places: 1 to {limit} are possible (1 GiB each)")]
     Capacity {
-        /// How many were asked for.
-        asked: usize,
-        /// How many are possible.
+        /// The requested number.
+        requested: usize,
+        /// The largest number.
         limit: usize,
     },
-    /// One place holds so much.
+    /// The memory does not fit one place.
     #[error("{len} bytes in one place: 1 to {limit} are possible")]
     Length {
-        /// How many bytes were to go in it.
+        /// Its length in bytes.
         len: usize,
-        /// How many can.
+        /// The largest length.
         limit: usize,
     },
-    /// The table is not that large.
+    /// The place does not exist.
     #[error("{index} does not exist: the table has {capacity} places")]
     Beyond {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
-        /// How many there are.
+        /// The number of places.
         capacity: usize,
     },
-    /// Nothing is there.
+    /// The place is vacant.
     #[error("{index} is vacant")]
     Vacant {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
     },
     /// No place is vacant.
-    #[error("all {capacity} places of the table are taken: clear one first")]
+    #[error("all {capacity} places of the table are in use: clear one first")]
     Full {
-        /// How many there are.
+        /// The number of places.
         capacity: usize,
     },
-    /// Two places with the same memory: an address would have two numbers.
-    #[error("{len:#x} bytes at {addr:#x} overlap {with}, which is registered already")]
+    /// The memory overlaps another place: an address would have two indices.
+    #[error("{len:#x} bytes at {addr:#x} overlap {with}")]
     Overlaps {
-        /// Where the memory starts.
+        /// The address of the memory.
         addr: usize,
-        /// How many bytes it has.
+        /// Its length in bytes.
         len: usize,
-        /// What it overlaps.
+        /// The place that it overlaps.
         with: BufferIndex,
     },
     /// The kernel is too old.
     #[error("{what} need Linux {since} ({errno})")]
     Unsupported {
-        /// What is not to be had.
+        /// The missing feature.
         what: &'static str,
-        /// Which kernel has it.
+        /// The first kernel that has it.
         since: &'static str,
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
-    /// Something else.
+    /// Another error.
     #[error("io_uring_register: {errno}")]
     System {
-        /// What the system said.
+        /// The error.
         errno: Errno,
     },
 }
 
 impl RegisterError {
-    /// What `errno` means where `asked` bytes were to be registered.
-    pub(super) fn of(errno: Errno, asked: u64) -> Self {
+    /// Explains `errno` of a registration of `requested` bytes.
+    pub(super) fn of(errno: Errno, requested: u64) -> Self {
         match errno.raw() {
             libc::ENXIO => Self::NoTable,
             libc::EBADF | libc::EBADFD => Self::NoRing { errno },
             libc::EBUSY => Self::HasTable,
             libc::EEXIST => Self::OtherThread,
-            libc::ENOMEM => Self::Memlock { asked, limit: MemlockLimit::here() },
+            libc::ENOMEM => Self::Memlock { requested, limit: MemlockLimit::here() },
             libc::EFAULT | libc::EOPNOTSUPP => Self::Memory { errno },
             _ => Self::System { errno },
         }
     }
 
-    /// The same of a ring that has no table yet, and may be none.
-    pub(super) fn at_first(ring: &OwnedFd, errno: Errno, asked: u64) -> Self {
-        // The same number says that the memory can not be pinned and that the descriptor is no ring's; what a ring
-        // without a table says to this is another one.
+    /// Explains `errno` of the first registration with a descriptor, which may not be a ring.
+    pub(super) fn at_first(ring: &OwnedFd, errno: Errno, requested: u64) -> Self {
+        // The kernel returns the same number for memory that cannot be pinned and for a descriptor that is no ring; for
+        // a ring without a table, unregistering returns another one.
         let not_a_ring = || uring::unregister(ring.as_fd()) == Err(Errno::new(libc::EOPNOTSUPP));
         match errno.raw() {
             libc::EOPNOTSUPP if not_a_ring() => Self::NoRing { errno },
-            _ => Self::of(errno, asked),
+            _ => Self::of(errno, requested),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which memory is in which place of a ring's table, and the place that some memory is in.
+//! The places of a ring's table, and the memory in them.
 
 use super::error::RegisterError;
 use pinfold_core::registered::BufferIndex;
@@ -8,27 +8,27 @@ pub(in crate::uring) const MOST_BYTES: usize = 1 << 30;
 /// The most places that a table has (Linux 5.13; 1,024 before).
 pub(in crate::uring) const MOST_PLACES: usize = 16_384;
 
-/// Memory in a place: its address and its length.
+/// The memory of a place: its address and its length.
 type Range = (usize, usize);
 
 /// The places of a table.
 #[derive(Clone, Debug)]
 pub(in crate::uring) struct Places {
     places: Vec<Option<Range>>,
-    /// Those that are taken, by address; no two overlap.
+    /// The places in use, by address; no two overlap.
     order: Vec<(Range, u16)>,
 }
 
 impl Places {
-    /// `capacity` places, all vacant.
+    /// Returns `capacity` vacant places.
     pub(in crate::uring) fn vacant(capacity: usize) -> Result<Self, RegisterError> {
         if capacity == 0 || capacity > MOST_PLACES {
-            return Err(RegisterError::Capacity { asked: capacity, limit: MOST_PLACES });
+            return Err(RegisterError::Capacity { requested: capacity, limit: MOST_PLACES });
         }
         Ok(Self { places: vec![None; capacity], order: Vec::with_capacity(capacity) })
     }
 
-    /// These pieces of memory, in the order given, each in as many places as its length takes.
+    /// Returns places for these pieces of memory, in order, each in as many places as its length needs.
     pub(in crate::uring) fn of(memory: impl IntoIterator<Item = Range>) -> Result<Self, RegisterError> {
         let mut pieces: Vec<Range> = Vec::new();
         for (addr, len) in memory {
@@ -48,7 +48,7 @@ impl Places {
         self.places.len()
     }
 
-    pub(in crate::uring) fn taken(&self) -> usize {
+    pub(in crate::uring) fn in_use(&self) -> usize {
         self.order.len()
     }
 
@@ -60,7 +60,7 @@ impl Places {
         self.places.iter().map(|place| vector(*place)).collect()
     }
 
-    /// The place that all of the memory lies in. Logarithmic in the number of places.
+    /// Returns the place that contains all of the memory. Logarithmic in the number of places.
     #[inline]
     pub(in crate::uring) fn of_memory(&self, addr: usize, len: usize) -> Option<BufferIndex> {
         let before = self.order.partition_point(|&((start, _), _)| start <= addr).checked_sub(1)?;
@@ -69,7 +69,7 @@ impl Places {
         inside.then_some(BufferIndex::new(index))
     }
 
-    /// Whether the memory may go in this place, whatever is there now.
+    /// Checks that the memory may be set in this place, whatever is there now.
     pub(in crate::uring) fn check(
         &self,
         index: BufferIndex,
@@ -81,8 +81,8 @@ impl Places {
         }
         let end = addr.checked_add(len).ok_or(RegisterError::Length { len, limit: MOST_BYTES })?;
         let at = self.order.partition_point(|&((start, _), _)| start < end);
-        // Those that are here do not overlap, so if any does, one of the last two that begin before the end does (of
-        // which one may be what is to be replaced).
+        // The places do not overlap one another, so if one overlaps the memory, it is among the last two that begin before
+        // its end (one of which may be the place to be replaced).
         let before = self.order.get(at.saturating_sub(2)..at).unwrap_or_default();
         let hit = before.iter().find(|&&((start, size), other)| other != index.get() && start + size > addr);
         match hit {
@@ -100,17 +100,17 @@ impl Places {
         }
     }
 
-    pub(in crate::uring) fn is_taken(&self, index: BufferIndex) -> bool {
+    pub(in crate::uring) fn is_in_use(&self, index: BufferIndex) -> bool {
         self.places.get(usize::from(index.get())).is_some_and(Option::is_some)
     }
 
-    /// The first place where nothing is.
+    /// Returns the first vacant place.
     pub(in crate::uring) fn first_vacant(&self) -> Option<BufferIndex> {
         let place = self.places.iter().position(Option::is_none)?;
         u16::try_from(place).ok().map(BufferIndex::new)
     }
 
-    /// Puts memory, which [`check`](Self::check) has seen, in a place; takes out what was there.
+    /// Sets the memory of a place, which [`check`](Self::check) has accepted.
     pub(in crate::uring) fn put(&mut self, index: BufferIndex, range: Range) {
         self.clear(index);
         if let Some(place) = self.places.get_mut(usize::from(index.get())) {
@@ -127,7 +127,7 @@ impl Places {
     }
 }
 
-/// What the kernel is told of a place.
+/// Returns a place in the kernel's form.
 pub(in crate::uring) fn vector(place: Option<Range>) -> libc::iovec {
     let (addr, len) = place.unwrap_or((0, 0));
     libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr), iov_len: len }
@@ -141,13 +141,13 @@ mod tests {
     #[test]
     fn memory_takes_as_many_places_as_its_length_asks_for() {
         let places = Places::of([(1 << 40, (2 << 30) + 5), (0x1000, 0x1000)]).unwrap();
-        assert_eq!((places.capacity(), places.taken(), places.bytes()), (4, 4, (2 << 30) + 0x1005));
+        assert_eq!((places.capacity(), places.in_use(), places.bytes()), (4, 4, (2 << 30) + 0x1005));
         let index = |addr, len| places.of_memory(addr, len).map(BufferIndex::get);
         assert_eq!(index(0x1fff, 1), Some(3));
         assert_eq!(index(0x1fff, 2), None);
         assert_eq!(index((1 << 40) + (1 << 30), 1 << 30), Some(1));
         assert_eq!(index((1 << 40) + (1 << 30) - 1, 2), None, "across two places");
-        assert!(matches!(Places::of([]), Err(RegisterError::Capacity { asked: 0, .. })));
+        assert!(matches!(Places::of([]), Err(RegisterError::Capacity { requested: 0, .. })));
         assert!(matches!(Places::of([(0, 8), (4, 8)]), Err(RegisterError::Overlaps { addr: 4, .. })));
     }
 
@@ -175,7 +175,7 @@ mod tests {
                     places.put(index, (start, size));
                     model[usize::from(place)] = Some((start, size));
                 }
-                prop_assert_eq!(places.taken(), model.iter().flatten().count());
+                prop_assert_eq!(places.in_use(), model.iter().flatten().count());
                 let inside = model.iter().position(|p| p.is_some_and(|(a, l)| a <= addr && addr + len <= a + l));
                 prop_assert_eq!(places.of_memory(addr, len).map(|i| usize::from(i.get())), inside);
                 prop_assert_eq!(places.first_vacant().map(|i| usize::from(i.get())), model.iter().position(Option::is_none));

@@ -1,4 +1,4 @@
-//! How a ring is made: with what the kernel has of what is asked for, and a note of what it has not.
+//! Creates a ring with the requested features that the kernel has, and notes the others.
 
 use super::super::file::errno_of;
 use super::super::note::Note;
@@ -11,18 +11,18 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// A ring, and what it was made with.
+/// A ring, and its features.
 pub(super) struct Made {
     pub(super) ring: IoUring,
-    /// Completions are delivered to the thread that made it, when it asks.
+    /// Completions are deferred until the thread that created it waits.
     pub(super) one_thread: bool,
-    /// Completions are looked for at the device.
+    /// Completions are polled.
     pub(super) polled: bool,
     pub(super) file_registered: bool,
     pub(super) fixed: Option<Places>,
 }
 
-/// A ring with the file and the memory registered.
+/// Creates a ring with the file and the memory registered.
 pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Result<Made, Errno> {
     let (mut ring, one_thread) = build(options, false, notes)?;
     let mut polled = false;
@@ -43,7 +43,7 @@ pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>
     Ok(Made { ring, one_thread, polled, file_registered: registered.is_ok(), fixed })
 }
 
-/// A ring that makes the transfers, delivered to one thread where that is asked for and the kernel can.
+/// Creates a ring, bound to this thread if that is requested and supported.
 fn build(options: &Options<'_, '_>, poll: bool, notes: &mut Vec<Note>) -> Result<(IoUring, bool), Errno> {
     let mut one_thread = options.one_thread;
     let ring = if one_thread {
@@ -79,42 +79,42 @@ fn built(depth: u32, poll: bool, one_thread: bool) -> Result<IoUring, Errno> {
     builder.build(depth).map_err(|error| errno_of(&error))
 }
 
-/// What a transfer to find out whether the file can be polled goes to.
+/// The target of the transfer that tests whether the file can be polled.
 #[repr(C, align(4096))]
 struct Page([u8; 4096]);
 
-/// A ring that polls, on a file that has been seen to take it.
+/// Creates a ring that polls, after a test on the file.
 fn polling(file: &File, options: &Options<'_, '_>) -> Result<IoUring, Errno> {
     let (mut ring, _) = build(options, true, &mut Vec::new())?;
     let mut page = Box::new(Page([0; 4096]));
     let read = opcode::Read::new(types::Fd(file.as_raw_fd()), page.0.as_mut_ptr(), 4096).build();
     let mut queue = ring.submission();
-    // SAFETY: file and page live until the completion; a page whose completion is not seen is leaked. Nobody else reaches it.
+    // SAFETY: file and page live until the completion; a page whose completion is not seen is leaked. It is not accessed otherwise.
     let pushed = unsafe { queue.push(&read) };
     drop(queue);
-    let over = pushed.is_ok().then(|| ring.submit_and_wait(1));
+    let submitted = pushed.is_ok().then(|| ring.submit_and_wait(1));
     let answer = ring.completion().next();
-    match (over, answer) {
-        (_, Some(over)) if over.result() > 0 => Ok(ring),
-        // Of a file that is still empty nothing reached the device: it may refuse the first transfer that does.
-        (_, Some(over)) if over.result() == 0 => Err(Errno::NODATA),
-        (_, Some(over)) => Err(Errno::from_raw_os_error(-over.result())),
-        (over, None) => {
+    match (submitted, answer) {
+        (_, Some(entry)) if entry.result() > 0 => Ok(ring),
+        // Reads of an empty file do not reach the device, which may refuse the first transfer that does.
+        (_, Some(entry)) if entry.result() == 0 => Err(Errno::NODATA),
+        (_, Some(entry)) => Err(Errno::from_raw_os_error(-entry.result())),
+        (submitted, None) => {
             std::mem::forget(page);
-            Err(over.and_then(Result::err).map_or(Errno::NOTSUP, |error| errno_of(&error)))
+            Err(submitted.and_then(Result::err).map_or(Errno::NOTSUP, |error| errno_of(&error)))
         }
     }
 }
 
-/// Registers the memory in pieces that the kernel takes, all or nothing.
+/// Registers the memory in pieces of at most 1 GiB, all or nothing.
 fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Option<Places>, Note> {
     if fixed.is_empty() {
         return Ok(None);
     }
-    let asked = fixed.iter().map(|memory| memory.len as u64).sum();
+    let requested = fixed.iter().map(|memory| memory.len as u64).sum();
     let places = Places::of(fixed.iter().map(|memory| (memory.addr, memory.len)));
-    let places = places.map_err(|_| Note::not_fixed(asked, Errno::TOOBIG))?;
+    let places = places.map_err(|_| Note::not_fixed(requested, Errno::TOOBIG))?;
     let registered = uring::register(ring.as_fd(), &places.vectors());
-    let refused = |errno: crate::Errno| Note::not_fixed(asked, Errno::from_raw_os_error(errno.raw()));
+    let refused = |errno: crate::Errno| Note::not_fixed(requested, Errno::from_raw_os_error(errno.raw()));
     registered.map(|()| Some(places)).map_err(refused)
 }

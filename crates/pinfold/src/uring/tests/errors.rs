@@ -64,10 +64,13 @@ fn impossible_queues_say_why() {
         FileQueue::<Pages>::open(path, how, &Options { depth, block, ..Options::default() }).unwrap_err()
     };
     let limit = 32_768;
-    assert_eq!(open(&path, &create(), 0, 512), FileError::Depth { asked: 0, limit });
-    assert_eq!(open(&path, &create(), 1_000_000_000, 512), FileError::Depth { asked: 1_000_000_000, limit });
-    assert_eq!(open(&path, &create(), 1, 3), FileError::Block { asked: 3 });
-    assert_eq!(open(&path, &create(), 1, 0), FileError::Block { asked: 0 });
+    assert_eq!(open(&path, &create(), 0, 512), FileError::Depth { requested: 0, limit });
+    assert_eq!(
+        open(&path, &create(), 1_000_000_000, 512),
+        FileError::Depth { requested: 1_000_000_000, limit }
+    );
+    assert_eq!(open(&path, &create(), 1, 3), FileError::Block { requested: 3 });
+    assert_eq!(open(&path, &create(), 1, 0), FileError::Block { requested: 0 });
     let mut read = OpenOptions::new();
     read.read(true);
     let missing = open(&folder.path().join("none"), &read, 1, 512);

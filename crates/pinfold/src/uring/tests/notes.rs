@@ -19,7 +19,7 @@ fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
     let notes = without_ipc_lock(|| {
         round_trip(&path, &pattern(50_000, 4), 4096, memory, &Options { fixed: &fixed, ..Options::default() })
     });
-    let [.., Note::NotFixed { asked: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
+    let [.., Note::NotFixed { requested: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
         // No ring at all, or none that counts.
         assert!(notes.iter().any(|note| matches!(note, Note::NoRing { .. })), "{notes:?}");
         return;
@@ -27,7 +27,7 @@ fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
     assert_eq!((said, of), (asked, limit));
     let text = notes.last().unwrap().to_string();
     assert!(
-        text.contains(&format!("{asked} bytes asked for"))
+        text.contains(&format!("{asked} bytes requested"))
             && text.contains("sudo prlimit --pid $$ --memlock="),
         "{text}"
     );
@@ -52,20 +52,20 @@ fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
         since: Instant::now(),
     };
     let mut read = slot(Op::Read, 1000, 1024);
-    assert_eq!(read.verdict(&target, Ok(512)), None);
-    assert_eq!(read.verdict(&target, Err(Errno::INTR)), None);
-    assert_eq!(read.verdict(&target, Ok(488)), Some(Ok(())));
+    assert_eq!(read.result_of(&target, Ok(512)), None);
+    assert_eq!(read.result_of(&target, Err(Errno::INTR)), None);
+    assert_eq!(read.result_of(&target, Ok(488)), Some(Ok(())));
     let mut short = slot(Op::Read, 1000, 1024);
-    assert!(matches!(short.verdict(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
+    assert!(matches!(short.result_of(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
     // A padded write is over when the padding is written.
     let mut write = slot(Op::Write, 600, 1024);
-    assert_eq!(write.verdict(&target, Ok(512)), None);
-    assert!(matches!(write.verdict(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
+    assert_eq!(write.result_of(&target, Ok(512)), None);
+    assert!(matches!(write.result_of(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
     let mut busy = slot(Op::Write, 512, 512);
     for _ in 0..RETRIES {
-        assert_eq!(busy.verdict(&target, Err(Errno::AGAIN)), None);
+        assert_eq!(busy.result_of(&target, Err(Errno::AGAIN)), None);
     }
-    let gone = busy.verdict(&target, Err(Errno::AGAIN));
+    let gone = busy.result_of(&target, Err(Errno::AGAIN));
     assert!(matches!(gone, Some(Err(FileError::Transfer { errno: Errno::AGAIN, .. }))));
 }
 
@@ -74,6 +74,6 @@ fn notes_name_the_command_that_mends_them() {
     let text = |note: Note| note.to_string();
     assert!(text(Note::NoRing { errno: Errno::PERM }).contains("sysctl kernel.io_uring_disabled=0"));
     assert!(text(Note::NoRing { errno: Errno::NOSYS }).contains("Linux 5.6"));
-    let why = BufferedWhy::Block { asked: 512, needed: 4096 };
+    let why = BufferedReason::Block { requested: 512, needed: 4096 };
     assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
 }

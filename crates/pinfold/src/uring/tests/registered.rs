@@ -219,8 +219,11 @@ fn what_can_not_be_registered_says_why_and_changes_nothing() {
     let no_ring = RingBuffers::register(File::open("/dev/null").unwrap(), &[part(0, 4096)]).unwrap_err();
     assert!(matches!(no_ring, RegisterError::NoRing { .. }), "{no_ring}");
     let none = RingBuffers::register(&ring, &[]).unwrap_err();
-    assert_eq!(none, RegisterError::Capacity { asked: 0, limit: 16_384 });
-    assert!(matches!(RingBuffers::sparse(&ring, 16_385), Err(RegisterError::Capacity { asked: 16_385, .. })));
+    assert_eq!(none, RegisterError::Capacity { requested: 0, limit: 16_384 });
+    assert!(matches!(
+        RingBuffers::sparse(&ring, 16_385),
+        Err(RegisterError::Capacity { requested: 16_385, .. })
+    ));
     let twice = RingBuffers::register(&ring, &[part(0, 8192), part(4096, 8192)]).unwrap_err();
     assert!(matches!(twice, RegisterError::Overlaps { len: 8192, .. }));
 
@@ -279,8 +282,8 @@ fn beyond_memlock_the_error_has_the_figures_and_the_command() {
             Err(error) => error,
         };
         let text = error.to_string();
-        assert!(matches!(error, RegisterError::Memlock { asked: said, .. } if said == asked), "{error}");
-        assert!(text.contains(&format!("{asked} bytes asked for")) && text.contains("memlock"), "{text}");
+        assert!(matches!(error, RegisterError::Memlock { requested: said, .. } if said == asked), "{error}");
+        assert!(text.contains(&format!("{asked} bytes requested")) && text.contains("memlock"), "{text}");
         // Nothing stays pinned: what fits still fits.
         drop(RingBuffers::register(&ring, &[small.into()]).unwrap());
     });

@@ -92,7 +92,10 @@ fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_no
     // A block that no O_DIRECT takes is taken, with a note.
     let options = Options { block: 1, ..Options::default() };
     let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, arena(8 << 20), &options);
-    assert!(matches!(notes[..], [Note::Buffered(BufferedWhy::Block { asked: 1, .. }), ..]), "{notes:?}");
+    assert!(
+        matches!(notes[..], [Note::Buffered(BufferedReason::Block { requested: 1, .. }), ..]),
+        "{notes:?}"
+    );
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn memory_file_systems_work_direct_or_not() {
         arena(8 << 20),
         &Options::default(),
     );
-    assert!(notes.iter().all(|note| matches!(note, Note::Buffered(BufferedWhy::Refused(_)))), "{notes:?}");
+    assert!(notes.iter().all(|note| matches!(note, Note::Buffered(BufferedReason::Refused(_)))), "{notes:?}");
 }
 
 #[test]
