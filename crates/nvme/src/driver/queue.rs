@@ -4,7 +4,8 @@ mod abort;
 mod pair;
 mod poll;
 mod submit;
+mod vector;
 mod wait;
 
 pub use pair::Queue;
-pub use wait::Vector;
+pub use vector::Vector;

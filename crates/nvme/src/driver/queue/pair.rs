@@ -1,6 +1,6 @@
 //! An I/O queue pair: one thread submits to it and polls it.
 
-use super::wait::Vector;
+use super::vector::Vector;
 use crate::driver::command_id::CommandIds;
 use crate::driver::config::nanoseconds;
 use crate::driver::dma_buffer::DmaBuffer;

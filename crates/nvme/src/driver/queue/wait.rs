@@ -4,32 +4,14 @@ use super::pair::Queue;
 use crate::driver::clock::Backoff;
 use crate::driver::error::PollError;
 use crate::driver::in_flight::Completion;
-use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use pinfold_core::dma_pool::ChunkSource;
-use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The longest sleep. A device that is gone raises no interrupt, so this is how often its presence is checked, and what a
 /// lost interrupt costs.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
-
-/// An interrupt vector of the controller.
-#[derive(Clone)]
-pub struct Vector {
-    /// The index into the controller's MSI-X table.
-    pub number: u16,
-    /// Where the interrupt arrives.
-    pub interrupt: Arc<dyn Interrupt>,
-}
-
-impl fmt::Debug for Vector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vector").field("number", &self.number).finish_non_exhaustive()
-    }
-}
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// Waits for a completion; returns `None` where nothing is in flight. With an interrupt it sleeps; without one it spins,
