@@ -1,10 +1,10 @@
-//! What the VFIO and iommufd backends promise, tried on a real device: `vfio_check BDF [WHAT]`. The device must be an NVMe
-//! controller that is bound to `vfio-pci`; it is not written to.
+//! Checks the guarantees of the VFIO and iommufd backends on a real device: `vfio_check BDF [WHAT]`. The device must be an
+//! NVMe controller that is bound to `vfio-pci`; it is not written to.
 //!
-//! `WHAT` is `device` (registers, memory, interrupts; what is tried if nothing is said), `entries` (the limit of entries
+//! `WHAT` is `device` (registers, memory, interrupts; the default), `entries` (the limit of entries
 //! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or `memlock` (run by a user
 //! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`, `type1` or
-//! `noiommu` behind them names the way. `with=BDF` puts a second device into the same domain.
+//! `noiommu` selects the interface. `with=BDF` puts a second device into the same domain.
 
 use pinfold::arena::Residency;
 use pinfold::vfio::{Device, IommuInterface, Options};
@@ -30,14 +30,15 @@ fn run() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|w| w == word);
     let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
-    let ways = [
+    let interfaces = [
         ("type1", IommuInterface::Type1),
         ("iommufd", IommuInterface::Iommufd),
         ("noiommu", IommuInterface::NoIommu),
     ];
-    let way = ways.iter().find(|(word, _)| has(word)).map_or(IommuInterface::Best, |(_, way)| *way);
-    let options = match way {
-        // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and taken back below.
+    let named = interfaces.iter().find(|(word, _)| has(word));
+    let interface = named.map_or(IommuInterface::Best, |(_, interface)| *interface);
+    let options = match interface {
+        // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and unmapped below.
         IommuInterface::NoIommu => unsafe { Options::new().without_iommu() },
         interface => Options::new().interface(interface),
     };
@@ -50,14 +51,14 @@ fn run() -> Outcome {
         println!("{}: {}", second.address(), second.attachment().reason);
         registers(second)?;
         check(
-            "a device is in one domain once",
+            "a device can be opened once",
             Device::open(&second.address().to_string(), &Options::new()).is_err(),
         )?;
     }
     match () {
         () if has("entries") => entries(device.domain())?,
         () if has("memlock") => memlock(device.domain())?,
-        () if way == IommuInterface::NoIommu => unprotected(&device)?,
+        () if interface == IommuInterface::NoIommu => unprotected(&device)?,
         () => whole(&device)?,
     }
     let stats = device.domain().stats();
@@ -91,14 +92,14 @@ fn registers(device: &Device) -> Outcome {
     )?;
     device.set_bus_master(true)?;
     device.reset()?;
-    check("it is there after a reset", bar.read64(0)? == cap)?;
+    check("it responds after a reset", bar.read64(0)? == cap)?;
     let irqs = device.interrupts(2)?;
-    check("no interrupt that nobody raised", irqs.iter().all(|irq| irq.take() == Ok(0)))?;
-    check("they are had once", device.interrupts(1).is_err())?;
+    check("no spurious interrupt", irqs.iter().all(|irq| irq.take() == Ok(0)))?;
+    check("interrupts can be enabled once", device.interrupts(1).is_err())?;
     drop(irqs);
-    check("and again when they are off", device.interrupts(3)?.len() == 3)?;
-    check("nobody wants the device back", device.request()?.take() == Ok(0))?;
-    check("more than there are are refused", device.interrupts(100_000).is_err())
+    check("and again after they are disabled", device.interrupts(3)?.len() == 3)?;
+    check("the kernel does not request the device", device.request()?.take() == Ok(0))?;
+    check("more interrupts than the device has are refused", device.interrupts(100_000).is_err())
 }
 
 fn memory(domain: &Domain) -> Outcome {
@@ -114,11 +115,11 @@ fn memory(domain: &Domain) -> Outcome {
         iova.end().raw() <= 0xfee0_0000 || iova.start().raw() >= 0xfef0_0000,
     )?;
     let revoked = mapped.revoke();
-    check("a revocation is over at once", revoked.is_quiesced())?;
+    check("a revocation completes at once", revoked.is_quiesced())?;
     let mut buffer = revoked.wait().map_err(|refused| refused.error)?;
-    check("the buffer is ours again", buffer.as_mut_slice().is_ok())?;
+    check("the buffer is accessible again", buffer.as_mut_slice().is_ok())?;
     let mapped = domain.map(buffer, Bidirectional)?;
-    check("its addresses are free again", mapped.iova() == iova)?;
+    check("its addresses are reused", mapped.iova() == iova)?;
     drop(mapped);
     let many: Vec<_> = (0..64)
         .map(|_| Ok(domain.map(arena.alloc(4096)?, Bidirectional)?))
@@ -146,11 +147,11 @@ fn late(domain: &Domain) -> Outcome {
 fn unprotected(device: &Device) -> Outcome {
     registers(device)?;
     let domain = device.domain();
-    check("the backend says that there is none", domain.name() == "none")?;
+    check("the backend reports that there is none", domain.name() == "none")?;
     let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
     let arena = two.build(domain)?;
     println!("a hugepage at {}", arena.iova());
-    check("nothing pins it, and it stays", arena.report().residency == Residency::Hugetlb)?;
+    check("hugetlb memory needs no pin", arena.report().residency == Residency::Hugetlb)?;
     check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
     let buffer = arena.alloc(8192)?;
     let fixed = arena.iova_of(&buffer);
@@ -163,17 +164,17 @@ fn unprotected(device: &Device) -> Outcome {
         .mapping_policy(MappingPolicy::Whole)
         .build(domain);
     println!("{}", can_move.as_ref().err().map(ToString::to_string).unwrap_or_default());
-    check("memory that can move is refused", can_move.is_err())?;
+    check("movable memory is refused", can_move.is_err())?;
     let per_use = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).build(domain);
     println!("{}", per_use.as_ref().err().map(ToString::to_string).unwrap_or_default());
-    check("what nothing can take back is not lent for a while", per_use.is_err())
+    check("a per-use arena is refused, because nothing can be revoked", per_use.is_err())
 }
 
 /// The kernel allows 16.
 fn entries(domain: &Domain) -> Outcome {
     let limit = domain.stats().backend.entries_limit;
     println!("the kernel allows {limit:?} entries");
-    check("the limit is known before it is reached", limit == Some(16))?;
+    check("the limit is reported in advance", limit == Some(16))?;
     let arena = Arena::builder().size(16 << 20).build(domain)?;
     let mut mapped = Vec::new();
     let error = loop {
@@ -184,7 +185,7 @@ fn entries(domain: &Domain) -> Outcome {
     };
     println!("{error}");
     check("all of them can be used", mapped.len() == 16)?;
-    check("the limit is named", matches!(error, BackendError::NoEntries { limit: 16, .. }))?;
+    check("the error names the limit", matches!(error, BackendError::NoEntries { limit: 16, .. }))?;
     mapped.pop();
     check("a released one can be used again", domain.map(arena.alloc(4096)?, Bidirectional).is_ok())
 }
@@ -197,13 +198,13 @@ fn memlock(domain: &Domain) -> Outcome {
     let refused = domain.map(arena.alloc(16 << 20)?, Bidirectional).err().ok_or("16 MiB were pinned")?;
     println!("{}", refused.error);
     let BackendError::LockedMemory { asked, limit, .. } = refused.error else {
-        return Err("another error than that of the limit".into());
+        return Err("not the error of the limit".into());
     };
-    check("what was asked and what is allowed is said", (asked, limit) == (16 << 20, 8 << 20))?;
-    check("the buffer came back", refused.payload.is_some())?;
+    check("the error names the request and the limit", (asked, limit) == (16 << 20, 8 << 20))?;
+    check("the error returns the buffer", refused.payload.is_some())?;
     let late = domain.map(arena.alloc(6 << 20)?, Bidirectional).err().ok_or("4 and 6 MiB were pinned")?;
     println!("{}", late.error);
-    check("what is pinned already counts", matches!(late.error, BackendError::LockedMemory { .. }))?;
+    check("memory that is pinned already counts", matches!(late.error, BackendError::LockedMemory { .. }))?;
     drop(fits);
-    check("what was taken back may be pinned again", domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok())
+    check("unmapped memory may be pinned again", domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok())
 }

@@ -102,7 +102,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_mounted_disk_is_not_taken_whatever_its_file_system() {
+fn a_mounted_disk_is_in_use_whatever_its_file_system() {
     for (make, args) in [("mkfs.btrfs", &["-q", "-f"][..]), ("mkfs.ext4", &["-q", "-F"])] {
         let Some(disk) = Disk::new() else { return };
         let kernel = disk.kernel(false);
@@ -112,7 +112,7 @@ fn a_mounted_disk_is_not_taken_whatever_its_file_system() {
             continue;
         };
         assert!(refused(&kernel).contains("is mounted on /"), "{make}");
-        // As it looks from another mount namespace: nothing in mountinfo.
+        // As from another mount namespace: not in mountinfo.
         let mut binder = kernel.of_this_machine();
         binder.roots.proc = kernel.root.path().join("proc");
         let hidden = binder.bind(bdf(), false).unwrap_err().to_string();
@@ -188,7 +188,7 @@ fn a_disk_is_claimed_until_its_driver_lets_go_and_not_longer() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_checked_is_taken_by_force_only() {
+fn a_disk_that_cannot_be_checked_is_bound_by_force_only() {
     let kernel = Kernel::new();
     let folder = kernel.device().join("nvme/nvme0/nvme0n1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -196,7 +196,7 @@ fn a_disk_that_cannot_be_checked_is_taken_by_force_only() {
     symlink(&folder, kernel.root.path().join("class/block/nvme0n1")).unwrap();
     let words = kernel.binder().bind(bdf(), false).unwrap_err().to_string();
     assert!(words.contains("cannot check whether nvme0n1 is in use: No such file"), "{words}");
-    // A file of that name that is no node of this device.
+    // A file of that name that is not a node of this device.
     std::fs::create_dir_all(kernel.root.path().join("dev")).unwrap();
     symlink("/dev/null", kernel.root.path().join("dev/nvme0n1")).unwrap();
     let words = kernel.binder().bind(bdf(), false).unwrap_err().to_string();
