@@ -163,7 +163,7 @@ fn run() -> Result<()> {
     println!("{report}");
     let (stats, leaked) = (domain.stats(), pinfold::arena::quarantined_bytes());
     println!(
-        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes quarantined, {leaked} bytes leaked",
+        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes in quarantine, {leaked} bytes leaked",
         stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes
     );
     worked?;

@@ -187,5 +187,5 @@ fn a_payload_that_stays_reachable_in_place_ends_the_process() {
         .unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(6), "SIGABRT: {ended:?}");
     let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(said.contains("may still reach 4096 bytes"), "{said}");
+    assert!(said.contains("may still access 4096 bytes"), "{said}");
 }
