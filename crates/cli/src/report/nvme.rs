@@ -164,7 +164,7 @@ mod tests {
         let mut text = String::new();
         report.to_text(&mut text);
         assert!(
-            text.trim_end().ends_with("cannot be used: its I/O command set is zoned, not NVM (CSI 02h)"),
+            text.trim_end().ends_with("cannot be used: unsupported I/O command set: zoned (CSI 02h)"),
             "{text}"
         );
     }
