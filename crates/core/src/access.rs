@@ -1,7 +1,14 @@
-//! What a device may do with memory, as a value and as a type.
+//! The access that a device has to memory, as a value and as a type.
+//!
+//! ```
+//! use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice};
+//!
+//! assert_eq!(FromDevice::ACCESS, Access::WRITE);
+//! assert!(Bidirectional::ACCESS.contains(Access::READ));
+//! ```
 
 bitflags::bitflags! {
-    /// What a device may do with memory.
+    /// The access that a device has to memory.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Access: u8 {
         /// The device may read.
@@ -11,9 +18,9 @@ bitflags::bitflags! {
     }
 }
 
-/// Which way the data goes, as a type.
+/// The direction of a transfer, as a type.
 pub trait Direction: sealed::Sealed + Copy + Send + 'static {
-    /// What the device may do.
+    /// The access that the device needs.
     const ACCESS: Access;
 }
 /// A direction in which the device reads.

@@ -1,6 +1,17 @@
-//! Addresses, page sizes and ranges: a type for each kind, so that one can not be taken for another.
+//! Addresses, page sizes and ranges: a type for each kind, so that they cannot be confused.
 //!
-//! Every sum is checked. A range is checked once, where it is made, and needs no check from there on.
+//! Every sum is checked. A range is checked once, when it is created.
+//!
+//! ```
+//! use pinfold_core::addr::{Iova, IovaRange};
+//!
+//! # fn main() -> Result<(), pinfold_core::addr::RangeError> {
+//! let range = IovaRange::new(Iova::new(0x1000), 0x3000)?;
+//! assert_eq!(range.to_string(), "iova:0x1000..0x4000");
+//! assert!(range.part(0x1000, 0x3000).is_none());
+//! # Ok(())
+//! # }
+//! ```
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -9,11 +20,11 @@ use core::num::NonZeroU64;
 ///
 /// Implemented by [`Iova`] and [`PhysAddr`]; it exists so that [`AddrRange`] is written once.
 pub trait Address: Copy + Ord + fmt::Debug + fmt::Display {
-    /// What the kind is called in an error message.
+    /// The name of the kind in error messages.
     const KIND: &'static str;
-    /// The address with this value.
+    /// Creates the address with this value.
     fn new(raw: u64) -> Self;
-    /// The value of the address, in bytes.
+    /// Returns the value of the address.
     fn raw(self) -> u64;
 }
 
@@ -25,17 +36,17 @@ macro_rules! address {
         pub struct $name(u64);
 
         impl $name {
-            /// The address with this value.
+            /// Creates the address with this value.
             pub const fn new(raw: u64) -> Self {
                 Self(raw)
             }
 
-            /// The value of the address.
+            /// Returns the value of the address.
             pub const fn raw(self) -> u64 {
                 self.0
             }
 
-            /// The address `bytes` further on, or `None` where that is more than 64 bits.
+            /// Returns the address `bytes` further on, or `None` if that exceeds 64 bits.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
                     Some(raw) => Some(Self(raw)),
@@ -43,7 +54,7 @@ macro_rules! address {
                 }
             }
 
-            /// How many bytes `self` lies after `base`, or `None` where it lies before it.
+            /// Returns the offset of `self` from `base`, or `None` if it is below.
             pub const fn checked_offset_from(self, base: Self) -> Option<u64> {
                 self.0.checked_sub(base.0)
             }
@@ -79,11 +90,11 @@ macro_rules! address {
 }
 
 address! {
-    /// An I/O virtual address: what a device puts on its bus.
+    /// An I/O virtual address: an address as a device issues it.
     Iova, "iova"
 }
 address! {
-    /// A physical address: where the memory really is.
+    /// A physical address.
     ///
     /// Behind the software IOMMU it is the address of the memory in this process.
     PhysAddr, "phys"
@@ -144,7 +155,7 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// Why a range was refused.
+/// Why a range is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RangeError {
     /// A range must have at least one byte.
@@ -180,10 +191,10 @@ pub type IovaRange = AddrRange<Iova>;
 pub type PhysRange = AddrRange<PhysAddr>;
 
 impl<A: Address> AddrRange<A> {
-    /// The range of `len` bytes from `start`.
+    /// Creates the range of `len` bytes from `start`.
     ///
     /// # Errors
-    /// [`RangeError::Empty`] where `len` is 0, [`RangeError::Wraps`] where `start + len` is more than 64 bits.
+    /// [`RangeError::Empty`] if `len` is 0, [`RangeError::Wraps`] if `start + len` is more than 64 bits.
     pub fn new(start: A, len: u64) -> Result<Self, RangeError> {
         let raw = start.raw();
         let len = NonZeroU64::new(len).ok_or(RangeError::Empty { kind: A::KIND, start: raw })?;
@@ -193,7 +204,7 @@ impl<A: Address> AddrRange<A> {
         }
     }
 
-    /// The range of `len` bytes from `start`, cut off at the end of 64 bits, with one byte at least: for those who know
+    /// The range of `len` bytes from `start`, cut off at the end of 64 bits, at least one byte: for callers that know
     /// that it is neither empty nor too long.
     pub(crate) fn clamped(start: A, len: u64) -> Self {
         let first = start.raw().min(u64::MAX - 1);
@@ -201,23 +212,23 @@ impl<A: Address> AddrRange<A> {
         Self { start: A::new(first), len }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn start(&self) -> A {
         self.start
     }
 
-    /// The first address after the range.
+    /// Returns the first address after the range.
     pub fn end(&self) -> A {
-        // No wrap: `new` is the only way in, and it checked this sum.
+        // No wrap: the constructors check this sum.
         A::new(self.start.raw() + self.len.get())
     }
 
-    /// The last address of the range.
+    /// Returns the last address of the range.
     pub fn last(&self) -> A {
         A::new(self.start.raw() + (self.len.get() - 1))
     }
 
-    /// How many bytes, at least 1.
+    /// Returns the length in bytes, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub fn len(&self) -> u64 {
         self.len.get()
@@ -238,7 +249,7 @@ impl<A: Address> AddrRange<A> {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// What the two have in common.
+    /// Returns the addresses that the two have in common.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let end = self.end().min(other.end());
@@ -246,7 +257,7 @@ impl<A: Address> AddrRange<A> {
         Some(Self { start, len })
     }
 
-    /// The two as one, where one begins at the other's end.
+    /// Returns the two as one, if one begins at the other's end.
     pub fn merged(&self, other: &Self) -> Option<Self> {
         let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
         (low.end() == high.start)
@@ -254,7 +265,7 @@ impl<A: Address> AddrRange<A> {
             .flatten()
     }
 
-    /// The part of `len` bytes that begins `offset` bytes into the range, or `None` where that is not inside.
+    /// Returns the part of `len` bytes at `offset`, or `None` if that is empty or not inside.
     pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
         let len = NonZeroU64::new(len)?;
         if offset.checked_add(len.get())? > self.len.get() {
@@ -281,12 +292,12 @@ impl<A: Address> fmt::Debug for AddrRange<A> {
     }
 }
 
-/// A run that a device may address in one piece.
+/// A range that a device can address in one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Segment {
-    /// Where it starts on the device's bus.
+    /// Its start.
     pub iova: Iova,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Known mistakes in the product's own path, switched on by tests: proof that the tests would see them.
+//! Known mistakes in the product's own path, switched on by tests to prove that the tests detect them.
 //!
 //! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread can
 //! make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every
-//! other build the questions below are constants and compile to nothing.
+//! other build the functions below are constants and compile to nothing.
 
 /// A mistake that the stack could make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,19 +12,19 @@ pub enum Mistake {
     /// The flush is requested and submitted before the entries are cleared.
     #[cfg(any(test, feature = "known-bad"))]
     FlushBeforeClear,
-    /// Retired table pages are reclaimed before their ticket is done.
+    /// Retired table pages are reclaimed before their ticket has completed.
     TablePageEarly,
     /// Retired table pages are reclaimed after a flush of leaves alone.
     LeafFlushForTablePage,
     /// I/O virtual addresses are released when they are revoked.
     IovaEarly,
-    /// A buffer is given back before its ticket is done.
+    /// A buffer is returned before its ticket has completed.
     BufferEarly,
-    /// A map that failed in the middle does not wait for the flush of what it took back.
+    /// A map that failed halfway does not wait for the flush of its rollback.
     RollbackNotAwaited,
     /// In caching mode, a map does not flush the entries that were cached as absent.
     MapNotFlushed,
-    /// A wait that reaches its deadline reports that the flush is over.
+    /// A wait that reaches its deadline reports that the flush has completed.
     TimeoutIsCompletion,
 }
 
@@ -58,7 +58,7 @@ mod switches {
         MISTAKE.set(mistake);
     }
 
-    /// Poisons the table pages that the calling thread reclaims from now on: every entry leads to the memory at `trap`.
+    /// Poisons the table pages that the calling thread reclaims from now on: every entry maps the memory at `trap`.
     pub fn poison_free_table_pages(trap: Option<u64>) {
         TRAP.set(trap);
     }

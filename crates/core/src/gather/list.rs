@@ -1,13 +1,13 @@
-//! The pages that a command's list fills: where they come from, and which of them a command holds.
+//! List pages: where they come from, and which of them a command holds.
 
 use crate::addr::Iova;
 use crate::dma_pool::{AllocError, ChunkSource, DmaPool, FreeError, RawBlock};
 use crate::mem::DmaMemory;
 
-/// A page for a list, as its owner hands it out.
+/// A list page.
 #[derive(Clone, Copy, Debug)]
 pub struct ListPage<'l, P> {
-    /// What it goes back by.
+    /// The handle that releases it.
     pub page: P,
     /// Where the controller finds it.
     pub iova: Iova,
@@ -15,37 +15,37 @@ pub struct ListPage<'l, P> {
     pub memory: DmaMemory<'l>,
 }
 
-/// Where list pages come from: a [`DmaPool`]. For PRP lists its blocks are a controller's page long and aligned to it; for
+/// A source of list pages: a [`DmaPool`]. For PRP lists its blocks are a controller's page long and aligned to it; for
 /// SGLs they are all of one size, at least 32 bytes, and aligned to 8.
 pub trait ListPages {
-    /// What a page goes back by.
+    /// The handle that releases a page.
     type Page: Copy;
-    /// Why there was no page.
+    /// The error of [`take`](Self::take).
     type TakeError;
-    /// Why a page was not taken back.
+    /// The error of [`give`](Self::give).
     type GiveError;
 
-    /// A page that nobody else has.
+    /// Allocates a page.
     ///
     /// # Errors
-    /// Where there is none.
+    /// If there is none.
     fn take(&self) -> Result<ListPage<'_, Self::Page>, Self::TakeError>;
 
-    /// Takes a page back.
+    /// Frees a page.
     ///
     /// # Errors
-    /// Where it was not handed out.
+    /// If it is not allocated.
     fn give(&self, page: Self::Page) -> Result<(), Self::GiveError>;
 }
 
-/// Why a pool had no list page.
+/// Why a pool returned no list page.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolTakeError {
-    /// No block.
+    /// The pool has no block.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// A block, but the pool does not know it.
+    /// The block is not the pool's.
     #[error(transparent)]
     Block(#[from] FreeError),
 }
@@ -72,14 +72,14 @@ pub(super) struct Held<P, const LISTS: usize> {
     count: usize,
 }
 
-/// Why there is no further list page.
+/// Why no further list page was acquired.
 pub(super) enum ListError<E> {
-    /// There is no room for more than so many.
+    /// The capacity is reached.
     Full {
-        /// How many.
+        /// The capacity.
         limit: usize,
     },
-    /// There was none.
+    /// The source returned an error.
     Take(E),
 }
 
@@ -90,7 +90,7 @@ impl<P: Copy, const LISTS: usize> Held<P, LISTS> {
         self.count
     }
 
-    /// One more.
+    /// Acquires a page.
     pub(super) fn take<'l, L: ListPages<Page = P>>(
         &mut self,
         pages: &'l L,
@@ -102,7 +102,7 @@ impl<P: Copy, const LISTS: usize> Held<P, LISTS> {
         Ok(taken)
     }
 
-    /// All of them back; the first error, where there is one, after all.
+    /// Releases all pages; returns the first error after trying all.
     pub(super) fn give<L: ListPages<Page = P>>(&self, pages: &L) -> Result<(), L::GiveError> {
         let mut outcome = Ok(());
         for &page in self.pages.iter().flatten() {

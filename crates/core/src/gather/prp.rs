@@ -1,16 +1,17 @@
-//! PhysTranslator region pages: how an NVMe command names its memory.
+//! Physical region pages (PRP): how an NVMe command names its memory.
 //!
 //! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
 //! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, where there are more
 //! than two, the address of a list of all but the first. A list fills a page; where that is not enough, the last entry
 //! of the page is the address of the next one. A list that fits its page exactly does not chain.
 //!
-//! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is remembered here,
-//! outside memory that the controller can write, and they go back when the command is over ([`Prps::release`]).
+//! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is recorded here,
+//! outside memory that the controller can write, and they are released when the command has completed
+//! ([`Prps::release`]).
 
-use super::Merged;
 use super::list::{Held, ListError};
 pub use super::list::{ListPage, ListPages, PoolTakeError};
+use super::merged::Merged;
 use crate::addr::{Iova, IovaRange, RangeError, Segment};
 use crate::mem::{AccessError, DmaMemory};
 
@@ -39,7 +40,7 @@ impl ControllerPage {
     }
 }
 
-/// Why a transfer can not be laid out. No list page is held when one is returned.
+/// Why a transfer cannot be laid out. No list page is held when one is returned.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrpError<E> {
@@ -65,13 +66,13 @@ pub enum PrpError<E> {
         /// The controller's page.
         page: u64,
     },
-    /// The caller's room for list pages is too small.
+    /// The capacity for list pages is too small.
     #[error("more than {limit} PRP list pages: split the transfer")]
     TooLong {
-        /// For how many there is room.
+        /// The capacity.
         limit: usize,
     },
-    /// What the pool hands out is no list page.
+    /// The pool's blocks cannot be list pages.
     #[error(
         "a list page of {bytes} bytes at {iova}: its pool must have blocks of {page} bytes, aligned to that"
     )]
@@ -86,7 +87,7 @@ pub enum PrpError<E> {
     /// There was no list page.
     #[error("no PRP list page: {0}")]
     Take(E),
-    /// A list page can not be written.
+    /// A list page cannot be written.
     #[error("a PRP list page: {0}")]
     Memory(AccessError),
 }
@@ -102,10 +103,10 @@ impl<E> From<ListError<E>> for PrpError<E> {
 
 /// The two PRP fields of a command, and the list pages behind them.
 ///
-/// `LISTS` is the room for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release) leaves
-/// the pages out, for ever: that is what a command wants that may still be under way.
+/// `LISTS` is the capacity for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release)
+/// quarantines the pages: right for a command that may still be in flight.
 #[derive(Clone, Debug)]
-#[must_use = "list pages go back to their pool by `release`"]
+#[must_use = "list pages are released by `release`"]
 pub struct Prps<P, const LISTS: usize = 8> {
     prp1: Iova,
     /// PRP2 as an entry, before and unless there is a list.

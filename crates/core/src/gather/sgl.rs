@@ -11,8 +11,9 @@
 //! the controller takes is said by a [`Profile`]: at most so many descriptors (`MSDBD` of its Identify data), and an
 //! alignment of 4 where its field `SGLS` says that it wants dwords.
 
+use super::error::{GatherError, ProfileError};
 use super::list::{Held, ListError, ListPages};
-use super::{GatherError, Profile, ProfileError};
+use super::profile::Profile;
 use crate::addr::{Iova, Segment};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;
@@ -71,7 +72,7 @@ impl fmt::Debug for Descriptor {
     }
 }
 
-/// Why a transfer can not be laid out. No list page is held when one is returned.
+/// Why a transfer cannot be laid out. No list page is held when one is returned.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SglError<E> {
@@ -84,13 +85,13 @@ pub enum SglError<E> {
     /// The memory is not what the controller takes.
     #[error(transparent)]
     Gather(#[from] GatherError),
-    /// The caller's room for list pages is too small.
+    /// The capacity for list pages is too small.
     #[error("more than {limit} pages of SGL descriptors: split the transfer")]
     TooLong {
-        /// For how many there is room.
+        /// The capacity.
         limit: usize,
     },
-    /// What the pool hands out can not hold descriptors.
+    /// The pool's blocks cannot hold descriptors.
     #[error(
         "a list page of {bytes} bytes at {iova}: its pool must have blocks of at least 32 bytes, aligned to 8"
     )]
@@ -103,7 +104,7 @@ pub enum SglError<E> {
     /// There was no list page.
     #[error("no page for SGL descriptors: {0}")]
     Take(E),
-    /// A list page can not be written.
+    /// A list page cannot be written.
     #[error("a page of SGL descriptors: {0}")]
     Memory(AccessError),
 }
@@ -119,10 +120,10 @@ impl<E> From<ListError<E>> for SglError<E> {
 
 /// The SGL field of a command, and the list pages behind it.
 ///
-/// `LISTS` is the room for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
-/// [`release`](Self::release) leaves the pages out, for ever: that is what a command wants that may still be under way.
+/// `LISTS` is the capacity for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
+/// [`release`](Self::release) quarantines the pages: right for a command that may still be in flight.
 #[derive(Clone, Debug)]
-#[must_use = "list pages go back to their pool by `release`"]
+#[must_use = "list pages are released by `release`"]
 pub struct Sgl<P, const LISTS: usize = 8> {
     sgl1: Descriptor,
     data_blocks: u64,
@@ -135,7 +136,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
     /// Linear in the number of descriptors. Allocates nothing but list pages, and no more of them than needed.
     ///
     /// # Errors
-    /// [`SglError`]; the list pages taken until then have been given back.
+    /// [`SglError`]; the list pages acquired until then have been released.
     pub fn new<L: ListPages<Page = P>>(
         profile: &Profile,
         segments: impl IntoIterator<Item = Segment>,
@@ -149,7 +150,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         match sgl.list(blocks, pages) {
             Ok(()) => Ok(sgl),
             Err(error) => {
-                // What `take` just gave out, `give` takes back; and if it does not, the first error says more.
+                // Releasing what was just acquired does not fail; if it did, the first error says more.
                 let _ = sgl.release(pages);
                 Err(error)
             }
@@ -205,10 +206,10 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         self.held.count()
     }
 
-    /// Gives the list pages back. The command must be over: a controller reads them until then.
+    /// Releases the list pages. The command must have completed: a controller reads them until then.
     ///
     /// # Errors
-    /// The first page's that was not taken back; the others are given back nevertheless.
+    /// That of the first page that was not released; the others are released nevertheless.
     pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
         self.held.give(pages)
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::addr::{Iova, RangeError, Segment};
 use proptest::prelude::*;
 
 fn seg(iova: u64, len: u64) -> Segment {

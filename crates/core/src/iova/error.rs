@@ -1,20 +1,20 @@
-//! Why an address space refused.
+//! Errors of an address space.
 
 use crate::addr::{Iova, IovaRange};
 
-/// Why an address space refused. Nothing has changed when one is returned.
+/// An error of an address space. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
     /// An address space has 13 to 57 bits.
-    #[error("an I/O address space of {bits} bits: it has 13 to 57")]
+    #[error("cannot create an I/O address space of {bits} bits: 13 to 57 are supported")]
     Width {
         /// What was asked for.
         bits: u32,
     },
     /// A length of 0, or one that is more than the space.
     #[error(
-        "{len:#x} bytes of an I/O address space of {bits} bits: ask for 1 byte at least, and for less than all"
+        "cannot allocate {len:#x} bytes of an I/O address space of {bits} bits: at least 1 byte, and less than all of it"
     )]
     Length {
         /// What was asked for.
@@ -23,7 +23,7 @@ pub enum IovaError {
         bits: u32,
     },
     /// An alignment is a power of two from 1 to 1 GiB.
-    #[error("an alignment of {align:#x}: it is a power of two, at most 1 GiB")]
+    #[error("cannot align to {align:#x}: use a power of two of at most 1 GiB")]
     Alignment {
         /// What was asked for.
         align: u64,
@@ -52,7 +52,7 @@ pub enum IovaError {
         range: IovaRange,
     },
     /// A range that is not inside the space.
-    #[error("{range} is outside of an I/O address space of {bits} bits")]
+    #[error("{range} is outside an I/O address space of {bits} bits")]
     Outside {
         /// The range.
         range: IovaRange,
@@ -82,23 +82,21 @@ pub enum IovaError {
         range: IovaRange,
     },
     /// A part of a range that was to be freed is free already.
-    #[error("{range} can not be freed: its part {free} is free already")]
+    #[error("{range} cannot be freed: its part {free} is free already")]
     PartlyFree {
         /// The range.
         range: IovaRange,
         /// The first part of it that is free.
         free: IovaRange,
     },
-    /// More pieces were freed than were allocated, and there is no room to keep another one apart.
-    #[error(
-        "{range} can not be freed: ranges were cut in more pieces than were allocated; free whole ranges"
-    )]
+    /// More pieces were freed than were allocated, and there is no node for another extent.
+    #[error("{range} cannot be freed: more pieces were freed than allocated; free whole ranges")]
     Pieces {
         /// The range.
         range: IovaRange,
     },
-    /// The account itself needs memory to grow, and there is none.
-    #[error("no memory for the account of {extents} free extents")]
+    /// Allocating memory for the metadata failed.
+    #[error("cannot allocate metadata for {extents} free extents")]
     NoMemory {
         /// How many extents it was to hold.
         extents: usize,

@@ -1,7 +1,8 @@
-//! The account behind the lock: free extents in two halves, reservations, and the nodes that frees may need.
+//! The state behind the lock: free extents in two halves, reservations, and the nodes that frees may need.
 
+use super::error::IovaError;
+use super::stats::IovaStats;
 use super::tree::{ALIGNS, Extent, NIL, Slab};
-use super::{IovaError, IovaStats};
 use crate::addr::{Iova, IovaRange};
 use alloc::vec::Vec;
 
@@ -12,8 +13,8 @@ const HIGH: u64 = 1 << (32 - GRANULE_SHIFT);
 /// All in granules of 4 KiB.
 ///
 /// Between two free extents lies at least one allocation, one reservation, or the border at 4 GiB. So there are
-/// never more of them than `live + reserved + 2`, and as long as the slab has so many nodes a free finds one. Allocations and
-/// reservations grow it; that is where memory may be lacking, and where it does no harm.
+/// never more of them than `live + reserved + 2`, and as long as the slab has that many nodes a free finds one. Allocations
+/// and reservations grow it, and fail if memory is short.
 #[derive(Debug)]
 pub(super) struct Space {
     slab: Slab,
@@ -123,7 +124,7 @@ impl Space {
     pub(super) fn reserve(&mut self, wanted: Extent) -> Result<(), IovaError> {
         let wanted = Extent { start: wanted.start, end: wanted.end.min(self.end) };
         if wanted.start >= wanted.end {
-            return Ok(()); // beyond the width nothing is handed out anyway
+            return Ok(()); // nothing is allocated beyond the width
         }
         let merged = self
             .reserved

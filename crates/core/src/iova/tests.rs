@@ -1,5 +1,6 @@
 use super::tree::Extent;
 use super::*;
+use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;
 
 const G: u64 = IovaSpace::GRANULE;

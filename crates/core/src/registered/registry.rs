@@ -1,45 +1,16 @@
 //! The table of registered buffers.
 
-use super::{Registered, Segments};
+use super::buffer::{Registered, Segments};
 use crate::addr::Segment;
 use alloc::vec::Vec;
-use core::fmt;
 pub use error::{IndexError, RegisterError};
+pub use index::BufferIndex;
+use index::MAX_BUFFERS;
 
 mod error;
+mod index;
 
-/// The largest table, that of io_uring.
-const MAX_BUFFERS: usize = 16_384;
-
-/// The number of a buffer in a [`Registry`]; the same number names it to a ring.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BufferIndex(u16);
-
-impl BufferIndex {
-    /// The index with this number.
-    pub const fn new(index: u16) -> Self {
-        Self(index)
-    }
-
-    /// The number of the index.
-    pub const fn get(self) -> u16 {
-        self.0
-    }
-}
-
-impl fmt::Display for BufferIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "buffer:{}", self.0)
-    }
-}
-
-impl fmt::Debug for BufferIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// That I/O is under way on a registered buffer: what [`Registry::hold`] gives and [`Registry::release`] takes.
+/// I/O in flight on a registered buffer, from [`Registry::hold`] to [`Registry::release`].
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a buffer is held until its hold is released"]
 pub struct Hold {
@@ -48,32 +19,32 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The place that the buffer has, or had.
+    /// Returns the place that the buffer has, or had.
     pub fn index(&self) -> BufferIndex {
         self.index
     }
 }
 
-/// What became of a buffer that was taken out of the table.
+/// An unregistered buffer.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "it owns what the table owned"]
 pub enum Unregistered<B> {
-    /// Nothing is under way on it: here it is.
+    /// No I/O is in flight on it.
     Free(B),
-    /// The table keeps it until the last [`Hold`] is released, which then gives it back.
+    /// The table keeps it until the last [`Hold`] is released, which then returns it.
     Held {
-        /// How many there are.
+        /// The number of holds.
         holds: u32,
     },
 }
 
 /// A table of registered buffers, none of which overlaps another.
 ///
-/// It is sparse: a place is filled, replaced and vacated for itself. Whoever begins I/O on a buffer [holds](Self::hold)
-/// it; a buffer that is taken out or replaced meanwhile vacates its place at once, and is kept until the last hold is
-/// released. `B` is a [`Registered`], or something that has one and more beside it, such as what pins the memory.
+/// It is sparse: each place is filled, replaced and vacated individually. A caller that begins I/O on a buffer
+/// [holds](Self::hold) it; a buffer that is unregistered or replaced meanwhile vacates its place at once, and is kept
+/// until the last hold is released. `B` is a [`Registered`], or contains one beside, for instance, what pins the memory.
 ///
-/// It allocates when it is made and when a buffer is entered; never when one leaves.
+/// It allocates in its constructor and when a buffer is registered, never when one is unregistered.
 #[derive(Debug)]
 pub struct Registry<B = Registered> {
     places: Vec<Option<Entry<B>>>,
@@ -97,10 +68,10 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// The largest table, that of io_uring: 16,384 buffers.
     pub const MAX_BUFFERS: usize = MAX_BUFFERS;
 
-    /// A table with `capacity` places, all vacant.
+    /// Creates a table with `capacity` places, all vacant.
     ///
     /// # Errors
-    /// [`RegisterError::Capacity`] where that is 0 or more than [`MAX_BUFFERS`](Self::MAX_BUFFERS).
+    /// [`RegisterError::Capacity`] if that is 0 or more than [`MAX_BUFFERS`](Self::MAX_BUFFERS).
     pub fn new(capacity: usize) -> Result<Self, RegisterError> {
         if capacity == 0 || capacity > MAX_BUFFERS {
             return Err(RegisterError::Capacity { asked: capacity });
@@ -110,29 +81,29 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(Self { places, order, leaving: Vec::new(), next_generation: 0, first_vacant: 0 })
     }
 
-    /// How many places there are.
+    /// Returns the number of places.
     pub fn capacity(&self) -> usize {
         self.places.len()
     }
 
-    /// How many of them are taken.
+    /// Returns the number of registered buffers.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether none is taken.
+    /// Whether no buffer is registered.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// How many buffers have left their places and are held still.
+    /// Returns how many unregistered buffers are still held.
     pub fn leaving(&self) -> usize {
         self.leaving.len()
     }
 
-    /// Sees that `len` bytes at `addr` can be entered in this place (or, with `None`, in the first vacant one, which is
-    /// given back), and makes room: an [`update`](Self::update) of that place with that buffer then succeeds. For those
-    /// who have something to do to the memory before. Logarithmic; for `None` linear in the places that became taken since.
+    /// Checks that `len` bytes at `addr` can be registered in this place (or, with `None`, in the first vacant one, which
+    /// is returned), and allocates: an [`update`](Self::update) of that place with that buffer then succeeds, for
+    /// instance after pinning the memory. Logarithmic; for `None` linear in the places that have been filled since.
     ///
     /// # Errors
     /// As `update`; [`RegisterError::Full`].
@@ -156,7 +127,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(at)
     }
 
-    /// Enters the buffer in the first vacant place. Linear in the number of buffers that lie behind it in memory.
+    /// Registers the buffer in the first vacant place. Linear in the number of buffers that lie behind it in memory.
     ///
     /// # Errors
     /// [`RegisterError::Full`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
@@ -166,7 +137,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(index)
     }
 
-    /// Enters the buffer in this place, which must be vacant.
+    /// Registers the buffer in this place, which must be vacant.
     ///
     /// # Errors
     /// [`RegisterError::Index`] where the table is not that large, [`RegisterError::Taken`],
@@ -179,7 +150,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.update(index, buffer).map(|_| ())
     }
 
-    /// Enters the buffer in this place, and takes out the one that is there: it may overlap that one, and no other.
+    /// Registers the buffer in this place, and unregisters the one that is there: it may overlap that one, and no other.
     /// Linear in the number of buffers.
     ///
     /// # Errors
@@ -202,8 +173,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(before)
     }
 
-    /// Takes the buffer out of the table. Its place is vacant from here on; where I/O is under way on it, it is kept
-    /// until that is over. Linear in the number of buffers; allocates nothing.
+    /// Unregisters the buffer. Its place is vacant from here on; while I/O is in flight on it, the table keeps it. Linear in the number of buffers; allocates nothing.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
@@ -222,7 +192,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(Unregistered::Held { holds })
     }
 
-    /// Says that I/O begins on the buffer. Constant time, no atomics.
+    /// Begins I/O on the buffer. Constant time, no atomics.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`], [`IndexError::TooManyHolds`].
@@ -236,11 +206,11 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(Hold { index, generation: entry.generation })
     }
 
-    /// Says that I/O is over. Where it was the last on a buffer that has left its place, that buffer. Constant time;
-    /// for one that has left, linear in the number of those.
+    /// Ends I/O. Returns the buffer if that is unregistered and this was the last hold on it. Constant time;
+    /// for an unregistered buffer, linear in the number of those.
     ///
     /// # Errors
-    /// [`IndexError::NotHeld`] where no buffer of this table has such a hold: it is another table's.
+    /// [`IndexError::NotHeld`] if the hold was issued by another table.
     #[inline]
     pub fn release(&mut self, hold: Hold) -> Result<Option<B>, IndexError> {
         let Hold { index, generation } = hold;
@@ -264,7 +234,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Some(over.then(|| self.leaving.swap_remove(at).1.buffer))
     }
 
-    /// How many holds there are on the buffer in this place.
+    /// Returns the number of holds on the buffer in this place.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
@@ -272,7 +242,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.place(index)?.as_ref().map(|entry| entry.holds).ok_or(IndexError::Vacant { index })
     }
 
-    /// The buffer in this place.
+    /// Returns the buffer in this place.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
@@ -281,12 +251,12 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.place(index)?.as_ref().map(|entry| &entry.buffer).ok_or(IndexError::Vacant { index })
     }
 
-    /// The buffers and their places, in the order of the places.
+    /// Yields the buffers and their places, in the order of the places.
     pub fn iter(&self) -> impl Iterator<Item = (BufferIndex, &B)> {
         (0..).map(BufferIndex).zip(&self.places).filter_map(|(i, place)| Some((i, &place.as_ref()?.buffer)))
     }
 
-    /// Where the byte at `offset` of a buffer is for the device: [`Registered::locate`].
+    /// Returns where the device finds the byte at `offset` of a buffer: [`Registered::locate`].
     ///
     /// # Errors
     /// [`IndexError`].
@@ -295,7 +265,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(self.get(index)?.as_ref().locate(offset)?)
     }
 
-    /// A part of a buffer as the device sees it: [`Registered::segments`].
+    /// Returns part of a buffer as the device sees it: [`Registered::segments`].
     ///
     /// # Errors
     /// [`IndexError`].
@@ -304,7 +274,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(self.get(index)?.as_ref().segments(offset, len)?)
     }
 
-    /// The buffer that `addr` lies in, and how far. Logarithmic in the number of buffers.
+    /// Returns the buffer that contains `addr`, and the offset. Logarithmic in the number of buffers.
     pub fn find(&self, addr: usize) -> Option<(BufferIndex, u64)> {
         let before = self.order.partition_point(|&(start, _)| start <= addr).checked_sub(1)?;
         let &(start, index) = self.order.get(before)?;

@@ -1,15 +1,9 @@
 //! Collects the runs of a buffer, merging neighbours.
 
-use super::table::Table;
-use super::{BufferError, Registered, check_extent};
+use super::error::{BufferError, check_extent};
+use super::table::{Run, Table};
 use crate::addr::{IovaRange, PageSize, Segment};
 use alloc::vec::Vec;
-
-/// A run that is contiguous in the process and for the device.
-pub(super) struct Run {
-    pub(super) addr: u64,
-    pub(super) segment: Segment,
-}
 
 pub(super) struct Runs {
     addr: usize,
@@ -45,8 +39,9 @@ impl Runs {
         Ok(())
     }
 
-    pub(super) fn finish(self) -> Result<Registered, BufferError> {
+    /// Returns address, length and table of the buffer.
+    pub(super) fn finish(self) -> Result<(usize, u64, Table), BufferError> {
         check_extent(self.addr, self.len)?;
-        Ok(Registered { addr: self.addr, len: self.len, table: Table::new(&self.list)? })
+        Ok((self.addr, self.len, Table::new(&self.list)?))
     }
 }

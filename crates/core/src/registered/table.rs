@@ -5,8 +5,7 @@
 //! shift of its own; its entry then says where its folios are in a second list. One bit a cell tells the two apart;
 //! a table without divided cells has no bits, and no second list.
 
-use super::BufferError;
-use super::runs::Run;
+use super::error::BufferError;
 use crate::addr::{Iova, PageSize, Segment};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,6 +16,12 @@ const ONE_CELL: u32 = 63;
 const SHIFTS: [u32; 3] = [16, PageSize::Size2M.shift(), PageSize::Size1G.shift()];
 /// The bits of a divided cell's entry that hold its shift; above them is where its folios are.
 const SHIFT_BITS: u32 = 6;
+
+/// A run that is contiguous in the process and for the device.
+pub(super) struct Run {
+    pub(super) addr: u64,
+    pub(super) segment: Segment,
+}
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Table {

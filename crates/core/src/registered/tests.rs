@@ -2,6 +2,7 @@ mod mixture;
 mod table;
 
 use super::*;
+use crate::addr::{Iova, PageSize, RangeError, Segment};
 use alloc::vec::Vec;
 use proptest::prelude::*;
 

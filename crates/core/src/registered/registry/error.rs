@@ -1,7 +1,7 @@
-//! Why the table of registered buffers refuses.
+//! Errors of the table of registered buffers.
 
-use super::{BufferIndex, MAX_BUFFERS};
-use crate::registered::OutsideBuffer;
+use super::index::{BufferIndex, MAX_BUFFERS};
+use crate::registered::error::OutsideBuffer;
 
 /// Why a buffer was not registered. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum RegisterError {
     },
     /// A table has a largest size.
     #[error(
-        "a buffer table of {asked} places is impossible: 1 to {limit} are possible",
+        "cannot create a buffer table of {asked} places: 1 to {limit} are supported",
         limit = MAX_BUFFERS
     )]
     Capacity {
@@ -46,7 +46,7 @@ pub enum RegisterError {
     Index(#[from] IndexError),
 }
 
-/// Why nothing was found.
+/// Why a buffer was not found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -64,14 +64,14 @@ pub enum IndexError {
         /// Which place.
         index: BufferIndex,
     },
-    /// As much I/O as can be counted is under way.
-    #[error("{index} is held {limit} times, which is as often as can be counted", limit = u32::MAX)]
+    /// The count of I/O in flight is at its limit.
+    #[error("{index} is held {limit} times, which is the limit", limit = u32::MAX)]
     TooManyHolds {
         /// Which place.
         index: BufferIndex,
     },
-    /// The hold was never given, or by another table.
-    #[error("a hold on {index} that this table did not give")]
+    /// The hold was issued by another table.
+    #[error("the hold on {index} was not issued by this table")]
     NotHeld {
         /// Which place.
         index: BufferIndex,

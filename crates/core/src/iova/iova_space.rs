@@ -1,0 +1,127 @@
+//! [`IovaSpace`]: checks, and the lock.
+
+use super::error::IovaError;
+use super::space::{Space, extent_of, range_of};
+use super::stats::IovaStats;
+use super::tree::Extent;
+use crate::addr::{Iova, IovaRange};
+use crate::sync::Mutex;
+
+/// Allocates the addresses of an I/O address space.
+///
+/// Shared by reference; a lock inside is held for O(log n) steps. A free never allocates memory.
+#[derive(Debug)]
+pub struct IovaSpace {
+    pub(super) space: Mutex<Space>,
+    bits: u32,
+}
+
+impl IovaSpace {
+    /// The unit of allocation in bytes.
+    pub const GRANULE: u64 = 4096;
+    /// The largest alignment: 1 GiB.
+    pub const MAX_ALIGN: u64 = 1 << 30;
+
+    /// Creates a space of `bits` bits (13 to 57), all free except the null page: address 0 is never allocated.
+    ///
+    /// # Errors
+    /// [`IovaError::Width`]; [`IovaError::NoMemory`].
+    pub fn new(bits: u32) -> Result<Self, IovaError> {
+        if !(13..=57).contains(&bits) {
+            return Err(IovaError::Width { bits });
+        }
+        let mut space = Space::new(bits)?;
+        space.reserve(Extent { start: 0, end: 1 })?;
+        Ok(Self { space: Mutex::new(space), bits })
+    }
+
+    /// Returns the width of an address in bits.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    /// Allocates `len` bytes at a multiple of `align`, the last byte at or below `limit`. O(log n).
+    ///
+    /// `len` is rounded up to 4 KiB, and to nothing larger; the returned range has the rounded length. `align` is
+    /// a power of two up to 1 GiB; less than 4 KiB is 4 KiB. Unless `limit` forbids it, addresses above 4 GiB are
+    /// preferred: those below are left to devices that reach no others.
+    ///
+    /// For alignments of 4 KiB, 2 MiB and 1 GiB it fails only if there is no such range. For one between
+    /// two of these it may also fail in a fragmented space, if every free extent is shorter than
+    /// `len + align` and none fits the next page size.
+    ///
+    /// # Errors
+    /// [`IovaError::Length`], [`IovaError::Alignment`], [`IovaError::Exhausted`]; [`IovaError::NoMemory`] if the
+    /// metadata cannot grow.
+    pub fn alloc(&self, len: u64, align: u64, limit: Option<Iova>) -> Result<IovaRange, IovaError> {
+        if len == 0 || len > 1 << self.bits {
+            return Err(IovaError::Length { len, bits: self.bits });
+        }
+        if !align.is_power_of_two() || align > Self::MAX_ALIGN {
+            return Err(IovaError::Alignment { align });
+        }
+        let end = limit.map_or(u64::MAX, |last| last.raw().saturating_add(1)) / Self::GRANULE;
+        let granules = len.div_ceil(Self::GRANULE);
+        let mut space = self.space.lock();
+        match space.alloc(granules, align.div_ceil(Self::GRANULE), end)? {
+            Some(taken) => Ok(range_of(taken)),
+            None => {
+                let held = space.stats();
+                let last = Iova::new((space.end() * Self::GRANULE) - 1);
+                Err(IovaError::Exhausted {
+                    len,
+                    align,
+                    limit: limit.map_or(last, |limit| limit.min(last)),
+                    in_use: held.bytes_in_use,
+                    largest_free: held.largest_free,
+                })
+            }
+        }
+    }
+
+    /// Allocates this range, which must be free: for identity mappings, or addresses fixed elsewhere. O(log n).
+    ///
+    /// # Errors
+    /// [`IovaError::Misaligned`], [`IovaError::Outside`], [`IovaError::Reserved`], [`IovaError::InUse`];
+    /// [`IovaError::NoMemory`] if the metadata cannot grow.
+    pub fn alloc_at(&self, range: IovaRange) -> Result<(), IovaError> {
+        self.check(range)?;
+        self.space.lock().alloc_at(extent_of(range))
+    }
+
+    /// Frees what was allocated. O(log n); needs no memory.
+    ///
+    /// # Errors
+    /// [`IovaError::Misaligned`], [`IovaError::Outside`], [`IovaError::Reserved`]; [`IovaError::AlreadyFree`] if all
+    /// of it is free, [`IovaError::PartlyFree`] if part of it is; [`IovaError::Pieces`].
+    pub fn free(&self, range: IovaRange) -> Result<(), IovaError> {
+        self.check(range)?;
+        self.space.lock().free(extent_of(range))
+    }
+
+    /// Reserves every granule that `range` touches for good: MSI windows, ranges that the host reports.
+    ///
+    /// What is reserved already, or beyond the width, may be reserved again. O(log n + reservations).
+    ///
+    /// # Errors
+    /// [`IovaError::InUse`] if part of it is allocated; [`IovaError::NoMemory`] if the metadata cannot grow.
+    pub fn reserve(&self, range: IovaRange) -> Result<(), IovaError> {
+        self.space.lock().reserve(extent_of(range))
+    }
+
+    /// Returns the statistics. O(reservations).
+    pub fn stats(&self) -> IovaStats {
+        self.space.lock().stats()
+    }
+
+    /// Checks that a range is whole granules of this space.
+    fn check(&self, range: IovaRange) -> Result<(), IovaError> {
+        if !range.is_aligned(Self::GRANULE) {
+            return Err(IovaError::Misaligned { range });
+        }
+        if range.end().raw() > 1 << self.bits {
+            return Err(IovaError::Outside { range, bits: self.bits });
+        }
+        Ok(())
+    }
+}

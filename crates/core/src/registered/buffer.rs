@@ -1,0 +1,218 @@
+//! A buffer as folios.
+
+use super::error::{BufferError, MAX_BYTES, OutsideBuffer, check_extent};
+use super::runs::Runs;
+use super::table::Table;
+use crate::addr::{Iova, IovaRange, PageSize, Segment};
+use core::iter::FusedIterator;
+
+/// A buffer as folios. See the [module](super).
+///
+/// It owns no memory; it describes where memory is, in 8 bytes per folio if all are equal, at most 16 in a mixture.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Registered {
+    addr: usize,
+    len: u64,
+    table: Table,
+}
+
+impl AsRef<Self> for Registered {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl Registered {
+    /// The longest buffer: 1 TiB.
+    pub const MAX_BYTES: u64 = MAX_BYTES;
+
+    /// The buffer of `len` bytes at `addr` in this process, in pages of `page` bytes: `device` yields what the device
+    /// calls the start of each page that the buffer touches, in order.
+    ///
+    /// Where a page's size is not known, say [`PageSize::Size4K`]: pages that turn out to be neighbours grow together.
+    ///
+    /// Takes time in proportion to the number of pages, and memory in proportion to that of folios.
+    ///
+    /// # Errors
+    /// [`BufferError`] where the buffer is empty, wraps or is longer than [`MAX_BYTES`](Self::MAX_BYTES), where there
+    /// are more or fewer device addresses than pages, or one that is no multiple of 4 KiB, or no memory for the table.
+    pub fn from_pages(
+        addr: usize,
+        len: u64,
+        page: PageSize,
+        device: impl IntoIterator<Item = Iova>,
+    ) -> Result<Self, BufferError> {
+        check_extent(addr, len)?;
+        let head = addr as u64 & page.mask();
+        let pages = (head + len).div_ceil(page.bytes());
+        let mut runs = Runs::new(addr);
+        let mut device = device.into_iter();
+        let (mut skip, mut left) = (head, len);
+        for index in 0..pages {
+            let count = BufferError::PageCount { pages, page, given: index };
+            let start = device.next().ok_or(count)?;
+            if !start.is_aligned(PageSize::Size4K.bytes()) {
+                return Err(BufferError::PageAddress { index, iova: start });
+            }
+            let piece = IovaRange::new(start, page.bytes())?.start().raw() + skip;
+            let bytes = (page.bytes() - skip).min(left);
+            runs.push(Segment { iova: Iova::new(piece), len: bytes })?;
+            left -= bytes;
+            skip = 0;
+        }
+        if device.next().is_some() {
+            return Err(BufferError::PageCount { pages, page, given: pages + 1 });
+        }
+        let (addr, len, table) = runs.finish()?;
+        Ok(Self { addr, len, table })
+    }
+
+    /// The buffer at `addr` in this process that the device sees as `segments`, in order: for memory that is mapped
+    /// already, and for mixtures of page sizes. Its length is the sum of theirs.
+    ///
+    /// Folios are as large as the places where the device's view jumps allow; where these are far finer in some part
+    /// of the buffer than in the rest, only the folios there are divided. Takes time in proportion to the numbers of
+    /// segments and of folios.
+    ///
+    /// # Errors
+    /// [`BufferError`] where there is no segment or an empty or wrapping one, where the buffer wraps or is longer than
+    /// [`MAX_BYTES`](Self::MAX_BYTES), where the device's view jumps within a 4 KiB page, or no memory for the table.
+    pub fn from_segments(
+        addr: usize,
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> Result<Self, BufferError> {
+        let mut runs = Runs::new(addr);
+        segments.into_iter().try_for_each(|segment| runs.push(segment))?;
+        let (addr, len, table) = runs.finish()?;
+        Ok(Self { addr, len, table })
+    }
+
+    /// Returns the address of the first byte in this process.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Returns the length in bytes, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "a registered buffer is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// log2 of a folio's size in bytes (of one that is not divided): at least 12; 63 where the whole buffer is one.
+    pub fn folio_shift(&self) -> u32 {
+        self.table.shift()
+    }
+
+    /// The bits of an offset (counted from the start of the first folio) that lie within a folio.
+    pub fn folio_mask(&self) -> u64 {
+        self.table.mask()
+    }
+
+    /// Returns how many folios the buffer touches; of a divided one, each part counts.
+    pub fn folios(&self) -> usize {
+        self.table.folios()
+    }
+
+    /// Returns how many of the larger folios are divided: 0 if all are equal.
+    pub fn divided(&self) -> usize {
+        self.table.divided()
+    }
+
+    /// Returns the size of the table of folios in bytes: 8 per folio if all are equal, at most 16 in a mixture.
+    pub fn table_bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    /// Returns where the device finds the byte at `offset`, and how many bytes follow it in the same folio and buffer.
+    ///
+    /// Constant time: a shift, a mask and a load; in a divided folio, once more.
+    ///
+    /// # Errors
+    /// [`OutsideBuffer`] where `offset` is not inside.
+    #[inline]
+    pub fn locate(&self, offset: u64) -> Result<Segment, OutsideBuffer> {
+        let outside = OutsideBuffer { offset, len: 1, size: self.len };
+        if offset >= self.len {
+            return Err(outside);
+        }
+        let piece = self.table.locate(self.table.head() + offset).ok_or(outside)?;
+        Ok(Segment { iova: piece.iova, len: piece.len.min(self.len - offset) })
+    }
+
+    /// Returns the `len` bytes from `offset` as the device sees them; folios adjacent for the device are merged.
+    ///
+    /// Allocates nothing; the first segment is found in constant time.
+    ///
+    /// # Errors
+    /// [`OutsideBuffer`] where they are not all inside, or are none.
+    #[inline]
+    pub fn segments(&self, offset: u64, len: u64) -> Result<Segments<'_>, OutsideBuffer> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if len == 0 || !inside {
+            return Err(OutsideBuffer { offset, len, size: self.len });
+        }
+        Ok(Segments::new(&self.table, self.table.head() + offset, len))
+    }
+
+    /// Counts the segments of the whole buffer for the device. Linear in the number of folios.
+    pub fn segment_count(&self) -> usize {
+        Segments::new(&self.table, self.table.head(), self.len).count()
+    }
+}
+
+/// The segments of a part of a buffer: [`Registered::segments`].
+#[derive(Clone, Debug)]
+pub struct Segments<'a> {
+    table: &'a Table,
+    /// Where what is behind `ahead` begins, from the start of the first folio.
+    at: u64,
+    /// How much that is.
+    left: u64,
+    /// What comes next, or the first part of it: it is seen before it is known where it ends.
+    ahead: Option<Segment>,
+}
+
+impl<'a> Segments<'a> {
+    #[inline]
+    fn new(table: &'a Table, at: u64, left: u64) -> Self {
+        let mut segments = Self { table, at, left, ahead: None };
+        segments.ahead = segments.piece();
+        segments
+    }
+
+    /// The rest of the folio that `at` lies in, as far as it is asked for.
+    #[inline]
+    fn piece(&mut self) -> Option<Segment> {
+        if self.left == 0 {
+            return None;
+        }
+        let piece = self.table.locate(self.at)?;
+        let len = piece.len.min(self.left);
+        (self.at, self.left) = (self.at + len, self.left - len);
+        Some(Segment { iova: piece.iova, len })
+    }
+}
+
+impl Iterator for Segments<'_> {
+    type Item = Segment;
+
+    #[inline]
+    fn next(&mut self) -> Option<Segment> {
+        let mut segment = self.ahead.take()?;
+        while let Some(next) = self.piece() {
+            if segment.iova.checked_add(segment.len) != Some(next.iova) {
+                self.ahead = Some(next);
+                break;
+            }
+            segment.len += next.len;
+        }
+        Some(segment)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let most = (self.left >> self.table.finest()) + 3;
+        (usize::from(self.ahead.is_some()), usize::try_from(most).ok())
+    }
+}
+
+impl FusedIterator for Segments<'_> {}

@@ -1,0 +1,96 @@
+//! Errors of a buffer's description.
+
+use crate::addr::{Iova, PageSize, RangeError};
+
+/// The longest buffer: 1 TiB.
+pub(super) const MAX_BYTES: u64 = 1 << 40;
+
+/// Why a buffer cannot be described. Nothing has changed when one is returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BufferError {
+    /// A buffer has at least one byte.
+    #[error("an empty buffer at {addr:#x}: a buffer has at least 1 byte")]
+    Empty {
+        /// Where it was to start.
+        addr: usize,
+    },
+    /// A buffer must end before the end of the address space.
+    #[error("a buffer of {len:#x} bytes at {addr:#x} wraps around the end of the address space")]
+    Wraps {
+        /// Where it was to start.
+        addr: usize,
+        /// How many bytes it was to have.
+        len: u64,
+    },
+    /// A buffer has a largest size.
+    #[error(
+        "a buffer of at least {len} bytes is longer than {limit}: register it as several",
+        limit = MAX_BYTES
+    )]
+    TooLong {
+        /// How many bytes it was to have, as far as they were counted.
+        len: u64,
+    },
+    /// One device address is needed for each page that the buffer touches.
+    #[error("the buffer touches {pages} pages of {page}, but {given} device addresses were given")]
+    PageCount {
+        /// How many pages the buffer touches.
+        pages: u64,
+        /// Their size.
+        page: PageSize,
+        /// How many addresses there were; one too many where there were more.
+        given: u64,
+    },
+    /// A page starts at a multiple of 4 KiB for the device too.
+    #[error("page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB")]
+    PageAddress {
+        /// Which page, from 0.
+        index: u64,
+        /// Where it was said to be.
+        iova: Iova,
+    },
+    /// Memory can stop being contiguous for the device only where a page ends.
+    #[error(
+        "a piece of the buffer ends at {addr:#x}, not at the end of a 4 KiB page, and the next is not adjacent"
+    )]
+    Ragged {
+        /// Where the next piece begins in the process.
+        addr: u64,
+    },
+    /// A piece is no range of device addresses.
+    #[error("a piece of the buffer: {0}")]
+    Piece(#[from] RangeError),
+    /// The table of folios could not be allocated.
+    #[error("cannot allocate a table of {folios} folios of {bytes} bytes each")]
+    NoMemory {
+        /// How many folios.
+        folios: u64,
+        /// Bytes of table for each.
+        bytes: usize,
+    },
+}
+
+/// A range that is not inside a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{len} bytes at offset {offset} are not inside a registered buffer of {size} bytes")]
+pub struct OutsideBuffer {
+    /// Where it starts, in bytes from the start of the buffer.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// How many bytes the buffer has.
+    pub size: u64,
+}
+
+/// Checks that `len` bytes at `addr` are neither empty, too long, nor wrapping.
+pub(super) fn check_extent(addr: usize, len: u64) -> Result<(), BufferError> {
+    if len == 0 {
+        return Err(BufferError::Empty { addr });
+    }
+    if len > MAX_BYTES {
+        return Err(BufferError::TooLong { len });
+    }
+    let end = usize::try_from(len).ok().and_then(|len| addr.checked_add(len));
+    end.map(|_| ()).ok_or(BufferError::Wraps { addr, len })
+}
