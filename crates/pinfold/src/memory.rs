@@ -26,6 +26,6 @@ mod source;
 
 pub use buffer::Buffer;
 pub use fixed::Fixed;
-pub use owned::{OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
+pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
 pub use policy::MappingPolicy;
 pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};

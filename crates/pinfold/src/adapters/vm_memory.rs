@@ -44,7 +44,7 @@ impl fmt::Debug for PastEnd {
 
 impl GuestRegion {
     /// The buffer at `start` of the guest's addresses. What is in it stays there:
-    /// [`alloc_zeroed`](crate::Arena::alloc_zeroed) where the guest must not see what was there before.
+    /// [`alloc_zeroed`](crate::ArenaMemory::alloc_zeroed) where the guest must not see what was there before.
     ///
     /// # Errors
     /// [`PastEnd`], with the buffer.

@@ -151,7 +151,7 @@ impl OwnedMemory {
     }
 
     /// Makes the memory known to a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
-    /// mapped there once, and [`Domain::map`] of a piece needs no table work; with [`MappingPolicy::PerUse`] a piece is
+    /// mapped there once, and [`Domain::map`](pinfold_core::domain::Domain::map) of a piece needs no table work; with [`MappingPolicy::PerUse`] a piece is
     /// mapped while it is in a mapping. Does nothing if the domain knows the memory already.
     ///
     /// # Errors

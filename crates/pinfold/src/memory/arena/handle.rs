@@ -42,7 +42,7 @@ impl ArenaMemory {
     }
 
     /// Maps the memory into a domain, as its [mapping policy](Self::mapping_policy) says, and returns the handle that
-    /// is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there. [`Domain::map`] works from then on for every
+    /// is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there. [`Domain::map`](pinfold_core::domain::Domain::map) works from then on for every
     /// buffer of the arena. It stays mapped until the arena is dropped, with all its handles, buffers and pools.
     ///
     /// Returns another handle if it is mapped into this domain already.
