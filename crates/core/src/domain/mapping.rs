@@ -147,8 +147,11 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
         if !self.revoked {
             self.revoke();
         }
-        let never =
-            !self.late && self.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err() && !self.late;
+        let mut never = false;
+        if !self.late {
+            let waited = self.quiesce(|domain, ticket| domain.backend().wait(ticket));
+            never = waited.is_err() && !self.late; // `quiesce` tells whether the flush is only late
+        }
         if self.is_quiesced() {
             drop(self.release());
         } else {
