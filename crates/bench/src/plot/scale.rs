@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn zero_and_non_finite_figures_stay_on_the_axis() {
         for figures in [[0.0, 0.0], [f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 1e9]] {
-            let scale = Scale::of(&figures.map(|figure| record(figure)), "ns/op");
+            let scale = Scale::of(&figures.map(record), "ns/op");
             assert!(!scale.is_log() && scale.ticks().count() <= 11, "{scale:?}");
             assert!(figures.iter().all(|figure| (LEFT..=RIGHT).contains(&scale.x(*figure))));
         }
