@@ -9,7 +9,7 @@ use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
 /// The platform of a driver whose memory is in the place `P`: `VirtIOBlk::<PinfoldHal, _>::new(..)`.
 ///
-/// What a device can access, and what happens on failure, is described in the [crate](crate) documentation.
+/// What a device can access, and what happens on failure, is described in the [crate] documentation.
 #[derive(Debug)]
 pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
 
