@@ -1,5 +1,6 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
 
+pub(crate) mod fio;
 mod help;
 pub(crate) mod io;
 pub(crate) mod job_file;

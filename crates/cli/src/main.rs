@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, args::io::given(&matches)))
     });
+    let parsed = parsed.map_err(args::fio::with_alternative);
     let result = match parsed {
         Ok((cli, given)) => {
             init_log(cli.verbose);

@@ -1,5 +1,6 @@
 //! fio's job files: `[global]` with the options of all jobs, then one section for each job.
 
+use super::fio::alternative;
 use super::io::{IoArgs, OutputFormat};
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ pub(crate) enum JobFileError {
     /// It has no section for a job.
     #[error("{} has no job: write a section such as [job1] with its options", .0.display())]
     NoJob(PathBuf),
-    /// An option stands before the first section.
+    /// An option precedes the first section.
     #[error("{}: line {line}: {text:?} is in no section: write [global] or a job's [name] above it", path.display())]
     NoSection {
         /// The file.
@@ -154,10 +155,15 @@ fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileErro
     Ok((global, sections))
 }
 
+/// Returns the first line of the message, and the alternative to an option of fio.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+    let line = line.strip_prefix("error: ").unwrap_or(line);
+    match alternative(error) {
+        Some(alternative) => format!("{line}: {alternative}"),
+        None => line.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -191,6 +197,7 @@ mod tests {
     fn what_cannot_be_run_is_refused_with_the_section_and_the_alternative() {
         for (text, parts) in [
             ("[a]\nfilename=soft:1M\nioscheduler=none\n", &["[a]", "ioscheduler"][..]),
+            ("[a]\nfilename=soft:1M\nthread\n", &["[a]", "--thread", "leave it out"]),
             ("[a]\nfilename=soft:1M\nrw=sideways\n", &["[a]", "sideways"]),
             ("[a]\nrw=read\n", &["[a]", "filename"]),
             ("bs=4k\n[a]\n", &["line 1", "[global]"]),
