@@ -11,7 +11,7 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Options, Turn};
 use crate::record::Record;
 
-/// A name, or several that differ in a size, and what it stands for.
+/// A name, or several that differ in a size, and its meaning.
 pub type Entry = (&'static str, &'static str);
 
 /// A group of cases that are measured together.

@@ -9,7 +9,7 @@
 //! ones. A stack's head holds the shelf's index and a generation in one word, so that a head which was popped and
 //! pushed again in between is not mistaken for the same head (the ABA problem), and no address is ever compared.
 //!
-//! Whoever has popped a shelf owns it until it is pushed again; the release of the push and the acquire of the
+//! The thread that popped a shelf owns it until it pushes it again; the release of the push and the acquire of the
 //! pop hand the items over.
 
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, UnsafeCell};
@@ -28,7 +28,7 @@ impl<T: Copy + Default, const H: usize> Magazine<T, H> {
 
     /// An empty magazine.
     pub fn new() -> Self {
-        const { assert!(H > 0, "a magazine of no size would exchange nothing for ever") };
+        const { assert!(H > 0, "a magazine of size 0 could never exchange anything") };
         Self { items: [[T::default(); H]; 2], len: 0 }
     }
 
@@ -87,7 +87,7 @@ impl<T: Copy + Default, const H: usize> Magazine<T, H> {
         n
     }
 
-    /// Puts in what the iterator yields, as long as there is room: where there is none it is not asked. Returns how many.
+    /// Puts in what the iterator yields while there is room, and returns how many; stops asking when full.
     #[inline(always)]
     pub fn push_from(&mut self, items: impl Iterator<Item = T>) -> usize {
         let mut pushed = 0;
@@ -115,7 +115,7 @@ impl<T: Copy + Default, const H: usize> Default for Magazine<T, H> {
 
 #[derive(Debug)]
 struct Shelf<T, const H: usize> {
-    /// The shelf below this one in the stack that it stands in: its number plus one, 0 at the bottom.
+    /// The shelf below this one in its stack: its number plus one, 0 at the bottom.
     below: AtomicU32,
     items: UnsafeCell<[T; H]>,
 }
@@ -176,8 +176,8 @@ impl<T: Copy + Default, const H: usize> Depot<T, H> {
         let Some(index) = self.pop(&self.full) else { return false };
         let shelf = &self.shelves[index as usize];
         shelf.items.with(|items| {
-            // SAFETY: we popped the shelf, so nobody else reaches its items until we push it below; the acquire
-            // in `pop` makes the writes of whoever filled it visible.
+            // SAFETY: we popped the shelf, so no other thread reaches its items until we push it below; the acquire
+            // in `pop` makes the writes of the thread that filled it visible.
             magazine.push_slice(unsafe { &*items });
         });
         self.push(&self.empty, index);
@@ -193,7 +193,7 @@ impl<T: Copy + Default, const H: usize> Depot<T, H> {
         let Some(index) = self.pop(&self.empty) else { return false };
         let shelf = &self.shelves[index as usize];
         shelf.items.with_mut(|items| {
-            // SAFETY: we popped the shelf, so nobody else reaches its items until we push it below.
+            // SAFETY: we popped the shelf, so no other thread reaches its items until we push it below.
             unsafe { &mut *items }.copy_from_slice(magazine.pop_slice(H));
         });
         self.push(&self.full, index);
@@ -207,7 +207,7 @@ impl<T: Copy + Default, const H: usize> Depot<T, H> {
         loop {
             let index = head.top()?;
             // Another may take the shelf meanwhile and write `below` as it pushes it again. It can do so only
-            // after a pop that moved the generation on, so whoever reads the new `below` fails to exchange.
+            // after a pop that moved the generation on, so a thread that reads the new `below` fails to exchange.
             let below = self.shelves[index as usize].below.load(Ordering::Relaxed);
             let next = head.with_top(below).0;
             match stack.compare_exchange_weak(head.0, next, Ordering::Acquire, Ordering::Acquire) {

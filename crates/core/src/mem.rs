@@ -27,13 +27,13 @@
 //!
 //! Order comes from fences: what was written before [`store_release_u32`](DmaMemory::store_release_u32) is seen by a thread
 //! after [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and by a device that
-//! is told by a doorbell written later; a completion entry is read after its phase bit by the same load. A reader that
-//! decides by a value must decide by its own copy: the next load may return another one.
+//! a later doorbell notifies; a completion entry is read after its phase bit by the same load. A reader that
+//! decides by a value must decide by its own copy: the next load may return another value.
 //!
 //! # Words
 //!
 //! What is reached as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an `&[AtomicU64]` from the
-//! start ([`TablePages`](crate::table::TablePages)), and from a `DmaMemory` no reference can be had:
+//! start ([`TablePages`](crate::table::TablePages)), and a `DmaMemory` yields no reference:
 //!
 //! ```compile_fail,E0599
 //! # fn mix(memory: pinfold_core::mem::DmaMemory<'_>) {
@@ -89,8 +89,8 @@ pub struct AccessError {
 
 /// A piece of pinned memory that is shared with a device.
 ///
-/// It owns nothing: it is a checked way to reach memory that somebody else keeps alive for `'m`, as `&[AtomicU8]`
-/// would be. Whoever owns the memory lends it out by a borrow of itself, and takes a reference into the
+/// It owns nothing: it is a checked way to reach memory that its owner keeps alive for `'m`, as `&[AtomicU8]`
+/// would be. The owner of the memory lends it by a borrow of itself, and takes a reference into the
 /// memory only by a *mutable* borrow: then no `DmaMemory` is there at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaMemory<'m> {
@@ -231,7 +231,7 @@ impl<'m> DmaMemory<'m> {
         // SAFETY: inside the memory by `check`, and reached by atomics of one byte only, by the contract of `from_raw`.
         let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
         let now = byte.load(Ordering::Relaxed);
-        // Where it fails, somebody else has just written the byte. (Of an `or` with 0 compilers make a load.)
+        // If it fails, another party has just written the byte. (Of an `or` with 0 compilers make a load.)
         let _ = byte.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
         Ok(())
     }

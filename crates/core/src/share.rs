@@ -5,7 +5,7 @@
 //! count would add a read-modify-write on a cache line that all threads share to each alloc and free.
 //!
 //! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`] shares with one
-//! read-modify-write, issues one with each object that it hands out and takes it back with each object that returns,
+//! read-modify-write, issues one with each object that it allocates and takes it back with each object that returns,
 //! both without any atomic operation. Only objects that are dropped elsewhere return their share to the count itself.
 //! This is weighted reference counting (Bevan, PARLE 1987).
 //!
@@ -28,12 +28,12 @@ use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// How an owner's handle keeps `Target` alive, and lets the objects that it hands out do the same.
+/// How an owner's handle keeps `Target` alive, and lets the objects that it allocates do the same.
 ///
 /// Implemented by `&T`, where both are the borrow, and by [`Stock`].
 /// No other type can: handles rely on it that each item refers to the value that its owner refers to, always.
 pub trait Hold: Deref + sealed::Sealed {
-    /// What an object that was handed out holds.
+    /// What an allocated object holds.
     type Item: Deref<Target = Self::Target>;
 
     /// Returns what the next object is to hold. O(1).
@@ -202,7 +202,7 @@ impl<T: fmt::Debug> fmt::Debug for Shared<T> {
 ///
 /// Belongs to one thread of control at a time; it can move between threads.
 pub struct Stock<T> {
-    /// Stands for all of `shares`, so it is not dropped as one.
+    /// Represents all of `shares`, so it is not dropped as one.
     value: ManuallyDrop<Shared<T>>,
     /// At least 1.
     shares: u64,

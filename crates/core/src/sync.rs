@@ -102,7 +102,7 @@ impl<T> UnsafeCell<T> {
         return f(self.0.get());
     }
 
-    /// A pointer to write through. The caller's protocol must keep everybody else out while `f` runs.
+    /// A pointer to write through. The caller's protocol must exclude all other accesses while `f` runs.
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         #[cfg(loom)]

@@ -40,7 +40,7 @@ struct Bump {
     next: AtomicU32,
 }
 
-// SAFETY: it is a range of addresses that nobody reaches.
+// SAFETY: it is a range of addresses that nothing accesses.
 unsafe impl Send for Bump {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Bump {}

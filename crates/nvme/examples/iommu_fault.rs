@@ -49,7 +49,7 @@ unsafe impl ChunkSource for Rings {
         Ok(frame)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller makes the same promise.
         unsafe { self.arena.release(frame, order) };
     }
 }
@@ -60,7 +60,7 @@ impl Rings {
     }
 }
 
-/// Addresses that nobody may use any more.
+/// Addresses that must not be used any more.
 struct Stale(Segment, DomainId);
 
 // SAFETY: it is not so, on purpose: the addresses were mapped once. The IOMMU turns each access to them into a fault, which
@@ -209,7 +209,7 @@ impl Bench {
             return Err("a write of several pages took no list page".into());
         }
         for (first, order) in lists {
-            // SAFETY: the chunk is out and is not used by this program any more; it is released as one that can not be
+            // SAFETY: the chunk is allocated and not used by this program any more; it is released as one that cannot be
             // taken from the device a second time, and so never used again.
             unsafe { self.rings.arena.hide(first, order) }?;
         }

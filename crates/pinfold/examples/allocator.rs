@@ -4,13 +4,13 @@
 
 use allocator_api2::vec::Vec;
 use pinfold::adapters::allocator::{ArenaAlloc, DmaVec};
+use pinfold::core::access::Bidirectional;
+use pinfold::core::addr::Iova;
 use pinfold::soft::Port;
 use pinfold::{Arena, Domain};
-use pinfold_core::access::Bidirectional;
-use pinfold_core::addr::Iova;
 use std::error::Error;
 
-/// What stands for a device here: it doubles `count` numbers at `iova`.
+/// The device of this example: it doubles `count` numbers at `iova`.
 fn double(device: &Port, iova: Iova, count: usize) -> Result<(), Box<dyn Error>> {
     let mut bytes = vec![0; count * 4];
     device.read(iova, &mut bytes)?;

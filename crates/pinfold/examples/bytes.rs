@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use pinfold::adapters::bytes::freeze;
+use pinfold::core::access::FromDevice;
 use pinfold::{Arena, Domain};
-use pinfold_core::access::FromDevice;
 use std::error::Error;
 use std::thread;
 
@@ -21,14 +21,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let buffer = mapped.unmap()?;
     let written_at = buffer.memory().addr();
 
-    // From here on nobody writes it, so it can be shared.
+    // From here on it is not written, so it can be shared.
     let bytes = freeze(buffer)?;
     let (first, second): (Bytes, Bytes) = (bytes.slice(..5), bytes.slice(6..12));
     drop(bytes);
     assert_eq!(first.as_ptr().addr(), written_at);
     println!("{} bytes, where the device wrote them", first.len() + second.len());
 
-    // Two consumers in two threads; the memory goes back to the arena with the last of them.
+    // Two consumers in two threads; the memory returns to the arena with the last of them.
     let consumers = [first, second].map(|part| thread::spawn(move || part.to_ascii_uppercase()));
     for consumer in consumers {
         println!("{}", String::from_utf8(consumer.join().map_err(|_| "a consumer panicked")?)?);

@@ -5,10 +5,10 @@
 //!
 //! `cargo run --example owned_driver`
 
+use pinfold::core::access::{Bidirectional, FromDevice};
+use pinfold::core::addr::Iova;
+use pinfold::core::domain::{DomainOwner, Mapping};
 use pinfold::{Arena, Buffer, Domain};
-use pinfold_core::access::{Bidirectional, FromDevice};
-use pinfold_core::addr::Iova;
-use pinfold_core::domain::{DomainOwner, Mapping};
 use std::error::Error;
 
 const ENTRIES: usize = 8;

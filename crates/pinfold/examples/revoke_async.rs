@@ -2,9 +2,9 @@
 //!
 //! `cargo run --example revoke_async`
 
+use pinfold::core::access::FromDevice;
 use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Domain};
-use pinfold_core::access::FromDevice;
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;

@@ -7,10 +7,10 @@
 //! `noiommu` selects the interface. `with=BDF` puts a second device into the same domain.
 
 use pinfold::arena::Residency;
+use pinfold::core::access::Bidirectional;
+use pinfold::core::domain::BackendError;
 use pinfold::vfio::{Device, IommuInterface, Options};
 use pinfold::{Arena, Domain, MappingPolicy, Source};
-use pinfold_core::access::Bidirectional;
-use pinfold_core::domain::BackendError;
 use std::error::Error;
 use std::process::ExitCode;
 

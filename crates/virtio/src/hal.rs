@@ -37,14 +37,14 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, direction: BufferDirection) -> PhysAddr {
-        // SAFETY: valid, and nobody else's during the call, is the caller's promise here. That nobody reaches it
+        // SAFETY: valid, and exclusive during the call, is the caller's promise here. That nothing accesses it
         // until it is unshared is what `VirtQueue::add`, which calls this, asks of its callers.
         let shared = P::slot().with(|stack| unsafe { stack.share(buffer, direction) });
         shared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error))
     }
 
     unsafe fn unshare(paddr: PhysAddr, buffer: NonNull<[u8]>, direction: BufferDirection) {
-        // SAFETY: the same payload as was shared at `paddr`, valid and nobody else's during the call, is the
+        // SAFETY: the same payload as was shared at `paddr`, valid and exclusive during the call, is the
         // caller's promise.
         let unshared = P::slot().with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
         unshared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error));

@@ -21,9 +21,9 @@ pub(crate) fn access(direction: BufferDirection) -> Access {
 /// Maps memory at an address other than 0, which `virtio-drivers` treats as a failure.
 ///
 /// # Safety
-/// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or for ever after an error that
-/// [stays reachable](BackendError::stays_reachable), the caller keeps the memory valid and lets nobody reach it by a
-/// reference.
+/// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or permanently after an
+/// error that [stays reachable](BackendError::stays_reachable), the caller keeps the memory valid, and no reference to
+/// it exists.
 pub(crate) unsafe fn map(
     domain: &Domain,
     memory: DmaMemory<'_>,
@@ -32,7 +32,7 @@ pub(crate) unsafe fn map(
     let reserve = || domain.reserve_iova(memory.len() as u64, PAGE);
     let mut place = reserve()?;
     if place.range().start().raw() == 0 {
-        // The first is released only when there is another one.
+        // The first is released only when there is a second.
         place = reserve()?;
     }
     // SAFETY: the caller's promise is the one that the domain asks for.
@@ -80,8 +80,8 @@ impl MappedFrames {
         self.buffer.memory()
     }
 
-    /// Takes the frames from the device, lets `read` see what it left there, and frees them. Where they can not be
-    /// taken they are kept for ever; how many bytes that is.
+    /// Unmaps the frames, passes their contents to `read`, and frees them. If they cannot be
+    /// unmapped they are quarantined; returns how many bytes.
     pub(crate) fn unmap(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
         let iova = self.mapping.iova();
         let unmapped = domain.unmap_static(self.mapping);
@@ -94,7 +94,7 @@ impl MappedFrames {
             }
             Err(error) => {
                 let bytes = self.buffer.len() as u64;
-                tracing::error!(%iova, bytes, %error, "frames are kept for ever: a device may reach them");
+                tracing::error!(%iova, bytes, %error, "frames are quarantined: a device may reach them");
                 domain.count_quarantined(bytes);
                 Err(bytes)
             }

@@ -1,7 +1,8 @@
 //! A model of a virtio disk (virtio 1.2 section 5.2), behind the software IOMMU.
 //!
-//! It reaches memory through a [`Port`] and nothing else, so what a driver forgets to share is a fault, and what it
-//! shares too long is found by trying. It answers in [`notify`](Transport::notify): when a driver looks, the request is over.
+//! It reaches memory through a [`Port`] and nothing else, so memory that a driver does not share faults, and
+//! memory that it shares too long is detected by probing. It answers in [`notify`](Transport::notify):
+//! when the driver polls, the request has completed.
 //!
 //! As QEMU's behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM`, and refuses a driver that does not accept it.
 
@@ -89,7 +90,7 @@ impl Disk {
         self.state().rings
     }
 
-    /// A write of the device to wherever it likes.
+    /// A write of the device to any address.
     ///
     /// # Errors
     /// [`Fault`] where the IOMMU is in the way.
@@ -97,7 +98,7 @@ impl Disk {
         self.state().port.write(iova, bytes)
     }
 
-    /// A read of the device from wherever it likes.
+    /// A read of the device from any address.
     ///
     /// # Errors
     /// As [`attack`](Self::attack).
@@ -139,7 +140,7 @@ impl State {
     fn serve(&mut self) {
         let Some(mut queue) = self.queue.take() else { return };
         if self.status.contains(DeviceStatus::DRIVER_OK) && self.serve_all(&mut queue).is_err() {
-            // A ring that can not be reached: section 2.1.2.
+            // A ring that is not reachable: section 2.1.2.
             self.status |= DeviceStatus::DEVICE_NEEDS_RESET;
         }
         self.queue = Some(queue);

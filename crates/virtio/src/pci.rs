@@ -77,7 +77,7 @@ pub fn open(device: &Device) -> Result<Transport, OpenError> {
     if opened.is_err()
         && let Err(error) = device.set_bus_master(false)
     {
-        tracing::error!(%error, "a device that is of no use could not be kept from memory");
+        tracing::error!(%error, "could not revoke the memory access of a device that failed to start");
     }
     opened
 }
@@ -113,9 +113,9 @@ struct Window {
 /// What `OpeningHal`, which has no receiver either, needs while a transport is made.
 struct Opening {
     bars: Vec<Window>,
-    /// What was asked for and is not mapped.
+    /// The requested BAR, which is not mapped.
     missing: Option<(u64, usize)>,
-    /// What was given instead: memory that nobody listens to.
+    /// What was given instead: memory without a device behind it.
     blanks: Vec<Box<[u64]>>,
 }
 
@@ -173,7 +173,7 @@ unsafe impl Hal for OpeningHal {
     unsafe fn unshare(_paddr: PhysAddr, _buffer: NonNull<[u8]>, _direction: BufferDirection) {}
 }
 
-/// Configuration space. Where nobody answers all bits are ones, as on a bus.
+/// Configuration space. Without a device all bits are ones, as on a bus.
 struct Config(Device);
 
 impl ConfigurationAccess for Config {

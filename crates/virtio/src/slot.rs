@@ -52,7 +52,7 @@ struct InstalledStack {
     stack: Stack,
     /// A number that no other stack has had.
     id: u64,
-    /// Whether its [`Installed`] is gone: it stays until the driver has given back what it has.
+    /// Whether its [`Installed`] is gone: it stays until the driver has returned what it holds.
     orphaned: bool,
 }
 
@@ -69,7 +69,7 @@ impl Slot {
         Some(act(&installed.stack))
     }
 
-    /// The same, for calls that may give back the last thing that an orphan waits for.
+    /// The same, for calls that may return the last object that an orphan waits for.
     pub(crate) fn with_last<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
         let leaves = |installed: &InstalledStack| installed.orphaned && installed.stack.is_idle();
         let (result, last) = {
@@ -138,7 +138,7 @@ pub fn install<P: Place>(domain: &Domain, arena: ArenaBuilder) -> Result<Install
 
 /// An installed stack. [`finish`](Self::finish) removes it.
 ///
-/// Dropping it does so too; where a driver still has something, that stays and can be given back, but nothing new is
+/// Dropping it does so too; what a driver still holds stays and can be returned, but nothing new is
 /// had, and the place is taken until the last of it is back.
 pub struct Installed<P: Place> {
     arena: Arena,

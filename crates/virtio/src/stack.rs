@@ -152,7 +152,7 @@ impl Stack {
     }
 
     /// # Safety
-    /// The payload is valid, and reached by nobody else during the call; where it lies in the arena, nobody reaches it
+    /// The payload is valid, and not accessed elsewhere during the call; if it is in the arena, nothing accesses it
     /// until [`unshare`](Self::unshare).
     pub(crate) unsafe fn share(
         &self,
@@ -163,7 +163,7 @@ impl Stack {
             // SAFETY: the caller's promise.
             unsafe { self.share_in_place(payload, direction) }?
         } else {
-            // SAFETY: valid, and reached by nobody else meanwhile, is the caller's promise.
+            // SAFETY: valid, and not accessed elsewhere meanwhile, is the caller's promise.
             self.share_copy(unsafe { payload.as_ref() }, direction)?
         };
         self.state().shares.insert(iova, share);
@@ -172,7 +172,7 @@ impl Stack {
     }
 
     /// # Safety
-    /// The payload is the one that was shared, valid, and reached by nobody else during the call.
+    /// The payload is the one that was shared, valid, and not accessed elsewhere during the call.
     pub(crate) unsafe fn unshare(
         &self,
         iova: u64,
@@ -186,7 +186,7 @@ impl Stack {
         let mut copy_out = |memory: DmaMemory<'_>| {
             if mapping::access(direction).contains(Access::WRITE) {
                 let n = payload.len().min(memory.len());
-                // SAFETY: valid, writable in this direction, and reached by nobody else meanwhile: the caller's promise.
+                // SAFETY: valid, writable in this direction, and not accessed elsewhere meanwhile: the caller's promise.
                 let to = unsafe { payload.as_mut() };
                 // As long as the copy that was made of it, so this does not fail.
                 let copied = to.get_mut(..n).is_some_and(|to| memory.copy_to_slice(0, to).is_ok());
@@ -204,7 +204,7 @@ impl Stack {
                 })?;
             }
             Share::Small(block) => {
-                // It is out until it is freed here, once, so neither of these fails.
+                // It is allocated until it is freed here, once, so neither of these fails.
                 if let Ok(memory) = self.small.memory(block) {
                     copy_out(memory);
                 }
@@ -232,10 +232,10 @@ impl Stack {
         payload: NonNull<[u8]>,
         direction: BufferDirection,
     ) -> Result<(u64, Share), ShareError> {
-        // SAFETY: valid by the caller's promise, in one arena, and reached by nobody as long as it is shared; here it
-        // is only told to the domain.
+        // SAFETY: valid by the caller's promise, in one arena, and not accessed as long as it is shared; here it
+        // is only passed to the domain.
         let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
-        // SAFETY: valid until it is unshared, by the caller's promise; where it can not be taken back, `Hal` ends the
+        // SAFETY: valid until it is unshared, by the caller's promise; where it cannot be unmapped, `Hal` ends the
         // process.
         let mapping =
             unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::NotMapped)?;

@@ -32,7 +32,7 @@ impl<'m> Block<'m> {
         node.is_aligned().then_some(Self(node, PhantomData))
     }
 
-    /// Returns its address, which stands for the device address as well.
+    /// Returns its address, which serves as the device address as well.
     #[inline(always)]
     pub fn address(&self) -> u64 {
         self.0.as_ptr().addr() as u64

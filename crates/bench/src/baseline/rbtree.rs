@@ -3,7 +3,7 @@
 //! Pages are in a tree by address, and those with a free block also in a list linked through their descriptors: an alloc
 //! uses the first page of the list, a free finds its page in O(log n). The tree is the standard library's B-tree instead
 //! of a red-black tree, which flatters the baseline because it is shallower. A
-//! [`KernelLock`](super::lock::KernelLock) around it stands for the lock of the original.
+//! [`KernelLock`](super::lock::KernelLock) around it models the lock of the original.
 #![expect(unsafe_code, reason = "the links of the list are raw pointers to descriptors that the tree owns")]
 
 use super::api::{BaselineError, Blocks};

@@ -23,7 +23,8 @@ pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Optio
 impl<P: Pinned, H: Deref<Target = Domain>> Unpin for Quiesced<P, H> {}
 
 impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
-    /// Returns a future of the buffer. `revoked.await` is the same.
+    /// Returns the future of the buffer: what `revoked.await` polls, for `block_on`, `select!` and the like, which take a
+    /// `Future` and not an `IntoFuture`.
     pub fn quiesced(self) -> Quiesced<P, H> {
         Quiesced(Some(self))
     }

@@ -298,6 +298,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Unrevoked<P, H> {
 
 /// A buffer whose access has been revoked, but which a device may reach until the ticket has completed.
 ///
+/// `revoked.await` waits in an `async` function; [`quiesced`](Self::quiesced) is the future itself, for an executor.
+///
 /// Dropping it waits, unless a wait has failed before, and drops the payload. If the flush is late, the domain holds the
 /// payload until it completes; if it never completes, the payload is quarantined.
 #[must_use = "the buffer is held until its ticket has completed: poll() or wait()"]

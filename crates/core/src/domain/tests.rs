@@ -210,9 +210,9 @@ fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     assert!(held.iter().all(|held| !held.overlaps(&other.iova())), "the addresses are held as well");
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     complete(&mock, Ticket(1));
-    set(&mock.obliging); // `other` is last: its flush is over when the others are
+    set(&mock.obliging); // `other` is last: its flush has completed when the others have
     let revoked = other.revoke();
-    assert_eq!(drops.load(Ordering::SeqCst), 1, "a revocation looks whether the first is over");
+    assert_eq!(drops.load(Ordering::SeqCst), 1, "a revocation checks whether the first has completed");
     drop(revoked.wait().unwrap());
     assert_eq!(domain.release_late(), 0);
     let stats = domain.stats();
@@ -231,7 +231,7 @@ fn what_is_late_when_the_unit_fails_is_quarantined() {
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.quarantined, stats.quarantined_bytes), (0, 2, 3 * 4096));
     complete(&mock, Ticket(2));
-    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 0), "never given back");
+    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 0), "never released");
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     assert!(revoked.is_quiesced());
     core::mem::forget(revoked.wait().unwrap());
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 0);
-    // A claim that this domain knows nothing of is not believed: the memory is mapped afresh.
+    // A claim from outside this domain is not trusted: the memory is mapped anew.
     let mapped = domain.map(inside(1, 4096, 8192), FromDevice).unwrap();
     assert!(!mapped.is_fixed() && !mapped.iova().overlaps(&at));
     core::mem::forget(mapped.unmap().unwrap());

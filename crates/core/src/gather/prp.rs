@@ -1,4 +1,4 @@
-//! Physical region pages (PRP): how an NVMe command names its memory.
+//! Physical region pages (PRP): how an NVMe command describes its memory.
 //!
 //! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
 //! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, where there are more
@@ -23,7 +23,7 @@ impl ControllerPage {
     /// 4 KiB, which nearly every controller is set to.
     pub const SIZE_4K: Self = Self(12);
 
-    /// The page size that the field `CC.MPS` stands for: 2^(12 + mps) bytes. `None` where it does not fit the field's
+    /// The page size that the field `CC.MPS` encodes: 2^(12 + mps) bytes. `None` where it does not fit the field's
     /// four bits (section 3.1.3.5).
     pub const fn from_mps(mps: u8) -> Option<Self> {
         if mps < 16 { Some(Self(12 + mps as u32)) } else { None }
@@ -121,7 +121,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than needed.
     ///
     /// # Errors
-    /// [`PrpError`]; the list pages taken until then have been given back.
+    /// [`PrpError`]; the list pages allocated until then have been freed.
     pub fn new<L: ListPages<Page = P>>(
         page: ControllerPage,
         segments: impl IntoIterator<Item = Segment>,
@@ -162,7 +162,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     /// Gives the list pages back. The command must be over: a controller reads them until then.
     ///
     /// # Errors
-    /// The first page's that was not taken back; the others are given back nevertheless.
+    /// That of the first page that could not be freed; the others are freed nevertheless.
     pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
         self.held.give(pages)
     }

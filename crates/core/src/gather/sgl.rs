@@ -1,4 +1,4 @@
-//! Scatter/gather lists: the other way in which an NVMe command names its memory.
+//! Scatter/gather lists: the other description of a command's memory in NVMe.
 //!
 //! NVM Express Base Specification 2.0, section 4.1.2. Each contiguous piece is one 16-byte data block descriptor, of any
 //! length up to 4 GiB less a byte, so hugepages stay whole on the way to the controller too: 8 MiB on four of 2 MiB are
@@ -8,7 +8,7 @@
 //! does not chain.
 //!
 //! Segments of descriptors are blocks of a [`DmaPool`](crate::dma_pool::DmaPool), as the pages of PRP lists are. What
-//! the controller takes is said by a [`Profile`]: at most so many descriptors (`MSDBD` of its Identify data), and an
+//! the controller accepts is described by a [`Profile`]: the most descriptors (`MSDBD` of its Identify data), and an
 //! alignment of 4 where its field `SGLS` says that it wants dwords.
 
 use super::error::{GatherError, ProfileError};
@@ -27,7 +27,7 @@ pub const DESCRIPTOR_BYTES: usize = 16;
 pub enum Kind {
     /// A piece of the data.
     DataBlock = 0x0,
-    /// An array of descriptors, after which another one comes.
+    /// An array of descriptors that another array follows.
     Segment = 0x2,
     /// The last array of descriptors.
     LastSegment = 0x3,

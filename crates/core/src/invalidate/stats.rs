@@ -12,7 +12,7 @@ pub struct InvalidationStats {
     /// Of these, ranges that cover table pages too: one for each request that retired some (and for each map, if entries
     /// that are not present are cached).
     pub requested_tables: u64,
-    /// Ranges that needed no flush of their own, because another one covered them.
+    /// Ranges that needed no flush of their own, because another flush covered them.
     pub merged: u64,
     /// Flushes submitted to the queue.
     pub sent: u64,

@@ -6,7 +6,7 @@ use snapshot::Snapshot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A sink that a test completes by hand.
+/// An invalidation queue whose batches the test completes.
 #[derive(Default)]
 struct Hand {
     batches: std::sync::Mutex<Vec<(Ticket, Vec<Flush>, bool)>>,
@@ -16,7 +16,7 @@ struct Hand {
     /// How many batches may be in flight; 0 is the default.
     depth: u64,
     gone: AtomicBool,
-    /// Fails while a waiter waits, after so many polls.
+    /// Fails while a waiter waits, after this many polls.
     fails_after: Option<u64>,
 }
 

@@ -9,7 +9,7 @@ pub enum IovaError {
     /// An address space has 13 to 57 bits.
     #[error("cannot create an I/O address space of {bits} bits: 13 to 57 are supported")]
     Width {
-        /// What was asked for.
+        /// The requested value.
         bits: u32,
     },
     /// A length of 0, or one that is more than the space.
@@ -17,7 +17,7 @@ pub enum IovaError {
         "cannot allocate {len:#x} bytes of an I/O address space of {bits} bits: at least 1 byte, and less than all of it"
     )]
     Length {
-        /// What was asked for.
+        /// The requested value.
         len: u64,
         /// How wide the space is.
         bits: u32,
@@ -25,7 +25,7 @@ pub enum IovaError {
     /// An alignment is a power of two from 1 to 1 GiB.
     #[error("cannot align to {align:#x}: use a power of two of at most 1 GiB")]
     Alignment {
-        /// What was asked for.
+        /// The requested value.
         align: u64,
     },
     /// No free range is large enough.
@@ -34,7 +34,7 @@ pub enum IovaError {
          largest free range has {largest_free:#x}"
     )]
     Exhausted {
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         len: u64,
         /// At a multiple of this.
         align: u64,

@@ -60,7 +60,7 @@ fn the_null_page_and_what_is_reserved_is_never_handed_out() {
     assert_eq!(
         space.reserve(range(0, 2)),
         Err(IovaError::InUse { range: range(0, 2), used }),
-        "an allocation can not be reserved afterwards"
+        "an allocation cannot be reserved afterwards"
     );
 }
 

@@ -1,7 +1,7 @@
 //! Free extents in order of address, balanced, each subtree knowing its largest gap.
 //!
 //! An AVL tree over a slab: a node is an index, so that nothing is allocated when an extent is put in as long as
-//! the slab has a spare node, and whoever calls [`Slab::grow`] in time never meets the lack of one. Each subtree keeps
+//! the slab has a spare node, and [`Slab::grow`] called in time prevents running out. Each subtree keeps
 //! the largest length that fits in one of its extents at each of three alignments (the page sizes); the *first*
 //! extent that fits is found on one way down. Because it is the first, a limit on the address needs no further
 //! search: if the first does not end in time, none does.
@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 /// The alignments, in granules, for which each subtree knows its largest gap: 4 KiB, 2 MiB, 1 GiB.
 pub(super) const ALIGNS: [u64; 3] = [1, 1 << 9, 1 << 18];
 
-/// The index of a node that is none.
+/// The index that means "no node".
 pub(super) const NIL: u32 = u32::MAX;
 
 /// A run of granules, `start..end`, not empty.
@@ -76,7 +76,7 @@ impl Slab {
     /// Makes the slab hold at least `extents` extents. Amortized O(1) for each.
     pub(super) fn grow(&mut self, extents: usize) -> Result<(), TryReserveError> {
         let Some(more) = extents.checked_sub(self.nodes.len()) else { return Ok(()) };
-        // Ask for what lies within a `u32`: the space has 2^45 granules at most, but so many nodes never fit.
+        // Clamped to `u32`: the space has 2^45 granules at most, but that many nodes never fit.
         self.nodes.try_reserve(more)?;
         for _ in 0..more {
             let Ok(new) = u32::try_from(self.nodes.len()) else { break };
@@ -247,7 +247,7 @@ impl Slab {
         if at == NIL { 0 } else { self.node(at).height }
     }
 
-    /// Computes what a node knows of its subtree from its children.
+    /// Computes a node's summary of its subtree from its children.
     fn refresh(&mut self, at: u32) {
         let Node { extent, left, right, .. } = *self.node(at);
         let (a, b) = (self.best(left), self.best(right));

@@ -150,7 +150,7 @@ mod loom_models {
         }
     }
 
-    /// Each owner puts a thing in and takes one out; whoever's it is, none is lost and none is there twice.
+    /// Each owner pushes an item and pops one; no item is lost or duplicated, whichever owner pops it.
     #[test]
     fn loom_two_owners_exchange() {
         model(|| {

@@ -1,4 +1,4 @@
-//! The same accesses by assembly: one load or store a scalar, and the C library's `memcpy` and `memset` for the rest.
+//! The same accesses in assembly: one load or store per scalar, and the C library's `memcpy` and `memset` for the rest.
 //!
 //! Each block means what the function of the same name in `portable` does; the compiler takes a block for code
 //! that may read and write any memory it could reach, so nothing is moved across it that may not be moved across
@@ -115,7 +115,7 @@ pub(super) unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
 /// `from.len()` bytes from `to` are valid memory as `DmaMemory::from_raw` demands.
 #[inline]
 pub(super) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
-    // SAFETY: as for `copy_out`, the other way round; nobody changes `from` meanwhile.
+    // SAFETY: as for `copy_out`, the other way round; nothing changes `from` meanwhile.
     unsafe { call!(memcpy, to.as_ptr(), from.as_ptr(), from.len()) }
 }
 

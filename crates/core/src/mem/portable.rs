@@ -1,4 +1,4 @@
-//! The accesses as they are defined: relaxed atomics of one byte each, and nothing wider.
+//! The accesses as specified: relaxed atomics of one byte each, and nothing wider.
 //!
 //! Used where there is no assembly for the architecture, and by Miri and the sanitizers, which see no assembly.
 

@@ -1,4 +1,4 @@
-//! Threads that reach the same bytes at the same time, by every operation and in every width.
+//! Threads that access the same bytes concurrently, by every operation and in every width.
 //!
 //! Under Miri and ThreadSanitizer these run over the byte loop; elsewhere over the machine's own accesses.
 

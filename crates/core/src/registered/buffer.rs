@@ -180,7 +180,7 @@ impl<'a> Segments<'a> {
         segments
     }
 
-    /// The rest of the folio that `at` lies in, as far as it is asked for.
+    /// Returns the rest of the folio around `at`, up to the requested length.
     #[inline]
     fn piece(&mut self) -> Option<Segment> {
         if self.left == 0 {

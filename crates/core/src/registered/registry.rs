@@ -228,7 +228,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         let mut leaving = self.leaving.iter();
         let at = leaving.position(|(i, entry)| *i == index && entry.generation == generation)?;
         let (_, entry) = self.leaving.get_mut(at)?;
-        // Those that leave have a hold, and go when there is none.
+        // Buffers on their way out are held, and go when the last hold ends.
         entry.holds -= 1;
         let over = entry.holds == 0;
         Some(over.then(|| self.leaving.swap_remove(at).1.buffer))

@@ -1,4 +1,4 @@
-//! The table of folios: where each is for the device, found by one shift, or by two.
+//! The table of folios: the device address of each, found by one shift or two.
 //!
 //! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is contiguous for the device
 //! is a folio, and its entry is what the device calls its start. A cell that is not is divided evenly once more, by a
@@ -222,7 +222,7 @@ impl Build {
     fn cell(&mut self, runs: &mut &[Run], part: Part) {
         let start = start_of(runs, part.first, self.shift);
         let inside = runs.get(1..).unwrap_or(&[]);
-        // One after the other: what is passed here is not looked at for the next cell, so it is linear in all.
+        // In order: runs passed here are not visited for the next cell, so the whole is linear.
         let count = inside.iter().take_while(|run| run.addr <= part.last).count();
         let inside = inside.get(..count).unwrap_or(&[]);
         let Some(shift) = inner_shift(inside, self.shift) else {

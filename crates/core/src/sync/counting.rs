@@ -1,4 +1,4 @@
-//! Atomics and locks that count, one count a thread.
+//! Atomics and locks that count read-modify-writes per thread.
 //!
 //! Counted as read-modify-writes are the operations of that name, failed compare-and-swaps included, and
 //! sequentially consistent stores, which are an `xchg` on x86-64. A lock counts once as a
@@ -13,7 +13,7 @@ std::thread_local! {
 }
 
 /// How many read-modify-writes an uncontended `std::sync::Mutex` makes: a compare-and-swap takes it, and a swap gives it
-/// back, because a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` gives back by a store.)
+/// back, because a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` unlocks by a store.)
 const LOCK_RMWS: u64 = 2;
 
 fn count() {

@@ -1,4 +1,4 @@
-//! Why a table refused.
+//! Errors of a table.
 
 use crate::addr::{Iova, IovaRange, PhysAddr};
 
@@ -6,12 +6,12 @@ use crate::addr::{Iova, IovaRange, PhysAddr};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// The format has no table of so many levels.
+    /// The format has no table of that many levels.
     #[error("a {format} table of {levels} levels: it has {min} to {max}")]
     Levels {
         /// The format's name.
         format: &'static str,
-        /// What was asked for.
+        /// The requested value.
         levels: u8,
         /// The fewest.
         min: u8,
@@ -20,7 +20,7 @@ pub enum TableError {
     },
     /// The memory for table pages is empty, crooked, or out of the format's reach.
     #[error(
-        "{len:#x} bytes at {phys} can not be table pages: give at least one page of 4096 bytes, aligned to 4096 \
+        "{len:#x} bytes at {phys} cannot be table pages: give at least one page of 4096 bytes, aligned to 4096 \
          in memory and in physical address, below 2^52"
     )]
     BadPages {
@@ -55,7 +55,7 @@ pub enum TableError {
         /// How wide an entry's addresses are.
         bits: u32,
     },
-    /// A mapping without any access is none.
+    /// A mapping without any access is refused.
     #[error("{range}: a mapping must give access to read, to write, or both")]
     NoAccess {
         /// What was to be mapped.
@@ -89,8 +89,8 @@ pub enum TableError {
         /// How many there are.
         capacity: u32,
     },
-    /// There is no memory for the account of the pages.
-    #[error("no memory for the account of {pages} table pages")]
+    /// No memory for the records of the pages.
+    #[error("no memory for the records of {pages} table pages")]
     NoMemory {
         /// How many pages.
         pages: u32,
@@ -103,9 +103,9 @@ pub enum TableError {
         /// The table that was asked.
         this: PhysAddr,
     },
-    /// An entry points to a page that is not one of the table's: somebody else wrote it.
+    /// An entry points to a page that is not one of the table's: it was written from outside.
     #[error(
-        "the table entry {entry:#x} on the way to {at} is none that the table wrote: its pages are damaged"
+        "the table entry {entry:#x} on the way to {at} was not written by the table: its pages are damaged"
     )]
     Damaged {
         /// Where the walk was going.

@@ -1,4 +1,4 @@
-//! How an entry is written: one format of I/O page tables, a file's worth of constants and shifts.
+//! The encoding of an entry: one format of I/O page tables, its constants and shifts.
 
 use crate::access::Access;
 use crate::addr::PhysAddr;

@@ -1,6 +1,6 @@
 //! Every interleaving (up to three preemptions) of owners whose pages share a table page that becomes empty.
 //!
-//! The entries are in memory that a device shares, so they are real atomics, which loom knows nothing of: each access to one
+//! The entries are in memory that a device shares, so they are real atomics, which loom does not track: each access to one
 //! is shown to it as an access to the word beside its page (`Store::raw`, `Store::set`), so that it switches there.
 
 use super::*;
@@ -91,7 +91,7 @@ fn a_page_is_retired_once_however_many_empty_it() {
     });
 }
 
-/// Two threads clear the same page at once, against the contract: one of them clears it, the other one is told that
+/// Two threads clear the same page at once, against the contract: one of them clears it, the other gets the error that
 /// nothing is mapped there, and a neighbour in the same table page stays mapped and counted.
 #[test]
 fn loom_two_clears_of_one_range_count_it_once() {

@@ -40,7 +40,7 @@ impl TablePages {
 
     /// The table pages `pages`, which the hardware finds at `phys`. They need not be zero.
     ///
-    /// They are a table's from here on: nobody else may write them, and they must not be mapped for any device.
+    /// They are a table's from here on: nothing else may write them, and they must not be mapped for any device.
     ///
     /// # Errors
     /// [`TableError::BadPages`] where there is not one page, or where `phys` is no multiple of 4096, or the end is beyond

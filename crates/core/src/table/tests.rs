@@ -185,7 +185,7 @@ fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
     let mut retired = Retired::new();
     b.table.clear(range(0, K4), &mut retired).unwrap();
     assert_eq!((retired.len(), retired.range()), (1, Some(range(0, M2))));
-    // Elsewhere: the one free page serves, and then there is none although one is retired.
+    // Elsewhere: the one free page is used, and then none is free although one is retired.
     b.map(M2, 0, K4).unwrap();
     assert_eq!(b.map(2 * M2, 0, K4), Err(TableError::NoPages { capacity: 4 }));
     // At home: brought back, in the very page that a stale walk cache still holds.
@@ -235,7 +235,7 @@ fn pages_of_another_table_are_given_back() {
     assert_eq!(a.table.reclaim(retired).unwrap(), 1);
 }
 
-/// Runs out of table pages at every step there is: nothing of the range is mapped, and every page comes back.
+/// Runs out of table pages at every step: nothing of the range is mapped, and every page comes back.
 #[test]
 fn running_out_of_table_pages_rolls_back_exactly() {
     let (start, len) = (G1 - 2 * M2 - K4, 5 * M2 + 2 * K4);

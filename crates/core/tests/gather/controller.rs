@@ -1,4 +1,4 @@
-//! What a controller does with a command's memory, written from the specification and from nothing else.
+//! What a controller does with a command's memory, written from the specification alone.
 
 use pinfold_core::addr::{Iova, Segment};
 
@@ -69,7 +69,7 @@ pub(crate) fn walk_sgl(sgl1: [u64; 2], read: impl Fn(u64) -> u64) -> (Vec<Segmen
         lists += 1;
         let mut next = None;
         for at in (start..start + len).step_by(16) {
-            assert!(next.is_none(), "only the last of an array describes another one");
+            assert!(next.is_none(), "only the last of an array describes another array");
             let inner = [read(at), read(at + 8)];
             let (bytes, reserved, inner_kind) = decode(inner);
             assert!(bytes > 0 && reserved == 0);

@@ -14,7 +14,7 @@ use zerocopy::little_endian::U64;
 /// they hold 1,276 data blocks.
 const LIST_PAGES: usize = 5;
 
-/// What the controller is told about the memory of a command. Its pages belong to the pool `nvme lists`.
+/// The data pointer of a command: how it describes its memory. Its pages belong to the pool `nvme lists`.
 #[derive(Debug)]
 pub(super) enum DataPointer {
     Prp(Prps<RawBlock, LIST_PAGES>),

@@ -172,7 +172,7 @@ impl SglDescriptor {
     pub const BYTES: usize = 16;
     /// Type 0h: a data block.
     pub const DATA_BLOCK: u8 = 0x00;
-    /// Type 2h: a segment of descriptors that another one follows.
+    /// Type 2h: a segment of descriptors, followed by another segment.
     pub const SEGMENT: u8 = 0x20;
     /// Type 3h: the last segment of descriptors.
     pub const LAST_SEGMENT: u8 = 0x30;

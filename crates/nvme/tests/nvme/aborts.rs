@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Requests have one second, aborts too, by a clock that is turned by hand.
+/// Requests have one second, aborts too, by a clock that the test advances.
 fn by_hand(acl: u8) -> (Bench, Hand) {
     let hand = Hand::default();
     let second = Duration::from_secs(1);
@@ -41,7 +41,7 @@ fn a_request_that_is_aborted_gives_its_payload_back() {
     assert_eq!((stats.timeouts, stats.aborts, stats.aborted, stats.late_completions), (1, 1, 1, 0));
     let stats = bench.controller.stats();
     assert_eq!((stats.quarantined, stats.quarantined_permanently, stats.list_pages_used), (0, 0, 0));
-    // The queue goes on.
+    // The queue continues.
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Memory, a bus and payloads for the tests: no IOMMU, and one that can be told to revoke.
+//! Memory, a bus and payloads for the tests: no IOMMU, and one that revokes on request.
 
 use pinfold_core::access::Bidirectional;
 use pinfold_core::addr::{Iova, Segment};
@@ -78,7 +78,7 @@ impl Memory {
 #[derive(Clone)]
 pub(crate) struct Arena(pub(crate) Arc<Memory>);
 
-// SAFETY: `whole` and `BASE` do not change; `take` gives out free runs and nobody else is given them.
+// SAFETY: `whole` and `BASE` do not change; `take` returns free runs, each to one caller.
 unsafe impl ChunkSource for Arena {
     fn span(&self) -> NonNull<[u8]> {
         let whole = self.0.whole();
@@ -177,7 +177,7 @@ unsafe impl Payload<Bidirectional> for Buffer {
     }
 }
 
-/// A clock that tests turn by hand.
+/// A clock that tests advance.
 #[derive(Clone, Default)]
 pub(crate) struct Hand(pub(crate) Arc<AtomicU64>);
 

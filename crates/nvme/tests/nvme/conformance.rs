@@ -1,4 +1,4 @@
-//! The model controller's answers to what no good driver sends.
+//! The model controller's answers to invalid commands.
 
 use crate::common::*;
 use pinfold_core::mem::DmaMemory;
@@ -16,7 +16,7 @@ fn doorbell(queue: u16, which: Doorbell) -> u32 {
 
 const ENTRIES: u32 = 8;
 
-/// A queue pair by hand.
+/// A queue pair that the test programs itself.
 struct Pair {
     id: u16,
     sq: Buffer,
@@ -273,7 +273,7 @@ fn wrong_doorbells_are_events_and_unreachable_queues_are_fatal() {
     assert_eq!(host.receive(0).result.get(), 1 << 16);
     host.registers.write32(doorbell(99, Doorbell::SubmissionTail), 1);
     assert_eq!(host.model.stats().bad_doorbells, 3);
-    // One event is allowed to be outstanding; the third doorbell's is told first.
+    // One event is allowed to be outstanding; the third doorbell's is reported first.
     host.push(0, event);
     assert_eq!(host.receive(0).result.get(), 1 << 16);
     host.push(0, event);

@@ -1,4 +1,4 @@
-//! A controller that fails as a whole, or is taken away: a typed error in time, and nothing given back that it may reach.
+//! A controller that fails as a whole, or is removed: a typed error in time, and nothing is released that it may reach.
 
 use crate::common::*;
 use crate::faults::{by_hand, settle};
@@ -30,7 +30,7 @@ fn admin_commands_that_fail_or_get_lost_are_named() {
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
     assert_eq!(error, Error::AdminTimeout { what: "identify controller", limit_ms: 20 });
-    assert_eq!(arena.0.used(), 0, "it was disabled, so all is given back");
+    assert_eq!(arena.0.used(), 0, "it was disabled, so all is released");
 }
 
 #[test]
@@ -144,5 +144,5 @@ fn a_controller_that_is_pulled_out_is_gone_at_once() {
     drop((queue, flying));
     assert_eq!(controller.stats().quarantined_permanently, 1);
     drop(controller);
-    assert_eq!(arena.0.used(), used, "nobody saw it disabled");
+    assert_eq!(arena.0.used(), used, "it was never seen disabled");
 }

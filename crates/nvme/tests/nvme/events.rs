@@ -79,7 +79,7 @@ fn events_that_nobody_takes_are_bounded_and_counted() {
     assert_eq!(bench.controller.events().unwrap().len(), 64);
 }
 
-/// Has the driver notice what happened: it looks at the admin queue once in a millisecond.
+/// Lets the driver notice what happened: it polls the admin queue once per millisecond.
 fn notice(bench: &Bench, queue: &mut TestQueue) {
     let before = bench.controller.stats().namespace_events;
     while bench.controller.stats().namespace_events == before {

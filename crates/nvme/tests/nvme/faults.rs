@@ -1,4 +1,4 @@
-//! A controller that does wrong: a typed error or a retry, never a hang, never a wrong byte.
+//! A faulty controller: a typed error or a retry, never a hang or a wrong byte.
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, InFlight, Outcome, PollError, Quarantined, Reject};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A bench whose time stands still until it is turned; requests have one second.
+/// A bench whose clock stops until the test advances it; requests have one second.
 pub(crate) fn by_hand() -> (Bench, Hand) {
     let hand = Hand::default();
     let config = Config {
@@ -99,7 +99,7 @@ fn a_lost_completion_quarantines_until_reset() {
         (0, 0, 0, 2)
     );
     drop(bench.controller);
-    assert_eq!(bench.arena.0.used(), 0, "rings, lists and payloads are given back");
+    assert_eq!(bench.arena.0.used(), 0, "rings, lists and payloads are released");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_late_completion_is_recognised_and_given_to_nobody() {
     settle(&bench);
     hand.turn(2 * SECOND);
     let payload = quarantined(&mut queue, read);
-    // The queue goes on; the late one comes in between, and writes to memory that is nobody's.
+    // The queue continues; the late one completes in between, and writes to quarantined memory.
     let write = queue.write(1, 0, 64, Buffer::filled(&bench.arena, &pattern(4, 32 << 10))).unwrap();
     one(&mut queue, write).1.unwrap();
     faults.release();
@@ -314,5 +314,5 @@ fn a_rogue_write_is_recorded_as_what_became_of_it() {
     settle(&bench);
     let strikes = faults.injections();
     assert_eq!(strikes.len(), 3);
-    assert!(matches!(strikes[2].outcome, InjectionOutcome::Fault(_)), "its memory was given back");
+    assert!(matches!(strikes[2].outcome, InjectionOutcome::Fault(_)), "its memory was released");
 }

@@ -1,4 +1,4 @@
-//! What the device writes is not believed.
+//! What the device writes is not trusted.
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Outcome};

@@ -53,7 +53,7 @@ fn a_queue_sleeps_until_its_interrupt_comes() {
         there_and_back(&bench, &mut queue, 0, 200, depth as u64);
         let stats = queue.stats();
         assert!(stats.interrupts > 0 && stats.sleeps >= stats.interrupts, "{stats:?}");
-        // A sleep that nobody ended would have lasted 100 ms.
+        // A sleep that no interrupt ended would have lasted 100 ms.
         assert!(stats.sleeps - stats.interrupts < 10, "{stats:?}");
     }
     assert!(bench.model.stats().interrupts > 0);
@@ -190,7 +190,7 @@ fn health_and_all_namespaces_are_asked_for() {
 fn more_namespaces_than_a_list_holds_are_all_found() {
     let media = Arc::new(MemoryMedia::new(1 << 20));
     let namespace = Namespace::new(media, 512).unwrap();
-    // 1024 fill a list, so that a second one is asked for; the model has no more.
+    // 1024 fill a list, so a second one is requested; the model has no more.
     let bench = bench(64, ModelConfig::new(vec![namespace; 1024]), Config::default());
     let survey = bench.controller.scan_namespaces().unwrap();
     assert_eq!((survey.len(), survey[1023].nsid), (1024, 1024));

@@ -1,4 +1,4 @@
-//! Namespaces that cannot be used, and controllers that know little: the reason, and the others work.
+//! Namespaces that cannot be used, and minimal controllers: the reason is reported, the others work.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Controller, Error, Reject, Unusable};

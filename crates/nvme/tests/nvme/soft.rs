@@ -194,7 +194,7 @@ fn a_lost_command_keeps_its_mapping_until_reset() {
     faults.release();
     while queue.stats().late_completions == 0 {
         assert!(queue.poll().unwrap().is_none());
-        // A poll with nothing under way still looks at the ring.
+        // A poll with nothing in flight still reads the ring.
         std::thread::yield_now();
     }
     let quarantined = quarantined.recover().unwrap_err();

@@ -16,7 +16,7 @@ fn hasty(step: u64) -> (Config, Arc<AtomicU64>) {
         let ticks = ticks.clone();
         move || ticks.fetch_add(step, Ordering::SeqCst)
     };
-    // Requests and admin commands have for ever; the controller's states have not.
+    // Requests and admin commands have no deadline; the controller's state changes have.
     let timeout = std::time::Duration::from_secs(1 << 30);
     (Config { timeout, admin_timeout: timeout, clock: Arc::new(clock), ..Config::default() }, ticks)
 }
@@ -69,7 +69,7 @@ fn an_enable_in_progress_is_waited_for_before_it_is_taken_back() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         faults.set_stuck(false);
     });
-    // Another program's admin queues, which are nowhere: they are only looked at when a doorbell rings.
+    // Another program's admin queues at unmapped addresses: they are read only when a doorbell is written.
     registers.write32(offset::AQA, 1 | 1 << 16);
     works(&model, &arena);
     late.join().unwrap();
@@ -123,7 +123,7 @@ fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
     drop(queue);
     assert_eq!((controller.stats().quarantined_permanently, controller.stats().quarantined_queues), (1, 1));
     drop(controller);
-    assert_eq!(arena.0.used(), used, "nothing that it may still reach is given back");
+    assert_eq!(arena.0.used(), used, "nothing that it may still reach is released");
     // Admin: 3 pages, queue pair: 2, PRP lists: 1.
     assert!(quarantined_bytes() - leaked >= 6 * 4096);
     let waited = ticks.load(Ordering::SeqCst) - before;

@@ -30,7 +30,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 const FRAME: usize = 4096;
-/// The largest alignment, and the largest run that is had by order.
+/// The largest alignment, and the largest run allocated by order.
 const HUGE: usize = 2 << 20;
 
 /// An arena as an allocator: each allocation is a run of frames of its own, so that it can be mapped for a device
@@ -63,7 +63,7 @@ impl ArenaAlloc {
         if !buffer.memory().addr().is_multiple_of(layout.align()) {
             return Err(AllocError); // an arena of less alignment, as the caller's memory may be
         }
-        // It goes back by `give_back`, from the address.
+        // `give_back` frees it, from the address.
         Ok(ManuallyDrop::new(buffer).memory().as_ptr())
     }
 
@@ -96,7 +96,7 @@ fn whole(ptr: NonNull<u8>, frames: u32) -> NonNull<[u8]> {
     NonNull::slice_from_raw_parts(ptr, frames as usize * FRAME)
 }
 
-// SAFETY: an allocation is a run of frames that the arena gives to nobody else until it is freed, in memory that is
+// SAFETY: an allocation is a run of frames with one owner until it is freed, in memory that is
 // mapped and stays where it is as long as the arena lives, which every clone holds. The arena is private (`new`), so
 // nothing but the holder of the allocation reaches it: a device does only while a `DmaVec`, which owns it, is mapped.
 unsafe impl Allocator for ArenaAlloc {
@@ -109,7 +109,7 @@ unsafe impl Allocator for ArenaAlloc {
 
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
         if let Some(frames) = frames_of(layout).filter(|frames| *frames > 0) {
-            // SAFETY: the caller's promise: allocated here, for a layout that fits, hence of so many frames, and free.
+            // SAFETY: the caller's promise: allocated here, for a layout that fits, hence of that many frames, and free.
             unsafe { self.give_back(ptr, frames) };
         }
     }
@@ -212,7 +212,7 @@ impl<T: Plain> DmaVec<T> {
     }
 }
 
-// SAFETY: the memory is the vector's allocation, which nobody else has and which stays where it is until the value is
+// SAFETY: the memory is the vector's allocation, which has no other owner and stays where it is until the value is
 // dropped, for nothing here grows it; the value never lends the vector. The arena is private, so nothing is mapped.
 unsafe impl<T: Plain> Pinned for DmaVec<T> {
     fn memory(&self) -> DmaMemory<'_> {

@@ -23,10 +23,10 @@ impl fmt::Debug for NotFrozen {
     }
 }
 
-/// All bytes of the buffer, to be read and shared from here on: nobody writes them any more. Nothing is copied.
+/// All bytes of the buffer, read-only and shareable from here on. Nothing is copied.
 ///
 /// A buffer comes back out of a mapping when no device reaches it any more, so what is frozen stays as the device left
-/// it. The memory goes back to the arena when the last clone and the last slice of the `Bytes` is dropped. Of fewer
+/// it. The memory returns to the arena when the last clone and the last slice of the `Bytes` is dropped. Of fewer
 /// bytes: `bytes.slice(..n)`. O(1).
 ///
 /// # Errors
@@ -51,7 +51,7 @@ pub fn freeze(mut buffer: Buffer) -> Result<Bytes, NotFrozen> {
     }
 }
 
-/// A buffer that nobody can reach but through here, and only to read.
+/// A buffer that is accessible only through this value, and only for reading.
 struct Frozen {
     bytes: NonNull<[u8]>,
     _buffer: Buffer,

@@ -36,7 +36,7 @@ use pinfold_core::mem::DmaMemory;
 pub enum NotFixed {
     /// It is not in the table.
     #[error(
-        "{len} bytes at {addr:#x} lie in no one place of the ring's table: register them, or cut where a place ends"
+        "{len} bytes at {addr:#x} are not in one entry of the ring's table: register them, or split at the end of an entry"
     )]
     NotRegistered {
         /// Where it begins.

@@ -95,7 +95,7 @@ impl GuestMemoryRegion for GuestRegion {
         let outside = GuestMemoryError::InvalidBackendAddress;
         let memory = self.buffer.memory().part(offset, count).map_err(|_| outside)?;
         // SAFETY: `part` proved that the bytes lie in the buffer's memory, which stays where it is while the buffer,
-        // that is, `self`, is borrowed. Nobody has a reference into it: that takes the buffer by exclusive borrow, and
+        // that is, `self`, is borrowed. No reference into it exists: that takes an exclusive borrow of the buffer, and
         // it is private here. Others that reach it are devices, as volatile accesses expect.
         Ok(unsafe { VolatileSlice::new(memory.as_ptr().as_ptr(), memory.len()) })
     }

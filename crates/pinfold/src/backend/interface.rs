@@ -14,7 +14,7 @@ pub enum IommuInterface {
     Type1,
     /// An address space of `/dev/iommu` (Linux 6.6).
     Iommufd,
-    /// No IOMMU (Linux 4.5), where the kernel was told to allow that.
+    /// No IOMMU (Linux 4.5), where the kernel is configured to allow that.
     ///
     /// **Nothing is protected.** The device reaches all memory of the machine at its physical address, whatever this
     /// program maps, and a revocation revokes nothing: this library cannot promise anything about a faulty or hostile

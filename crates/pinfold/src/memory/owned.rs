@@ -107,7 +107,7 @@ impl OwnedMemory {
         unsafe { Self::new(memory, bytes) }
     }
 
-    /// Takes memory that is borrowed for ever.
+    /// Takes memory that is borrowed for `'static`.
     ///
     /// # Errors
     /// As [`from_vec`](Self::from_vec).

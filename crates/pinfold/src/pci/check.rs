@@ -1,4 +1,4 @@
-//! Checks what uses a device. Taking the disk of a mounted file system away is the most expensive mistake here.
+//! Checks what uses a device. Unbinding the disk of a mounted file system is the most expensive mistake here.
 
 use super::claim::Claims;
 use super::in_use::InUse;

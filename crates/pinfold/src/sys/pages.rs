@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The size of a page that these files speak of.
+/// The page size of these files.
 const PAGE: u64 = 4096;
 /// `/proc/kpageflags`: the page is the first, or another, of several that are one.
 const COMPOUND_HEAD: u64 = 1 << 15;
@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<Scan>() == 96 && size_of::<Region>() == 24);
 
 /// `PAGE_IS_HUGE`: mapped by one entry for 2 MiB or more.
 const HUGE: u64 = 1 << 6;
-/// `PAGE_IS_PFNZERO`: the page of zeroes that stands for memory that was only read so far.
+/// `PAGE_IS_PFNZERO`: the page of zeroes that backs memory that was only read so far.
 const ZERO: u64 = 1 << 5;
 
 /// `PAGEMAP_SCAN` as rustix wants it; its answer is how many regions it filled.
@@ -100,7 +100,7 @@ impl Pagemap {
     }
 
     /// The ranges of `start..end` that are mapped by entries for 2 MiB or more, in order. One that was only read so far
-    /// is none: it becomes a page when it is written, and nobody knows of what size.
+    /// is none: it becomes a page when it is written, of unknown size.
     ///
     /// `PAGEMAP_SCAN`: since Linux 6.7; `ENOTTY` before.
     pub(crate) fn huge(&self, start: usize, end: usize) -> Result<Vec<(usize, usize)>, Errno> {
@@ -128,7 +128,7 @@ impl Pagemap {
                     None => found.push((from, to)),
                 }
             }
-            // It goes on or it is over; a kernel that says neither is not asked for ever.
+            // The walk advances or ends; stop if the kernel reports no progress.
             if scan.walk_end <= at {
                 break;
             }
@@ -152,7 +152,7 @@ impl Pagemap {
         })
     }
 
-    /// How many frames the larger page has that the frame is of, and its first one: one frame where it is none.
+    /// Returns the number of frames of the compound page around the frame, and its first frame: one frame if there is none.
     /// `None` where that may not be known.
     fn folio_of(&self, frame: u64) -> Option<(u64, u64)> {
         let flags = self.flags.as_ref()?;

@@ -1,4 +1,4 @@
-//! A range of this process's address space that one owner keeps and gives back.
+//! A range of this process's address space that one owner holds and unmaps.
 
 use super::errno::Errno;
 use pinfold_core::addr::PageSize;
@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-/// The page below and above anonymous memory that nobody may touch.
+/// The page below and above anonymous memory that must not be accessed.
 ///
 /// It catches a run past the end, and it keeps the kernel from merging the range with a neighbour, so that what
 /// `/proc/self/smaps` says of it is about it alone.
@@ -46,7 +46,7 @@ impl Region {
         let too_much = Errno::from(rustix::io::Errno::NOMEM);
         let outer_len = len.checked_add(align).and_then(|n| n.checked_add(2 * GUARD)).ok_or(too_much)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses.
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
         let base =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), outer_len, ProtFlags::empty(), flags) }?;
         let outer = Outer { base: NonNull::new(base).ok_or(too_much)?, len: outer_len };
@@ -55,7 +55,7 @@ impl Region {
         let inner = unsafe { base.cast::<u8>().add(lead) };
         let region = Self { base: NonNull::new(inner).ok_or(too_much)?, len, outer: Some(outer) };
         // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone: `lead + len +
-        // GUARD <= outer_len`. Nobody has a pointer into it yet.
+        // GUARD <= outer_len`. No pointer into it exists yet.
         unsafe { rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
         Ok(region)
     }
@@ -71,17 +71,17 @@ impl Region {
         };
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | size;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses.
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, prot, flags) }?;
         Self::whole(base, len)
     }
 
-    /// `len` bytes of the file behind `fd`, shared with whoever maps it too.
+    /// `len` bytes of the file behind `fd`, shared with every other mapping of it.
     ///
     /// `mmap`: since the first Linux.
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED and with no hint the kernel chooses a range that nobody uses. That the file keeps
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range. That the file keeps
         // its length, so that the pages stay there, is sealed by `memfd::create`.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         Self::whole(base, len)
@@ -92,7 +92,7 @@ impl Region {
         Ok(Self { base: base.cast(), len, outer: Some(Outer { base, len }) })
     }
 
-    /// Memory that somebody else mapped, and unmaps after this value is dropped.
+    /// Memory that another owner mapped, and unmaps after this value is dropped.
     ///
     /// # Safety
     /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are multiples of 4096.

@@ -47,14 +47,14 @@ impl Signals {
         }
     }
 
-    /// Waits until one of the signals arrives, at most `limit` (a day, where there is none); `None` where none did.
+    /// Waits until one of the signals arrives, at most `limit` (a day if there is none); `None` if none did.
     pub fn wait(&self, limit: Option<Duration>) -> Option<i32> {
         let limit = limit.unwrap_or(Duration::from_secs(86_400));
         let timeout = libc::timespec {
             tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
         };
-        // SAFETY: an initialized set and a valid timeout; what else is known of the signal is not asked for.
+        // SAFETY: an initialized set and a valid timeout; further information about the signal is not requested.
         let signal =
             unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
         (signal > 0).then_some(signal)

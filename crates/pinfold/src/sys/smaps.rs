@@ -34,7 +34,7 @@ pub(crate) fn of_range(addr: usize, len: usize) -> Option<Vma> {
     all().into_iter().find(|vma| vma.start <= addr && end <= vma.end)
 }
 
-/// All mappings of the process, in order; none where the file can not be read.
+/// All mappings of the process, in order; none where the file cannot be read.
 pub(crate) fn all() -> Vec<Vma> {
     std::fs::read("/proc/self/smaps").map(|smaps| parse(&smaps)).unwrap_or_default()
 }

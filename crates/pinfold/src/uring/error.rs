@@ -56,7 +56,7 @@ pub enum FileError {
     /// A read reached the end of the file early, or a write made no progress.
     #[error(
         "{}: {op} of {len} bytes at {offset} ended after {done}{}", path.display(),
-        match op { Op::Read => ": the file ends there (was it truncated meanwhile?)", Op::Write => "" }
+        match op { Op::Read => ": the file ends there (was it truncated during the transfer?)", Op::Write => "" }
     )]
     Short {
         /// The operation.
@@ -151,7 +151,7 @@ fn advice(errno: Errno) -> &'static str {
         Errno::DQUOT => ": the disk quota is used up; free some space or choose another place",
         Errno::IO => ": the device failed; `dmesg` says more",
         Errno::INVAL => {
-            ": the file can not be used so; if it is none on a disk (/proc, /sys), copy it to one first"
+            ": the file cannot be opened like this; if it is not on a disk (/proc, /sys), copy it to one first"
         }
         Errno::FBIG => ": larger than a file may be here (`ulimit -f`, or the file system's limit)",
         Errno::ROFS => ": the file system is read-only; choose another place",

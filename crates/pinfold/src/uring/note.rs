@@ -1,4 +1,4 @@
-//! What a queue does without.
+//! Features that a queue does without, as notices for the user.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

@@ -1,4 +1,4 @@
-//! The way to the kernel: an io_uring, or plain system calls where there is none.
+//! Submission to the kernel: an io_uring, or plain system calls where there is none.
 
 mod setup;
 
@@ -223,7 +223,7 @@ unsafe fn transfer_now(file: &File, transfer: &Transfer<'_>) -> Result<usize, Er
     let (fd, at) = (file.as_raw_fd(), transfer.memory.as_ptr().as_ptr());
     let offset = libc::off_t::try_from(transfer.offset).map_err(|_| Errno::OVERFLOW)?;
     let moved = match transfer.op {
-        // SAFETY: `len` bytes from `at` are writable memory by the contract of `DmaMemory`, and nobody else's during
+        // SAFETY: `len` bytes from `at` are writable memory by the contract of `DmaMemory`, and exclusive during
         // the call by this function's.
         Op::Read => unsafe { libc::pread(fd, at.cast(), len, offset) },
         // SAFETY: likewise, readable.

@@ -1,4 +1,4 @@
-//! Opens a device by its address, and checks what is easily forgotten in the order in which it fails.
+//! Opens a device by its address, and checks the common omissions in the order in which they fail.
 
 use super::device::{Device, Inner};
 use super::options::{Attachment, Options};

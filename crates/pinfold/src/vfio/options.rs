@@ -1,4 +1,4 @@
-//! How a device is opened, and how it was.
+//! Options for opening a device, and what was chosen.
 
 use crate::backend::context::Limits;
 use crate::backend::interface::IommuInterface;

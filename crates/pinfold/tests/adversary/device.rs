@@ -1,4 +1,4 @@
-//! A device that does DMA at random: to what is mapped, to what was mapped lately, to where it landed before, to
+//! A device that does DMA at random: to what is mapped, to what was mapped recently, to where it landed before, to
 //! anywhere near. It judges every access by what it finds.
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
@@ -40,7 +40,7 @@ impl<'w> Device<'w> {
             for _ in 0..64 {
                 self.step();
             }
-            // Time goes on in the IOMMU also where no owner waits.
+            // Time advances in the IOMMU also while no owner waits.
             self.iommu.advance();
         }
         self.world.counts.accesses.fetch_add(self.accesses, Ordering::Relaxed);

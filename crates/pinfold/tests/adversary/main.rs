@@ -2,7 +2,7 @@
 //! caught.
 //!
 //! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, while devices do DMA at
-//! random. Every page carries tags that say whose it is ([`tag`]), so that whoever finds a page says at once whether it
+//! random. Every page carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether it
 //! should have. Table pages are so few that they are constantly retired and used again; free ones are poisoned. The
 //! addresses lie around multiples of 1 GiB. What the IOMMU does when is drawn from the seed of each [`round`].
 //!
@@ -24,7 +24,7 @@ mod world;
 
 const ROUND: Duration = Duration::from_millis(300);
 /// In how long a mistake must be caught; most are in the first round. On a machine that is busy with other things it
-/// also has so many accesses, in four times as long at most.
+/// also has that many accesses, in four times as long at most.
 const BUDGET: Duration = Duration::from_secs(30);
 const BUDGET_ACCESSES: u64 = 50_000_000;
 /// How many accesses the run without a mistake makes at least, and how long it takes at most.
@@ -50,7 +50,7 @@ fn the_real_stack_is_clean() {
         let outcome = play(seed, None, ROUND);
         assert_eq!(outcome.caught, None);
         let stats = outcome.stats;
-        // A map that was refused while its flush was late is given back, but was never counted as one.
+        // A map that was refused while its flush was late is released, but was never counted as one.
         let lost = (stats.live, stats.quarantined, stats.deferred);
         assert_eq!(lost, (0, 0, 0), "seed {seed}");
         assert!(stats.unmaps >= stats.maps, "seed {seed}: {stats:?}");

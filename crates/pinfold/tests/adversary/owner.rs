@@ -1,4 +1,4 @@
-//! An owner of buffers: maps, revokes and unmaps them at random, and looks at every page when it is its own again.
+//! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns it again.
 
 use super::tag::{self, Kind, PAGE, Tag};
 use super::world::{LIVE, Live, World};
@@ -25,7 +25,7 @@ pub(crate) struct Owner<'d> {
     random: Random,
     mapped: Vec<(Live, Held<'d>)>,
     revoked: Vec<(Live, Revoked<Buffer, &'d pinfold_core::domain::Domain>)>,
-    /// Its own again, and looked at now and then: nothing may change.
+    /// Owned again, and checked at times: nothing may change.
     kept: Vec<Buffer>,
     /// Whether it maps more than it takes back at present.
     grows: bool,
@@ -124,7 +124,7 @@ impl<'d> Owner<'d> {
             return;
         }
         let Some(buffer) = self.obtain() else { return };
-        // Nobody has touched it since its last owner tagged it.
+        // It is unchanged since its last owner tagged it.
         self.check_owned(&buffer);
         match self.random.below(3) {
             0 => self.map_for(slot, buffer, ToDevice, Held::Read),
@@ -172,7 +172,7 @@ impl<'d> Owner<'d> {
         match refused.payload {
             // What was mapped of it was taken back and flushed: it is the owner's again.
             Some(buffer) => self.keep(buffer),
-            // The domain drops it when the flush, which is late, is over.
+            // The domain drops it when the late flush has completed.
             None => self.world.untagged.store(true, Relaxed),
         }
     }

@@ -1,4 +1,4 @@
-//! One round: a domain that behaves as its seed says, owners and devices in threads of their own, for a while.
+//! One round: a domain configured by a seed, with owners and devices in threads of their own.
 
 use super::device::Device;
 use super::owner::Owner;
@@ -56,7 +56,7 @@ fn config(random: &mut Random, seed: u64) -> SoftConfig {
         iotlb_entries: random.pick(&[16, 256, 4096]),
         ..SoftConfig::default()
     };
-    // Some rounds give up before the flush is over, and wait again.
+    // Some rounds give up before the flush has completed, and wait again.
     if seed % 4 == 1 {
         config.timeout = Duration::from_micros(random.pick(&[20, 200, 1000]));
     }

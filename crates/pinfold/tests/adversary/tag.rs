@@ -1,4 +1,4 @@
-//! What a page says: every page carries eight words that say whose it is.
+//! Tags of pages: every page carries eight words that identify its owner.
 
 use pinfold_core::addr::Iova;
 use pinfold_core::mem::DmaMemory;
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Blank = 0,
     /// The owner's: no device may read or write it. The number is that of the page in this process.
     Owned = 1,
-    /// About to be mapped, not yet told where. The number is that of the page in this process.
+    /// About to be mapped, at an address not yet known. The number is that of the page in this process.
     Leaving = 2,
     /// Mapping. The number is that of the page in the address space of the device.
     Mapping = 3,

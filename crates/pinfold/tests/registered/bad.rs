@@ -131,7 +131,7 @@ fn a_ring_that_is_gone_is_an_error_and_what_is_pinned_stays_so() {
     assert!(buffers.get(index).is_ok());
     // SAFETY: as above.
     unsafe { libc::dup2(saved, ring) };
-    // SAFETY: nobody else uses it.
+    // SAFETY: nothing else uses it.
     unsafe { libc::close(saved) };
     assert!(register(&mut buffers, area.addr + 2 * PAGE, PAGE).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Memory of all kinds, and what the kernel says of it.
+//! Memory of all kinds, and what the kernel reports about it.
 
 use pinfold::registered::{Buffers, RegistrationError, View};
 use pinfold_core::access::Access;
@@ -14,7 +14,7 @@ pub(crate) fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// One test at a time in this process, each after the kernel has let go of what the one before had pinned: it closes
+/// One test at a time in this process, each after the kernel has unpinned what the previous one had pinned: it closes
 /// rings in its own time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -28,7 +28,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Hugepages in the machine's pool beside those that are there, given back when dropped. One at a time on the machine.
+/// Hugepages in the machine's pool beside those that are there, released when dropped. One at a time on the machine.
 pub(crate) struct Hugepages {
     before: u64,
     pool: &'static str,
@@ -149,7 +149,7 @@ impl Drop for Area {
 }
 
 /// # Safety of what follows
-/// The addresses are those of an `Area` of the test, which nobody else knows; it is reached by these functions and by
+/// The addresses are those of an `Area` private to the test; it is reached by these functions and by
 /// the kernel only.
 fn ptr<T>(addr: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(addr)
@@ -186,7 +186,7 @@ pub(crate) fn memfd(len: usize, flags: u32) -> Option<OwnedFd> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: a new descriptor, which nobody else has.
+    // SAFETY: a new descriptor, which has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::fs::ftruncate(&fd, len as u64).ok()?;
     Some(fd)

@@ -1,4 +1,4 @@
-//! Registered memory that goes away: the pages stay pinned, nobody else gets them, and where userfaultfd can be had the
+//! Registered memory that goes away: the pages stay pinned and are not reused, and where userfaultfd is available the
 //! registration is revoked before the call returns.
 
 use crate::common::*;
@@ -90,7 +90,7 @@ fn memory_that_can_not_be_watched_says_so_and_keeps_its_old_pages() {
     let Some((mut ring, places)) = cloned(&buffers, index) else { return };
     poke(area.addr, 0x42);
     unmap(area.addr, 4 * PAGE).unwrap();
-    assert!(buffers.get(index).is_ok(), "nobody knows");
+    assert!(buffers.get(index).is_ok(), "it is not detected");
     let file = tempfile::tempfile().unwrap();
     assert_eq!(transfer(&mut ring, &file, true, places[0], 0), 4 * i32::try_from(PAGE).unwrap());
     let mut written = [0];
@@ -197,7 +197,7 @@ fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
             return skipped("no userfaultfd");
         }
         let addr = area.addr;
-        // Another thread unmaps it, and says so: from there on it must be known.
+        // Another thread unmaps it, and reports it: from then on it must be detected.
         std::thread::scope(|scope| {
             let done = scope.spawn(|| unmap(addr + PAGE, PAGE).unwrap());
             while !done.is_finished() {

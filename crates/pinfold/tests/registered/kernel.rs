@@ -1,4 +1,4 @@
-//! The kernel's own view: data goes through rings that have the memory from ours.
+//! The kernel's own view: data goes through rings that cloned the memory from ours.
 
 use crate::common::*;
 use crate::shapes::IntoIndex;

@@ -1,4 +1,4 @@
-//! `RLIMIT_MEMLOCK`, as it holds for those without `CAP_IPC_LOCK`.
+//! `RLIMIT_MEMLOCK`, as it applies without `CAP_IPC_LOCK`.
 
 use crate::common::*;
 use crate::shapes::IntoIndex;

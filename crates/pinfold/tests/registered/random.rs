@@ -1,4 +1,4 @@
-//! Random registrations over a mixture, checked after each step against what the kernel says and against a set of pages.
+//! Random registrations over a mixture, checked after each step against what the kernel reports and against a set of pages.
 
 use crate::common::*;
 use crate::shapes::IntoIndex;

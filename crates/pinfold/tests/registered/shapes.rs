@@ -1,4 +1,4 @@
-//! What memory is made of, and what the kernel charges for it: alone, in mixtures, beginning and ending anywhere.
+//! Page sizes of memory and what the kernel charges for it: alone, in mixtures, at any offset and length.
 
 use crate::common::*;
 use pinfold::registered::{Backing, Survey, View};
@@ -166,7 +166,7 @@ fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
         Err(error) => {
             let unknown = pinfold::registered::RegistrationError::FramesUnknown { addr: area.addr };
             assert_eq!((error, buffers.stats().pinned_bytes), (unknown, 0), "and nothing stays pinned");
-            return skipped("frames are not told");
+            return skipped("frame numbers are unavailable");
         }
     };
     let table = buffers.get(index).unwrap().table();

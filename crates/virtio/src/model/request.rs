@@ -23,7 +23,7 @@ pub(super) fn serve(port: &Port, media: &mut [u8], chain: &[Piece], short: usize
         Ok(outcome) => outcome,
         Err(_) => (IO_ERROR, 0),
     };
-    // Where even the status can not be written there is nobody to tell.
+    // If even the status cannot be written, the failure cannot be reported.
     written + u32::from(port.write(status.iova, &[outcome]).is_ok())
 }
 

@@ -1,4 +1,4 @@
-//! A driver with all that it stands on.
+//! A driver with all that it needs.
 
 use pinfold::{Arena, Domain};
 use pinfold_virtio::model::Disk;

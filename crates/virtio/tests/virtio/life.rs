@@ -1,4 +1,4 @@
-//! A stack's life: installed once, asked for too much, left behind.
+//! The lifetime of a stack: installed once, out of memory, dropped while in use.
 
 use crate::common::{Driver, Rig, place};
 use pinfold::soft::SoftConfig;
@@ -19,7 +19,7 @@ fn a_place_is_taken_once() {
     let refused = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap_err();
     assert!(matches!(refused, InstallError::Occupied { .. }), "{refused}");
     assert!(first.finish().unwrap().is_clean());
-    // An arena that can not be had leaves the place free.
+    // An arena that cannot be built leaves the slot free.
     assert!(matches!(install::<Here>(&domain, Arena::builder()).unwrap_err(), InstallError::Arena(_)));
     drop(install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap());
     install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap().finish().unwrap();
@@ -35,7 +35,7 @@ fn a_driver_that_keeps_something_is_found_out() {
     let token = unsafe { driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
     let leak = stack.finish().unwrap_err();
     assert_eq!((leak.stats.dma_pages_live, leak.stats.shares_live), (2, 4), "{leak}");
-    // It is whole: the request ends as if nobody had asked.
+    // It is intact: the request ends without an effect.
     disk.serve();
     // SAFETY: the same three.
     unsafe { driver.complete_read_blocks(token, &req, &mut data, &mut resp) }.unwrap();
@@ -94,7 +94,7 @@ fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_that_says_so() {
     let (data, live) = (vec![0; 128 << 10], rig.stack.stats().shares_live);
     // Below the driver, which is in no state to go on after a panic.
     let shared = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the payload is valid and nobody else's.
+        // SAFETY: the payload is valid and exclusive.
         unsafe { PinfoldHal::<Here>::share(data.as_slice().into(), BufferDirection::DriverToDevice) }
     }));
     let said = shared.unwrap_err();
@@ -154,7 +154,7 @@ fn what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted() {
     let domain = Domain::soft_with(config).unwrap();
     let stack = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
     let hal = |payload: &mut [u8]| {
-        // SAFETY: the payload is valid and nobody else's.
+        // SAFETY: the payload is valid and exclusive.
         let iova = unsafe { PinfoldHal::<Here>::share(payload.into(), BufferDirection::DeviceToDriver) };
         // SAFETY: the same one.
         unsafe { PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver) };

@@ -1,4 +1,4 @@
-//! What the device reaches: what it was given, in the direction in which it was given, for as long as it was.
+//! What the device can reach: shared memory only, in its direction, and only while it is shared.
 
 use crate::common::{Driver, Rig, pattern, place};
 use pinfold::soft::{Fault, FaultKind};

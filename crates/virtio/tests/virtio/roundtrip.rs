@@ -1,4 +1,4 @@
-//! What is written is read, wherever the payload lies.
+//! Data that was written is read back, wherever the payload is.
 
 use crate::common::{DISK, Rig, pattern, place};
 use pinfold_virtio::model::SECTOR;

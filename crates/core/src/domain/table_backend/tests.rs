@@ -166,7 +166,7 @@ fn table_pages_come_back_however_many_windows_come_and_go() {
     for window in 1..1000 {
         let range = at(window % 512 * 512, 1);
         paged.map(range, nowhere(1), RW).unwrap();
-        revoke(&paged, range); // and nobody waits for it
+        revoke(&paged, range); // without waiting for it
     }
     let stats = paged.stats();
     assert!(stats.table_pages <= 4, "{stats:?}");
@@ -190,7 +190,7 @@ fn a_map_gets_the_pages_of_all_levels_that_were_revoked() {
     for gib in 0..20 {
         let range = at(gib * 512 * 512, 1);
         paged.map(range, nowhere(1), RW).unwrap();
-        revoke(&paged, range); // and nobody waits for it
+        revoke(&paged, range); // without waiting for it
     }
 }
 
@@ -211,7 +211,7 @@ fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
     TableBackend::new("walked", walker, table, 3).unwrap()
 }
 
-/// A table page that was retired stays retired until its flush is over, however many revocations come after.
+/// A table page that was retired stays retired until its flush has completed, however many revocations come after.
 #[test]
 fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
     let paged = paged(5, Scattered { hangs: true.into(), ..Scattered::default() });
@@ -257,7 +257,7 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
     }
 }
 
-/// A rollback is over only when its flush is.
+/// A rollback is complete only when its flush is.
 #[test]
 fn a_rollback_waits_for_its_flush() {
     let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
@@ -269,7 +269,7 @@ fn a_rollback_waits_for_its_flush() {
     assert_eq!(paged.stats().invalidations.waited, 1);
 }
 
-/// In caching mode a map is over only when its flush is: of links, too, for an absent entry is cached at any level.
+/// In caching mode a map is complete only when its flush is; so are links, as an absent entry is cached at any level.
 #[test]
 fn a_map_waits_for_its_flush_in_caching_mode() {
     let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
@@ -278,7 +278,7 @@ fn a_map_waits_for_its_flush_in_caching_mode() {
     assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
 }
 
-/// What the device could not be told of in time is taken back; if that is seen, nothing stays reachable.
+/// A map whose flush misses its deadline is undone; if the undo completes, nothing stays reachable.
 #[test]
 fn a_map_that_is_not_announced_in_time_is_taken_back() {
     let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 15, ..Scattered::default() });

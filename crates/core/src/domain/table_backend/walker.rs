@@ -10,7 +10,7 @@ use crate::table::{TablePage, TablePages};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// Three levels, and leaves of 4 KiB alone. A flush takes effect when it is submitted, and is over at once.
+/// Three levels, and leaves of 4 KiB alone. A flush takes effect and completes when it is submitted.
 pub(super) struct Walker {
     pages: &'static [TablePage],
     /// The window of 2 MiB and the page of level 1 that it was walked through.

@@ -19,7 +19,7 @@ pub enum RegisterError {
         limit = MAX_BUFFERS
     )]
     Capacity {
-        /// How many were asked for.
+        /// The requested number.
         asked: usize,
     },
     /// The place is taken by another buffer.

@@ -1,4 +1,4 @@
-//! Mixtures of page sizes: one small page does not make small folios of them all.
+//! Mixtures of page sizes: one small page does not split all folios.
 
 use super::*;
 

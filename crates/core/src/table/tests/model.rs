@@ -1,4 +1,4 @@
-//! Against a map of leaves.
+//! The table against a model: a map of leaves.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! With threads.
+//! Concurrent maps and clears.
 
 use super::*;
 use std::collections::VecDeque;

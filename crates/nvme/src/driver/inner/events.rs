@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     /// Enables the events that the driver handles: all of health, and of namespaces where the controller has them (Base
-    /// 5.27.1.8). A controller that rejects the feature reports what it likes.
+    /// 5.27.1.8). A controller that rejects the feature chooses what it reports.
     pub(super) fn enable_events(&self, control: &mut Control<S>, data: &ControllerData) -> Result<(), Error> {
         let wanted = feature::HEALTH_EVENTS | data.oaes.get() & ControllerData::OAES_NAMESPACE_ATTRIBUTES;
         let command = Command {

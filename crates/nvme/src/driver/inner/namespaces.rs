@@ -15,7 +15,7 @@ use pinfold_core::dma_pool::ChunkSource;
 const MAX_NAMESPACES: usize = 4096;
 /// Most identifiers tried one by one where there is no list.
 const MAX_SEQUENTIAL: u32 = 1024;
-/// A scan ends after so many times [`Config::admin_timeout`](crate::driver::Config::admin_timeout).
+/// A scan ends after this many times [`Config::admin_timeout`](crate::driver::Config::admin_timeout).
 const SCAN_TIMEOUTS: u64 = 4;
 
 impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
@@ -129,7 +129,7 @@ fn unidentified<S: ChunkSource + Clone>(
 ) -> Result<NamespaceInfo, Error> {
     let status = match error {
         Error::Admin { status, .. } => status,
-        // It was aborted, and the controller goes on.
+        // It was aborted, and the controller continues.
         Error::AdminTimeout { .. } if control.usable_admin().is_ok() => Status::ABORT_REQUESTED,
         error => return Err(error),
     };

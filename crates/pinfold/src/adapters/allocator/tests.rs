@@ -113,7 +113,7 @@ fn memory_that_comes_again_is_zeroed_where_that_is_asked() {
     all.resize(1 << 20, 0xaa_u8);
     drop(all);
     let ptr = alloc.allocate_zeroed(layout(100, 1)).unwrap();
-    // SAFETY: just allocated, of so many bytes, all written.
+    // SAFETY: just allocated, of that many bytes, all written.
     assert!(unsafe { ptr.as_ref() }.iter().all(|byte| *byte == 0));
     // SAFETY: allocated with this layout.
     let grown = unsafe { alloc.grow_zeroed(ptr.cast(), layout(100, 1), layout(50_000, 1)) }.unwrap();

@@ -52,7 +52,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
     assert_eq!(kernel.entries(), 8, "8 GiB in 8 buffers of 262,144 pages each");
     let mut revoked = Vec::new();
     domain.revoke_all(mapped, &mut revoked);
-    assert!(revoked.iter().all(|r| r.is_quiesced()), "the kernel's unmap is over when it returns");
+    assert!(revoked.iter().all(|r| r.is_quiesced()), "the kernel's unmap has completed when it returns");
     assert_eq!(kernel.entries(), 0);
     let unmaps = kernel.calls().iter().filter(|call| matches!(call, Call::Unmap { .. })).count();
     assert_eq!(unmaps, 1, "neighbours are taken back by one call");
@@ -156,7 +156,7 @@ fn what_the_kernel_does_not_take_back_is_kept() {
     assert_eq!(mapped.unmap().unwrap_err(), BackendError::NotRevoked);
     let stats = domain.stats();
     assert_eq!((stats.quarantined, stats.quarantined_bytes, stats.backend.entries), (1, 8192, 1));
-    assert_eq!(arena.stats().frames_in_use, 2, "and is never handed out again");
+    assert_eq!(arena.stats().frames_in_use, 2, "and is never allocated again");
     *kernel.unmap_fails.lock().unwrap() = None;
 }
 
@@ -166,7 +166,7 @@ fn a_mapping_that_was_forgotten_goes_with_its_memory() {
     let mut memory = vec![0u64; 1024];
     let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
     let base = base.map_addr(|at| (at.get().next_multiple_of(4096)).try_into().unwrap());
-    // SAFETY: the vector has 8192 bytes, of which the first whole page is used, by nobody else, until the end.
+    // SAFETY: the vector has 8192 bytes, of which the first whole page is used, by nothing else, until the end.
     let page = unsafe { DmaMemory::from_raw(base, 4096) };
     // SAFETY: as above; it is expelled below.
     unsafe { domain.register_memory(page) }.unwrap();

@@ -35,7 +35,7 @@ impl ArenaMemory {
 
 impl Arena {
     /// Returns the I/O virtual address at which `buffer` is mapped in this domain for the lifetime of the arena; `None` if
-    /// the arena is mapped per use, or the buffer belongs to another one.
+    /// the arena is mapped per use, or the buffer belongs to another arena.
     pub fn iova_of(&self, buffer: &Buffer) -> Option<Iova> {
         let offset =
             buffer.memory().addr().checked_sub(self.addr()).filter(|_| buffer.arena().is_same(self))?;

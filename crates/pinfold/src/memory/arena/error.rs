@@ -1,4 +1,4 @@
-//! Why no arena was built, and why it allocated no memory.
+//! Errors of building an arena and of allocating from it.
 
 use crate::memory::source::{NotLocked, SourceUnavailable};
 use crate::sys::Errno;

@@ -1,4 +1,4 @@
-//! What an arena got, how much of it is in use, and what is behind it.
+//! Reports of an arena: its source, its pages, how much of it is in use.
 
 use crate::memory::source::{Residency, Source, SourceUnavailable};
 use pinfold_core::addr::PageSize;

@@ -1,4 +1,4 @@
-//! Why a device was not bound or unbound.
+//! Errors of binding and unbinding.
 
 use crate::pci::bdf::Bdf;
 use crate::pci::in_use::InUse;

@@ -122,7 +122,7 @@ impl RegisterError {
     /// Explains `errno` of the first registration with a descriptor, which may not be a ring.
     pub(super) fn at_first(ring: &OwnedFd, errno: Errno, requested: u64) -> Self {
         // The kernel returns the same number for memory that cannot be pinned and for a descriptor that is no ring; for
-        // a ring without a table, unregistering returns another one.
+        // a ring without a table, unregistering returns another errno.
         let not_a_ring = || uring::unregister(ring.as_fd()) == Err(Errno::new(libc::EOPNOTSUPP));
         match errno.raw() {
             libc::EOPNOTSUPP if not_a_ring() => Self::NoRing { errno },

@@ -1,4 +1,4 @@
-//! What can not be done says why, and gives its buffer back.
+//! A transfer that is refused reports why, and returns its buffer.
 
 use super::super::*;
 use super::memory::{Pages, create, pattern};

@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-/// Pages of memory that nobody else has.
+/// Pages of memory with one owner.
 #[derive(Debug)]
 pub(super) struct Pages(pub(super) DmaMemory<'static>);
 
@@ -47,11 +47,11 @@ unsafe impl Pinned for Pages {
     }
 }
 
-/// A piece of pages that stay mapped for ever: what is registered once and used many times.
+/// A piece of pages that stay mapped until exit: what is registered once and used many times.
 #[derive(Debug)]
 pub(super) struct Piece(pub(super) DmaMemory<'static>);
 
-// SAFETY: the pages are leaked, and the tests hand out each piece to one transfer at a time.
+// SAFETY: the pages are leaked, and the tests give each piece to one transfer at a time.
 unsafe impl Pinned for Piece {
     fn memory(&self) -> DmaMemory<'_> {
         self.0
@@ -103,7 +103,7 @@ unsafe impl Pinned for Counted {
 pub(super) fn waiting() -> File {
     // SAFETY: a system call without pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    // SAFETY: a new descriptor, which nobody else has.
+    // SAFETY: a new descriptor, which has no other owner.
     File::from(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

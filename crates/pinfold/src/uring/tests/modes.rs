@@ -65,7 +65,7 @@ fn a_queue_of_one_thread_is_refused_to_others() {
     assert_eq!(queue.wait(1, &mut done).unwrap(), 1);
     assert!(done[0].result.is_ok() && done[0].buffer.0.bytes(8) == 7u64.to_ne_bytes());
 
-    // Dropped elsewhere, nobody can say when the kernel is done with the buffer: it is leaked at once, and counted.
+    // Dropped on another thread it cannot wait for the kernel: the buffer is quarantined at once, and counted.
     queue.read(Counted(Pages::new(4096), freed.clone()), 0, 8, 0).unwrap();
     queue.submit().unwrap();
     let (before, start) = (quarantined_buffers(), Instant::now());

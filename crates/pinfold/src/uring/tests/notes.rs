@@ -1,4 +1,4 @@
-//! What a queue does without, and transfers that come in parts.
+//! Notices of missing features, and short transfers.
 
 use super::super::slot::RETRIES;
 use super::super::*;
@@ -57,7 +57,7 @@ fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
     assert_eq!(read.result_of(&target, Ok(488)), Some(Ok(())));
     let mut short = slot(Op::Read, 1000, 1024);
     assert!(matches!(short.result_of(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
-    // A padded write is over when the padding is written.
+    // A padded write has completed when the padding is written.
     let mut write = slot(Op::Write, 600, 1024);
     assert_eq!(write.result_of(&target, Ok(512)), None);
     assert!(matches!(write.result_of(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));

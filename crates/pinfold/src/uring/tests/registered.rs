@@ -48,7 +48,7 @@ fn mixture() -> DmaMemory<'static> {
     let memory = memory.part(skip, 9 << 20).unwrap();
     let huge = memory.part(0, 8 << 20).unwrap();
     let at = huge.as_ptr().as_ptr().cast();
-    // SAFETY: mapped, and for ever; it says only what pages it likes.
+    // SAFETY: mapped until exit; it is advice about page sizes only.
     unsafe { madvise(at, huge.len(), Advice::LinuxHugepage) }.unwrap();
     memory.fill(0, memory.len(), 0).unwrap();
     memory
@@ -248,7 +248,7 @@ fn what_can_not_be_registered_says_why_and_changes_nothing() {
     // Memory that is there, but may only be read.
     let page = arena(4096);
     let at = page.as_ptr().as_ptr().cast();
-    // SAFETY: a page of its own, which nobody reaches from here on.
+    // SAFETY: a page of its own, which is not accessed from here on.
     unsafe { rustix::mm::mprotect(at, 4096, rustix::mm::MprotectFlags::READ) }.unwrap();
     let refused = RingBuffers::register(&ring, &[page.into()]).unwrap_err();
     assert!(matches!(refused, RegisterError::Memory { .. }), "{refused}");

@@ -1,4 +1,4 @@
-//! What is written is read, in every mode.
+//! Data that was written is read back, in every mode.
 
 use super::super::*;
 use super::memory::{Pages, Piece, arena, create, pattern};

@@ -77,7 +77,7 @@ fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
     drop(buffer);
     let buffer = arena.alloc(1).unwrap();
     assert_eq!(buffer.memory().read_u8(4095).unwrap(), 0xa5);
-    assert!(matches!(arena.alloc(1), Err(AllocError::Exhausted { .. })), "the one frame is out");
+    assert!(matches!(arena.alloc(1), Err(AllocError::Exhausted { .. })), "the one frame is in use");
     drop(buffer);
     let mut buffer = arena.alloc_zeroed(1).unwrap();
     assert!(buffer.as_slice().unwrap().iter().all(|byte| *byte == 0));

@@ -1,4 +1,4 @@
-//! Page pools on an arena: the mapping is kept while pages go round, and taken away at once at the end.
+//! Page pools on an arena: the mapping is kept while pages are recycled, and revoked at once at the end.
 
 use super::*;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig};

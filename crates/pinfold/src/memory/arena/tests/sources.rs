@@ -1,4 +1,4 @@
-//! Each source on this machine: what it gives, and what is said when it gives nothing.
+//! Each source on this machine: what it provides, and the error if it provides nothing.
 
 use super::*;
 use crate::sys::hugepages;
