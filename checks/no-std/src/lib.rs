@@ -1,11 +1,18 @@
-//! Proof that `pinfold-core` needs no standard library: everything it asks of the world is below.
+//! Proof that `pinfold-core` needs no standard library: everything it needs is below. The program is the example
+//! `no_std_pool`.
 #![no_std]
 
+extern crate alloc;
+
+#[path = "../../../crates/core/examples/no_std_pool/pool.rs"]
+mod pool;
+
 use core::alloc::{GlobalAlloc, Layout};
+use pinfold_core::addr::Iova;
 
 struct NoMemory;
 
-// SAFETY: an allocator that always refuses hands out no memory, so there is nothing that it could get wrong.
+// SAFETY: it never returns memory.
 unsafe impl GlobalAlloc for NoMemory {
     unsafe fn alloc(&self, _: Layout) -> *mut u8 {
         core::ptr::null_mut()
@@ -21,11 +28,12 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// Uses the core, so that it is linked and not only checked.
+/// Uses the example, so that the core is linked and not only checked. Returns where the descriptor is for the device.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_frame_bytes() -> u64 {
-    match pinfold_core::frame::Zone::new(512) {
-        Ok(_) => pinfold_core::frame::Frame::BYTES,
-        Err(_) => 0,
-    }
+pub extern "C" fn pinfold_submit_one(payload: u64, len: u64) -> u64 {
+    let source = pool::StaticSource::take().ok().flatten();
+    let mut driver = source.and_then(|source| pool::Driver::new(source).ok());
+    let submitted = driver.as_mut().and_then(|driver| driver.submit(Iova::new(payload), len).ok());
+    driver.as_mut().map(pool::Driver::complete);
+    submitted.map_or(0, Iova::raw)
 }

@@ -57,7 +57,7 @@ impl<S: ChunkSource, H: Deref<Target = DmaPool<S>>> Block<S, H> {
     /// Turns the block into a raw one, which stays allocated until it is freed by address.
     #[must_use = "the block stays allocated until it is freed"]
     pub fn into_raw(self) -> RawBlock {
-        self.pool.disown(self.raw);
+        self.pool.make_raw(self.raw);
         self.into_parts().1
     }
 

@@ -1,4 +1,4 @@
-//! Many blocks at once: what is looked up for one is used for the next.
+//! Bulk calls: what is looked up for one block is used for the next.
 
 use super::error::BulkFreeError;
 use super::owner::Owner;
@@ -8,7 +8,7 @@ use super::row::Form;
 use super::source::ChunkSource;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Fills the empty slots; `done` sees each new block. Returns how many slots are full.
+    /// Fills the empty slots, passing each new block through `done`. Returns how many slots are full.
     #[inline(always)]
     fn fill_with(
         &self,

@@ -84,9 +84,9 @@ impl<S: ChunkSource> DmaPool<S> {
             free_chunks: 0,
             bytes: 0,
             late_double_frees: 0,
-            damaged: self.watch.as_ref().map_or(0, |watch| watch.book().damaged()),
+            damaged: self.watch.as_ref().map_or(0, |watch| watch.history().damaged()),
         };
-        self.depot.take_tally(&mut self.lock());
+        self.depot.record(&mut self.lock());
         for chunk in self.chunks.lock().iter() {
             let mut free = true;
             for row in chunk.rows() {
@@ -113,17 +113,17 @@ impl<S: ChunkSource> DmaPool<S> {
     pub fn inspect(&mut self) -> Vec<Damage> {
         let Some(watch) = &self.watch else { return Vec::new() };
         let chunks = self.chunks.lock();
-        let mut book = watch.book();
+        let mut history = watch.history();
         for chunk in chunks.iter() {
             for index in 0..u64::from(chunk.blocks) {
                 let offset = chunk.offset() + self.geometry.offset_of(index);
                 let block = self.block_at(offset);
                 let is_free = self.find(block).is_ok_and(|found| !found.row.is_live(found.bit));
                 if let (true, Ok(memory)) = (is_free, self.memory_of(block)) {
-                    book.inspect(offset, block, memory);
+                    history.inspect(offset, block, memory);
                 }
             }
         }
-        book.damages().to_vec()
+        history.damages().to_vec()
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that a device reaches for as long as a value lives: for rings and for what is not one of many.
+//! Memory that a device can reach as long as a value lives: for rings and other single structures.
 
 use super::error::SourceError;
 use super::source::ChunkSource;
@@ -7,11 +7,11 @@ use crate::frame::{Frame, Order};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;
 
-/// A run of frames of its own, reachable by the device until it is dropped; what `dma_alloc_coherent` gives a driver
-/// in a kernel.
+/// A run of frames that the device can reach until it is dropped, as `dma_alloc_coherent` returns in a kernel.
 ///
-/// Its bytes are what its last owner left there: [`zero`](Self::zero) it where that matters. Leaking it
-/// (`core::mem::forget`) keeps it for ever, which is right for memory that a device may never let go of.
+/// It owns its source, which can be a reference or a reference count. Its bytes are what the last owner left there:
+/// [`zero`](Self::zero) it if that matters. Forgetting it (`core::mem::forget`) quarantines the memory, which is right if
+/// the device may access it forever.
 pub struct Coherent<S: ChunkSource> {
     source: S,
     frame: Frame,
@@ -20,16 +20,16 @@ pub struct Coherent<S: ChunkSource> {
 }
 
 impl<S: ChunkSource> Coherent<S> {
-    /// At least `bytes` bytes of `source`: the next order up.
+    /// Acquires at least `bytes` bytes from `source`: the next order up.
     ///
     /// # Errors
-    /// [`SourceError`]; the source has lost nothing.
+    /// [`SourceError`]; then nothing has changed.
     pub fn new(source: S, bytes: u64) -> Result<Self, SourceError> {
         let order = Order::for_bytes(bytes).ok_or(SourceError::TooLarge { bytes, limit: 1 << 30 })?;
         let frame = source.acquire(order)?;
         let span = source.span();
-        // SAFETY: the source, which the value will own, keeps the run valid and gives it to nobody else until it gets
-        // it back (contract of `ChunkSource`), which is in `drop`; of the span only the run is reached.
+        // SAFETY: the source, which the value will own, keeps the run valid and allocates it to no other caller until it is
+        // released (contract of `ChunkSource`), which is in `drop`; of the span only the run is accessed.
         let span = unsafe { DmaMemory::from_raw(span.cast(), span.len()) };
         match within(span, frame, order) {
             Ok(memory) => Ok(Self { memory, source, frame, order }),
@@ -41,26 +41,26 @@ impl<S: ChunkSource> Coherent<S> {
         }
     }
 
-    /// The memory, to be read and written beside the device.
+    /// Returns the memory, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }
 
-    /// What the device is told.
+    /// Returns the memory's address for the device.
     pub fn iova(&self) -> Iova {
         // No wrap: a source's addresses follow its memory linearly, and its end fits (contract of `ChunkSource`).
         Iova::new(self.source.iova().raw().wrapping_add(self.frame.offset()))
     }
 
-    /// The same, with the length.
+    /// Returns its address for the device and its length.
     pub fn segment(&self) -> Segment {
         Segment { iova: self.iova(), len: self.memory.len() as u64 }
     }
 
     /// Sets all bytes to 0.
     pub fn zero(&self) {
-        // All of it is inside of it.
+        // Never out of range.
         let _ = self.memory.fill(0, self.memory.len(), 0);
     }
 }

@@ -1,16 +1,16 @@
-//! The row that an owner draws from and gives back to.
+//! The row that an owner allocates from and frees to.
 
 use super::geometry::{Divider, Geometry};
 use super::row_ref::RowRef;
 
-/// The row at hand, its free blocks as the bits of one word: to hand one out or take one back is to find, clear or set
-/// a bit. The next block is mostly of the same row, and is then found without the directory and without the row's
-/// account, of which only the one byte that says whether the block is in use is looked at.
+/// The current row, its free blocks as the bits of one word: alloc and free find, clear or set a bit. The next block is
+/// mostly in the same row and is then found without the directory; of the row itself only the byte of the block's state
+/// is accessed.
 ///
-/// The owner keeps the row, and what is free here is not available there.
+/// The row is the owner's, and what is free here is not available there.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Current {
-    /// Bit set: the block is in nobody's use.
+    /// Bit set: the block is free.
     free: u64,
     /// Where the first block is, in bytes after the start of the span.
     pub(super) offset: u64,

@@ -1,15 +1,15 @@
-//! The depot: rows with free blocks that no owner keeps. They are exchanged many at a time, under a lock.
+//! The depot: rows with free blocks and without an owner. They are exchanged many at a time, under a lock.
 //!
-//! # What owners may keep
+//! # What owners may have
 //!
-//! A row is *sparse* when half of its blocks or more are free. An owner keeps at most so many sparse and whole rows as the
-//! [`Terms`] say, and gives the others to the depot when its current row changes: the emptiness rule of Berger et al.,
+//! A row is *sparse* when at least half of its blocks are free. An owner has at most as many sparse and whole rows as the
+//! [`Terms`] say, and moves the others to the depot when its current row changes: the emptiness rule of Berger et al.,
 //! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, so that many
-//! owners of a small pool leave most of it to each other.
+//! owners of a small pool can share most of it.
 //!
 //! In a pool that never had two [`Local`](super::Local)s at a time, a row is sparse from 7/8 on. A free of a block whose
-//! row is in the depot is posted, which costs two read-modify-writes: where frees come in random order that is an eighth of
-//! them instead of half.
+//! row is in the depot is remote, which costs two read-modify-writes: for frees in random order that is an eighth of them
+//! instead of half.
 
 use super::list::List;
 use super::owner::Owner;
@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// How many rows an owner gets at a time.
 const BATCH: usize = 16;
 
-/// Of the word that tells the terms: set once two `Local`s were there at a time.
+/// In the word that holds the terms: set once there have been two `Local`s at a time.
 const SHARED: u32 = 1 << 31;
 
 /// See the module.
@@ -31,24 +31,24 @@ pub(super) struct Depot {
     shelves: Mutex<Shelves>,
     /// The terms, in one word. Written under the lock.
     terms: AtomicU32,
-    /// How many times owners began to post to a row that another keeps.
+    /// How many remote frees were announced: those that were the first in a row.
     notices: AtomicU32,
 }
 
 #[derive(Debug)]
 struct Shelves {
-    /// Rows of which some blocks can be drawn.
+    /// Rows with some free blocks.
     open: List,
-    /// Rows all of whose blocks can be drawn: used ones first, then fresh ones in ascending order.
+    /// Rows all of whose blocks are free: used ones first, then fresh ones in ascending order.
     whole: List,
-    /// Blocks in use, by what owners have told.
+    /// Blocks in use, as far as owners have reported.
     in_use: i64,
     high_water: i64,
     late: u64,
-    /// Numbers of owners that are gone. It has room for every number that was given out.
+    /// Numbers of dropped owners. Its capacity is the number of all owners.
     free_ids: Vec<u32>,
     next_id: u32,
-    /// Rows of all chunks of the pool, wherever they are kept.
+    /// Rows of all chunks of the pool, in the depot or not.
     rows: usize,
 }
 
@@ -59,7 +59,7 @@ impl Shelves {
         self.late += tally.late;
     }
 
-    /// Collects what was posted to a row, if it is here.
+    /// Collects the remote frees of a row, if it is in the depot.
     fn collect(&mut self, row: RowRef) {
         if !row.is_in_depot() || row.is_whole() {
             return;
@@ -98,7 +98,7 @@ impl Depot {
         Self { shelves, terms: AtomicU32::new(KEEP.0), notices: AtomicU32::new(0) }
     }
 
-    /// What an owner may keep now.
+    /// What an owner may have now.
     #[inline]
     pub(super) fn terms(&self) -> Terms {
         let word = self.terms.load(Ordering::Relaxed);
@@ -106,18 +106,18 @@ impl Depot {
         Terms { keep: (word & !SHARED) as usize, sparse_eighths }
     }
 
-    /// How many times owners began to post to rows of others, modulo 2^32.
+    /// How many remote frees were announced, modulo 2^32.
     #[inline]
     pub(super) fn notices(&self) -> u32 {
         self.notices.load(Ordering::Relaxed)
     }
 
-    /// Tells all owners that one has begun to post to rows of others. Relaxed: a hint to look, not what is looked at.
-    pub(super) fn notify(&self, posts: u32) {
-        self.notices.fetch_add(posts, Ordering::Relaxed);
+    /// Announces remote frees to all owners. Relaxed: it is a hint to check rows, not the state of a row.
+    pub(super) fn notify(&self, remote_frees: u32) {
+        self.notices.fetch_add(remote_frees, Ordering::Relaxed);
     }
 
-    /// Computes anew what owners may keep, after the number of owners or rows has changed.
+    /// Recomputes the terms after the number of owners or rows has changed.
     fn set_terms(&self, shelves: &Shelves) {
         let owners = (shelves.next_id - FIRST_OWNER) as usize - shelves.free_ids.len();
         let rows = u32::try_from(shelves.rows / (4 * owners.max(1))).unwrap_or(u32::MAX);
@@ -126,21 +126,20 @@ impl Depot {
         self.terms.store(rows.clamp(KEEP.0, KEEP.1) | shared, Ordering::Relaxed);
     }
 
-    /// A new owner, with a number that no other has now. Allocates where there were never as many.
+    /// Creates an owner with a number that no other has now. Allocates memory if there were never as many.
     pub(super) fn register(&self) -> Owner {
         let mut shelves = self.shelves.lock();
         let id = shelves.free_ids.pop().unwrap_or_else(|| {
             let id = shelves.next_id;
             shelves.next_id += 1;
-            let room = (id - FIRST_OWNER + 1) as usize;
-            shelves.free_ids.reserve(room);
+            shelves.free_ids.reserve((id - FIRST_OWNER + 1) as usize);
             id
         });
         self.set_terms(&shelves);
         Owner::new(id)
     }
 
-    /// Gives an owner rows, those first that are partly used. Returns whether there were any. Constant time.
+    /// Moves rows to an owner, partly used ones first. Returns whether there were any. Constant time.
     pub(super) fn lend(&self, owner: &mut Owner) -> bool {
         let tally = owner.tally();
         let mut shelves = self.shelves.lock();
@@ -155,13 +154,13 @@ impl Depot {
         lent != 0
     }
 
-    /// Lets an owner tell what it did.
-    pub(super) fn take_tally(&self, owner: &mut Owner) {
+    /// Adds an owner's counts.
+    pub(super) fn record(&self, owner: &mut Owner) {
         let tally = owner.tally();
         self.shelves.lock().note(&tally);
     }
 
-    /// Takes sparse and whole rows that an owner has too many of. Constant time.
+    /// Takes the sparse and whole rows that an owner has too many of. Constant time.
     pub(super) fn take_surplus(&self, owner: &mut Owner) {
         let tally = owner.tally();
         let mut shelves = self.shelves.lock();
@@ -172,8 +171,8 @@ impl Depot {
         }
     }
 
-    /// Takes everything that an owner has. Time proportional to its rows.
-    pub(super) fn take_all(&self, owner: &mut Owner) {
+    /// Takes all rows of an owner. Time proportional to their number.
+    pub(super) fn drain(&self, owner: &mut Owner) {
         owner.retire();
         let tally = owner.tally();
         let mut shelves = self.shelves.lock();
@@ -183,15 +182,15 @@ impl Depot {
         }
     }
 
-    /// Takes everything that an owner has, and its number.
+    /// Ends an owner: takes all its rows, and its number.
     pub(super) fn retire(&self, owner: &mut Owner) {
-        self.take_all(owner);
+        self.drain(owner);
         let mut shelves = self.shelves.lock();
         shelves.free_ids.push(owner.id);
         self.set_terms(&shelves);
     }
 
-    /// Enters the rows of a fresh chunk, to be handed out in this order.
+    /// Adds the rows of a fresh chunk, to be used in this order.
     pub(super) fn add(&self, rows: impl Iterator<Item = RowRef>) {
         let mut shelves = self.shelves.lock();
         for row in rows {
@@ -201,8 +200,8 @@ impl Depot {
         self.set_terms(&shelves);
     }
 
-    /// Takes out all the rows of a chunk, if they are all here with all their blocks free. Nobody draws from the
-    /// chunk afterwards.
+    /// Removes all rows of a chunk, if they are all here with all their blocks free. No owner can allocate from the chunk
+    /// afterwards.
     pub(super) fn remove_if_whole(&self, rows: impl Iterator<Item = RowRef> + Clone) -> bool {
         let mut shelves = self.shelves.lock();
         rows.clone().for_each(|row| shelves.collect(row));
@@ -217,7 +216,7 @@ impl Depot {
         whole
     }
 
-    /// The most blocks in use at a time, and the number of second frees that were found late.
+    /// The most blocks in use at a time, and the second frees that were found late.
     pub(super) fn counts(&self, in_use: u64) -> (u64, u64) {
         let mut shelves = self.shelves.lock();
         shelves.high_water = shelves.high_water.max(i64::try_from(in_use).unwrap_or(i64::MAX));

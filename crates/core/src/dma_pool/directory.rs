@@ -14,14 +14,14 @@ use alloc::collections::BTreeMap;
 use core::ops::Bound;
 use core::ptr::{NonNull, null_mut};
 
-/// A run of frames and the account of its blocks. Once made it stays until the pool goes, although the run may be given
-/// back: a late and mistaken free then finds an account in which nothing is in use.
+/// A run of frames and the state of its blocks. It stays until the pool is dropped, although the run may be released: a
+/// late and mistaken free then finds rows in which nothing is allocated.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
     pub(super) blocks: u32,
-    /// Whether the pool has the run now. Written under the lock of the chunks.
+    /// Whether the run is acquired now. Written under the lock of the chunks.
     present: AtomicBool,
     rows: Box<[Row]>,
 }
@@ -47,7 +47,7 @@ impl Chunk {
     /// Its rows, in ascending order.
     pub(super) fn rows(&self) -> impl Iterator<Item = RowRef> + Clone + '_ {
         // SAFETY: rows live as long as their chunk, and chunks as long as the pool (`Directory::drop`), which
-        // outlives its owners and its depot, where these go.
+        // outlives its owners and its depot, which hold the references.
         self.rows.iter().map(|row| unsafe { RowRef::new(row) })
     }
 
@@ -89,7 +89,7 @@ fn entry(offset: u64, shift: u32) -> usize {
     ((offset >> shift) as usize & (FAN - 1))
 }
 
-/// What a pointer of the directory leads to.
+/// What a pointer of the directory points to.
 #[inline(always)]
 fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
     // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes the
@@ -98,7 +98,7 @@ fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
     unsafe { at.load(Ordering::Acquire).as_ref() }
 }
 
-/// The same, made where there is none. Under the lock of the chunks, so nobody else makes it.
+/// The same, created if there is none. Under the lock of the chunks, so no other thread creates it.
 fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
     if follow(at).is_none() {
         at.store(Box::into_raw(Box::new(make())), Ordering::Release);
@@ -126,7 +126,7 @@ impl Directory {
         follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
     }
 
-    /// Enters a chunk (`Some`) or takes it out (`None`): every entry that its bytes lead to. Under the lock of the chunks.
+    /// Sets every entry that the bytes of a chunk lead to; null removes it. Under the lock of the chunks.
     fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
         let huge = order >= Order::HUGE;
         let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
@@ -152,7 +152,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for root in &self.root {
             let Some(leaf) = NonNull::new(root.load(Ordering::Relaxed)) else { continue };
-            // SAFETY: made by `Box::into_raw` in `follow_or_make`, and nobody borrows it: we have `&mut self`.
+            // SAFETY: made by `Box::into_raw` in `follow_or_make`, and not borrowed: `self` is borrowed mutably.
             let leaf = unsafe { Box::from_raw(leaf.as_ptr()) };
             for pieces in &leaf.pieces {
                 let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
@@ -163,10 +163,10 @@ impl Drop for Directory {
     }
 }
 
-/// A chunk's frame and order: what accounts are found by.
+/// A chunk's frame and order.
 pub(super) type Key = (u32, u8);
 
-/// All the chunks that a pool ever had, by frame and order. Changed under the lock of the chunks.
+/// All chunks that a pool ever had, by frame and order. Changed under the lock of the chunks.
 #[derive(Default)]
 pub(super) struct Chunks {
     all: BTreeMap<Key, NonNull<Chunk>>,
@@ -177,7 +177,7 @@ pub(super) struct Chunks {
 unsafe impl Send for Chunks {}
 
 impl Chunks {
-    /// Each chunk that the pool has now.
+    /// The chunks that the pool has now.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Chunk> {
         // SAFETY: made by `Box::leak` in `enter`, freed only by `drop`.
         self.all.values().map(|chunk| unsafe { chunk.as_ref() }).filter(|chunk| chunk.is_present())
@@ -188,8 +188,8 @@ impl Chunks {
         self.bytes
     }
 
-    /// Enters a run of frames into the directory. A run that the pool had before gets its old account again, so that
-    /// an account never stands for two places and their number is bounded.
+    /// Adds a run of frames to the directory. A run that the pool had before gets its old chunk again, so that their number
+    /// is bounded.
     pub(super) fn enter(&mut self, directory: &Directory, frame: Frame, order: Order, blocks: u32) -> &Chunk {
         let chunk = *self
             .all
@@ -203,8 +203,8 @@ impl Chunks {
         chunk
     }
 
-    /// Takes the first chunk after `after` for which `may_leave` says yes out of the directory; its account stays. The
-    /// caller releases the run, after the lock. Time proportional to the chunks that it passes over.
+    /// Removes the first chunk after `after` that `may_leave` accepts from the directory; its rows stay. The caller releases
+    /// the run, after the lock. Time proportional to the chunks in between.
     pub(super) fn leave_next(
         &mut self,
         directory: &Directory,
@@ -226,7 +226,7 @@ impl Chunks {
 impl Drop for Chunks {
     fn drop(&mut self) {
         for chunk in self.all.values() {
-            // SAFETY: made by `Box::leak` in `enter`; the pool drops this last of all that refers to rows.
+            // SAFETY: made by `Box::leak` in `enter`; the pool drops this after everything that refers to rows.
             drop(unsafe { Box::from_raw(chunk.as_ptr()) });
         }
     }

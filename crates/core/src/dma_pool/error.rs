@@ -1,83 +1,85 @@
-//! What can go wrong with a pool, each with the value and the limit. Nothing has changed when one is returned.
+//! A pool's errors, each with the value and the limit. Nothing has changed when one is returned.
 
 use crate::addr::Iova;
 use crate::domain::BackendError;
 use crate::frame::{Frame, FrameError, Order};
 use crate::mem::AccessError;
 
-/// Why a chunk could not be had.
+/// Why a chunk could not be acquired.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
     /// No frames.
     #[error(transparent)]
     Frames(#[from] FrameError),
-    /// The frames were there, but the device could not be given access to them.
-    #[error("the device could not be given access to a chunk: {0}")]
+    /// Frames are available, but mapping them for the device failed.
+    #[error("cannot map a chunk for the device: {0}")]
     Map(#[source] BackendError),
-    /// No run is as large.
-    #[error("{bytes} bytes in one run: the largest has {limit}")]
+    /// No run is that large.
+    #[error("cannot acquire {bytes} contiguous bytes: the largest run has {limit}")]
     TooLarge {
-        /// What was asked for.
+        /// The requested value.
         bytes: u64,
         /// The most that there can be.
         limit: u64,
     },
-    /// The source broke its promise: the run lies outside its span. It was given back.
-    #[error("the source gave a run outside its span: {0}")]
+    /// The source violated its contract: the run lies outside its span. It was released.
+    #[error("the source returned a run outside its span: {0}")]
     Outside(AccessError),
 }
 
-/// Why a pool was not made.
+/// Why a pool was not created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
     /// A block has at least 1 byte and at most `i32::MAX`.
-    #[error("blocks of {size} bytes: a block has 1 to {limit} bytes", limit = i32::MAX)]
+    #[error("cannot create blocks of {size} bytes: a block has 1 to {limit} bytes", limit = i32::MAX)]
     Size {
-        /// What was asked for.
+        /// The requested value.
         size: usize,
     },
     /// An alignment is a power of two (or 0, which means 1).
-    #[error("an alignment of {align}: it must be a power of two, or 0 for none")]
+    #[error("alignment {align} is invalid: it must be a power of two, or 0 for none")]
     Align {
-        /// What was asked for.
+        /// The requested value.
         align: usize,
     },
     /// A boundary is 0, or a power of two of at least a block.
     #[error(
-        "a boundary of {boundary} for blocks of {size} bytes: it must be 0 for none, or a power of two of at least a block"
+        "boundary {boundary} is invalid for blocks of {size} bytes: it must be 0 for none, or a power of two of at least a block"
     )]
     Boundary {
-        /// What was asked for.
+        /// The requested value.
         boundary: usize,
         /// How many bytes a block has after rounding.
         size: u64,
     },
     /// A block must fit in the largest run of frames there is.
-    #[error("blocks of {size} bytes after rounding: a chunk has at most {limit} bytes")]
+    #[error("cannot create blocks of {size} bytes (after rounding): a chunk has at most {limit} bytes")]
     TooLarge {
         /// How many bytes a block has after rounding.
         size: u64,
         /// How many bytes the largest chunk has.
         limit: u64,
     },
-    /// Where the span starts decides what alignments and boundaries its blocks can keep.
+    /// The span's start is not aligned enough for the blocks' alignment or boundary.
     #[error(
-        "blocks aligned to or kept within {needed} bytes: the span starts at {addr:#x} and {iova}, multiples of {have} only"
+        "cannot align blocks to, or keep them within, {needed} bytes: the span starts at {addr:#x} and {iova}, aligned to {have} only"
     )]
     Base {
-        /// What the start of the span would have to be a multiple of.
+        /// The required alignment of the span's start.
         needed: u64,
-        /// What it is a multiple of.
+        /// Its alignment.
         have: u64,
         /// Where the span starts in this process.
         addr: usize,
         /// Where the span starts for the device.
         iova: Iova,
     },
-    /// The span must be one that frames can number, and its last address must fit in 64 bits.
-    #[error("a span of {len:#x} bytes at {iova}: it must have 1 to {limit:#x} bytes and end within 64 bits")]
+    /// Frame numbers do not cover the span, or its last address does not fit in 64 bits.
+    #[error(
+        "a span of {len:#x} bytes at {iova} is invalid: it must have 1 to {limit:#x} bytes and end within 64 bits"
+    )]
     Span {
         /// How many bytes the span has.
         len: usize,
@@ -88,34 +90,34 @@ pub enum CreateError {
     },
 }
 
-/// Why no block was handed out.
+/// Why no block was allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No chunk could be had. Free blocks may be left in the hands of other owners (see
+    /// No chunk is available. Other owners may hold free blocks (see
     /// [`PoolStats::in_magazines`](super::PoolStats)).
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The source broke its promise: the run is not where a run of this order can be. It was given back.
-    #[error("the source gave {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
+    /// The source violated its contract: a run of this order cannot start there. It was released.
+    #[error("the source returned {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
     Misplaced {
         /// Where the run starts.
         frame: Frame,
-        /// What was asked for.
+        /// The requested value.
         order: Order,
     },
 }
 
-/// Why a block was not taken back, or not found.
+/// Why a block was not freed, or not found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
     /// The address is not in a chunk of this pool.
     #[error(
-        "{addr:#x} is in no chunk of this pool, whose span is {start:#x}..{end:#x}: free it where it came from"
+        "{addr:#x} is in no chunk of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
     )]
     Foreign {
-        /// The address that was given.
+        /// The address.
         addr: usize,
         /// Where the pool's span starts.
         start: usize,
@@ -123,11 +125,9 @@ pub enum FreeError {
         end: usize,
     },
     /// The address is in a chunk of this pool, but no block starts there.
-    #[error(
-        "{addr:#x} is where no block starts: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes"
-    )]
+    #[error("no block starts at {addr:#x}: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes")]
     Misaligned {
-        /// The address that was given.
+        /// The address.
         addr: usize,
         /// Where the chunk starts.
         chunk: usize,
@@ -138,38 +138,37 @@ pub enum FreeError {
     },
     /// A [`Block`](super::Block) owns the block and frees it when it is dropped.
     #[error(
-        "the block at {addr:#x} belongs to a Block, which frees it on drop: use Block::into_raw to free it by hand"
+        "the block at {addr:#x} is owned by a Block, which frees it on drop: use Block::into_raw to free it by address"
     )]
     Owned {
-        /// The address that was given.
+        /// The address.
         addr: usize,
     },
-    /// The block is free already.
-    #[error("the block at {addr:#x} is not in use: it was freed before")]
+    /// The block is free.
+    #[error("the block at {addr:#x} is free: it was freed twice")]
     DoubleFree {
-        /// The address that was given.
+        /// The address.
         addr: usize,
     },
     /// The two addresses do not belong to one block.
     #[error("the block at {addr:#x} is {expected} for the device, not {iova}")]
     WrongIova {
-        /// The address that was given.
+        /// The address.
         addr: usize,
-        /// The device's address that was given with it.
+        /// The device's address that was passed with it.
         iova: Iova,
         /// The device's address that belongs to it.
         expected: Iova,
     },
 }
 
-/// Why a list of blocks was not taken back whole.
+/// Why a list of blocks was not freed completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("after {freed} blocks of the list were freed: {error}")]
 pub struct BulkFreeError {
-    /// How many blocks, from the start of the list, are free now. The one after them is at fault; it and the rest
-    /// are as they were.
+    /// How many blocks from the start of the list are free now. The next one was refused; it and the rest are unchanged.
     pub freed: usize,
-    /// What is wrong with it.
+    /// Why it was refused.
     #[source]
     pub error: FreeError,
 }

@@ -1,4 +1,4 @@
-//! Taking a block back: from its address to its row, and what is wrong where there is none.
+//! Freeing a block: from its address to its row, or to the error if there is none.
 
 use super::directory::Chunk;
 use super::error::FreeError;
@@ -20,10 +20,10 @@ impl<S: ChunkSource> DmaPool<S> {
     }
 
     /// Turns the block of a [`Block`](super::Block) into a raw one.
-    pub(super) fn disown(&self, block: RawBlock) {
+    pub(super) fn make_raw(&self, block: RawBlock) {
         // It is found: it belongs to a `Block`.
         if let Ok(Found { row, bit, .. }) = self.find(block) {
-            row.disown(bit);
+            row.make_raw(bit);
         }
     }
 
@@ -40,8 +40,7 @@ impl<S: ChunkSource> DmaPool<S> {
         freed.map_err(|why| self.refused(chunk, block, why))
     }
 
-    /// The same in debug mode: that the block is in use is looked at before it is filled, and nobody else frees it in
-    /// between.
+    /// The same in debug mode: the block's state is checked before it is filled, and no other free comes in between.
     fn free_watched(
         &self,
         watch: &Watch,
@@ -50,27 +49,26 @@ impl<S: ChunkSource> DmaPool<S> {
         block: RawBlock,
         form: Form,
     ) -> Result<(), FreeRefusal> {
-        let mut book = watch.book();
-        if !found.row.is_out(found.bit, form) {
+        let mut history = watch.history();
+        if !found.row.is_allocated_as(found.bit, form) {
             return Err(found.row.refusal(found.bit));
         }
         if let Ok(memory) = self.memory_of(block) {
-            book.take_back(found.offset, memory, tag_of(owner));
+            history.on_free(found.offset, memory, tag_of(owner));
         }
         let freed = owner.free(&self.geometry, found.row, found.bit, form);
-        // No current row stays, so that no quick path finds anything there.
-        owner.settle();
+        // No current row stays, so that no fast path finds anything there.
+        owner.leave_current();
         freed
     }
 
-    /// Tells the pool of posts that an owner has made, the owner of those of others, and takes rows from it where it has
-    /// more than it may keep.
+    /// Announces the owner's remote frees, updates it about those of others, and takes rows that it has too many of.
     pub(super) fn relieve(&self, owner: &mut Owner) {
-        let posts = core::mem::take(&mut owner.posts);
-        if posts != 0 {
-            self.depot.notify(posts);
+        let remote_frees = core::mem::take(&mut owner.remote_frees);
+        if remote_frees != 0 {
+            self.depot.notify(remote_frees);
         }
-        owner.hear(self.depot.terms(), self.depot.notices());
+        owner.update_terms(self.depot.terms(), self.depot.notices());
         if owner.surplus() > 0 {
             self.depot.take_surplus(owner);
         }

@@ -1,10 +1,10 @@
-//! Where blocks lie in a chunk: sizes, alignment, boundary, and the way from an offset to a block's number.
+//! Where blocks lie in a chunk: sizes, alignment, boundary, and conversion between offsets and block numbers.
 
 use super::error::CreateError;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
 
-/// Division by a number that is only known at run time, as one multiplication and one shift.
+/// Division by a run-time constant as one multiplication and one shift.
 ///
 /// Exact for every dividend below 2^31: with `l = ceil(log2 d)` and `magic = ceil(2^(31 + l) / d)`, the error of
 /// `x * magic / 2^(31 + l)` is less than `1 / d` for all `x < 2^31` (Granlund and Montgomery, "Division by
@@ -16,26 +16,26 @@ pub(super) struct Divider {
 }
 
 impl Divider {
-    /// For a divisor of 1 to 2^31.
+    /// `divisor` is 1 to 2^31.
     fn new(divisor: u64) -> Self {
         let shift = 31 + divisor.next_power_of_two().trailing_zeros();
         Self { magic: (1u64 << shift).div_ceil(divisor), shift }
     }
 
-    /// Of a dividend below 2^31 the quotient; of a larger one some number.
+    /// The quotient of a dividend below 2^31; an arbitrary number for a larger one.
     #[inline(always)]
     pub(super) fn quotient(self, dividend: u64) -> u64 {
         dividend.wrapping_mul(self.magic) >> self.shift
     }
 }
 
-/// The layout of blocks in a chunk, the same for every chunk of a pool whatever its size.
+/// The layout of blocks in a chunk, the same for chunks of every size.
 ///
 /// Blocks are numbered from the start of the chunk without holes. Where blocks would cross the boundary, they lie
 /// in *groups* of one boundary each, with the bytes that are left over at the end of each group unused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
-    /// From one block to the next; also how many bytes of a block may be used.
+    /// The distance of two blocks; also how many bytes of a block may be used.
     size: u64,
     by_size: Divider,
     /// log2 of a group's bytes; 31, more than any chunk, where there are no groups.
@@ -93,8 +93,8 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The first chunk is the smallest that wastes at most an eighth of itself, the largest 2 MiB, unless blocks
-    /// are larger, or the start of the span is aligned to less and blocks must not cross a boundary beyond that.
+    /// Sets the orders of chunks: the first is the smallest that wastes at most an eighth of itself, the largest 2 MiB, unless
+    /// blocks are larger, or the span is aligned to less than a boundary that blocks must not cross.
     fn choose_orders(
         &mut self,
         align: u64,
@@ -145,13 +145,13 @@ impl Geometry {
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// Which order the next chunk should have when the pool has `bytes` already: so that it doubles, up to 2 MiB.
+    /// The order of the next chunk of a pool that has `bytes`: it doubles the pool, up to 2 MiB.
     pub(super) fn next_order(&self, bytes: u64) -> Order {
         let doubling = Order::for_bytes(bytes.min(bytes_of(Order::HUGE)).max(1)).unwrap_or(self.most);
         doubling.clamp(self.first, self.most)
     }
 
-    /// The next smaller order to try where `order` could not be had.
+    /// The next smaller order to try when `order` is unavailable.
     pub(super) fn smaller(&self, order: Order) -> Option<Order> {
         order.get().checked_sub(1).and_then(Order::new).filter(|&order| order >= self.least)
     }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_laid_out_is_refused() {
+    fn impossible_layouts_are_refused() {
         assert_eq!(geometry(0, 1, 0).unwrap_err(), CreateError::Size { size: 0 });
         assert!(matches!(geometry(1 << 31, 1, 0), Err(CreateError::Size { .. })));
         assert!(matches!(

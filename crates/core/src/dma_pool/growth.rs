@@ -1,9 +1,8 @@
-//! Growing: one owner at a time, while the others go on.
+//! Growing: by one owner at a time, while the others go on.
 //!
-//! A chunk comes from the source, which may make a system call and sleep. So no lock is held meanwhile that a free, an
-//! alloc from free blocks or a report takes: the owner that grows the pool holds the *turn*, a flag that only others who
-//! need a chunk as well look at. They look for free blocks between two attempts to take it, so
-//! blocks that are freed meanwhile serve them.
+//! The source may make a system call and sleep. So no lock is held meanwhile that a free, an alloc from free blocks or a
+//! report takes: the owner that grows the pool holds the *turn*, a flag that only owners who need a chunk as well wait
+//! for. They look for free blocks between two attempts to take it, so blocks that are freed meanwhile serve them.
 
 use super::directory::Key;
 use super::error::AllocError;
@@ -18,8 +17,8 @@ use crate::mem::DmaMemory;
 use crate::sync::relax;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Brings an owner whose current row has no block one that has (in debug mode one, looked at and filled), if need
-    /// be from a new chunk.
+    /// Gives an owner a current row with free blocks (in debug mode with one, checked and filled), if need be from a new
+    /// chunk.
     #[cold]
     #[inline(never)]
     pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
@@ -46,20 +45,20 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// Does what `attempt` does, growing the pool until it succeeds.
+    /// Repeats `attempt`, growing the pool, until it succeeds.
     #[cold]
     fn or_grow<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T, AllocError> {
-        let mut looks = 0;
+        let mut attempts = 0;
         loop {
             if let Some(done) = attempt() {
                 return Ok(done);
             }
             let Some(turn) = self.growth.turn() else {
-                relax(looks);
-                looks = looks.saturating_add(1);
+                relax(attempts);
+                attempts = attempts.saturating_add(1);
                 continue;
             };
-            // What the owner that had the turn before brought is in the depot by now.
+            // The chunk of the owner that had the turn before is in the depot by now.
             if let Some(done) = attempt() {
                 return Ok(done);
             }
@@ -68,7 +67,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// Turns an owner to a row that has blocks, its own or one of the depot's. `false` where there is none.
+    /// Makes a row with free blocks an owner's current one, its own or one from the depot. `false` if there is none.
     #[cold]
     #[inline(never)]
     pub(super) fn restock(&self, owner: &mut Owner) -> bool {
@@ -81,20 +80,20 @@ impl<S: ChunkSource> DmaPool<S> {
         if let (Some(watch), Some(offset)) = (&self.watch, owner.next(&self.geometry)) {
             let block = self.block_at(offset);
             if let Ok(memory) = self.memory_of(block) {
-                watch.book().hand_out(offset, block, memory, tag_of(owner));
+                watch.history().on_alloc(offset, block, memory, tag_of(owner));
             }
         }
         true
     }
 
-    /// Puts what the pool's own owner has into the depot. Returns `true`.
+    /// Moves the rows of the pool's own owner to the depot. Returns `true`.
     fn drain_depot(&self) -> bool {
-        self.depot.take_all(&mut self.lock());
+        self.depot.drain(&mut self.lock());
         true
     }
 
-    /// Gets a chunk of the size that the pool's use warrants, or the largest smaller one that the source has. Called by
-    /// the owner that has the turn; no lock is held while the source is at work.
+    /// Acquires a chunk of the size that the pool's use warrants, or the largest smaller one available. Called by the owner
+    /// that has the turn; no lock is held while the source is at work.
     fn grow(&self) -> Result<(), AllocError> {
         let mut order = self.geometry.next_order(self.chunks.lock().bytes());
         let frame = loop {
@@ -111,7 +110,7 @@ impl<S: ChunkSource> DmaPool<S> {
             return Err(AllocError::Misplaced { frame, order });
         }
         if let (Some(watch), Some(memory)) = (&self.watch, self.run(frame, order)) {
-            watch.book().enter(frame.offset(), memory);
+            watch.history().enter(frame.offset(), memory);
         }
         let mut chunks = self.chunks.lock();
         let chunk = chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order));
@@ -124,22 +123,22 @@ impl<S: ChunkSource> DmaPool<S> {
         self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
     }
 
-    /// Releases chunks of which all blocks are in the depot. Correct beside every other operation; the public
+    /// Releases chunks all of whose blocks are in the depot. Correct concurrently with every other operation; the public
     /// `shrink` excludes them (see there).
     pub(super) fn release_free_chunks(&self) -> u64 {
-        self.depot.take_all(&mut self.lock());
+        self.depot.drain(&mut self.lock());
         self.release_each(|chunk| self.depot.remove_if_whole(chunk.rows()))
     }
 
-    /// Takes each chunk for which `may_leave` says yes out of the directory and releases it, with no lock held. Returns
-    /// how many bytes that were.
+    /// Removes each chunk that `may_leave` accepts from the directory and releases it, with no lock held. Returns their
+    /// bytes.
     pub(super) fn release_each(&self, may_leave: impl Fn(&super::directory::Chunk) -> bool) -> u64 {
         let (mut bytes, mut after): (u64, Option<Key>) = (0, None);
         loop {
             let next = self.chunks.lock().leave_next(&self.directory, after, &may_leave);
             let Some((frame, order)) = next else { return bytes };
-            // SAFETY: the chunk was acquired with this order, and has left the directory and the depot: nobody draws from
-            // it any more, and the callers exclude borrows of blocks' memory.
+            // SAFETY: the chunk was acquired with this order, and has left the directory and the depot: no owner allocates
+            // from it any more, and the callers exclude borrows of blocks' memory.
             unsafe { self.source().release(frame, order) };
             bytes += bytes_of(order);
             after = Some((frame.index(), order.get()));

@@ -50,7 +50,7 @@ impl List {
         Some(row)
     }
 
-    /// Takes out a row that stands in this list.
+    /// Removes a row that is in this list.
     pub(super) fn remove(&mut self, row: RowRef) {
         let (prev, next) = (RowRef::follow(&row.prev), RowRef::follow(&row.next));
         match prev {

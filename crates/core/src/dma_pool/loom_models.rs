@@ -121,7 +121,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// The second owner frees a block of a row that the first one keeps and goes on to use.
+/// The second owner frees a block of a row that the first one owns and keeps using.
 #[test]
 fn a_free_elsewhere_against_alloc_and_free() {
     check(|| {
@@ -139,7 +139,7 @@ fn a_free_elsewhere_against_alloc_and_free() {
     });
 }
 
-/// The keeper lets go of a row while a block of it is freed elsewhere: somebody collects it.
+/// A row is released while a block of it is freed remotely: an owner collects it.
 #[test]
 fn a_free_elsewhere_against_letting_go() {
     check(|| {
@@ -148,7 +148,7 @@ fn a_free_elsewhere_against_letting_go() {
             assert!(pool.free(b, x));
             assert!(pool.free(b, y));
         });
-        // Nothing is left to draw: the row of `x` and `y` is let go.
+        // No block is left: the row of `x` and `y` is released.
         let z = pool.alloc(&mut a).unwrap();
         assert!(pool.free(&mut a, z));
         pool.depot.retire(&mut a);
@@ -157,7 +157,7 @@ fn a_free_elsewhere_against_letting_go() {
     });
 }
 
-/// Two owners free the two blocks of a row that nobody keeps.
+/// Two owners free the two blocks of a row without an owner.
 #[test]
 fn two_adopt_one_row() {
     check(|| {
@@ -177,8 +177,8 @@ fn two_adopt_one_row() {
     });
 }
 
-/// A block is freed twice, by its keeper and elsewhere: one free counts, the other is refused or found late; and the
-/// block, handed out again meanwhile, is nobody else's.
+/// A block is freed twice, by its row's owner and remotely: one free counts, the other is refused or found late; and the
+/// block, allocated again meanwhile, has one user.
 #[test]
 fn one_block_freed_twice() {
     check(|| {
@@ -193,7 +193,7 @@ fn one_block_freed_twice() {
     });
 }
 
-/// The same by two owners, neither of whom keeps the row: exactly one free is accepted.
+/// The same by two owners, neither of which has the row: exactly one free is accepted.
 #[test]
 fn one_block_freed_twice_elsewhere() {
     check(|| {
@@ -225,7 +225,7 @@ fn a_free_against_the_depot() {
     });
 }
 
-/// Two owned blocks, as `Block`s have them: the first owner keeps their row.
+/// Two owned blocks, as `Block`s have them: the first owner has their row.
 fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();
     let mut owner = pool.depot.register();
@@ -234,7 +234,7 @@ fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
     (pool, owner, x, y)
 }
 
-/// A `Block` is dropped by the owner that keeps its row while a raw free of its address is made elsewhere, and the
+/// A `Block` is dropped by the owner that has its row while a raw free of its address is made elsewhere, and the
 /// address is handed out as a `Block` again: the raw free is refused in every interleaving.
 #[test]
 fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
@@ -252,7 +252,7 @@ fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
     });
 }
 
-/// A `Block` is dropped elsewhere, by a post or by adoption, while the keeper of its row frees its address raw.
+/// A `Block` is dropped elsewhere, by a post or by adoption, while the owner of its row frees its address raw.
 #[test]
 fn an_owned_block_dropped_elsewhere_against_a_raw_free_here() {
     check(|| {
@@ -269,7 +269,7 @@ fn an_owned_block_dropped_elsewhere_against_a_raw_free_here() {
     });
 }
 
-/// A `Block` is dropped elsewhere while a third owner, who does not keep the row either, frees its address raw.
+/// A `Block` is dropped elsewhere while a third owner, which does not have the row either, frees its address raw.
 #[test]
 fn an_owned_block_dropped_elsewhere_against_a_raw_free_elsewhere() {
     check(|| {
@@ -292,7 +292,7 @@ fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
         let (pool, mut a, x, y) = with_owned_blocks();
         let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
         let (number, bit) = split(pool.geometry.index_of(x).unwrap());
-        pool.chunk.row(number).unwrap().disown(bit);
+        pool.chunk.row(number).unwrap().make_raw(bit);
         let here = pool.free_again(&mut a, x);
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));
         pool.depot.retire(&mut a);

@@ -1,8 +1,8 @@
-//! One owner's side of a pool: the row that it draws from, and the other rows that it keeps.
+//! One owner's part of a pool: the current row, and the other rows that it owns.
 //!
-//! Blocks go to and fro between the program and the [current row](super::current). When that has none left, another
-//! one takes its place; when a block of another row is freed, that row does. When the owner has no row to draw from or
-//! too many, rows are exchanged with the depot, sixteen at a time.
+//! Blocks are allocated from the [current row](super::current) and freed to it. When it is empty, or a block of another row
+//! is freed, that other row becomes the current one. When the owner has no row to allocate from, or too many, rows are
+//! exchanged with the depot, sixteen at a time.
 
 use super::current::Current;
 use super::geometry::Geometry;
@@ -11,54 +11,54 @@ use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT};
 use super::row_ref::RowRef;
 use super::terms::{Tally, Terms};
 
-/// The most rows that an owner gives to the depot at a time.
+/// The most rows that an owner moves to the depot at a time.
 const SURPLUS: usize = 32;
-/// How many spent rows an owner keeps for each row that it may keep free: they hold what others post.
+/// How many spent rows an owner has for each free row that it may have: other owners free blocks in them.
 const SPENT: usize = 4;
-/// How many of its open rows an owner looks through for posts when its current row changes.
+/// How many of its open rows an owner checks for remote frees when its current row changes.
 const SWEEP: usize = 2;
-/// How many rows an owner lets go of at a time: two for each that it can have used up since it did so last.
-const LET_GO: usize = 2 * ROW;
+/// How many spent rows an owner releases at a time: two for each that it can have used up since the last time.
+const RELEASED: usize = 2 * ROW;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) id: u32,
     pub(super) current: Current,
-    /// The list in which the current row stands meanwhile.
-    stands: Stands,
-    /// Rows with nothing to draw: their blocks are out.
+    /// The list that the current row is still in.
+    listed: Listed,
+    /// Rows without a free block.
     spent: List,
-    /// Rows of which some blocks can be drawn.
+    /// Rows with some free blocks.
     pub(super) open: List,
-    /// Rows of which most can be drawn, but not all.
+    /// Rows most of whose blocks are free, but not all.
     pub(super) sparse: List,
-    /// Rows all of whose blocks can be drawn.
+    /// Rows all of whose blocks are free.
     pub(super) whole: List,
-    /// How many sparse and whole rows the owner may keep, as it heard last.
+    /// How many sparse and whole rows the owner may have, as last read from the depot.
     terms: Terms,
-    /// How many posts to rows of other owners the depot has not been told of.
-    pub(super) posts: u32,
-    /// How many notices of posts the owner has seen, and how many open rows it has yet to look through for them.
+    /// Remote frees to rows of other owners that have not been announced to the depot.
+    pub(super) remote_frees: u32,
+    /// The last announcement of remote frees that the owner has read, and how many open rows it has yet to check for them.
     notices: u32,
     sweep: usize,
-    /// How many more blocks were handed out than taken back since the last [`tally`](Self::tally) ...
+    /// Blocks allocated less blocks freed since the last [`tally`](Self::tally).
     pub(super) used: i64,
-    /// ... and the most that this was since.
+    /// The maximum of `used` since then.
     pub(super) peak: i64,
-    /// How many second frees were found when posts were collected.
+    /// Second frees that were found when remote frees were collected.
     late: u64,
-    /// Debug mode: one block at a time, straight from its row and back to it, and never by the quick paths.
+    /// Debug mode: blocks are allocated and freed one at a time, never by the fast paths.
     watched: bool,
-    /// What the caller calls this owner, for reports of debug mode.
+    /// The caller's name for this owner, for reports of debug mode.
     pub(super) tag: &'static str,
 }
 
-/// Where the current row stands: never in `sparse` or `whole`, for from there rows go to the depot.
+/// The list that the current row is in: never `sparse` or `whole`, from which rows move to the depot.
 #[derive(Clone, Copy, Default, Debug)]
-enum Stands {
+enum Listed {
     #[default]
-    Nowhere,
+    NotListed,
     Spent,
     Open,
 }
@@ -68,13 +68,13 @@ impl Owner {
         Self {
             id,
             current: Current::default(),
-            stands: Stands::default(),
+            listed: Listed::default(),
             spent: List::default(),
             open: List::default(),
             sparse: List::default(),
             whole: List::default(),
             terms: Terms::default(),
-            posts: 0,
+            remote_frees: 0,
             notices: 0,
             sweep: 0,
             used: 0,
@@ -90,11 +90,10 @@ impl Owner {
         Self { watched: true, ..self }
     }
 
-    /// Frees a block that was found: as the keeper of its row, which is the current one afterwards, or by a post to
-    /// the owner that is.
+    /// Frees a block: locally if this owner has or adopts its row, which is the current one afterwards, else remotely.
     ///
     /// # Errors
-    /// [`FreeRefusal`] where it is not in use in this form; then no block's state has changed.
+    /// [`FreeRefusal`] if it is not allocated in this form; then no block's state has changed.
     pub(super) fn free(
         &mut self,
         geometry: &Geometry,
@@ -103,22 +102,22 @@ impl Owner {
         form: Form,
     ) -> Result<(), FreeRefusal> {
         if !self.current.is(row) {
-            let kept = row.is_kept_by(self.id);
-            if !(kept || row.is_nobodys() && row.adopt(self.id)) {
-                return self.post(row, bit, form);
+            let owned = row.is_owned_by(self.id);
+            if !(owned || row.is_unowned() && row.adopt(self.id)) {
+                return self.remote_free(row, bit, form);
             }
-            if !row.is_out(bit, form) {
+            if !row.is_allocated_as(bit, form) {
                 let refused = row.refusal(bit);
-                if !kept {
+                if !owned {
                     self.receive(row);
                 }
                 return Err(refused);
             }
-            let stands = if kept { self.stand_by(row) } else { Stands::Nowhere };
-            self.turn_to(geometry, row, ROW, stands);
+            let listed = if owned { self.unlist_current(row) } else { Listed::NotListed };
+            self.make_current(geometry, row, ROW, listed);
         }
-        // Also after the look above: a post of the same block may have been collected on the way here.
-        if !row.is_out(bit, form) {
+        // Again: a remote free of the same block may have been collected since the check above.
+        if !row.is_allocated_as(bit, form) {
             return Err(row.refusal(bit));
         }
         row.set_free(bit);
@@ -126,79 +125,79 @@ impl Owner {
         Ok(())
     }
 
-    /// Makes a row the current one, with at most so many of its blocks to draw. It may go on standing where it stands.
-    fn turn_to(&mut self, geometry: &Geometry, row: RowRef, most: usize, stands: Stands) {
-        self.settle();
+    /// Makes a row the current one, with at most `most` of its free blocks. It may stay in its list.
+    fn make_current(&mut self, geometry: &Geometry, row: RowRef, most: usize, listed: Listed) {
+        self.leave_current();
         self.collect(row);
         self.current = Current::new(geometry, row, most, self.watched);
-        self.stands = stands;
-        // After that: the row may be the oldest of `spent`, which must not be let go of while it is the current one.
+        self.listed = listed;
+        // After that: the row may be the oldest of `spent`, which must not be released while it is the current one.
         if self.spent.len() > SPENT * self.terms.keep {
-            // One came, and a let-go may put one back.
-            self.let_go(2);
+            // One was added, and a release may put one back.
+            self.release(2);
         }
     }
 
-    /// Where a row of the owner's stands while it is the current one.
-    fn stand_by(&mut self, row: RowRef) -> Stands {
+    /// Removes a row of the owner from the lists that the current row cannot be in; returns where it still is.
+    fn unlist_current(&mut self, row: RowRef) -> Listed {
         match row.fill(self.terms.sparse_eighths) {
-            Fill::Spent => Stands::Spent,
-            Fill::Open => Stands::Open,
+            Fill::Spent => Listed::Spent,
+            Fill::Open => Listed::Open,
             Fill::Sparse => {
                 self.sparse.remove(row);
-                Stands::Nowhere
+                Listed::NotListed
             }
             Fill::Whole => {
                 self.whole.remove(row);
-                Stands::Nowhere
+                Listed::NotListed
             }
         }
     }
 
-    /// Enters the current row into the list where it belongs; there is none afterwards. Of 64 frees in random rows each
-    /// this moves two: the first, and the one that makes the row whole.
-    pub(super) fn settle(&mut self) {
+    /// Moves the current row to the list for its fill; there is no current row afterwards. Of 64 frees in random rows only
+    /// two move a row: the first, and the one that makes it whole.
+    pub(super) fn leave_current(&mut self) {
         let Some(row) = self.current.leave() else { return };
         let fill = row.fill(self.terms.sparse_eighths);
-        match core::mem::take(&mut self.stands) {
-            Stands::Open if fill == Fill::Open => return,
-            Stands::Open => self.open.remove(row),
-            Stands::Spent if fill == Fill::Spent => return,
-            Stands::Spent => self.spent.remove(row),
-            Stands::Nowhere => {}
+        match core::mem::take(&mut self.listed) {
+            Listed::Open if fill == Fill::Open => return,
+            Listed::Open => self.open.remove(row),
+            Listed::Spent if fill == Fill::Spent => return,
+            Listed::Spent => self.spent.remove(row),
+            Listed::NotListed => {}
         }
         self.enlist(row);
     }
 
-    /// The block that is handed out next, if the current row has one.
+    /// The block that is allocated next, if the current row has one.
     pub(super) fn next(&self, geometry: &Geometry) -> Option<u64> {
         self.current.first().map(|(_, bit)| self.current.offset_of(geometry, bit))
     }
 
-    /// Frees a block of a row that another keeps.
-    fn post(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
-        let posted = row.post(bit, form)?;
-        if posted.late {
+    /// Frees a block in a row of another owner.
+    fn remote_free(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
+        let remote_freed = row.remote_free(bit, form)?;
+        if remote_freed.late {
             self.late += 1;
         } else {
             self.used -= 1;
         }
-        if posted.first {
-            if row.is_quarantined() && row.adopt(self.id) {
+        if remote_freed.first {
+            if row.lacks_owner() && row.adopt(self.id) {
                 self.receive(row);
             } else if !row.is_in_depot() {
-                // The depot needs no notice: whoever takes a row from there collects.
-                self.posts = self.posts.wrapping_add(1);
+                // Not needed for the depot: an owner that gets a row from there collects.
+                self.remote_frees = self.remote_frees.wrapping_add(1);
             }
         }
         Ok(())
     }
 
-    /// Enters a row that has just become this owner's into the list where it belongs.
+    /// Adds a row that this owner has just got to the list for its fill.
     pub(super) fn receive(&mut self, row: RowRef) {
         self.collect(row);
         if row.is_whole() {
-            // In ascending order, as fresh ones come.
+            // In ascending order, like fresh ones.
             self.whole.push_back(row);
         } else {
             self.enlist(row);
@@ -217,61 +216,61 @@ impl Owner {
     fn collect(&mut self, row: RowRef) {
         let late = row.collect();
         self.late += late;
-        // Their posters counted them as freed.
+        // Counted as frees when they were made.
         self.used += late.cast_signed();
     }
 
-    /// Turns to the next row that has something, when the current one has nothing left. `false` where none has.
+    /// Makes the next row with free blocks the current one, when that has none left. `false` if there is none.
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
-        self.settle();
-        self.let_go(LET_GO);
+        self.leave_current();
+        self.release(RELEASED);
         let row = loop {
             let Some(row) = self.pop_free() else {
-                // Blocks of any spent row may have been posted: all are looked at before the owner has none. Each look
-                // takes a row out of the list, so they are paid for by what brought the rows there.
+                // Any spent row may have remote frees, so all are checked before the owner has none. Each check removes a
+                // row from the list, so it is paid for by what added the row.
                 if self.spent.len() == 0 {
                     return false;
                 }
-                self.let_go(LET_GO);
+                self.release(RELEASED);
                 continue;
             };
             break row;
         };
-        self.turn_to(geometry, row, if self.watched { 1 } else { ROW }, Stands::Nowhere);
+        self.make_current(geometry, row, if self.watched { 1 } else { ROW }, Listed::NotListed);
         true
     }
 
-    /// A row with something to draw: the fullest first, so that the emptier ones become whole.
+    /// A row with free blocks: the fullest first, so that the emptier ones become whole.
     pub(super) fn pop_free(&mut self) -> Option<RowRef> {
         self.open.pop_front().or_else(|| self.sparse.pop_front()).or_else(|| self.whole.pop_front())
     }
 
-    /// A row that goes to the depot: a whole one, or the sparse one that was freed into least recently.
+    /// A row to move to the depot: a whole one, or the sparse one least recently freed into.
     pub(super) fn pop_surplus(&mut self) -> Option<RowRef> {
         self.whole.pop_front().or_else(|| self.sparse.pop_back())
     }
 
-    /// Lets go of rows that have nothing left, all their blocks being out: the oldest, at most so many. Keeps the current
-    /// row, which may stand there while blocks of it are free.
-    fn let_go(&mut self, most: usize) {
+    /// Releases rows all of whose blocks are allocated: the oldest, at most `most`. Keeps the current row, which may be
+    /// in that list while blocks of it are free.
+    fn release(&mut self, most: usize) {
         for _ in 0..most {
             let Some(row) = self.spent.pop_back() else { return };
             if self.current.is(row) {
                 self.spent.push_front(row);
-            } else if !row.let_go(self.id) {
+            } else if !row.release(self.id) {
                 self.receive(row);
             }
         }
     }
 
-    /// Learns what the owner may keep and how many posts there were in the pool. After new ones it looks through its open
-    /// rows, a few each time: what others post to a row whose keeper only frees in other rows would stay there
-    /// else. Constant time, but once in the life of an owner time proportional to its rows.
-    pub(super) fn hear(&mut self, terms: Terms, notices: u32) {
+    /// Updates what the owner may have and how many remote frees were announced in the pool. After new ones it checks its
+    /// open rows, a few each time: otherwise remote frees would stay in a row whose owner only frees in other rows.
+    /// Constant time, except once in the life of an owner, when it is proportional to its rows.
+    pub(super) fn update_terms(&mut self, terms: Terms, notices: u32) {
         let stricter = terms.sparse_eighths != self.terms.sparse_eighths;
         self.terms = terms;
         if stricter {
-            self.look_through(self.open.len());
+            self.collect_open(self.open.len());
         }
         if notices != self.notices {
             self.notices = notices;
@@ -279,11 +278,11 @@ impl Owner {
         }
         let some = SWEEP.min(self.sweep);
         self.sweep -= some;
-        self.look_through(some);
+        self.collect_open(some);
     }
 
-    /// Collects the posts of so many open rows, the oldest first, and enters them where they belong now.
-    fn look_through(&mut self, rows: usize) {
+    /// Collects the remote frees of so many open rows, the oldest first, and moves the rows to the list for their fill.
+    fn collect_open(&mut self, rows: usize) {
         for _ in 0..rows {
             let Some(row) = self.open.pop_back() else { return };
             if self.current.is(row) {
@@ -295,7 +294,7 @@ impl Owner {
         }
     }
 
-    /// How many sparse and whole rows should go to the depot: where there are more than the owner may keep, half.
+    /// How many sparse and whole rows should move to the depot: if there are more than the owner may have, half.
     #[inline]
     pub(super) fn surplus(&self) -> usize {
         let free = self.sparse.len() + self.whole.len();
@@ -303,18 +302,18 @@ impl Owner {
         if free > keep { (free - keep / 2).min(SURPLUS) } else { 0 }
     }
 
-    /// Puts everything back into the rows and lets go of those that have nothing; what is left in `open`, `sparse`
-    /// and `whole` is for the depot.
+    /// Returns the current row to its list and releases the spent rows; those in `open`, `sparse` and `whole` are for the
+    /// depot.
     pub(super) fn retire(&mut self) {
-        self.settle();
+        self.leave_current();
         while let Some(row) = self.spent.pop_front() {
-            if !row.let_go(self.id) {
+            if !row.release(self.id) {
                 self.receive(row);
             }
         }
     }
 
-    /// What has happened since the last tally.
+    /// Returns and resets the counts since the last tally.
     pub(super) fn tally(&mut self) -> Tally {
         let tally = Tally { in_use: self.used, peak: self.peak, late: self.late };
         (self.used, self.peak, self.late) = (0, 0, 0);
@@ -322,7 +321,7 @@ impl Owner {
     }
 }
 
-/// A row and a bit of it for block `index` of a chunk.
+/// The row of block `index` of a chunk, and its bit there.
 #[inline(always)]
 pub(super) fn split(index: u64) -> (usize, u32) {
     #[expect(clippy::cast_possible_truncation, reason = "an index is below 2^31")]

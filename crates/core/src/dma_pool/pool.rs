@@ -225,7 +225,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`](super::PoolStats::damaged) counts all): which
     /// free blocks were written to, and which owners had them last.
     pub fn damages(&self) -> Vec<Damage> {
-        self.watch.as_ref().map_or_else(Vec::new, |watch| watch.book().damages().to_vec())
+        self.watch.as_ref().map_or_else(Vec::new, |watch| watch.history().damages().to_vec())
     }
 
     #[inline(always)]

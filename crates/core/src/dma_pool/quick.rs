@@ -1,17 +1,17 @@
-//! The quick paths: blocks of the current row, by plain loads and stores.
+//! The fast paths: blocks of the current row, by plain loads and stores.
 
 use super::geometry::Geometry;
 use super::owner::Owner;
 use super::row::Form;
 
 impl Owner {
-    /// A free block's offset in the span, now handed out; `None` where the current row has none.
+    /// Allocates a block and returns its offset in the span; `None` if the current row has none.
     #[inline(always)]
     pub(super) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
         let (row, bit) = self.current.first()?;
         let offset = self.pop_first(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
-        row.hand_out(bit, form);
+        row.set_allocated(bit, form);
         Some(offset)
     }
 
@@ -22,7 +22,7 @@ impl Owner {
         self.current.offset_of(geometry, bit)
     }
 
-    /// Fills empty slots with raw blocks of the current row, as far as it goes; returns how many slots from the start are full.
+    /// Fills empty slots with raw blocks of the current row; returns how many slots from the start are full.
     #[inline(always)]
     pub(super) fn pop_into<B>(
         &mut self,
@@ -36,7 +36,7 @@ impl Owner {
             if slot.is_none() {
                 let Some((row, bit)) = current.first() else { break };
                 current.drop_first();
-                row.hand_out(bit, Form::Raw);
+                row.set_allocated(bit, Form::Raw);
                 *slot = Some(block_at(current.offset_of(geometry, bit)));
                 popped += 1;
             }
@@ -47,29 +47,27 @@ impl Owner {
         full
     }
 
-    /// Takes back the block at `offset` if it is one of the current row's, in use in this form.
-    ///
-    /// `false` says nothing about the block: it has to be looked up.
+    /// Frees the block at `offset` if it is in the current row, allocated in this form. On `false` it has to be looked up.
     #[inline(always)]
     pub(super) fn push(&mut self, offset: u64, form: Form) -> bool {
         let Some((row, bit)) = self.current.find(offset) else { return false };
-        if !row.is_out(bit, form) {
+        if !row.is_allocated_as(bit, form) {
             return false;
         }
-        // No second look: what was posted in between is found when it is collected (see `row`).
+        // Not checked again: a remote free in between is found when it is collected (see `row`).
         row.set_free(bit);
         self.put(1 << bit, 1);
         true
     }
 
-    /// The same for many raw blocks, up to the first that cannot be taken back so. Returns how many were.
+    /// The same for many raw blocks, up to the first that has to be looked up. Returns how many were freed.
     #[inline(always)]
     pub(super) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
         let current = self.current;
         let (mut blocks, mut pushed) = (0, 0);
         for offset in offsets {
             let Some((row, bit)) = offset.and_then(|offset| current.find(offset)) else { break };
-            if !row.is_out(bit, Form::Raw) {
+            if !row.is_allocated_as(bit, Form::Raw) {
                 break;
             }
             row.set_free(bit);

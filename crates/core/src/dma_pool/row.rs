@@ -1,15 +1,15 @@
-//! A row: the account of up to 64 neighbouring blocks of a chunk, kept by one owner at a time.
+//! A row: the state of up to 64 neighbouring blocks of a chunk, with one owner at a time.
 //!
 //! # Who may write what
 //!
-//! `owner` says who keeps the row: an owner's number, the depot, or nobody. Only the keeper writes `avail` and the
-//! links, and moves a block's state between `FREE` and one of the two states in use, `RAW` and `OWNED`, by plain loads
-//! and stores. Other owners may do one thing: *post* a free, which moves a block's state from the one in use to `POSTED`
-//! by compare-and-swap and sets its bit in `posted`. The keeper collects posted bits when it comes by.
+//! `owner` is an owner's number, the depot, or none. Only the row's owner writes `avail` and the links, and moves a
+//! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. Other
+//! owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
+//! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
-//! A row without a block to hand out is of no use to its keeper, who lets go of it (`NOBODY`). Whoever frees the next
-//! block of it becomes the keeper by compare-and-swap. So blocks that are always freed by another owner than the
-//! one who allocates them change keepers 64 at a time.
+//! A row without a free block is of no use to its owner, which releases it (`NO_OWNER`). The next owner that frees a
+//! block of it adopts it by compare-and-swap. So blocks that are always freed by another owner than the one that
+//! allocates them change owners 64 at a time.
 //!
 //! # Raw and owned blocks
 //!
@@ -20,35 +20,35 @@
 //!
 //! # Double frees
 //!
-//! Every free reads the state first, and one that finds another is refused. Two frees that post are told apart by the
-//! compare-and-swap. The keeper's own free is a load and a store; to make it exclude a post in the same instant
-//! would need an atomic read-modify-write on every free (Attiya et al., "Laws of Order", POPL 2011), which is as much
-//! as all the rest costs. Instead the store wins: the posted bit then stands over a state that is not `POSTED`,
-//! the keeper finds it when it collects, frees nothing, and counts it (`late`). So in that instant alone both frees
-//! return `Ok`; the block is still freed once, and the second free is still found.
+//! Every free reads the state first and is refused if it finds another. Of two remote frees the compare-and-swap lets one
+//! succeed. The free of the row's owner is a load and a store; to exclude a remote free in the same instant it would need
+//! an atomic read-modify-write on every free (Attiya et al., "Laws of Order", POPL 2011), which costs as much as all the
+//! rest. Instead the store wins: the bit in `remote_freed` then belongs to a state that is not `REMOTE_FREED`; the row's
+//! owner finds it when it collects, frees nothing, and counts it (`late`). So in that instant alone both frees return
+//! `Ok`; the block is still freed once, and the second free is still found.
 
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// How many blocks a row has at most. A model checker tries all interleavings of two as well as of 64.
+/// How many blocks a row has at most. Two are enough for a model checker.
 pub(super) const ROW_BLOCKS: u32 = if cfg!(loom) { 2 } else { 64 };
-/// The same, to measure arrays with.
+/// The same as a `usize`.
 pub(super) const ROW: usize = ROW_BLOCKS as usize;
 /// log2 of it.
 pub(super) const ROW_SHIFT: u32 = ROW.trailing_zeros();
 
-/// Nobody keeps the row: all its blocks are out.
-const NOBODY: u32 = 0;
+/// The row has no owner: all its blocks are allocated.
+const NO_OWNER: u32 = 0;
 /// The row is in the depot.
 const DEPOT: u32 = 1;
 /// The first number that an owner can have.
 pub(super) const FIRST_OWNER: u32 = 2;
 
-/// In nobody's use: in its row's `avail`, or in the magazine of the row's keeper.
+/// Not allocated: in its row's `avail`, or in the magazine of the row's owner.
 const FREE: u8 = 0;
-/// Freed by an owner that does not keep the row; not yet collected.
-const POSTED: u8 = 3;
+/// Freed remotely, not yet collected.
+const REMOTE_FREED: u8 = 3;
 
-/// How a block that is in use was handed out. A free takes effect only if it names the same.
+/// How a block was allocated. A free takes effect only if it names the same form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Form {
@@ -77,15 +77,15 @@ impl FreeRefusal {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Row {
-    /// Bit set: the block can be drawn from the row. Written by the keeper.
+    /// Bit set: the block is free in the row. Written by the row's owner.
     avail: AtomicU64,
-    /// Bit set: the block's free was posted. Set by anybody, cleared by the keeper.
-    posted: AtomicU64,
-    /// Links of the list that the row stands in. Written by the keeper.
+    /// Bit set: the block was freed remotely. Set by any owner, cleared by the row's owner.
+    remote_freed: AtomicU64,
+    /// Links of the list that the row is in. Written by the row's owner.
     pub(super) next: AtomicPtr<Row>,
     pub(super) prev: AtomicPtr<Row>,
     owner: AtomicU32,
-    /// Which row of its chunk this is.
+    /// The row's number in its chunk.
     number: u32,
     /// `avail` when all blocks are free.
     full: u64,
@@ -94,7 +94,7 @@ pub(super) struct Row {
     state: [AtomicU8; ROW],
 }
 
-/// How many bytes a row has: with 64 blocks of 64 bytes each this is 2 bytes of account for a block.
+/// With 64 blocks this is 2 bytes of state for each.
 #[cfg(not(any(loom, feature = "count-rmw")))]
 const _: () = assert!(size_of::<Row>() == 128);
 
@@ -104,7 +104,7 @@ impl Row {
         let full = if blocks >= 64 { u64::MAX } else { (1 << blocks) - 1 };
         Self {
             avail: AtomicU64::new(full),
-            posted: AtomicU64::new(0),
+            remote_freed: AtomicU64::new(0),
             next: AtomicPtr::new(core::ptr::null_mut()),
             prev: AtomicPtr::new(core::ptr::null_mut()),
             owner: AtomicU32::new(DEPOT),
@@ -135,32 +135,32 @@ impl Row {
         u64::from(self.full.count_ones())
     }
 
-    /// Whether this owner keeps the row.
+    /// Whether the row is this owner's.
     #[inline(always)]
-    pub(super) fn is_kept_by(&self, owner: u32) -> bool {
-        // Relaxed: nobody else writes this owner's number, so if it is there the owner put it there itself.
+    pub(super) fn is_owned_by(&self, owner: u32) -> bool {
+        // Relaxed: only the owner itself writes its number.
         self.owner.load(Ordering::Relaxed) == owner
     }
 
-    /// Whether the row is in the depot. Only under the depot's lock is this so for longer.
+    /// Whether the row is in the depot. Stable only under the depot's lock.
     pub(super) fn is_in_depot(&self) -> bool {
-        self.is_kept_by(DEPOT)
+        self.is_owned_by(DEPOT)
     }
 
-    /// Whether the row is in the depot with all its blocks free. Only under the depot's lock is this so for longer.
+    /// Whether the row is in the depot with all its blocks free. Stable only under the depot's lock.
     pub(super) fn is_whole_in_depot(&self) -> bool {
-        self.is_kept_by(DEPOT) && self.is_whole()
+        self.is_owned_by(DEPOT) && self.is_whole()
     }
 
-    // What the keeper does.
+    // For the row's owner.
 
-    /// Which blocks can be drawn. Keeper only (for others: a glimpse).
+    /// Which blocks are free in the row. For others than the row's owner a snapshot.
     #[inline]
     pub(super) fn avail(&self) -> u64 {
         self.avail.load(Ordering::Relaxed)
     }
 
-    /// Keeper only.
+    /// Sets which blocks are free in the row.
     #[inline]
     pub(super) fn set_avail(&self, avail: u64) {
         self.avail.store(avail, Ordering::Relaxed);
@@ -171,8 +171,7 @@ impl Row {
         self.avail() == self.full
     }
 
-    /// How much of the row can be drawn: for the keeper, who enters it into the list of that name. A row is sparse from
-    /// so many eighths of its blocks on.
+    /// How much of the row is free, which decides its list. It is sparse from so many eighths of its blocks on.
     #[inline]
     pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
         let avail = self.avail();
@@ -187,34 +186,34 @@ impl Row {
         }
     }
 
-    /// Marks a block of the keeper's as handed out.
+    /// Marks a block as allocated.
     #[inline(always)]
-    pub(super) fn hand_out(&self, bit: u32, form: Form) {
+    pub(super) fn set_allocated(&self, bit: u32, form: Form) {
         self.state(bit).store(form as u8, Ordering::Relaxed);
     }
 
-    /// Marks a block of the keeper's as free, after [`is_out`](Self::is_out) has said that it is in use.
+    /// Marks a block as free, after [`is_allocated_as`](Self::is_allocated_as) has returned true.
     #[inline(always)]
     pub(super) fn set_free(&self, bit: u32) {
         self.state(bit).store(FREE, Ordering::Relaxed);
     }
 
-    /// Collects what others posted: `avail` has it afterwards. Returns how many posts were second frees.
+    /// Collects remote frees into `avail`. Returns how many were second frees.
     #[must_use]
     pub(super) fn collect(&self) -> u64 {
-        if self.posted.load(Ordering::Relaxed) == 0 {
+        if self.remote_freed.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        // Acquire: what the others did with the blocks comes before their next use.
-        let mut posted = self.posted.swap(0, Ordering::Acquire);
+        // Acquire: the other owners' uses of the blocks come before the next use.
+        let mut remote_freed = self.remote_freed.swap(0, Ordering::Acquire);
         let (mut avail, mut late) = (self.avail(), 0);
-        while posted != 0 {
-            let bit = posted.trailing_zeros();
-            posted &= posted - 1;
-            // The store of a keeper's free that coincides with a post comes after it in the state's modification
-            // order (a compare-and-swap follows at once upon what it read), so `POSTED` here excludes it. `avail` is
-            // looked at for loom, which does not order a store against another thread's compare-and-swap.
-            if self.state(bit).load(Ordering::Relaxed) == POSTED && avail & (1 << bit) == 0 {
+        while remote_freed != 0 {
+            let bit = remote_freed.trailing_zeros();
+            remote_freed &= remote_freed - 1;
+            // The store of a local free that coincides with a remote one comes after it in the state's modification
+            // order (a compare-and-swap follows at once upon what it read), so `REMOTE_FREED` here excludes it. `avail` is
+            // checked for loom, which does not order a store against another thread's compare-and-swap.
+            if self.state(bit).load(Ordering::Relaxed) == REMOTE_FREED && avail & (1 << bit) == 0 {
                 self.state(bit).store(FREE, Ordering::Relaxed);
                 avail |= 1 << bit;
             } else {
@@ -225,16 +224,16 @@ impl Row {
         late
     }
 
-    /// Lets go of a row all of whose blocks are out. `false` where a free was posted meanwhile and the row is the
-    /// keeper's again (to be collected).
-    pub(super) fn let_go(&self, owner: u32) -> bool {
-        // Release: the next keeper sees `avail`, the links and the states. Acquire: a poster who looked at `owner`
-        // before this and left the row to us (see `is_quarantined`) has set its bit before it looked.
-        self.owner.swap(NOBODY, Ordering::AcqRel);
-        self.posted.load(Ordering::Relaxed) == 0 || !self.adopt(owner)
+    /// Releases a row all of whose blocks are allocated. `false` if a remote free came meanwhile and the owner has adopted
+    /// the row again (to collect).
+    pub(super) fn release(&self, owner: u32) -> bool {
+        // Release: the next owner sees `avail`, the links and the states. Acquire: a remote free that read `owner` before
+        // this and left the row to this owner (see `lacks_owner`) has set its bit before.
+        self.owner.swap(NO_OWNER, Ordering::AcqRel);
+        self.remote_freed.load(Ordering::Relaxed) == 0 || !self.adopt(owner)
     }
 
-    /// Puts the row into the depot's keeping, or takes it out. By the keeper, under the depot's lock.
+    /// Moves the row to an owner, or to the depot. Under the depot's lock.
     pub(super) fn pass_to(&self, owner: u32) {
         self.owner.store(owner, Ordering::Release);
     }
@@ -244,15 +243,15 @@ impl Row {
         self.pass_to(DEPOT);
     }
 
-    // What anybody does.
+    // For any owner.
 
-    /// Whether a block is handed out in this form.
+    /// Whether a block is allocated in this form.
     #[inline(always)]
-    pub(super) fn is_out(&self, bit: u32, form: Form) -> bool {
+    pub(super) fn is_allocated_as(&self, bit: u32, form: Form) -> bool {
         self.state(bit).load(Ordering::Relaxed) == form as u8
     }
 
-    /// Whether a block is handed out, in either form.
+    /// Whether a block is allocated, in either form.
     pub(super) fn is_live(&self, bit: u32) -> bool {
         is_live(self.state(bit).load(Ordering::Relaxed))
     }
@@ -262,62 +261,64 @@ impl Row {
         FreeRefusal::from_state(self.state(bit).load(Ordering::Relaxed))
     }
 
-    /// Turns an owned block into a raw one. Only the block's owner calls this, and nobody else moves the state out of
+    /// Turns an owned block into a raw one. Only the block's `Block` calls this, and nothing else moves the state out of
     /// `OWNED`, so a store is enough.
-    pub(super) fn disown(&self, bit: u32) {
+    pub(super) fn make_raw(&self, bit: u32) {
         self.state(bit).store(Form::Raw as u8, Ordering::Relaxed);
     }
 
-    /// Becomes the keeper of a row that nobody keeps.
+    /// Makes `owner` the owner of the row, if it has none.
     #[must_use]
     pub(super) fn adopt(&self, owner: u32) -> bool {
-        let Err(now) = self.owner.compare_exchange(NOBODY, owner, Ordering::AcqRel, Ordering::Relaxed) else {
+        let Err(now) = self.owner.compare_exchange(NO_OWNER, owner, Ordering::AcqRel, Ordering::Relaxed)
+        else {
             return true;
         };
-        debug_assert!(now != owner, "an owner adopts what it keeps already");
+        debug_assert!(now != owner, "an owner adopts its own row");
         false
     }
 
-    /// Whether nobody keeps the row.
-    pub(super) fn is_nobodys(&self) -> bool {
-        self.is_kept_by(NOBODY)
+    /// Whether the row has no owner.
+    pub(super) fn is_unowned(&self) -> bool {
+        self.is_owned_by(NO_OWNER)
     }
 
-    /// Posts the free of a block.
+    /// Frees a block of a row that is not the caller's.
     ///
     /// # Errors
-    /// [`FreeRefusal`] where it is not handed out in this form.
-    pub(super) fn post(&self, bit: u32, form: Form) -> Result<Posted, FreeRefusal> {
+    /// [`FreeRefusal`] if it is not allocated in this form.
+    pub(super) fn remote_free(&self, bit: u32, form: Form) -> Result<RemoteFree, FreeRefusal> {
         let state = self.state(bit);
         state
-            .compare_exchange(form as u8, POSTED, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(form as u8, REMOTE_FREED, Ordering::AcqRel, Ordering::Relaxed)
             .map_err(FreeRefusal::from_state)?;
-        let before = self.posted.fetch_or(1 << bit, Ordering::AcqRel);
-        Ok(Posted { first: before == 0, late: before & (1 << bit) != 0 })
+        let before = self.remote_freed.fetch_or(1 << bit, Ordering::AcqRel);
+        Ok(RemoteFree { first: before == 0, late: before & (1 << bit) != 0 })
     }
 
-    /// Whether the row has nobody who will collect what was just posted.
+    /// Whether no owner will collect what was just freed remotely.
     ///
-    /// A read-modify-write, so that it stands in one order with the swap in `let_go`: either it comes after that
-    /// and finds `NOBODY`, or that comes after it and sees the posted bit.
+    /// A read-modify-write, so that it has one order with the swap in `release`: either it comes after that
+    /// and finds `NO_OWNER`, or that comes after it and sees the bit.
     #[must_use]
-    pub(super) fn is_quarantined(&self) -> bool {
-        self.owner.fetch_add(0, Ordering::AcqRel) == NOBODY
+    pub(super) fn lacks_owner(&self) -> bool {
+        self.owner.fetch_add(0, Ordering::AcqRel) == NO_OWNER
     }
 
-    /// Whether no block is handed out. Requires exclusive access to the pool.
+    /// Whether no block is allocated. Requires exclusive access to the pool.
     pub(super) fn is_idle(&self) -> bool {
         self.is_whole() || self.census().live == 0
     }
 
-    /// How many blocks are handed out, drawn but free, and free in the row: a glimpse while others are at work.
+    /// How many blocks are allocated, in a magazine, and free in the row. A snapshot while others use the pool.
     pub(super) fn census(&self) -> Census {
-        let mut census = Census { in_depot: self.is_kept_by(DEPOT), ..Census::default() };
-        let (avail, posted) = (self.avail(), self.posted.load(Ordering::Relaxed));
+        let mut census = Census { in_depot: self.is_owned_by(DEPOT), ..Census::default() };
+        let (avail, remote_freed) = (self.avail(), self.remote_freed.load(Ordering::Relaxed));
         for bit in 0..self.full.count_ones() {
             let state = self.state(bit).load(Ordering::Relaxed);
-            census.late +=
-                u64::from(posted & (1 << bit) != 0 && (state != POSTED || avail & (1 << bit) != 0));
+            census.late += u64::from(
+                remote_freed & (1 << bit) != 0 && (state != REMOTE_FREED || avail & (1 << bit) != 0),
+            );
             match state {
                 state if is_live(state) => {
                     census.live += 1;
@@ -335,36 +336,36 @@ fn is_live(state: u8) -> bool {
     state == Form::Raw as u8 || state == Form::Owned as u8
 }
 
-/// How much of a row can be drawn.
+/// How much of a row is free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fill {
     /// Nothing.
     Spent,
     /// Some of its blocks.
     Open,
-    /// Most of its blocks, by the [terms](super::depot::Terms): it counts against what its owner may keep.
+    /// Most of its blocks, by the [terms](super::depot::Terms): it counts against what its owner may have.
     Sparse,
     /// All of its blocks: likewise.
     Whole,
 }
 
-/// What became of a post.
+/// The result of a remote free.
 #[derive(Debug)]
-pub(super) struct Posted {
-    /// It is the first since the last collection: its poster must look whether somebody will collect
-    /// ([`Row::is_quarantined`]).
+pub(super) struct RemoteFree {
+    /// It is the first since the last collection: the caller must check whether an owner will collect
+    /// ([`Row::lacks_owner`]).
     pub(super) first: bool,
-    /// It stands where a second free stood that nobody has collected.
+    /// Its bit was set already, by a second free that has not been collected.
     pub(super) late: bool,
 }
 
-/// What a row's blocks are doing.
+/// The states of a row's blocks.
 #[derive(Default, Debug)]
 pub(super) struct Census {
     pub(super) live: u64,
     pub(super) in_magazines: u64,
     pub(super) in_row: u64,
-    /// Second frees that nobody has collected.
+    /// Second frees that have not been collected.
     pub(super) late: u64,
     pub(super) in_depot: bool,
     pub(super) first_live: Option<u32>,

@@ -4,7 +4,7 @@ use super::row::Row;
 use crate::sync::{AtomicPtr, Ordering};
 use core::ptr::NonNull;
 
-/// A row, wherever it is kept: valid as long as the pool.
+/// A reference to a row, valid as long as the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RowRef(NonNull<Row>);
 
@@ -24,7 +24,7 @@ impl RowRef {
         row.map_or(core::ptr::null_mut(), |row| row.0.as_ptr())
     }
 
-    /// The row that a link leads to: links are only ever made by [`link`](Self::link), from a `RowRef`.
+    /// The row that a link points to: links are only ever made by [`link`](Self::link), from a `RowRef`.
     pub(super) fn follow(at: &AtomicPtr<Row>) -> Option<Self> {
         NonNull::new(at.load(Ordering::Relaxed)).map(Self)
     }

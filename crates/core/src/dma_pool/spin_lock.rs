@@ -1,18 +1,18 @@
-//! A lock that is held for moments.
+//! A lock that is held for a few instructions.
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};
 
-/// A lock whose taking costs one atomic read-modify-write and whose release a plain store, half of what one costs that
-/// can wake a sleeper. A thread that finds it taken tries again: at first at once, then after yielding, then (with the
-/// feature `std`) after sleeps of 50 µs, so that a holder of lower priority makes progress.
+/// A lock that costs one atomic read-modify-write to acquire and a plain store to release, half the cost of one that can
+/// wake a sleeper. A waiting thread spins, then backs off by `relax`, so that a holder of lower priority makes
+/// progress.
 #[derive(Debug)]
 pub(super) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only by the thread that has set `taken` and not yet cleared it; acquire and release
+// SAFETY: the value is accessed only by the thread that has set `taken` and not yet cleared it; acquire and release
 // order one thread's accesses after the other's.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
@@ -49,14 +49,14 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// The lock, taken until this is dropped.
+/// Holds the lock until it is dropped.
 pub(super) struct Guard<'h, T>(&'h SpinLock<T>);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the guard has the lock, so nobody else reaches the value as long as the borrow of the guard lasts.
+        // SAFETY: the guard has the lock, so no other thread accesses the value while the guard is borrowed.
         self.0.value.with(|value| unsafe { &*value })
     }
 }

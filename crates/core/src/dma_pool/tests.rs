@@ -157,7 +157,7 @@ fn moved(block: RawBlock, bytes: isize) -> RawBlock {
 }
 
 #[test]
-fn the_workload_that_began_it() {
+fn the_mpt3sas_workload() {
     const N: usize = 373_959;
     let heap = Heap::new(64 << 20);
     let orders: [fn(&mut Vec<RawBlock>); 3] = [
@@ -177,7 +177,7 @@ fn the_workload_that_began_it() {
         let distinct: HashSet<_> = blocks.iter().map(|b| b.as_ptr()).collect();
         assert_eq!(distinct.len(), N);
         order(&mut blocks);
-        // Half and half: free every second one and have them again.
+        // Free every second one and allocate them again.
         for block in blocks.iter_mut().step_by(2) {
             local.free_raw(*block).unwrap();
         }

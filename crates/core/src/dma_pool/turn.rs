@@ -2,11 +2,11 @@
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// Whether an owner has the turn to grow the pool.
+/// The flag that an owner sets while it grows the pool.
 #[derive(Debug)]
 pub(super) struct Growth(AtomicBool);
 
-/// The turn, until this is dropped.
+/// Holds the turn until it is dropped.
 pub(super) struct Turn<'g>(&'g Growth);
 
 impl Growth {

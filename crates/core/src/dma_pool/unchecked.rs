@@ -83,7 +83,7 @@ impl Owner {
 
     /// The same without a look at whether it is in use.
     fn free_unchecked(&mut self, geometry: &Geometry, row: RowRef, bit: u32) -> Result<(), FreeRefusal> {
-        row.hand_out(bit, Form::Raw);
+        row.set_allocated(bit, Form::Raw);
         self.free(geometry, row, bit, Form::Raw)
     }
 }

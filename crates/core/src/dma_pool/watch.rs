@@ -1,4 +1,4 @@
-//! Debug mode: patterns in what is free, and a book of who had it.
+//! Debug mode: patterns in free blocks, and a history of who allocated and freed them.
 
 use super::raw::RawBlock;
 use crate::mem::DmaMemory;
@@ -7,20 +7,20 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// What every byte of a free block is in debug mode.
+/// Every byte of a free block in debug mode.
 pub const FREE_PATTERN: u8 = 0xa7;
-/// What every byte of a block is in debug mode when it is handed out (but zeroed ones).
+/// Every byte of a newly allocated block in debug mode, unless it is zeroed.
 pub const FRESH_PATTERN: u8 = 0xa9;
 
 /// How many reports a pool keeps; all are counted.
-const KEPT: usize = 64;
+const MAX_REPORTS: usize = 64;
 
-/// Who asked for something: an owner's number, and what its user calls it.
+/// An owner: its number, and its user's name for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OwnerTag {
     /// [`Local::number`](super::Local::number); the pool's own owner has 2.
     pub number: u32,
-    /// What [`Local::set_tag`](super::Local::set_tag) was given, or "".
+    /// The name given to [`Local::set_tag`](super::Local::set_tag), or "".
     pub tag: &'static str,
 }
 
@@ -31,33 +31,33 @@ impl fmt::Display for OwnerTag {
     }
 }
 
-/// Who had a block last.
+/// Which owners had a block last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastUse {
-    /// Whom it was handed out to.
+    /// The owner that allocated it.
     pub allocated_by: OwnerTag,
-    /// Who freed it.
+    /// The owner that freed it.
     pub freed_by: OwnerTag,
 }
 
-/// A free block that somebody wrote into: a processor through a stale address, or a device that was not stopped.
+/// A free block that was written to: through a stale address, or by a device that was not stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the free block at {addr:p} ({iova}) was written to: byte {offset} is {found:#04x} and should be {expected:#04x}, {wrong_bytes} bytes are wrong; {last}",
+    "the free block at {addr:p} ({iova}) was written to: byte {offset} is {found:#04x} instead of {expected:#04x}, {wrong_bytes} bytes are wrong; {last}",
     addr = block.as_ptr(), iova = block.iova(), last = Last(last_use)
 )]
 pub struct Damage {
     /// The block.
     pub block: RawBlock,
-    /// Which byte of it is the first that is wrong.
+    /// The first wrong byte.
     pub offset: usize,
-    /// What that byte should be.
+    /// Its expected value.
     pub expected: u8,
-    /// What it is.
+    /// Its value.
     pub found: u8,
     /// How many bytes are wrong.
     pub wrong_bytes: usize,
-    /// Who had it last; `None` where nobody had it since the pool got its chunk.
+    /// The owners that had it last; `None` if it has not been allocated since its chunk was acquired.
     pub last_use: Option<LastUse>,
 }
 
@@ -67,14 +67,14 @@ impl fmt::Display for Last<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(LastUse { allocated_by, freed_by }) => {
-                write!(f, "{allocated_by} had it last and {freed_by} freed it")
+                write!(f, "last allocated by {allocated_by}, freed by {freed_by}")
             }
-            None => f.write_str("nobody had it yet"),
+            None => f.write_str("it was never allocated"),
         }
     }
 }
 
-/// The book. Its lock is the last that is taken, and orders all operations of a pool in debug mode.
+/// The history. Its lock is the last that is taken, and orders all operations of a pool in debug mode.
 #[derive(Default, Debug)]
 pub(super) struct Watch(Mutex<BlockHistory>);
 
@@ -87,29 +87,29 @@ pub(super) struct BlockHistory {
 }
 
 impl Watch {
-    /// The book, to look at the state of a block and change it as one step.
-    pub(super) fn book(&self) -> impl core::ops::DerefMut<Target = BlockHistory> + '_ {
+    /// Locks the history, to check and change the state of a block as one step.
+    pub(super) fn history(&self) -> impl core::ops::DerefMut<Target = BlockHistory> + '_ {
         self.0.lock()
     }
 }
 
 impl BlockHistory {
-    /// Looks at a block that is about to be handed out, and fills it.
-    pub(super) fn hand_out(&mut self, at: u64, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
+    /// Checks a block that is about to be allocated, and fills it.
+    pub(super) fn on_alloc(&mut self, at: u64, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
         self.inspect(at, block, memory);
         fill(memory, FRESH_PATTERN);
         self.uses.insert(at, LastUse { allocated_by: who, freed_by: who });
     }
 
-    /// Fills a block that is about to be free. Allocates nothing: it has its line since it was handed out.
-    pub(super) fn take_back(&mut self, at: u64, memory: DmaMemory<'_>, who: OwnerTag) {
+    /// Fills a block that is about to be freed. Allocates no memory: the block has its entry since it was allocated.
+    pub(super) fn on_free(&mut self, at: u64, memory: DmaMemory<'_>, who: OwnerTag) {
         fill(memory, FREE_PATTERN);
         if let Some(last) = self.uses.get_mut(&at) {
             last.freed_by = who;
         }
     }
 
-    /// Looks at a free block; what is wrong is reported and put right.
+    /// Checks a free block; wrong bytes are reported and reset.
     pub(super) fn inspect(&mut self, at: u64, block: RawBlock, memory: DmaMemory<'_>) {
         let byte = |offset| memory.read_u8(offset).unwrap_or(FREE_PATTERN);
         let mut wrong = (0..memory.len()).filter(|&offset| byte(offset) != FREE_PATTERN);
@@ -117,13 +117,13 @@ impl BlockHistory {
         let (found, wrong_bytes) = (byte(offset), 1 + wrong.count());
         let last_use = self.uses.get(&at).copied();
         self.damaged += 1;
-        if self.damages.len() < KEPT {
+        if self.damages.len() < MAX_REPORTS {
             self.damages.push(Damage { block, offset, expected: FREE_PATTERN, found, wrong_bytes, last_use });
         }
         fill(memory, FREE_PATTERN);
     }
 
-    /// Fills a chunk that the pool has just got, and forgets who had its blocks before.
+    /// Fills a chunk that was just acquired, and forgets the history of its blocks.
     pub(super) fn enter(&mut self, start: u64, memory: DmaMemory<'_>) {
         fill(memory, FREE_PATTERN);
         let mut later = self.uses.split_off(&start);
@@ -141,6 +141,6 @@ impl BlockHistory {
 }
 
 fn fill(memory: DmaMemory<'_>, value: u8) {
-    // All of it is inside of it.
+    // Never out of range.
     let _ = memory.fill(0, memory.len(), value);
 }

@@ -45,8 +45,11 @@ fn a_write_into_a_free_block_is_reported_with_who_had_it() {
         Damage { block, offset: 70, expected, found: 0x11, wrong_bytes: 2, last_use: Some(last_use) };
     assert_eq!(damage, report);
     let text = damage.to_string();
-    assert!(text.contains("byte 70 is 0x11 and should be 0xa7, 2 bytes are wrong"), "{text}");
-    assert!(text.ends_with(&format!("owner {of_rx} (rx) had it last and owner {of_tx} freed it")), "{text}");
+    assert!(text.contains("byte 70 is 0x11 instead of 0xa7, 2 bytes are wrong"), "{text}");
+    assert!(
+        text.ends_with(&format!("last allocated by owner {of_rx} (rx), freed by owner {of_tx}")),
+        "{text}"
+    );
     assert_eq!(pool.report().damaged, 1);
     pool.free_bulk(&again).unwrap();
     assert_eq!(pool.inspect().len(), 1, "what was reported is put right");
@@ -57,7 +60,7 @@ fn a_write_into_a_free_block_is_reported_with_who_had_it() {
 }
 
 #[test]
-fn a_block_that_nobody_had_is_watched_too_and_a_chunk_that_comes_back_has_no_past() {
+fn unused_blocks_are_checked_and_a_reacquired_chunk_has_no_history() {
     let heap = Heap::new(2 << 20);
     let mut pool = debugged(&heap, 64);
     let block = pool.alloc_raw().unwrap();
@@ -65,7 +68,7 @@ fn a_block_that_nobody_had_is_watched_too_and_a_chunk_that_comes_back_has_no_pas
     assert_eq!(pool.inspect()[0].last_use, None);
     pool.free_raw(block).unwrap();
     assert_eq!(pool.shrink(), 4096);
-    // The chunk was somebody else's meanwhile.
+    // Another user had the chunk meanwhile.
     late_write(&heap, block, 0, 1);
     assert_eq!(pool.alloc_raw(), Ok(block));
     assert_eq!(pool.report().damaged, 1);

@@ -18,7 +18,7 @@ fn exhaust<'h, H: Hold<Target = DmaPool<&'h Heap>>>(local: &mut Local<&'h Heap, 
 }
 
 #[test]
-fn blocks_posted_to_any_spent_row_are_found() {
+fn remote_frees_to_any_spent_row_are_found() {
     // More rows than an owner lets go of at a time, each of which it has freed into and drawn from since.
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 64);
