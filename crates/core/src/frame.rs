@@ -1,31 +1,49 @@
 //! Page frames in bulk: which 4 KiB pages of a zone are free.
 //!
-//! A [`Zone`] keeps no memory, only the account of it: a frame is a number, and what it stands for is the caller's
-//! business. An owner works through its [`Local`], whose common path has no atomic read-modify-write.
+//! A [`Zone`] has no memory, only the state of it: a frame is a number, and the caller knows the page. An owner allocates
+//! through its [`Local`], whose common path makes no atomic read-modify-write.
 //!
-//! # How it is kept
+//! ```
+//! use pinfold_core::frame::{Order, Zone};
 //!
-//! One bit a frame says whether it is taken, and nothing else decides who owns it. The 512 bits of a *region*
-//! (2 MiB) are eight words on one cache line, so that one compare-and-swap claims up to 64 frames. Above the map
-//! stand two sets of hints, each a bit a region and a bit above 64 of those: regions that are partly free and
-//! regions that are wholly free. A search reads at most 128 words to find a region in 1 TiB, and takes partly free
-//! regions first, so that whole 2 MiB stay whole. A hint may be stale, never missing: whoever clears one looks at
-//! the map afterwards, whoever frees looks at the hints afterwards.
+//! let zone = Zone::new(16 << 10)?; // 64 MiB
+//! let mut owner = zone.local(); // one per thread
+//! let frame = owner.alloc(Order::PAGE)?;
+//! let huge = owner.alloc(Order::HUGE)?; // 512 frames, aligned
 //!
-//! The idea of a map per 2 MiB, a level above it and regions reserved by owners is LLFree's (Wrenger et al.,
+//! // Bulk is the primary interface: it fills the empty slots, and partial success is normal.
+//! let mut ring = [None; 256];
+//! assert_eq!(owner.fill(&mut ring), 256);
+//! assert_eq!(owner.free_bulk(&mut ring)?, 256);
+//!
+//! owner.free(frame, Order::PAGE)?;
+//! owner.free(huge, Order::HUGE)?;
+//! # Ok::<(), pinfold_core::frame::FrameError>(())
+//! ```
+//!
+//! # How it works
+//!
+//! One bit per frame says whether it is allocated, and nothing else decides who owns it. The 512 bits of a *region*
+//! (2 MiB) are eight words on one cache line, so one compare-and-swap claims up to 64 frames. Above the map are two
+//! sets of hints, each with a bit per region and a bit per 64 of those: partly free regions and wholly free ones. A search
+//! reads at most 128 words to find a region in 1 TiB, and takes partly free regions first, so that whole 2 MiB stay
+//! whole. A hint may be stale but is never missing: clearing a hint is followed by reading the map, and freeing a frame by
+//! reading the hints.
+//!
+//! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger et al.,
 //! "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
 //!
-//! # How far it may be emptied
+//! # Watermarks
 //!
-//! Single calls take what there is. Bulk calls stop at the [`Watermarks`] and then take one ordinary frame. A zone that
-//! has run short is *pressed* ([`Zone::pressed`]) until enough is free again; owners then keep nothing back.
+//! Single calls may use the last frame. Bulk calls stop at the [`Watermarks`] and then take one ordinary frame. A zone that
+//! has run short is *under pressure* ([`Zone::under_pressure`]) until enough is free again; meanwhile owners hold no
+//! cached frames.
 //!
-//! # What wrong frees are caught
+//! # Which wrong frees are detected
 //!
-//! Frames outside the zone, runs that are not aligned to their size, and every frame whose bit says that it is free
-//! already. A frame that lies in the magazine of the *same* [`Local`] is caught too. A frame that lies in the
-//! magazine of *another* `Local` is not: its bit says taken, as if a third party owned it. Nor is a free of a run
-//! in other pieces than those in which it was handed out: that is allowed.
+//! Frames outside the zone, runs that are not aligned to their size, and every frame whose bit says that it is free. A
+//! frame in the magazine of the *same* [`Local`] is detected too, one in the magazine of *another* is not: its bit says
+//! allocated. Freeing a run in other pieces than it was allocated in is allowed.
 
 mod bulk;
 mod counters;

@@ -1,4 +1,4 @@
-//! Many frames in one call.
+//! Bulk calls.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -10,7 +10,7 @@ use super::watermark::{Allowance, Urgency};
 use super::zone::{Bounds, Zone};
 use core::ops::Deref;
 
-/// What a fill came to.
+/// The result of a fill.
 struct Filled {
     /// How many slots were empty.
     asked: usize,
@@ -20,7 +20,7 @@ struct Filled {
     left: Part,
 }
 
-/// Fills the empty slots from parts that `next` gets, which is told how many more are wanted.
+/// Fills the empty slots from the parts that `next` claims; its argument is how many frames are still wanted.
 #[inline(always)]
 fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -49,7 +49,7 @@ fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> 
     Filled { asked, got, left: part }
 }
 
-/// Puts frames of a part into slots, all of which are empty, as far as both reach. Returns how many.
+/// Moves frames of a part into slots, all of which are empty, as far as both reach. Returns how many.
 #[inline(always)]
 fn lay_down(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     let shift = part.mask.trailing_zeros();
@@ -75,7 +75,7 @@ fn lay_down(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     laid as usize
 }
 
-/// Empties the full slots by parts of one word each, which `give` takes. Returns how many.
+/// Empties the full slots by parts of one word each, which `give` frees. Returns how many.
 #[inline(always)]
 fn empty_into(
     bounds: Bounds,
@@ -95,7 +95,7 @@ fn empty_into(
                     rest.fill(None);
                     freed += part.len() as usize;
                 }
-                // One of them is free already. Those before it are not to suffer for it.
+                // One of them is free. The frames before it are still freed.
                 Err(_) => {
                     for slot in rest {
                         if let Some(frame) = *slot {
@@ -157,14 +157,13 @@ fn leading_run(bounds: Bounds, slots: &[Option<Frame>]) -> Option<(Part, usize)>
 }
 
 impl Zone {
-    /// Fills the empty slots only, never touches the full ones, and returns how many slots are full afterwards.
-    /// Less than all is normal, and means that the zone came to [`Watermarks::low`](super::Watermarks::low) or that
-    /// no more was free. O(slots), about one compare-and-swap for 64 frames.
+    /// Fills the empty slots only, never touches the full ones, and returns how many slots are full afterwards. Fewer than
+    /// all is normal: the zone has reached [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about one compare-and-swap for 64 frames.
     pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// As [`fill`](Self::fill), down to the mark that `urgency` names.
+    /// As [`fill`](Self::fill), down to the watermark for `urgency`.
     pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
         let mut allowance = self.allowance(urgency, 0);
@@ -173,23 +172,23 @@ impl Zone {
         full - (asked - got)
     }
 
-    /// Fills all of the empty slots, or none. More than 12 words of the map are noted on the heap.
+    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words of the map.
     ///
     /// # Errors
-    /// [`FrameError::Short`] where fewer frames are free, or would have to come from under
-    /// [`Watermarks::low`](super::Watermarks::low): no slot has changed, and none is taken.
+    /// [`FrameError::Short`] if fewer frames are free above [`Watermarks::low`](super::Watermarks::low): no slot has changed
+    /// and no frame is allocated.
     pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
         let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
         let result = fill_all_from(slots, asked, &mut parts);
-        parts.give_back(self);
+        parts.release_to(self);
         self.count_bulk(asked, if result.is_ok() { asked } else { 0 }, allowance);
         result
     }
 
-    /// A chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames that are not taken from it go
-    /// back on drop.
+    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames that are not taken from it
+    /// are freed on drop.
     pub fn take_list(&self, n: usize) -> FrameList<&Self> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
@@ -200,17 +199,17 @@ impl Zone {
     fn count_bulk(&self, asked: usize, got: usize, allowance: Allowance) {
         let mut tally = Tally::default();
         tally.bulk(asked, got, allowance.fell_back);
-        // No magazine holds what a bulk call of nobody's claims.
+        // Without an owner no magazine holds what was claimed.
         tally.claimed = got as i64;
         self.fold(tally);
     }
 
-    /// Takes back the frames of all full slots, which are empty afterwards, and returns how many those were. Frames
-    /// of one word that stand together cost one compare-and-swap.
+    /// Frees the frames of all full slots, empties the slots, and returns how many those were. Neighbouring slots with frames
+    /// of one word cost one compare-and-swap.
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names, and all after it, are
-    /// as they were; those before it are free and empty.
+    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and all after it are
+    /// unchanged; those before it are freed and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) = empty_into(self.bounds(), slots, |part| self.release(part));
         if freed > 0 {
@@ -230,17 +229,17 @@ fn fill_all_from(slots: &mut [Option<Frame>], asked: usize, parts: &mut Parts) -
 }
 
 impl<H: Deref<Target = Zone>> Local<H> {
-    /// As [`Zone::fill`], from the magazine first: the marks are for what it lacks.
+    /// As [`Zone::fill`], from the magazine first: watermarks apply to the rest.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// As [`Zone::fill_by`], from the magazine first: the marks are for what it lacks.
+    /// As [`Zone::fill_by`], from the magazine first: watermarks apply to the rest.
     pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
         let mut supply = Supply::new(urgency);
         let Filled { asked, got, left } = fill_from(slots, |want| supply.next(self, want));
-        self.put_back(left);
+        self.restore(left);
         self.tally.bulk(asked, got, supply.fell_back());
         self.after_bulk(got < asked);
         full - (asked - got)
@@ -256,7 +255,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let mut parts = Parts::gather(asked, |want| supply.next_exactly(self, want));
         let result = fill_all_from(slots, asked, &mut parts);
         self.tally.claimed -= parts.len() as i64;
-        parts.give_back(&self.zone);
+        parts.release_to(&self.zone);
         self.tally.bulk(asked, if result.is_ok() { asked } else { 0 }, supply.fell_back());
         self.after_bulk(result.is_err());
         result
@@ -274,10 +273,10 @@ impl<H: Deref<Target = Zone>> Local<H> {
         FrameList::new(self.zone.clone(), parts)
     }
 
-    /// Whoever came to a mark tells the others.
+    /// Sets the zone under pressure after a call that reached a watermark.
     fn after_bulk(&self, short: bool) {
         if short {
-            self.zone.press();
+            self.zone.set_under_pressure();
         }
     }
 
@@ -286,16 +285,16 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// # Errors
     /// As there.
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.zone.bounds(), slots, |part| self.keep(part));
+        let (freed, result) = empty_into(self.zone.bounds(), slots, |part| self.cache(part));
         self.count_frees(freed as u64);
         result.map(|()| freed)
     }
 }
 
-/// Where an owner's bulk call gets its frames: from the magazine, then from the zone as far as the marks allow.
+/// The frames of an owner's bulk call: from the magazine, then from the zone as far as the watermarks allow.
 struct Supply {
     urgency: Urgency,
-    /// Asked for when the magazine is empty: most calls need none.
+    /// Computed when the magazine is empty; most calls need none.
     allowance: Option<Allowance>,
 }
 
@@ -318,7 +317,7 @@ impl Supply {
     fn next_exactly(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
         let mut part = self.next(local, want);
         let some = part.split(want);
-        local.put_back(part);
+        local.restore(part);
         some
     }
 

@@ -2,49 +2,49 @@
 
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 
-/// What a zone has done and has in use, in frames where nothing else is said.
+/// A zone's counters, in frames unless stated otherwise.
 ///
-/// An owner's [`Local`](super::Local) keeps its counts to itself and folds them in now and then, at the latest when
-/// it is dropped: while it lives, `in_use`, `held` and `high_water` may be off by some 1/256 of the zone (at most 4608
-/// frames) for each `Local`, and what it served from its magazine is not counted yet.
+/// An owner's [`Local`](super::Local) counts by itself and adds its counts now and then, at the latest when it is dropped:
+/// while it lives, `in_use`, `held` and `high_water` may be off by about 1/256 of the zone (at most 4608 frames) for each
+/// `Local`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FrameStats {
-    /// How many frames the zone has.
+    /// Frames of the zone.
     pub frames: u64,
-    /// Frames handed out since the beginning.
+    /// Frames ever allocated.
     pub allocs: u64,
-    /// Frames taken back since the beginning.
+    /// Frames ever freed.
     pub frees: u64,
-    /// Frames handed out and not taken back; those in magazines do not count.
+    /// Frames allocated now, without those in magazines.
     pub in_use: u64,
-    /// Frames in the magazines of owners: neither in use nor free for others.
+    /// Frames in the magazines of owners: neither in use nor available to others.
     pub held: u64,
     /// The most frames that were in use at once.
     pub high_water: u64,
-    /// Frames that bulk calls were asked for: the empty slots of a `fill`, the length of a list.
+    /// Frames requested by bulk calls: the empty slots of a `fill`, the length of a list.
     pub bulk_asked: u64,
-    /// Frames that bulk calls got and kept; those that `fill_all` gave back again do not count.
+    /// Frames that bulk calls returned; those that a failed `fill_all` released do not count.
     pub bulk_filled: u64,
-    /// Bulk calls that got less than they were asked for, be it for a watermark or for want of frames.
+    /// Bulk calls that returned fewer frames than requested, because of a watermark or of no free frames.
     pub bulk_partial: u64,
-    /// Bulk calls that came to a watermark and tried one ordinary frame: see [`Watermarks`](super::Watermarks).
+    /// Bulk calls that reached a watermark and tried one ordinary frame: see [`Watermarks`](super::Watermarks).
     pub fell_back: u64,
-    /// Claims (of at most 64 frames, or one run) that found nothing but in a region which another owner had reserved.
+    /// Claims (of at most 64 frames, or one run) that only succeeded in a region reserved by another owner.
     pub stolen: u64,
-    /// Calls (not frames) that asked for something and got nothing.
+    /// Calls (not frames) that returned nothing.
     pub exhausted: u64,
 }
 
 /// The counters that all owners share. Those that change together share a cache line.
 #[derive(Debug)]
 pub(super) struct Counters {
-    /// Frames handed out one run at a time.
+    /// Frames allocated by single calls.
     singles: CachePadded<AtomicU64>,
     bulk_filled: AtomicU64,
     high_water: AtomicU64,
     frees: CachePadded<AtomicU64>,
-    /// A sum of differences: what owners took into their magazines, less what left them.
+    /// Frames moved into magazines less those moved out of them.
     held: AtomicU64,
     bulk_missed: CachePadded<AtomicU64>,
     bulk_partial: AtomicU64,
@@ -53,7 +53,7 @@ pub(super) struct Counters {
     exhausted: AtomicU64,
 }
 
-/// What one owner, or one bulk call, has counted and not yet folded in.
+/// The counts of one owner or one bulk call since they were last added to the zone's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) singles: u64,
@@ -63,12 +63,12 @@ pub(super) struct Tally {
     pub(super) bulk_partial: u64,
     pub(super) fell_back: u64,
     pub(super) exhausted: u64,
-    /// Frames that an owner claimed from the map, less those that it gave back to it.
+    /// Frames claimed from the map less those released to it.
     pub(super) claimed: i64,
 }
 
 impl Tally {
-    /// Counts a bulk call that was to get `asked` frames and got `got`.
+    /// Counts a bulk call that requested `asked` frames and got `got`.
     pub(super) fn bulk(&mut self, asked: usize, got: usize, fell_back: bool) {
         self.bulk_filled += got as u64;
         self.fell_back += u64::from(fell_back);
@@ -108,7 +108,7 @@ impl Counters {
 
     #[inline(always)]
     fn note_in_use(&self, allocs: u64) {
-        // An owner's frees may be folded in before another's allocs: then nothing is known to be in use.
+        // An owner's frees may be added before another's allocs.
         let in_use = allocs.saturating_sub(self.frees.load(Ordering::Relaxed));
         if in_use > self.high_water.load(Ordering::Relaxed) {
             self.high_water.fetch_max(in_use, Ordering::Relaxed);
@@ -138,12 +138,12 @@ impl Counters {
         self.allocs().saturating_sub(frees)
     }
 
-    /// Frames in magazines. Where owners free what others took, a sum that is not whole yet may be below 0.
+    /// Frames in magazines. When owners free what others allocated, the sum may temporarily be below 0.
     pub(super) fn held(&self) -> u64 {
         u64::try_from(self.held.load(Ordering::Relaxed).cast_signed()).unwrap_or(0)
     }
 
-    /// Adds what an owner has counted; its frees first, or all it ever took would seem to be in use at once.
+    /// Adds an owner's counts; its frees first, or all that it ever allocated would seem to be in use at once.
     pub(super) fn fold(&self, tally: Tally) {
         let in_use = tally.singles.wrapping_add(tally.bulk_filled).wrapping_sub(tally.frees);
         let held = tally.claimed.cast_unsigned().wrapping_sub(in_use);
@@ -187,5 +187,16 @@ impl Counters {
             stolen: read(&self.stolen),
             exhausted: read(&self.exhausted),
         }
+    }
+}
+
+impl core::fmt::Display for FrameStats {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { frames, allocs, frees, in_use, held, high_water, .. } = self;
+        writeln!(f, "frames {frames}, in use {in_use} (at most {high_water}), in magazines {held}")?;
+        writeln!(f, "allocated {allocs}, freed {frees}")?;
+        let Self { bulk_asked, bulk_filled, bulk_partial, fell_back, stolen, exhausted, .. } = self;
+        writeln!(f, "bulk: requested {bulk_asked}, got {bulk_filled}, partial calls {bulk_partial}")?;
+        write!(f, "at a watermark {fell_back}, from reserved regions {stolen}, failed calls {exhausted}")
     }
 }

@@ -1,16 +1,16 @@
-//! Where to look: a set of regions in two levels.
+//! Hints: a set of regions in two levels.
 
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 
-/// A set of regions that are worth a look; which ones really are, the map says.
+/// A set of regions that may have free frames; the map decides.
 ///
-/// The promise between the two: *a region with a free frame is in one of the zone's sets, or reserved by an owner
-/// that says so*. Whoever frees changes the map and then reads the sets; whoever leaves a set changes the set and
-/// then reads the map. All four are sequentially consistent, so one of the two sees the other.
+/// The invariant: *a region with a free frame is in one of the zone's sets, or in the slot of the owner that has reserved
+/// it*. A free changes the map and then reads the sets; a removal changes the set and then reads the map. All four are
+/// sequentially consistent, so one of the two sees the other.
 #[derive(Debug)]
 pub(super) struct Hints {
-    /// A bit a region.
+    /// A bit per region.
     bits: Box<[AtomicU64]>,
     /// A bit for each word of `bits` that is not 0, and for some that are.
     above: Box<[AtomicU64]>,
@@ -34,7 +34,7 @@ impl Hints {
         self.bits[(region / 64) as usize].load(Ordering::SeqCst) & (1 << (region % 64)) != 0
     }
 
-    /// Puts a region in.
+    /// Adds a region.
     pub(super) fn set(&self, region: u32) {
         if self.has(region) {
             return;
@@ -52,7 +52,7 @@ impl Hints {
         }
     }
 
-    /// Takes a region out. Returns whether it was in, which of those who try at once only one is told.
+    /// Removes a region. Returns true for exactly one of several concurrent callers, if the region was in the set.
     pub(super) fn take(&self, region: u32) -> bool {
         if !self.has(region) {
             return false;
@@ -64,7 +64,8 @@ impl Hints {
         old & bit != 0
     }
 
-    /// Clears the bit above a word that is 0. Left to who comes by: a set of one region would pay for it each time.
+    /// Clears the bit above a word that is 0. Left to later searches: otherwise a set of one region would pay for it each
+    /// time.
     fn clear_above(&self, word: u32) {
         self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
         total_order();
@@ -109,9 +110,9 @@ fn first_set(len: u32, set: u32) -> Box<[AtomicU64]> {
         .collect()
 }
 
-/// The total order of the sequentially consistent operations is relied on here.
+/// Marks where the total order of sequentially consistent operations is needed.
 ///
-/// Loom takes them for acquire and release, and would report what cannot happen; a fence makes up for it.
+/// Loom treats them as acquire and release and would report impossible executions; a fence prevents that.
 #[inline(always)]
 pub(super) fn total_order() {
     #[cfg(loom)]

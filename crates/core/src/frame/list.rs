@@ -6,10 +6,10 @@ use super::zone::Zone;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-/// How many words frames may come from before the heap is asked for room: enough for 512 frames, and some more.
+/// How many words frames may come from before memory is allocated: more than enough for 512 frames.
 const NEAR: usize = 12;
 
-/// Frames, kept as the parts of words that they were claimed as; nothing is counted here.
+/// Frames as the parts of words that they were claimed as; not counted.
 #[derive(Debug)]
 pub(super) struct Parts {
     near: [Part; NEAR],
@@ -19,7 +19,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Gets `n` frames from `next`, or as many as it has; `next` never gives more than it is asked for.
+    /// Claims `n` frames by `next`, or as many as it has; `next` never returns more than requested.
     pub(super) fn gather(n: usize, mut next: impl FnMut(u32) -> Part) -> Self {
         let mut all = Self { near: [Part::NONE; NEAR], near_len: 0, far: Vec::new(), len: 0 };
         while all.len < n {
@@ -43,7 +43,7 @@ impl Parts {
         }
     }
 
-    /// The part that came last, and is not used up.
+    /// Removes the last part.
     pub(super) fn pop_part(&mut self) -> Part {
         let part = self.far.pop().or_else(|| {
             self.near_len = self.near_len.checked_sub(1)?;
@@ -58,15 +58,15 @@ impl Parts {
         self.len
     }
 
-    pub(super) fn give_back(&mut self, zone: &Zone) {
+    pub(super) fn release_to(&mut self, zone: &Zone) {
         while self.len > 0 {
-            // They are ours; only a wrong free by another could have made them free, and it was counted there.
+            // They are ours; only a wrong free elsewhere could have made them free, and it was counted there.
             _ = zone.release(self.pop_part());
         }
     }
 }
 
-/// A chain of frames: an iterator whose rest goes back to the zone on drop.
+/// A chain of frames: an iterator whose rest is freed on drop.
 #[derive(Debug)]
 pub struct FrameList<H: Deref<Target = Zone>> {
     zone: H,
@@ -105,10 +105,10 @@ impl<H: Deref<Target = Zone>> Drop for FrameList<H> {
     fn drop(&mut self) {
         let rest = self.rest() as u64;
         if self.current.mask != 0 {
-            // They are ours: as for `give_back`.
+            // They are ours: as for `release_to`.
             _ = self.zone.release(self.current);
         }
-        self.parts.give_back(&self.zone);
+        self.parts.release_to(&self.zone);
         if rest > 0 {
             self.zone.count_free(rest);
         }

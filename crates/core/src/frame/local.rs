@@ -1,4 +1,4 @@
-//! One owner's way to a zone.
+//! One owner's handle to a zone.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -8,19 +8,17 @@ use super::number::{Frame, Order};
 use super::zone::Zone;
 use core::ops::Deref;
 
-/// How many frees, at most, lie between two looks at whether the zone has run short.
-const LOOK: u64 = 256;
+/// The most frees between two checks for pressure.
+const CHECK_EVERY: u64 = 256;
 
-/// One owner's way to a zone: its magazine and the region that it has reserved.
+/// One owner's handle to a zone: its magazine and the region that it has reserved. One per thread of control.
 ///
-/// The magazine holds frames as parts of words of the map, found by the word's number. So a frame that comes back is
-/// checked against the magazine at once, frames of one word go back by one compare-and-swap, and a frame handed out
-/// and taken back costs no atomic read-modify-write. Frames that come back in any order gather there until their
-/// words are worth it: when the magazine is full, the highest words go back first, since the zone
-/// hands out low ones first: so what is free gathers at the top and becomes whole. All goes back on
-/// drop, and after the zone has run short ([`Zone::pressed`]): an owner that works sees that within 256 frees, or when
-/// its allocs have used up the frames of one word of the map, by one relaxed load each. An owner that makes no calls
-/// keeps what it has.
+/// The magazine holds frames as parts of words of the map, found by the word's number. So a freed frame is checked
+/// against the magazine at once, the frames of one word return to the map by one compare-and-swap, and alloc and free of
+/// one frame make no atomic read-modify-write. When the magazine is full, the highest words return first, since the zone
+/// allocates low ones first: free frames gather at the top and become whole regions. All frames return on drop, and when
+/// the zone is [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its allocs have
+/// used up the frames of one word, by one relaxed load each. An owner that makes no calls keeps its frames.
 ///
 /// `H` is how it refers to the zone: a borrow ([`Zone::local`]) or anything else that dereferences to it
 /// ([`Local::new`]), so that a program can keep it beside what owns the zone.
@@ -28,15 +26,15 @@ const LOOK: u64 = 256;
 pub struct Local<H: Deref<Target = Zone>> {
     pub(super) zone: H,
     magazine: Magazine,
-    /// How many frames the magazine may hold.
+    /// The most frames in the magazine.
     limit: u32,
-    /// How many frames an empty magazine asks for.
+    /// How many frames an empty magazine claims.
     batch: u32,
-    /// How far the count of frames in use may be behind.
+    /// How far the zone's counters may be behind.
     fold_at: u64,
-    /// At how many frees the owner looks again at whether the zone has run short ...
-    look_at: u64,
-    /// ... and at how full the magazine is: before that it cannot be over its limit.
+    /// At how many frees the owner next checks for pressure.
+    check_at: u64,
+    /// At how many frees it next checks the magazine's fill, which cannot be over the limit before.
     trim_at: u64,
     region: Option<u32>,
     slot: Option<u32>,
@@ -44,22 +42,22 @@ pub struct Local<H: Deref<Target = Zone>> {
 }
 
 impl Zone {
-    /// An owner's handle, for one thread of control. O(owners), and it allocates its magazine: 16 bytes for each 64
-    /// frames of the zone, at most 64 KiB.
+    /// Returns a new owner's handle, for one thread of control. O(owners), and it allocates its magazine: 16 bytes for each
+    /// 64 frames of the zone, at most 64 KiB.
     ///
-    /// The magazine holds at most 1/32 of the zone, but 512 frames in any case and 32,768 (128 MiB) at most; less in
-    /// zones under 16 MiB. Others cannot have those.
+    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones under
+    /// 16 MiB. These are unavailable to other owners.
     pub fn local(&self) -> Local<&Self> {
         Local::new(self)
     }
 }
 
 impl<H: Deref<Target = Zone>> Local<H> {
-    /// The same for a handle to the zone that is not a borrow. It must always dereference to the same zone: otherwise
+    /// Creates an owner's handle from any reference to the zone, see [`Zone::local`]. It must always dereference to the same zone: otherwise
     /// frames are mixed up between zones, and calls may panic.
     pub fn new(zone: H) -> Self {
         let regions = zone.regions();
-        // In small zones few frames may be kept from the others.
+        // Small zones have few frames to spare for a magazine.
         let (ways, limit) = match regions {
             ..=16 => {
                 let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
@@ -72,7 +70,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             limit,
             batch: (regions * 8).min(64),
             fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
-            look_at: LOOK.min(limit.into()),
+            check_at: CHECK_EVERY.min(limit.into()),
             trim_at: limit.into(),
             region: None,
             slot: zone.slots.claim(),
@@ -86,21 +84,21 @@ impl<H: Deref<Target = Zone>> Local<H> {
         &self.zone
     }
 
-    /// How many frames lie in the magazine. O(words that it has frames of).
+    /// Returns how many frames are in the magazine. O(words that it has frames of).
     pub fn held(&self) -> u32 {
         self.magazine.held()
     }
 
-    /// One run of 2^order frames, aligned to its size; single frames come from the magazine. O(1) for order 0.
+    /// Allocates a run of 2^order frames, aligned to its size; single frames come from the magazine. O(1) for order 0.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been given back by then.
+    /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been flushed by then.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Result<Frame, FrameError> {
         let frame = match order.get() {
             0 => match self.magazine.pop() {
                 Some(frame) => Ok(frame),
-                None => self.alloc_far(),
+                None => self.alloc_slow(),
             },
             _ => self.alloc_run_of(order),
         };
@@ -108,65 +106,65 @@ impl<H: Deref<Target = Zone>> Local<H> {
             Ok(_) => self.tally.singles += u64::from(order.frames()),
             Err(_) => {
                 self.tally.exhausted += 1;
-                self.zone.press();
+                self.zone.set_under_pressure();
             }
         }
         frame
     }
 
-    /// Takes a run back, whoever handed it out; single frames go to the magazine. O(2^order / 64), and for single
+    /// Frees a run, whichever owner allocated it; single frames go to the magazine. O(2^order / 64), and for single
     /// ones O(1) on average.
     ///
     /// # Errors
-    /// As for [`Zone::free`]; a frame that lies in this magazine is a [`FrameError::DoubleFree`] too.
+    /// As for [`Zone::free`]; a frame in this magazine is a [`FrameError::DoubleFree`] too.
     #[inline]
     pub fn free(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
         if order == Order::PAGE {
             self.zone.check(frame, 1)?;
-            self.keep(Part::of(frame))?;
+            self.cache(Part::of(frame))?;
         } else {
             self.refuse_held(frame, order.frames())?;
-            self.zone.give(frame, order)?;
+            self.zone.free_uncounted(frame, order)?;
             self.tally.claimed -= i64::from(order.frames());
         }
         self.count_frees(order.frames().into());
         Ok(())
     }
 
-    /// Counts frames that came back, and looks after the magazine when it may be full or the zone short.
+    /// Counts freed frames, and checks now and then whether the magazine is full or the zone under pressure.
     #[inline(always)]
     pub(super) fn count_frees(&mut self, frames: u64) {
         self.tally.frees += frames;
-        if self.tally.frees >= self.look_at {
-            self.look_after();
+        if self.tally.frees >= self.check_at {
+            self.maintain();
         }
     }
 
     #[cold]
-    fn look_after(&mut self) {
+    fn maintain(&mut self) {
         let quarter = u64::from(self.limit / 4).max(1);
         if self.tally.frees >= self.trim_at {
-            // Room for a quarter at least, or it would have to be looked after with each free.
+            // Space for a quarter at least, or it would have to be trimmed with each free.
             if self.held() > self.limit / 4 * 3 {
                 self.trim(self.limit / 2);
             }
             self.trim_at = self.tally.frees + quarter;
         }
-        self.look_at = self.tally.frees + quarter.min(LOOK);
-        self.give_back_if_pressed();
+        self.check_at = self.tally.frees + quarter.min(CHECK_EVERY);
+        self.flush_under_pressure();
         self.fold_if_due();
     }
 
-    /// Gives the magazine back where the zone has run short.
-    fn give_back_if_pressed(&mut self) {
-        if self.zone.pressed() && self.give_all_back() {
-            // Told at once, or the zone would not know that the need is over.
+    /// Flushes the magazine if the zone is under pressure.
+    fn flush_under_pressure(&mut self) {
+        if self.zone.under_pressure() && self.flush() {
+            // Folded at once, or the zone would not see that it has recovered.
             self.fold();
         }
     }
 
-    /// Gives back the highest words until at most `keep` frames are held: the zone hands out low ones first, so what is
-    /// high is left to become whole.
+    /// Releases the highest words until at most `keep` frames are held: the zone allocates low ones first, so high regions can
+    /// become whole.
     fn trim(&mut self, keep: u32) {
         let mut held = self.magazine.held();
         let mut end = usize::MAX;
@@ -177,8 +175,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Gives all frames of the magazine back. Returns whether there were any.
-    fn give_all_back(&mut self) -> bool {
+    /// Releases all frames of the magazine. Returns whether there were any.
+    fn flush(&mut self) -> bool {
         let (mut from, mut any) = (0, false);
         while let Some(index) = self.magazine.next_used(from) {
             self.evict(index);
@@ -188,15 +186,15 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     #[cold]
-    fn alloc_far(&mut self) -> Result<Frame, FrameError> {
+    fn alloc_slow(&mut self) -> Result<Frame, FrameError> {
         if self.magazine.seek() {
             let frame = self.magazine.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE));
-            self.give_back_if_pressed();
+            self.flush_under_pressure();
             return frame;
         }
         let mut part = self.claim(self.batch_for(1));
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
-        self.put_back(part);
+        self.restore(part);
         Ok(frame)
     }
 
@@ -209,8 +207,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
             Some(part) => Ok(part.first()),
             None => self
                 .zone
-                .take(order)
-                .or_else(|error| if self.give_all_back() { self.zone.take(order) } else { Err(error) }),
+                .alloc_uncounted(order)
+                .or_else(|error| if self.flush() { self.zone.alloc_uncounted(order) } else { Err(error) }),
         };
         if found.is_ok() {
             self.tally.claimed += i64::from(order.frames());
@@ -218,7 +216,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         found
     }
 
-    /// Refuses a run of which a frame lies in the magazine.
+    /// Refuses a run with a frame in the magazine.
     fn refuse_held(&self, first: Frame, run: u32) -> Result<(), FrameError> {
         self.zone.check(first, run)?;
         for part in parts(first.index(), run) {
@@ -231,11 +229,11 @@ impl<H: Deref<Target = Zone>> Local<H> {
         Ok(())
     }
 
-    /// Puts frames that come back into the magazine.
+    /// Puts freed frames into the magazine.
     #[inline(always)]
-    pub(super) fn keep(&mut self, part: Part) -> Result<(), FrameError> {
+    pub(super) fn cache(&mut self, part: Part) -> Result<(), FrameError> {
         if let Some(held) = self.magazine.held_of(part.word) {
-            // Free in the map, or held here: either way it was free already.
+            // Free in the map or in the magazine: either way a double free.
             let already = self.zone.map.free_of(part) | (held & part.mask);
             if already != 0 {
                 return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
@@ -243,24 +241,24 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.magazine.add(part);
             return Ok(());
         }
-        self.keep_far(part)
+        self.cache_slow(part)
     }
 
     #[inline(never)]
-    fn keep_far(&mut self, part: Part) -> Result<(), FrameError> {
+    fn cache_slow(&mut self, part: Part) -> Result<(), FrameError> {
         let already = self.zone.map.free_of(part);
         if already != 0 {
             return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
         }
-        if self.zone.pressed() {
-            self.give_all_back();
+        if self.zone.under_pressure() {
+            self.flush();
             self.zone.release(part)?;
             self.tally.claimed -= i64::from(part.len());
-            // Told at once, or nobody would know that the need is over.
+            // Folded at once, or the zone would not see that it has recovered.
             self.fold();
             return Ok(());
         }
-        self.put_back(part);
+        self.restore(part);
         Ok(())
     }
 
@@ -268,25 +266,25 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let part = self.magazine.take(index);
         if part.mask != 0 {
             self.tally.claimed -= i64::from(part.len());
-            // They are ours; only a wrong free by another can have made them free, and there is nobody to tell.
+            // They are ours; only a wrong free elsewhere can have made them free, and it has no caller here.
             _ = self.zone.release(part);
         }
         self.fold_if_due();
     }
 
-    /// How many frames to claim where `want` are wanted; no more than that while the zone runs short.
+    /// How many frames to claim for `want`; no more than that under pressure.
     pub(super) fn batch_for(&self, want: u32) -> u32 {
-        if self.zone.pressed() { want } else { want.max(self.batch) }
+        if self.zone.under_pressure() { want } else { want.max(self.batch) }
     }
 
-    /// Frames of one word that the magazine has.
+    /// Takes the frames of one word from the magazine.
     #[inline(always)]
     pub(super) fn held_part(&mut self) -> Part {
         self.magazine.take_any()
     }
 
-    /// Puts frames into the magazine that were taken from it or from the zone.
-    pub(super) fn put_back(&mut self, part: Part) {
+    /// Puts frames from the magazine or the zone into the magazine.
+    pub(super) fn restore(&mut self, part: Part) {
         if part.mask == 0 {
             return;
         }
@@ -298,7 +296,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Claims from the reserved region, and reserves another where it has nothing left.
+    /// Claims from the reserved region, and reserves another when it has none left.
     pub(super) fn claim(&mut self, n: u32) -> Part {
         self.fold_if_due();
         let part = self.claim_near(n);
@@ -312,7 +310,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
                 if let Some(part) = self.zone.claim_in(region, n) {
                     return part;
                 }
-                // It may have got frames back between the claim and now.
+                // Frames may have been freed in it since the claim.
                 self.zone.ensure_visible(region);
             }
             self.region = self.slot.and_then(|slot| self.zone.reserve(slot));
@@ -333,7 +331,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     fn fold(&mut self) {
-        self.look_at = self.look_at.saturating_sub(self.tally.frees);
+        self.check_at = self.check_at.saturating_sub(self.tally.frees);
         self.trim_at = self.trim_at.saturating_sub(self.tally.frees);
         self.zone.fold(core::mem::take(&mut self.tally));
     }
@@ -341,7 +339,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
 
 impl<H: Deref<Target = Zone>> Drop for Local<H> {
     fn drop(&mut self) {
-        self.give_all_back();
+        self.flush();
         self.zone.fold(self.tally);
         if let Some(region) = self.region {
             self.zone.ensure_visible(region);

@@ -114,11 +114,11 @@ fn loom_a_fill_against_a_free_in_bulk() {
         zone.free_bulk(&mut slots).unwrap();
         assert_eq!(zone.taken(), 512 - 128);
         assert_eq!(zone.stats().in_use, 512 - 128);
-        assert!(!zone.pressed(), "relieved by whoever freed last");
+        assert!(!zone.under_pressure(), "relieved by whoever freed last");
     });
 }
 
-/// An owner that holds all, and another that is refused meanwhile: the zone is pressed, and the owner gives back.
+/// An owner that holds all, and another that is refused meanwhile: the zone is under_pressure, and the owner gives back.
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {

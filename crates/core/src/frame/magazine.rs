@@ -11,9 +11,9 @@ pub(super) struct Magazine {
     ways: Box<[Part]>,
     /// A bit for each way that has a word, and for some that have none.
     used: Box<[u64]>,
-    /// How many bits those are: an empty magazine is not searched.
+    /// How many bits are set: an empty magazine is not searched.
     uses: u32,
-    /// The way that the next frame comes from: its frames came back last.
+    /// The way that the next frame comes from: the last one freed into.
     current: usize,
 }
 
@@ -33,7 +33,7 @@ impl Magazine {
         word as usize & (self.ways.len() - 1)
     }
 
-    /// How many frames lie here. O(ways that have some).
+    /// How many frames it has. O(ways that have some).
     pub(super) fn held(&self) -> u32 {
         let (mut held, mut from) = (0, 0);
         while let Some(index) = self.next_used(from) {
@@ -64,7 +64,7 @@ impl Magazine {
         self.current = index;
     }
 
-    /// Gives a word the way that is its own, which must be empty.
+    /// Puts a word into its way, which must be empty.
     pub(super) fn put(&mut self, part: Part) {
         let index = self.index_of(part.word);
         self.ways[index] = part;
@@ -97,7 +97,7 @@ impl Magazine {
         if self.uses == 0 {
             return false;
         }
-        // On from the current one: then words that came back together leave together.
+        // From the current one on, so that words freed together are used together.
         let start = self.current / 64;
         for step in 0..self.used.len() {
             let word = (start + step) & (self.used.len() - 1);

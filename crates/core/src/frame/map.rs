@@ -1,4 +1,4 @@
-//! The map: a bit a frame, 1 where it is taken.
+//! The map: a bit per frame, 1 if it is allocated.
 
 use super::number::Frame;
 use crate::sync::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ impl Part {
         Frame::inside(self.word * 64 + self.mask.trailing_zeros())
     }
 
-    /// Takes the lowest frame out of the part.
+    /// Removes the lowest frame from the part.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Frame> {
         if self.mask == 0 {
@@ -52,7 +52,7 @@ impl Part {
         Some(frame)
     }
 
-    /// Takes the lowest `n` frames out of the part.
+    /// Splits off the lowest `n` frames.
     pub(super) fn split(&mut self, n: u32) -> Self {
         let low = Self { word: self.word, mask: lowest(self.mask, n) };
         self.mask &= !low.mask;
@@ -101,7 +101,7 @@ pub(super) fn parts(first: u32, frames: u32) -> impl Iterator<Item = Part> + Clo
     })
 }
 
-/// What a claim got.
+/// The result of a claim.
 pub(super) struct Claimed {
     pub(super) mask: u64,
     /// Whether all 64 frames of the word were free before.
@@ -112,7 +112,7 @@ pub(super) struct Claimed {
 #[derive(Debug)]
 pub(super) struct Map {
     words: Box<[AtomicU64]>,
-    /// Where the first region begins, so that each lies on one cache line.
+    /// The index of the first region, so that each is one cache line.
     start: usize,
 }
 
@@ -161,10 +161,9 @@ impl Map {
         self.region(region).iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 
-    /// Claims what `choose` picks from the free frames of a word; it picks 0 to give up.
+    /// Claims what `choose` picks from the free frames of a word; 0 claims nothing.
     ///
-    /// What the last owner did to the frames comes before their being free. Sequentially consistent: the hints are
-    /// read next.
+    /// Acquires what the last owner did before it freed the frames. Sequentially consistent: the hints are read next.
     #[inline(always)]
     fn claim_with(&self, word: u32, choose: impl Fn(u64) -> u64) -> Claimed {
         let word = self.word(word);
@@ -206,10 +205,10 @@ impl Map {
         self.claim_with(part.word, all).mask != 0
     }
 
-    /// Gives frames back. Returns whether the word has no taken frame now.
+    /// Frees frames. Returns whether the whole word is free now.
     ///
     /// # Errors
-    /// The first frame of `part` that was free already. Then nothing has changed.
+    /// The first frame of `part` that was free. Then nothing has changed.
     #[inline(always)]
     pub(super) fn release(&self, part: Part) -> Result<bool, Frame> {
         let word = self.word(part.word);
@@ -227,13 +226,13 @@ impl Map {
         }
     }
 
-    /// Marks frames that the zone does not have as taken for ever.
+    /// Marks frames that the zone does not have as allocated.
     pub(super) fn exclude(&mut self, part: Part) {
         _ = self.claim_exactly(part);
     }
 }
 
-/// Words that are all 0, without touching them where the system hands out zeroed memory.
+/// Allocates words that are all 0, without touching them where the system provides zeroed memory.
 #[cfg(not(loom))]
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
     let words = Box::<[AtomicU64]>::new_zeroed_slice(len);

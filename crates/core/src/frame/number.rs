@@ -16,7 +16,7 @@ impl Frame {
     /// How many bytes a frame has.
     pub const BYTES: u64 = 4096;
 
-    /// The frame with this number, or `None` for `u32::MAX`, which is none.
+    /// Returns the frame with this number; `None` for `u32::MAX`.
     pub const fn new(index: u32) -> Option<Self> {
         match NonZeroU32::new(index.wrapping_add(1)) {
             Some(n) => Some(Self(n)),
@@ -24,7 +24,7 @@ impl Frame {
         }
     }
 
-    /// The number of the frame.
+    /// Returns the number of the frame.
     pub const fn index(self) -> u32 {
         self.0.get() - 1
     }
@@ -35,7 +35,7 @@ impl Frame {
         Self(NonZeroU32::MIN.saturating_add(index))
     }
 
-    /// How many bytes the frame lies after the zone's start.
+    /// Returns the frame's offset from the zone's start, in bytes.
     pub const fn offset(self) -> u64 {
         self.index() as u64 * Self::BYTES
     }
@@ -53,7 +53,7 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// log2 of how many frames a run has: 0..=9 (4 KiB to 2 MiB) or 18 (1 GiB).
+/// The size of a run, as log2 of its frames: 0..=9 (4 KiB to 2 MiB) or 18 (1 GiB).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Order(u8);
 
@@ -65,22 +65,22 @@ impl Order {
     /// 2^18 frames, 1 GiB.
     pub const GIANT: Self = Self(18);
 
-    /// The order with this number, if there is one.
+    /// Returns the order with this number, if there is one.
     pub const fn new(order: u8) -> Option<Self> {
         if order <= 9 || order == 18 { Some(Self(order)) } else { None }
     }
 
-    /// The number of the order.
+    /// Returns the number of the order.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// How many frames a run of the order has.
+    /// Returns how many frames a run of the order has.
     pub const fn frames(self) -> u32 {
         1 << self.0
     }
 
-    /// The smallest order whose runs have at least `bytes` bytes, if there is one.
+    /// Returns the smallest order whose runs have at least `bytes` bytes, if there is one.
     pub const fn for_bytes(bytes: u64) -> Option<Self> {
         let frames = bytes.div_ceil(Frame::BYTES);
         let mut order = 0;

@@ -1,4 +1,4 @@
-//! What a zone does when it runs short.
+//! A zone under pressure: watermarks, and when it has recovered.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -8,7 +8,7 @@ use super::zone::Zone;
 use crate::sync::Ordering;
 
 impl Zone {
-    /// A zone of `frames` frames, all free, with these marks; else as [`new`](Self::new).
+    /// Creates a zone as [`new`](Self::new) does, with these watermarks.
     ///
     /// # Errors
     /// [`FrameError::ZoneSize`].
@@ -18,38 +18,38 @@ impl Zone {
         Ok(zone)
     }
 
-    /// The marks.
+    /// Returns the watermarks.
     pub fn watermarks(&self) -> Watermarks {
         self.watermarks
     }
 
-    /// How many frames are free in the map: not in use and in no magazine. As exact as the counters. O(1).
+    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the counters. O(1).
     pub fn available(&self) -> u64 {
         let stats = self.counters();
         u64::from(self.frames()).saturating_sub(stats.in_use().saturating_add(stats.held()))
     }
 
-    /// Whether the zone has run out, or a bulk call has come to a mark, and there are less than
-    /// [`high`](Watermarks::high) frames free since. Then owners keep no frames that they do not use.
+    /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and at most
+    /// [`high`](Watermarks::high) frames have been free since. Then owners hold no cached frames.
     #[inline]
-    pub fn pressed(&self) -> bool {
-        self.pressed.load(Ordering::Relaxed) != 0
+    pub fn under_pressure(&self) -> bool {
+        self.under_pressure.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn press(&self) {
-        if !self.pressed() {
-            self.pressed.store(1, Ordering::Relaxed);
+    pub(super) fn set_under_pressure(&self) {
+        if !self.under_pressure() {
+            self.under_pressure.store(1, Ordering::Relaxed);
         }
     }
 
     #[cold]
-    pub(super) fn relieve(&self) {
+    pub(super) fn update_pressure(&self) {
         if self.available() > self.watermarks.high().into() {
-            self.pressed.store(0, Ordering::Relaxed);
+            self.under_pressure.store(0, Ordering::Relaxed);
         }
     }
 
-    /// What a bulk call may claim, by someone who has claimed `unknown` more than the counters know.
+    /// What a bulk call may claim, for a caller that has claimed `unknown` more than the counters include.
     pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
         let mark = self.watermarks.mark(urgency);
         let left = match mark {
@@ -59,7 +59,7 @@ impl Zone {
         Allowance { left, fell_back: false }
     }
 
-    /// Claims frames of one word, as far as the marks allow.
+    /// Claims frames of one word, as far as the watermarks allow.
     pub(super) fn claim_allowed(&self, want: u32, allowance: &mut Allowance) -> Part {
         match allowance.of(want) {
             0 => Part::NONE,
@@ -71,13 +71,13 @@ impl Zone {
         }
     }
 
-    /// Adds what an owner or a bulk call has counted.
+    /// Adds the counts of an owner or a bulk call.
     pub(super) fn fold(&self, tally: Tally) {
         self.counters().fold(tally);
         if tally.exhausted + tally.fell_back > 0 {
-            self.press();
-        } else if self.pressed() {
-            self.relieve();
+            self.set_under_pressure();
+        } else if self.under_pressure() {
+            self.update_pressure();
         }
     }
 }

@@ -3,16 +3,16 @@
 use super::error::FrameError;
 use super::map::{Part, REGION, parts};
 use super::number::{Frame, Order};
-use super::zone::{PATIENCE, Zone};
+use super::zone::{MAX_PARTIAL, Zone};
 
 impl Zone {
-    /// A contiguous run of `run_frames` frames, of any length, that starts at a multiple of `align_frames` from the
-    /// zone's start. For buffers: up to 256 frames it comes from partly free regions, above that it is the first fit
-    /// over wholly free ones. O(regions).
+    /// Allocates a contiguous run of `run_frames` frames, of any length, that starts at a multiple of `align_frames` from the
+    /// zone's start. For buffers: up to 256 frames come from partly free regions, more are the first fit of wholly free
+    /// ones. O(regions).
     ///
     /// # Errors
-    /// [`FrameError::NoRun`]; [`FrameError::Empty`] where `run_frames` is 0; [`FrameError::Alignment`] where
-    /// `align_frames` is no power of two.
+    /// [`FrameError::NoRun`]; [`FrameError::Empty`] if `run_frames` is 0; [`FrameError::Alignment`] if `align_frames` is not
+    /// a power of two.
     pub fn alloc_run(&self, run_frames: u32, align_frames: u32) -> Result<Frame, FrameError> {
         if run_frames == 0 {
             return Err(FrameError::Empty { frame: None });
@@ -20,7 +20,7 @@ impl Zone {
         if !align_frames.is_power_of_two() {
             return Err(FrameError::Alignment { align_frames });
         }
-        let Some(frame) = self.take_run(run_frames, align_frames) else {
+        let Some(frame) = self.find_run(run_frames, align_frames) else {
             self.count_exhausted();
             return Err(FrameError::NoRun { run_frames, align_frames, frames: self.frames() });
         };
@@ -28,10 +28,10 @@ impl Zone {
         Ok(frame)
     }
 
-    /// Takes back what [`alloc_run`](Self::alloc_run) gave, or a part of it. O(`run_frames` / 64).
+    /// Frees a run from [`alloc_run`](Self::alloc_run), or a part of it. O(`run_frames` / 64).
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`] as for [`free`](Self::free); [`FrameError::Empty`] where
+    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`] as for [`free`](Self::free); [`FrameError::Empty`] if
     /// `run_frames` is 0.
     pub fn free_run(&self, first: Frame, run_frames: u32) -> Result<(), FrameError> {
         if run_frames == 0 {
@@ -44,10 +44,10 @@ impl Zone {
     }
 
     /// Takes a run of order 7 and up.
-    pub(super) fn take_large(&self, order: Order) -> Result<Frame, FrameError> {
+    pub(super) fn alloc_large(&self, order: Order) -> Result<Frame, FrameError> {
         let run = order.frames();
         let found = match run {
-            ..REGION => self.search(PATIENCE, |region| {
+            ..REGION => self.search(MAX_PARTIAL, |region| {
                 let mut places = (0..REGION / run).map(|i| region * REGION + i * run);
                 places.find(|&first| self.claim_range(first, run)).map(Frame::inside)
             }),
@@ -56,11 +56,11 @@ impl Zone {
         found.ok_or_else(|| self.exhausted(order))
     }
 
-    fn take_run(&self, run: u32, align: u32) -> Option<Frame> {
+    fn find_run(&self, run: u32, align: u32) -> Option<Frame> {
         let order = run.max(align).checked_next_power_of_two()?.trailing_zeros();
         match u8::try_from(order).ok().filter(|&order| order < Order::HUGE.get()).and_then(Order::new) {
             Some(order) => {
-                let frame = self.take(order).ok()?;
+                let frame = self.alloc_uncounted(order).ok()?;
                 let rest = order.frames() - run;
                 if rest > 0 {
                     // They are ours and nobody else's: there is nothing to refuse.
@@ -74,7 +74,7 @@ impl Zone {
 
     /// The first run that begins with a region: wholly free ones, and the front of one more.
     fn first_fit(&self, run: u32, align: u32) -> Option<Frame> {
-        self.settle_rover();
+        self.update_rover_hints();
         let step = align / REGION;
         let (whole, rest) = (run / REGION, run % REGION);
         let mut region = 0_u32;
@@ -118,9 +118,9 @@ impl Zone {
         }
         for region in first / REGION..(first + run).div_ceil(REGION) {
             if first <= region * REGION && (region + 1) * REGION <= first + run {
-                self.leave(&self.whole, region);
+                self.remove_hint(&self.whole, region);
             } else {
-                self.dent(region);
+                self.update_hints_after_claim(region);
             }
         }
         true

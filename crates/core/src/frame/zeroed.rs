@@ -1,4 +1,4 @@
-//! Frames whose memory is zeroed.
+//! Frames with zeroed memory.
 
 use super::error::FrameError;
 use super::local::Local;
@@ -7,31 +7,31 @@ use super::zone::Zone;
 use crate::mem::{AccessError, DmaMemory};
 use core::ops::Deref;
 
-/// Why a frame's memory was not zeroed. No frame is taken when one is returned.
+/// Why a frame's memory was not zeroed. No frame is allocated when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZeroError {
-    /// There was no frame.
+    /// No frame is free.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The memory is shorter than the zone: it is not the zone's.
-    #[error("{frame} lies outside the memory that was named for the zone")]
+    /// The memory is shorter than the zone, so it is not the zone's.
+    #[error("{frame} lies outside the memory that was passed for the zone")]
     Outside {
         /// The frame.
         frame: Frame,
-        /// What was refused.
+        /// The refused access.
         source: AccessError,
     },
 }
 
 impl Frame {
-    /// Zeroes the frame in the memory that the zone stands for, of which the first byte is frame 0's.
+    /// Zeroes the frame in the zone's memory, which starts with frame 0.
     ///
-    /// A zone keeps no memory and no mark of which frames are zero already: a bit a frame would double its map, and
-    /// a device may write any frame that it could reach. So whoever wants zeroes pays for them, 4 KiB at a time.
+    /// A zone does not record which frames are zero: a bit per frame would double its map, and a device may write to any
+    /// frame that it can reach.
     ///
     /// # Errors
-    /// [`AccessError`] where the frame does not lie in `memory`; then nothing is written.
+    /// [`AccessError`] if the frame does not lie in `memory`; then nothing is written.
     pub fn zero(self, memory: &DmaMemory<'_>) -> Result<(), AccessError> {
         let outside = AccessError { offset: usize::MAX, len: BYTES, size: memory.len(), aligned: true };
         let offset = usize::try_from(self.offset()).map_err(|_| outside)?;
@@ -43,7 +43,7 @@ impl Frame {
 const BYTES: usize = 4096;
 const _: () = assert!(BYTES as u64 == Frame::BYTES);
 
-/// Zeroes what a call took, all of it or up to the first frame that does not lie in `memory`.
+/// Zeroes a run, all of it or up to the first frame that does not lie in `memory`.
 fn zero_run(first: Frame, order: Order, memory: &DmaMemory<'_>) -> Result<(), ZeroError> {
     (first.index()..first.index() + order.frames())
         .filter_map(Frame::new)
@@ -51,7 +51,7 @@ fn zero_run(first: Frame, order: Order, memory: &DmaMemory<'_>) -> Result<(), Ze
 }
 
 impl Zone {
-    /// [`alloc`](Self::alloc), with zeroed memory: `memory` is what the zone stands for.
+    /// Allocates as [`alloc`](Self::alloc) does, with zeroed memory; `memory` is the zone's.
     ///
     /// # Errors
     /// [`ZeroError`]; then the run is free again.
@@ -61,11 +61,11 @@ impl Zone {
         Ok(first)
     }
 
-    /// [`fill`](Self::fill), with zeroed memory in what it filled; full slots are not touched, nor is their memory.
+    /// Fills as [`fill`](Self::fill) does and zeroes the memory of the new frames; full slots and their memory are not
+    /// touched.
     ///
     /// # Errors
-    /// [`ZeroError::Outside`]: slots before that frame's are filled and zeroed, its own and those behind it are as
-    /// they were.
+    /// [`ZeroError::Outside`]: slots before that frame's are filled and zeroed, its own and later ones are unchanged.
     pub fn fill_zeroed(
         &self,
         slots: &mut [Option<Frame>],
@@ -105,7 +105,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 }
 
-/// Fills each run of empty slots, so that it is known which frames are new, and zeroes those.
+/// Fills each run of empty slots, so that the new frames are known, and zeroes those.
 fn fill_zeroed<S>(
     slots: &mut [Option<Frame>],
     memory: &DmaMemory<'_>,

@@ -1,4 +1,4 @@
-//! The zone: which region a frame comes from, and what happens when it comes back.
+//! The zone: which region a frame comes from, and what happens when it is freed.
 
 use super::counters::{Counters, FrameStats};
 use super::error::FrameError;
@@ -9,26 +9,26 @@ use super::slots::Slots;
 use super::watermark::Watermarks;
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 
-/// How many partly free regions are tried for a run before a whole one is broken.
-pub(super) const PATIENCE: usize = 64;
+/// How many partly free regions are tried for a run before a whole one is split.
+pub(super) const MAX_PARTIAL: usize = 64;
 
-/// The account of a region's frames. All operations are lock-free, and work from any thread.
+/// The allocator of a memory's frames. All operations are lock-free and can be called from any thread.
 #[derive(Debug)]
 pub struct Zone {
     frames: u32,
     pub(super) map: Map,
-    /// Regions of which some frames are free.
+    /// Regions with some free frames.
     pub(super) partial: Hints,
-    /// Regions of which all frames are free.
+    /// Regions with all frames free.
     pub(super) whole: Hints,
-    /// The word that the last frame came from which was taken without a [`Local`](super::Local).
+    /// The word of the last frame that was allocated without a [`Local`](super::Local).
     rover: CachePadded<AtomicU32>,
     /// Which regions owners have reserved: see [`Zone::reserve`].
     pub(super) slots: Slots,
     counters: Counters,
     pub(super) watermarks: Watermarks,
-    /// Not 0 after the zone has run short: see [`Zone::pressed`].
-    pub(super) pressed: CachePadded<AtomicU32>,
+    /// Not 0 while the zone is short of frames: see [`Zone::under_pressure`].
+    pub(super) under_pressure: CachePadded<AtomicU32>,
 }
 
 impl Zone {
@@ -37,16 +37,15 @@ impl Zone {
     /// The most frames that a zone has: 1 TiB.
     pub const MAX_FRAMES: u32 = MAX_ZONE;
 
-    /// A zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`]; any number of frames from
-    /// 2 MiB to 1 TiB.
+    /// Creates a zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`].
     ///
-    /// Takes 0.126 byte a frame, besides some 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
-    /// fraction of a millisecond where the system hands out zeroed memory.
+    /// Its metadata is 0.126 byte per frame and about 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
+    /// fraction of a millisecond where the system provides zeroed memory.
     ///
     /// # Errors
     /// [`FrameError::ZoneSize`].
     pub fn new(frames: u32) -> Result<Self, FrameError> {
-        // With few regions, reserving one would keep a large part of the zone from the others.
+        // With few regions, reserving one would withhold a large part of the zone from other owners.
         Self::with_slots(frames, (frames / REGION / 4).min(256))
     }
 
@@ -73,22 +72,22 @@ impl Zone {
             slots: Slots::new(slots),
             counters: Counters::new(),
             watermarks: Watermarks::for_frames(frames),
-            pressed: CachePadded(AtomicU32::new(0)),
+            under_pressure: CachePadded(AtomicU32::new(0)),
         })
     }
 
-    /// How many frames the zone has.
+    /// Returns how many frames the zone has.
     pub fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// How many bytes the account itself takes.
+    /// Returns how many bytes the metadata takes.
     pub fn metadata_bytes(&self) -> usize {
         size_of::<Self>() + self.map.bytes() + self.partial.bytes() + self.whole.bytes() + self.slots.bytes()
     }
 
-    /// How many frames are taken by the map itself: those in use and those in magazines. Exact when nobody
-    /// works. O(regions that are not wholly free); for reports and tests.
+    /// Returns how many frames are allocated in the map: those in use and those in magazines. Exact while no other thread
+    /// uses the zone. O(regions that are not wholly free); for reports and tests.
     pub fn taken(&self) -> u64 {
         let regions = self.frames.div_ceil(REGION);
         let excluded = u64::from(regions) * u64::from(REGION) - u64::from(self.frames);
@@ -97,8 +96,8 @@ impl Zone {
         taken.saturating_sub(excluded)
     }
 
-    /// How many regions of 2 MiB are wholly free, so that [`Order::HUGE`] can be served from them. Exact when nobody
-    /// works. O(regions); for reports and tests.
+    /// Returns how many regions of 2 MiB are wholly free, so that they can serve [`Order::HUGE`]. Exact while no other thread
+    /// uses the zone. O(regions); for reports and tests.
     pub fn whole_regions(&self) -> u32 {
         let whole = (0..self.frames / REGION).filter(|&r| self.map.is_whole(r)).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
@@ -117,16 +116,15 @@ impl Zone {
         &self.counters
     }
 
-    /// One run of 2^order frames, aligned to its size. O(1) for order 0; a run may look at each partly free region.
+    /// Allocates a run of 2^order frames, aligned to its size. O(1) for order 0; a run may check each partly free region.
     ///
-    /// Frames that lie in the magazines of others are not to be had here.
+    /// Frames in the magazines of owners are unavailable.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`]. For orders above 6 also where another who tries the same run at the same moment has
-    /// to give it up again.
+    /// [`FrameError::Exhausted`]. For orders above 6 also if another thread tries the same run at the same moment and fails.
     #[inline]
     pub fn alloc(&self, order: Order) -> Result<Frame, FrameError> {
-        match self.take(order) {
+        match self.alloc_uncounted(order) {
             Ok(frame) => {
                 self.counters.alloc(order.frames().into());
                 Ok(frame)
@@ -138,49 +136,49 @@ impl Zone {
         }
     }
 
-    /// Takes a run back, whoever handed it out. O(2^order / 64).
+    /// Frees a run, whichever owner allocated it. O(2^order / 64).
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has changed, unless
-    /// another freed part of the same run at the same moment: then the frames before the one named are free.
+    /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has changed, unless another
+    /// thread freed part of the same run at the same moment: then the frames before the one named are free.
     #[inline]
     pub fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
-        self.give(frame, order)?;
+        self.free_uncounted(frame, order)?;
         self.count_free(order.frames().into());
         Ok(())
     }
 
-    /// Counts frames that came back to the map.
+    /// Counts frames that were freed in the map.
     #[inline(always)]
     pub(super) fn count_free(&self, frames: u64) {
         self.counters.free(frames);
-        if self.pressed() {
-            self.relieve();
+        if self.under_pressure() {
+            self.update_pressure();
         }
     }
 
     #[cold]
     pub(super) fn count_exhausted(&self) {
         self.counters.exhausted();
-        self.press();
+        self.set_under_pressure();
     }
 
     /// [`alloc`](Self::alloc), not counted.
     #[inline]
-    pub(super) fn take(&self, order: Order) -> Result<Frame, FrameError> {
+    pub(super) fn alloc_uncounted(&self, order: Order) -> Result<Frame, FrameError> {
         let part = match order.get() {
             0 => self.claim_some(1),
             order @ 1..=6 => {
-                self.search(PATIENCE, |region| self.claim_order_in(region, order)).unwrap_or(Part::NONE)
+                self.search(MAX_PARTIAL, |region| self.claim_order_in(region, order)).unwrap_or(Part::NONE)
             }
-            _ => return self.take_large(order),
+            _ => return self.alloc_large(order),
         };
         if part.mask == 0 { Err(self.exhausted(order)) } else { Ok(part.first()) }
     }
 
     /// [`free`](Self::free), not counted.
     #[inline]
-    pub(super) fn give(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
+    pub(super) fn free_uncounted(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
         self.check(frame, order.frames())?;
         if !frame.index().is_multiple_of(order.frames()) {
             return Err(FrameError::Misaligned { frame, order });
@@ -206,15 +204,15 @@ impl Zone {
         self.bounds().check(frame, run_frames)
     }
 
-    /// Claims at most `n` frames, all of one word, for whoever has reserved nothing.
+    /// Claims at most `n` frames of one word, for a caller that has reserved no region.
     #[inline]
     pub(super) fn claim_some(&self, n: u32) -> Part {
         let part = self.claim_at(self.rover.load(Ordering::Relaxed), n);
-        if part.mask != 0 { part } else { self.claim_far(n) }
+        if part.mask != 0 { part } else { self.claim_slow(n) }
     }
 
     #[cold]
-    fn claim_far(&self, n: u32) -> Part {
+    fn claim_slow(&self, n: u32) -> Part {
         let region = self.rover.load(Ordering::Relaxed) / WORDS;
         let part =
             self.claim_in(region, n).or_else(|| self.search(usize::MAX, |region| self.claim_in(region, n)));
@@ -222,7 +220,7 @@ impl Zone {
             Some(part) => {
                 self.rover.store(part.word, Ordering::SeqCst);
                 total_order();
-                self.settle(region);
+                self.update_hints_after_free(region);
                 part
             }
             None => Part::NONE,
@@ -233,7 +231,7 @@ impl Zone {
     fn claim_at(&self, word: u32, n: u32) -> Part {
         let claimed = self.map.claim(word, n);
         if claimed.was_whole {
-            self.dent(word / WORDS);
+            self.update_hints_after_claim(word / WORDS);
         }
         Part { word, mask: claimed.mask }
     }
@@ -248,14 +246,14 @@ impl Zone {
         words(region).find_map(|word| {
             let claimed = self.map.claim_order(word, order);
             if claimed.was_whole {
-                self.dent(region);
+                self.update_hints_after_claim(region);
             }
             (claimed.mask != 0).then_some(Part { word, mask: claimed.mask })
         })
     }
 
-    /// Tries regions until one has what is asked: at most `patience` partly free ones, then whole ones, then all
-    /// others. Twice, since a region may move from one set to another behind the search.
+    /// Tries regions until `attempt` succeeds: at most `patience` partly free ones, then whole ones, then all others. Twice,
+    /// since a region may move from one set to another behind the search.
     pub(super) fn search<T>(&self, patience: usize, mut attempt: impl FnMut(u32) -> Option<T>) -> Option<T> {
         for _ in 0..2 {
             let mut tried = 0;
@@ -265,7 +263,7 @@ impl Zone {
                     return found;
                 }
                 if !self.map.has_free(region) {
-                    self.leave(&self.partial, region);
+                    self.remove_hint(&self.partial, region);
                 }
                 (from, tried) = (region + 1, tried + 1);
             }
@@ -276,7 +274,7 @@ impl Zone {
                     return found;
                 }
                 if !self.map.is_whole(region) {
-                    self.leave(&self.whole, region);
+                    self.remove_hint(&self.whole, region);
                 }
                 from = region + 1;
             }
@@ -295,7 +293,7 @@ impl Zone {
         None
     }
 
-    /// Gives frames back. O(1).
+    /// Frees frames in the map. O(1).
     #[inline(always)]
     pub(super) fn release(&self, part: Part) -> Result<(), FrameError> {
         let emptied = self.map.release(part).map_err(|frame| FrameError::DoubleFree { frame })?;
@@ -311,44 +309,44 @@ impl Zone {
 
     fn word_emptied(&self, region: u32) {
         self.ensure_visible(region);
-        // The region at hand would go to and fro between the sets with every other frame: it waits.
+        // The current region would change sets with every other frame, so it stays where it is.
         if self.rover.load(Ordering::SeqCst) / WORDS != region {
-            self.settle(region);
+            self.update_hints_after_free(region);
         }
     }
 
-    /// Puts the region at hand where it belongs, before whole regions are looked for.
-    pub(super) fn settle_rover(&self) {
-        self.settle(self.rover.load(Ordering::SeqCst) / WORDS);
+    /// Updates the hints of the current region, before whole regions are searched.
+    pub(super) fn update_rover_hints(&self) {
+        self.update_hints_after_free(self.rover.load(Ordering::SeqCst) / WORDS);
     }
 
-    /// Moves a region that is whole to the whole ones.
-    fn settle(&self, region: u32) {
+    /// Moves a region to the whole ones, if it is whole.
+    fn update_hints_after_free(&self, region: u32) {
         if self.whole.has(region) || !self.map.is_whole(region) {
             return;
         }
         self.whole.set(region);
         total_order();
         if self.map.is_whole(region) {
-            self.leave(&self.partial, region);
+            self.remove_hint(&self.partial, region);
         } else {
-            // Somebody claimed from it before it was in the set, and could not know.
-            self.dent(region);
+            // A claim from it came before it was in the set.
+            self.update_hints_after_claim(region);
         }
     }
 
-    /// A whole region has lost a frame: it is partly free now.
+    /// Moves a whole region that has lost a frame to the partly free ones.
     #[inline(always)]
-    pub(super) fn dent(&self, region: u32) {
+    pub(super) fn update_hints_after_claim(&self, region: u32) {
         total_order();
         if self.whole.has(region) {
             self.partial.set(region);
-            self.leave(&self.whole, region);
+            self.remove_hint(&self.whole, region);
         }
     }
 
-    /// Takes a region out of a set, and sees to it that it is in another if it has free frames.
-    pub(super) fn leave(&self, set: &Hints, region: u32) {
+    /// Removes a region from a set, and ensures that it is in another if it has free frames.
+    pub(super) fn remove_hint(&self, set: &Hints, region: u32) {
         if set.take(region) {
             self.ensure_visible(region);
         }

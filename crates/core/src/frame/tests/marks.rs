@@ -21,7 +21,7 @@ fn bulk_stops_at_low_and_takes_one_more() {
     let zone = zone_with(1000, 50, 100, 150);
     let mut slots = vec![None; 1000];
     assert_eq!(zone.fill(&mut slots), 901);
-    assert!(zone.pressed());
+    assert!(zone.under_pressure());
     assert_eq!((zone.available(), zone.stats().fell_back, zone.stats().bulk_partial), (99, 1, 1));
     let mut more = vec![None; 1000];
     assert_eq!(zone.fill(&mut more), 1, "a call under the mark gets its one");
@@ -42,9 +42,9 @@ fn bulk_stops_at_low_and_takes_one_more() {
     assert_eq!(zone.fill_by(&mut [None; 3], Urgency::Urgent), 0);
     assert_eq!((zone.taken(), zone.stats().exhausted), (1000, 2), "the refused list of slots is one");
     assert_eq!(zone.free_bulk(&mut more), Ok(50));
-    assert!(zone.pressed(), "50 is not 150");
+    assert!(zone.under_pressure(), "50 is not 150");
     assert_eq!(zone.free_bulk(&mut slots), Ok(901));
-    assert!(!zone.pressed());
+    assert!(!zone.under_pressure());
 }
 
 #[test]
@@ -60,15 +60,15 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
     let got = taker.fill(&mut all);
     // What the hoarder has is not known to the counters before it folds them in.
     assert!((9428..=9493).contains(&got), "{got}");
-    assert!(zone.pressed());
+    assert!(zone.under_pressure());
     let other = all[0].take().unwrap();
     hoarder.free(other, Order::PAGE).unwrap();
-    assert_eq!(hoarder.held(), 0, "all given back, as the zone is pressed");
+    assert_eq!(hoarder.held(), 0, "all given back, as the zone is under_pressure");
     drop((hoarder, taker));
     assert_eq!(zone.stats().held, 0);
     assert_eq!(zone.taken(), zone.stats().in_use);
     assert_eq!(zone.free_bulk(&mut all), Ok(got - 1));
-    assert!(!zone.pressed());
+    assert!(!zone.under_pressure());
     assert_eq!(zone.taken(), 0);
 }
 
@@ -97,7 +97,7 @@ fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
         let held = hoarder.held();
         assert!(held >= 500);
         let rest = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
-        assert!(zone.pressed());
+        assert!(zone.under_pressure());
         assert_eq!(u32::try_from(rest).unwrap() + held, frames);
         works(&mut hoarder);
         // With what it gave back the zone is out of need, and one batch may have been claimed since.
