@@ -5,13 +5,28 @@
 //! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
 //! | [`registered`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
 //! | [`dma_pool`], [`page_pool`] | descriptor blocks; pages that stay mapped while they are recycled |
-//! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
+//! | [`frame`], [`iova`], [`magazine`] | allocators of page frames and of I/O virtual addresses; caches for their owners |
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
 //! | [`access`], [`addr`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
 //!
 //! A module uses only modules in its own row and below. The crate makes no system call, starts no thread and reads no clock: its
 //! environment comes in through small traits. It allocates in constructors and when something grows, never on free, unmap or
 //! revoke.
+//!
+//! # Without the standard library
+//!
+//! The crate is `no_std` unless the feature `std` is enabled. It requires `alloc` (a global allocator) and atomics of 64
+//! bits with compare-and-swap (`target_has_atomic = "64"`): x86-64, AArch64, RISC-V 64, and 32-bit targets that have
+//! them, such as ARMv7-A. Targets without, such as Cortex-M, are not supported: emulated atomics (`portable-atomic`) take a
+//! lock or disable interrupts, and the lock-free paths would no longer be lock-free. The example `no_std_pool` is a pool
+//! with a source of its own over a static buffer.
+//!
+//! | feature | effect |
+//! | --- | --- |
+//! | `std` | locks that sleep (`std::sync::Mutex`) instead of spinning, and waits that yield and sleep |
+//! | `count-rmw` | counts read-modify-writes and locks per thread (`sync::rmw_count`); implies `std`; for measurements |
+//! | `known-bad` | known mistakes that a test can switch on; implies `std`; never in a product |
+//! | `bench-internals` | alloc and free without checks or counters, for benchmarks |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
 

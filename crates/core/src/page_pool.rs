@@ -1,44 +1,58 @@
 //! Page pools: pages that keep their mapping while they are recycled.
 //!
-//! A receive path fills a device's ring with pages, passes what arrives on to other threads, and has the pages
-//! back when those are done. Mapping each page and taking it back would cost more than the packet; here a page is mapped
-//! with its chunk and stays so. The shape and the [counters](Counts) are those of Linux's `page_pool`.
+//! A receive path fills a device's ring with pages, passes what arrives on to other threads, and gets the pages back when
+//! those have finished. Mapping and unmapping each page would cost more than the packet; here a page is mapped with its
+//! chunk and stays mapped. The structure and the [counters](Counts) follow Linux's `page_pool`.
+//!
+//! ```
+//! use pinfold_core::page_pool::{Config, Page, PagePool, RevocableSource};
+//!
+//! fn receive<S: RevocableSource>(source: S) -> Result<(), Box<dyn core::error::Error>> {
+//!     let mut pool = PagePool::new(source, "rx", Config::default())?;
+//!     let mut ring: [Option<Page<S>>; 64] = [const { None }; 64];
+//!     let full = pool.fill(&mut ring); // the device's descriptors get `page.iova()`
+//!     for page in ring.iter_mut().take(full).filter_map(Option::take) {
+//!         pool.recycle(page); // on the consumer's thread; elsewhere a drop returns it
+//!     }
+//!     pool.destroy(); // revokes the device's access, also to pages that are still held
+//!     Ok(())
+//! }
+//! ```
 //!
 //! # How it works
 //!
-//! One *consumer*, who has the [`PagePool`], takes pages out of a magazine of 128: no lock, no atomic
-//! read-modify-write. What it gives back goes there too. Everybody else's pages come back through a *ring*
-//! ([`Config::ring`]): lock-free, bounded, one compare-and-swap a page, or one for up to 64 with [`Remote`]. When the
-//! magazine is empty, up to 64 pages are taken out of the ring; only when that is empty too the pool goes below: to the
-//! pages that met a full ring, then to its chunk, then to its source.
+//! One *consumer*, which has the [`PagePool`], allocates from a magazine of 128 pages and recycles into it: no lock, no
+//! atomic read-modify-write. Pages freed by other threads come back through a *ring* ([`Config::ring`]): lock-free,
+//! bounded, one compare-and-swap per page, or one for up to 64 with [`Remote`]. When the magazine is empty, up to 64 pages
+//! are taken from the ring; only when that is empty too, the pool uses the pages that met a full ring, then the rest of its
+//! newest chunk, then its source.
 //!
 //! ```text
 //! alloc ◀─ magazine ◀─ ring ◀─ drop of a page, from any thread
-//!             ▲          └─ full: below
-//!             └─ below: what met a full ring · the rest of the newest chunk · a chunk from the source
+//!             ▲          └─ full: spill
+//!             └─ spill · the rest of the newest chunk · a chunk from the source
 //! ```
 //!
-//! Chunks come from a [`ChunkSource`]: 64 pages first, then as much again as the pool has, up to 2 MiB. That maps up to 512
-//! pages by one call and with one large leaf, and it is one span, in which a page's I/O virtual address is an addition. The pool
-//! gives no chunk back before it goes.
+//! Chunks come from a [`ChunkSource`](crate::dma_pool::ChunkSource): 64 pages first, then as much again as the pool has, up
+//! to 2 MiB. That maps up to 512 pages by one call and with one large leaf, and a page's I/O virtual address is an addition.
+//! The pool releases no chunk before its end.
 //!
-//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every free takes
-//! constant time and allocates nothing; only the pages that meet a full ring, and those that come back
-//! after the pool went, take a lock.
+//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every free takes constant
+//! time and allocates no memory; only pages that meet a full ring, and those freed after the pool's end, take a lock.
 //!
 //! # What is checked
 //!
-//! A [`Page`] and a [`Fragment`] can not be freed twice. Each raw free is checked, also in release builds: whether the
-//! address lies in a page of this pool, whether the page starts there, whether the device's address belongs to it, whether
-//! it is out, and that it is not one that a [`Page`] holds. A refused free changes nothing. A second raw free in the very
-//! instant of the first, one of them through a [`Remote`], is not told to its caller; it is found by the consumer, frees
-//! nothing (each time that a page is handed out raw it has another generation) and is counted ([`Counts::waive`]). What a
-//! copy of a [`RawPage`] cannot tell is whether it is freed *after* the page was handed out raw again.
+//! A [`Page`] and a [`Fragment`] cannot be freed twice. Each raw free is checked, also in release builds: that the address
+//! lies in a page of this pool, that the page starts there, that the device's address belongs to it, that it is allocated,
+//! and that no [`Page`] holds it. A refused free changes nothing. One case is not reported to the caller: a second raw free
+//! at the very moment of the first, one of them through a [`Remote`]. The consumer finds it, it frees nothing (each raw
+//! allocation of a page has another generation), and it is counted ([`Counts::waive`]). (A copy of a [`RawPage`] that is
+//! freed after the page was allocated raw again cannot be told from the new one.)
 //!
 //! # The end
 //!
-//! [`PagePool::destroy`] takes the device's access to every page away at once, although pages are still out, and says who
-//! [holds](Holder) them. The memory itself stays valid for the holders; a chunk goes back to the source with its last page.
+//! [`PagePool::destroy`] revokes the device's access to every page at once, also to those still held, and names the
+//! [holders](Holder). The memory stays valid for them; a chunk is released with its last page.
 
 mod config;
 mod consumer;

@@ -2,16 +2,16 @@
 
 use crate::frame::Order;
 
-/// What a page pool is like.
+/// A page pool's parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// How large a page is: 4 KiB times 2^order, up to 2 MiB.
+    /// The size of a page: 4 KiB times 2^order, up to 2 MiB.
     pub order: Order,
     /// How many pages the ring holds: a power of two, up to 2^20.
     pub ring: u32,
-    /// Where in a page the device starts to write, in bytes: before it there is room for headers.
+    /// Where in a page the device starts to write, in bytes; headers go before it.
     pub offset: usize,
-    /// How many bytes from there the device may write; 0: all of the rest.
+    /// How many bytes from there the device may write; 0: all the rest.
     pub max_len: usize,
 }
 
@@ -22,11 +22,11 @@ impl Default for Config {
     }
 }
 
-/// A name for who holds a page, in one pool. In another pool it stands for another name, or for none.
+/// A name for the holder of a page, valid in one pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tag(pub(super) u32);
 
 impl Tag {
-    /// Nobody in particular: what a page has if nothing is said.
+    /// No name: the default.
     pub const NONE: Self = Self(0);
 }

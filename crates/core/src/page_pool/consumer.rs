@@ -3,7 +3,7 @@
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::inner::Inner;
-use super::keep::{Keep, give_back};
+use super::keep::{Keep, recycle_remotely};
 use super::magazine::{BULK, BULK_PAGES, Magazine};
 use super::open::Open;
 use super::page::Page;
@@ -279,7 +279,7 @@ impl<S: ChunkSource> PagePool<S> {
             *entry = Entry::owned(frame);
         }
         // SAFETY: the pages were in the magazine, so each is nobody's and goes this once. The pool is alive: `keep`.
-        unsafe { give_back(self.keep.as_ptr(), &half) };
+        unsafe { recycle_remotely(self.keep.as_ptr(), &half) };
         // There is room now.
         let _ = self.magazine.put::<COUNT>(frame);
     }

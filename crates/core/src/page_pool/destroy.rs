@@ -32,7 +32,7 @@ impl<S: ChunkSource> Destroyed<S> {
 
     /// How many bytes of chunks the device could still reach when the pool had been taken down, and why (the first reason).
     /// Each such chunk is taken from it when it goes back to the source, with its last page, unless it
-    /// [never](RevokeError::is_for_ever) can be. `None`: it reaches nothing.
+    /// [never](RevokeError::is_permanent) can be. `None`: it reaches nothing.
     pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
     }

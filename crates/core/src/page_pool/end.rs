@@ -23,7 +23,7 @@ impl<S: ChunkSource> Inner<S> {
                 Ok(()) => Back::ReleaseHidden,
                 Err(error) => {
                     bytes += u64::from(chunk.order.frames()) * Frame::BYTES;
-                    let back = if error.is_for_ever() { Back::Never } else { Back::Release };
+                    let back = if error.is_permanent() { Back::Never } else { Back::Release };
                     why.get_or_insert(error);
                     back
                 }
@@ -116,7 +116,7 @@ impl<S: ChunkSource> Inner<S> {
     }
 
     /// A page comes back after the ring was closed.
-    pub(super) fn arrive_late(&self, entry: Entry) {
+    pub(super) fn recycle_after_close(&self, entry: Entry) {
         let emptied = {
             let mut chunks = self.chunks.lock();
             if !self.accept(entry) {

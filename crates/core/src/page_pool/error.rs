@@ -1,23 +1,23 @@
-//! What can go wrong with a page pool, each with the value and the limit. Nothing has changed when one is returned.
+//! A page pool's errors, each with the value and the limit. Nothing has changed when one is returned.
 
 use crate::addr::Iova;
 use crate::dma_pool::SourceError;
 use crate::frame::{Frame, Order};
 
-/// Why a page pool was not made.
+/// Why a page pool was not created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
     /// A page has at most 2 MiB.
     #[error("pages of order {order}: a page has order {most} (2 MiB) or less", order = order.get(), most = Order::HUGE.get())]
     Order {
-        /// What was asked for.
+        /// The requested value.
         order: Order,
     },
     /// The ring's capacity is a power of two.
     #[error("a ring of {ring} pages: it has a power of two of them, 1 to {limit}")]
     Ring {
-        /// What was asked for.
+        /// The requested value.
         ring: u32,
         /// The most there can be.
         limit: u32,
@@ -46,41 +46,41 @@ pub enum CreateError {
     },
 }
 
-/// Why no page was handed out.
+/// Why no page was allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No page has come back and the source has no chunk.
-    #[error("no page has come back, and no chunk is to be had: {0}")]
+    /// No page is free and the source has no chunk.
+    #[error("no page is free and no chunk is available: {0}")]
     Source(#[from] SourceError),
-    /// The source broke its promise: the run is not where a run of this order can be. It was given back.
-    #[error("the source gave {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
+    /// The source violated its contract: a run of this order cannot start there. It was released.
+    #[error("the source returned {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
     Misplaced {
         /// Where the run starts.
         frame: Frame,
-        /// What was asked for.
+        /// The requested value.
         order: Order,
     },
     /// A fragment has at least 1 byte and at most what a device may write of a page.
     #[error("a fragment of {len} bytes: it has 1 to {limit}")]
     Fragment {
-        /// What was asked for.
+        /// The requested value.
         len: usize,
         /// The most that a fragment has.
         limit: usize,
     },
 }
 
-/// Why a raw page was not taken back, or not found.
+/// Why a raw page was not freed, or not found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
     /// The address is not in a page of this pool.
     #[error(
-        "{addr:#x} is in no page of this pool, whose span is {start:#x}..{end:#x}: free it where it came from"
+        "{addr:#x} is in no page of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
     )]
     Foreign {
-        /// The address that was given.
+        /// The address.
         addr: usize,
         /// Where the pool's span starts.
         start: usize,
@@ -90,29 +90,29 @@ pub enum FreeError {
     /// The address is in a page of this pool, but not its start.
     #[error("{addr:#x} is inside a page of {page_bytes} bytes, which starts at {page:#x}")]
     Misaligned {
-        /// The address that was given.
+        /// The address.
         addr: usize,
         /// Where the page starts.
         page: usize,
         /// How many bytes a page has.
         page_bytes: usize,
     },
-    /// The page is free already.
-    #[error("the page at {addr:#x} is not in use: it was freed before")]
+    /// The page is free.
+    #[error("the page at {addr:#x} is free: it was freed twice")]
     DoubleFree {
-        /// The address that was given.
+        /// The address.
         addr: usize,
     },
-    /// The page is held by a [`Page`](super::Page) or by fragments, which give it back themselves.
+    /// The page is held by a [`Page`](super::Page) or by fragments, which free it themselves.
     #[error("the page at {addr:#x} was freed before and is held by a `Page` or by fragments now")]
     Owned {
-        /// The address that was given.
+        /// The address.
         addr: usize,
     },
     /// The two addresses do not belong to one page.
     #[error("the page at {addr:#x} is {expected} for the device, not {iova}")]
     WrongIova {
-        /// The address that was given.
+        /// The address.
         addr: usize,
         /// The device's address that was given with it.
         iova: Iova,
@@ -121,21 +121,20 @@ pub enum FreeError {
     },
 }
 
-/// Why a list of raw pages was not taken back whole.
+/// Why a list of raw pages was not freed completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("after {freed} pages of the list were freed: {error}")]
 pub struct BulkFreeError {
-    /// How many pages, from the start of the list, are free now. The one after them is at fault; it and the rest are as
-    /// they were.
+    /// How many pages from the start of the list are free now. The next one was refused; it and the rest are unchanged.
     pub freed: usize,
-    /// What is wrong with it.
+    /// Why it was refused.
     #[source]
     pub error: FreeError,
 }
 
 /// A pool has 2^24 names for holders, and no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no more than {limit} names of holders in one pool: use one again")]
+#[error("a pool has at most {limit} names of holders: reuse one")]
 pub struct TooManyTags {
     /// The most that there can be.
     pub limit: usize,
@@ -150,17 +149,17 @@ pub enum RevokeError {
         "all of the memory is mapped for as long as it lives: expose an arena per use where pages must be taken back"
     )]
     Permanent,
-    /// Nobody asked for it: the pool was closed, or its chunks' source can not.
+    /// Not requested: the pool was closed, or its source cannot revoke.
     #[error("the pool was closed and not destroyed, so chunks stay mapped until their last page is back")]
     NotAsked,
-    /// The device could not be kept from it: it may reach the chunk for ever, which therefore is never used again.
-    #[error("the device could not be kept from a chunk, which is never used again: {0}")]
+    /// Revoking failed: the device may reach the chunk forever, so it is quarantined.
+    #[error("cannot revoke the device's access to a chunk, which is quarantined: {0}")]
     Unmap(alloc::string::String),
 }
 
 impl RevokeError {
-    /// Whether the chunk is lost: the device may reach it for ever, so it never goes back.
-    pub fn is_for_ever(&self) -> bool {
+    /// Returns whether the chunk is quarantined: the device may reach it forever, so it is never released.
+    pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Unmap(_))
     }
 }

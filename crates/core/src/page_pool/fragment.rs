@@ -8,7 +8,7 @@ use super::config::Tag;
 use super::consumer::PagePool;
 use super::error::AllocError;
 use super::inner::Inner;
-use super::keep::give_back;
+use super::keep::recycle_remotely;
 use super::open::Open;
 use super::ring::Entry;
 use crate::addr::Iova;
@@ -93,7 +93,7 @@ impl<S: ChunkSource> Drop for Fragment<S> {
     fn drop(&mut self) {
         if self.release() {
             // SAFETY: the page was handed out as owned, to its fragments, and comes back with the last of them, this one.
-            unsafe { give_back(self.shared, &[Entry::owned(self.frame)]) };
+            unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
         }
     }
 }

@@ -200,7 +200,7 @@ impl<S: ChunkSource> Inner<S> {
     /// Whether the page is out in raw form, and nobody has freed it yet.
     #[inline(always)]
     pub(super) fn check_raw(record: &PageRecord, page: RawPage) -> Result<(), FreeError> {
-        if record.state() == State::Raw && !record.is_posted() {
+        if record.state() == State::Raw && !record.is_remote_freed() {
             return Ok(());
         }
         let addr = page.ptr.as_ptr().addr();

@@ -71,7 +71,7 @@ impl<S: ChunkSource> Drop for Keep<S> {
 /// Each entry is a raw free, the caller having a [`Keep`] (then it may be mistaken); or a page that was handed out as owned and
 /// that is given back this once.
 #[inline]
-pub(super) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Inner<S>>, entries: &[Entry]) {
+pub(super) unsafe fn recycle_remotely<S: ChunkSource>(shared: NonNull<Inner<S>>, entries: &[Entry]) {
     // SAFETY: alive as long as one of the entries is not back (see the module), or as the caller's `Keep`.
     let claim = unsafe { shared.as_ref() }.ring.claim(entries.len());
     // From here the ring waits for what was claimed; the pool may go as soon as it has the last.
@@ -81,14 +81,14 @@ pub(super) unsafe fn give_back<S: ChunkSource>(shared: NonNull<Inner<S>>, entrie
     };
     if placed < entries.len() {
         // SAFETY: the pages that remain are not back.
-        unsafe { give_back_slow(shared, entries.get(placed..).unwrap_or_default()) };
+        unsafe { recycle_slow(shared, entries.get(placed..).unwrap_or_default()) };
     }
 }
 
 /// # Safety
-/// As for [`give_back`], and there is at least one entry.
+/// As for [`recycle_remotely`], and there is at least one entry.
 #[cold]
-unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Inner<S>>, entries: &[Entry]) {
+unsafe fn recycle_slow<S: ChunkSource>(ptr: NonNull<Inner<S>>, entries: &[Entry]) {
     // SAFETY: alive as long as one of the entries is not back.
     let shared = unsafe { ptr.as_ref() };
     shared.keep.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ unsafe fn give_back_slow<S: ChunkSource>(ptr: NonNull<Inner<S>>, entries: &[Entr
         return;
     }
     for &entry in entries {
-        keep.arrive_late(entry);
+        keep.recycle_after_close(entry);
         if entry.generation().is_none() {
             // SAFETY: the ring is closed, so the page's own reference is part of the count (`take_down`), or will be before
             // the bias is taken off; it is given up with the page.

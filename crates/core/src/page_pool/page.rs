@@ -2,7 +2,7 @@
 
 use super::config::Tag;
 use super::inner::Inner;
-use super::keep::give_back;
+use super::keep::recycle_remotely;
 use super::ring::Entry;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
@@ -10,10 +10,10 @@ use crate::mem::DmaMemory;
 use core::fmt;
 use core::ptr::NonNull;
 
-/// A page that goes back to its pool when it is dropped, from any thread; it may outlive the pool.
+/// A page that frees itself on drop, from any thread; it may outlive its pool.
 ///
-/// Dropped, it goes through the ring. [`PagePool::recycle`] is the consumer's quick way back, [`Remote::recycle_all`]
-/// that of other threads for many.
+/// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the consumer,
+/// [`Remote::recycle_all`](super::Remote::recycle_all) for many pages on other threads.
 pub struct Page<S: ChunkSource> {
     /// Alive as long as the page is out (see `inner`).
     pub(super) shared: NonNull<Inner<S>>,
@@ -34,19 +34,19 @@ impl<S: ChunkSource> Page<S> {
         unsafe { self.shared.as_ref() }
     }
 
-    /// What the device is told: the page's first byte. It writes from [`Config::offset`] bytes further on.
+    /// Returns the device's address of the page's first byte. The device writes from [`Config::offset`](super::Config::offset) on.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.shared().raw_at(self.frame).iova
     }
 
-    /// The page's memory, all of it, to be read and written beside the device.
+    /// Returns the page's memory, all of it, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
         self.shared().memory_of(self.frame)
     }
 
-    /// Says who holds the page, for [`PagePool::holders`]. Kept until the page is back.
+    /// Sets the name of the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page is recycled.
     #[inline]
     pub fn tag(&self, tag: Tag) {
         if let Some(record) = self.shared().directory.record(self.frame) {
@@ -54,9 +54,9 @@ impl<S: ChunkSource> Page<S> {
         }
     }
 
-    /// Gives the processor what the device wrote: `len` bytes from [`Config::offset`], at most
-    /// [`Config::max_len`]. When the page goes back, only those are synced for the device. On a coherent machine that is
-    /// all bookkeeping.
+    /// Syncs what the device wrote for the processor: `len` bytes from [`Config::offset`](super::Config::offset), at most
+    /// [`Config::max_len`](super::Config::max_len). Only those are synced for the device when the page is recycled. On a
+    /// coherent machine this only records `len`.
     #[inline]
     pub fn sync_for_cpu(&mut self, len: usize) {
         let config = self.shared().config;
@@ -68,7 +68,7 @@ impl<S: ChunkSource> Page<S> {
         }
     }
 
-    /// The page synced for the device, on its way back: from here it is the entry that must go to the ring, once.
+    /// Syncs the page for the device and turns it into an entry, which must go to the ring, once.
     #[inline(always)]
     pub(super) fn into_entry(self) -> Entry {
         self.shared().sync_for_device(self.frame, self.written as usize);
@@ -83,7 +83,7 @@ impl<S: ChunkSource> Drop for Page<S> {
     fn drop(&mut self) {
         self.shared().sync_for_device(self.frame, self.written as usize);
         // SAFETY: the page was handed out as owned, to this value, and comes back with it.
-        unsafe { give_back(self.shared, &[Entry::owned(self.frame)]) };
+        unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
     }
 }
 

@@ -1,12 +1,12 @@
-//! What is known of each page: a table that the pool owns, never a header in the memory.
+//! The state of each page: a table that the pool owns, never a header in the memory.
 //!
 //! # Who may write what
 //!
-//! While a page is free, or out in raw form, only the consumer writes its record. While a [`Page`](super::Page) owns it,
-//! that owner may write its tag, and the holders of its fragments count their shares. A raw free from another thread
-//! writes `posted` and nothing else: whether it counts is decided by the consumer, who compares the *generation* of
-//! the free with the page's own. So a second free can neither disturb a later holder nor be counted twice, and the path
-//! needs no read-modify-write but the ring's.
+//! While a page is free, or allocated raw, only the consumer writes its record. While a [`Page`](super::Page) owns it, that
+//! owner may write its tag, and the holders of its fragments count their shares. A raw free from another thread writes
+//! `remote_freed` and nothing else: the consumer decides whether it counts, by comparing the *generation* of the free with
+//! the page's own. So a second free can neither disturb a later holder nor be counted twice, and the path needs no
+//! read-modify-write except the ring's.
 
 use crate::frame::Frame;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
@@ -41,7 +41,7 @@ pub(super) struct PageRecord {
     /// How often the page was handed out in raw form, in 32 bits.
     generation: AtomicU32,
     /// The generation that was last freed in raw form by another thread than the consumer's.
-    posted: AtomicU32,
+    remote_freed: AtomicU32,
     /// How many shares of the page are out.
     shares: AtomicU32,
 }
@@ -49,7 +49,7 @@ pub(super) struct PageRecord {
 impl PageRecord {
     fn new() -> Self {
         let zero = || AtomicU32::new(0);
-        Self { word: zero(), generation: zero(), posted: zero(), shares: zero() }
+        Self { word: zero(), generation: zero(), remote_freed: zero(), shares: zero() }
     }
 
     #[inline(always)]
@@ -95,13 +95,13 @@ impl PageRecord {
 
     /// Whether a raw free of this generation is on its way to the consumer.
     #[inline(always)]
-    pub(super) fn is_posted(&self) -> bool {
-        self.posted.load(Ordering::Relaxed) == self.generation()
+    pub(super) fn is_remote_freed(&self) -> bool {
+        self.remote_freed.load(Ordering::Relaxed) == self.generation()
     }
 
     #[inline(always)]
-    pub(super) fn post(&self, generation: u32) {
-        self.posted.store(generation, Ordering::Relaxed);
+    pub(super) fn remote_free(&self, generation: u32) {
+        self.remote_freed.store(generation, Ordering::Relaxed);
     }
 
     /// The record of the page's shares.

@@ -3,7 +3,7 @@
 use super::config::Tag;
 use super::error::{BulkFreeError, FreeError, TooManyTags};
 use super::inner::Inner;
-use super::keep::{Keep, give_back};
+use super::keep::{Keep, recycle_remotely};
 use super::magazine::BULK;
 use super::page::Page;
 use super::raw::RawPage;
@@ -47,7 +47,7 @@ impl<S: ChunkSource> Batch<'_, S> {
         self.len = 0;
         if !entries.is_empty() {
             // SAFETY: each was put in by a raw free, whose `Remote` lends `to`, or by a page that ended in it.
-            unsafe { give_back(self.to.as_ptr(), entries) };
+            unsafe { recycle_remotely(self.to.as_ptr(), entries) };
         }
     }
 }
@@ -85,7 +85,7 @@ impl<S: ChunkSource> Remote<S> {
     pub fn free_raw(&self, page: RawPage) -> Result<(), FreeError> {
         let entry = self.entry_of(page)?;
         // SAFETY: a raw free, and `self` keeps the pool.
-        unsafe { give_back(self.0.as_ptr(), &[entry]) };
+        unsafe { recycle_remotely(self.0.as_ptr(), &[entry]) };
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl<S: ChunkSource> Remote<S> {
         let (frame, record) = self.0.find(page)?;
         Inner::<S>::check_raw(record, page)?;
         let generation = record.generation();
-        record.post(generation);
+        record.remote_free(generation);
         self.0.sync_for_device(frame, self.0.config.max_len);
         Ok(Entry::raw(frame, generation))
     }

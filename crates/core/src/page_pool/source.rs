@@ -1,4 +1,4 @@
-//! What a page pool asks of the world beyond chunks.
+//! What a page pool needs beyond chunks.
 
 use super::error::RevokeError;
 use crate::addr::Iova;
@@ -9,15 +9,15 @@ use crate::share::Shared;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-/// A source that can take a device's access to a chunk away although the chunk is still in use.
+/// A source that can revoke a device's access to a chunk that is still in use.
 ///
 /// # Safety
-/// Implementers owe: after `hide` returned `Ok` no device reaches the chunk, and its memory is as valid as before and
-/// still nobody else's, until `release_hidden` gets it back. After an error that is
-/// [for ever](RevokeError::is_for_ever) its memory is valid and nobody else's for ever: the pool does not give it back. After any
-/// other error it is as if `hide` had not been called: the chunk goes back by [`release`](ChunkSource::release).
+/// Implementers guarantee: after `hide` returned `Ok` no device reaches the chunk, and its memory stays valid and is
+/// allocated to no other caller until `release_hidden`. After a [permanent](RevokeError::is_permanent) error the chunk is
+/// quarantined: its memory stays valid and is allocated to no other caller, forever, and the pool does not release it. Any
+/// other error is as if `hide` had not been called: the chunk is released by [`release`](ChunkSource::release).
 pub unsafe trait RevocableSource: ChunkSource {
-    /// Takes the device's access away: strict, it waits until that is so.
+    /// Revokes the device's access and waits until that has completed.
     ///
     /// # Errors
     /// [`RevokeError`]: the device may still reach the chunk.
@@ -26,10 +26,10 @@ pub unsafe trait RevocableSource: ChunkSource {
     /// It is a run that [`acquire`](ChunkSource::acquire) returned for this order, not released and not hidden since.
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError>;
 
-    /// Takes a hidden run back.
+    /// Releases a hidden run.
     ///
     /// # Safety
-    /// `hide` returned `Ok` for it, it was not released since, and the caller reaches it no more.
+    /// `hide` returned `Ok` for it, it has not been released since, and the caller no longer accesses it.
     unsafe fn release_hidden(&self, frame: Frame, order: Order);
 }
 
@@ -51,17 +51,17 @@ macro_rules! forward {
 
 forward!(&S => Sized, Box<S> => Sized, Arc<S> => Sized, Shared<S>);
 
-/// What a machine does whose devices do not see the processor's caches. On one that is coherent (x86-64, and most of the
-/// others) there is nothing to do, which is what the methods do if nothing is said.
+/// Cache maintenance for machines whose devices do not see the processor's caches. On coherent ones (x86-64 and most
+/// others) there is nothing to do, which is the default of the methods.
 ///
 /// The pool calls them with the bytes that a device may have written, and no others: at most
 /// [`max_len`](super::Config::max_len) from [`offset`](super::Config::offset).
 pub trait SyncOps: Send + Sync {
-    /// The device gets the bytes: what the processor wrote is written back, what it cached is dropped.
+    /// Passes the bytes to the device: writes back and invalidates the processor's cache lines.
     fn for_device(&self, memory: DmaMemory<'_>, iova: Iova) {
         let _ = (memory, iova);
     }
-    /// The processor gets the bytes that the device wrote.
+    /// Passes the bytes that the device wrote to the processor.
     fn for_cpu(&self, memory: DmaMemory<'_>, iova: Iova) {
         let _ = (memory, iova);
     }

@@ -148,7 +148,7 @@ fn a_second_free_that_was_not_told_is_found_and_frees_nothing() {
         let (frame, account) = pool.keep.find(raw).unwrap();
         let stale = ring::Entry::raw(frame, account.generation());
         // SAFETY: a raw free, and `pool` keeps the pool.
-        let put = |pool: &PagePool<Heap>| unsafe { keep::give_back(pool.keep.as_ptr(), &[stale; 3]) };
+        let put = |pool: &PagePool<Heap>| unsafe { keep::recycle_remotely(pool.keep.as_ptr(), &[stale; 3]) };
         pool.free_raw(raw).unwrap();
         put(&pool);
         let page = pool.alloc().unwrap();

@@ -91,7 +91,7 @@ fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
             let end = pool.destroy();
             assert_eq!((heap.count(Use::Mapping), heap.count(Use::Hidden)), (64, 4 * 64));
             let (bytes, why) = end.reachable().unwrap();
-            assert_eq!((bytes, why.is_for_ever()), (64 * 4096, lost));
+            assert_eq!((bytes, why.is_permanent()), (64 * 4096, lost));
             drop(held);
             assert_eq!(end.pages_out(), 0);
             // What the device may reach for ever is never given back.

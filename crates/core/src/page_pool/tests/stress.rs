@@ -5,10 +5,10 @@ use super::*;
 /// One consumer hands pages, raw pages and fragments to seven others, who give them back in every way there is; then the pool
 /// goes while they still hold some.
 #[test]
-fn stress_page_pool_with_seven_who_give_back() {
+fn stress_seven_threads_free_pages() {
     for ring in [1, 64, 1024] {
         let heap = Heap::new(8 << 20);
-        give_back(&heap, ring, if cfg!(miri) { 3 } else { 700 });
+        pages_freed_by_seven_threads(&heap, ring, if cfg!(miri) { 3 } else { 700 });
         assert_eq!(heap.count(Use::Free), 2048, "all is back");
         assert_eq!(heap.handles(), 1, "what was shared is gone");
     }
@@ -20,7 +20,7 @@ enum Thing {
     Fragment(Fragment<Heap>),
 }
 
-fn give_back(heap: &Heap, ring: u32, rounds: u64) {
+fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
     let mut pool = heap.pool(Config { ring, ..Config::default() });
     let remote = pool.remote();
     let hands: [Mutex<Vec<Thing>>; 7] = Default::default();

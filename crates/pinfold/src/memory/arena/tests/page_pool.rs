@@ -191,7 +191,7 @@ fn an_arena_that_is_exposed_whole_keeps_its_pages_reachable_and_says_so() {
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
     let (bytes, why) = end.reachable().unwrap();
-    assert_eq!((bytes, why, why.is_for_ever()), (64 * 4096, &RevokeError::Permanent, false));
+    assert_eq!((bytes, why, why.is_permanent()), (64 * 4096, &RevokeError::Permanent, false));
     assert!(lands(&port, page.iova()));
     drop(page);
     assert_eq!(arena.stats().frames_in_use, 0);
@@ -210,7 +210,7 @@ fn a_flush_that_hangs_keeps_the_pages_for_ever() {
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
     let (bytes, why) = end.reachable().unwrap();
-    assert!(bytes == 64 * 4096 && why.is_for_ever(), "{why}");
+    assert!(bytes == 64 * 4096 && why.is_permanent(), "{why}");
     drop(page);
     let stats = arena.stats();
     assert_eq!((stats.frames_in_use, stats.frames_quarantined), (64, 64));

@@ -178,7 +178,7 @@ fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
         let page = pool.alloc().unwrap();
         let end = pool.destroy();
         let (bytes, why) = end.reachable().unwrap();
-        assert!(bytes == 64 * 4096 && why.is_for_ever(), "{why}");
+        assert!(bytes == 64 * 4096 && why.is_permanent(), "{why}");
         page.memory().write_u64(0, 1).unwrap();
         drop(page);
         assert_eq!(end.pages_out(), 0);
