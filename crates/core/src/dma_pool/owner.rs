@@ -58,7 +58,7 @@ pub(super) struct Owner {
 #[derive(Clone, Copy, Default, Debug)]
 enum Listed {
     #[default]
-    NotListed,
+    Nowhere,
     Spent,
     Open,
 }
@@ -113,7 +113,7 @@ impl Owner {
                 }
                 return Err(refused);
             }
-            let listed = if owned { self.unlist_current(row) } else { Listed::NotListed };
+            let listed = if owned { self.unlist_current(row) } else { Listed::Nowhere };
             self.make_current(geometry, row, ROW, listed);
         }
         // Again: a remote free of the same block may have been collected since the check above.
@@ -145,11 +145,11 @@ impl Owner {
             Fill::Open => Listed::Open,
             Fill::Sparse => {
                 self.sparse.remove(row);
-                Listed::NotListed
+                Listed::Nowhere
             }
             Fill::Whole => {
                 self.whole.remove(row);
-                Listed::NotListed
+                Listed::Nowhere
             }
         }
     }
@@ -164,7 +164,7 @@ impl Owner {
             Listed::Open => self.open.remove(row),
             Listed::Spent if fill == Fill::Spent => return,
             Listed::Spent => self.spent.remove(row),
-            Listed::NotListed => {}
+            Listed::Nowhere => {}
         }
         self.enlist(row);
     }
@@ -236,7 +236,7 @@ impl Owner {
             };
             break row;
         };
-        self.make_current(geometry, row, if self.watched { 1 } else { ROW }, Listed::NotListed);
+        self.make_current(geometry, row, if self.watched { 1 } else { ROW }, Listed::Nowhere);
         true
     }
 
