@@ -107,7 +107,7 @@ fn a_wrong_raw_free_is_told_and_changes_nothing() {
         (moved(64 << 20), "is in no page"),
         (moved(1), "is inside a page of 8192 bytes"),
         (moved(4096), "is inside a page of 8192 bytes"),
-        (moved(8192), "it was freed before"),
+        (moved(8192), "it was freed twice"),
         (of_owned, "is held by a `Page`"),
         (crooked, "for the device, not iova:0x5"),
     ];
