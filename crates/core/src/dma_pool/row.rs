@@ -343,7 +343,7 @@ pub(super) enum Fill {
     Spent,
     /// Some of its blocks.
     Open,
-    /// Most of its blocks, by the [terms](super::depot::Terms): it counts against what its owner may have.
+    /// Most of its blocks, by the [terms](super::terms::Terms): it counts against what its owner may have.
     Sparse,
     /// All of its blocks: likewise.
     Whole,

@@ -5,7 +5,7 @@ use core::fmt;
 /// The largest table, that of io_uring.
 pub(super) const MAX_BUFFERS: usize = 16_384;
 
-/// The number of a buffer in a [`Registry`]; the same number names it to a ring.
+/// The number of a buffer in a [`Registry`](super::Registry); the same number names it to a ring.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferIndex(pub(super) u16);
 
