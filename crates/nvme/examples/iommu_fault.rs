@@ -5,7 +5,7 @@
 //!   addresses. Not a byte of the buffer may change, and not a byte of what is in it may reach the namespace. What the
 //!   controller says is printed. (A real one says that the transfer failed; QEMU's, 7.2 at least, takes no notice
 //!   of data that it could not move, and says that all went well.)
-//! - A PRP list: it is taken back while the command is under way. The command must end with an error status, and the
+//! - A PRP list: its memory is unmapped while the command is in flight. The command must end with an error status, and the
 //!   namespace hold what it held.
 
 use pinfold::vfio::Options;

@@ -1,4 +1,44 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
+//!
+//! A driver can own a domain with all that it uses, and move between threads: mappings of a [`DomainOwner`] and blocks of a
+//! [`Shared`] pool hold a share of what they belong to, without a read-modify-write on the hot path.
+//!
+//! ```
+//! use pinfold::core::dma_pool::{Block, Local};
+//! use pinfold::share::Shared;
+//! use pinfold::{Arena, Buffer, DmaPool, Domain, DomainOwner, FromDevice, Mapping};
+//!
+//! struct Driver {
+//!     domain: DomainOwner,
+//!     pool: Shared<DmaPool<Arena>>,
+//!     local: Local<Arena>,
+//!     descriptors: Block<Arena>,
+//!     ring: Vec<Mapping<Buffer, FromDevice>>,
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?; // or that of a `vfio::Device`
+//! let arena = Arena::builder().size(4 << 20).build(&domain)?;
+//! let pool = Shared::new(DmaPool::new(arena.clone(), "descriptors", 128, 128, 0)?);
+//! let (mut owner, mut local) = (domain.owner(), pool.local());
+//! let descriptors = local.alloc_zeroed()?;
+//! let mapping = owner.map(arena.alloc(4096)?, FromDevice)?;
+//! descriptors.memory().write_u64(0, mapping.iova().start().raw())?;
+//! let mut driver = Driver { domain: owner, pool, local, descriptors, ring: vec![mapping] };
+//! drop((domain, arena)); // the driver keeps alive what it needs
+//!
+//! let thread = std::thread::spawn(move || {
+//!     let mut revoked = Vec::new();
+//!     driver.domain.revoke_all(driver.ring.drain(..), &mut revoked); // one flush
+//!     let quiesced = revoked.into_iter().filter_map(|one| driver.domain.wait(one).ok()).count();
+//!     driver.local.free(driver.descriptors);
+//!     (quiesced, driver.pool.report().to_string())
+//! });
+//! let (quiesced, report) = thread.join().map_err(|_| "panicked")?;
+//! assert_eq!(quiesced, 1);
+//! println!("{report}");
+//! # Ok(()) }
+//! ```
 
 use pinfold_core::domain::DomainOwner;
 use pinfold_core::share::Shared;

@@ -48,7 +48,7 @@ fn build(bytes: u64, source: Source) -> Result<Arena, BuildError> {
 }
 
 #[test]
-fn hugepages_are_had_rounded_up_never_swapped_and_given_back() {
+fn hugepages_are_rounded_up_never_swapped_and_released() {
     let Some(_reserve) = Reserve::pages(8) else { return skipped("may not reserve hugepages") };
     for source in [Source::Hugetlb2M, Source::Memfd2M] {
         let arena = build((3 << 20) + 1, source).unwrap();

@@ -17,7 +17,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How many bytes a request moves.
 const PIECE: usize = 64 << 10;
-/// How many requests are under way at once.
+/// How many requests are in flight at once.
 const DEPTH: usize = 8;
 
 /// The disk, and a buffer of Pinfold's.
@@ -56,19 +56,19 @@ impl Rig {
     }
 }
 
-/// What belongs to a request that is under way.
+/// What belongs to a request that is in flight.
 #[derive(Default)]
-struct UnderWay {
+struct InFlight {
     req: BlkReq,
     resp: BlkResp,
     token: u16,
 }
 
-/// All pieces of `data` under way together, and waits for them.
+/// All pieces of `data` in flight together, and waits for them.
 fn at_once(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> Result<()> {
-    let mut under_way: Vec<UnderWay> = data.chunks(PIECE).map(|_| UnderWay::default()).collect();
-    for (number, (piece, place)) in data.chunks_mut(PIECE).zip(&mut under_way).enumerate() {
-        let UnderWay { req, resp, token } = place;
+    let mut in_flight: Vec<InFlight> = data.chunks(PIECE).map(|_| InFlight::default()).collect();
+    for (number, (piece, place)) in data.chunks_mut(PIECE).zip(&mut in_flight).enumerate() {
+        let InFlight { req, resp, token } = place;
         let sector = sector + number * PIECE / SECTOR_SIZE;
         *token = if write {
             // SAFETY: piece, header and status stay where they are, and untouched, until completed below.
@@ -78,16 +78,16 @@ fn at_once(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> 
             unsafe { driver.read_blocks_nb(sector, req, piece, resp) }?
         };
     }
-    for _ in 0..under_way.len() {
+    for _ in 0..in_flight.len() {
         let used = loop {
             match driver.peek_used() {
                 Some(token) => break token,
                 None => std::hint::spin_loop(),
             }
         };
-        let mut places = data.chunks_mut(PIECE).zip(&mut under_way);
+        let mut places = data.chunks_mut(PIECE).zip(&mut in_flight);
         let (piece, place) = places.find(|(_, place)| place.token == used).ok_or("whose is that?")?;
-        let UnderWay { req, resp, token } = place;
+        let InFlight { req, resp, token } = place;
         let over = if write {
             // SAFETY: the same three that it was begun with.
             unsafe { driver.complete_write_blocks(*token, req, piece, resp) }

@@ -36,7 +36,7 @@ fn count(svg: &str, word: &str) -> usize {
 }
 
 #[test]
-fn a_log_axis_says_so_and_has_marks_and_ticks() {
+fn a_log_axis_is_labelled_and_has_marks_and_ticks() {
     let records = [record("a", "pinfold", 1.0), record("a", "inblock", 10.0), record("b", "pinfold", 100.0)];
     let svg = Plot { title: "s", records: &records }.to_string();
     let seen = elements(&svg);

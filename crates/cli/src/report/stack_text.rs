@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_for_interrupts_is_not_told_of_polling() {
+    fn interrupt_mode_does_not_report_polling() {
         let queues = |by_interrupt, sleeps| {
             let mut text = String::new();
             DeviceReport { queues: 1, by_interrupt, sleeps, interrupts: sleeps, ..Default::default() }

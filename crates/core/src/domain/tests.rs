@@ -142,7 +142,7 @@ fn set(flag: &AtomicBool) {
 }
 
 #[test]
-fn a_buffer_comes_back_when_its_ticket_is_done_and_not_before() {
+fn a_buffer_is_returned_when_its_ticket_has_completed_and_not_before() {
     let (mock, domain, drops) = domain();
     let mapped = domain.map(Buf::new(2, &drops), FromDevice).unwrap();
     let (iova, addr) = (mapped.iova(), mapped.memory().addr());
@@ -176,7 +176,7 @@ fn complete(mock: &Mock, ticket: Ticket) {
 }
 
 #[test]
-fn what_is_past_its_deadline_is_given_back_and_can_be_waited_for_again() {
+fn a_wait_past_its_deadline_returns_the_revoked_which_can_be_waited_for_again() {
     let (mock, domain, drops) = domain();
     let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
     let ticket = revoked.ticket();
@@ -235,7 +235,7 @@ fn what_is_late_when_the_unit_fails_is_quarantined() {
 }
 
 #[test]
-fn what_is_late_when_the_domain_goes_away_is_leaked() {
+fn what_is_late_when_the_domain_is_dropped_is_quarantined() {
     let (mock, domain, drops) = domain();
     drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
     drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap());
@@ -258,7 +258,7 @@ fn a_map_whose_rollback_is_late_gives_its_buffer_back_in_the_end() {
 }
 
 #[test]
-fn what_can_not_be_revoked_is_never_given_back() {
+fn what_cannot_be_revoked_is_never_released() {
     let (mock, domain, drops) = domain();
     let mapped = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
     set(&mock.refuse_revoke);

@@ -101,7 +101,7 @@ fn a_full_batch_becomes_a_flush_of_the_whole_domain() {
 }
 
 #[test]
-fn timed_out_is_not_done_and_nobody_waits_for_a_ticket_that_was_not_given_out() {
+fn timed_out_is_not_completed_and_a_ticket_that_was_not_issued_is_not_waited_for() {
     let inv = Invalidator::new(Hand::default());
     let ticket = inv.request([flush(1, 1)]);
     assert_eq!(inv.wait(ticket), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 }));
@@ -240,7 +240,7 @@ fn a_sink_that_names_a_ticket_from_the_future_is_not_believed() {
 }
 
 #[test]
-fn a_batch_that_finds_no_room_is_kept_and_tried_again() {
+fn a_batch_that_a_full_queue_refuses_is_kept_and_retried() {
     let inv = Invalidator::new(Hand::default());
     inv.queue().full.store(true, Ordering::SeqCst);
     let ticket = inv.request([flush(1, 1)]);
@@ -266,7 +266,7 @@ fn a_queue_that_stays_full_is_waited_for_no_longer_than_its_limit() {
 }
 
 #[test]
-fn stress_what_is_done_was_flushed_after_it_was_cleared() {
+fn stress_what_completed_was_flushed_after_it_was_cleared() {
     let inv = Arc::new(Invalidator::new(Snapshot::<4>::new()));
     crate::testing::scope(|scope| {
         for page in 0..4 {

@@ -20,7 +20,7 @@ fn visits(space: &IovaSpace) -> u64 {
 }
 
 #[test]
-fn a_width_a_length_or_an_alignment_that_can_not_be_is_refused() {
+fn an_invalid_width_length_or_alignment_is_refused() {
     assert_eq!(IovaSpace::new(12).unwrap_err(), IovaError::Width { bits: 12 });
     assert_eq!(IovaSpace::new(58).unwrap_err(), IovaError::Width { bits: 58 });
     let space = IovaSpace::new(39).unwrap();

@@ -221,7 +221,7 @@ fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
 }
 
 #[test]
-fn pages_of_another_table_are_given_back() {
+fn pages_of_another_table_are_returned() {
     let (a, b) = (bench(8, 3), bench(8, 3));
     // Both benches claim the same physical address; give one another.
     let pages = TablePages::new(b.pages, PhysAddr::new(0x1000_0000)).unwrap();

@@ -107,7 +107,7 @@ fn as_many_aborts_are_outstanding_as_the_controller_takes() {
 }
 
 #[test]
-fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_goes_on() {
+fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_continues() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;

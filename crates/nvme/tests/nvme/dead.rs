@@ -34,7 +34,7 @@ fn admin_commands_that_fail_or_get_lost_are_named() {
 }
 
 #[test]
-fn a_queue_dropped_with_commands_under_way_keeps_what_they_reach() {
+fn a_queue_dropped_with_commands_in_flight_keeps_what_they_reach() {
     let (bench, _) = by_hand();
     let faults = bench.model.faults();
     let mut queue = bench.controller.create_queue(2).unwrap();
@@ -85,7 +85,7 @@ impl Registers for Lent {
 }
 
 #[test]
-fn a_controller_that_is_removal_requested_is_disabled_with_everything_given_back() {
+fn a_controller_whose_removal_is_requested_is_disabled_and_everything_is_released() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let lent = Lent { registers: model.registers(), removal_requested: Arc::default() };
@@ -106,7 +106,7 @@ fn a_controller_that_is_removal_requested_is_disabled_with_everything_given_back
 }
 
 #[test]
-fn a_controller_that_somebody_else_stopped_is_an_error_at_once() {
+fn a_controller_that_was_stopped_from_outside_is_an_error_at_once() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
     bench.model.faults().inject(Trigger::Every(1), Fault::Hold);
@@ -129,7 +129,7 @@ fn a_controller_that_somebody_else_stopped_is_an_error_at_once() {
 }
 
 #[test]
-fn a_controller_that_is_pulled_out_is_gone_at_once() {
+fn a_controller_that_is_unplugged_fails_at_once() {
     let Bench { controller, model, arena } =
         bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = controller.create_queue(2).unwrap();

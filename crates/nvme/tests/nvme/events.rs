@@ -66,7 +66,7 @@ fn a_controller_that_has_no_events_works_without() {
 }
 
 #[test]
-fn events_that_nobody_takes_are_bounded_and_counted() {
+fn events_that_are_not_taken_are_bounded_and_counted() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     for i in 0..100 {
         // Each names another log page, so none is masked.

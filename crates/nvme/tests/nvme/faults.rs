@@ -103,7 +103,7 @@ fn a_lost_completion_quarantines_until_reset() {
 }
 
 #[test]
-fn a_late_completion_is_recognised_and_given_to_nobody() {
+fn a_late_completion_is_recognised_and_discarded() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(1).unwrap();
     let faults = bench.model.faults();
@@ -131,7 +131,7 @@ fn a_late_completion_is_recognised_and_given_to_nobody() {
 }
 
 #[test]
-fn what_is_dropped_under_way_is_leaked_and_counted() {
+fn what_is_dropped_in_flight_is_quarantined_and_counted() {
     let (bench, hand) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
     bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
@@ -275,7 +275,7 @@ fn completions_out_of_order_find_their_requests() {
 }
 
 #[test]
-fn a_foreign_completion_comes_back_with_the_request() {
+fn a_foreign_completion_is_returned_with_the_request() {
     let (bench, _) = by_hand();
     let mut queue = bench.controller.create_queue(2).unwrap();
     let first = queue.flush(1).unwrap();

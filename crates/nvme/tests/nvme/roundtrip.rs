@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 #[test]
-fn the_controller_says_what_it_is() {
+fn the_controller_identifies_itself() {
     let mut model = ModelConfig::new(namespaces(8 << 20));
     (model.mdts, model.mqes, model.queues) = (5, 63, 3);
     let bench = bench(256, model, Config::default());
@@ -85,7 +85,7 @@ fn several_segments_are_one_payload() {
 }
 
 #[test]
-fn every_depth_wraps_and_says_when_it_is_full() {
+fn every_depth_wraps_and_reports_when_it_is_full() {
     let model = ModelConfig::new(namespaces(8 << 20));
     let bench = bench(2000, model, Config::default());
     for depth in [1, 2, 3, 31, 32, 63, 64, 65, 128, 255, 256] {
@@ -175,7 +175,7 @@ fn what_is_discarded_reads_as_zeroes_and_flush_works() {
 }
 
 #[test]
-fn everything_is_given_back() {
+fn everything_is_released() {
     let arena = Arena(Memory::new(512));
     let model =
         pinfold_nvme_model::ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20)))

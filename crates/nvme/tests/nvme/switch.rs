@@ -96,7 +96,7 @@ impl Registers for Slow {
 }
 
 #[test]
-fn enabling_takes_as_long_as_crto_says_within_reason() {
+fn enabling_takes_at_most_the_bounded_crto() {
     for (crto, limit_ms) in [(0, 10_000), (400, 200_000), (400 << 16, 10_000), (0xffff, 600_000)] {
         let (arena, model) = spawn();
         model.faults().set_stuck(true);
@@ -107,7 +107,7 @@ fn enabling_takes_as_long_as_crto_says_within_reason() {
 }
 
 #[test]
-fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
+fn a_controller_that_cannot_be_disabled_keeps_its_memory() {
     let (arena, model) = spawn();
     let (config, ticks) = hasty(SECOND / 250);
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
@@ -132,7 +132,7 @@ fn a_controller_that_can_not_be_disabled_keeps_its_memory() {
 }
 
 #[test]
-fn a_failed_enable_is_over_when_the_failure_is() {
+fn a_failed_enable_ends_with_the_failure() {
     /// Clears CC's entry sizes and sets a command set that the model does not have, so that enabling fails.
     #[derive(Clone)]
     struct Wrong(ModelRegisters, Arc<AtomicU32>);

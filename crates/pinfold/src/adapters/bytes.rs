@@ -1,4 +1,19 @@
 //! [`Bytes`] from DMA memory, without a copy.
+//!
+//! ```
+//! use pinfold::adapters::bytes::freeze;
+//! use pinfold::{Arena, Domain, FromDevice};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(1 << 20).build(&domain)?;
+//! let mapping = domain.map(arena.alloc(4096)?, FromDevice)?;
+//! # let device = domain.port().ok_or("no port")?;
+//! # device.write(mapping.iova().start(), b"from the device")?;
+//! let bytes = freeze(mapping.unmap()?)?; // no device reaches it any more
+//! assert_eq!(&bytes.slice(..4)[..], b"from");
+//! # Ok(()) }
+//! ```
 
 use crate::Buffer;
 use crate::arena::NotExclusive;
@@ -6,11 +21,11 @@ use ::bytes::Bytes;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// The buffer was not made into [`Bytes`]; here it is.
+/// A buffer that could not become [`Bytes`], and why.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct NotFrozen {
-    /// What was to be frozen.
+    /// The buffer.
     pub buffer: Buffer,
     /// Why it was not.
     #[source]
@@ -23,10 +38,10 @@ impl fmt::Debug for NotFrozen {
     }
 }
 
-/// All bytes of the buffer, read-only and shareable from here on. Nothing is copied.
+/// Converts the buffer into [`Bytes`], read-only and shareable, without a copy.
 ///
-/// A buffer comes back out of a mapping when no device reaches it any more, so what is frozen stays as the device left
-/// it. The memory returns to the arena when the last clone and the last slice of the `Bytes` is dropped. Of fewer
+/// A buffer leaves its mapping when no device can reach it, so the bytes stay as the device left
+/// them. The memory returns to the arena when the last clone and the last slice of the `Bytes` is dropped. Of fewer
 /// bytes: `bytes.slice(..n)`. O(1).
 ///
 /// # Errors
@@ -96,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_goes_back_with_the_last_slice_from_any_thread() {
+    fn the_memory_is_freed_with_the_last_slice_from_any_thread() {
         let domain = Domain::soft().unwrap();
         let arena = arena(&domain, MappingPolicy::PerUse, Source::Plain);
         let bytes = freeze(arena.alloc_zeroed(4096).unwrap()).unwrap();
@@ -118,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_others_may_write_is_given_back() {
+    fn memory_that_others_may_write_is_returned() {
         let domain = Domain::soft().unwrap();
         for (mapping_policy, source) in
             [(MappingPolicy::Whole, Source::Plain), (MappingPolicy::PerUse, Source::Memfd)]

@@ -1,9 +1,23 @@
 //! Guest memory over an arena: [`vm_memory`]'s traits.
 //!
-//! A virtual machine monitor, or a device model of one, reaches the memory by [`VolatileSlice`]s and as
-//! [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so any arena will do. With
+//! A virtual machine monitor, or one of its device models, accesses the memory by [`VolatileSlice`]s and as
+//! [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so any arena is accepted. With
 //! [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of the arena's domain reaches all of it at
 //! [`GuestRegion::iova`], as a device that is passed through to the guest must.
+//!
+//! ```
+//! use pinfold::adapters::vm_memory::{GuestArena, GuestRegion};
+//! use pinfold::{Arena, Domain, MappingPolicy};
+//! use vm_memory::{Bytes, GuestAddress};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let arena = Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
+//! let region = GuestRegion::new(arena.alloc_zeroed(2 << 20)?, GuestAddress(0))?;
+//! let guest = GuestArena::from_regions(vec![region])?;
+//! guest.write_slice(b"kernel", GuestAddress(0x1000))?;
+//! # Ok(()) }
+//! ```
 
 use crate::{Arena, Buffer, Source};
 use ::vm_memory::bitmap::BS;
@@ -26,7 +40,7 @@ pub struct GuestRegion {
     start: GuestAddress,
 }
 
-/// The region would not end within the guest's 64 bits; here is the buffer.
+/// A buffer that would not end within the guest's 64 bits as a region.
 #[derive(thiserror::Error)]
 #[error("a region of {len} bytes at guest address {start:#x} ends past the last address", len = .buffer.len())]
 pub struct PastEnd {

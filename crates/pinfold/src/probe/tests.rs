@@ -75,7 +75,7 @@ fn find<'f>(findings: &'f [Finding], what: &str) -> &'f Finding {
 }
 
 #[test]
-fn a_machine_with_nothing_lacks_everything_and_says_what_mends_it() {
+fn a_machine_with_nothing_lacks_everything_and_names_the_fixes() {
     let (_top, roots) = machine(&[]);
     let findings = Facts::gather(&roots, SMALL, LOCKED_DOWN).findings();
     for what in

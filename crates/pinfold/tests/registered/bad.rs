@@ -11,7 +11,7 @@ fn memory(error: MemoryError) -> RegistrationError {
 }
 
 #[test]
-fn memory_that_can_not_be_registered_says_why_and_changes_nothing() {
+fn memory_that_cannot_be_registered_is_an_error_and_changes_nothing() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let parts = [(Kind::Plain, 4 * PAGE), (Kind::Hole, PAGE), (Kind::Plain, PAGE), (Kind::ReadOnly, PAGE)];
@@ -114,7 +114,7 @@ fn indices_and_offsets_that_are_none() {
 }
 
 #[test]
-fn a_ring_that_is_gone_is_an_error_and_what_is_pinned_stays_so() {
+fn a_closed_ring_is_an_error_and_its_memory_stays_pinned() {
     use std::os::fd::AsRawFd;
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };

@@ -79,7 +79,7 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
 }
 
 #[test]
-fn memory_that_can_not_be_watched_says_so_and_keeps_its_old_pages() {
+fn memory_that_cannot_be_watched_is_reported_and_keeps_its_old_pages() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Disk, 4 * PAGE) else { return };
     let registration = buffers.get(index).unwrap();
@@ -114,7 +114,7 @@ fn a_neighbour_on_the_same_page_stays_watched() {
 }
 
 #[test]
-fn a_page_that_is_unmapped_while_pinned_never_becomes_anybody_elses() {
+fn a_page_that_is_unmapped_while_pinned_is_not_reused() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Plain, 64 * PAGE) else { return };
     let Some((mut ring, places)) = cloned(&buffers, index) else { return };
@@ -148,7 +148,7 @@ fn a_page_that_is_unmapped_while_pinned_never_becomes_anybody_elses() {
 }
 
 #[test]
-fn after_a_fork_the_parent_keeps_the_pages_and_the_child_can_not_let_them_go() {
+fn after_a_fork_the_parent_keeps_the_pages_and_the_child_cannot_unpin_them() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Plain, 4 * PAGE) else { return };
     let before = pinned_by_kernel();

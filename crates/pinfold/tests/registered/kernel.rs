@@ -93,7 +93,7 @@ fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
 }
 
 #[test]
-fn what_is_unregistered_while_io_is_under_way_stays_pinned_until_that_is_over() {
+fn what_is_unregistered_with_io_in_flight_stays_pinned_until_it_completes() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
@@ -117,7 +117,7 @@ fn what_is_unregistered_while_io_is_under_way_stays_pinned_until_that_is_over() 
 }
 
 #[test]
-fn an_update_in_place_lets_go_of_what_was_there() {
+fn an_update_in_place_releases_the_previous_buffer() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
@@ -135,7 +135,7 @@ fn an_update_in_place_lets_go_of_what_was_there() {
 }
 
 #[test]
-fn a_table_dropped_while_io_is_under_way_keeps_its_memory_for_ever() {
+fn a_table_dropped_while_io_is_in_flight_keeps_its_memory_pinned() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();

@@ -44,7 +44,7 @@ fn a_driver_that_keeps_something_is_found_out() {
 }
 
 #[test]
-fn a_stack_that_goes_before_its_driver_waits_for_it_and_gives_nothing_new() {
+fn a_stack_dropped_before_its_driver_waits_for_it_and_allocates_nothing() {
     place!(Here);
     let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
     drop(stack);
@@ -84,7 +84,7 @@ fn a_disk_behind_an_iommu_takes_no_driver_that_does_not_know_it() {
 }
 
 #[test]
-fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_that_says_so() {
+fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_with_the_reason() {
     place!(Here);
     let mut rig = Rig::<Here>::new(64 << 10);
     let (iova, _) = PinfoldHal::<Here>::dma_alloc(1000, BufferDirection::Both);
@@ -147,7 +147,7 @@ fn rings_are_zero_also_when_their_frames_were_another_s() {
 }
 
 #[test]
-fn what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted() {
+fn what_a_hanging_iommu_does_not_release_is_quarantined_and_counted() {
     place!(Here);
     let mut config = SoftConfig::default();
     (config.hang_from, config.timeout) = (Some(1), Duration::from_millis(2));
@@ -179,7 +179,7 @@ const IN_PLACE: &str = "PINFOLD_TEST_IN_PLACE";
 
 #[test]
 fn a_payload_that_stays_reachable_in_place_ends_the_process() {
-    let name = "life::what_a_hanging_iommu_does_not_give_back_is_kept_for_ever_and_counted";
+    let name = "life::what_a_hanging_iommu_does_not_release_is_quarantined_and_counted";
     let ended = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(IN_PLACE, "1")

@@ -44,7 +44,7 @@ fn pinfold_s_payloads_go_where_they_lie() {
 }
 
 #[test]
-fn many_requests_are_under_way_at_once() {
+fn many_requests_are_in_flight_at_once() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     rig.driver.write_blocks(0, &pattern(16 * SECTOR, 3)).unwrap();
@@ -104,7 +104,7 @@ fn lies() -> impl Strategy<Value = Lies> {
 }
 
 #[test]
-fn the_disk_is_what_the_model_says_whatever_is_done() {
+fn the_disk_matches_the_model_after_any_operation() {
     place!(Here);
     let step = (any::<bool>(), 0_usize..DISK / SECTOR - 64, 1_usize..64, lies(), any::<u8>());
     let rig = RefCell::new(Rig::<Here>::new(2 << 20)); // one for all cases

@@ -121,7 +121,7 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
 }
 
 #[test]
-fn what_can_not_be_taken_back_says_so() {
+fn what_cannot_be_unmapped_is_reported() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(4);
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
@@ -148,7 +148,7 @@ fn where_nothing_happened_nothing_is_flushed() {
 }
 
 #[test]
-fn a_caching_iommu_is_told_of_maps_too() {
+fn a_caching_iommu_is_flushed_after_maps_too() {
     let sink = Scattered { caches_not_present: true, ..Scattered::default() };
     let paged = paged(8, sink);
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
@@ -174,7 +174,7 @@ fn table_pages_come_back_however_many_windows_come_and_go() {
 
 #[test]
 fn pages_that_a_failed_map_retired_come_back_to_the_next_map() {
-    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no ticket is under way.
+    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no ticket is in flight.
     let paged = paged(3, Scattered::default());
     // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it made.
     let error = paged.map(at(512 - 1, 2), nowhere(2), RW).unwrap_err();

@@ -76,7 +76,7 @@ fn a_future_ends_with_the_error_of_a_wait() {
 }
 
 #[test]
-fn a_future_of_what_can_not_be_revoked_ends() {
+fn a_future_of_what_cannot_be_revoked_ends() {
     let (mock, domain, drops) = domain();
     set(&mock.refuse_revoke);
     let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();

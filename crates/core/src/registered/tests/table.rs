@@ -66,7 +66,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_held_leaves_its_place_at_once_and_comes_back_with_the_last_hold() {
+fn what_is_held_vacates_its_place_at_once_and_is_returned_with_the_last_hold() {
     let mut table = Registry::new(4).unwrap();
     let index = table.register(plain(0x1000, 0x1000)).unwrap();
     let (one, two) = (table.hold(index).unwrap(), table.hold(index).unwrap());

@@ -34,7 +34,7 @@ fn an_arena_that_others_may_write_is_no_allocator() {
 }
 
 #[test]
-fn a_vector_grows_shrinks_and_goes_back() {
+fn a_vector_grows_shrinks_and_is_freed() {
     let (_domain, arena, alloc) = arena(4 << 20);
     let mut vec = Vec::new_in(alloc);
     vec.extend((0..100_000_u32).map(|i| i.wrapping_mul(7)));
@@ -107,7 +107,7 @@ fn alignments_are_kept_up_to_2_mib_and_refused_above() {
 }
 
 #[test]
-fn memory_that_comes_again_is_zeroed_where_that_is_asked() {
+fn recycled_memory_is_zeroed_on_request() {
     let (_domain, _arena, alloc) = arena(1 << 20);
     let mut all = Vec::new_in(alloc.clone());
     all.resize(1 << 20, 0xaa_u8);

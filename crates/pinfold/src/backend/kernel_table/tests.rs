@@ -148,7 +148,7 @@ fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
 }
 
 #[test]
-fn what_the_kernel_does_not_take_back_is_kept() {
+fn what_the_kernel_does_not_unmap_is_quarantined() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let mapped = domain.map(arena.alloc(8192).unwrap(), Bidirectional).unwrap();
@@ -161,7 +161,7 @@ fn what_the_kernel_does_not_take_back_is_kept() {
 }
 
 #[test]
-fn a_mapping_that_was_forgotten_goes_with_its_memory() {
+fn a_mapping_that_was_forgotten_is_unmapped_with_its_memory() {
     let (kernel, domain) = domain();
     let mut memory = vec![0u64; 1024];
     let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();

@@ -155,7 +155,7 @@ fn impossible_cuts_change_nothing() {
 }
 
 #[test]
-fn memory_of_no_domain_is_refused_and_the_piece_comes_back() {
+fn memory_of_no_domain_is_refused_and_the_piece_is_returned() {
     let (memory, _) = mixed();
     let refused = soft().map(memory.take().unwrap(), Bidirectional).unwrap_err();
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }));

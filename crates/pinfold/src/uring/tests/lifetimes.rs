@@ -72,7 +72,7 @@ fn is_being_written(path: &Path) -> Option<bool> {
 }
 
 #[test]
-fn a_queue_that_is_gone_has_its_file_no_more() {
+fn a_dropped_queue_holds_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("let go");
     std::fs::write(&path, pattern(1 << 20, 0)).unwrap();

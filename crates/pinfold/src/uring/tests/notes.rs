@@ -34,7 +34,7 @@ fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
 }
 
 #[test]
-fn a_transfer_in_parts_goes_on_and_one_without_progress_ends() {
+fn a_short_transfer_continues_and_one_without_progress_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("parts");
     let file = create().open(&path).unwrap();

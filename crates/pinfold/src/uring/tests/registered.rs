@@ -122,7 +122,7 @@ fn what_is_in_flight_keeps_its_memory_and_the_tag_comes_after_it() {
     let file = waiting();
     push(&mut ring, &read(&file, first.part(0, 8).unwrap(), index(0)).user_data(1));
     ring.submit().unwrap();
-    // Replaced while a transfer is under way with what was there.
+    // Replaced while a transfer is in flight with what was there.
     table.set(index(0), second.into(), 0).unwrap();
     assert_eq!((table.index_of(first), table.index_of(second)), (None, Some(index(0))));
     assert!(ring.completion().next().is_none());
@@ -212,7 +212,7 @@ fn parts_of_one_buffer_in_one_transfer_where_the_kernel_has_it() {
 }
 
 #[test]
-fn what_can_not_be_registered_says_why_and_changes_nothing() {
+fn what_cannot_be_registered_is_an_error_and_changes_nothing() {
     let Some([ring]) = rings() else { return };
     let memory = arena(16384);
     let part = |at, len| -> Fixed<'static> { memory.part(at, len).unwrap().into() };

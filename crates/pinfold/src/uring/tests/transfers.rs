@@ -112,7 +112,7 @@ fn memory_file_systems_work_direct_or_not() {
 }
 
 #[test]
-fn polling_finds_what_is_over_without_waiting() {
+fn polling_finds_completed_tickets_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let mut queue = FileQueue::open(&folder.path().join("poll"), &create(), &Options::default()).unwrap();
     let mut done = Vec::new();

@@ -12,7 +12,7 @@ fn plain(bytes: u64, mapping_policy: MappingPolicy) -> Arena {
 }
 
 #[test]
-fn a_buffer_is_whole_frames_and_goes_back() {
+fn a_buffer_is_whole_frames_and_is_freed() {
     let arena = plain(8 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.stats().frames, 2048);
     for (asked, len) in [(1, 4096), (4096, 4096), (4097, 8192), (5 << 12, 5 << 12), (3 << 20, 3 << 20)] {
@@ -54,7 +54,7 @@ fn all_of_an_arena_can_be_one_buffer() {
 }
 
 #[test]
-fn what_can_not_be_is_named_and_changes_nothing() {
+fn an_impossible_request_is_an_error_and_changes_nothing() {
     let arena = plain(4 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
     let too_large = AllocError::TooLarge { requested: (4 << 20) + 1, arena: 4 << 20 };
@@ -177,7 +177,7 @@ fn stress_owners_of_buffers_and_chunks_do_not_meet() {
 }
 
 #[test]
-fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
+fn the_memory_is_unmapped_with_the_last_handle_or_buffer() {
     let _alone = alone();
     let before = quarantined_here();
     let domain = soft();
@@ -199,7 +199,7 @@ fn the_memory_goes_back_with_the_last_of_handles_and_buffers() {
 }
 
 #[test]
-fn a_chunk_that_never_comes_back_keeps_the_arena_for_ever_and_is_counted() {
+fn a_chunk_that_is_never_released_quarantines_the_arena_and_is_counted() {
     let _alone = alone();
     let before = quarantined_here();
     let arena = plain(2 << 20, MappingPolicy::PerUse);

@@ -199,7 +199,7 @@ fn an_arena_that_is_exposed_whole_keeps_its_pages_reachable_and_says_so() {
 
 /// The IOMMU hangs when the pool is destroyed: "timed out" is not "completed".
 #[test]
-fn a_flush_that_hangs_keeps_the_pages_for_ever() {
+fn a_flush_that_hangs_quarantines_the_pages() {
     let _alone = alone();
     let before = quarantined_here();
     let config =

@@ -70,7 +70,7 @@ fn plain_pages_are_plain() {
 }
 
 #[test]
-fn a_memfd_is_seen_by_whoever_has_the_descriptor() {
+fn a_memfd_is_shared_through_its_descriptor() {
     let arena = build(10_000, Source::Memfd).unwrap();
     let report = arena.report();
     assert_eq!((report.requested_bytes, report.bytes), (10_000, 16_384), "rounding is stated");
@@ -82,7 +82,7 @@ fn a_memfd_is_seen_by_whoever_has_the_descriptor() {
 }
 
 #[test]
-fn the_callers_memory_is_used_where_it_is_and_goes_back_as_it_came() {
+fn the_callers_memory_is_used_in_place_and_returned_unchanged() {
     let own = Region::anonymous(1 << 20, 4096).unwrap();
     own.memory().write_u8(0, 9).unwrap();
     let flag = |flag| smaps::of_range(own.addr(), own.len()).unwrap().has_flag(flag);
@@ -129,7 +129,7 @@ fn a_node_is_honoured_or_refused() {
 }
 
 #[test]
-fn sizes_that_can_not_be_are_refused() {
+fn impossible_sizes_are_refused() {
     let build = |bytes| Arena::builder().size(bytes).build(&soft()).unwrap_err();
     assert_eq!(build(0), BuildError::NoSize);
     assert_eq!(build(1 << 60), BuildError::TooLarge { requested: 1 << 60, limit: 1 << 40 });

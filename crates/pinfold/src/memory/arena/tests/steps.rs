@@ -117,7 +117,7 @@ fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
 }
 
 #[test]
-fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
+fn an_arena_that_cannot_be_unmapped_is_quarantined() {
     let _alone = alone();
     let before = quarantined_here();
     let fake = Fake::failing("unmap", STUCK);
@@ -130,7 +130,7 @@ fn an_arena_that_can_not_be_taken_from_its_devices_is_kept() {
 }
 
 #[test]
-fn a_chunk_that_can_not_be_mapped_goes_back_to_its_zone() {
+fn a_chunk_that_cannot_be_mapped_is_freed() {
     assert!(is_gone(|| {
         let fake = Fake::failing("map_at", REFUSED);
         let arena = fake.build(MappingPolicy::PerUse).unwrap();
@@ -165,7 +165,7 @@ fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
 /// A page pool's chunk can not be taken from the device, or not be seen to be: the pool says so, the chunk is asked for once,
 /// and is never used again.
 #[test]
-fn a_chunk_that_can_not_be_hidden_is_lost_and_counted() {
+fn a_chunk_that_cannot_be_hidden_is_quarantined_and_counted() {
     use pinfold_core::invalidate::{Ticket, WaitError};
     use pinfold_core::page_pool::{Config, PagePool};
     let _alone = alone();
