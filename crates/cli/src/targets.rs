@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`record`] | the record of one I/O |
 //! | [`target`] | the [`Target`](target::Target) trait, requests and completions |
-//! | [`file`], [`nvme`] | the two implementations |
+//! | [`mod@file`], [`nvme`] | the two implementations |
 
 pub(crate) mod error;
 pub(crate) mod file;

@@ -91,6 +91,6 @@ mod tests {
         let max = |stride| {
             ControllerRegisters::new(Capabilities(Cap::new(1023, 1, stride))).unwrap().max_queue_id()
         };
-        assert_eq!((max(0), max(12), max(15)), (u16::MAX, u16::MAX, 16_382));
+        assert_eq!((max(0), max(12), max(15)), (u16::MAX, u16::MAX, 16_383));
     }
 }

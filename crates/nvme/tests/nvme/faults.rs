@@ -21,14 +21,15 @@ pub(crate) fn by_hand() -> (Bench, Hand) {
     (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), hand)
 }
 
-/// Polls until the model has done all it will do.
+/// Waits until the model has made no progress for 30 ms: its threads may have to wait for a processor.
 pub(crate) fn settle(bench: &Bench) {
-    let mut before = None;
-    for _ in 0..5 {
-        while before != Some(bench.model.stats()) {
-            before = Some(bench.model.stats());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    let mut before = bench.model.stats();
+    let mut unchanged = 0;
+    while unchanged < 15 {
+        std::thread::sleep(Duration::from_millis(2));
+        let now = bench.model.stats();
+        unchanged = if now == before { unchanged + 1 } else { 0 };
+        before = now;
     }
 }
 
