@@ -10,6 +10,19 @@ use crate::invalidate::Ticket;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
+/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator panics before that, they are
+/// dropped, each of which revokes: as a [`Revoked`] that never was, each would be quarantined by its wait.
+struct Batch<'r, P: Pinned, H: Deref<Target = Domain>> {
+    revoked: &'r mut Vec<Revoked<P, H>>,
+    first: usize,
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> Drop for Batch<'_, P, H> {
+    fn drop(&mut self) {
+        self.revoked.truncate(self.first);
+    }
+}
+
 impl Domain {
     /// Maps `payload` for the device; it moves into the mapping, which borrows the domain.
     ///
@@ -65,17 +78,22 @@ impl Domain {
         revoked: &mut Vec<Revoked<P, H>>,
     ) {
         self.release_late();
-        let first = revoked.len();
+        let mut batch = Batch { first: revoked.len(), revoked };
         for mapping in mappings {
             let mapping = mapping.into();
-            revoked.push(if mapping.belongs_to(self) { mapping.into_revoked() } else { mapping.revoke() });
+            batch.revoked.push(if mapping.belongs_to(self) {
+                mapping.into_revoked()
+            } else {
+                mapping.revoke()
+            });
         }
-        let new = revoked.get_mut(first..).unwrap_or_default();
+        let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
         let mut ranges = new.iter().filter(|new| !new.is_revoked()).filter_map(Revoked::to_revoke);
         let ticket = self.backend().revoke(&mut ranges).unwrap_or(Ticket::NEVER);
         for revoked in new.iter_mut().filter(|new| !new.is_revoked()) {
             revoked.set_revoked(ticket);
         }
+        batch.first = usize::MAX;
     }
 
     /// Maps the pieces of `payload` at one contiguous range. Errors as for [`map_fresh`](Self::map_fresh).

@@ -143,20 +143,29 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 }
 
 impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
-    fn clean_up(mut self) {
-        if !self.revoked {
-            self.revoke();
+    fn clean_up(self) {
+        let mut held = DropGuard::new(Unfinished(self));
+        if !held.0.revoked {
+            held.0.revoke();
         }
-        let mut never = false;
-        if !self.late {
-            let waited = self.quiesce(|domain, ticket| domain.backend().wait(ticket));
-            never = waited.is_err() && !self.late; // `quiesce` tells whether the flush is only late
-        }
-        if self.is_quiesced() {
-            drop(self.release());
+        let failed = !held.0.late && held.0.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err();
+        let held = held.into_inner().0;
+        if held.is_quiesced() {
+            drop(held.release());
         } else {
-            self.leave(!never);
+            let late = held.late || !failed;
+            held.leave(late);
         }
+    }
+}
+
+/// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the payload was quiesced: it
+/// is quarantined, not dropped with the rest.
+struct Unfinished<P: Pinned, H: Deref<Target = Domain>>(Held<P, H>);
+
+impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {
+    fn clean_up(self) {
+        self.0.leave(false);
     }
 }
 

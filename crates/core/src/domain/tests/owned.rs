@@ -90,6 +90,7 @@ fn what_belongs_to_another_domain_is_revoked_there() {
     drop(owner.unmap(mapping).unwrap());
     let mut revoked = Vec::new();
     owner.revoke_all([revoked_alone], &mut revoked);
+    assert_eq!(revoked[0].ticket(), Ticket(2), "of its own domain");
     drop(owner.wait(revoked.remove(0)).unwrap());
     assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.flushes.load(Ordering::SeqCst)), (0, 2));
     drop((owner, other_owner, domain, other));
@@ -128,4 +129,70 @@ fn errors_with_a_payload_convert() {
     assert!(boxed(&mut owner, Buf::new(9, &drops)).unwrap_err().downcast_ref::<MapError<Buf>>().is_some());
     drop(one(&mut owner, Buf::new(1, &drops)).unwrap());
     drop(boxed(&mut owner, Buf::new(1, &drops)).unwrap());
+}
+
+#[test]
+fn a_mapping_that_cannot_be_revoked_is_quarantined_when_it_is_dropped() {
+    let (mock, domain, drops) = shared();
+    let mapping = domain.map(Buf::new(1, &drops), FromDevice).unwrap();
+    set(&mock.refuse_revoke);
+    drop(mapping);
+    let stats = domain.stats();
+    assert_eq!((stats.quarantined, stats.deferred, drops.load(Ordering::SeqCst)), (1, 0, 0));
+}
+
+/// Its drop panics.
+struct Panicking(Buf);
+// SAFETY: as for `Buf`.
+unsafe impl Pinned for Panicking {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.0.memory()
+    }
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("a payload's drop");
+    }
+}
+
+fn panics(call: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err()
+}
+
+#[test]
+fn a_payload_whose_drop_panics_releases_no_other_that_is_mapped() {
+    let (mock, domain, drops) = shared();
+    let mut owner = domain.owner();
+    let mapped = owner.map(Buf::new(1, &drops), FromDevice).unwrap();
+    let late = owner.map(Panicking(Buf::new(1, &drops)), FromDevice).unwrap().revoke();
+    mock.obliging.store(false, Ordering::SeqCst);
+    let ticket = late.ticket();
+    drop(late);
+    assert_eq!(domain.stats().deferred, 1);
+    complete(&mock, ticket);
+    assert!(panics(|| drop(mapped)));
+    assert_eq!(mock.pages.lock().unwrap().len(), 1, "a device still reaches it");
+    assert_eq!(drops.load(Ordering::SeqCst), 1, "the late one alone");
+    assert_eq!(domain.stats().quarantined, 1);
+    drop((owner, domain));
+    assert!(!is_domain_alive(&mock));
+}
+
+#[test]
+fn mappings_of_a_batch_whose_iterator_panics_are_revoked_and_dropped() {
+    let (mock, domain, drops) = shared();
+    let mapped: Vec<_> = (0..3).map(|_| domain.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
+    let mut revoked = vec![domain.map(Buf::new(1, &drops), FromDevice).unwrap().revoke()];
+    let mut left = 2;
+    let failing = mapped.into_iter().inspect(|_| {
+        assert!(left > 0, "an iterator");
+        left -= 1;
+    });
+    assert!(panics(|| domain.revoke_all(failing, &mut revoked)));
+    assert_eq!((mock.pages.lock().unwrap().len(), drops.load(Ordering::SeqCst), revoked.len()), (0, 3, 1));
+    drop(revoked.remove(0).wait().unwrap());
+    assert_eq!(domain.stats().quarantined, 0);
 }
