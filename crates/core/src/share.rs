@@ -303,11 +303,33 @@ mod tests {
         owner.shares = 3;
         // SAFETY: the stock gave up all of its shares but 3 by the line above.
         unsafe { Shared::release(owner.value.0, Stock::<Value>::SHARES - 3) };
-        let issued: Vec<_> = (0..5).map(|_| owner.issue()).collect();
+        let issue = |_| {
+            let share = owner.issue();
+            assert!(owner.shares > 0, "the owner itself always has one");
+            share
+        };
+        let issued: Vec<_> = (0..5).map(issue).collect();
         assert_eq!(owner.shares, Stock::<Value>::SHARES - 2);
         drop((front, owner));
         assert_eq!(drops.load(Ordering::SeqCst), 0);
         drop(issued);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_value_is_exclusive_only_without_a_stock_and_what_it_issued() {
+        let (mut front, drops) = value();
+        let mut owner = front.stock();
+        assert!(front.get_mut().is_none());
+        let issued = owner.issue();
+        drop(owner);
+        assert!(front.get_mut().is_none());
+        let mut front = front.try_into_inner().err().unwrap();
+        drop(issued);
+        assert!(front.get_mut().is_some());
+        let inner = front.try_into_inner().ok().unwrap();
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+        drop(inner);
         assert_eq!(drops.load(Ordering::SeqCst), 1);
     }
 
@@ -391,6 +413,26 @@ mod loom_model {
             drop(front);
             user.join().unwrap();
             owner.join().unwrap();
+            assert_eq!(drops.load(Ordering::SeqCst), 1);
+        });
+    }
+
+    /// Exclusive use comes after all uses by other shares: of a stock, and of what it issued.
+    #[test]
+    fn loom_exclusive_use_comes_after_all_others() {
+        loom::model(|| {
+            let drops = Arc::new(AtomicU64::new(0));
+            let mut front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
+            let mut owner = front.stock();
+            let issued = owner.issue();
+            drop(owner);
+            let user = thread::spawn(move || assert_eq!(read(&issued), 0));
+            if let Some(value) = front.get_mut() {
+                // SAFETY: borrowed mutably; loom reports it if the read above is not ordered before it.
+                value.1.with_mut(|cell| unsafe { *cell = 0 });
+            }
+            user.join().unwrap();
+            drop(front.try_into_inner().ok().expect("the only share"));
             assert_eq!(drops.load(Ordering::SeqCst), 1);
         });
     }

@@ -4,7 +4,8 @@ use super::*;
 use crate::registered::{Buffers, View};
 use crate::sys::region::Region;
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
-use pinfold_core::domain::Payload;
+use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::{Payload, Reservation, StaticMapping};
 
 /// Sets a flag when it is dropped.
 struct Owner {
@@ -183,17 +184,81 @@ fn registered_owned_memory_stays_until_it_is_unregistered() {
     assert!(freed.load(Ordering::SeqCst));
 }
 
-/// A flush that hangs: the memory is never freed.
+#[test]
+fn pieces_cut_twice_do_not_overlap_and_several_have_addresses_of_their_own() {
+    let (domain, (memory, _)) = (soft(), mixed());
+    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+    let mut first = memory.take().unwrap();
+    let mut second = first.split_off(4096).unwrap();
+    let third = second.split_off(8192).unwrap();
+    assert_eq!([first.offset(), second.offset(), third.offset()], [0, 4096, 12288]);
+    first.set_extent(512, 1024).unwrap();
+    let pieces = OwnedPieces::new(vec![first, second]).unwrap();
+    let mapping = domain.map(pieces, FromDevice).unwrap();
+    assert!(!mapping.is_fixed());
+    let start = mapping.iova().start().raw();
+    let segments: Vec<_> = mapping.segments().map(|s| (s.iova.raw() - start, s.len)).collect();
+    assert_eq!((mapping.iova().len(), segments), (12288, vec![(512, 1024), (4096, 8192)]));
+    assert_eq!(third.len(), (3 << 20) - 12288);
+}
+
+/// A domain in which a failed map leaves the memory reachable.
+struct Stuck;
+
+impl DomainOps for Stuck {
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {
+        unreachable!("a device may still reach it");
+    }
+    unsafe fn map_static(&self, _: DmaMemory) -> Result<StaticMapping, BackendError> {
+        Err(BackendError::NotRevoked)
+    }
+    fn reserve(&self, _: u64, _: u64) -> Result<Reservation, BackendError> {
+        unreachable!("it is mapped whole");
+    }
+    unsafe fn map_at(
+        &self,
+        _: &Reservation,
+        _: IovaRange,
+        _: DmaMemory,
+    ) -> Result<StaticMapping, BackendError> {
+        unreachable!("it is mapped whole");
+    }
+    fn unmap(&self, _: StaticMapping) -> Result<(), BackendError> {
+        unreachable!("it is not mapped");
+    }
+    fn count_quarantined(&self, _: u64) {}
+}
+
+/// A flush that hangs, or a map that fails halfway: the memory is never freed. (One test, because the count is of the
+/// whole process.)
 #[test]
 fn memory_whose_unmap_fails_is_quarantined() {
     use crate::soft::SoftConfig;
     use std::time::Duration;
-    let config =
-        SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
-    let (domain, (memory, freed)) = (Domain::soft_with(config).unwrap(), mixed());
-    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
-    let before = OwnedMemory::quarantined_bytes();
-    assert!(matches!(memory.reclaim::<Owner>(), Err(Reclaim::Quarantined)));
-    assert!(!freed.load(Ordering::SeqCst));
-    assert_eq!(OwnedMemory::quarantined_bytes() - before, 3 << 20);
+    let hanging = || {
+        let config =
+            SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
+        let (domain, (memory, freed)) = (Domain::soft_with(config).unwrap(), mixed());
+        memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+        (memory, freed)
+    };
+    let stuck = || {
+        let (memory, freed) = mixed();
+        assert_eq!(memory.attach(Box::new(Stuck), MappingPolicy::Whole), Err(BackendError::NotRevoked));
+        (memory, freed)
+    };
+    let makers: [&dyn Fn() -> (OwnedMemory, Arc<AtomicBool>); 2] = [&hanging, &stuck];
+    for make in makers {
+        let before = OwnedMemory::quarantined_bytes();
+        let (memory, freed) = make();
+        assert!(matches!(memory.reclaim::<Owner>(), Err(Reclaim::Quarantined)));
+        assert!(!freed.load(Ordering::SeqCst));
+        let (memory, freed) = make();
+        drop(memory);
+        assert!(!freed.load(Ordering::SeqCst));
+        assert_eq!(OwnedMemory::quarantined_bytes() - before, 2 * (3 << 20));
+    }
 }

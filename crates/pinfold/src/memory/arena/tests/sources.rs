@@ -74,10 +74,11 @@ fn a_memfd_is_shared_through_its_descriptor() {
     let arena = build(10_000, Source::Memfd).unwrap();
     let report = arena.report();
     assert_eq!((report.requested_bytes, report.bytes), (10_000, 16_384), "rounding is stated");
-    let buffer = arena.alloc(10_000).unwrap();
+    let mut buffer = arena.alloc(10_000).unwrap();
     let other = Region::shared(arena.memfd().unwrap(), arena.len()).unwrap();
     other.memory().write_u64(8192, 42).unwrap();
     assert_eq!(buffer.memory().read_u64(8192).unwrap(), 42);
+    assert!(buffer.as_slice().is_err(), "another process may write to it");
     assert!(build(4096, Source::Plain).unwrap().memfd().is_none());
 }
 
