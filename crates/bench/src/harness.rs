@@ -238,6 +238,12 @@ impl<'w> Harness<'w> {
         Ok(self.records(collected))
     }
 
+    /// Returns the record of a case that this machine cannot measure.
+    pub fn skipped(&self, case: &'static str, why: &str) -> Record {
+        let sample = Sample { case, metric: Metric::Time, unit: "", value: f64::NAN, modelled: false };
+        Record { note: Some(why.to_owned()), ..record(self.suite, "pinfold", sample, Vec::new()) }
+    }
+
     fn records(&self, mut collected: Vec<Collected>) -> Vec<Record> {
         // In the order of the subjects, whichever ran first.
         collected.sort_by_key(|one| one.at);
@@ -302,6 +308,7 @@ fn record(suite: &'static str, subject: &'static str, sample: Sample, mut values
         max: at(last),
         runs: values.len(),
         modelled: sample.modelled,
+        note: None,
     }
 }
 
@@ -384,5 +391,16 @@ mod tests {
             line,
             r#"{"suite":"pool","case":"c","subject":"pinfold","metric":"time","unit":"ns/op","median":2.0,"min":1.5,"max":3.0,"runs":3}"#
         );
+        let options = Options { runs: 1, quick: true };
+        let skipped =
+            Harness::new("buffer", options, &|_| ()).skipped("gather-8m", "no memory; fix: ulimit -l 1");
+        assert_eq!(
+            skipped.to_json(),
+            r#"{"suite":"buffer","case":"gather-8m","subject":"pinfold","metric":"time","unit":"","median":null,"min":null,"max":null,"runs":0,"note":"no memory; fix: ulimit -l 1"}"#
+        );
+        let noted = Record { note: Some("plain pages".to_owned()), runs: 3, median: 1.0, ..skipped.clone() };
+        let table = crate::Table(&[noted.clone(), noted, skipped]).to_string();
+        let notes: Vec<_> = table.lines().skip(3).collect();
+        assert_eq!(notes, ["gather-8m: plain pages", "gather-8m, skipped: no memory; fix: ulimit -l 1"]);
     }
 }

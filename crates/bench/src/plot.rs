@@ -49,7 +49,10 @@ impl fmt::Display for Escaped<'_> {
 
 impl fmt::Display for Plot<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let panels = || self.records.chunk_by(|a, b| (a.case, a.unit) == (b.case, b.unit));
+        let panels = || {
+            let all = self.records.chunk_by(|a, b| (a.case, a.unit) == (b.case, b.unit));
+            all.filter(|records| records.iter().all(Record::is_measured))
+        };
         let height = panels().fold(TOP, |y, panel| y + height_of(panel)) + ROW;
         let title = Escaped(self.title);
         writeln!(

@@ -38,22 +38,30 @@ pub struct Record {
     pub min: f64,
     /// The maximum of the runs.
     pub max: f64,
-    /// How many runs counted.
+    /// How many runs counted; 0 if the case was skipped, whose figures are not numbers (`null` in JSON).
     pub runs: usize,
     /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub modelled: bool,
+    /// What this machine had to do with the figure, for instance the size of the pages; or why the case was skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 impl Record {
+    /// Returns whether the case was measured, not skipped.
+    pub fn is_measured(&self) -> bool {
+        self.runs > 0
+    }
+
     /// Returns the record as one line of JSON, without a line end.
     pub fn to_json(&self) -> String {
-        // A record has only strings and finite numbers, which JSON can represent.
+        // A record has only strings and numbers, which JSON can represent; what is not a number becomes `null`.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Records as a table, with the ratio of each to the first subject of its case.
+/// Records as a table, with the ratio of each to the first subject of its case, and the notes below.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'r>(pub &'r [Record]);
 
@@ -65,7 +73,7 @@ impl fmt::Display for Table<'_> {
             "case", "subject", "median", "min", "max", "runs", "unit", "ratio"
         )?;
         let mut first: Option<&Record> = None;
-        for record in self.0 {
+        for record in self.0.iter().filter(|record| record.is_measured()) {
             let same_case =
                 first.is_some_and(|f| (f.suite, f.case, f.unit) == (record.suite, record.case, record.unit));
             if !same_case {
@@ -86,7 +94,19 @@ impl fmt::Display for Table<'_> {
                 if record.modelled { "  modelled" } else { "" },
             )?;
         }
-        Ok(())
+        // Each note once, with all of its cases.
+        let mut noted: Vec<(&str, bool, Vec<&str>)> = Vec::new();
+        for record in self.0 {
+            let Some(note) = record.note.as_deref() else { continue };
+            match noted.iter_mut().find(|(known, ..)| *known == note) {
+                Some((.., cases)) if cases.contains(&record.case) => {}
+                Some((.., cases)) => cases.push(record.case),
+                None => noted.push((note, record.is_measured(), vec![record.case])),
+            }
+        }
+        noted.into_iter().try_for_each(|(note, measured, cases)| {
+            writeln!(f, "{}{}: {note}", cases.join(", "), if measured { "" } else { ", skipped" })
+        })
     }
 }
 

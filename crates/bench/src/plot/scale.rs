@@ -78,6 +78,7 @@ mod tests {
             max: figure * 2.0,
             runs: 3,
             modelled: false,
+            note: None,
         }
     }
 

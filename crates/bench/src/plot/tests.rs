@@ -4,7 +4,19 @@ use super::*;
 
 pub(super) fn record(case: &'static str, subject: &'static str, median: f64) -> Record {
     let (min, max, metric) = (median / 2.0, median * 2.0, Metric::Time);
-    Record { suite: "s", case, subject, metric, unit: "ns/op", median, min, max, runs: 3, modelled: false }
+    Record {
+        suite: "s",
+        case,
+        subject,
+        metric,
+        unit: "ns/op",
+        median,
+        min,
+        max,
+        runs: 3,
+        modelled: false,
+        note: None,
+    }
 }
 
 /// Checks that all elements are closed in order, and returns the number of each.
@@ -76,4 +88,12 @@ fn odd_figures_and_words_leave_it_whole() {
     elements(&svg);
     assert!(svg.contains("a&lt;b&amp;c") && svg.contains("&quot;x&quot;"));
     elements(&Plot { title: "none", records: &[] }.to_string());
+}
+
+#[test]
+fn a_skipped_case_has_no_panel() {
+    let skipped = Record { runs: 0, ..record("b", "pinfold", f64::NAN) };
+    let svg = Plot { title: "s", records: &[record("a", "pinfold", 1.0), skipped] }.to_string();
+    let alone = Plot { title: "s", records: &[record("a", "pinfold", 1.0)] }.to_string();
+    assert_eq!(svg, alone);
 }
