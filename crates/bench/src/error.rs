@@ -54,6 +54,12 @@ pub enum BenchError {
     /// A buffer could not be registered.
     #[error(transparent)]
     Register(#[from] pinfold_core::registered::BufferError),
+    /// The program's own memory could not be registered.
+    #[error(transparent)]
+    Registration(#[from] pinfold::registered::RegistrationError),
+    /// The program's own memory was not accepted.
+    #[error("cannot give up the memory for the measurement: {0}")]
+    Own(String),
     /// An offset is outside its buffer.
     #[error(transparent)]
     Outside(#[from] pinfold_core::registered::OutsideBuffer),

@@ -1,41 +1,46 @@
 //! Gathering 8 MiB into what a device accepts.
 
-use super::setup::{HUGEPAGES, large, pages};
+use super::own::{self, Own, each_page};
 use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
+use pinfold::registered::{BufferIndex, Buffers};
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{DmaPool, RawBlock};
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
-use pinfold_core::registered::Registered;
 use std::hint::black_box;
 
 const BYTES: u64 = 8 << 20;
 /// The most segments that the device accepts: as many as 4 KiB pages need.
 const SEGMENTS: usize = 2048;
 
-pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    let count = usize::try_from(HUGEPAGES).unwrap_or(0) * 512;
-    let (folios, list) = (large()?, PageSegments::register(count, pages()));
-    let mut records = segments(harness, &folios, &list)?;
-    records.extend(prps(harness, &folios, &list)?);
+/// The cases.
+pub(super) const CASES: [&str; 2] = ["gather-8m", "gather-8m-prp"];
+
+/// Measures the program's own memory, registered, and the same memory with a segment for every page.
+pub(super) fn run(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
+    let mut table = own.table()?;
+    let index = own.register(&mut table)?;
+    let list = each_page(table.get(index)?)?;
+    let mut records = segments(harness, (&table, index), &list)?;
+    records.extend(prps(harness, (&table, index), &list)?);
     Ok(records)
 }
 
 /// Returns the offset of each operation: every 8 MiB of the buffer in turn.
 fn offsets(times: usize) -> impl Iterator<Item = u64> {
-    (0..times as u64).map(|i| i * BYTES % (HUGEPAGES << 21))
+    (0..times as u64).map(|i| i * BYTES % own::BYTES)
 }
 
 fn segments(
     harness: &Harness<'_>,
-    folios: &Registered,
+    (buffers, index): (&Buffers<'_>, BufferIndex),
     list: &PageSegments,
 ) -> Result<Vec<Record>, BenchError> {
-    const CASE: &str = "gather-8m";
+    const CASE: &str = CASES[0];
     let (many, few) = (harness.scale(1_000_000), harness.scale(20_000));
     // As for the SGLs of an NVMe controller: aligned to 4 bytes, lengths of 32 bits.
     let profile = Profile::new(2048, u64::from(u32::MAX), 0, 4)?;
@@ -45,7 +50,8 @@ fn segments(
             let mut slots = vec![none; SEGMENTS];
             let (cost, segments) = Cost::of(|| {
                 offsets(many).try_fold(0, |_, offset| {
-                    let full = profile.gather_into(folios.segments(offset, BYTES)?, black_box(&mut slots))?;
+                    let full = profile
+                        .gather_into(buffers.segments(index, offset, BYTES)?, black_box(&mut slots))?;
                     Ok::<_, BenchError>(full.len())
                 })
             });
@@ -64,8 +70,12 @@ fn segments(
     ])
 }
 
-fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Result<Vec<Record>, BenchError> {
-    const CASE: &str = "gather-8m-prp";
+fn prps(
+    harness: &Harness<'_>,
+    (buffers, index): (&Buffers<'_>, BufferIndex),
+    list: &PageSegments,
+) -> Result<Vec<Record>, BenchError> {
+    const CASE: &str = CASES[1];
     let times = harness.scale(10_000);
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
@@ -80,7 +90,7 @@ fn prps(harness: &Harness<'_>, folios: &Registered, list: &PageSegments) -> Resu
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let (cost, entries) = Cost::of(|| {
-                offsets(times).try_fold(0, |_, offset| build(&mut folios.segments(offset, BYTES)?))
+                offsets(times).try_fold(0, |_, offset| build(&mut buffers.segments(index, offset, BYTES)?))
             });
             record(out, CASE, cost, times, entries?);
             Ok(())

@@ -1,4 +1,4 @@
-//! The buffer of 1 GiB that the suite describes.
+//! A model of 1 GiB on hugepages none of which are adjacent, for `register-1g-model`.
 
 use crate::error::BenchError;
 use pinfold_core::addr::{Iova, PageSize};
