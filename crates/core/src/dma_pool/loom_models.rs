@@ -79,7 +79,7 @@ impl Pool {
         if owner.push(block, form) { Ok(()) } else { owner.free(&self.geometry, row, bit, form) }
     }
 
-    /// Whether each block can be had once, after all owners are gone. Returns how many second frees were found late.
+    /// Checks that each block can be allocated once, after all owners are gone. Returns how many second frees were found late.
     fn is_whole(&self) -> u64 {
         let mut owner = self.depot.register();
         let all: BTreeSet<_> = core::iter::from_fn(|| self.alloc(&mut owner)).collect();
@@ -235,7 +235,7 @@ fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
 }
 
 /// A `Block` is dropped by the owner that has its row while a raw free of its address is made elsewhere, and the
-/// address is handed out as a `Block` again: the raw free is refused in every interleaving.
+/// address is allocated as a `Block` again: the raw free is refused in every interleaving.
 #[test]
 fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
     check(|| {

@@ -281,7 +281,7 @@ impl Owner {
         self.collect_open(some);
     }
 
-    /// Collects the remote frees of so many open rows, the oldest first, and moves the rows to the list for their fill.
+    /// Collects the remote frees of this many open rows, the oldest first, and moves the rows to the list for their fill.
     fn collect_open(&mut self, rows: usize) {
         for _ in 0..rows {
             let Some(row) = self.open.pop_back() else { return };

@@ -171,7 +171,7 @@ impl Row {
         self.avail() == self.full
     }
 
-    /// How much of the row is free, which decides its list. It is sparse from so many eighths of its blocks on.
+    /// How much of the row is free, which decides its list. It is sparse from this many eighths of its blocks on.
     #[inline]
     pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
         let avail = self.avail();

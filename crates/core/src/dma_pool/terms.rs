@@ -2,7 +2,7 @@
 
 /// The fewest and the most sparse and whole rows that an owner may have.
 pub(super) const KEEP: (u32, u32) = (8, 32);
-/// A row is sparse from so many eighths of free blocks on: in a pool with one `Local`, and in one with more.
+/// A row is sparse from this many eighths of free blocks on: in a pool with one `Local`, and in one with more.
 pub(super) const SPARSE: (u32, u32) = (7, 4);
 
 /// What an owner may have. See the depot.
@@ -10,7 +10,7 @@ pub(super) const SPARSE: (u32, u32) = (7, 4);
 pub(super) struct Terms {
     /// How many sparse and whole rows.
     pub(super) keep: usize,
-    /// A row is sparse from so many eighths of free blocks on. Changes once, for all rows of a pool.
+    /// A row is sparse from this many eighths of free blocks on. Changes once, for all rows of a pool.
     pub(super) sparse_eighths: u32,
 }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const IOVA: u64 = 0x12_3400_0000 << 4;
 
-/// Frames of a piece of the heap, first fit; can be told to fail.
+/// Frames of a piece of the heap, first fit; fails on request.
 struct Heap {
     base: NonNull<u8>,
     layout: Layout,
@@ -115,7 +115,7 @@ unsafe impl ChunkSource for Heap {
         let first = frame.index() as usize;
         let mut taken = self.taken.lock();
         let run = &mut taken[first..first + order.frames() as usize];
-        assert!(!run.contains(&false), "given back what was not taken");
+        assert!(!run.contains(&false), "released what was not acquired");
         run.fill(false);
         self.released.fetch_add(1, Ordering::Relaxed);
     }

@@ -65,7 +65,7 @@ impl<S: ChunkSource> DmaPool<S> {
 }
 
 impl Owner {
-    /// The same without a record that it is handed out.
+    /// The same without a record that it is allocated.
     #[inline(always)]
     fn pop_unmarked(&mut self, geometry: &Geometry) -> Option<u64> {
         let (_, bit) = self.current.first()?;

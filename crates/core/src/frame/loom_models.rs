@@ -17,7 +17,7 @@ fn full(slots: u32) -> (Arc<Zone>, Frame) {
     (Arc::new(zone), first)
 }
 
-/// A claim against a free of the only free frame: it is handed out once, and if the claim came too early the
+/// A claim against a free of the only free frame: it is allocated once, and if the claim came too early the
 /// next one gets it. This fails where the hints are read before the map is changed.
 #[test]
 fn loom_a_claim_against_a_free() {
@@ -80,9 +80,9 @@ fn loom_reservations() {
     });
 }
 
-/// The same frame freed by two at once: one of them is told.
+/// The same frame freed by two threads at once: one of them gets the error.
 #[test]
-fn loom_a_double_free_is_told_once() {
+fn loom_a_double_free_is_reported_once() {
     model(|| {
         let (zone, frame) = full(0);
         let other = thread::spawn({
@@ -95,7 +95,7 @@ fn loom_a_double_free_is_told_once() {
     });
 }
 
-/// A bulk call against the free of the whole run: no frame twice, and afterwards all that is left is to be had.
+/// A bulk call against the free of the whole run: no frame twice, and afterwards all others can be allocated.
 #[test]
 fn loom_a_fill_against_a_free_in_bulk() {
     model(|| {
@@ -114,11 +114,11 @@ fn loom_a_fill_against_a_free_in_bulk() {
         zone.free_bulk(&mut slots).unwrap();
         assert_eq!(zone.taken(), 512 - 128);
         assert_eq!(zone.stats().in_use, 512 - 128);
-        assert!(!zone.under_pressure(), "relieved by whoever freed last");
+        assert!(!zone.under_pressure(), "relieved by the thread that freed last");
     });
 }
 
-/// An owner that holds all, and another that is refused meanwhile: the zone is under_pressure, and the owner gives back.
+/// An owner that holds all, and another that is refused meanwhile: the zone is under pressure, and the owner frees.
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {
@@ -141,7 +141,7 @@ fn loom_pressure_against_a_magazine() {
     });
 }
 
-/// A run of three words claimed word by word, against single claims that may come in between: whoever has a frame has it
+/// A run of three words claimed word by word, against single claims that may come in between: the owner of a frame has it
 /// alone, a run that lost one word has given the others back, and the hints are true afterwards.
 #[test]
 fn loom_a_range_against_single_claims() {
@@ -183,7 +183,7 @@ fn loom_two_ranges_for_one_place() {
     });
 }
 
-/// A run against the puts that make its place free: it is refused or has all of it, and is to be had afterwards.
+/// A run against the puts that make its place free: it is refused or gets all of it, and can be allocated afterwards.
 #[test]
 fn loom_a_range_against_a_put() {
     model(|| {

@@ -18,7 +18,7 @@ pub(super) struct Magazine {
 }
 
 impl Magazine {
-    /// An empty one with so many ways, a power of two.
+    /// Creates an empty one with this many ways, a power of two.
     pub(super) fn new(ways: u32) -> Self {
         Self {
             ways: vec![Part::NONE; ways as usize].into(),

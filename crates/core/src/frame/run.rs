@@ -63,7 +63,7 @@ impl Zone {
                 let frame = self.alloc_uncounted(order).ok()?;
                 let rest = order.frames() - run;
                 if rest > 0 {
-                    // They are ours and nobody else's: there is nothing to refuse.
+                    // They are owned by this call alone: there is nothing to refuse.
                     _ = self.release_range(frame.index() + run, rest);
                 }
                 Some(frame)
@@ -126,7 +126,7 @@ impl Zone {
         true
     }
 
-    /// Gives back exactly these frames, if all of them are taken.
+    /// Frees exactly these frames, if all of them are allocated.
     pub(super) fn release_range(&self, first: u32, run: u32) -> Result<(), FrameError> {
         let free = parts(first, run).map(|part| Part { mask: self.map.free_of(part), ..part });
         if let Some(free) = free.clone().find(|part| part.mask != 0) {

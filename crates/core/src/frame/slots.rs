@@ -8,7 +8,7 @@ const FREE: u32 = 0;
 const IDLE: u32 = 1;
 const FIRST: u32 = 2;
 
-/// One slot for each of so many owners.
+/// One slot per owner.
 #[derive(Debug)]
 pub(super) struct Slots(Box<[AtomicU32]>);
 

@@ -49,7 +49,7 @@ fn every_frame_of_an_odd_zone_is_handed_out_once() {
 }
 
 #[test]
-fn wrong_frees_are_told_apart_and_change_nothing() {
+fn wrong_frees_are_distinguished_and_change_nothing() {
     let zone = Zone::new(1000).unwrap();
     let run = zone.alloc(order(4)).unwrap();
     let single = zone.alloc(Order::PAGE).unwrap();

@@ -26,7 +26,7 @@ pub struct PagePool<S: ChunkSource> {
     pub(super) keep: Keep<S>,
     pub(super) magazine: Magazine,
     pub(super) counts: Counts,
-    /// The frames of the newest chunk that were never handed out: the first, and the end.
+    /// The frames of the newest chunk that were never allocated: the first, and the end.
     pub(super) fresh: (u32, u32),
     pages: u64,
     /// Entries that were taken from below the ring.
@@ -47,7 +47,7 @@ impl<S: ChunkSource> PagePool<S> {
         Self::make(source, name, config, None)
     }
 
-    /// The same, for devices that are not: `sync` is told which bytes change hands.
+    /// The same, for devices that are not coherent: `sync` is called with the bytes that change owner.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -127,7 +127,7 @@ impl<S: ChunkSource> PagePool<S> {
         fill(slots, || self.alloc().ok())
     }
 
-    /// A page, raw: it is out until it is freed by hand.
+    /// Allocates a raw page: it is in use until it is freed explicitly.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -162,7 +162,7 @@ impl<S: ChunkSource> PagePool<S> {
         self.take_back::<true>(page);
     }
 
-    /// Takes a page back, and counts neither that nor that it was handed out: to measure what the counters cost, and for
+    /// Frees a page, and counts neither that nor its allocation: to measure what the counters cost, and for
     /// nothing else.
     #[cfg(any(test, feature = "bench-internals"))]
     #[inline(always)]
@@ -278,7 +278,7 @@ impl<S: ChunkSource> PagePool<S> {
         for (entry, &frame) in half.iter_mut().zip(self.magazine.draw_half()) {
             *entry = Entry::owned(frame);
         }
-        // SAFETY: the pages were in the magazine, so each is nobody's and goes this once. The pool is alive: `keep`.
+        // SAFETY: the pages were in the magazine, so each has no owner and is released this once. The pool is alive: `keep`.
         unsafe { recycle_remotely(self.keep.as_ptr(), &half) };
         // There is room now.
         let _ = self.magazine.put::<COUNT>(frame);

@@ -12,7 +12,7 @@ use core::fmt;
 
 /// What is left of a pool that was taken down: who holds its pages, now and later.
 ///
-/// Dropping it changes nothing for the holders. A raw page that is never freed keeps its chunk for ever.
+/// Dropping it changes nothing for the holders. A raw page that is never freed keeps its chunk allocated.
 pub struct Destroyed<S: ChunkSource> {
     keep: Keep<S>,
     counts: Counts,
@@ -31,7 +31,7 @@ impl<S: ChunkSource> Destroyed<S> {
     }
 
     /// How many bytes of chunks the device could still reach when the pool had been taken down, and why (the first reason).
-    /// Each such chunk is taken from it when it goes back to the source, with its last page, unless it
+    /// Each such chunk is revoked when it is released to the source, with its last page, unless it
     /// [never](RevokeError::is_permanent) can be. `None`: it reaches nothing.
     pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
@@ -69,8 +69,8 @@ impl<S: RevocableSource> PagePool<S> {
 }
 
 impl<S: ChunkSource> PagePool<S> {
-    /// Gives those chunks back of which no page is out. The device reaches each of the others until it goes back with its last
-    /// page: where that is not wanted there is [`destroy`](Self::destroy).
+    /// Releases the chunks without pages in use. The device reaches each of the others until it is released with its last
+    /// page; [`destroy`](Self::destroy) revokes them at once.
     pub fn close(mut self) -> Destroyed<S> {
         self.take_down();
         Destroyed { keep: self.keep.clone(), counts: self.counts, reachable: self.keep.still_out() }

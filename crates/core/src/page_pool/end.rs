@@ -103,7 +103,7 @@ impl<S: ChunkSource> Inner<S> {
         match (chunk.back, release_hidden) {
             (Back::Release, _) => {
                 // SAFETY: acquired with this order, released once (`Never` from here on), and no page of it is out, so
-                // nobody reaches it.
+                // nothing reaches it.
                 unsafe { self.source.release(chunk.frame, chunk.order) };
             }
             (Back::ReleaseHidden, Some(release)) => {

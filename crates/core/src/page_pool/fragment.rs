@@ -1,8 +1,8 @@
 //! Fragments: several holders of one page.
 //!
 //! The page has one count of shares. It starts with a *bias* greater than the number of fragments that can be cut, so
-//! that handing one out is a plain subtraction of the consumer's; when no more are to be cut, what is left of the bias is
-//! taken off by one read-modify-write. Whoever gives the last share back gives the page back.
+//! that allocating one is a plain subtraction by the consumer; when no more are to be cut, what is left of the bias is
+//! taken off by one read-modify-write. The owner of the last share frees the page.
 
 use super::config::Tag;
 use super::consumer::PagePool;
@@ -26,7 +26,7 @@ const ALIGN: usize = 64;
 /// Gives `shares` back; returns whether those were the last.
 #[inline]
 fn is_last(count: &AtomicU32, shares: u32) -> bool {
-    // If no share but ours is left, nobody else can change the count, and no read-modify-write is needed.
+    // If no share but ours is left, no other thread can change the count, and no read-modify-write is needed.
     count.load(Ordering::Acquire) == shares || count.fetch_sub(shares, Ordering::AcqRel) == shares
 }
 
@@ -55,7 +55,7 @@ impl<S: ChunkSource> Fragment<S> {
         unsafe { self.shared.as_ref() }
     }
 
-    /// What the device is told: the fragment's first byte.
+    /// Returns the device's address of the fragment's first byte.
     pub fn iova(&self) -> Iova {
         // No wrap: it lies in the span, whose end fits (`CreateError::Span`).
         Iova::new(self.shared().raw_at(self.frame).iova.raw().wrapping_add(u64::from(self.offset)))
@@ -78,7 +78,7 @@ impl<S: ChunkSource> Fragment<S> {
         }
     }
 
-    /// Gives the share back. Returns whether it was the last, so that the page must be given back.
+    /// Releases the share. Returns whether it was the last, so that the page must be freed.
     #[inline]
     fn release(&self) -> bool {
         let shared = self.shared();
@@ -92,7 +92,7 @@ impl<S: ChunkSource> Fragment<S> {
 impl<S: ChunkSource> Drop for Fragment<S> {
     fn drop(&mut self) {
         if self.release() {
-            // SAFETY: the page was handed out as owned, to its fragments, and comes back with the last of them, this one.
+            // SAFETY: the page was allocated as owned, to its fragments, and is freed with the last of them, this one.
             unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
         }
     }
@@ -166,7 +166,7 @@ impl<S: ChunkSource> PagePool<S> {
         self.magazine.draw()
     }
 
-    /// No more fragments are cut of the page that is open. It goes back with the last of those that were.
+    /// Closes the open page: no more fragments are cut from it. It is freed with its last fragment.
     pub(super) fn end_fragments(&mut self) {
         let Some(open) = self.open.take() else { return };
         let last = |count: &AtomicU32| is_last(count, BIAS - open.cut);

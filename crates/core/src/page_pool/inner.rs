@@ -1,12 +1,12 @@
-//! What the consumer and all who hold pages share, and how long it lives.
+//! State shared by the consumer and all holders of pages, and its lifetime.
 //!
-//! # How long it lives
+//! # Lifetime
 //!
 //! `keep` counts the handles, and the pages that are held by a [`Page`](super::Page) or by fragments. To count each of
-//! those as it is handed out would cost a read-modify-write a page; instead the count starts with a bias greater than
-//! their number, and when the pool is taken down the bias is replaced by how many are out. From the moment at which the
-//! ring is closed each that comes back gives up one. Before it, the last that the giver of a page does to the pool is
-//! to store it in the ring, which whoever takes the pool down waits for.
+//! those as it is allocated would cost a read-modify-write per page; instead the count starts with a bias greater than
+//! their number, and when the pool is taken down the bias is replaced by the number of pages in use. Once the ring is
+//! closed, each freed page decrements the count. Before that, the last access of a freeing thread to the pool is its
+//! store into the ring, which the thread that takes the pool down waits for.
 
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
@@ -32,7 +32,7 @@ const MOST_TAGS: usize = (1 << 24) - 1;
 /// More than pages can be out; with as many handles there is still room in 64 bits.
 pub(super) const BIAS: u64 = 1 << 40;
 
-/// How a hidden chunk goes back: known only where the pool was destroyed.
+/// How a hidden chunk is released: known only if the pool was destroyed.
 pub(super) type ReleaseHidden<S> = unsafe fn(&S, Frame, Order);
 
 /// What becomes of a chunk when its last page is back.
@@ -51,7 +51,7 @@ pub(super) enum Back {
 pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
-    /// Pages that are not gone, and one more until the pool is taken down. At 0 the chunk goes back.
+    /// Pages that are not gone, and one more until the pool is taken down. At 0 the chunk is released.
     pub(super) out: u32,
     pub(super) back: Back,
 }
@@ -102,7 +102,7 @@ impl<S: ChunkSource> Inner<S> {
         sync: Option<Box<dyn SyncOps>>,
     ) -> Result<Self, CreateError> {
         let (base, iova) = (source.span(), source.iova());
-        // SAFETY: the source, which `self` owns, keeps its runs valid and gives them to nobody else (contract of
+        // SAFETY: the source, which `self` owns, keeps its runs valid and allocates them to no other caller (contract of
         // `ChunkSource`); of the span only pages of acquired chunks are ever reached.
         let memory = unsafe { DmaMemory::<'static>::from_raw(base.cast(), base.len()) };
         let span = memory.len() as u64;
@@ -197,7 +197,7 @@ impl<S: ChunkSource> Inner<S> {
         }
     }
 
-    /// Whether the page is out in raw form, and nobody has freed it yet.
+    /// Whether the page is allocated in raw form, and not freed yet.
     #[inline(always)]
     pub(super) fn check_raw(record: &PageRecord, page: RawPage) -> Result<(), FreeError> {
         if record.state() == State::Raw && !record.is_remote_freed() {
@@ -230,7 +230,7 @@ impl<S: ChunkSource> Inner<S> {
 
     // What the consumer does below the ring.
 
-    /// A chunk of this order or the largest smaller one that can be had: where its pages start, and how many frames.
+    /// Acquires a chunk of this order or the largest smaller one that is available: where its pages start, and how many frames.
     pub(super) fn acquire(&self, order: Order) -> Result<(u32, u32), AllocError> {
         let mut order = order;
         let frame = loop {

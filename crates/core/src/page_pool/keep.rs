@@ -33,7 +33,7 @@ impl<S: ChunkSource> Keep<S> {
     /// Takes over a reference that is counted already.
     ///
     /// # Safety
-    /// The count has one for it, which nobody else gives up.
+    /// The count has one for it, which only this value releases.
     unsafe fn adopt(shared: NonNull<Inner<S>>) -> Self {
         Self(shared)
     }
@@ -68,8 +68,8 @@ impl<S: ChunkSource> Drop for Keep<S> {
 /// or the pool was taken down.
 ///
 /// # Safety
-/// Each entry is a raw free, the caller having a [`Keep`] (then it may be mistaken); or a page that was handed out as owned and
-/// that is given back this once.
+/// Each entry is a raw free, the caller having a [`Keep`] (then it may be mistaken); or a page that was allocated as owned and
+/// that is freed this once.
 #[inline]
 pub(super) unsafe fn recycle_remotely<S: ChunkSource>(shared: NonNull<Inner<S>>, entries: &[Entry]) {
     // SAFETY: alive as long as one of the entries is not back (see the module), or as the caller's `Keep`.
@@ -125,7 +125,7 @@ impl<S: ChunkSource> Inner<S> {
         Ok(())
     }
 
-    /// Takes out what can not count: only second frees make for more entries than there are pages.
+    /// Removes what cannot count: only second frees make for more entries than there are pages.
     #[cold]
     fn sift(&self, entries: &mut Vec<Entry>) {
         entries.sort_unstable();

@@ -1,7 +1,7 @@
 //! Every interleaving (within a bound of preemptions) of those who give pages back with the consumer, and with the end.
 //!
 //! A page's memory is played by a cell: the model checker objects when two threads have it at once, and when what one
-//! did with it does not come before the next one's use, or before the chunk goes back.
+//! did with it does not come before the next one's use, or before the chunk is released.
 
 use super::ring::{Entry, Ring};
 use super::*;
@@ -19,7 +19,7 @@ use std::sync::{LazyLock, Mutex};
 /// Frames, none of which is touched: what is done with them is done with `used`.
 struct Inner {
     used: [UnsafeCell<u32>; FRAMES],
-    /// Not the model checker's: what it keeps is told, and orders nothing.
+    /// Not the model checker's: what it keeps is reported, and orders nothing.
     taken: Mutex<[bool; FRAMES]>,
 }
 
@@ -44,7 +44,7 @@ impl Source {
     /// Has its way with a page.
     fn touch(&self, iova: Iova) {
         let frame = (iova.raw() / 4096) as usize;
-        // SAFETY: the caller has the page; loom objects where somebody else has it, too.
+        // SAFETY: the caller has the page; loom reports a second owner.
         self.0.used[frame].with_mut(|at| unsafe { *at += 1 });
     }
 
@@ -57,7 +57,7 @@ impl Source {
     }
 }
 
-/// Never written, and never given back: the models have no end for it.
+/// Never written, and never released: the models have no end for it.
 static MEMORY: LazyLock<usize> = LazyLock::new(|| {
     let layout = std::alloc::Layout::from_size_align(FRAMES * 4096, 4096).unwrap();
     // SAFETY: the layout has bytes.
@@ -114,7 +114,7 @@ fn drain(ring: &Ring, most: u64) -> Vec<u32> {
 }
 
 /// Two producers, one of two entries at once, and a consumer: each entry arrives once, in its producer's order; what
-/// had no room was told. At the end the ring is closed under a third.
+/// was refused got the error. At the end the ring is closed under a third.
 #[test]
 fn loom_ring_has_each_entry_once() {
     check(3, || {
@@ -140,7 +140,7 @@ fn loom_ring_has_each_entry_once() {
     });
 }
 
-/// The ring is closed while a producer is at it: either the page is found, or its producer is told.
+/// The ring is closed while a producer is at it: either the page is found, or its producer gets the error.
 #[test]
 fn loom_ring_closed_while_a_page_comes() {
     check(3, || {
@@ -192,8 +192,8 @@ fn loom_page_pool_pages_come_back_while_others_go() {
     });
 }
 
-/// A page comes back while the pool is destroyed: it is taken down with the pool, or goes back after it; and what is
-/// shared is freed once, by whoever is last.
+/// A page comes back while the pool is destroyed: it is taken down with the pool, or is released after it; and what is
+/// shared is freed once, by the last owner.
 #[test]
 fn loom_page_pool_return_against_destroy() {
     check(3, || {
@@ -257,7 +257,7 @@ fn loom_page_pool_last_fragment_against_the_end_of_cutting() {
     });
 }
 
-/// A raw page is freed twice in one instant, by the consumer and elsewhere: it is handed out once.
+/// A raw page is freed twice in one instant, by the consumer and elsewhere: it is allocated once.
 #[test]
 fn loom_page_pool_raw_page_freed_twice() {
     check(3, || {

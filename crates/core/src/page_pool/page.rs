@@ -82,7 +82,7 @@ impl<S: ChunkSource> Drop for Page<S> {
     #[inline]
     fn drop(&mut self) {
         self.shared().sync_for_device(self.frame, self.written as usize);
-        // SAFETY: the page was handed out as owned, to this value, and comes back with it.
+        // SAFETY: the page was allocated as owned, to this value, and is freed with it.
         unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
     }
 }

@@ -23,11 +23,11 @@ pub(super) const REGION_FRAMES: usize = 1 << REGION_SHIFT;
 pub(super) enum State {
     /// No page of the pool starts at this frame.
     Absent,
-    /// In the magazine, in the ring or below; a page that its owner has given back is still `Owned` in the ring.
+    /// In the magazine, in the ring or below; a page that its owner has freed is still `Owned` in the ring.
     Free,
     /// Held by a `Page`, or by fragments.
     Owned,
-    /// Handed out in raw form.
+    /// Allocated in raw form.
     Raw,
     /// Came back to a pool that was taken down.
     Gone,
@@ -38,7 +38,7 @@ pub(super) enum State {
 pub(super) struct PageRecord {
     /// The state in the low byte, the holder's tag above.
     word: AtomicU32,
-    /// How often the page was handed out in raw form, in 32 bits.
+    /// How often the page was allocated in raw form, in 32 bits.
     generation: AtomicU32,
     /// The generation that was last freed in raw form by another thread than the consumer's.
     remote_freed: AtomicU32,
@@ -134,7 +134,7 @@ impl Directory {
         Some(&region.0[frame as usize & (REGION_FRAMES - 1)])
     }
 
-    /// Makes room for the accounts of these frames. Only the consumer calls it, so nobody else makes the same region.
+    /// Allocates the records of these frames. Only the consumer calls it, so no other thread makes the same region.
     pub(super) fn make_room(&self, first: Frame, frames: u32) {
         let last = first.index() + (frames - 1);
         for at in (first.index() >> REGION_SHIFT)..=(last >> REGION_SHIFT) {
@@ -151,7 +151,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for slot in &self.0 {
             if let Some(region) = NonNull::new(slot.load(Ordering::Relaxed)) {
-                // SAFETY: made by `Box::into_raw` in `make_room`, and nobody borrows it: we have `&mut self`.
+                // SAFETY: made by `Box::into_raw` in `make_room`, and nothing borrows it: we have `&mut self`.
                 drop(unsafe { Box::from_raw(region.as_ptr()) });
             }
         }

@@ -65,7 +65,7 @@ impl fmt::Display for Counts {
 /// Where a pool's pages are. While others free, the numbers may be of slightly different times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolStats {
-    /// Pages that were handed out and have not come back.
+    /// Pages that are allocated and not freed.
     pub in_use: u64,
     /// Pages in all.
     pub pages: u64,
@@ -73,7 +73,7 @@ pub struct PoolStats {
     pub in_magazine: u64,
     /// Pages in the ring.
     pub in_ring: u64,
-    /// Pages below the ring: those that met a full ring, and those never handed out.
+    /// Pages below the ring: those that met a full ring, and those never allocated.
     pub below: u64,
     /// Chunks that the source gave.
     pub chunks: u64,
@@ -94,7 +94,7 @@ pub struct Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name.as_deref().unwrap_or("(nobody in particular)");
+        let name = self.name.as_deref().unwrap_or("(no holder named)");
         write!(f, "{name}: {} pages, {} bytes", self.pages, self.bytes)
     }
 }

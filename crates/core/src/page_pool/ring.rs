@@ -5,7 +5,7 @@
 //! The consumer takes what is filled, in order, clears it and moves the head on.
 //!
 //! The tail has a bit that says that the ring is closed. It is set by a read-modify-write, so a page is either claimed a
-//! place before that, and found by whoever closes, or its producer learns that it came too late.
+//! place before that, and found by the closing thread, or its producer learns that it came too late.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
@@ -22,7 +22,7 @@ const FRAME_SHIFT: u32 = 2;
 pub(super) const FRAME_BITS: u32 = 30;
 
 impl Entry {
-    /// A page that its owner gives back: there is one such entry for each time it is handed out.
+    /// A page that its owner frees: there is one such entry per allocation.
     #[inline(always)]
     pub(super) fn owned(frame: u32) -> Self {
         Self(FULL | u64::from(frame) << FRAME_SHIFT)
@@ -40,20 +40,20 @@ impl Entry {
         self.0 as u32 >> FRAME_SHIFT
     }
 
-    /// The generation of a raw free; `None` for a page that is given back by its owner.
+    /// The generation of a raw free; `None` for a page that is freed by its owner.
     #[inline(always)]
     pub(super) fn generation(self) -> Option<u32> {
         (self.0 & RAW != 0).then_some((self.0 >> 32) as u32)
     }
 }
 
-/// The pool was taken down: nobody will empty the ring.
+/// The pool was taken down: the ring will not be emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Closed;
 
 const CLOSED: u64 = 1 << 63;
 
-/// See the module. Positions count for ever; a slot is the position modulo the capacity.
+/// See the module. Positions only increase; a slot is the position modulo the capacity.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// The next position to be claimed.
@@ -155,7 +155,7 @@ impl Ring {
     }
 }
 
-/// Slots of the ring that somebody must fill: whoever takes them out waits for it.
+/// Claimed slots of the ring that a producer must fill: the consumer waits for it.
 #[derive(Debug)]
 pub(super) struct Claim<'r> {
     /// All of the ring's, and nothing but atomics: the ring may be freed as soon as the last one is stored, while this

@@ -20,7 +20,7 @@ enum Use {
     Hidden,
 }
 
-/// Frames of a piece of the heap, first fit; can be told to fail. It knows what a device could reach.
+/// Frames of a piece of the heap, first fit; fails on request. It knows what a device could reach.
 struct Inner {
     base: NonNull<u8>,
     layout: Layout,

@@ -19,7 +19,7 @@ fn late_write(heap: &Heap, block: RawBlock, offset: usize, value: u8) {
 }
 
 #[test]
-fn a_write_into_a_free_block_is_reported_with_who_had_it() {
+fn a_write_into_a_free_block_is_reported_with_its_last_owner() {
     let heap = Heap::new(2 << 20);
     let mut pool = debugged(&heap, 100);
     let (mut rx, mut tx) = (pool.local(), pool.local());

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn wrong_frees_are_told_apart_and_change_nothing() {
+fn wrong_frees_are_distinguished_and_change_nothing() {
     let heap = Heap::new(4 << 20);
     let other = Heap::new(2 << 20);
     let (pool, stranger) = (pool(&heap, 100), super::tests::pool(&other, 100));
@@ -82,7 +82,7 @@ fn running_out_of_memory_at_any_chunk_changes_nothing() {
 }
 
 #[test]
-fn a_busy_pool_is_given_back_and_a_dropped_one_keeps_what_is_out() {
+fn a_busy_pool_is_returned_and_a_dropped_one_keeps_blocks_in_use() {
     let heap = Heap::new(4 << 20);
     let busy = pool(&heap, 64);
     let (kept, freed) = (busy.alloc_raw().unwrap(), busy.alloc_raw().unwrap());
@@ -137,9 +137,9 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
     }
 }
 
-/// The same of larger chunks: what cannot be had is had smaller, and the pool is none the worse.
+/// The same for larger chunks: an unavailable chunk is replaced by a smaller one, and the pool is unharmed.
 #[test]
-fn a_large_chunk_that_cannot_be_had_is_had_smaller() {
+fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     for n in 1..=60 {
         let heap = Heap::new(16 << 20);
         heap.fail_at(n);

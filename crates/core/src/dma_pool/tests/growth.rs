@@ -66,7 +66,7 @@ fn others_allocate_and_free_while_the_source_is_at_work() {
                 _ => pool.local().alloc_raw().is_ok(),
             });
             begun.recv().unwrap();
-            // The lone row is the owner's that keeps it: everybody else needs a chunk.
+            // The only row belongs to its owner: all others need a chunk.
             local.free_raw(held).unwrap();
             let again = local.alloc_raw().unwrap();
             pool.free_raw(again).unwrap();

@@ -19,7 +19,7 @@ fn exhaust<'h, H: Hold<Target = DmaPool<&'h Heap>>>(local: &mut Local<&'h Heap, 
 
 #[test]
 fn remote_frees_to_any_spent_row_are_found() {
-    // More rows than an owner lets go of at a time, each of which it has freed into and drawn from since.
+    // More rows than an owner releases at a time, each of which it has freed into and drawn from since.
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 64);
     let (mut a, mut b) = (pool.local(), pool.local());

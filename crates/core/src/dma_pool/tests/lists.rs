@@ -3,7 +3,7 @@
 use super::*;
 
 /// A free into the oldest of the owner's spent rows makes that row the current one, and brings the number of spent rows
-/// over the limit at which the oldest are let go of.
+/// over the limit at which the oldest are released.
 #[test]
 fn the_spent_row_that_is_freed_into_is_not_let_go_of() {
     // The limit is 128.
@@ -30,7 +30,7 @@ fn the_spent_row_that_is_freed_into_is_not_let_go_of() {
         let mut seen = HashSet::new();
         for local in [&mut a, &mut b] {
             while let Ok(block) = local.alloc_raw() {
-                assert!(seen.insert(block), "{block:?} was handed out twice");
+                assert!(seen.insert(block), "{block:?} was allocated twice");
             }
         }
         let all: Vec<_> = seen.into_iter().collect();

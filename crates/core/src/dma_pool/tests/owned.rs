@@ -35,7 +35,7 @@ fn a_raw_free_of_an_owned_block_is_refused_and_changes_nothing() {
             assert_eq!(pool.report().in_use, before.in_use);
             assert_eq!(pool.memory(raw).unwrap().len(), size);
         }
-        // None of the addresses is handed out a second time.
+        // None of the addresses is allocated a second time.
         let held: HashSet<_> = blocks.iter().map(Block::as_raw).collect();
         let more: Vec<_> = (0..200).map(|_| local.alloc_raw().unwrap()).collect();
         assert!(more.iter().all(|raw| !held.contains(raw)));

@@ -63,7 +63,7 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
     assert!(zone.under_pressure());
     let other = all[0].take().unwrap();
     hoarder.free(other, Order::PAGE).unwrap();
-    assert_eq!(hoarder.held(), 0, "all given back, as the zone is under_pressure");
+    assert_eq!(hoarder.held(), 0, "all freed, as the zone is under pressure");
     drop((hoarder, taker));
     assert_eq!(zone.stats().held, 0);
     assert_eq!(zone.taken(), zone.stats().in_use);
@@ -73,7 +73,7 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
 }
 
 /// With n frames left, for each n, what needs one more gets nothing and leaves all as it was.
-/// An owner whose frees and allocs all stay in its magazine sees that the zone has run short, and gives back.
+/// An owner whose frees and allocs all stay in its magazine sees that the zone has run short, and frees.
 #[test]
 fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
     let frees = |hoarder: &mut Local<&Zone>| {

@@ -34,7 +34,7 @@ proptest! {
                 0..4 => match zone.alloc(order(o)) {
                     Ok(first) => {
                         prop_assert!(first.index() % (1 << o) == 0 && first.index() + (1 << o) <= frames);
-                        prop_assert!(model.take(first, 1 << o), "handed out twice: {first} order {o}");
+                        prop_assert!(model.take(first, 1 << o), "allocated twice: {first} order {o}");
                     }
                     Err(_) => prop_assert!(!model.has_run(1 << o, frames), "refused order {o}"),
                 },

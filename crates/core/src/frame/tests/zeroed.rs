@@ -21,7 +21,7 @@ fn only_requested_frames_are_zeroed() {
     let run = zone.alloc_zeroed(order(2), &memory).unwrap();
     assert_eq!((0..4).map(|i| zeroes(frame(run.index() + i))).sum::<usize>(), 2048);
     assert_eq!((zone.taken(), (0..16).map(|i| zeroes(frame(i))).sum::<usize>()), (8, 7 * 512));
-    // 16 frames of memory for 512 of the zone: what lies outside is refused, and given back.
+    // 16 frames of memory for 512 of the zone: what is outside is refused, and freed.
     let mut local = zone.local();
     let mut many = [None; 20];
     let refused = local.fill_zeroed(&mut many, &memory);

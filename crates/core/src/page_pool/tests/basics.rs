@@ -88,7 +88,7 @@ fn what_makes_no_pool_is_named() {
 }
 
 #[test]
-fn a_wrong_raw_free_is_told_and_changes_nothing() {
+fn a_wrong_raw_free_is_reported_and_changes_nothing() {
     let heap = Heap::new(4 << 20);
     let order = Order::new(1).unwrap();
     let mut pool = heap.pool(Config { order, ..Config::default() });
@@ -140,7 +140,7 @@ fn a_wrong_raw_free_is_told_and_changes_nothing() {
 
 /// What a second free in the instant of the first leaves behind: an entry of an older generation.
 #[test]
-fn a_second_free_that_was_not_told_is_found_and_frees_nothing() {
+fn a_late_double_free_is_counted_and_frees_nothing() {
     for ring in [1, 64] {
         let heap = Heap::new(2 << 20);
         let mut pool = heap.pool(Config { ring, ..Config::default() });
@@ -156,7 +156,7 @@ fn a_second_free_that_was_not_told_is_found_and_frees_nothing() {
         let mut seen = HashSet::from([page.iova()]);
         let mut held = Vec::new();
         while let Ok(next) = pool.alloc() {
-            assert!(seen.insert(next.iova()), "handed out twice: {next:?}");
+            assert!(seen.insert(next.iova()), "allocated twice: {next:?}");
             held.push(next);
         }
         assert_eq!((held.len(), pool.counts().waive), (511, 3));
@@ -343,7 +343,7 @@ fn a_page_keeps_what_it_needs_after_everything_else_is_gone() {
 }
 
 #[test]
-fn what_can_not_be_hidden_is_said() {
+fn what_cannot_be_hidden_is_reported() {
     let heap = Heap::new(2 << 20);
     heap.0.hides.store(0, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());
@@ -360,7 +360,7 @@ fn what_can_not_be_hidden_is_said() {
     assert_eq!(heap.count(Use::Free), 512);
 }
 
-/// A raw page that is never freed keeps its chunk, and the source is told nothing wrong.
+/// A raw page that is never freed keeps its chunk, and the source gets no wrong call.
 #[test]
 fn a_raw_page_that_never_comes_back_keeps_its_chunk() {
     let heap = Heap::new(2 << 20);

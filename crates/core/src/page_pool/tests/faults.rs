@@ -54,9 +54,9 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
     assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 1280));
 }
 
-/// A large chunk that cannot be had is had smaller, whichever it is.
+/// A large chunk that is unavailable is replaced by a smaller one, whichever it is.
 #[test]
-fn a_large_chunk_that_cannot_be_had_is_had_smaller() {
+fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     for largest in [512, 256, 64, 8, 2, 1] {
         let heap = Heap::new(8 << 20);
         heap.0.largest.store(largest, Ordering::Relaxed);
@@ -76,10 +76,10 @@ fn a_large_chunk_that_cannot_be_had_is_had_smaller() {
     assert_eq!(heap.count(Use::Free), 2048);
 }
 
-/// The n-th chunk can not be hidden: the others are, it is said how much the device reaches, and each goes the way that the
+/// The n-th chunk cannot be hidden: the others are, it is said how much the device reaches, and each goes the way that the
 /// source is owed.
 #[test]
-fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
+fn a_chunk_that_cannot_be_hidden_is_counted_and_the_others_are_hidden() {
     for lost in [false, true] {
         for n in 0..5 {
             let heap = Heap::new(4 << 20);
@@ -94,7 +94,7 @@ fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
             assert_eq!((bytes, why.is_permanent()), (64 * 4096, lost));
             drop(held);
             assert_eq!(end.pages_out(), 0);
-            // What the device may reach for ever is never given back.
+            // What the device may reach permanently is never released.
             assert_eq!(heap.count(Use::Mapping), if lost { 64 } else { 0 });
             assert_eq!(heap.count(Use::Hidden), 0);
         }
@@ -103,7 +103,7 @@ fn a_chunk_that_can_not_be_hidden_is_counted_and_the_others_are_hidden() {
 
 /// A source that gives what it must not.
 #[test]
-fn a_run_that_is_out_of_place_is_given_back() {
+fn a_run_that_is_out_of_place_is_released() {
     let heap = Heap::new(4 << 20);
     heap.0.shift.store(1, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());

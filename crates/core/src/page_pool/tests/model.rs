@@ -89,7 +89,7 @@ proptest! {
         prop_assert_eq!(told(end.holders()), expected);
         prop_assert_eq!(end.pages_out(), held);
         prop_assert_eq!(heap.count(if destroy { Use::Mapping } else { Use::Hidden }), 0);
-        // What comes late goes back; a second free of it is told.
+        // What is freed late is released; a second free of it is an error.
         for thing in out {
             if let Thing::Raw(page, _) = thing {
                 prop_assert_eq!(remote.free_raw(page), Ok(()));

@@ -31,7 +31,7 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
             let (remote, hands, over) = (remote.clone(), &hands, &over);
             scope.spawn(move || {
                 loop {
-                    // Looked at before the hand: what was put there before it is over is seen.
+                    // Read before the flag: what was put there before the end is seen.
                     let last = over.load(Ordering::Acquire);
                     let mine = std::mem::take(&mut *hands[me].lock());
                     let idle = mine.is_empty();
@@ -85,7 +85,7 @@ fn hand_out(pool: &mut PagePool<Heap>, dice: usize) -> Option<Thing> {
     Some(thing)
 }
 
-/// Nobody else had what we hold, and it goes back.
+/// Checks that what we hold had no other owner, and frees it.
 fn receive(remote: &Remote<Heap>, mine: Vec<Thing>, me: usize) {
     let (mut pages, mut raws) = (Vec::new(), Vec::new());
     for (number, thing) in mine.into_iter().enumerate() {
@@ -109,7 +109,7 @@ fn receive(remote: &Remote<Heap>, mine: Vec<Thing>, me: usize) {
     }
 }
 
-/// Two free the same raw pages in the same instant: of each page one free counts, and the other is told or found late.
+/// Two free the same raw pages in the same instant: of each page one free counts, and the other is an error or found late.
 #[test]
 fn stress_page_pool_of_two_raw_frees_one_counts() {
     let heap = Heap::new(2 << 20);

@@ -43,7 +43,7 @@ impl Count {
         *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
     }
 
-    /// The open page was handed out, after `empty` was counted.
+    /// The open page was allocated, after `empty` was counted.
     pub(super) fn reopened(&mut self) {
         self.counts.cached += 1;
         *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;

@@ -57,7 +57,7 @@ impl World {
         iova.raw() & !(self.pool.page_bytes() as u64 - 1)
     }
 
-    /// A page was handed out: nobody else has it.
+    /// A page was allocated: it has no other owner.
     fn new_page(&mut self, iova: Iova) -> Checked {
         if self.open == Some(iova.raw()) {
             // All its fragments are back, and it is the last: nothing more is cut of it.
@@ -69,7 +69,7 @@ impl World {
             self.count.taken();
         }
         prop_assert_eq!(self.start_of(iova), iova.raw());
-        prop_assert!(self.pages.insert(iova.raw(), 1).is_none(), "handed out twice: {}", iova);
+        prop_assert!(self.pages.insert(iova.raw(), 1).is_none(), "allocated twice: {}", iova);
         Ok(())
     }
 

@@ -183,7 +183,7 @@ fn pages_go_round_without_any_work_on_tables() {
 }
 
 #[test]
-fn an_arena_that_is_exposed_whole_keeps_its_pages_reachable_and_says_so() {
+fn an_arena_that_is_mapped_whole_keeps_its_pages_reachable_and_reports_it() {
     let domain = soft();
     let arena = arena_in(&domain, 2 << 20, MappingPolicy::Whole);
     let port = domain.port().unwrap();
@@ -251,7 +251,7 @@ fn a_wrong_return_is_a_typed_error_and_changes_nothing() {
 }
 
 #[test]
-fn a_pool_of_a_full_arena_says_so() {
+fn a_pool_of_a_full_arena_is_an_error() {
     let domain = soft();
     let arena = arena_in(&domain, 1 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Each step of an arena's life fails once: nothing is left behind, or what a device may reach is kept for ever.
+//! Each step of an arena's life fails once: nothing is left behind, or what a device may reach is quarantined.
 
 use super::*;
 use crate::Domain;
@@ -162,7 +162,7 @@ fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
     }
 }
 
-/// A page pool's chunk can not be taken from the device, or not be seen to be: the pool says so, the chunk is asked for once,
+/// A page pool's chunk cannot be revoked, or not verifiably: the pool reports it, the chunk is requested once,
 /// and is never used again.
 #[test]
 fn a_chunk_that_cannot_be_hidden_is_quarantined_and_counted() {
