@@ -1,10 +1,13 @@
 //! A program's own memory as the payload of commands: written to the controller and read back through the IOMMU.
+#![forbid(unsafe_code)]
 
 use crate::common::{namespaces, pattern};
-use pinfold::memory::{OwnedMemory, OwnedPieces, Reclaim};
+use pinfold::memory::{OwnedMemory, OwnedPiece, OwnedPieces, Reclaim};
 use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::access::{FromDevice, ToDevice};
+use pinfold_core::dma_pool::{Block, DmaPool};
 use pinfold_core::domain::{Mapping, Pinned};
+use pinfold_core::share::Shared;
 use pinfold_nvme::driver::{Config, Controller, InFlight, Outcome, Queue};
 use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 
@@ -86,4 +89,76 @@ fn memory_in_flight_is_not_reclaimed() {
     let Err(Reclaim::InUse(memory)) = memory.reclaim::<Vec<u8>>() else { panic!("it is in flight") };
     drop(finish(&mut queue, read));
     assert_eq!(memory.reclaim::<Vec<u8>>().unwrap().len(), 64 << 10);
+}
+
+/// What a driver owns: one struct without a lifetime.
+struct Driver {
+    domain: Domain,
+    pool: Shared<DmaPool<Arena>>,
+    blocks: Vec<Block<Arena>>,
+    queue: Queue<ModelRegisters, Arena>,
+    in_flight: Vec<InFlight<Mapping<OwnedPiece, ToDevice>>>,
+}
+
+/// The thread that completes the commands is not the one that submitted them, and has nothing but the driver.
+#[test]
+fn a_driver_moves_between_threads_with_commands_in_flight() {
+    const PIECE: usize = 64 << 10;
+    fn is_owned<T: Send + 'static>(value: T) -> T {
+        value
+    }
+    let domain = Domain::soft().unwrap();
+    let build = |size| Arena::builder().size(size).source(Source::Plain).build(&domain).unwrap();
+    let model =
+        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20))).unwrap();
+    let controller = Controller::start(model.registers(), build(4 << 20), Config::default()).unwrap();
+    let memory = OwnedMemory::from_vec(pattern(3, 4 * PIECE + 4096)).unwrap();
+    memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
+    let mut rest = memory.take().unwrap();
+    let expected = bytes_of(rest.memory());
+    drop(memory);
+
+    let pool = Shared::new(DmaPool::new(build(2 << 20), "driver", 64, 64, 0).unwrap());
+    let blocks = (0..4).map(|_| pool.alloc_zeroed().unwrap()).collect();
+    let queue = controller.create_queue(8).unwrap();
+    let mut driver = Driver { domain, pool, blocks, queue, in_flight: Vec::new() };
+    drop(controller);
+    for i in 0..4u64 {
+        let next = rest.split_off(PIECE).ok();
+        let mapping = driver.domain.owner().map(rest, ToDevice).unwrap();
+        driver.in_flight.push(driver.queue.write(1, i * 128, 128, mapping).unwrap());
+        let Some(piece) = next else { break };
+        rest = piece;
+    }
+    assert_eq!(driver.in_flight.len(), 4);
+
+    let mut driver = is_owned(driver);
+    let mut driver = std::thread::spawn(move || {
+        // Completions may arrive in another order.
+        let mut in_flight = std::mem::take(&mut driver.in_flight);
+        while !in_flight.is_empty() {
+            let completion = driver.queue.wait().unwrap().unwrap();
+            let at = in_flight.iter().position(|one| one.tag() == completion.tag()).unwrap();
+            let Outcome::Completed { payload, result } = in_flight.swap_remove(at).finish(completion) else {
+                panic!("not completed")
+            };
+            result.unwrap();
+            drop(payload.unmap().unwrap());
+        }
+        drop(driver.blocks.pop());
+        driver
+    })
+    .join()
+    .unwrap();
+
+    assert_eq!((driver.pool.report().in_use, driver.blocks.len()), (3, 3));
+    let target = OwnedMemory::from_vec(vec![0; 4 * PIECE + 4096]).unwrap();
+    target.map_into(&driver.domain, MappingPolicy::PerUse).unwrap();
+    let mut piece = target.take().unwrap();
+    drop(piece.split_off(4 * PIECE));
+    let mapping = driver.domain.owner().map(piece, FromDevice).unwrap();
+    let read = driver.queue.read(1, 0, 512, mapping).unwrap();
+    let back = finish(&mut driver.queue, read).unmap().unwrap();
+    assert!(bytes_of(back.memory()) == expected[..4 * PIECE]);
+    assert_eq!(driver.domain.soft_bus().unwrap().stats().faults, 0);
 }
