@@ -4,6 +4,9 @@ use super::fio::alternative;
 use super::io::{IoArgs, OutputFormat};
 use std::path::{Path, PathBuf};
 
+/// The longest job file that is read, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
 /// Why a job file cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobFileError {
@@ -15,6 +18,9 @@ pub(crate) enum JobFileError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// It is too long, or a device or pipe.
+    #[error("{}: a job file is a regular file of at most {MAX_BYTES} bytes", .0.display())]
+    NotAJobFile(PathBuf),
     /// It has no section for a job.
     #[error("{} has no job: write a section such as [job1] with its options", .0.display())]
     NoJob(PathBuf),
@@ -69,14 +75,23 @@ struct Section {
 /// The options that may accompany a job file on the command line (the last two are groups of options).
 const BESIDE: [&str; 7] = ["target", "json", "output-format", "force", "verbose", "IoArgs", "StackArgs"];
 
+/// Reads a file whose length is bounded: a device could be endless, and a pipe would block.
+fn read_text(path: &Path) -> Result<String, JobFileError> {
+    let failed = |error| JobFileError::Read { path: path.to_owned(), error };
+    let file = std::fs::metadata(path).map_err(failed)?;
+    if !file.is_file() || file.len() > MAX_BYTES {
+        return Err(JobFileError::NotAJobFile(path.to_owned()));
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
 /// Reads the jobs of a file. Of `args` only how the reports are printed, and `--force`, apply to them; `given` are the
 /// options on the command line.
 pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<IoArgs>, JobFileError> {
     if let Some(option) = given.iter().find(|option| !BESIDE.contains(&option.as_str())) {
         return Err(JobFileError::Beside { option: option.clone() });
     }
-    let text = std::fs::read_to_string(path);
-    let text = text.map_err(|error| JobFileError::Read { path: path.to_owned(), error })?;
+    let text = read_text(path)?;
     let (global, sections) = parse(path, &text)?;
     let mut jobs = Vec::new();
     for (at, section) in sections.into_iter().enumerate() {
@@ -177,6 +192,18 @@ mod tests {
         let path = folder.path().join("a.fio");
         std::fs::write(&path, text).unwrap();
         read(&path, &IoArgs::new(TargetSpec::File(path.clone())), &[])
+    }
+
+    #[test]
+    fn endless_and_huge_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (endless, huge) = (folder.path().join("zero.fio"), folder.path().join("huge.fio"));
+        std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
+        std::fs::File::create(&huge).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        for path in [endless, huge] {
+            let refused = read(&path, &IoArgs::new(TargetSpec::File(path.clone())), &[]);
+            assert!(matches!(refused, Err(JobFileError::NotAJobFile(_))));
+        }
     }
 
     #[test]
