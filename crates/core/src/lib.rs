@@ -5,7 +5,7 @@
 //! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
 //! | [`registered`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
 //! | [`dma_pool`], [`page_pool`] | descriptor blocks; pages that stay mapped while they are recycled |
-//! | [`frame`], [`iova`], [`magazine`] | allocators of page frames and of I/O virtual addresses; caches for their owners |
+//! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
 //! | [`access`], [`addr`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
 //!
@@ -46,7 +46,6 @@ pub mod known_bad;
 #[cfg(not(any(test, feature = "known-bad")))]
 #[expect(unreachable_pub, reason = "public with the feature")]
 mod known_bad;
-pub mod magazine;
 pub mod mem;
 pub mod page_pool;
 pub mod registered;
