@@ -45,8 +45,11 @@ impl Ended {
     }
 }
 
+/// Starts the program with the default action for the signals that it handles: a test run in the background may have
+/// inherited that they are ignored, and the program respects that.
 pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_pinfold"))
+    Command::new("env")
+        .args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold")])
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -216,14 +216,18 @@ mod tests {
 
     #[test]
     fn what_is_dropped_is_unmapped_and_what_is_lent_is_not() {
-        let region = Region::anonymous(8192, 4096).unwrap();
-        let addr = region.addr();
-        // SAFETY: `region` outlives `lent`.
-        let lent = unsafe { Region::lent(region.base(), 8192) };
-        drop(lent);
-        assert!(smaps::of_range(addr, 8192).is_some());
-        drop(region);
-        assert!(smaps::of_range(addr, 8192).is_none());
+        let unmapped = || {
+            let region = Region::anonymous(8192, 4096).unwrap();
+            let addr = region.addr();
+            // SAFETY: `region` outlives `lent`.
+            let lent = unsafe { Region::lent(region.base(), 8192) };
+            drop(lent);
+            assert!(smaps::of_range(addr, 8192).is_some());
+            drop(region);
+            smaps::of_range(addr, 8192).is_none()
+        };
+        // Another test may map something there at once, but not every time.
+        assert!((0..50).any(|_| unmapped()));
     }
 
     #[test]
