@@ -60,7 +60,7 @@ pub mod vfio;
 pub use backend::soft;
 pub use domain::Domain;
 pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory};
-pub use memory::{Buffer, MappingPolicy, OwnedMemory, OwnedPiece, OwnedPieces, Source};
+pub use memory::{Buffer, MappingPolicy, OwnedMemory, OwnedPiece, OwnedPieces, Source, quarantined_bytes};
 pub use pinfold_core as core;
 pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice};
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};

@@ -22,10 +22,12 @@ mod fixed;
 mod obtain;
 mod owned;
 mod policy;
+mod quarantine;
 mod source;
 
 pub use buffer::Buffer;
 pub use fixed::Fixed;
 pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
 pub use policy::MappingPolicy;
+pub use quarantine::quarantined_bytes;
 pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};

@@ -161,7 +161,7 @@ fn run() -> Result<()> {
     // The leak check, whether or not it worked.
     let report = stack.finish()?;
     println!("{report}");
-    let (stats, leaked) = (domain.stats(), pinfold::arena::quarantined_bytes());
+    let (stats, leaked) = (domain.stats(), pinfold::quarantined_bytes());
     println!(
         "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes in quarantine, {leaked} bytes leaked",
         stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes

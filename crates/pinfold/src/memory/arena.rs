@@ -34,7 +34,7 @@
 //!   to lock is reported and no error ([`Pinning::Required`] makes it one).
 //! - **Lifetime.** The memory is unmapped from all domains, and then from the process, when the last handle, buffer and
 //!   pool chunk is dropped. If frames are never freed (a pool was destroyed while blocks were in use, a revoke timed out)
-//!   or an unmap fails, the whole arena is quarantined, since a device may still write to it: [`quarantined_bytes`].
+//!   or an unmap fails, the whole arena is quarantined, since a device may still write to it: [`quarantined_bytes`](crate::quarantined_bytes).
 
 mod alloc;
 mod builder;
@@ -57,4 +57,3 @@ pub use handle::{Arena, ArenaMemory};
 pub use local::ArenaLocal;
 pub use report::{ArenaReport, ArenaStats, Backing};
 pub(crate) use state::Run;
-pub use state::quarantined_bytes;

@@ -7,6 +7,7 @@ use pinfold_core::addr::{IovaRange, PageSize};
 use pinfold_core::domain::{BackendError, DomainId, Reservation, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The operations of a domain that the memory's owner needs. A trait, so that a test can make each of them fail.
@@ -59,14 +60,6 @@ enum Place {
     PerUse(Reservation),
 }
 
-/// Why memory was not mapped into a domain.
-#[derive(Debug)]
-pub(in crate::memory) struct AttachError {
-    pub(in crate::memory) error: BackendError,
-    /// A device may still reach the memory: it must never be unmapped from the process.
-    pub(in crate::memory) stuck: bool,
-}
-
 /// Memory in one domain: registered, and mapped as a whole or chunk by chunk.
 pub(in crate::memory) struct Attachment {
     domain: Box<dyn DomainOps>,
@@ -77,15 +70,16 @@ pub(in crate::memory) struct Attachment {
 }
 
 impl Attachment {
-    /// Registers and maps the memory: completely, or not at all.
-    pub(in crate::memory) fn new(
+    /// Registers and maps the memory: completely, or not at all, unless the error
+    /// [says otherwise](BackendError::stays_reachable).
+    fn new(
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
         policy: MappingPolicy,
-    ) -> Result<Self, AttachError> {
+    ) -> Result<Self, BackendError> {
         // SAFETY: the owner frees the memory only after `unregister_memory` has returned (`Attachments::detach_all`),
-        // and never if this function reports it as stuck; on every other error path it is unregistered below.
-        unsafe { domain.register_memory(memory) }.map_err(|error| AttachError { error, stuck: false })?;
+        // and never if the error says that it stays reachable; on every other error path it is unregistered below.
+        unsafe { domain.register_memory(memory) }?;
         let placed = match policy {
             // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends no reference.
             MappingPolicy::Whole => unsafe { domain.map_static(memory) }.map(Place::Whole),
@@ -93,14 +87,12 @@ impl Attachment {
                 domain.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse)
             }
         };
-        let place = placed.map_err(|error| {
-            let stuck = error.stays_reachable();
-            if stuck {
+        let place = placed.inspect_err(|error| {
+            if error.stays_reachable() {
                 domain.count_quarantined(memory.len() as u64);
             } else {
                 domain.unregister_memory(memory);
             }
-            AttachError { error, stuck }
         })?;
         let iova = match &place {
             Place::Whole(mapping) => mapping.iova(),
@@ -188,6 +180,8 @@ impl Attachment {
 pub(in crate::memory) struct Attachments {
     first: OnceLock<Box<Link>>,
     growing: Mutex<()>,
+    /// A failed `add` has left the memory reachable for a device.
+    reachable: AtomicBool,
 }
 
 struct Link {
@@ -207,18 +201,24 @@ impl Attachments {
         None
     }
 
-    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already.
+    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already. After an error that
+    /// leaves the memory [reachable](BackendError::stays_reachable), `detach_all` never succeeds.
     pub(in crate::memory) fn add(
         &self,
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
         policy: MappingPolicy,
-    ) -> Result<Arc<Attachment>, AttachError> {
+    ) -> Result<Arc<Attachment>, BackendError> {
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(attachment) = domain.id().and_then(|id| self.find(id)) {
             return Ok(Arc::clone(attachment));
         }
-        let attachment = Arc::new(Attachment::new(domain, memory, policy)?);
+        let attachment = Attachment::new(domain, memory, policy).inspect_err(|error| {
+            if error.stays_reachable() {
+                self.reachable.store(true, Ordering::Relaxed);
+            }
+        })?;
+        let attachment = Arc::new(attachment);
         let mut end = &self.first;
         while let Some(link) = end.get() {
             end = &link.next;
@@ -228,9 +228,9 @@ impl Attachments {
         Ok(attachment)
     }
 
-    /// Detaches the memory from all domains; returns whether no device reaches it.
+    /// Detaches the memory from all domains, also after a failure; returns whether no device reaches it.
     pub(in crate::memory) fn detach_all(&mut self, memory: DmaMemory) -> bool {
-        let mut detached = true;
+        let mut detached = !*self.reachable.get_mut();
         let mut link = self.first.take();
         while let Some(current) = link {
             let Link { attachment, mut next } = *current;
@@ -289,3 +289,8 @@ impl DomainOps for Domain {
         (**self).pins()
     }
 }
+
+#[cfg(test)]
+pub(in crate::memory) mod fake;
+#[cfg(test)]
+mod tests;

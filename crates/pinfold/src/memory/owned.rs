@@ -1,7 +1,8 @@
 //! Memory that the program already has, given up by value so that devices may reach it.
 
-use super::attachment::{AttachError, Attachments, DomainOps};
+use super::attachment::{Attachments, DomainOps};
 use super::policy::MappingPolicy;
+use super::quarantine::count_quarantined;
 use crate::domain::Domain;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
@@ -11,21 +12,19 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
-
-static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Memory of the program, of any origin, that devices may reach: the whole pages of it.
 ///
 /// The program gives the memory up by value, and has it again from [`reclaim`](Self::reclaim) when no device can reach
-/// it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into) makes it known to a domain;
+/// it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into) registers it with a domain;
 /// [`take`](Self::take) returns all of it as an [`OwnedPiece`], which can be split, mapped, and passed to queues.
 /// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
 ///
 /// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece are dropped, it is
-/// quarantined: leaked, and [counted](Self::quarantined_bytes).
+/// quarantined: leaked, and [counted](super::quarantined_bytes).
 ///
 /// ```
 /// use pinfold::{Domain, FromDevice, MappingPolicy, OwnedMemory};
@@ -88,8 +87,6 @@ struct State {
     /// Freed only after no device reaches the memory.
     owner: ManuallyDrop<Box<dyn Any + Send>>,
     attachments: Attachments,
-    /// A mapping failed in a way that leaves the memory reachable.
-    stuck: AtomicBool,
     taken: AtomicBool,
 }
 
@@ -145,7 +142,6 @@ impl OwnedMemory {
             memory,
             owner: ManuallyDrop::new(Box::new(owner)),
             attachments: Attachments::default(),
-            stuck: AtomicBool::new(false),
             taken: AtomicBool::new(false),
         })))
     }
@@ -162,13 +158,7 @@ impl OwnedMemory {
     }
 
     fn attach(&self, domain: Box<dyn DomainOps>, policy: MappingPolicy) -> Result<(), BackendError> {
-        let added = self.0.attachments.add(domain, self.0.memory, policy);
-        added.map(drop).map_err(|AttachError { error, stuck }| {
-            if stuck {
-                self.0.stuck.store(true, Ordering::Relaxed);
-            }
-            error
-        })
+        self.0.attachments.add(domain, self.0.memory, policy).map(drop)
     }
 
     /// Returns all of the memory as one piece, the first time.
@@ -205,11 +195,6 @@ impl OwnedMemory {
         owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
     }
 
-    /// Returns how many bytes of owned memory this process has quarantined.
-    pub fn quarantined_bytes() -> u64 {
-        QUARANTINED_BYTES.load(Ordering::Relaxed)
-    }
-
     /// The whole pages, lent as long as a handle is.
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
         self.0.memory
@@ -219,12 +204,12 @@ impl OwnedMemory {
 impl State {
     /// Unmaps the memory from all domains; returns whether no device reaches it.
     fn detach(&mut self) -> bool {
-        self.attachments.detach_all(self.memory) && !*self.stuck.get_mut()
+        self.attachments.detach_all(self.memory)
     }
 
     fn quarantine(&self) {
         tracing::warn!(bytes = self.memory.len(), "owned memory is quarantined");
-        QUARANTINED_BYTES.fetch_add(self.memory.len() as u64, Ordering::Relaxed);
+        count_quarantined(self.memory.len() as u64);
     }
 }
 

@@ -47,9 +47,9 @@ impl<P: Place> Rig<P> {
         let stats = stack.finish().unwrap();
         assert!(stats.is_clean(), "{stats}");
         assert_eq!(arena.stats().frames_in_use, 0);
-        let leaked = pinfold::arena::quarantined_bytes();
+        let leaked = pinfold::quarantined_bytes();
         drop((arena, disk));
-        assert_eq!(pinfold::arena::quarantined_bytes(), leaked);
+        assert_eq!(pinfold::quarantined_bytes(), leaked);
         let after = domain.stats();
         assert_eq!((after.live, after.quarantined, after.iova_extents), (0, 0, 2), "below and above 4 GiB");
         stats

@@ -82,7 +82,7 @@ impl ArenaBuilder {
     /// From [`build`](Self::build) until the arena is dropped, with every handle, buffer and pool of it,
     /// `base..base + len` must stay mapped, readable and writable, and must be accessed only through the arena; what was
     /// locked or bound before is not afterwards. If the arena is quarantined
-    /// ([`quarantined_bytes`](super::quarantined_bytes) has grown), this is permanent.
+    /// ([`quarantined_bytes`](crate::quarantined_bytes) has grown), this is permanent.
     #[must_use]
     pub unsafe fn caller(mut self, base: NonNull<u8>, len: usize) -> Self {
         self.caller = Some((base, len));

@@ -2,10 +2,11 @@
 
 use super::error::AllocError;
 use super::report::ArenaReport;
-use crate::memory::attachment::{AttachError, Attachment, Attachments, DomainOps};
+use crate::memory::attachment::{Attachment, Attachments, DomainOps};
 use crate::memory::obtain;
 use crate::memory::policy::MappingPolicy;
-use crate::memory::source::Residency;
+use crate::memory::quarantine::count_quarantined;
+use crate::memory::source::{NotLocked, Residency};
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId};
@@ -13,28 +14,8 @@ use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
-
-/// Returns how many bytes of arenas this process has quarantined: memory that was in use when its arena was dropped,
-/// or that a device may still reach.
-pub fn quarantined_bytes() -> u64 {
-    QUARANTINED_BYTES.load(Ordering::Relaxed)
-}
-
-#[cfg(test)]
-thread_local! {
-    /// What this thread has quarantined: the process-wide count moves while other tests quarantine memory, too.
-    pub(super) static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-fn count_quarantined(bytes: u64) {
-    QUARANTINED_BYTES.fetch_add(bytes, Ordering::Relaxed);
-    #[cfg(test)]
-    QUARANTINED_HERE.set(QUARANTINED_HERE.get() + bytes);
-}
 
 /// Consecutive frames of an arena that are allocated together.
 #[derive(Clone, Copy, Debug)]
@@ -71,8 +52,6 @@ pub(crate) struct State {
     /// Changes when the memory is mapped into a domain that pins by itself.
     residency: Mutex<Residency>,
     attachments: Attachments,
-    /// A mapping failed in a way that leaves the memory reachable.
-    stuck: AtomicBool,
     /// Frames of the zone beyond the region: a zone has at least 2 MiB.
     fenced: u64,
     /// The zone's own high-water mark includes the fenced frames.
@@ -98,7 +77,6 @@ impl State {
             residency: Mutex::new(report.residency.clone()),
             report,
             attachments: Attachments::default(),
-            stuck: AtomicBool::new(false),
             fenced,
             peak: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
@@ -153,12 +131,9 @@ impl State {
                 }
                 Ok(attachment)
             }
-            Err(AttachError { error, stuck }) => {
-                if stuck {
-                    self.stuck.store(true, Ordering::Relaxed);
-                }
+            Err(error) => {
                 if unlocked && let Err(errno) = self.region.lock() {
-                    *residency = Residency::NotLocked(crate::memory::source::NotLocked::Kernel(errno));
+                    *residency = Residency::NotLocked(NotLocked::Kernel(errno));
                 }
                 Err(error)
             }
@@ -262,9 +237,8 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         let in_use = self.in_use();
-        // From all domains, also after a failure: what can be revoked is.
         let detached = in_use == 0 && self.attachments.detach_all(self.region.memory());
-        if !detached || *self.stuck.get_mut() {
+        if !detached {
             tracing::warn!(bytes = self.report.bytes, frames = in_use, "an arena is quarantined");
             count_quarantined(self.report.bytes);
             return;

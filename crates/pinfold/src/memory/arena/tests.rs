@@ -10,22 +10,14 @@ mod steps;
 use super::*;
 use crate::domain::Domain;
 use crate::memory::Buffer;
-use crate::memory::attachment::DomainOps;
+use crate::memory::quarantine::quarantined_here;
 use crate::sys::region::Region;
 use crate::sys::smaps;
-use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::addr::Iova;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::Order;
-use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-fn quarantined_here() -> u64 {
-    let all = quarantined_bytes();
-    let here = state::QUARANTINED_HERE.get();
-    assert!(all >= here, "the process count includes the thread's: {all} {here}");
-    here
-}
 
 /// The tests that count what the whole machine has (hugepages) run one at a time.
 fn alone() -> MutexGuard<'static, ()> {

@@ -1,11 +1,12 @@
 //! Owned memory on this machine's kernel, behind the software IOMMU.
 
 use super::*;
+use crate::memory::attachment::fake::{FakeDomain, REACHABLE};
+use crate::memory::quarantine::quarantined_here;
 use crate::registered::{Buffers, View};
 use crate::sys::region::Region;
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
-use pinfold_core::addr::IovaRange;
-use pinfold_core::domain::{Payload, Reservation, StaticMapping};
+use pinfold_core::domain::Payload;
 
 /// Sets a flag when it is dropped.
 struct Owner {
@@ -202,38 +203,7 @@ fn pieces_cut_twice_do_not_overlap_and_several_have_addresses_of_their_own() {
     assert_eq!(third.len(), (3 << 20) - 12288);
 }
 
-/// A domain in which a failed map leaves the memory reachable.
-struct Stuck;
-
-impl DomainOps for Stuck {
-    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn unregister_memory(&self, _: DmaMemory) {
-        unreachable!("a device may still reach it");
-    }
-    unsafe fn map_static(&self, _: DmaMemory) -> Result<StaticMapping, BackendError> {
-        Err(BackendError::NotRevoked)
-    }
-    fn reserve(&self, _: u64, _: u64) -> Result<Reservation, BackendError> {
-        unreachable!("it is mapped whole");
-    }
-    unsafe fn map_at(
-        &self,
-        _: &Reservation,
-        _: IovaRange,
-        _: DmaMemory,
-    ) -> Result<StaticMapping, BackendError> {
-        unreachable!("it is mapped whole");
-    }
-    fn unmap(&self, _: StaticMapping) -> Result<(), BackendError> {
-        unreachable!("it is not mapped");
-    }
-    fn count_quarantined(&self, _: u64) {}
-}
-
-/// A flush that hangs, or a map that fails halfway: the memory is never freed. (One test, because the count is of the
-/// whole process.)
+/// A flush that hangs, or a map that fails halfway: the memory is never freed.
 #[test]
 fn memory_whose_unmap_fails_is_quarantined() {
     use crate::soft::SoftConfig;
@@ -245,20 +215,23 @@ fn memory_whose_unmap_fails_is_quarantined() {
         memory.map_into(&domain, MappingPolicy::Whole).unwrap();
         (memory, freed)
     };
-    let stuck = || {
+    let fails = || {
         let (memory, freed) = mixed();
-        assert_eq!(memory.attach(Box::new(Stuck), MappingPolicy::Whole), Err(BackendError::NotRevoked));
+        assert_eq!(
+            memory.attach(Box::new(FakeDomain::failing("map_static", REACHABLE)), MappingPolicy::Whole),
+            Err(REACHABLE)
+        );
         (memory, freed)
     };
-    let makers: [&dyn Fn() -> (OwnedMemory, Arc<AtomicBool>); 2] = [&hanging, &stuck];
+    let makers: [&dyn Fn() -> (OwnedMemory, Arc<AtomicBool>); 2] = [&hanging, &fails];
     for make in makers {
-        let before = OwnedMemory::quarantined_bytes();
+        let before = quarantined_here();
         let (memory, freed) = make();
         assert!(matches!(memory.reclaim::<Owner>(), Err(Reclaim::Quarantined)));
         assert!(!freed.load(Ordering::SeqCst));
         let (memory, freed) = make();
         drop(memory);
         assert!(!freed.load(Ordering::SeqCst));
-        assert_eq!(OwnedMemory::quarantined_bytes() - before, 2 * (3 << 20));
+        assert_eq!(quarantined_here() - before, 2 * (3 << 20));
     }
 }

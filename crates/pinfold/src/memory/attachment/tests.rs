@@ -1,0 +1,56 @@
+//! Memory in a fake domain, each of whose operations can fail.
+
+use super::fake::{FakeDomain, REACHABLE, REFUSED};
+use super::*;
+use crate::sys::region::Region;
+
+/// Memory that outlives the test, because what a device may reach is never unmapped.
+fn memory() -> DmaMemory<'static> {
+    let region = Box::leak(Box::new(Region::anonymous(2 << 20, 2 << 20).unwrap()));
+    region.memory()
+}
+
+#[test]
+fn a_chunk_is_unmapped_once() {
+    let memory = memory();
+    for (fake, first) in [
+        (FakeDomain::working(), Ok(())),
+        // What failed once is not tried again: nothing would be left to clear.
+        (FakeDomain::failing("unmap", REACHABLE), Err(REACHABLE)),
+    ] {
+        let attachment = Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::PerUse).unwrap();
+        assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it was never mapped");
+        // SAFETY: the memory is leaked, and no reference into it is made.
+        unsafe { attachment.map_chunk(0, memory.part(0, 4096).unwrap()) }.unwrap();
+        assert_eq!(attachment.unmap_chunk(4096), Err(BackendError::NotRevoked), "another one is mapped");
+        assert_eq!(attachment.unmap_chunk(0), first);
+        assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it is mapped no longer");
+        assert_eq!(fake.steps().iter().filter(|&&step| step == "unmap").count(), 1);
+    }
+}
+
+#[test]
+fn chunks_of_memory_that_is_mapped_whole_need_no_unmap() {
+    let fake = FakeDomain::failing("unmap", REACHABLE);
+    let attachment = Attachment::new(Box::new(fake.clone()), memory(), MappingPolicy::Whole).unwrap();
+    assert_eq!(attachment.unmap_chunk(0), Ok(()));
+    assert_eq!(fake.steps(), ["register_memory", "map_static"]);
+}
+
+#[test]
+fn memory_is_detached_unless_a_failed_map_left_it_reachable() {
+    let memory = memory();
+    for (error, detached) in [(REFUSED, true), (REACHABLE, false)] {
+        let mut attachments = Attachments::default();
+        let (first, last) = (FakeDomain::working(), FakeDomain::working());
+        let refuses = FakeDomain::failing("map_static", error.clone());
+        let add = |fake: &FakeDomain| {
+            attachments.add(Box::new(fake.clone()), memory, MappingPolicy::Whole).map(drop)
+        };
+        assert_eq!([add(&first), add(&refuses), add(&last)], [Ok(()), Err(error.clone()), Ok(())]);
+        assert_eq!(attachments.detach_all(memory), detached, "{error}");
+        for fake in [first, last] {
+            assert_eq!(fake.steps().last(), Some(&"unregister_memory"), "what can be unmapped is");
+        }
+    }
+}
