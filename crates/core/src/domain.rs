@@ -94,4 +94,4 @@ pub use payload::{Payload, Pinned};
 pub use reservation::{Reservation, StaticMapping};
 pub use space::Domain;
 pub use stats::{BackendStats, DomainStats};
-pub use table_backend::{PhysTranslator, TableBackend};
+pub use table_backend::{ExtentCache, PhysExtent, PhysTranslator, TableBackend};

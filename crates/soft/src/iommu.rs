@@ -5,8 +5,8 @@ use crate::fault::Fault;
 use crate::port::Port;
 use crate::stats::PortStats;
 use crate::unit::Unit;
-use pinfold_core::addr::{PhysAddr, PhysRange};
-use pinfold_core::domain::{BackendError, PhysTranslator};
+use pinfold_core::addr::PhysAddr;
+use pinfold_core::domain::{BackendError, PhysExtent, PhysTranslator};
 use pinfold_core::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::TablePage;
@@ -137,7 +137,11 @@ impl PhysTranslator for SoftQueue {
         self.0.unregister_memory(memory);
     }
 
-    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        self.0.run(memory)
+    fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
+        self.0.extent(memory)
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation()
     }
 }

@@ -1,7 +1,7 @@
 //! The memory that the software IOMMU may access.
 
 use crate::int::to_usize;
-use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::TablePage;
@@ -38,15 +38,6 @@ impl Registry {
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         let (_, memory) = self.0.range(..=addr).next_back()?;
         inside(*memory, addr, len).map(|_| *memory)
-    }
-
-    pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        let (addr, len) = (memory.addr(), memory.len());
-        let error = BackendError::NotRegistered { addr, len };
-        if self.find(addr, len).is_none() {
-            return Err(error);
-        }
-        PhysRange::new(PhysAddr::new(addr as u64), len as u64).map_err(|_| error)
     }
 }
 

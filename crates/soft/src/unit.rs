@@ -8,7 +8,7 @@ use crate::memory::{Registry, TableMemory, inside};
 use crate::stats::PortStats;
 use crate::timeline::{Invalidation, Model, Timeline};
 use pinfold_core::addr::{PhysAddr, PhysRange};
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, PhysExtent};
 use pinfold_core::invalidate::{Batch, Ticket};
 use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -109,19 +109,30 @@ impl Unit {
         self.each_device(|device| device.state().tlb.drop_memory(removed));
     }
 
-    pub(super) fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        let run = self.registry.read().unwrap_or_else(PoisonError::into_inner).run(memory)?;
-        let Some(piece) = self.config.contiguous_bytes else { return Ok(run) };
-        // Up to the next multiple of the piece; the memory is whole pages, so the run is not empty.
-        let piece = piece.max(PAGE).checked_next_power_of_two().unwrap_or(u64::MAX);
-        let to_border = piece - run.start().raw() % piece;
-        PhysRange::new(run.start(), run.len().min(to_border))
-            .map_err(|_| BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
+    /// Returns the registered memory around the start of `memory`, as far as it is contiguous.
+    pub(super) fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let error = || BackendError::NotRegistered { addr, len };
+        let found = self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len);
+        let found = found.ok_or_else(error)?;
+        let (mut start, mut end) = (found.addr() as u64, found.addr() as u64 + found.len() as u64);
+        if let Some(piece) = self.config.contiguous_bytes {
+            let piece = piece.max(PAGE).checked_next_power_of_two().unwrap_or(1 << 63);
+            let border = addr as u64 & !(piece - 1);
+            (start, end) = (start.max(border), end.min(border.saturating_add(piece)));
+        }
+        let phys = PhysRange::new(PhysAddr::new(start), end - start).map_err(|_| error())?;
+        Ok(PhysExtent::new(to_usize(start), phys))
+    }
+
+    /// Returns how often memory has been unregistered.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Returns the registered memory that contains `addr..addr + len`, from `state` if it was found last.
     pub(super) fn find(&self, state: &mut State, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
-        let generation = self.generation.load(Ordering::Acquire);
+        let generation = self.generation();
         if let Some(memory) = state.last_found(generation, addr, len) {
             return Some(memory);
         }

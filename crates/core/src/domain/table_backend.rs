@@ -12,4 +12,4 @@ mod tests;
 mod walker;
 
 pub use backend::TableBackend;
-pub use phys::PhysTranslator;
+pub use phys::{ExtentCache, PhysExtent, PhysTranslator};

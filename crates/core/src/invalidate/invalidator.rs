@@ -75,7 +75,20 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
+        self.append(&mut self.open.lock(), flushes)
+    }
+
+    /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless the queue is full: one
+    /// acquisition of the lock, and only an append while the queue is full.
+    pub fn request_and_submit(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
+        self.publish_if_in_flight();
         let mut open = self.open.lock();
+        let ticket = self.append(&mut open, flushes);
+        self.submit_open(&mut open);
+        ticket
+    }
+
+    fn append(&self, open: &mut Open, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
         let before = open.stats.requested;
         for flush in flushes {
             open.stats.requested += 1;
@@ -85,21 +98,26 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         if open.stats.requested == before {
             return Ticket::COMPLETED;
         }
-        let ticket = open.ticket;
-        self.requested.store(ticket, Ordering::Release);
-        Ticket(ticket)
+        self.requested.store(open.ticket, Ordering::Release);
+        Ticket(open.ticket)
     }
 
     /// Submits the open batch unless the queue is full; then requests gather in it.
     pub fn submit(&self) {
+        let submitted = self.publish_if_in_flight();
+        let requested = self.requested.load(Ordering::Acquire) > submitted;
+        if requested && !self.is_full(submitted) && !self.refused.load(Ordering::Relaxed) {
+            self.submit_open(&mut self.open.lock());
+        }
+    }
+
+    /// Publishes what has completed, if anything is in flight. Returns the last ticket submitted.
+    fn publish_if_in_flight(&self) -> u64 {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.completed.load(Ordering::Acquire) < submitted {
             self.publish();
         }
-        let requested = self.requested.load(Ordering::Acquire) > submitted;
-        if requested && !self.is_full(submitted) && !self.refused.load(Ordering::Relaxed) {
-            self.submit_open();
-        }
+        submitted
     }
 
     fn is_full(&self, submitted: u64) -> bool {
@@ -234,11 +252,10 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    fn submit_open(&self) {
-        let mut open = self.open.lock();
-        let open = &mut *open;
-        if self.is_full(self.submitted.load(Ordering::Relaxed)) || open.batch.is_empty() {
-            return; // another thread was faster
+    fn submit_open(&self, open: &mut Open) {
+        let full = self.is_full(self.submitted.load(Ordering::Relaxed));
+        if full || open.batch.is_empty() || self.refused.load(Ordering::Relaxed) {
+            return; // another thread was faster, or the unit has failed
         }
         let ticket = Ticket(open.ticket);
         open.batch.merge();

@@ -8,10 +8,11 @@ use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
 
-fn owner(inv: &Invalidator<Snapshot<2>>, page: usize) {
+fn owner(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) {
     inv.queue().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
-    let ticket = inv.request([Flush::from(range)]);
+    let flush = [Flush::from(range)];
+    let ticket = if submits { inv.request_and_submit(flush) } else { inv.request(flush) };
     while !inv.is_completed(ticket) {
         thread::yield_now();
     }
@@ -20,13 +21,22 @@ fn owner(inv: &Invalidator<Snapshot<2>>, page: usize) {
 
 #[test]
 fn loom_a_ticket_does_not_complete_before_its_flush() {
+    explore(false);
+}
+
+#[test]
+fn loom_a_request_that_submits_does_not_complete_before_its_flush() {
+    explore(true);
+}
+
+fn explore(submits: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = None;
-    model.check(|| {
+    model.check(move || {
         let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
         let other = Arc::clone(&inv);
-        let thread = thread::spawn(move || owner(&other, 1));
-        owner(&inv, 0);
+        let thread = thread::spawn(move || owner(&other, 1, submits));
+        owner(&inv, 0, submits);
         thread.join().unwrap();
         assert_eq!(inv.stats().requested, 2);
     });

@@ -78,6 +78,29 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     assert_eq!(stats.requested_tables, 0);
 }
 
+/// A revoke requests and submits at once; while the queue is full its request gathers.
+#[test]
+fn a_request_that_submits_appends_while_the_queue_is_full() {
+    let inv = Invalidator::new(Hand::default());
+    let submitted = || inv.queue().batches.lock().unwrap().len();
+    assert_eq!(inv.request_and_submit([]), Ticket::COMPLETED);
+    assert_eq!(inv.request_and_submit([flush(10, 1)]), Ticket(1));
+    assert_eq!(submitted(), 1);
+    assert_eq!(inv.request_and_submit([flush(20, 1)]), Ticket(2));
+    assert_eq!(submitted(), 1);
+    complete(&inv, 1);
+    assert_eq!(inv.request_and_submit([flush(22, 1)]), Ticket(2), "the same batch, which it submits");
+    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 1), flush(22, 1)], false));
+    // A unit that refused a batch for good is not offered another one.
+    inv.queue().gone.store(true, Ordering::SeqCst);
+    complete(&inv, 2);
+    assert_eq!(inv.request_and_submit([flush(30, 1)]), Ticket(3));
+    assert!(inv.has_failed());
+    inv.queue().gone.store(false, Ordering::SeqCst);
+    assert_eq!(inv.request_and_submit([flush(31, 1)]), Ticket(3));
+    assert_eq!(submitted(), 2);
+}
+
 #[test]
 fn nothing_asked_needs_no_ticket() {
     let inv = Invalidator::new(Hand::default());

@@ -108,7 +108,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     fn flush_retired(&self, retired: Retired) -> Ticket {
         let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::COMPLETED };
         let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
-        let ticket = self.invalidator.request([Flush { range, leaf_only }]);
+        let ticket = self.invalidator.request_and_submit([Flush { range, leaf_only }]);
         self.deferred.add(&self.table, retired, ticket);
         ticket
     }
@@ -120,8 +120,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         self.deferred.reclaim(&self.table, is_completed);
     }
 
-    /// Clears, then requests the flush: in this order, or a walk between the two would stay cached. Takes no lock while
-    /// it clears.
+    /// Clears, then requests the flush and submits it if the queue is not full: in this order, or a walk between the two
+    /// would stay cached. Takes no lock while it clears.
     fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
@@ -143,7 +143,13 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             if failed.is_none() {
                 more = cleared.last().is_some_and(Option::is_some);
             }
-            ticket = ticket.max(self.invalidator.request(cleared.into_iter().flatten()));
+            let flushes = cleared.into_iter().flatten();
+            let complete = !more && retired.is_empty();
+            ticket = ticket.max(if complete {
+                self.invalidator.request_and_submit(flushes)
+            } else {
+                self.invalidator.request(flushes)
+            });
         }
         ticket = ticket.max(self.flush_retired(retired));
         failed.map_or(Ok(ticket), Err)
@@ -225,9 +231,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
     }
 
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
-        let ticket = self.clear(ranges);
-        self.invalidator.submit();
-        Ok(ticket?)
+        Ok(self.clear(ranges)?)
     }
 
     fn is_completed(&self, ticket: Ticket) -> bool {

@@ -17,6 +17,9 @@ const RW: Access = Access::READ.union(Access::WRITE);
 #[derive(Default)]
 struct Scattered {
     missing: std::sync::Mutex<BTreeSet<usize>>,
+    generation: AtomicU64,
+    /// Extents that were looked up.
+    looked_up: AtomicU64,
     submitted: AtomicU64,
     hangs: AtomicBool,
     caches_not_present: bool,
@@ -62,13 +65,17 @@ impl PhysTranslator for Scattered {
         Ok(())
     }
     fn unregister_memory(&self, _: DmaMemory) {}
-    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
+    fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
+        self.looked_up.fetch_add(1, Ordering::SeqCst);
         if self.missing.lock().unwrap().contains(&addr) {
             return Err(BackendError::NotRegistered { addr, len });
         }
         // Every page lies twice as far from the start as in this process.
-        Ok(PhysRange::new(PhysAddr::new((addr as u64) << 1), PAGE).unwrap())
+        Ok(PhysExtent::new(addr, PhysRange::new(PhysAddr::new((addr as u64) << 1), PAGE).unwrap()))
+    }
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
     }
 }
 
@@ -105,6 +112,36 @@ fn scattered_memory_is_contiguous_for_the_device() {
     let ticket = revoke(&paged, at(16, 4));
     paged.wait(ticket).unwrap();
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
+}
+
+/// A handle that maps memory next to what it mapped last asks the IOMMU nothing, until memory is unregistered.
+#[test]
+fn an_extent_is_looked_up_once_per_generation() {
+    let translator = Scattered::default();
+    let (memory, mut cache) = (nowhere(3), ExtentCache::new());
+    let page = |n: usize| memory.part(n * 4096, 4096).unwrap();
+    let phys = |n: u64| PhysRange::new(PhysAddr::new((memory.addr() as u64 + n * PAGE) << 1), PAGE).unwrap();
+    for (n, lookups) in [(0, 1), (0, 1), (1, 2), (1, 2), (0, 3)] {
+        assert_eq!(cache.run(&translator, page(n)), Ok(phys(n as u64)));
+        assert_eq!(translator.looked_up.load(Ordering::SeqCst), lookups);
+    }
+    // The start decides: the run ends where the extent does, and the rest is another look-up.
+    assert_eq!(cache.run(&translator, memory), Ok(phys(0)));
+    translator.missing.lock().unwrap().insert(memory.addr());
+    translator.generation.store(1, Ordering::SeqCst);
+    assert!(matches!(cache.run(&translator, page(0)), Err(BackendError::NotRegistered { .. })));
+    assert_eq!(translator.looked_up.load(Ordering::SeqCst), 4);
+}
+
+#[test]
+fn a_run_begins_inside_its_extent() {
+    let phys = PhysRange::new(PhysAddr::new(0x20_0000), 3 * PAGE).unwrap();
+    let (memory, at) = (nowhere(2), nowhere(2).addr());
+    let run = |addr| PhysExtent::new(addr, phys).run(memory).map(|run| (run.start().raw(), run.len()));
+    assert_eq!(run(at), Some((0x20_0000, 2 * PAGE)), "no longer than the memory");
+    assert_eq!(run(at - 4096), Some((0x20_1000, 2 * PAGE)));
+    assert_eq!(run(at - 2 * 4096), Some((0x20_2000, PAGE)), "no longer than the extent");
+    assert_eq!((run(at - 3 * 4096), run(at + 4096)), (None, None));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that it walked through.
 
-use super::phys::PhysTranslator;
+use super::phys::{PhysExtent, PhysTranslator};
 use crate::addr::{PhysAddr, PhysRange};
 use crate::domain::error::BackendError;
 use crate::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
@@ -108,8 +108,12 @@ impl PhysTranslator for Walker {
     }
     fn unregister_memory(&self, _: DmaMemory) {}
     /// Memory is where it is, page by page.
-    fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
-        Ok(PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap())
+    fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
+        let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap();
+        Ok(PhysExtent::new(memory.addr(), phys))
+    }
+    fn generation(&self) -> u64 {
+        0
     }
 }
 
