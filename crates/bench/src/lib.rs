@@ -24,6 +24,7 @@ pub mod baseline;
 mod error;
 pub mod harness;
 pub mod plot;
+pub mod policy;
 pub mod published;
 pub mod record;
 pub mod suite;

@@ -1,0 +1,89 @@
+//! The memory that policies map.
+#![expect(unsafe_code, reason = "memory from mmap is used by its address")]
+
+use super::api::PolicyError;
+use pinfold_core::addr::{PhysAddr, PhysRange};
+use pinfold_core::mem::DmaMemory;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Memory for the devices of a policy, aligned to 2 MiB. Pages that are never accessed take no memory, so it may be as large
+/// as the physical memory of a machine whose trace is replayed.
+///
+/// Its physical address is its address in this process, as everywhere behind the software IOMMU. It gives no references:
+/// devices read and write it through their [`Port`](pinfold::soft::Port).
+#[derive(Debug)]
+pub struct Memory {
+    /// The start of the whole mapping, which is [`ALIGN`] longer than the memory.
+    map: NonNull<u8>,
+    base: NonNull<u8>,
+    range: PhysRange,
+}
+
+// SAFETY: the memory is accessed through `DmaMemory` only, whose accesses are atomics.
+unsafe impl Send for Memory {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Memory {}
+
+const ALIGN: usize = 2 << 20;
+
+impl Memory {
+    /// Reserves at least `bytes`.
+    ///
+    /// # Errors
+    /// [`PolicyError::NoMemory`].
+    pub fn new(bytes: usize) -> Result<Arc<Self>, PolicyError> {
+        let error = |error: Errno| PolicyError::NoMemory { bytes, error: error.into() };
+        let rounded = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or_else(|| error(Errno::NOMEM))?;
+        let mapped = rounded.checked_add(ALIGN).ok_or_else(|| error(Errno::NOMEM))?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: at an address of the kernel's choice, so it replaces nothing.
+        let map = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) }.map_err(error)?;
+        let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| error(Errno::NOMEM))?;
+        let skip = map.addr().get().next_multiple_of(ALIGN) - map.addr().get();
+        // SAFETY: less than `ALIGN`, by which the mapping is longer than the memory.
+        let base = unsafe { map.add(skip) };
+        let range = PhysRange::new(PhysAddr::new(base.addr().get() as u64), rounded as u64)?;
+        Ok(Arc::new(Self { map, base, range }))
+    }
+
+    /// Returns all of it.
+    pub fn whole(&self) -> PhysRange {
+        self.range
+    }
+
+    /// Returns `len` bytes at `offset`; `None` if they are not inside, or `len` is 0.
+    pub fn range(&self, offset: u64, len: u64) -> Option<PhysRange> {
+        self.range.part(offset, len)
+    }
+
+    /// Returns the memory for a backend, which registers it.
+    pub(super) fn dma(&self) -> DmaMemory<'_> {
+        let len = usize::try_from(self.range.len()).unwrap_or(0);
+        // SAFETY: mapped until `drop`; no reference into it is ever made.
+        unsafe { DmaMemory::from_raw(self.base, len) }
+    }
+
+    /// Returns the memory of a range that consists of whole pages.
+    ///
+    /// # Errors
+    /// [`PolicyError::Outside`].
+    #[inline]
+    pub(super) fn dma_of(&self, range: PhysRange) -> Result<DmaMemory<'_>, PolicyError> {
+        let outside = || PolicyError::Outside { range, memory: self.range };
+        let offset = range.start().checked_offset_from(self.range.start()).ok_or_else(outside)?;
+        let part = usize::try_from(offset).ok().zip(usize::try_from(range.len()).ok());
+        let (offset, len) = part.filter(|_| range.is_aligned(4096)).ok_or_else(outside)?;
+        self.dma().part(offset, len).map_err(|_| outside())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mapped = usize::try_from(self.range.len()).unwrap_or(0).saturating_add(ALIGN);
+        // SAFETY: mapped by `new` with this length, and not used any more. The only error is one of the arguments.
+        let _ = unsafe { munmap(self.map.as_ptr().cast(), mapped) };
+    }
+}

@@ -1,0 +1,126 @@
+//! The tree of addresses of `tree-2015` and `tree-merged`, and below the caches of `magazines`.
+//!
+//! Ranges in use are in a tree, and free addresses are what is between them. An allocation searches downward from a cached
+//! position, the lowest range allocated last or what a free left above it; if it reaches the bottom it starts once more at
+//! the top. So it is fast while addresses are freed in the order of their allocation, and linear otherwise. Addresses below
+//! 4 GiB are tried first. A range is aligned to its size, rounded up to a power of two.
+//!
+//! The tree is the standard library's B-tree instead of a red-black tree, which flatters the baseline because it is
+//! shallower.
+
+use std::collections::BTreeMap;
+
+/// The width of an address in bits.
+pub(crate) const BITS: u32 = 48;
+/// One more than the last page below 4 GiB.
+const LOW_END: u64 = 1 << (32 - 12);
+/// One more than the last page.
+const END: u64 = 1 << (BITS - 12);
+
+/// Allocates ranges of pages. Page 0 is never allocated.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    /// First page and the page behind the last, of each range in use.
+    used: BTreeMap<u64, u64>,
+    merges: bool,
+    low: Cached,
+    all: Cached,
+}
+
+/// Where the next search for addresses below `end` begins.
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    end: u64,
+    from: u64,
+}
+
+impl Tree {
+    /// Creates a tree with an entry for each allocation or, if it `merges`, for each run of allocations that abut.
+    pub(crate) fn new(merges: bool) -> Self {
+        let cached = |end| Cached { end, from: end };
+        Self { used: BTreeMap::new(), merges, low: cached(LOW_END), all: cached(END) }
+    }
+
+    /// Returns the number of entries.
+    pub(crate) fn entries(&self) -> usize {
+        self.used.len()
+    }
+
+    /// Allocates `pages` pages and returns the first; `None` if there is no such range. Linear in the worst case.
+    pub(crate) fn alloc(&mut self, pages: u64) -> Option<u64> {
+        self.alloc_low(pages).or_else(|| {
+            let first = self.search(self.all, pages)?;
+            self.all.from = first;
+            Some(self.insert(first, pages))
+        })
+    }
+
+    /// Allocates `pages` pages below 4 GiB.
+    pub(crate) fn alloc_low(&mut self, pages: u64) -> Option<u64> {
+        let first = self.search(self.low, pages)?;
+        self.low.from = first;
+        Some(self.insert(first, pages))
+    }
+
+    fn search(&self, cached: Cached, pages: u64) -> Option<u64> {
+        let below = |from| self.search_below(from, pages);
+        below(cached.from).or_else(|| below(cached.end).filter(|_| cached.from < cached.end))
+    }
+
+    /// Finds the highest gap below `from`.
+    fn search_below(&self, from: u64, pages: u64) -> Option<u64> {
+        let mask = !(pages.checked_next_power_of_two()? - 1);
+        let fits = |end: u64| Some(end.checked_sub(pages)? & mask);
+        let mut end = from;
+        for (first, behind) in self.used.range(..from).rev() {
+            if let Some(at) = fits(end).filter(|at| at >= behind) {
+                return Some(at);
+            }
+            end = *first;
+        }
+        fits(end).filter(|at| *at > 0)
+    }
+
+    fn insert(&mut self, first: u64, pages: u64) -> u64 {
+        let (mut start, mut behind) = (first, first + pages);
+        if self.merges {
+            if let Some(end) = self.used.remove(&behind) {
+                behind = end;
+            }
+            if let Some((below, end)) = self.used.range(..first).next_back()
+                && *end == first
+            {
+                start = *below;
+            }
+        }
+        self.used.insert(start, behind);
+        first
+    }
+
+    /// Frees `pages` pages from `first`, all of which were allocated by one call. Returns whether they were.
+    ///
+    /// O(log n); a run of a tree that merges is split, and needs memory then.
+    #[must_use]
+    pub(crate) fn free(&mut self, first: u64, pages: u64) -> bool {
+        let behind = first + pages;
+        let Some((&start, &end)) = self.used.range(..=first).next_back() else { return false };
+        if end < behind || !self.merges && (start, end) != (first, behind) {
+            return false;
+        }
+        if start < first {
+            self.used.insert(start, first);
+        } else {
+            self.used.remove(&first);
+        }
+        if behind < end {
+            self.used.insert(behind, end);
+        }
+        let next = self.used.range(behind..).next().map(|(next, _)| *next);
+        for cached in [&mut self.low, &mut self.all] {
+            if (cached.from..cached.end).contains(&first) {
+                cached.from = next.unwrap_or(cached.end).min(cached.end);
+            }
+        }
+        true
+    }
+}
