@@ -18,6 +18,11 @@
 //! place*, where a stale walk cache and the table agree again. A parent whose last child was reclaimed is retired in turn
 //! and added to the next `clear`: one level per flush.
 //!
+//! # Pinned pages
+//! The owner of a window of 2 MiB can pin its page of level 1 ([`Table::pin`]). It then maps and clears leaves there by plain
+//! stores ([`Table::map_pinned`], [`Table::clear_pinned`]): no walk, no lock, no read-modify-write. The page stays linked and its
+//! leaves are not counted, so every other map or clear there fails with [`TableError::Pinned`].
+//!
 //! # A map is all or nothing
 //! All table pages are linked and all entries counted before the first leaf is written. A map that fails has never given
 //! the device access, so it needs no flush.
@@ -53,12 +58,14 @@
 
 mod change;
 mod directory;
+mod entries;
 mod error;
 mod format;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod page_index;
 mod pages;
+mod pin;
 mod radix;
 mod retired;
 mod stats;
@@ -71,6 +78,7 @@ mod tree;
 pub use error::TableError;
 pub use format::{Entry, Format, VtdSecondStage};
 pub use pages::{TablePage, TablePages};
+pub use pin::{PinnedLeaf, UnpinError};
 pub use radix::{Table, Translation};
 pub use retired::Retired;
 pub use stats::TableStats;

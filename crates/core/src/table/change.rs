@@ -25,6 +25,9 @@ impl<F: Format> Locked<'_, F> {
         let mut at = self.store.root();
         loop {
             let here = slot(iova, at.level);
+            if self.store.state(at.page).is_pinned() {
+                return Err(TableError::Pinned { at: Iova::new(iova) });
+            }
             match self.store.load(at, here) {
                 Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
                 Entry::Empty if at.level == target => break,
@@ -50,6 +53,25 @@ impl<F: Format> Locked<'_, F> {
         let run = self.empty_run(at, iova, most)?;
         self.store.count(at.page, run.len);
         Ok(run)
+    }
+
+    /// Links the path to `window` down to level 1, and pins the page there, which must hold nothing.
+    pub(super) fn pin(&mut self, window: u64) -> Result<PageIndex, TableError> {
+        // As the first entry would be reserved, so that a page links or returns in the same way.
+        let run = self.reserve(window, 1, span(1))?;
+        let page = run.place.page;
+        self.store.uncount(page, run.len);
+        if self.store.pin(page) {
+            return Ok(page);
+        }
+        let at = self.first_leaf(run.place, window)?.unwrap_or(window);
+        Err(TableError::AlreadyMapped { at: Iova::new(at) })
+    }
+
+    /// Removes the pin of a page that holds nothing, and retires it.
+    pub(super) fn unpin(&mut self, page: PageIndex, into: &mut List) {
+        self.store.unpin(page);
+        self.retire_if_empty(page, into);
     }
 
     /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.

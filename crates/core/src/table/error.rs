@@ -67,6 +67,26 @@ pub enum TableError {
         /// The first address in the range that is mapped.
         at: Iova,
     },
+    /// The table page there is pinned: its entries are changed through its pin alone.
+    #[error("{at} is in a pinned table page: map and clear it through the pin")]
+    Pinned {
+        /// The first address in the range whose table page is pinned.
+        at: Iova,
+    },
+    /// A range reaches out of the window of a pin.
+    #[error("{range} reaches out of {window}, the window of the pin")]
+    OutsideWindow {
+        /// What was to be mapped or cleared.
+        range: IovaRange,
+        /// What the pinned page translates.
+        window: IovaRange,
+    },
+    /// The start of a window is not a multiple of 2 MiB.
+    #[error("{at} is not the start of a window: it must be a multiple of 2 MiB")]
+    NoWindow {
+        /// The value.
+        at: Iova,
+    },
     /// Nothing is mapped there.
     #[error("{at} is not mapped")]
     NotMapped {
@@ -95,8 +115,8 @@ pub enum TableError {
         /// How many pages.
         pages: u32,
     },
-    /// The retired pages are those of another table.
-    #[error("the retired pages belong to the table at {owner}, not to the one at {this}")]
+    /// The retired or pinned pages are those of another table.
+    #[error("the retired or pinned pages belong to the table at {owner}, not to the one at {this}")]
     OtherTable {
         /// The table that they belong to.
         owner: PhysAddr,

@@ -116,3 +116,69 @@ fn loom_two_clears_of_one_range_count_it_once() {
         b.clear_and_reclaim(M2);
     });
 }
+
+/// The page of one window is pinned, used and unpinned, beside an owner whose page in the next window is emptied, retired
+/// and reclaimed. There are pages for both and no more.
+#[test]
+fn loom_a_pin_keeps_its_page_beside_retire_and_reclaim() {
+    explore(|| {
+        let b = bench(4);
+        b.map(M2, 16 * K4);
+        let other = b.clone();
+        let neighbour = thread::spawn(move || {
+            other.clear_and_reclaim(M2);
+            other.map(M2 + K4, 17 * K4);
+        });
+        let pin = b.table.pin(Iova::new(0)).unwrap();
+        b.table.map_pinned(&pin, range(0), PhysAddr::new(18 * K4), Access::all()).unwrap();
+        assert_eq!(b.at(0), Some(18 * K4));
+        b.table.clear_pinned(&pin, range(0)).unwrap();
+        let mut retired = Retired::new();
+        b.table.unpin(pin, &mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        neighbour.join().unwrap();
+        assert_eq!((b.at(0), b.at(M2), b.at(M2 + K4)), (None, None, Some(17 * K4)));
+        b.clear_and_reclaim(M2 + K4);
+    });
+}
+
+/// A page that waits for its flush is pinned while another thread reclaims it: it is the pinned one, or a fresh one, and
+/// neither is reclaimed while it is pinned.
+#[test]
+fn loom_a_retired_page_is_pinned_or_reclaimed() {
+    explore(|| {
+        let b = bench(4);
+        b.map(0, 16 * K4);
+        let mut retired = Retired::new();
+        b.table.clear(range(0), &mut retired).unwrap();
+        let other = b.clone();
+        let reclaimer = thread::spawn(move || {
+            other.table.reclaim(retired).unwrap();
+            let refused = other.table.clear(range(K4), &mut Retired::new());
+            assert!(matches!(refused, Err(TableError::Pinned { .. } | TableError::NotMapped { .. })));
+        });
+        let pin = b.table.pin(Iova::new(0)).unwrap();
+        b.table.map_pinned(&pin, range(K4), PhysAddr::new(18 * K4), Access::all()).unwrap();
+        reclaimer.join().unwrap();
+        assert_eq!((b.at(0), b.at(K4)), (None, Some(18 * K4)));
+    });
+}
+
+/// Part of a pinned window is cleared by one thread while another one maps beside it.
+#[test]
+fn loom_a_pinned_clear_runs_beside_a_pinned_map() {
+    explore(|| {
+        let b = bench(3);
+        let pin = Arc::new(b.table.pin(Iova::new(0)).unwrap());
+        b.table.map_pinned(&pin, range(0), PhysAddr::new(16 * K4), Access::all()).unwrap();
+        let (other, its_pin) = (b.clone(), pin.clone());
+        let clearer = thread::spawn(move || other.table.clear_pinned(&its_pin, range(0)).unwrap());
+        b.table.map_pinned(&pin, range(K4), PhysAddr::new(17 * K4), Access::all()).unwrap();
+        clearer.join().unwrap();
+        assert_eq!((b.at(0), b.at(K4)), (None, Some(17 * K4)));
+        let pin = Arc::try_unwrap(pin).unwrap();
+        let refused = b.table.unpin(pin, &mut Retired::new()).unwrap_err();
+        b.table.clear_pinned(&refused.leaf, range(K4)).unwrap();
+        b.table.unpin(refused.leaf, &mut Retired::new()).unwrap();
+    });
+}

@@ -73,17 +73,11 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::PhysOutside`], [`TableError::NoAccess`],
-    /// [`TableError::AlreadyMapped`], [`TableError::NoPages`]. No mapping has changed, and the device has seen
-    /// nothing; table pages linked on the way are retired ([`collect_retired`](Self::collect_retired)).
+    /// [`TableError::AlreadyMapped`], [`TableError::Pinned`], [`TableError::NoPages`]. No mapping has changed, and the device
+    /// has seen nothing; table pages linked on the way are retired ([`collect_retired`](Self::collect_retired)).
     pub fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
         self.check(iova, phys)?;
-        if access.is_empty() {
-            return Err(TableError::NoAccess { range: iova });
-        }
-        let end = phys.checked_add(iova.len()).map_or(u64::MAX, PhysAddr::raw);
-        if end > 1 << F::PHYS_BITS {
-            return Err(TableError::PhysOutside { phys, len: iova.len(), bits: F::PHYS_BITS });
-        }
+        self.check_memory(iova, phys, access)?;
         let mut done = 0;
         while done < iova.len() {
             match self.0.reserve(iova, phys, done) {
@@ -116,8 +110,8 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] if part of it is not mapped;
-    /// [`TableError::PartOfLeaf`] if it covers only part of a larger leaf; [`TableError::OtherTable`] if
-    /// `retired` holds another table's pages. Nothing has changed (unless another thread clears part of a range
+    /// [`TableError::PartOfLeaf`] if it covers only part of a larger leaf; [`TableError::Pinned`] if part of it is in a pinned
+    /// page; [`TableError::OtherTable`] if `retired` holds another table's pages. Nothing has changed (unless another thread clears part of a range
     /// of several table pages at the same time, against the contract: then some of it may have been cleared).
     pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
         self.check(iova, PhysAddr::new(0))?;
@@ -204,8 +198,26 @@ impl<F: Format> Table<F> {
         }
     }
 
+    /// Checks what a range is to be mapped to.
+    #[inline]
+    pub(super) fn check_memory(
+        &self,
+        iova: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), TableError> {
+        if access.is_empty() {
+            return Err(TableError::NoAccess { range: iova });
+        }
+        let end = phys.checked_add(iova.len()).map_or(u64::MAX, PhysAddr::raw);
+        if end > 1 << F::PHYS_BITS {
+            return Err(TableError::PhysOutside { phys, len: iova.len(), bits: F::PHYS_BITS });
+        }
+        Ok(())
+    }
+
     /// Checks that a range is whole pages inside this table.
-    fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), TableError> {
+    pub(super) fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), TableError> {
         if !range.is_aligned(4096) || !phys.is_aligned(4096) {
             return Err(TableError::Misaligned { iova: range, phys });
         }
@@ -215,7 +227,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
+    pub(super) fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
         let this = self.root();
         match retired.owner {
             Some(owner) if owner != this && !retired.is_empty() => {

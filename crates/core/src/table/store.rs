@@ -8,6 +8,9 @@
 //! Between the two is a bit that is set while a thread clears leaves of the page. Others that clear there wait for a
 //! few stores; those that map do not. So a leaf is found and cleared by one thread, and counted out once, even if two
 //! clear the same range against the contract; and the page keeps its home until the bit is cleared.
+//!
+//! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so it keeps its home, and its
+//! leaves are neither counted nor cleared but through the pin.
 
 use super::error::TableError;
 use super::format::{Entry, Format};
@@ -54,17 +57,28 @@ impl Run {
     }
 }
 
-/// A page's generation, whether a thread is clearing leaves of it, and its count.
+/// A page's generation, whether it is pinned, whether a thread is clearing leaves of it, and its count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PageState(u64);
 
 /// A thread is clearing leaves of the page.
 const CLEARING: u64 = 1 << 31;
+/// The page is pinned.
+const PINNED: u64 = 1 << 30;
 
 impl PageState {
     pub(super) fn count(self) -> u32 {
-        // Bits 0 to 30; the generation is above bit 31.
-        u32::try_from(self.0 & (CLEARING - 1)).unwrap_or(u32::MAX)
+        // Bits 0 to 29; the generation is above bit 31.
+        u32::try_from(self.0 & (PINNED - 1)).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn is_pinned(self) -> bool {
+        self.0 & PINNED != 0
+    }
+
+    /// Whether entries of the page may be counted without the lock.
+    fn is_open(self) -> bool {
+        self.count() > 0 && !self.is_pinned()
     }
 
     /// Whether the page holds nothing, and no thread is clearing leaves of it.
@@ -123,33 +137,46 @@ impl<F: Format> Store<F> {
         &self.pages.pages[page.index()].entries()[usize::from(slot)]
     }
 
+    /// Returns the entries of a run, for a loop over them (see [`note_read`](Self::note_read), [`note_write`](Self::note_write)).
+    pub(super) fn run(&self, run: Run) -> &[core::sync::atomic::AtomicU64] {
+        let (first, len) = (usize::from(run.slot), usize::from(run.len));
+        &self.pages.pages[run.place.page.index()].entries()[first..first + len]
+    }
+
     pub(super) fn load(&self, place: Place, slot: u16) -> Entry {
         F::parse(self.raw(place.page, slot), place.level)
     }
 
     /// Entries are real atomics, which loom does not see: it sees the state word, which this "writes" with the entry.
-    #[cfg(loom)]
-    fn switch_to_write(&self, page: PageIndex) {
+    #[cfg_attr(not(loom), expect(clippy::unused_self, reason = "used under loom"))]
+    pub(super) fn note_write(&self, page: PageIndex) {
+        let _ = page;
+        #[cfg(loom)]
         self.states[page.index()].fetch_add(0, Ordering::Relaxed);
     }
 
-    pub(super) fn raw(&self, page: PageIndex, slot: u16) -> u64 {
+    /// The same for reads.
+    #[cfg_attr(not(loom), expect(clippy::unused_self, reason = "used under loom"))]
+    pub(super) fn note_read(&self, page: PageIndex) {
+        let _ = page;
         #[cfg(loom)]
         self.states[page.index()].load(Ordering::Relaxed);
+    }
+
+    pub(super) fn raw(&self, page: PageIndex, slot: u16) -> u64 {
+        self.note_read(page);
         self.entry(page, slot).load(Ordering::Acquire)
     }
 
     pub(super) fn set(&self, page: PageIndex, slot: u16, value: u64) {
-        #[cfg(loom)]
-        self.switch_to_write(page);
+        self.note_write(page);
         self.entry(page, slot).store(value, Ordering::Release);
     }
 
     /// Links a page into an entry if that is empty; returns whether it was.
     pub(super) fn install(&self, page: PageIndex, slot: u16, child: PageIndex) -> bool {
         let link = F::link(self.phys(child));
-        #[cfg(loom)]
-        self.switch_to_write(page);
+        self.note_write(page);
         self.entry(page, slot).compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -174,11 +201,25 @@ impl<F: Format> Store<F> {
         self.states[page.index()].fetch_add(u64::from(n), Ordering::AcqRel);
     }
 
+    /// Pins a linked page that holds nothing; returns whether it does. Under the lock.
+    pub(super) fn pin(&self, page: PageIndex) -> bool {
+        let seen = self.state(page);
+        let word = &self.states[page.index()];
+        // Fails if a thread that breaks the contract has begun to clear there.
+        let pinned = seen.0 + (PINNED | 1);
+        seen.is_unused() && word.compare_exchange(seen.0, pinned, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Removes the pin of a page that holds nothing. Under the lock.
+    pub(super) fn unpin(&self, page: PageIndex) {
+        self.states[page.index()].fetch_sub(PINNED | 1, Ordering::AcqRel);
+    }
+
     /// Counts `n` more entries if the page is still in the generation of `seen` and not empty.
     pub(super) fn count_if(&self, page: PageIndex, seen: PageState, n: u16) -> bool {
         let word = &self.states[page.index()];
         let mut now = seen;
-        while now.count() > 0 && now.generation() == seen.generation() {
+        while now.is_open() && now.generation() == seen.generation() {
             let more = now.0 + u64::from(n);
             match word.compare_exchange(now.0, more, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
@@ -200,7 +241,7 @@ impl<F: Format> Store<F> {
         let word = &self.states[page.index()];
         let mut now = seen;
         let mut spins = 0;
-        while now.count() > 0 && now.generation() == seen.generation() {
+        while now.is_open() && now.generation() == seen.generation() {
             if now.0 & CLEARING != 0 {
                 relax(spins);
                 spins = spins.saturating_add(1);
@@ -246,7 +287,7 @@ impl<F: Format> Store<F> {
     pub(super) fn descend_unlocked(&self, iova: u64, down_to: u8) -> Option<(Place, PageState)> {
         let place = self.descend(iova, down_to).ok()?;
         let state = self.state(place.page);
-        let same = state.count() > 0 && self.descend(iova, down_to).ok()? == place;
+        let same = state.is_open() && self.descend(iova, down_to).ok()? == place;
         same.then_some((place, state))
     }
 }

@@ -4,6 +4,7 @@ use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::sync::atomic::Ordering;
 
 mod model;
+mod pinned;
 mod stress;
 
 const K4: u64 = 1 << 12;
@@ -69,9 +70,10 @@ impl Bench {
         loop {
             let mut retired = Retired::new();
             self.table.collect_retired(&mut retired).unwrap();
-            if self.table.reclaim(retired).unwrap() == 0 {
+            if retired.is_empty() {
                 break;
             }
+            self.table.reclaim(retired).unwrap();
         }
     }
 

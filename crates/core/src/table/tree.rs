@@ -3,16 +3,23 @@
 
 use super::change::Locked;
 use super::directory::{List, PageDirectory};
+use super::entries;
 use super::error::TableError;
 use super::format::{Entry, Format};
+use super::page_index::PageIndex;
 use super::pages::TablePages;
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
+/// The number of the table created last. No state of a table: it orders nothing and loom need not see it.
+static LAST_NUMBER: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+
 #[derive(Debug)]
 pub(super) struct Tree<F: Format> {
+    /// Which table this is: unique within the process, and never reused.
+    pub(super) number: u64,
     pub(super) store: Store<F>,
     pub(super) directory: Mutex<PageDirectory>,
     /// Whether pages wait to be added to the next `clear`.
@@ -33,7 +40,8 @@ impl<F: Format> Tree<F> {
         store.renew(root.page);
         store.count(root.page, 1);
         let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
-        Some(Self { store, directory, pending, max_leaf: PageSize::Size1G })
+        let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
+        Some(Self { number, store, directory, pending, max_leaf: PageSize::Size1G })
     }
 
     /// Frees the pages of a list whose flush has completed, and returns how many.
@@ -111,11 +119,10 @@ impl<F: Format> Tree<F> {
     }
 
     pub(super) fn write(&self, run: Run, phys: PhysAddr, access: Access) {
-        let mut at = phys.raw();
-        for i in 0..run.len {
-            self.store.set(run.place.page, run.slot + i, F::leaf(PhysAddr::new(at), access, run.place.level));
-            at += span(run.place.level);
-        }
+        let (start, level) = (phys.raw(), run.place.level);
+        self.store.note_write(run.place.page);
+        let leaf = |number| F::leaf(PhysAddr::new(start + number * span(level)), access, level);
+        entries::write(self.store.run(run), leaf);
     }
 
     /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
@@ -139,9 +146,8 @@ impl<F: Format> Tree<F> {
         let found = self.leaf_run(place, range, done);
         let cleared = match &found {
             Ok(run) if run.bytes() >= least => {
-                for i in 0..run.len {
-                    self.store.set(run.place.page, run.slot + i, 0);
-                }
+                self.store.note_write(run.place.page);
+                entries::clear(self.store.run(*run));
                 run.len
             }
             _ => 0,
@@ -167,7 +173,34 @@ impl<F: Format> Tree<F> {
         if self.store.begin_clear(place.page, self.store.state(place.page)) {
             return Ok(place);
         }
-        Err(TableError::NotMapped { at: Iova::new(iova) })
+        Err(self.not_cleared(place, iova))
+    }
+
+    /// Returns why no leaf of the page at `place` can be cleared. Under the lock.
+    fn not_cleared(&self, place: Place, iova: u64) -> TableError {
+        let at = Iova::new(iova);
+        if self.store.state(place.page).is_pinned() {
+            TableError::Pinned { at }
+        } else {
+            TableError::NotMapped { at }
+        }
+    }
+
+    /// Pins the page of level 1 that translates `window`.
+    pub(super) fn pin(&self, window: u64) -> Result<PageIndex, TableError> {
+        let mut directory = self.directory.lock();
+        let pinned = Locked { store: &self.store, directory: &mut directory }.pin(window);
+        if pinned.is_err() {
+            // The pages that it linked.
+            self.retire_unused(&mut directory, window, None);
+        }
+        pinned
+    }
+
+    /// Removes a pin of a page that holds nothing.
+    pub(super) fn unpin(&self, page: PageIndex, retired: &mut List) {
+        let mut directory = self.directory.lock();
+        Locked { store: &self.store, directory: &mut directory }.unpin(page, retired);
     }
 
     fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
@@ -204,7 +237,11 @@ impl<F: Format> Tree<F> {
             return Ok(run);
         }
         let _shape = self.directory.lock();
-        self.leaf_run(self.store.descend(iova, 1)?, range, done)
+        let place = self.store.descend(iova, 1)?;
+        if self.store.state(place.page).is_pinned() {
+            return Err(self.not_cleared(place, iova));
+        }
+        self.leaf_run(place, range, done)
     }
 
     /// Returns the leaves at `place` from `done` bytes into a range, up to its end.

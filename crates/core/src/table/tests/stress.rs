@@ -103,3 +103,56 @@ fn stress_two_clears_of_one_range_count_it_once() {
         }
     });
 }
+
+/// Each owner pins windows in turn, beside owners that map in windows of the same table page of level 2. While a window is pinned
+/// a second thread clears what its owner maps. Table pages are few, so they are retired and reused all the time.
+#[test]
+fn stress_pins_beside_maps_and_reclaims() {
+    let b = bench(9, 3);
+    crate::testing::scope(|scope| {
+        for owner in 0..2u64 {
+            let b = &b;
+            scope.spawn(move || {
+                for round in 0..300u64 {
+                    let window = (round % 3 * 2 + owner) * M2;
+                    let pin = loop {
+                        match b.table.pin(Iova::new(window)) {
+                            Ok(pin) => break pin,
+                            Err(e) => assert!(matches!(e, TableError::NoPages { .. }), "{e}"),
+                        }
+                        b.settle();
+                    };
+                    let page = |n: u64| range(window + n * K4, K4);
+                    let map = |n| b.table.map_pinned(&pin, page(n), PhysAddr::new((n + window) * K4), RW);
+                    (0..8).for_each(|n| map(n).unwrap());
+                    crate::testing::scope(|scope| {
+                        scope.spawn(|| (0..8).for_each(|n| b.table.clear_pinned(&pin, page(n)).unwrap()));
+                        (8..16).for_each(|n| map(n).unwrap());
+                        for n in 8..16 {
+                            assert_eq!(b.walk(window + n * K4).map(|w| w.0), Some((n + window) * K4));
+                            b.table.clear_pinned(&pin, page(n)).unwrap();
+                        }
+                    });
+                    let mut retired = Retired::new();
+                    b.table.unpin(pin, &mut retired).unwrap();
+                    b.table.reclaim(retired).unwrap();
+                }
+            });
+        }
+        let b = &b;
+        scope.spawn(move || {
+            for round in 0..10_000u64 {
+                let at = (6 + round % 2) * M2 + round % 512 * K4;
+                match b.map(at, round * K4, K4) {
+                    Ok(()) => {
+                        let mut retired = Retired::new();
+                        b.table.clear(range(at, K4), &mut retired).unwrap();
+                        b.table.reclaim(retired).unwrap();
+                    }
+                    Err(e) => assert!(matches!(e, TableError::NoPages { .. }), "{e}"),
+                }
+            }
+        });
+    });
+    b.is_pristine();
+}

@@ -1,0 +1,167 @@
+//! Pinned leaf pages: windows of 2 MiB whose owner maps and clears without walking or counting.
+
+use super::entries;
+use super::error::TableError;
+use super::format::{Entry, Format};
+use super::page_index::PageIndex;
+use super::radix::Table;
+use super::retired::Retired;
+use super::store::{ENTRIES, Place, Run, slot, span};
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use core::fmt;
+
+/// A table page of level 1 that stays linked until it is unpinned: the leaves of one window of 2 MiB.
+///
+/// Its owner maps and clears 4 KiB leaves in the window by plain stores ([`Table::map_pinned`], [`Table::clear_pinned`]); every
+/// other map or clear of an address in it fails with [`TableError::Pinned`]. Dropping it leaves the page pinned for good:
+/// nothing is unmapped, and nothing else is ever mapped there.
+#[derive(Debug)]
+#[must_use = "the page stays pinned until `Table::unpin`"]
+pub struct PinnedLeaf {
+    pub(super) page: PageIndex,
+    window: IovaRange,
+    /// The number and the root of the table that it belongs to.
+    table: u64,
+    root: PhysAddr,
+}
+
+impl PinnedLeaf {
+    /// Returns the window: 2 MiB, aligned.
+    pub fn window(&self) -> IovaRange {
+        self.window
+    }
+}
+
+/// A pin that could not be removed, and why. Nothing has changed.
+#[derive(Debug)]
+pub struct UnpinError {
+    /// [`TableError::AlreadyMapped`] at the first address that is still mapped, or [`TableError::OtherTable`].
+    pub error: TableError,
+    /// The pin.
+    pub leaf: PinnedLeaf,
+}
+
+impl fmt::Display for UnpinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot unpin the table page of {}: {}", self.leaf.window, self.error)
+    }
+}
+
+impl core::error::Error for UnpinError {}
+
+impl<F: Format> Table<F> {
+    /// Links and pins the table page of level 1 that translates the 2 MiB from `window` on, which the caller owns as a whole:
+    /// until [`unpin`](Self::unpin) the page is neither retired nor reclaimed, whatever it holds. O(levels); takes the lock.
+    ///
+    /// # Errors
+    /// [`TableError::NoWindow`], [`TableError::Outside`]; [`TableError::AlreadyMapped`] if something is mapped in the
+    /// window, [`TableError::Pinned`] if it is pinned already; [`TableError::NoPages`]. Table pages linked on the way
+    /// are retired ([`collect_retired`](Self::collect_retired)).
+    pub fn pin(&self, window: Iova) -> Result<PinnedLeaf, TableError> {
+        let no_window = TableError::NoWindow { at: window };
+        let range = IovaRange::new(window, PageSize::Size2M.bytes()).map_err(|_| no_window)?;
+        if !window.is_aligned(PageSize::Size2M.bytes()) {
+            return Err(no_window);
+        }
+        self.check(range, PhysAddr::new(0))?;
+        let page = self.0.pin(window.raw())?;
+        Ok(PinnedLeaf { page, window: range, table: self.0.number, root: self.root() })
+    }
+
+    /// Maps `iova`, inside the window of `leaf`, to the memory from `phys`, with leaves of 4 KiB. O(leaves): one check and
+    /// one release store each; no walk, no lock, no read-modify-write.
+    ///
+    /// The caller owns `iova`; owners of other parts of the window may map and clear theirs at the same time. No flush is
+    /// needed, as for [`map`](Self::map).
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NoAccess`],
+    /// [`TableError::PhysOutside`], [`TableError::AlreadyMapped`]. Nothing has changed.
+    pub fn map_pinned(
+        &self,
+        leaf: &PinnedLeaf,
+        iova: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), TableError> {
+        let run = self.pinned_run(leaf, iova, phys)?;
+        self.check_memory(iova, phys, access)?;
+        self.0.store.note_read(leaf.page);
+        let entries = self.0.store.run(run);
+        let empty = entries::leading(entries, |raw| raw == 0);
+        if empty < entries.len() {
+            return Err(TableError::AlreadyMapped { at: entry_at(iova, empty) });
+        }
+        self.0.write(run, phys, access);
+        Ok(())
+    }
+
+    /// Clears `iova`, inside the window of `leaf`, all of which must be mapped. O(leaves): one check and one release store
+    /// each; no walk, no lock, no read-modify-write.
+    ///
+    /// It may run on another thread than [`map_pinned`](Self::map_pinned) for other parts of the window at the same time. The
+    /// device can reach the memory until a flush of the leaves of `iova`, requested next, has completed. No table
+    /// page is retired. Two clears of one range at once break the contract; both may then succeed.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NotMapped`].
+    /// Nothing has changed.
+    pub fn clear_pinned(&self, leaf: &PinnedLeaf, iova: IovaRange) -> Result<(), TableError> {
+        let run = self.pinned_run(leaf, iova, PhysAddr::new(0))?;
+        self.0.store.note_read(leaf.page);
+        let entries = self.0.store.run(run);
+        let mapped = entries::leading(entries, |raw| matches!(F::parse(raw, 1), Entry::Leaf { .. }));
+        if mapped < entries.len() {
+            return Err(TableError::NotMapped { at: entry_at(iova, mapped) });
+        }
+        self.0.store.note_write(leaf.page);
+        entries::clear(entries);
+        Ok(())
+    }
+
+    /// Removes the pin. The page holds nothing, so it is retired and added to `retired`. O(512); takes the lock.
+    ///
+    /// # Errors
+    /// [`TableError::AlreadyMapped`] at the first address of the window that is still mapped; [`TableError::OtherTable`] if
+    /// the pin or `retired` belongs to another table. The pin is returned.
+    pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
+        let checked = self.pinned_run(&leaf, leaf.window, PhysAddr::new(0)).and_then(|run| {
+            self.adopt(retired)?;
+            self.0.store.note_read(leaf.page);
+            let entries = self.0.store.run(run);
+            let empty = entries::leading(entries, |raw| raw == 0);
+            if empty < entries.len() {
+                return Err(TableError::AlreadyMapped { at: entry_at(leaf.window, empty) });
+            }
+            Ok(())
+        });
+        if let Err(error) = checked {
+            return Err(UnpinError { error, leaf });
+        }
+        self.0.unpin(leaf.page, &mut retired.list);
+        Ok(())
+    }
+
+    /// Returns the entries of `iova` in a pinned page.
+    #[inline]
+    fn pinned_run(&self, leaf: &PinnedLeaf, iova: IovaRange, phys: PhysAddr) -> Result<Run, TableError> {
+        if leaf.table != self.0.number {
+            return Err(TableError::OtherTable { owner: leaf.root, this: self.root() });
+        }
+        if !leaf.window.covers(&iova) {
+            return Err(TableError::OutsideWindow { range: iova, window: leaf.window });
+        }
+        if !iova.is_aligned(span(1)) || !phys.is_aligned(span(1)) {
+            return Err(TableError::Misaligned { iova, phys });
+        }
+        // Inside the window, so at most all entries of the page.
+        let len = u16::try_from(iova.len() / span(1)).unwrap_or(ENTRIES);
+        Ok(Run { place: Place { page: leaf.page, level: 1 }, slot: slot(iova.start().raw(), 1), len })
+    }
+}
+
+/// Returns the address of entry `number` of a range of 4 KiB leaves.
+fn entry_at(range: IovaRange, number: usize) -> Iova {
+    Iova::new(range.start().raw() + number as u64 * span(1))
+}
