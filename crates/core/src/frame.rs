@@ -55,10 +55,10 @@ mod magazine;
 mod map;
 mod number;
 mod pressure;
+mod regions;
 mod run;
 mod slots;
 mod watermark;
-mod zeroed;
 mod zone;
 
 #[cfg(test)]
@@ -74,5 +74,4 @@ pub use list::FrameList;
 pub use local::Local;
 pub use number::{Frame, Order};
 pub use watermark::{Urgency, Watermarks};
-pub use zeroed::ZeroError;
 pub use zone::Zone;

@@ -1,3 +1,5 @@
+//! Zones and owners: each operation by itself, the counters, and the number of read-modify-writes.
+
 use super::*;
 use crate::share::Shared;
 use std::collections::BTreeSet;
@@ -6,7 +8,6 @@ mod fragments;
 mod marks;
 mod model;
 mod stress;
-mod zeroed;
 
 const ORDERS: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 
