@@ -249,14 +249,6 @@ impl<A: Address> AddrRange<A> {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// Returns the addresses that the two have in common.
-    pub fn intersection(&self, other: &Self) -> Option<Self> {
-        let start = self.start.max(other.start);
-        let end = self.end().min(other.end());
-        let len = end.raw().checked_sub(start.raw()).and_then(NonZeroU64::new)?;
-        Some(Self { start, len })
-    }
-
     /// Returns the two as one, if one begins at the other's end.
     pub fn merged(&self, other: &Self) -> Option<Self> {
         let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
@@ -351,7 +343,6 @@ mod tests {
             let (x, y) = (range(a, al), range(b, bl));
             let both: Vec<u64> = (a..a + al).filter(|i| (b..b + bl).contains(i)).collect();
             prop_assert_eq!(x.overlaps(&y), !both.is_empty());
-            prop_assert_eq!(x.intersection(&y).map_or(0, |r| r.len()), both.len() as u64);
             prop_assert_eq!(x.covers(&y), both.len() as u64 == bl);
             prop_assert_eq!(x.merged(&y).is_some(), a + al == b || b + bl == a);
             if let Some(m) = x.merged(&y) {

@@ -32,7 +32,7 @@
 //!     driver.domain.revoke_all(driver.ring.drain(..), &mut revoked); // one flush
 //!     let quiesced = revoked.into_iter().filter_map(|one| driver.domain.wait(one).ok()).count();
 //!     driver.local.free(driver.descriptors);
-//!     (quiesced, driver.pool.report().to_string())
+//!     (quiesced, driver.pool.stats().to_string())
 //! });
 //! let (quiesced, report) = thread.join().map_err(|_| "panicked")?;
 //! assert_eq!(quiesced, 1);

@@ -1,4 +1,4 @@
-//! Blocks: raw ones, and those that free themselves.
+//! [`Block`]: a block that frees itself on drop, and the pool's calls that return one.
 
 use super::error::AllocError;
 use super::pool::DmaPool;
@@ -50,7 +50,7 @@ impl<S: ChunkSource, H: Deref<Target = DmaPool<S>>> Block<S, H> {
 
     /// Returns the block's memory, to be accessed concurrently with the device.
     pub fn memory(&self) -> DmaMemory<'_> {
-        // It lies in the span, since the pool allocated it.
+        // Does not fail: the pool allocated it, so it lies in the span.
         self.pool.memory_of(self.raw).unwrap_or(DmaMemory::EMPTY)
     }
 
@@ -93,7 +93,7 @@ impl<S: ChunkSource> DmaPool<S> {
         Ok(Block::new(self, self.alloc_shared(Form::Owned)?))
     }
 
-    /// The same with all bytes 0.
+    /// As [`alloc`](Self::alloc), with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -112,7 +112,7 @@ impl<S: ChunkSource> Shared<DmaPool<S>> {
         Ok(Block::new(self.clone(), self.alloc_shared(Form::Owned)?))
     }
 
-    /// The same with all bytes 0.
+    /// As [`alloc`](Self::alloc), with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).

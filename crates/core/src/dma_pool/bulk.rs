@@ -1,4 +1,4 @@
-//! Bulk calls: what is looked up for one block is used for the next.
+//! Bulk calls, on the pool and on an owner: what is looked up for one block is used for the next.
 
 use super::error::BulkFreeError;
 use super::owner::Owner;
@@ -8,19 +8,14 @@ use super::row::Form;
 use super::source::ChunkSource;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Fills the empty slots, passing each new block through `done`. Returns how many slots are full.
-    #[inline(always)]
-    fn fill_with(
-        &self,
-        owner: &mut Owner,
-        slots: &mut [Option<RawBlock>],
-        done: impl Fn(RawBlock) -> RawBlock,
-    ) -> usize {
+    /// Fills the empty slots from an owner. Returns how many slots are full.
+    #[inline]
+    pub(super) fn fill_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
         let all = slots.len();
         let place = self.place();
         let mut rest = slots;
         loop {
-            let full = owner.pop_into(&self.geometry, rest, |offset| done(place.block_at(offset)));
+            let full = owner.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
             rest = rest.get_mut(full..).unwrap_or_default();
             if rest.is_empty() {
                 return all;
@@ -31,8 +26,8 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all when the pool
-    /// has no more.
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
+    /// blocks run out.
     //
     // The lock of the pool's own owner is not held while the pool grows.
     pub fn fill(&self, slots: &mut [Option<RawBlock>]) -> usize {
@@ -62,17 +57,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// The same with all bytes of the new blocks 0. No lock is held while they are written.
-    pub fn fill_zeroed(&self, slots: &mut [Option<RawBlock>]) -> usize {
-        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-            let Ok(block) = self.alloc_shared(Form::Raw) else { break };
-            self.zero(block);
-            *slot = Some(block);
-        }
-        slots.iter().flatten().count()
-    }
-
-    /// Frees many raw blocks.
+    /// Frees raw blocks.
     ///
     /// # Errors
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
@@ -88,18 +73,6 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline]
     pub fn free_slots(&self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
         self.free_slots_by(&mut self.lock(), slots)
-    }
-
-    #[inline]
-    pub(super) fn fill_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
-        self.fill_with(owner, slots, |block| block)
-    }
-
-    pub(super) fn fill_zeroed_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
-        self.fill_with(owner, slots, |block| {
-            self.zero(block);
-            block
-        })
     }
 
     #[inline]

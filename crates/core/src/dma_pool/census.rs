@@ -1,10 +1,10 @@
-//! What goes through all rows of a pool: its report, debug mode's inspection, and its end.
+//! The calls that visit all rows of a pool: its statistics, debug mode's inspection, and its destruction.
 
 use super::geometry::bytes_of;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
-use super::report::PoolStats;
 use super::source::ChunkSource;
+use super::stats::PoolStats;
 use super::watch::Damage;
 use alloc::vec::Vec;
 use core::fmt;
@@ -69,8 +69,8 @@ impl<S: ChunkSource> DmaPool<S> {
         (live, first)
     }
 
-    /// Returns the pool's statistics, which print as the kernel's report. Time proportional to the number of blocks.
-    pub fn report(&self) -> PoolStats {
+    /// Returns the pool's counters; they are displayed as the kernel's report. Time proportional to the number of blocks.
+    pub fn stats(&self) -> PoolStats {
         let mut stats = PoolStats {
             name: self.name.clone(),
             block_bytes: self.geometry.size(),

@@ -5,11 +5,11 @@ use crate::domain::BackendError;
 use crate::frame::{Frame, FrameError, Order};
 use crate::mem::AccessError;
 
-/// Why a chunk could not be acquired.
+/// Why no chunk can be acquired.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// No frames.
+    /// No frames are available.
     #[error(transparent)]
     Frames(#[from] FrameError),
     /// Frames are available, but mapping them for the device failed.
@@ -20,7 +20,7 @@ pub enum SourceError {
     TooLarge {
         /// The requested value.
         bytes: u64,
-        /// The most that there can be.
+        /// The size of the largest run.
         limit: u64,
     },
     /// The source violated its contract: the run lies outside its span. It was released.
@@ -28,7 +28,21 @@ pub enum SourceError {
     Outside(AccessError),
 }
 
-/// Why a pool was not created.
+/// A source's span is empty, too long for frame numbers, or ends beyond 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "cannot use a span of {len:#x} bytes at {iova}: it must have 1 to {limit:#x} bytes and end within 64 bits"
+)]
+pub struct SpanError {
+    /// How many bytes the span has.
+    pub len: usize,
+    /// Where it starts for the device.
+    pub iova: Iova,
+    /// How many bytes it may have.
+    pub limit: u64,
+}
+
+/// Why a pool cannot be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -76,21 +90,12 @@ pub enum CreateError {
         /// Where the span starts for the device.
         iova: Iova,
     },
-    /// Frame numbers do not cover the span, or its last address does not fit in 64 bits.
-    #[error(
-        "a span of {len:#x} bytes at {iova} is invalid: it must have 1 to {limit:#x} bytes and end within 64 bits"
-    )]
-    Span {
-        /// How many bytes the span has.
-        len: usize,
-        /// Where it starts for the device.
-        iova: Iova,
-        /// How many bytes it may have.
-        limit: u64,
-    },
+    /// The source's span cannot be used.
+    #[error(transparent)]
+    Span(#[from] SpanError),
 }
 
-/// Why no block was allocated.
+/// Why no block can be allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -99,7 +104,7 @@ pub enum AllocError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
-    #[error("the source returned {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
+    #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
     Misplaced {
         /// Where the run starts.
         frame: Frame,
@@ -108,7 +113,7 @@ pub enum AllocError {
     },
 }
 
-/// Why a block was not freed, or not found.
+/// Why a block cannot be freed or accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
@@ -155,9 +160,9 @@ pub enum FreeError {
     WrongIova {
         /// The address.
         addr: usize,
-        /// The device's address that was passed with it.
+        /// The device's address that the caller passed.
         iova: Iova,
-        /// The device's address that belongs to it.
+        /// The block's device address.
         expected: Iova,
     },
 }

@@ -1,4 +1,4 @@
-//! One owner's handle to a pool.
+//! [`Local`]: one owner's handle to a pool.
 
 use super::block::Block;
 use super::error::{AllocError, BulkFreeError, FreeError};
@@ -11,7 +11,7 @@ use crate::share::{Hold, Shared, Stock};
 use core::fmt;
 use core::marker::PhantomData;
 
-/// One owner's handle to a pool: it keeps rows of blocks that no other owner draws from, and allocates from one of them
+/// One owner's handle to a pool: it keeps rows of blocks that no other owner allocates from, and allocates from one of them
 /// at a time. One per thread of control; it can move between threads.
 ///
 /// `H` is how it keeps its pool alive: a [`Stock`] of shares of a [`Shared`] pool (the default), or a borrow
@@ -29,7 +29,7 @@ pub struct Local<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>
 impl<S: ChunkSource> DmaPool<S> {
     /// Returns a new owner's handle that borrows the pool.
     ///
-    /// Allocates memory if there were never as many owners.
+    /// Allocates memory if there are more owners than ever before.
     pub fn local(&self) -> Local<S, &Self> {
         Local::new(self)
     }
@@ -38,7 +38,7 @@ impl<S: ChunkSource> DmaPool<S> {
 impl<S: ChunkSource> Shared<DmaPool<S>> {
     /// Returns a new owner's handle that keeps the pool alive, as its blocks do.
     ///
-    /// Allocates memory if there were never as many owners.
+    /// Allocates memory if there are more owners than ever before.
     pub fn local(&self) -> Local<S> {
         Local::new(self.stock())
     }
@@ -65,7 +65,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
         Ok(Block::new(self.pool.issue(), raw))
     }
 
-    /// The same with all bytes 0.
+    /// As [`alloc`](Self::alloc), with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -95,14 +95,6 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
         self.pool.alloc_by(&mut self.owner, Form::Raw)
     }
 
-    /// The same with all bytes 0.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    pub fn alloc_raw_zeroed(&mut self) -> Result<RawBlock, AllocError> {
-        self.alloc_raw().inspect(|&block| self.pool.zero(block))
-    }
-
     /// Frees a raw block, whichever owner allocated it.
     ///
     /// # Errors
@@ -122,19 +114,14 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
         self.owner.tag = tag;
     }
 
-    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all when the pool
-    /// has no more.
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
+    /// blocks run out.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
         self.pool.fill_by(&mut self.owner, slots)
     }
 
-    /// The same with all bytes of the new blocks 0.
-    pub fn fill_zeroed(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.pool.fill_zeroed_by(&mut self.owner, slots)
-    }
-
-    /// Frees many raw blocks.
+    /// Frees raw blocks.
     ///
     /// # Errors
     /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.

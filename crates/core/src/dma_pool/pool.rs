@@ -1,4 +1,4 @@
-//! The pool: what its owners share, and the calls that need no handle.
+//! [`DmaPool`]: the state that its owners share, and the calls that need no handle.
 
 use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
@@ -8,7 +8,7 @@ use super::owner::Owner;
 use super::raw::RawBlock;
 use super::row::{Form, FreeRefusal};
 use super::row_ref::RowRef;
-use super::source::ChunkSource;
+use super::source::{ChunkSource, span_memory};
 use super::spin_lock::{Guard, SpinLock};
 use super::turn::Growth;
 use super::watch::{Damage, OwnerTag, Watch};
@@ -20,8 +20,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// The largest span: 32 bits do not number the frames of a larger one.
-const LARGEST_SPAN: u64 = 1 << 48;
+/// The largest span: its frame numbers have 32 bits.
+const MAX_SPAN: u64 = 1 << 48;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
 ///
@@ -46,7 +46,7 @@ pub struct DmaPool<S: ChunkSource> {
     pub(super) growth: Growth,
     source: S,
     pub(super) name: String,
-    /// Debug mode. No fast path looks here: an owner in debug mode never has anything that one could take.
+    /// Debug mode. The fast paths do not check it: in debug mode an owner has no block that they could take.
     pub(super) watch: Option<Box<Watch>>,
 }
 
@@ -71,8 +71,8 @@ impl Place<'_> {
     pub(super) fn block_at(&self, offset: u64) -> RawBlock {
         #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
         let bytes = offset as usize;
-        // SAFETY: `offset` is of a block in a chunk, which lies inside the source's memory, one allocation
-        // (contract of `DmaMemory::from_raw`, checked against the span in `acquire`).
+        // SAFETY: the block lies in a chunk, which `grow` checked against the span; the span is one allocation (contract
+        // of `DmaMemory::from_raw`).
         let ptr = unsafe { self.memory.as_ptr().add(bytes) };
         RawBlock::from_parts(ptr, Iova::new(self.iova.raw().wrapping_add(offset)))
     }
@@ -87,7 +87,8 @@ impl Place<'_> {
 
 impl<S: ChunkSource> DmaPool<S> {
     /// Creates a pool of blocks of `size` bytes (raised to 16 and rounded up to `align`), aligned to `align` (a power of
-    /// two; 0: 1), that never cross a multiple of `boundary` (a power of two of at least the rounded size; 0: none).
+    /// two, or 0 for none), that never cross a multiple of `boundary` (a power of two of at least the rounded size, or 0
+    /// for none).
     ///
     /// Both rules hold for the device's addresses and for the processor's. No chunk is acquired yet.
     ///
@@ -130,14 +131,9 @@ impl<S: ChunkSource> DmaPool<S> {
         boundary: usize,
         watch: Option<Box<Watch>>,
     ) -> Result<Self, CreateError> {
-        let (base, iova) = (source.span(), source.iova());
-        // SAFETY: the source, which `self` owns, keeps its runs valid and allocates them to no other caller (contract of
-        // `ChunkSource`); of the span only blocks of acquired chunks are ever accessed, lent for borrows of `self`.
-        let memory = unsafe { DmaMemory::<'static>::from_raw(base.cast(), base.len()) };
-        let span = memory.len() as u64;
-        if span == 0 || span > LARGEST_SPAN || iova.checked_add(span).is_none() {
-            return Err(CreateError::Span { len: memory.len(), iova, limit: LARGEST_SPAN });
-        }
+        // SAFETY: `self` owns the source; only blocks of acquired chunks are accessed, lent for borrows of `self`.
+        let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
+        let iova = source.iova();
         let geometry = Geometry::new(size, align, boundary, memory.addr(), iova)?;
         let depot = Depot::new();
         let owner = depot.register();
@@ -146,7 +142,7 @@ impl<S: ChunkSource> DmaPool<S> {
             memory,
             iova,
             geometry,
-            directory: Directory::new(span),
+            directory: Directory::new(memory.len() as u64),
             lock: CachePadded(SpinLock::new(owner)),
             depot: CachePadded(depot),
             chunks: Mutex::new(Chunks::default()),
@@ -179,14 +175,6 @@ impl<S: ChunkSource> DmaPool<S> {
     /// [`AllocError`] if the pool has no free block and can acquire no chunk.
     pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
         self.alloc_shared(Form::Raw)
-    }
-
-    /// The same with all bytes 0.
-    ///
-    /// # Errors
-    /// As [`alloc_raw`](Self::alloc_raw).
-    pub fn alloc_raw_zeroed(&self) -> Result<RawBlock, AllocError> {
-        self.alloc_raw().inspect(|&block| self.zero(block))
     }
 
     /// Frees a raw block, whichever owner allocated it.
@@ -244,7 +232,7 @@ impl<S: ChunkSource> DmaPool<S> {
             if let Some(offset) = owner.pop(&self.geometry, form) {
                 return Ok(self.block_at(offset));
             }
-            // It returns no block, so that the one above stays in registers.
+            // Returns no block, so that the block above stays in registers.
             self.stock(owner)?;
         }
     }

@@ -1,4 +1,4 @@
-//! A block's two addresses.
+//! [`RawBlock`]: the two addresses of a block that is freed explicitly.
 
 use crate::addr::Iova;
 use core::ptr::NonNull;
@@ -10,13 +10,13 @@ pub struct RawBlock {
     iova: Iova,
 }
 
-// SAFETY: it is two addresses. Accessing the memory through them is `unsafe`, or goes through `DmaMemory`.
+// SAFETY: two addresses; accessing the memory through them is `unsafe` or goes through `DmaMemory`.
 unsafe impl Send for RawBlock {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawBlock {}
 
 impl RawBlock {
-    /// Returns the block with these two addresses, for callers that store them elsewhere. Checked where it is used.
+    /// Returns the block with these two addresses, for callers that store them elsewhere. Checked when it is used.
     #[inline(always)]
     pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
         Self { ptr, iova }

@@ -1,9 +1,10 @@
-//! Where a pool's chunks come from.
+//! [`ChunkSource`]: where a pool's chunks come from.
 
-use super::error::SourceError;
+use super::error::{SourceError, SpanError};
 use crate::addr::Iova;
 use crate::domain::DomainId;
 use crate::frame::{Frame, Order};
+use crate::mem::DmaMemory;
 use crate::share::Shared;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -21,7 +22,7 @@ use core::ptr::NonNull;
 /// guarantee is stated at `release`.
 ///
 /// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls `acquire` from one thread
-/// at a time. From inside `acquire` the pool's blocks may be freed and its [report](super::DmaPool::report) read, but an
+/// at a time. From inside `acquire` the pool's blocks may be freed and its [statistics](super::DmaPool::stats) read, but an
 /// allocation that needs another chunk would wait for the `acquire` it is called from.
 pub unsafe trait ChunkSource: Send + Sync {
     /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and nothing else of it.
@@ -45,10 +46,30 @@ pub unsafe trait ChunkSource: Send + Sync {
     unsafe fn release(&self, frame: Frame, order: Order);
 }
 
+/// Returns the memory of a source's whole span.
+///
+/// # Errors
+/// [`SpanError`] unless the span has 1 to `limit` bytes and ends within 64 bits for the device.
+///
+/// # Safety
+/// The caller owns the source for as long as the memory is used, and accesses only runs that it has acquired.
+pub(crate) unsafe fn span_memory<S: ChunkSource>(
+    source: &S,
+    limit: u64,
+) -> Result<DmaMemory<'static>, SpanError> {
+    let (span, iova) = (source.span(), source.iova());
+    let (bytes, len) = (span.len() as u64, span.len());
+    if bytes == 0 || bytes > limit || iova.checked_add(bytes).is_none() {
+        return Err(SpanError { len, iova, limit });
+    }
+    // SAFETY: the source keeps acquired runs valid and allocates them to no other caller (contract of `ChunkSource`), and
+    // the caller accesses nothing else.
+    Ok(unsafe { DmaMemory::from_raw(span.cast(), len) })
+}
+
 macro_rules! forward {
     ($($holder:ty $(=> $sized:ident)?),*) => {$(
-        // SAFETY: the guarantees are those of the source it points to, which stays alive and the same as long as it is
-        // held.
+        // SAFETY: every call is forwarded to a source that gives these guarantees and outlives the holder.
         unsafe impl<S: ChunkSource $(+ ?$sized)?> ChunkSource for $holder {
             fn span(&self) -> NonNull<[u8]> {
                 S::span(self)
@@ -63,7 +84,7 @@ macro_rules! forward {
                 S::acquire(self, order)
             }
             unsafe fn release(&self, frame: Frame, order: Order) {
-                // SAFETY: the caller guarantees what is asked for.
+                // SAFETY: the caller upholds the contract of the same method.
                 unsafe { S::release(self, frame, order) };
             }
         }

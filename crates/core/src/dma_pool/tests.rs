@@ -184,14 +184,14 @@ fn the_mpt3sas_workload() {
         for block in blocks.iter_mut().step_by(2) {
             *block = local.alloc_raw().unwrap();
         }
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.high_water), (N as u64, N as u64));
         assert!(stats.blocks < N as u64 + 2 * (2 << 20) / 128);
         for block in blocks {
             local.free_raw(block).unwrap();
         }
         drop(local);
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.high_water, stats.in_depot), (0, N as u64, stats.blocks));
         pool.destroy().unwrap();
         assert!(!heap.taken.lock().contains(&true));
@@ -205,10 +205,10 @@ fn the_wide_table_has_a_column_for_each_number() {
     let mut local = pool.local();
     let blocks: Vec<_> = (0..30).map(|_| local.alloc_raw().unwrap()).collect();
     local.free_bulk(&blocks[..10]).unwrap();
-    assert!(pool.report().in_magazines > 0);
+    assert!(pool.stats().in_magazines > 0);
     // Now it tells of its part.
     drop(local);
-    let stats = pool.report();
+    let stats = pool.stats();
     let wide = stats.wide().to_string();
     let (header, line) = wide.trim_end().split_once('\n').unwrap();
     assert_eq!(header, WIDE_HEADER);
@@ -243,7 +243,7 @@ fn a_block_that_was_not_checked_out_is_not_checked_in() {
             unsafe { local.free_raw_unchecked(block) };
         }
         drop(local);
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.in_depot), (0, stats.blocks));
         pool.destroy().unwrap();
     }
@@ -270,7 +270,7 @@ fn the_report_is_the_kernels_to_the_letter() {
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 192);
     let _block = pool.alloc().unwrap();
-    assert_eq!(pool.report().to_string(), "poolinfo - 0.1\ntest                1   21  192  1\n");
+    assert_eq!(pool.stats().to_string(), "poolinfo - 0.1\ntest                1   21  192  1\n");
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn blocks_free_themselves_and_go_home_from_anywhere() {
     local.free(c);
     drop(local);
     for pool in [pool, other] {
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.late_double_frees), (0, 0));
         pool.destroy().unwrap();
     }
@@ -339,9 +339,9 @@ fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
         let blocks: Vec<_> = (0..60_000).map(|_| pool.alloc_raw().unwrap()).collect();
         let (kept, rest) = blocks.split_first().unwrap();
         pool.free_bulk(rest).unwrap();
-        let before = pool.report();
+        let before = pool.stats();
         let bytes = pool.release_free_chunks();
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!(stats.chunks, 1);
         assert_eq!(stats.bytes + bytes, before.bytes);
         pool.free_raw(*kept).unwrap();
@@ -357,13 +357,13 @@ fn bulk_calls_fill_holes_only_and_stop_at_the_first_wrong_one() {
     let mut slots = [None; 32];
     slots[3] = Some(pool.alloc_raw().unwrap());
     let kept = slots[3];
-    assert_eq!(pool.fill_zeroed(&mut slots), 32);
+    assert_eq!(pool.fill(&mut slots), 32);
     assert_eq!(slots[3], kept);
     let mut blocks: Vec<_> = slots.iter().flatten().copied().collect();
     blocks[10] = moved(blocks[10], 8);
     let error = pool.free_bulk(&blocks).unwrap_err();
     assert!(matches!(error, BulkFreeError { freed: 10, error: FreeError::Misaligned { .. } }));
-    assert_eq!(pool.report().in_use, 22);
+    assert_eq!(pool.stats().in_use, 22);
     let mut all = vec![None; 600];
     assert_eq!(pool.local().fill(&mut all), 512 - 22);
 }

@@ -145,12 +145,12 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
 
     /// Returns the report of the pool of list pages. Linear in its blocks.
     pub fn list_pool(&self) -> PoolStats {
-        self.inner.lists.report()
+        self.inner.lists.stats()
     }
 
     /// Returns the counters of the controller.
     pub fn stats(&self) -> ControllerStats {
-        let lists = self.inner.lists.report();
+        let lists = self.inner.lists.stats();
         let shared = &self.inner.shared;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ControllerStats {

@@ -151,7 +151,7 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     .join()
     .unwrap();
 
-    assert_eq!((driver.pool.report().in_use, driver.blocks.len()), (3, 3));
+    assert_eq!((driver.pool.stats().in_use, driver.blocks.len()), (3, 3));
     let target = OwnedMemory::from_vec(vec![0; 4 * PIECE + 4096]).unwrap();
     target.map_into(&driver.domain, MappingPolicy::PerUse).unwrap();
     let mut piece = target.take().unwrap();

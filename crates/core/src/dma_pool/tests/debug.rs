@@ -50,7 +50,7 @@ fn a_write_into_a_free_block_is_reported_with_its_last_owner() {
         text.ends_with(&format!("last allocated by owner {of_rx} (rx), freed by owner {of_tx}")),
         "{text}"
     );
-    assert_eq!(pool.report().damaged, 1);
+    assert_eq!(pool.stats().damaged, 1);
     pool.free_bulk(&again).unwrap();
     assert_eq!(pool.inspect().len(), 1, "what was reported is put right");
     late_write(&heap, again[7], 0, 0);
@@ -71,7 +71,7 @@ fn unused_blocks_are_checked_and_a_reacquired_chunk_has_no_history() {
     // Another user had the chunk meanwhile.
     late_write(&heap, block, 0, 1);
     assert_eq!(pool.alloc_raw(), Ok(block));
-    assert_eq!(pool.report().damaged, 1);
+    assert_eq!(pool.stats().damaged, 1);
     let _ = pool.free_raw(block);
     late_write(&heap, block, 63, 0xff);
     let last = pool.inspect().pop().unwrap();
@@ -96,11 +96,11 @@ fn debug_mode_keeps_the_rules_of_a_pool() {
             assert_eq!(owner.free_raw(block), Err(FreeError::DoubleFree { addr }));
         }
     }
-    let zeroed = a.alloc_raw_zeroed().unwrap();
+    let zeroed = a.alloc_zeroed().unwrap().into_raw();
     assert_eq!(bytes(&pool, zeroed), [0; 192]);
     assert_eq!(b.free_raw(zeroed), Ok(()));
     drop((a, b));
-    let stats = pool.report();
+    let stats = pool.stats();
     assert_eq!((stats.in_use, stats.high_water, stats.damaged), (0, 300, 0));
     assert_eq!(stats.in_depot, stats.blocks);
     pool.destroy().unwrap();
@@ -135,5 +135,5 @@ fn stress_eight_threads_in_debug_mode_see_no_damage() {
         pool.free_bulk(&hand.lock()).unwrap();
     }
     assert_eq!(pool.inspect(), []);
-    assert_eq!(pool.report().in_use, 0);
+    assert_eq!(pool.stats().in_use, 0);
 }

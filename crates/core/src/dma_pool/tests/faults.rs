@@ -10,7 +10,7 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
     let neighbour = super::tests::pool(&heap, 100);
     let block = pool.alloc_raw().unwrap();
     let addr = block.as_ptr().as_ptr().addr();
-    let before = pool.report();
+    let before = pool.stats();
     let foreign = |block| matches!(pool.free_raw(block), Err(FreeError::Foreign { .. }));
     assert!(foreign(stranger.alloc_raw().unwrap()));
     assert!(foreign(neighbour.alloc_raw().unwrap()));
@@ -24,7 +24,7 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
     let expected = Iova::new(IOVA);
     assert_eq!(pool.free_raw(crooked), Err(FreeError::WrongIova { addr, iova: Iova::new(7), expected }));
     assert_eq!(pool.free_raw(moved(block, 100)), Err(FreeError::DoubleFree { addr: addr + 100 }));
-    assert_eq!(pool.report(), before);
+    assert_eq!(pool.stats(), before);
     assert!(pool.memory(moved(block, 100)).is_err());
     assert_eq!(pool.memory(block).unwrap().len(), 100);
     pool.free_raw(block).unwrap();
@@ -67,7 +67,7 @@ fn running_out_of_memory_at_any_chunk_changes_nothing() {
             }
         };
         assert!(matches!(error, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))));
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!((stats.in_use, stats.blocks), (blocks.len() as u64, blocks.len() as u64));
         assert_eq!(stats.chunks, heap.acquired.load(Ordering::Relaxed) as u64);
         assert_eq!(pool.alloc_raw(), Err(error));
@@ -107,7 +107,7 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
     let mut local = pool.local();
     let mut slots = [None; 1];
     for n in 1..=1000 {
-        let before = pool.report();
+        let before = pool.stats();
         heap.left.store(0, Ordering::Relaxed);
         // Uses up what there is, also what the pool's own owner holds, then meets the failure; by one of the three ways in.
         let mut alloc = || match n % 3 {
@@ -126,14 +126,14 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
             }
         };
         assert!(matches!(failed, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))));
-        let after = pool.report();
+        let after = pool.stats();
         assert_eq!((after.chunks, after.bytes, after.blocks), (before.chunks, before.bytes, before.blocks));
         assert_eq!(after.in_use, before.in_use + got);
         heap.left.store(usize::MAX, Ordering::Relaxed);
         // Again, and now there is a chunk.
         alloc().unwrap();
-        assert_eq!(pool.report().chunks, before.chunks + 1);
-        assert_eq!(pool.report().in_use, after.in_use + 1);
+        assert_eq!(pool.stats().chunks, before.chunks + 1);
+        assert_eq!(pool.stats().in_use, after.in_use + 1);
     }
 }
 

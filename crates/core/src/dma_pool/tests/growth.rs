@@ -71,7 +71,7 @@ fn others_allocate_and_free_while_the_source_is_at_work() {
             let again = local.alloc_raw().unwrap();
             pool.free_raw(again).unwrap();
             drop(block);
-            assert!(pool.report().blocks > 0);
+            assert!(pool.stats().blocks > 0);
             assert!(pool.memory(again).is_err());
             // Another that needs a chunk takes what is freed meanwhile instead, without a call of its own.
             let waiting = scope.spawn(|| pool.alloc_raw().is_ok());
@@ -100,7 +100,7 @@ fn others_allocate_and_free_while_chunks_are_released() {
         let shrinking = scope.spawn(|| pool.release_free_chunks());
         begun.recv().unwrap();
         slow.waits[1].store(false, Ordering::Relaxed);
-        assert_eq!(pool.report().in_use, 1);
+        assert_eq!(pool.stats().in_use, 1);
         let block = pool.alloc_raw().unwrap();
         pool.free_raw(block).unwrap();
         // Grows, which changes the list of chunks.

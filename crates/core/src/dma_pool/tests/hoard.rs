@@ -64,7 +64,7 @@ fn one_owner_allocates_and_another_frees_63_of_64() {
             slots[slot] = None;
             b.free_slots(&mut slots).unwrap();
         }
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!(stats.in_use, live);
         let newest = (2 << 20) / 64;
         assert!(stats.blocks <= bound(live + 64, 3) + newest, "{stats:?}");
@@ -85,10 +85,10 @@ fn a_lone_owner_leaves_rows_that_are_nearly_free_to_one_that_comes_later() {
     assert!(got + SLACK >= 63 * 1024, "{got} of {}", 63 * 1024);
     // Nor is what the pool's own owner keeps lost to others.
     drop(a);
-    let (live, mut b) = (pool.report().in_use, pool.local());
+    let (live, mut b) = (pool.stats().in_use, pool.local());
     let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
     pool.free_bulk(&blocks).unwrap();
-    assert_eq!(exhaust(&mut b).len() as u64 + live, pool.report().blocks);
+    assert_eq!(exhaust(&mut b).len() as u64 + live, pool.stats().blocks);
 }
 
 /// Two owners free the same rows by turns, and neither allocates: what one posts to the other is found.
@@ -106,7 +106,7 @@ fn two_owners_free_what_a_third_allocates() {
         b.free_slots(first).unwrap();
         c.free_slots(second).unwrap();
     }
-    let stats = pool.report();
+    let stats = pool.stats();
     assert_eq!(stats.in_use, live as u64);
     let newest = (2 << 20) / 64;
     assert!(stats.blocks <= bound(live as u64 + 64, 4) + newest, "{stats:?}");
@@ -134,7 +134,7 @@ fn a_producer_and_a_consumer_need_no_more_than_is_between_them() {
         }
     });
     // Five batches of the channel and one on either side.
-    let stats = pool.report();
+    let stats = pool.stats();
     assert!(stats.blocks <= 2 * bound(7 * 64, 3), "{stats:?}");
     pool.destroy().unwrap();
 }
@@ -163,7 +163,7 @@ fn many_owners_with_live_sets_of_random_sizes() {
             locals[who].free_raw(sets[set].swap_remove(at)).unwrap();
             live -= 1;
         }
-        let stats = pool.report();
+        let stats = pool.stats();
         assert_eq!(stats.in_use, live as u64);
         let newest = (2 << 20) / 64;
         assert!(stats.blocks <= bound(most as u64, 13) + newest, "{most} in use at most: {stats:?}");

@@ -22,7 +22,7 @@ fn the_spent_row_that_is_freed_into_is_not_let_go_of() {
             b.free_raw(row[1]).unwrap();
             freed += 2;
         }
-        assert_eq!(pool.report().in_use + freed, 32_768);
+        assert_eq!(pool.stats().in_use + freed, 32_768);
         let rest: Vec<_> = blocks.chunks(64).flat_map(|row| &row[2..]).copied().collect();
         let (first, second) = rest.split_at(rest.len() / 2);
         a.free_bulk(first).unwrap();
@@ -36,8 +36,8 @@ fn the_spent_row_that_is_freed_into_is_not_let_go_of() {
         let all: Vec<_> = seen.into_iter().collect();
         a.free_bulk(&all).unwrap();
         drop((a, b));
-        assert_eq!(pool.report().in_use, 0);
-        assert_eq!(pool.report().in_depot, pool.report().blocks);
+        assert_eq!(pool.stats().in_use, 0);
+        assert_eq!(pool.stats().in_depot, pool.stats().blocks);
         pool.destroy().unwrap();
     }
 }

@@ -127,7 +127,7 @@ proptest! {
                 Step::Shrink => { pool.release_free_chunks(); }
             }
         }
-        let stats = pool.report();
+        let stats = pool.stats();
         prop_assert_eq!(stats.in_use, live.len() as u64);
         prop_assert_eq!(stats.in_use + stats.in_magazines + stats.in_rows + stats.in_depot, stats.blocks);
         prop_assert_eq!(stats.late_double_frees, 0);

@@ -21,7 +21,7 @@ fn a_raw_free_of_an_owned_block_is_refused_and_changes_nothing() {
         ];
         for block in &blocks {
             let raw = block.as_raw();
-            let before = pool.report();
+            let before = pool.stats();
             assert_eq!(pool.free_raw(raw), Err(owned(raw)));
             assert_eq!(local.free_raw(raw), Err(owned(raw)));
             assert_eq!(other.free_raw(raw), Err(owned(raw)));
@@ -32,7 +32,7 @@ fn a_raw_free_of_an_owned_block_is_refused_and_changes_nothing() {
             assert_eq!(pool.free_slots(&mut slots), refused);
             assert_eq!(other.free_slots(&mut slots), refused);
             assert_eq!(slots, [None, Some(raw)]);
-            assert_eq!(pool.report().in_use, before.in_use);
+            assert_eq!(pool.stats().in_use, before.in_use);
             assert_eq!(pool.memory(raw).unwrap().len(), size);
         }
         // None of the addresses is allocated a second time.
@@ -42,7 +42,7 @@ fn a_raw_free_of_an_owned_block_is_refused_and_changes_nothing() {
         local.free_bulk(&more).unwrap();
         drop(blocks);
         drop((local, other));
-        assert_eq!((pool.report().in_use, pool.report().late_double_frees), (0, 0));
+        assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (0, 0));
         pool.destroy().unwrap();
     }
 }
@@ -58,7 +58,7 @@ fn a_list_is_freed_up_to_the_block_that_is_owned() {
     let rest = [local.alloc_raw().unwrap()];
     list.extend(rest);
     assert_eq!(local.free_bulk(&list), Err(BulkFreeError { freed: 5, error: owned(block.as_raw()) }));
-    assert_eq!(pool.report().in_use, 2);
+    assert_eq!(pool.stats().in_use, 2);
     drop(block);
     local.free_bulk(&rest).unwrap();
 }
@@ -76,7 +76,7 @@ fn a_block_turned_raw_is_freed_by_hand_once() {
         let addr = raw.as_ptr().as_ptr().addr();
         assert_eq!(local.free_raw(raw), Err(FreeError::DoubleFree { addr }));
     }
-    assert_eq!(pool.report().in_use, 0);
+    assert_eq!(pool.stats().in_use, 0);
 }
 
 /// Raw frees of an address race with the drop of the block there, and with the next block at the same address.
@@ -107,6 +107,6 @@ fn stress_raw_frees_never_free_what_a_block_owns() {
         }
         done.store(true, Ordering::Relaxed);
     });
-    assert_eq!((pool.report().in_use, pool.report().late_double_frees), (0, 0));
+    assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (0, 0));
     pool.destroy().unwrap();
 }

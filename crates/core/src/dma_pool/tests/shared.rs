@@ -41,7 +41,7 @@ fn a_struct_owns_pool_handle_and_blocks_and_moves_between_threads() {
     .join()
     .unwrap();
     assert_eq!(driver.blocks[0].memory().read_u64(0), Ok(7));
-    assert_eq!(driver.pool.report().in_use, 200);
+    assert_eq!(driver.pool.stats().in_use, 200);
     drop(driver);
     assert_eq!(outstanding(&heap), 0);
 }
@@ -67,7 +67,7 @@ fn a_block_of_another_pool_is_freed_there() {
     let block = other.alloc().unwrap();
     drop(other);
     local.free(block);
-    assert_eq!((outstanding(&other_heap), pool.report().in_use), (0, 0));
+    assert_eq!((outstanding(&other_heap), pool.stats().in_use), (0, 0));
 }
 
 #[test]

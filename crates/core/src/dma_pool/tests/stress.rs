@@ -38,7 +38,7 @@ fn stress_blocks_wander_between_eight_threads() {
         }
     });
     let rest: Vec<_> = hands.iter().flat_map(|hand| std::mem::take(&mut *hand.lock())).collect();
-    let stats = pool.report();
+    let stats = pool.stats();
     assert_eq!((stats.in_use, stats.late_double_frees), (rest.len() as u64, 0));
     pool.free_bulk(&rest).unwrap();
     pool.destroy().unwrap();
@@ -80,7 +80,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
     });
     // Rows in the depot have posts that are collected when they are next lent.
     let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
-    let stats = pool.report();
+    let stats = pool.stats();
     assert_eq!(stats.in_use, stats.blocks);
     assert_eq!(stats.late_double_frees + rounds as u64 * 50, freed.load(Ordering::Relaxed) as u64);
     pool.free_bulk(&all).unwrap();

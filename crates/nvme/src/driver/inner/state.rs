@@ -231,7 +231,7 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Inner<R, S> {
         // The controller may still write to its rings, lists and buffers.
         let (admin, pending) = (control.admin.take(), std::mem::take(&mut control.pending));
         let rings = pending.iter().flat_map(|pending| &pending.rings).map(|ring| ring.segment().len);
-        let lists = self.lists.report().in_use * PAGE;
+        let lists = self.lists.stats().in_use * PAGE;
         let bytes = admin.as_ref().map_or(0, AdminQueue::bytes) + rings.sum::<u64>() + lists;
         count_quarantined_bytes(bytes);
         tracing::warn!(%error, bytes, "the controller could not be disabled: its memory is quarantined");

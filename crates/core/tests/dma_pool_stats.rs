@@ -94,14 +94,14 @@ fn account(blocks: usize) -> f64 {
         *slot = Some(local.alloc_raw().unwrap());
     }
     let kept = BYTES.load(Ordering::Relaxed) - before;
-    let stats = pool.report();
+    let stats = pool.stats();
     assert_eq!(stats.in_use, blocks as u64);
     let mut at: Vec<_> = slots.iter().flatten().map(|block| block.iova()).collect();
     at.sort_unstable();
     assert!(at.windows(2).all(|two| two[0] < two[1]), "no block twice");
     local.free_slots(&mut slots).unwrap();
     drop(local);
-    assert_eq!((pool.report().in_use, pool.report().high_water), (0, blocks as u64));
+    assert_eq!((pool.stats().in_use, pool.stats().high_water), (0, blocks as u64));
     pool.destroy().unwrap();
     kept as f64 / stats.blocks as f64
 }

@@ -1,4 +1,4 @@
-//! A pool's statistics and their text.
+//! [`PoolStats`]: a pool's counters, and their text in the kernel's format and in a wider one.
 
 use core::fmt;
 
