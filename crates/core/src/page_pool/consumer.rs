@@ -1,19 +1,20 @@
-//! The consumer's side: the magazine, and what fills it.
+//! [`PagePool`], the consumer's handle: allocates from its magazine, refills it, and recycles into it.
 
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::inner::Inner;
-use super::keep::{Keep, recycle_remotely};
 use super::magazine::{BULK, BULK_PAGES, Magazine};
-use super::open::Open;
+use super::open_page::OpenPage;
 use super::page::Page;
+use super::pool_ref::PoolRef;
 use super::raw::RawPage;
+use super::recycle::recycle_remotely;
 use super::remote::Remote;
-use super::report::{Counts, Holder, PoolStats};
 use super::ring::Entry;
 use super::source::SyncOps;
+use super::stats::{Counts, Holder, PoolStats};
 use crate::dma_pool::ChunkSource;
-use crate::frame::{Frame, Order};
+use crate::frame::Order;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,23 +24,23 @@ use core::fmt;
 ///
 /// Dropping it is [`close`](Self::close).
 pub struct PagePool<S: ChunkSource> {
-    pub(super) keep: Keep<S>,
+    pub(super) shared: PoolRef<S>,
     pub(super) magazine: Magazine,
     pub(super) counts: Counts,
-    /// The frames of the newest chunk that were never allocated: the first, and the end.
+    /// The frames of the newest chunk that were never allocated: the first one, and the end.
     pub(super) fresh: (u32, u32),
     pages: u64,
-    /// Entries that were taken from below the ring.
-    unspilled: u64,
-    /// `max_len`, which a page has until something else is said.
+    /// Entries taken from the spill list.
+    spill_taken: u64,
+    /// `max_len`: what the device may have written of a page, unless `sync_for_cpu` says less.
     written: u32,
-    /// The page of which fragments are cut.
-    pub(super) open: Option<Open>,
+    /// The page that fragments are being cut from.
+    pub(super) open: Option<OpenPage>,
     pub(super) closed: bool,
 }
 
 impl<S: ChunkSource> PagePool<S> {
-    /// A pool for devices that are coherent with the processor. No chunk is acquired yet.
+    /// Creates a pool for devices that are coherent with the processor. Acquires no chunk yet.
     ///
     /// # Errors
     /// [`CreateError`], which names the value and its limit.
@@ -47,7 +48,7 @@ impl<S: ChunkSource> PagePool<S> {
         Self::make(source, name, config, None)
     }
 
-    /// The same, for devices that are not coherent: `sync` is called with the bytes that change owner.
+    /// Creates a pool for devices that are not coherent: `sync` is called with the bytes that change owner.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -70,64 +71,64 @@ impl<S: ChunkSource> PagePool<S> {
         // At most 2 MiB.
         let written = u32::try_from(shared.config.max_len).unwrap_or(u32::MAX);
         Ok(Self {
-            keep: Keep::first(shared),
+            shared: PoolRef::first(shared),
             magazine: Magazine::new(),
             counts: Counts::default(),
             fresh: (0, 0),
             pages: 0,
-            unspilled: 0,
+            spill_taken: 0,
             written,
             open: None,
             closed: false,
         })
     }
 
-    /// What the pool is called.
+    /// Returns the pool's name.
     pub fn name(&self) -> &str {
-        self.keep.name()
+        self.shared.name()
     }
 
-    /// Where the pool's chunks come from.
+    /// Returns the source of the pool's chunks.
     pub fn source(&self) -> &S {
-        self.keep.source()
+        self.shared.source()
     }
 
-    /// How many bytes a page has.
+    /// Returns the size of a page in bytes.
     pub fn page_bytes(&self) -> usize {
-        self.keep.page_bytes
+        self.shared.page_bytes
     }
 
-    /// A handle by which other threads give pages back: many at a time, or raw. Dropping a [`Page`] needs none.
+    /// Returns a handle by which other threads free raw pages, or many pages at a time. Dropping a [`Page`] needs none.
     pub fn remote(&self) -> Remote<S> {
-        Remote::new(self.keep.clone())
+        Remote::new(self.shared.clone())
     }
 
-    /// A page. O(1) but for the source.
+    /// Allocates a page. O(1), except for the source.
     ///
     /// # Errors
-    /// [`AllocError`] where no page has come back and the source has none.
+    /// [`AllocError`] if no page is free and the source has no chunk.
     #[inline]
     pub fn alloc(&mut self) -> Result<Page<S>, AllocError> {
         self.alloc_for(Tag::NONE)
     }
 
-    /// The same, for a holder that has a name.
+    /// Allocates a page for a named holder.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_for(&mut self, tag: Tag) -> Result<Page<S>, AllocError> {
         let frame = self.take_owned(tag)?;
-        Ok(Page { shared: self.keep.as_ptr(), frame, written: self.written })
+        Ok(Page { shared: self.shared.as_ptr(), frame, written: self.written })
     }
 
-    /// Fills the empty slots; returns how many slots are full afterwards. Fewer than all where there are no more.
+    /// Fills the empty slots; returns how many slots are full afterwards, fewer than all if pages run out.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<Page<S>>]) -> usize {
         fill(slots, || self.alloc().ok())
     }
 
-    /// Allocates a raw page: it is in use until it is freed explicitly.
+    /// Allocates a raw page, which is in use until it is freed explicitly.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -136,34 +137,33 @@ impl<S: ChunkSource> PagePool<S> {
         self.alloc_raw_for(Tag::NONE)
     }
 
-    /// The same, for a holder that has a name.
+    /// Allocates a raw page for a named holder.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
-        if let Some(record) = self.keep.directory.record(frame) {
+        if let Some(record) = self.shared.directory.record(frame) {
             record.set_raw(tag.0);
         }
-        Ok(self.keep.raw_at(frame))
+        Ok(self.shared.raw_at(frame))
     }
 
-    /// Fills the empty slots with raw pages; returns how many slots are full afterwards. Fewer than all where there are
-    /// no more.
+    /// Fills the empty slots with raw pages; returns how many slots are full afterwards, fewer than all if pages run
+    /// out.
     #[inline]
     pub fn fill_raw(&mut self, slots: &mut [Option<RawPage>]) -> usize {
         fill(slots, || self.alloc_raw().ok())
     }
 
-    /// Takes a page back into the magazine; one of another pool goes to its own.
+    /// Returns a page to the magazine; a page of another pool is returned to that pool.
     #[inline(always)]
     pub fn recycle(&mut self, page: Page<S>) {
         self.take_back::<true>(page);
     }
 
-    /// Frees a page, and counts neither that nor its allocation: to measure what the counters cost, and for
-    /// nothing else.
+    /// Frees a page, and counts neither that nor its allocation. Only to measure the cost of the counters.
     #[cfg(any(test, feature = "bench-internals"))]
     #[inline(always)]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
@@ -172,67 +172,68 @@ impl<S: ChunkSource> PagePool<S> {
 
     #[inline(always)]
     fn take_back<const COUNT: bool>(&mut self, page: Page<S>) {
-        if page.shared != self.keep.as_ptr() {
+        if page.shared != self.shared.as_ptr() {
             return drop(page);
         }
         let frame = page.into_entry().frame();
         self.put_owned::<COUNT>(frame);
     }
 
-    /// Takes a raw page back into the magazine.
+    /// Returns a raw page to the magazine.
     ///
     /// # Errors
-    /// [`FreeError`] where it is not a raw page of this pool that is out; then nothing has changed.
+    /// [`FreeError`] if it is not an allocated raw page of this pool; nothing has changed then.
     #[inline]
     pub fn free_raw(&mut self, page: RawPage) -> Result<(), FreeError> {
-        let (frame, record) = self.keep.find(page)?;
+        let (frame, record) = self.shared.find(page)?;
         Inner::<S>::check_raw(record, page)?;
         record.set_free();
-        self.keep.sync_for_device(frame, self.written as usize);
+        self.shared.sync_for_device(frame, self.written as usize);
         self.put::<true>(frame);
         Ok(())
     }
 
-    /// The memory of a raw page that is out (all of it).
+    /// Returns all of the memory of an allocated raw page.
     ///
     /// # Errors
-    /// [`FreeError`] where it is not a raw page of this pool that is out.
+    /// [`FreeError`] if it is not an allocated raw page of this pool.
     pub fn memory(&self, page: RawPage) -> Result<DmaMemory<'_>, FreeError> {
-        let (frame, record) = self.keep.find(page)?;
+        let (frame, record) = self.shared.find(page)?;
         Inner::<S>::check_raw(record, page)?;
-        Ok(self.keep.memory_of(frame))
+        Ok(self.shared.memory_of(frame))
     }
 
-    /// A name for holders of pages. The same name is the same tag. O(names).
+    /// Returns the tag for a holder's name; the same name gives the same tag. O(names).
     ///
     /// # Errors
     /// [`TooManyTags`] after 2^24 names.
     pub fn tag(&self, name: &str) -> Result<Tag, TooManyTags> {
-        self.keep.tag(name)
+        self.shared.tag(name)
     }
 
-    /// Who holds the pages that are out; those in the ring count as held until the consumer has taken them out. O(pages).
+    /// Returns the holders of the pages in use. Pages in the ring count as held until the consumer takes them out.
+    /// O(pages).
     pub fn holders(&self) -> Vec<Holder> {
-        self.keep.holders()
+        self.shared.holders()
     }
 
-    /// The eleven counters.
+    /// Returns the eleven counters.
     pub fn counts(&self) -> Counts {
-        self.keep.counts(self.own_counts())
+        self.shared.counts(self.own_counts())
     }
 
-    /// What the consumer has counted itself.
+    /// Returns what the consumer itself has counted.
     pub(super) fn own_counts(&self) -> Counts {
         Counts { fast: self.magazine.fast(), cached: self.magazine.cached(), ..self.counts }
     }
 
-    /// Where the pool's pages are. O(chunks).
+    /// Returns where the pool's pages are. O(chunks).
     pub fn stats(&self) -> PoolStats {
-        let (chunks, bytes) = self.keep.extent();
-        let (in_magazine, in_ring) = (self.magazine.len() as u64, self.keep.ring.len());
-        let order = self.keep.config.order.get();
+        let (chunks, bytes) = self.shared.extent();
+        let (in_magazine, in_ring) = (self.magazine.len() as u64, self.shared.ring.len());
+        let order = self.shared.config.order.get();
         let fresh = u64::from((self.fresh.1 - self.fresh.0) >> order);
-        let below = fresh + self.keep.spilled();
+        let below = fresh + self.shared.spilled();
         let in_use = self.pages.saturating_sub(in_magazine + in_ring + below);
         PoolStats { in_use, pages: self.pages, in_magazine, in_ring, below, chunks, bytes }
     }
@@ -242,7 +243,7 @@ impl<S: ChunkSource> PagePool<S> {
     #[inline(always)]
     pub(super) fn take_owned(&mut self, tag: Tag) -> Result<u32, AllocError> {
         let frame = self.take()?;
-        if let Some(record) = self.keep.directory.record(frame) {
+        if let Some(record) = self.shared.directory.record(frame) {
             record.set_owned(tag.0);
         }
         Ok(frame)
@@ -250,7 +251,7 @@ impl<S: ChunkSource> PagePool<S> {
 
     #[inline(always)]
     pub(super) fn put_owned<const COUNT: bool>(&mut self, frame: u32) {
-        if let Some(record) = self.keep.directory.record(frame) {
+        if let Some(record) = self.shared.directory.record(frame) {
             record.set_free();
         }
         self.put::<COUNT>(frame);
@@ -275,11 +276,11 @@ impl<S: ChunkSource> PagePool<S> {
     fn put_slow<const COUNT: bool>(&mut self, frame: u32) {
         self.counts.cache_full += 1;
         let mut half = [Entry::default(); BULK];
-        for (entry, &frame) in half.iter_mut().zip(self.magazine.draw_half()) {
+        for (entry, &frame) in half.iter_mut().zip(self.magazine.take_half_uncounted()) {
             *entry = Entry::owned(frame);
         }
-        // SAFETY: the pages were in the magazine, so each has no owner and is released this once. The pool is alive: `keep`.
-        unsafe { recycle_remotely(self.keep.as_ptr(), &half) };
+        // SAFETY: the pages were in the magazine, so they have no owner and are released once; `shared` keeps the pool alive.
+        unsafe { recycle_remotely(self.shared.as_ptr(), &half) };
         // There is room now.
         let _ = self.magazine.put::<COUNT>(frame);
     }
@@ -295,10 +296,10 @@ impl<S: ChunkSource> PagePool<S> {
             Some(frame) => frame,
             None => match self.refill_from_chunk() {
                 Ok(frame) => frame,
-                Err(error) => self.take_idle_open().ok_or(error)?,
+                Err(error) => self.take_idle_open_page().ok_or(error)?,
             },
         };
-        if self.keep.config.order == Order::PAGE {
+        if self.shared.config.order == Order::PAGE {
             self.counts.slow += 1;
         } else {
             self.counts.slow_high_order += 1;
@@ -307,16 +308,16 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     fn refill_from_ring(&mut self) -> Option<u32> {
-        let (keep, magazine, waive) = (&self.keep, &mut self.magazine, &mut self.counts.waive);
+        let (shared, magazine, waive) = (&self.shared, &mut self.magazine, &mut self.counts.waive);
         loop {
             let mut seen = false;
-            keep.ring.drain(BULK as u64, |entry| {
+            shared.ring.drain(BULK as u64, |entry| {
                 seen = true;
-                // There is room: the magazine is empty, and takes twice as many.
-                let placed = keep.accept(entry) && magazine.stock(entry.frame());
+                // There is room: the magazine is empty and holds twice as many.
+                let placed = shared.accept(entry) && magazine.put_uncounted(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.draw();
+            let frame = magazine.take_uncounted();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -324,20 +325,20 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     fn refill_from_spill(&mut self) -> Option<u32> {
-        if self.keep.ring_full() == self.unspilled {
+        if self.shared.ring_full() == self.spill_taken {
             return None;
         }
-        let (keep, magazine, waive) = (&self.keep, &mut self.magazine, &mut self.counts.waive);
-        let unspilled = &mut self.unspilled;
+        let (shared, magazine, waive) = (&self.shared, &mut self.magazine, &mut self.counts.waive);
+        let spill_taken = &mut self.spill_taken;
         loop {
             let mut seen = false;
-            keep.unspill(BULK, |entry| {
+            shared.take_spilled(BULK, |entry| {
                 seen = true;
-                *unspilled += 1;
-                let placed = keep.accept(entry) && magazine.stock(entry.frame());
+                *spill_taken += 1;
+                let placed = shared.accept(entry) && magazine.put_uncounted(entry.frame());
                 *waive += u64::from(!placed);
             });
-            let frame = magazine.draw();
+            let frame = magazine.take_uncounted();
             if frame.is_some() || !seen {
                 return frame;
             }
@@ -346,38 +347,37 @@ impl<S: ChunkSource> PagePool<S> {
 
     fn refill_from_chunk(&mut self) -> Result<u32, AllocError> {
         if self.fresh.0 == self.fresh.1 {
-            let (first, frames) = self.keep.acquire(self.next_order())?;
+            let (first, frames) = self.shared.acquire(self.next_order())?;
             self.fresh = (first, first + frames);
-            self.pages += u64::from(frames >> self.keep.config.order.get());
+            self.pages += u64::from(frames >> self.shared.config.order.get());
         }
-        let step = self.keep.config.order.frames();
+        let step = self.shared.config.order.frames();
         let (first, end) = self.fresh;
-        // Pages of 2 MiB are as many as there are chunks, so this is at least one.
+        // At least one: a chunk has at least the order of a page.
         let count = ((end - first) / step).min(BULK_PAGES);
         self.fresh.0 = first + count * step;
-        // The last one first, so that they come out of the magazine in ascending order.
+        // In descending order, so that they leave the magazine in ascending order.
         for page in (1..count).rev() {
             let frame = first + page * step;
-            self.keep.sync_for_device(frame, self.written as usize);
+            self.shared.sync_for_device(frame, self.written as usize);
             // There is room, as above.
-            let _ = self.magazine.stock(frame);
+            let _ = self.magazine.put_uncounted(frame);
         }
-        self.keep.sync_for_device(first, self.written as usize);
+        self.shared.sync_for_device(first, self.written as usize);
         Ok(first)
     }
 
-    /// The order of the next chunk: 64 pages, or as much as the pool has, up to 2 MiB.
+    /// Returns the order of the next chunk: 64 pages, or as many as the pool has, up to 2 MiB.
     fn next_order(&self) -> Order {
-        let page = self.keep.config.order.get();
-        let has = u8::try_from(self.pages.max(1).ilog2()).unwrap_or(0);
-        let most = if cfg!(loom) { 1 } else { Order::HUGE.get() };
-        let least = if cfg!(loom) { 0 } else { 6 };
-        Order::new((page + has.max(least)).min(most)).unwrap_or(Order::HUGE)
+        let page = self.shared.config.order.get();
+        let pool = u8::try_from(self.pages.max(1).ilog2()).unwrap_or(0);
+        let max = if cfg!(loom) { 1 } else { Order::HUGE.get() };
+        let min = if cfg!(loom) { 0 } else { 6 };
+        Order::new((page + pool.max(min)).min(max)).unwrap_or(Order::HUGE)
     }
 }
 
-const _: () = assert!(Frame::BYTES == 4096);
-
+/// Fills the empty slots until `one` returns `None`; returns how many slots are full.
 #[inline(always)]
 fn fill<T>(slots: &mut [Option<T>], mut one: impl FnMut() -> Option<T>) -> usize {
     let mut full = 0;

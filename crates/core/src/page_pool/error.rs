@@ -1,30 +1,30 @@
 //! A page pool's errors, each with the value and the limit. Nothing has changed when one is returned.
 
 use crate::addr::Iova;
-use crate::dma_pool::SourceError;
+use crate::dma_pool::{SourceError, SpanError};
 use crate::frame::{Frame, Order};
 
-/// Why a page pool was not created.
+/// Why a page pool cannot be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
     /// A page has at most 2 MiB.
-    #[error("pages of order {order}: a page has order {most} (2 MiB) or less", order = order.get(), most = Order::HUGE.get())]
+    #[error("cannot use pages of order {order}: at most {limit} (2 MiB)", order = order.get(), limit = Order::HUGE.get())]
     Order {
         /// The requested value.
         order: Order,
     },
     /// The ring's capacity is a power of two.
-    #[error("a ring of {ring} pages: it has a power of two of them, 1 to {limit}")]
+    #[error("cannot use a ring of {ring} pages: its size must be a power of two of at most {limit}")]
     Ring {
         /// The requested value.
         ring: u32,
-        /// The most there can be.
+        /// The largest ring.
         limit: u32,
     },
-    /// The range that a device writes lies in a page.
+    /// The range that a device writes is not empty and lies within a page.
     #[error(
-        "a device that writes {max_len} bytes from offset {offset} of a page of {page_bytes} bytes: it must write 1 byte or more, all inside"
+        "a device cannot write {max_len} bytes at offset {offset} of a page of {page_bytes} bytes: the range must be non-empty and inside"
     )]
     Range {
         /// Where the device starts to write.
@@ -34,19 +34,12 @@ pub enum CreateError {
         /// How many bytes a page has.
         page_bytes: usize,
     },
-    /// The span must be one that pages can number, and its last address must fit in 64 bits.
-    #[error("a span of {len:#x} bytes at {iova}: it must have 1 to {limit:#x} bytes and end within 64 bits")]
-    Span {
-        /// How many bytes the span has.
-        len: usize,
-        /// Where it starts for the device.
-        iova: Iova,
-        /// How many bytes it may have.
-        limit: u64,
-    },
+    /// The source's span cannot be used.
+    #[error(transparent)]
+    Span(#[from] SpanError),
 }
 
-/// Why no page was allocated.
+/// Why no page can be allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -54,7 +47,7 @@ pub enum AllocError {
     #[error("no page is free and no chunk is available: {0}")]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
-    #[error("the source returned {frame} as a run of order {order}: it is outside the span or not aligned to its size", order = order.get())]
+    #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
     Misplaced {
         /// Where the run starts.
         frame: Frame,
@@ -62,16 +55,16 @@ pub enum AllocError {
         order: Order,
     },
     /// A fragment has at least 1 byte and at most what a device may write of a page.
-    #[error("a fragment of {len} bytes: it has 1 to {limit}")]
+    #[error("cannot allocate a fragment of {len} bytes: 1 to {limit} are possible")]
     Fragment {
         /// The requested value.
         len: usize,
-        /// The most that a fragment has.
+        /// The longest fragment.
         limit: usize,
     },
 }
 
-/// Why a raw page was not freed, or not found.
+/// Why a raw page cannot be freed or accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
@@ -112,11 +105,11 @@ pub enum FreeError {
     /// The two addresses do not belong to one page.
     #[error("the page at {addr:#x} is {expected} for the device, not {iova}")]
     WrongIova {
-        /// The address.
+        /// The address in this process.
         addr: usize,
-        /// The device's address that was given with it.
+        /// The device's address that the caller passed.
         iova: Iova,
-        /// The device's address that belongs to it.
+        /// The page's device address.
         expected: Iova,
     },
 }
@@ -132,25 +125,25 @@ pub struct BulkFreeError {
     pub error: FreeError,
 }
 
-/// A pool has 2^24 names for holders, and no more.
+/// The pool has the maximum number of holder names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a pool has at most {limit} names of holders: reuse one")]
+#[error("cannot add a holder's name: the pool has {limit}, the maximum; reuse one")]
 pub struct TooManyTags {
-    /// The most that there can be.
+    /// The maximum.
     pub limit: usize,
 }
 
-/// Why a device still reaches a chunk.
+/// Why a device can still reach a chunk.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// The memory is mapped for as long as it lives.
+    /// The memory is mapped as a whole for its lifetime.
     #[error(
-        "all of the memory is mapped for as long as it lives: expose an arena per use where pages must be taken back"
+        "the memory is mapped as a whole for its lifetime: use an arena with the mapping policy `PerUse` where access to pages must be revoked"
     )]
     Permanent,
     /// Not requested: the pool was closed, or its source cannot revoke.
-    #[error("the pool was closed and not destroyed, so chunks stay mapped until their last page is back")]
+    #[error("the pool was closed, not destroyed: a chunk stays mapped until its last page is returned")]
     NotAsked,
     /// Revoking failed: the device may reach the chunk forever, so it is quarantined.
     #[error("cannot revoke the device's access to a chunk, which is quarantined: {0}")]

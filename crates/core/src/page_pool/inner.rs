@@ -1,22 +1,22 @@
-//! State shared by the consumer and all holders of pages, and its lifetime.
+//! The state shared by the consumer and all holders of pages, and how long it lives.
 //!
 //! # Lifetime
 //!
-//! `keep` counts the handles, and the pages that are held by a [`Page`](super::Page) or by fragments. To count each of
-//! those as it is allocated would cost a read-modify-write per page; instead the count starts with a bias greater than
-//! their number, and when the pool is taken down the bias is replaced by the number of pages in use. Once the ring is
-//! closed, each freed page decrements the count. Before that, the last access of a freeing thread to the pool is its
-//! store into the ring, which the thread that takes the pool down waits for.
+//! `refs` counts the handles, and the pages held by a [`Page`](super::Page) or by fragments. Counting each page as it is
+//! allocated would cost a read-modify-write per page; instead the count starts with a bias greater than any number of
+//! pages, and taking the pool down replaces the bias by the number of pages in use. Once the ring is closed, each freed
+//! page decrements the count. Before that, the last access of a freeing thread to the pool is its store into the ring,
+//! and the thread that takes the pool down waits for that store.
 
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::raw::RawPage;
 use super::records::{Directory, PageRecord, State};
-use super::report::{Counts, Holder};
 use super::ring::{Entry, FRAME_BITS, Ring};
 use super::source::SyncOps;
+use super::stats::{Counts, Holder};
 use crate::addr::Iova;
-use crate::dma_pool::ChunkSource;
+use crate::dma_pool::{ChunkSource, span_memory};
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -25,60 +25,61 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// The largest span: more than 30 bits can number the frames of.
-const LARGEST_SPAN: u64 = Frame::BYTES << FRAME_BITS;
-const LARGEST_RING: u32 = 1 << 20;
-const MOST_TAGS: usize = (1 << 24) - 1;
-/// More than pages can be out; with as many handles there is still room in 64 bits.
+/// The largest span in bytes: its frame numbers have [`FRAME_BITS`] bits.
+const MAX_SPAN: u64 = Frame::BYTES << FRAME_BITS;
+const MAX_RING: u32 = 1 << 20;
+const MAX_TAGS: usize = (1 << 24) - 1;
+/// More than the number of pages; adding as many handles does not overflow 64 bits.
 pub(super) const BIAS: u64 = 1 << 40;
 
-/// How a hidden chunk is released: known only if the pool was destroyed.
+/// Releases a hidden chunk. Set when the pool is destroyed.
 pub(super) type ReleaseHidden<S> = unsafe fn(&S, Frame, Order);
 
-/// What becomes of a chunk when its last page is back.
+/// What happens to a chunk when its last page has been returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Back {
-    /// It is released.
+pub(super) enum OnEmpty {
+    /// [`ChunkSource::release`].
     Release,
-    /// It is released as one that was hidden.
+    /// [`RevocableSource::release_hidden`](super::RevocableSource::release_hidden).
     ReleaseHidden,
-    /// Nothing: it went back, or the source gave it up.
-    Never,
+    /// Nothing: it has been released, or it is quarantined.
+    Nothing,
 }
 
-/// A run of the source, cut into pages.
+/// A run of the source's frames, cut into pages.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
-    /// Pages that are not gone, and one more until the pool is taken down. At 0 the chunk is released.
-    pub(super) out: u32,
-    pub(super) back: Back,
+    /// Pages not yet returned for good, plus one until the pool is taken down. At 0 the chunk is released.
+    pub(super) pages_out: u32,
+    pub(super) on_empty: OnEmpty,
 }
 
 pub(super) struct Chunks<S> {
-    /// By frame, ascending.
+    /// In ascending order of their frames.
     pub(super) list: Vec<Chunk>,
-    /// Pages that owners gave back after the ring was closed, before the bias was replaced.
+    /// Pages freed by their owners after the ring was closed and before the bias was replaced.
     pub(super) late_owned: u64,
-    /// Pages that came back after the ring was closed.
+    /// Pages returned after the ring was closed.
     pub(super) late: u64,
-    /// Known where the pool is being destroyed; by then no chunk is added any more.
+    /// Set when the pool is destroyed; no chunk is added after that.
     pub(super) release_hidden: Option<ReleaseHidden<S>>,
 }
 
-/// Pages that met a full ring. It has room for every page, made where the pool grows, so that a free does not allocate.
+/// Pages that met a full ring. Capacity for every page is reserved when the pool grows, so a free never allocates.
 pub(super) struct Spill {
     pub(super) entries: Vec<Entry>,
-    /// Second frees that were taken out to make room.
-    pub(super) sifted: u64,
+    /// Second frees that were discarded to make room.
+    pub(super) discarded: u64,
     pub(super) closed: bool,
 }
 
-/// The inside of a pool. No lock is taken while another is held.
+/// A pool's shared state. No lock is taken while another is held.
 pub(super) struct Inner<S: ChunkSource> {
-    pub(super) keep: AtomicU64,
-    /// The source's whole span, of which only pages of acquired chunks are reached.
+    /// References; see the [module](self).
+    pub(super) refs: AtomicU64,
+    /// The source's whole span, of which only pages of acquired chunks are accessed.
     memory: DmaMemory<'static>,
     iova: Iova,
     pub(super) config: Config,
@@ -101,25 +102,19 @@ impl<S: ChunkSource> Inner<S> {
         config: Config,
         sync: Option<Box<dyn SyncOps>>,
     ) -> Result<Self, CreateError> {
-        let (base, iova) = (source.span(), source.iova());
-        // SAFETY: the source, which `self` owns, keeps its runs valid and allocates them to no other caller (contract of
-        // `ChunkSource`); of the span only pages of acquired chunks are ever reached.
-        let memory = unsafe { DmaMemory::<'static>::from_raw(base.cast(), base.len()) };
-        let span = memory.len() as u64;
-        if span == 0 || span > LARGEST_SPAN || iova.checked_add(span).is_none() {
-            return Err(CreateError::Span { len: memory.len(), iova, limit: LARGEST_SPAN });
-        }
+        // SAFETY: `self` owns the source, and of the span only pages of acquired chunks are accessed.
+        let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
         let (config, page_bytes) = checked(config)?;
         Ok(Self {
-            keep: AtomicU64::new(BIAS),
+            refs: AtomicU64::new(BIAS),
             memory,
-            iova,
+            iova: source.iova(),
             page_bytes,
             sync,
-            directory: Directory::new(span.div_ceil(Frame::BYTES)),
+            directory: Directory::new((memory.len() as u64).div_ceil(Frame::BYTES)),
             ring: Ring::new(config.ring),
             config,
-            spill: Mutex::new(Spill { entries: Vec::new(), sifted: 0, closed: false }),
+            spill: Mutex::new(Spill { entries: Vec::new(), discarded: 0, closed: false }),
             ring_full: AtomicU64::new(0),
             chunks: Mutex::new(Chunks { list: Vec::new(), late_owned: 0, late: 0, release_hidden: None }),
             tags: Mutex::new(Vec::new()),
@@ -136,27 +131,28 @@ impl<S: ChunkSource> Inner<S> {
         &self.source
     }
 
-    // Where pages are.
+    // Addresses of pages.
 
+    /// Returns the addresses of the page at `frame`, which lies in an acquired chunk.
     #[inline(always)]
     pub(super) fn raw_at(&self, frame: u32) -> RawPage {
         let offset = u64::from(frame) * Frame::BYTES;
         #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
         let bytes = offset as usize;
-        // SAFETY: the frame is of a chunk, which lies inside the source's memory, one allocation (contract of
-        // `DmaMemory::from_raw`, checked against the span in `acquire`).
+        // SAFETY: the frame belongs to a chunk, which `acquire` checked against the span; the span is one allocation
+        // (contract of `DmaMemory::from_raw`).
         let ptr = unsafe { self.memory.as_ptr().add(bytes) };
         RawPage { ptr, iova: Iova::new(self.iova.raw().wrapping_add(offset)) }
     }
 
-    /// The memory of a page that is out.
+    /// Returns the memory of the page at `frame`.
     #[inline]
     pub(super) fn memory_of(&self, frame: u32) -> DmaMemory<'_> {
         let offset = frame as usize * 4096;
         self.memory.part(offset, self.page_bytes).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// Finds a raw page by its address: a range check and a table. It is one of the pool's; who has it is not said.
+    /// Finds a raw page's record by its address: a range check and a table look-up. The page may be in any state.
     #[inline(always)]
     pub(super) fn find(&self, page: RawPage) -> Result<(u32, &PageRecord), FreeError> {
         let offset = page.ptr.as_ptr().addr().wrapping_sub(self.memory.addr());
@@ -197,7 +193,7 @@ impl<S: ChunkSource> Inner<S> {
         }
     }
 
-    /// Whether the page is allocated in raw form, and not freed yet.
+    /// Checks that the page is allocated raw and not freed yet.
     #[inline(always)]
     pub(super) fn check_raw(record: &PageRecord, page: RawPage) -> Result<(), FreeError> {
         if record.state() == State::Raw && !record.is_remote_freed() {
@@ -210,7 +206,7 @@ impl<S: ChunkSource> Inner<S> {
         })
     }
 
-    /// The device gets what it may write of the page: `len` bytes from where it starts to write.
+    /// Syncs the page for the device: `len` bytes from [`Config::offset`].
     #[inline(always)]
     pub(super) fn sync_for_device(&self, frame: u32, len: usize) {
         if let Some(ops) = &self.sync {
@@ -228,9 +224,10 @@ impl<S: ChunkSource> Inner<S> {
         if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) }
     }
 
-    // What the consumer does below the ring.
+    // Growth and the spill list, for the consumer.
 
-    /// Acquires a chunk of this order or the largest smaller one that is available: where its pages start, and how many frames.
+    /// Acquires a chunk of this order, or of the largest smaller one that is available; returns its first frame and how
+    /// many frames it has.
     pub(super) fn acquire(&self, order: Order) -> Result<(u32, u32), AllocError> {
         let mut order = order;
         let frame = loop {
@@ -253,6 +250,7 @@ impl<S: ChunkSource> Inner<S> {
         Ok((frame.index(), order.frames()))
     }
 
+    /// Records a chunk and its pages, and reserves room for them in the spill list.
     fn enter(&self, frame: Frame, order: Order) {
         let per_page = self.config.order.frames();
         let pages = order.frames() / per_page;
@@ -265,7 +263,7 @@ impl<S: ChunkSource> Inner<S> {
         let total = {
             let mut chunks = self.chunks.lock();
             let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
-            chunks.list.insert(at, Chunk { frame, order, out: pages + 1, back: Back::Release });
+            chunks.list.insert(at, Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release });
             chunks.list.iter().map(|chunk| (chunk.order.frames() / per_page) as usize).sum::<usize>()
         };
         let mut spill = self.spill.lock();
@@ -273,48 +271,50 @@ impl<S: ChunkSource> Inner<S> {
         spill.entries.reserve(more);
     }
 
-    /// How many chunks, and how many bytes they have.
+    /// Returns the number of chunks and their size in bytes.
     pub(super) fn extent(&self) -> (u64, u64) {
         let chunks = self.chunks.lock();
         let frames: u64 = chunks.list.iter().map(|chunk| u64::from(chunk.order.frames())).sum();
         (chunks.list.len() as u64, frames * Frame::BYTES)
     }
 
-    /// Takes at most `most` of the pages that met a full ring.
-    pub(super) fn unspill(&self, most: usize, each: impl FnMut(Entry)) {
+    /// Takes at most `most` pages from the spill list.
+    pub(super) fn take_spilled(&self, most: usize, each: impl FnMut(Entry)) {
         let mut spill = self.spill.lock();
         let from = spill.entries.len().saturating_sub(most);
         spill.entries.drain(from..).for_each(each);
     }
 
-    /// How many pages ever met a full ring.
+    /// Returns how many pages have ever met a full ring.
     pub(super) fn ring_full(&self) -> u64 {
         self.ring_full.load(Ordering::Relaxed)
     }
 
-    /// How many of those are still there.
+    /// Returns the length of the spill list.
     pub(super) fn spilled(&self) -> u64 {
         self.spill.lock().entries.len() as u64
     }
 
-    /// Whether an entry that came out of the ring is a page that came back, which it then is: free. For the consumer.
+    /// Marks the page of an entry free and returns true, unless the entry is a second free of a raw page. For the
+    /// consumer.
     #[inline(always)]
     pub(super) fn accept(&self, entry: Entry) -> bool {
         let Some(record) = self.directory.record(entry.frame()) else { return false };
-        let ours = match entry.generation() {
+        let valid = match entry.generation() {
             None => true,
             Some(generation) => record.state() == State::Raw && record.generation() == generation,
         };
-        if ours {
+        if valid {
             record.set_free();
         }
-        ours
+        valid
     }
 
+    /// Adds the shared counters to the consumer's own.
     pub(super) fn counts(&self, mut own: Counts) -> Counts {
         own.ring = self.ring.pushed();
         own.ring_full = self.ring_full();
-        own.waive += self.spill.lock().sifted;
+        own.waive += self.spill.lock().discarded;
         own.released_refcnt = self.chunks.lock().late;
         own
     }
@@ -324,8 +324,8 @@ impl<S: ChunkSource> Inner<S> {
     pub(super) fn tag(&self, name: &str) -> Result<Tag, TooManyTags> {
         let mut tags = self.tags.lock();
         let at = tags.iter().position(|known| known == name).unwrap_or(tags.len());
-        if at >= MOST_TAGS {
-            return Err(TooManyTags { limit: MOST_TAGS });
+        if at >= MAX_TAGS {
+            return Err(TooManyTags { limit: MAX_TAGS });
         }
         if at == tags.len() {
             tags.push(name.into());
@@ -334,7 +334,7 @@ impl<S: ChunkSource> Inner<S> {
         Ok(Tag(u32::try_from(at + 1).unwrap_or(0)))
     }
 
-    /// Who holds the pages that are out, by name. O(pages).
+    /// Returns the holders of pages, by name. O(pages).
     pub(super) fn holders(&self) -> Vec<Holder> {
         let mut pages = BTreeMap::<u32, u64>::new();
         self.each_page(&self.chunks.lock().list, |record| {
@@ -348,6 +348,7 @@ impl<S: ChunkSource> Inner<S> {
         pages.into_iter().map(holder).collect()
     }
 
+    /// Calls `each` with the record of every page of the chunks.
     pub(super) fn each_page(&self, list: &[Chunk], mut each: impl FnMut(&PageRecord)) {
         for chunk in list {
             let (first, end) = (chunk.frame.index(), chunk.frame.index() + chunk.order.frames());
@@ -357,13 +358,14 @@ impl<S: ChunkSource> Inner<S> {
     }
 }
 
+/// Checks the parameters; returns them with the effective `max_len`, and the size of a page.
 fn checked(config: Config) -> Result<(Config, usize), CreateError> {
     let Config { order, ring, offset, max_len } = config;
     if order > Order::HUGE {
         return Err(CreateError::Order { order });
     }
-    if !ring.is_power_of_two() || ring > LARGEST_RING {
-        return Err(CreateError::Ring { ring, limit: LARGEST_RING });
+    if !ring.is_power_of_two() || ring > MAX_RING {
+        return Err(CreateError::Ring { ring, limit: MAX_RING });
     }
     let page_bytes = order.frames() as usize * 4096;
     let rest = page_bytes.saturating_sub(offset);

@@ -1,7 +1,7 @@
-//! Every interleaving (within a bound of preemptions) of those who give pages back with the consumer, and with the end.
+//! Every interleaving (within a bound of preemptions) of threads that return pages with the consumer and with `destroy`.
 //!
-//! A page's memory is played by a cell: the model checker objects when two threads have it at once, and when what one
-//! did with it does not come before the next one's use, or before the chunk is released.
+//! A cell stands for the memory of each page: the model checker reports two concurrent owners, and accesses of one owner
+//! that do not happen before the next owner's or before the release of the chunk.
 
 use super::ring::{Entry, Ring};
 use super::*;
@@ -16,14 +16,14 @@ use loom::sync::Arc;
 use loom::thread;
 use std::sync::{LazyLock, Mutex};
 
-/// Frames, none of which is touched: what is done with them is done with `used`.
+/// The frames of the source. Their memory is never accessed; the owner of a frame accesses its cell instead.
 struct Inner {
     used: [UnsafeCell<u32>; FRAMES],
-    /// Not the model checker's: what it keeps is reported, and orders nothing.
+    /// A mutex of the standard library, so that it adds no ordering to the model.
     taken: Mutex<[bool; FRAMES]>,
 }
 
-// SAFETY: the cells are reached by those who have the page, which is what is checked.
+// SAFETY: only the owner of a page accesses its cell, which is what loom checks.
 unsafe impl Sync for Inner {}
 
 const FRAMES: usize = 4;
@@ -41,10 +41,10 @@ impl Source {
         PagePool::new(self.clone(), "", Config { ring, ..Config::default() }).unwrap()
     }
 
-    /// Has its way with a page.
+    /// Accesses a page as its only owner.
     fn touch(&self, iova: Iova) {
         let frame = (iova.raw() / 4096) as usize;
-        // SAFETY: the caller has the page; loom reports a second owner.
+        // SAFETY: the caller owns the page; loom reports a second owner.
         self.0.used[frame].with_mut(|at| unsafe { *at += 1 });
     }
 
@@ -57,14 +57,14 @@ impl Source {
     }
 }
 
-/// Never written, and never released: the models have no end for it.
+/// The span. Never accessed, and never freed: it is used by all models.
 static MEMORY: LazyLock<usize> = LazyLock::new(|| {
     let layout = std::alloc::Layout::from_size_align(FRAMES * 4096, 4096).unwrap();
-    // SAFETY: the layout has bytes.
+    // SAFETY: the layout is not empty.
     unsafe { std::alloc::alloc_zeroed(layout) }.expose_provenance()
 });
 
-// SAFETY: as the trait asks: a run is given once until it is released.
+// SAFETY: allocates whole, aligned runs, and none twice before it is released.
 unsafe impl ChunkSource for Source {
     fn span(&self) -> NonNull<[u8]> {
         let base = NonNull::new(core::ptr::with_exposed_provenance_mut(*MEMORY)).unwrap();
@@ -90,13 +90,13 @@ unsafe impl ChunkSource for Source {
     }
 }
 
-// SAFETY: it only keeps accounts.
+// SAFETY: no device accesses the memory.
 unsafe impl RevocableSource for Source {
     unsafe fn hide(&self, _frame: Frame, _order: Order) -> Result<(), RevokeError> {
         Ok(())
     }
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.release(frame, order) };
     }
 }
@@ -113,17 +113,17 @@ fn drain(ring: &Ring, most: u64) -> Vec<u32> {
     got
 }
 
-/// Two producers, one of two entries at once, and a consumer: each entry arrives once, in its producer's order; what
-/// was refused got the error. At the end the ring is closed under a third.
+/// Two producers, one of which adds two entries at once, and a consumer that then closes the ring: each placed entry
+/// arrives once, in its producer's order.
 #[test]
-fn loom_ring_has_each_entry_once() {
+fn loom_ring_delivers_each_entry_once() {
     check(3, || {
         let ring = Arc::new(Ring::new(2));
         let put = |ring: Arc<Ring>, entries: Vec<Entry>| {
             thread::spawn(move || match ring.claim(entries.len()) {
                 Ok(Some(claim)) => claim.fill(&entries),
                 Ok(None) => 0,
-                Err(super::ring::Closed) => unreachable!("it is closed after the join"),
+                Err(super::ring::Closed) => unreachable!("the ring is closed after the join"),
             })
         };
         let a = put(ring.clone(), [1, 2].map(Entry::owned).into());
@@ -132,17 +132,17 @@ fn loom_ring_has_each_entry_once() {
         let placed = a.join().unwrap() + b.join().unwrap();
         ring.close(|entry| got.push(entry.frame()));
         assert!(placed >= 2 && got.len() == placed, "{got:?}");
-        let first = |what| got.iter().position(|&at| at == what);
-        assert!(first(2).is_none_or(|two| first(1).is_some_and(|one| one < two)), "{got:?}");
+        let position = |entry| got.iter().position(|&at| at == entry);
+        assert!(position(2).is_none_or(|two| position(1).is_some_and(|one| one < two)), "{got:?}");
         got.sort_unstable();
         got.dedup();
         assert_eq!(got.len(), placed, "none twice");
     });
 }
 
-/// The ring is closed while a producer is at it: either the page is found, or its producer gets the error.
+/// The ring is closed while producers add entries: each entry is either collected or refused.
 #[test]
-fn loom_ring_closed_while_a_page_comes() {
+fn loom_ring_closed_during_a_claim() {
     check(3, || {
         let ring = Arc::new(Ring::new(2));
         let put = |at: u32| {
@@ -160,9 +160,9 @@ fn loom_ring_closed_while_a_page_comes() {
     });
 }
 
-/// Pages are dropped elsewhere while the consumer goes on: through the ring, and, where it is full, below it.
+/// Two threads drop pages, through the ring or the spill list, while the consumer allocates.
 #[test]
-fn loom_page_pool_pages_come_back_while_others_go() {
+fn loom_page_pool_drops_against_allocs() {
     check(2, || {
         let source = Source::new();
         let mut pool = source.pool(1);
@@ -192,8 +192,8 @@ fn loom_page_pool_pages_come_back_while_others_go() {
     });
 }
 
-/// A page comes back while the pool is destroyed: it is taken down with the pool, or is released after it; and what is
-/// shared is freed once, by the last owner.
+/// A page is dropped while the pool is destroyed: it is collected or released later, and the last owner frees the shared
+/// state once.
 #[test]
 fn loom_page_pool_return_against_destroy() {
     check(3, || {
@@ -211,14 +211,14 @@ fn loom_page_pool_return_against_destroy() {
         assert!(matches!(end.pages_out(), 1 | 2));
         drop(end);
         other.join().unwrap();
-        assert!(!source.is_alone(), "a page is still out");
+        assert!(!source.is_alone(), "a page is still in use");
         source.touch(late.iova());
         drop(late);
         assert!(source.all_back() && source.is_alone());
     });
 }
 
-/// The same where nothing stays out, and two come back: the last one may be any of the three.
+/// Two pages are dropped while the pool is destroyed: any of the three threads may be the last owner.
 #[test]
 fn loom_page_pool_two_returns_against_destroy() {
     check(2, || {
@@ -238,15 +238,15 @@ fn loom_page_pool_two_returns_against_destroy() {
     });
 }
 
-/// Fragments of one page are dropped by two threads while no more are cut: the page comes back once.
+/// Two threads drop the fragments of a page while the consumer closes that page: it is freed once.
 #[test]
-fn loom_page_pool_last_fragment_against_the_end_of_cutting() {
+fn loom_page_pool_last_fragment_against_closing_the_page() {
     check(3, || {
         let source = Source::new();
         let mut pool = source.pool(1);
         let parts = [pool.alloc_fragment(64).unwrap(), pool.alloc_fragment(64).unwrap()];
         let others = parts.map(|part| thread::spawn(move || drop(part)));
-        // A new page is begun, so no more is cut of the first.
+        // Starts a new page, so the first one is closed.
         let next = pool.alloc_fragment(4096).unwrap();
         others.into_iter().for_each(|other| other.join().unwrap());
         assert_eq!(pool.stats().in_use, 1);
@@ -257,7 +257,7 @@ fn loom_page_pool_last_fragment_against_the_end_of_cutting() {
     });
 }
 
-/// A raw page is freed twice in one instant, by the consumer and elsewhere: it is allocated once.
+/// A raw page is freed twice at the same time, by the consumer and through a `Remote`: one free is valid.
 #[test]
 fn loom_page_pool_raw_page_freed_twice() {
     check(3, || {
@@ -267,7 +267,7 @@ fn loom_page_pool_raw_page_freed_twice() {
         let raw = pool.alloc_raw().unwrap();
         let other = thread::spawn(move || remote.free_raw(raw).is_ok());
         let here = pool.free_raw(raw).is_ok();
-        // It may be a `Page` by the time at which the other one frees it.
+        // By the time of the other free it may be allocated as a `Page`.
         let page = pool.alloc().unwrap();
         source.touch(page.iova());
         let there = other.join().unwrap();
@@ -282,7 +282,7 @@ fn loom_page_pool_raw_page_freed_twice() {
     });
 }
 
-/// A raw page is freed elsewhere while the pool is destroyed.
+/// A raw page is freed through a `Remote` while the pool is destroyed.
 #[test]
 fn loom_page_pool_raw_return_against_destroy() {
     check(3, || {

@@ -1,25 +1,24 @@
-//! The consumer's magazine, which counts what goes through it at no cost.
+//! The consumer's magazine: a stack of pages that counts puts and takes at no cost.
 //!
-//! How many pages are in it and how many were ever put back stand in one word, so that a put adds one number to one word
-//! whether it is counted or not. How many were taken follows from what went in and what is there.
+//! One word holds the number of pages and the number of puts, so a put adds one constant to one word whether it is
+//! counted or not. The number of takes follows from what was put in and what is left.
 
 /// How many pages are moved at a time: half a magazine.
 pub(super) const BULK: usize = 64;
-/// The same, to count pages with.
+/// `BULK` as a number of pages.
 pub(super) const BULK_PAGES: u32 = 64;
 
-/// How many pages it holds.
 const CAPACITY: usize = 2 * BULK;
-/// The low bits of the word: how many pages there are, 0 to 128.
+/// The bits of the word that hold the number of pages, 0 to 128.
 const LEN: u64 = 0xff;
-/// One more page, and one more that was put back.
+/// One more page, and one more counted put.
 const COUNTED: u64 = 1 << 8 | 1;
 
 /// A stack of pages.
 #[derive(Debug)]
 pub(super) struct Magazine {
     word: u64,
-    /// What else went in, less what else went out, modulo 2^64.
+    /// Uncounted puts less uncounted takes, modulo 2^64.
     moved: u64,
     pages: [u32; CAPACITY],
 }
@@ -34,7 +33,7 @@ impl Magazine {
         (self.word & LEN) as usize
     }
 
-    /// Takes the page that was put in last: it is counted.
+    /// Takes the page that was put in last, and counts it.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<u32> {
         let page = *self.pages.get(self.len().checked_sub(1)?)?;
@@ -42,7 +41,7 @@ impl Magazine {
         Some(page)
     }
 
-    /// Puts a page back; where there is no room it comes back itself. `COUNT`: it is counted.
+    /// Puts a page in, and counts it if `COUNT`. A full magazine returns it.
     #[inline(always)]
     pub(super) fn put<const COUNT: bool>(&mut self, page: u32) -> Result<(), u32> {
         let at = self.len();
@@ -56,37 +55,37 @@ impl Magazine {
         }
     }
 
-    /// Puts a page in that comes from below: returns whether there is room.
+    /// Puts a page in without counting it, for a refill; returns whether there was room.
     #[inline(always)]
-    pub(super) fn stock(&mut self, page: u32) -> bool {
+    pub(super) fn put_uncounted(&mut self, page: u32) -> bool {
         let placed = self.put::<false>(page).is_ok();
         self.moved = self.moved.wrapping_add(u64::from(placed));
         placed
     }
 
-    /// Takes a page that is counted elsewhere, or not at all.
-    pub(super) fn draw(&mut self) -> Option<u32> {
+    /// Takes a page without counting it.
+    pub(super) fn take_uncounted(&mut self) -> Option<u32> {
         let page = self.take()?;
         self.moved = self.moved.wrapping_sub(1);
         Some(page)
     }
 
-    /// Takes the upper half of a full one, in the order in which it was put in.
-    pub(super) fn draw_half(&mut self) -> &[u32] {
+    /// Takes the upper half of a full magazine without counting it, in the order in which it was put in.
+    pub(super) fn take_half_uncounted(&mut self) -> &[u32] {
         let old = self.len();
         let first = old.saturating_sub(BULK);
-        let drawn = (old - first) as u64;
-        self.word -= drawn;
-        self.moved = self.moved.wrapping_sub(drawn);
+        let taken = (old - first) as u64;
+        self.word -= taken;
+        self.moved = self.moved.wrapping_sub(taken);
         self.pages.get(first..old).unwrap_or_default()
     }
 
-    /// How many pages were put back.
+    /// Returns the number of counted puts.
     pub(super) fn cached(&self) -> u64 {
         self.word >> 8
     }
 
-    /// How many pages were taken.
+    /// Returns the number of counted takes.
     pub(super) fn fast(&self) -> u64 {
         (self.cached().wrapping_add(self.moved)).wrapping_sub(self.len() as u64)
     }

@@ -1,8 +1,8 @@
-//! Pages that free themselves.
+//! [`Page`]: an allocated page that frees itself on drop.
 
 use super::config::Tag;
 use super::inner::Inner;
-use super::keep::recycle_remotely;
+use super::recycle::recycle_remotely;
 use super::ring::Entry;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
@@ -15,26 +15,27 @@ use core::ptr::NonNull;
 /// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the consumer,
 /// [`Remote::recycle_all`](super::Remote::recycle_all) for many pages on other threads.
 pub struct Page<S: ChunkSource> {
-    /// Alive as long as the page is out (see `inner`).
+    /// Alive while the page is in use (see `inner`).
     pub(super) shared: NonNull<Inner<S>>,
     pub(super) frame: u32,
     /// How many bytes the device may have written since the page was last synced for it.
     pub(super) written: u32,
 }
 
-// SAFETY: it is the one owner of its page, of a pool whose shared part is `Send` and `Sync`.
+// SAFETY: it is the only owner of its page, and the pool's shared state is `Send` and `Sync`.
 unsafe impl<S: ChunkSource> Send for Page<S> {}
-// SAFETY: by a shared reference its memory is reached by atomics, and its record by atomics.
+// SAFETY: through a shared reference its memory and its record are accessed by atomics only.
 unsafe impl<S: ChunkSource> Sync for Page<S> {}
 
 impl<S: ChunkSource> Page<S> {
     #[inline(always)]
     fn shared(&self) -> &Inner<S> {
-        // SAFETY: alive as long as the page is out, which it is until `self` is dropped or taken apart.
+        // SAFETY: alive while the page is in use, which it is until `self` is dropped or turned into an entry.
         unsafe { self.shared.as_ref() }
     }
 
-    /// Returns the device's address of the page's first byte. The device writes from [`Config::offset`](super::Config::offset) on.
+    /// Returns the device's address of the page's first byte. The device writes from
+    /// [`Config::offset`](super::Config::offset) on.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.shared().raw_at(self.frame).iova
@@ -46,7 +47,7 @@ impl<S: ChunkSource> Page<S> {
         self.shared().memory_of(self.frame)
     }
 
-    /// Sets the name of the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page is recycled.
+    /// Names the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page is recycled.
     #[inline]
     pub fn tag(&self, tag: Tag) {
         if let Some(record) = self.shared().directory.record(self.frame) {
@@ -54,9 +55,9 @@ impl<S: ChunkSource> Page<S> {
         }
     }
 
-    /// Syncs what the device wrote for the processor: `len` bytes from [`Config::offset`](super::Config::offset), at most
-    /// [`Config::max_len`](super::Config::max_len). Only those are synced for the device when the page is recycled. On a
-    /// coherent machine this only records `len`.
+    /// Syncs what the device wrote for the processor: `len` bytes from [`Config::offset`](super::Config::offset), at
+    /// most [`Config::max_len`](super::Config::max_len). Only those are synced for the device when the page is recycled.
+    /// On a coherent machine this only records `len`.
     #[inline]
     pub fn sync_for_cpu(&mut self, len: usize) {
         let config = self.shared().config;
@@ -68,7 +69,8 @@ impl<S: ChunkSource> Page<S> {
         }
     }
 
-    /// Syncs the page for the device and turns it into an entry, which must go to the ring, once.
+    /// Syncs the page for the device and turns it into an entry, which the caller must put into the ring or the magazine
+    /// once.
     #[inline(always)]
     pub(super) fn into_entry(self) -> Entry {
         self.shared().sync_for_device(self.frame, self.written as usize);
@@ -82,7 +84,7 @@ impl<S: ChunkSource> Drop for Page<S> {
     #[inline]
     fn drop(&mut self) {
         self.shared().sync_for_device(self.frame, self.written as usize);
-        // SAFETY: the page was allocated as owned, to this value, and is freed with it.
+        // SAFETY: the page was allocated as owned by this value, and is freed with it.
         unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
     }
 }

@@ -1,4 +1,4 @@
-//! A page's two addresses.
+//! [`RawPage`]: the two addresses of a page that is freed explicitly.
 
 use crate::addr::Iova;
 use core::ptr::NonNull;
@@ -10,13 +10,13 @@ pub struct RawPage {
     pub(super) iova: Iova,
 }
 
-// SAFETY: it is two addresses. Accessing the memory through them is `unsafe`, or goes through `DmaMemory`.
+// SAFETY: two addresses; accessing the memory through them is `unsafe` or goes through `DmaMemory`.
 unsafe impl Send for RawPage {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawPage {}
 
 impl RawPage {
-    /// Returns the page with these two addresses, for callers that store them elsewhere. Checked where it is used.
+    /// Returns the page with these addresses, for callers that store them elsewhere. Checked when it is used.
     pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
         Self { ptr, iova }
     }

@@ -1,48 +1,48 @@
-//! The state of each page: a table that the pool owns, never a header in the memory.
+//! The state of each page, in a table that the pool owns: never in the memory, which a device can write.
 //!
-//! # Who may write what
+//! # Who writes what
 //!
-//! While a page is free, or allocated raw, only the consumer writes its record. While a [`Page`](super::Page) owns it, that
-//! owner may write its tag, and the holders of its fragments count their shares. A raw free from another thread writes
-//! `remote_freed` and nothing else: the consumer decides whether it counts, by comparing the *generation* of the free with
-//! the page's own. So a second free can neither disturb a later holder nor be counted twice, and the path needs no
-//! read-modify-write except the ring's.
+//! While a page is free or allocated raw, only the consumer writes its record. While a [`Page`](super::Page) owns it,
+//! that owner may write its tag; holders of fragments count their shares. A raw free from another thread writes
+//! `remote_freed` only: the consumer decides whether it is valid by comparing the *generation* of the free with the
+//! page's. A second free can therefore neither affect a later holder nor be counted twice, and the ring's is the only
+//! read-modify-write of the path.
 
 use crate::frame::Frame;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use alloc::boxed::Box;
 use core::ptr::{NonNull, null_mut};
 
-/// log2 of how many frames a region has: 2 MiB, but a model checker does with less.
+/// log2 of the number of frames in a region: 2 MiB, or a few frames under the model checker.
 pub(super) const REGION_SHIFT: u32 = if cfg!(loom) { 2 } else { 9 };
-/// How many frames a region has.
+/// The number of frames in a region.
 pub(super) const REGION_FRAMES: usize = 1 << REGION_SHIFT;
 
-/// What a page is doing.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// No page of the pool starts at this frame.
     Absent,
-    /// In the magazine, in the ring or below; a page that its owner has freed is still `Owned` in the ring.
+    /// In the magazine or never allocated. (A page that its owner has freed stays `Owned` while it is in the ring.)
     Free,
-    /// Held by a `Page`, or by fragments.
+    /// Held by a `Page` or by fragments.
     Owned,
-    /// Allocated in raw form.
+    /// Allocated raw.
     Raw,
-    /// Came back to a pool that was taken down.
-    Gone,
+    /// Returned to a pool that has been taken down.
+    Returned,
 }
 
-/// A frame's account: 16 bytes for each 4096.
+/// The record of one frame: 16 bytes for each 4096.
 #[derive(Debug)]
 pub(super) struct PageRecord {
     /// The state in the low byte, the holder's tag above.
     word: AtomicU32,
-    /// How often the page was allocated in raw form, in 32 bits.
+    /// How often the page was allocated raw, modulo 2^32.
     generation: AtomicU32,
-    /// The generation that was last freed in raw form by another thread than the consumer's.
+    /// The generation of the last raw free by a thread other than the consumer's.
     remote_freed: AtomicU32,
-    /// How many shares of the page are out.
+    /// The page's shares held by fragments, and the rest of the bias (see `fragment`).
     shares: AtomicU32,
 }
 
@@ -59,7 +59,7 @@ impl PageRecord {
             1 => State::Free,
             2 => State::Owned,
             3 => State::Raw,
-            _ => State::Gone,
+            _ => State::Returned,
         }
     }
 
@@ -84,7 +84,7 @@ impl PageRecord {
         self.word.store(3 | tag << 8, Ordering::Relaxed);
     }
 
-    pub(super) fn set_gone(&self) {
+    pub(super) fn set_returned(&self) {
         self.word.store(4, Ordering::Relaxed);
     }
 
@@ -93,7 +93,7 @@ impl PageRecord {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Whether a raw free of this generation is on its way to the consumer.
+    /// Returns whether a raw free of the current generation is in the ring or the spill list.
     #[inline(always)]
     pub(super) fn is_remote_freed(&self) -> bool {
         self.remote_freed.load(Ordering::Relaxed) == self.generation()
@@ -104,32 +104,32 @@ impl PageRecord {
         self.remote_freed.store(generation, Ordering::Relaxed);
     }
 
-    /// The record of the page's shares.
+    /// Returns the count of the page's shares.
     #[inline(always)]
     pub(super) fn shares(&self) -> &AtomicU32 {
         &self.shares
     }
 }
 
-/// The accounts of 2 MiB of the span.
+/// The records of 2 MiB of the span.
 struct Region([PageRecord; REGION_FRAMES]);
 
-/// From a frame's number to its record. Regions are made under `&mut`, and found by anybody.
+/// Maps a frame's number to its record. The consumer adds regions; any thread looks them up.
 pub(super) struct Directory(Box<[AtomicPtr<Region>]>);
 
 impl Directory {
-    /// For frames below `frames`: 8 bytes for each 2 MiB.
+    /// Creates the directory for frames below `frames`: 8 bytes for each 2 MiB.
     pub(super) fn new(frames: u64) -> Self {
         let regions = frames.div_ceil(REGION_FRAMES as u64);
         Self((0..regions).map(|_| AtomicPtr::new(null_mut())).collect())
     }
 
-    /// The record of a frame, if the pool ever had a chunk near it. Lock-free.
+    /// Returns the record of a frame, if the pool has had a chunk in its region. Lock-free.
     #[inline(always)]
     pub(super) fn record(&self, frame: u32) -> Option<&PageRecord> {
         let region = self.0.get((frame >> REGION_SHIFT) as usize)?.load(Ordering::Acquire);
-        // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes
-        // the borrow; reached by shared references only. The acquire pairs with the release of its publication.
+        // SAFETY: null, or a pointer from `Box::into_raw` that only the directory's drop frees, which the borrow of
+        // `self` excludes; accessed by shared references only. The acquire pairs with the release in `make_room`.
         let region = unsafe { region.as_ref() }?;
         Some(&region.0[frame as usize & (REGION_FRAMES - 1)])
     }
@@ -151,7 +151,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for slot in &self.0 {
             if let Some(region) = NonNull::new(slot.load(Ordering::Relaxed)) {
-                // SAFETY: made by `Box::into_raw` in `make_room`, and nothing borrows it: we have `&mut self`.
+                // SAFETY: from `Box::into_raw` in `make_room`, and `&mut self` excludes borrows of it.
                 drop(unsafe { Box::from_raw(region.as_ptr()) });
             }
         }

@@ -1,22 +1,23 @@
-//! The way back for other threads, with more in it than one page.
+//! [`Remote`]: returns many pages at a time, or raw pages, from threads other than the consumer's.
 
 use super::config::Tag;
 use super::error::{BulkFreeError, FreeError, TooManyTags};
 use super::inner::Inner;
-use super::keep::{Keep, recycle_remotely};
 use super::magazine::BULK;
 use super::page::Page;
+use super::pool_ref::PoolRef;
 use super::raw::RawPage;
+use super::recycle::recycle_remotely;
 use super::ring::Entry;
 use crate::dma_pool::ChunkSource;
 use core::fmt;
 
-/// A handle by which threads other than the consumer's give pages back. Clone it for each, or share it.
+/// A handle by which threads other than the consumer's return pages. It may be cloned or shared.
 ///
-/// Its calls are lock-free but where the ring is full or the pool is gone. It outlives the pool: what comes back then goes to
-/// the source.
+/// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive the pool: pages
+/// returned later go back to the source with their chunk.
 #[derive(Clone)]
-pub struct Remote<S: ChunkSource>(Keep<S>);
+pub struct Remote<S: ChunkSource>(PoolRef<S>);
 
 impl<S: ChunkSource> fmt::Debug for Remote<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,9 +25,9 @@ impl<S: ChunkSource> fmt::Debug for Remote<S> {
     }
 }
 
-/// Pages on their way, as many as go into the ring by one compare-and-swap.
+/// Entries collected for the ring, as many as one compare-and-swap adds.
 struct Batch<'r, S: ChunkSource> {
-    to: &'r Keep<S>,
+    to: &'r PoolRef<S>,
     entries: [Entry; BULK],
     len: usize,
 }
@@ -46,7 +47,7 @@ impl<S: ChunkSource> Batch<'_, S> {
         let entries = self.entries.get(..self.len).unwrap_or_default();
         self.len = 0;
         if !entries.is_empty() {
-            // SAFETY: each was put in by a raw free, whose `Remote` lends `to`, or by a page that ended in it.
+            // SAFETY: each entry is a raw free, whose `Remote` lends `to`, or a page that was consumed for it.
             unsafe { recycle_remotely(self.to.as_ptr(), entries) };
         }
     }
@@ -59,15 +60,15 @@ impl<S: ChunkSource> Drop for Batch<'_, S> {
 }
 
 impl<S: ChunkSource> Remote<S> {
-    pub(super) fn new(keep: Keep<S>) -> Self {
-        Self(keep)
+    pub(super) fn new(shared: PoolRef<S>) -> Self {
+        Self(shared)
     }
 
     fn batch(&self) -> Batch<'_, S> {
         Batch { to: &self.0, entries: [Entry::default(); BULK], len: 0 }
     }
 
-    /// Takes pages back, 64 by one compare-and-swap; those of another pool go to their own.
+    /// Returns pages, 64 by one compare-and-swap; a page of another pool is returned to that pool.
     pub fn recycle_all(&self, pages: impl IntoIterator<Item = Page<S>>) {
         let mut batch = self.batch();
         for page in pages {
@@ -77,22 +78,22 @@ impl<S: ChunkSource> Remote<S> {
         }
     }
 
-    /// Takes a raw page back.
+    /// Returns a raw page.
     ///
     /// # Errors
-    /// [`FreeError`] where it is not a raw page of this pool that is out; then nothing has changed.
+    /// [`FreeError`] if it is not an allocated raw page of this pool; nothing has changed then.
     #[inline]
     pub fn free_raw(&self, page: RawPage) -> Result<(), FreeError> {
         let entry = self.entry_of(page)?;
-        // SAFETY: a raw free, and `self` keeps the pool.
+        // SAFETY: a raw free, and `self` keeps the pool alive.
         unsafe { recycle_remotely(self.0.as_ptr(), &[entry]) };
         Ok(())
     }
 
-    /// Takes many raw pages back, 64 by one compare-and-swap.
+    /// Returns raw pages, 64 by one compare-and-swap.
     ///
     /// # Errors
-    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
+    /// [`BulkFreeError`] at the first page that is refused, with how many were freed before it.
     pub fn free_bulk(&self, pages: &[RawPage]) -> Result<(), BulkFreeError> {
         let mut batch = self.batch();
         for (freed, &page) in pages.iter().enumerate() {
@@ -111,7 +112,7 @@ impl<S: ChunkSource> Remote<S> {
         Ok(Entry::raw(frame, generation))
     }
 
-    /// A name for holders of pages, as [`PagePool::tag`](super::PagePool::tag).
+    /// Returns the tag for a holder's name, as [`PagePool::tag`](super::PagePool::tag).
     ///
     /// # Errors
     /// [`TooManyTags`] after 2^24 names.

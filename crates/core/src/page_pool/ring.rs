@@ -1,11 +1,11 @@
-//! The ring: where other threads leave pages for the consumer.
+//! The ring by which other threads return pages to the consumer.
 //!
-//! Bounded, lock-free, many producers, one consumer. A producer claims slots, as many as it has pages for, by one
-//! compare-and-swap of the tail, and fills each by a release store. That store is the *last* that it does to the pool.
-//! The consumer takes what is filled, in order, clears it and moves the head on.
+//! Bounded, lock-free, multiple producers, one consumer. A producer claims a slot for each of its pages by one
+//! compare-and-swap of the tail, and fills each by a release store. That store is its *last* access to the pool. The
+//! consumer takes filled slots in order, clears them and advances the head.
 //!
-//! The tail has a bit that says that the ring is closed. It is set by a read-modify-write, so a page is either claimed a
-//! place before that, and found by the closing thread, or its producer learns that it came too late.
+//! A bit of the tail marks the ring as closed. It is set by a read-modify-write, so every claim is either made before
+//! that, and the closing thread collects its pages, or refused.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
@@ -14,21 +14,21 @@ use alloc::boxed::Box;
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Entry(u64);
 
-/// A slot with a page in it has this bit.
+/// Set in a slot that holds an entry.
 const FULL: u64 = 1;
 const RAW: u64 = 2;
 const FRAME_SHIFT: u32 = 2;
-/// How many bits a frame's number has.
+/// The number of bits of a frame's number.
 pub(super) const FRAME_BITS: u32 = 30;
 
 impl Entry {
-    /// A page that its owner frees: there is one such entry per allocation.
+    /// Creates the entry of a page freed by its owner: one per allocation.
     #[inline(always)]
     pub(super) fn owned(frame: u32) -> Self {
         Self(FULL | u64::from(frame) << FRAME_SHIFT)
     }
 
-    /// A raw free, which may be mistaken: the generation tells.
+    /// Creates the entry of a raw free. It may be a second free, which the generation shows.
     #[inline(always)]
     pub(super) fn raw(frame: u32, generation: u32) -> Self {
         Self(FULL | RAW | u64::from(frame) << FRAME_SHIFT | u64::from(generation) << 32)
@@ -40,20 +40,20 @@ impl Entry {
         self.0 as u32 >> FRAME_SHIFT
     }
 
-    /// The generation of a raw free; `None` for a page that is freed by its owner.
+    /// Returns the generation of a raw free; `None` for a page freed by its owner.
     #[inline(always)]
     pub(super) fn generation(self) -> Option<u32> {
         (self.0 & RAW != 0).then_some((self.0 >> 32) as u32)
     }
 }
 
-/// The pool was taken down: the ring will not be emptied.
+/// The pool has been taken down: the ring accepts no more entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Closed;
 
 const CLOSED: u64 = 1 << 63;
 
-/// See the module. Positions only increase; a slot is the position modulo the capacity.
+/// See the [module](self). Positions only increase; a slot's index is the position modulo the capacity.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// The next position to be claimed.
@@ -64,7 +64,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// `capacity` is a power of two.
+    /// Creates a ring. `capacity` is a power of two.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             tail: CachePadded(AtomicU64::new(0)),
@@ -79,7 +79,7 @@ impl Ring {
         self.slots.get(position as usize & (self.slots.len() - 1))
     }
 
-    /// Claims as many slots as there is room for, `wanted` at most, by one compare-and-swap. `None`: the ring is full.
+    /// Claims up to `wanted` slots by one compare-and-swap; returns `None` if the ring is full.
     #[inline]
     pub(super) fn claim(&self, wanted: usize) -> Result<Option<Claim<'_>>, Closed> {
         let capacity = self.slots.len() as u64;
@@ -88,10 +88,10 @@ impl Ring {
             if tail & CLOSED != 0 {
                 return Err(Closed);
             }
-            // Acquire: the consumer has emptied the slots before the head.
+            // Acquire: the consumer has cleared the slots before the head.
             let used = tail.wrapping_sub(self.head.load(Ordering::Acquire));
             if used > capacity {
-                // The tail that we read is older than the head; the acquire above makes a newer one visible.
+                // The tail is older than the head; the acquire above makes a newer one visible.
                 tail = self.tail.load(Ordering::Relaxed);
                 continue;
             }
@@ -106,7 +106,7 @@ impl Ring {
         }
     }
 
-    /// Takes at most `most` entries out, oldest first. For the consumer alone.
+    /// Takes at most `most` entries, oldest first. For the consumer alone.
     #[inline]
     pub(super) fn drain(&self, most: u64, mut each: impl FnMut(Entry)) {
         let head = self.head.load(Ordering::Relaxed);
@@ -126,9 +126,9 @@ impl Ring {
         }
     }
 
-    /// Closes the ring and takes everything out. For the consumer alone.
+    /// Closes the ring and takes all entries. For the consumer alone.
     ///
-    /// Waits for producers between their claim and their store, a few instructions each.
+    /// Waits for producers that have claimed slots and not filled them: a few instructions each.
     pub(super) fn close(&self, mut each: impl FnMut(Entry)) {
         let tail = self.tail.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED;
         let mut position = self.head.load(Ordering::Relaxed);
@@ -144,30 +144,30 @@ impl Ring {
         }
     }
 
-    /// How many entries were ever put in.
+    /// Returns how many entries have ever been put in.
     pub(super) fn pushed(&self) -> u64 {
         self.tail.load(Ordering::Relaxed) & !CLOSED
     }
 
-    /// How many entries are in it, those included that are being put in. A glimpse.
+    /// Returns the current number of entries, claimed ones included. Approximate while other threads use the ring.
     pub(super) fn len(&self) -> u64 {
         self.pushed().saturating_sub(self.head.load(Ordering::Relaxed))
     }
 }
 
-/// Claimed slots of the ring that a producer must fill: the consumer waits for it.
+/// Claimed slots, which the producer must fill: the consumer waits for them.
 #[derive(Debug)]
 pub(super) struct Claim<'r> {
-    /// All of the ring's, and nothing but atomics: the ring may be freed as soon as the last one is stored, while this
-    /// is still there.
+    /// All slots of the ring. Nothing else is referenced: the ring may be freed as soon as the last claimed slot is
+    /// filled, while this value still exists.
     slots: &'r [AtomicU64],
     first: u64,
     end: u64,
 }
 
 impl Claim<'_> {
-    /// Fills the slots with the first of `entries`, of which there are as many; returns how many that were. O(their
-    /// number). The ring is not reached any more after the last of them was stored.
+    /// Fills the claimed slots from the start of `entries`, which has at least as many; returns their number. The ring is
+    /// not accessed after the last slot is filled.
     #[expect(clippy::cast_possible_truncation, reason = "masked below the number of slots")]
     #[inline]
     pub(super) fn fill(self, entries: &[Entry]) -> usize {

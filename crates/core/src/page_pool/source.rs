@@ -1,4 +1,4 @@
-//! What a page pool needs beyond chunks.
+//! What a page pool needs of its environment besides chunks: revocation, and cache maintenance.
 
 use super::error::RevokeError;
 use crate::addr::Iova;
@@ -35,14 +35,14 @@ pub unsafe trait RevocableSource: ChunkSource {
 
 macro_rules! forward {
     ($($holder:ty $(=> $sized:ident)?),*) => {$(
-        // SAFETY: the guarantees are those of the source it points to.
+        // SAFETY: every call is forwarded to a source that gives these guarantees.
         unsafe impl<S: RevocableSource $(+ ?$sized)?> RevocableSource for $holder {
             unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
-                // SAFETY: the caller guarantees what is asked for.
+                // SAFETY: the caller upholds the contract of the same method.
                 unsafe { S::hide(self, frame, order) }
             }
             unsafe fn release_hidden(&self, frame: Frame, order: Order) {
-                // SAFETY: the caller guarantees what is asked for.
+                // SAFETY: the caller upholds the contract of the same method.
                 unsafe { S::release_hidden(self, frame, order) };
             }
         }
@@ -51,10 +51,10 @@ macro_rules! forward {
 
 forward!(&S => Sized, Box<S> => Sized, Arc<S> => Sized, Shared<S>);
 
-/// Cache maintenance for machines whose devices do not see the processor's caches. On coherent ones (x86-64 and most
-/// others) there is nothing to do, which is the default of the methods.
+/// Cache maintenance for machines whose devices do not snoop the processor's caches. Coherent machines (x86-64 and most
+/// others) need none, so the methods do nothing by default.
 ///
-/// The pool calls them with the bytes that a device may have written, and no others: at most
+/// The pool calls them only with bytes that a device may have written: at most
 /// [`max_len`](super::Config::max_len) from [`offset`](super::Config::offset).
 pub trait SyncOps: Send + Sync {
     /// Passes the bytes to the device: writes back and invalidates the processor's cache lines.

@@ -1,3 +1,5 @@
+//! A source over the heap, shared by the tests: it checks every transition of a frame and fails on request.
+
 use super::*;
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, SourceError};
@@ -12,15 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const IOVA: u64 = 0x55_0000_0000;
 
-/// What a run of the heap is doing.
+/// The state of a frame of the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
     Free,
-    Mapping,
+    /// Acquired, and reachable by the device.
+    Mapped,
+    /// Acquired, and hidden from the device.
     Hidden,
 }
 
-/// Frames of a piece of the heap, first fit; fails on request. It knows what a device could reach.
+/// A part of the heap whose frames are allocated first fit.
 struct Inner {
     base: NonNull<u8>,
     layout: Layout,
@@ -28,15 +32,15 @@ struct Inner {
     /// How many more acquisitions succeed.
     left: AtomicUsize,
     largest: AtomicUsize,
-    /// How many more calls of `hide` succeed before one fails; the ones after it succeed.
+    /// How many more calls of `hide` succeed before one fails; later calls succeed.
     hides: AtomicUsize,
-    /// Whether that one loses the chunk.
-    lost: AtomicBool,
-    /// By how many frames what is given lies off its place.
+    /// Whether the failing call quarantines the chunk.
+    quarantines: AtomicBool,
+    /// By how many frames the returned runs are shifted out of alignment.
     shift: AtomicUsize,
 }
 
-// SAFETY: the memory is owned, and reached by the tests only through `DmaMemory`.
+// SAFETY: the memory is owned, and the tests access it only through `DmaMemory`.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
@@ -56,7 +60,7 @@ impl Heap {
             left: AtomicUsize::new(usize::MAX),
             largest: AtomicUsize::new(usize::MAX),
             hides: AtomicUsize::new(usize::MAX),
-            lost: AtomicBool::new(false),
+            quarantines: AtomicBool::new(false),
             shift: AtomicUsize::new(0),
         }))
     }
@@ -89,7 +93,7 @@ impl Drop for Inner {
     }
 }
 
-// SAFETY: as the trait asks: first fit of whole, aligned runs, each given once until it is released.
+// SAFETY: allocates whole, aligned runs, and none twice before it is released.
 unsafe impl ChunkSource for Heap {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0.base, self.0.layout.size())
@@ -110,24 +114,28 @@ unsafe impl ChunkSource for Heap {
             let at = at * frames + self.0.shift.load(Ordering::Relaxed);
             Frame::new(u32::try_from(at).unwrap()).unwrap()
         };
-        self.set(first, order, Use::Free, Use::Mapping);
+        self.set(first, order, Use::Free, Use::Mapped);
         Ok(first)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        self.set(frame, order, Use::Mapping, Use::Free);
+        self.set(frame, order, Use::Mapped, Use::Free);
     }
 }
 
-// SAFETY: it only keeps accounts.
+// SAFETY: no device accesses the memory; only the state is recorded.
 unsafe impl RevocableSource for Heap {
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
         let left = self.0.hides.load(Ordering::Relaxed);
         self.0.hides.store(left.wrapping_sub(1), Ordering::Relaxed);
         if left == 0 {
-            let lost = self.0.lost.load(Ordering::Relaxed);
-            return Err(if lost { RevokeError::Unmap("no".into()) } else { RevokeError::Permanent });
+            let quarantines = self.0.quarantines.load(Ordering::Relaxed);
+            return Err(if quarantines {
+                RevokeError::Unmap("failed".into())
+            } else {
+                RevokeError::Permanent
+            });
         }
-        self.set(frame, order, Use::Mapping, Use::Hidden);
+        self.set(frame, order, Use::Mapped, Use::Hidden);
         Ok(())
     }
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {

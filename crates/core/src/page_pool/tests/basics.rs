@@ -1,4 +1,4 @@
-//! One thing at a time.
+//! Each operation by itself: allocation order, counters, checks of frees, fragments, sync, and taking down.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn fields(counts: Counts) -> [u64; 11] {
 }
 
 #[test]
-fn fresh_pages_ascend_and_come_back_last_first() {
+fn fresh_pages_ascend_and_the_last_recycled_is_allocated_first() {
     let heap = Heap::new(4 << 20);
     let mut pool = heap.pool(Config::default());
     let pages: Vec<_> = (0..200).map(|_| pool.alloc().unwrap()).collect();
@@ -18,7 +18,7 @@ fn fresh_pages_ascend_and_come_back_last_first() {
         assert_eq!(page.memory().len(), 4096);
     }
     let stats = pool.stats();
-    // 64, then as much again, twice.
+    // 64, then as many as there are already, twice.
     assert_eq!((stats.in_use, stats.pages, stats.chunks, stats.bytes), (200, 256, 3, 256 * 4096));
     let last = pages.last().unwrap().iova();
     pages.into_iter().for_each(|page| pool.recycle(page));
@@ -28,25 +28,25 @@ fn fresh_pages_ascend_and_come_back_last_first() {
 }
 
 #[test]
-fn the_eleven_counters_count_what_they_say() {
+fn the_eleven_counters_count_as_documented() {
     let heap = Heap::new(4 << 20);
     let mut pool = heap.pool(Config { ring: 128, ..Config::default() });
-    // Two refills from below; the first page of each is slow, and met an empty ring.
+    // Two refills from the chunk; the first page of each is slow and met an empty ring.
     let mut pages: Vec<_> = (0..128).map(|_| pool.alloc().unwrap()).collect();
     assert_eq!(fields(pool.counts()), [126, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     pages.extend((0..128).map(|_| pool.alloc().unwrap()));
-    // 128 fill the magazine; the next sends half of it to the ring.
+    // 128 fill the magazine; the next one sends half of it to the ring.
     for page in pages.drain(..129) {
         pool.recycle(page);
     }
     assert_eq!(fields(pool.counts()), [252, 4, 0, 4, 0, 0, 129, 1, 64, 0, 0]);
-    // The other 127 go by the ring, which has room for 64.
+    // The other 127 go to the ring, which has room for 64.
     pages.clear();
     assert_eq!(fields(pool.counts()), [252, 4, 0, 4, 0, 0, 129, 1, 128, 63, 0]);
-    // 65 from the magazine, 2 x 64 from the ring, then 63 from below.
+    // 65 from the magazine, 2 x 64 from the ring, then 63 from the spill list.
     pages.extend((0..256).map(|_| pool.alloc().unwrap()));
     assert_eq!(fields(pool.counts()), [252 + 65 + 126 + 62, 5, 0, 5, 2, 0, 129, 1, 128, 63, 0]);
-    assert_eq!(pool.stats().pages, 256, "no page was had anew");
+    assert_eq!(pool.stats().pages, 256, "no new page was acquired");
     assert!(pool.counts().to_string().contains("rx_pp_recycle_ring_full: 63\n"));
     let end = pool.destroy();
     drop(pages);
@@ -54,7 +54,7 @@ fn the_eleven_counters_count_what_they_say() {
 }
 
 #[test]
-fn larger_pages_have_their_own_counter_and_2_mib_is_a_page() {
+fn larger_pages_have_their_own_counter_up_to_2_mib() {
     for order in [1, 3, 9] {
         let order = Order::new(order).unwrap();
         let heap = Heap::new(16 << 20);
@@ -74,7 +74,7 @@ fn larger_pages_have_their_own_counter_and_2_mib_is_a_page() {
 }
 
 #[test]
-fn what_makes_no_pool_is_named() {
+fn invalid_parameters_are_refused_and_named() {
     let heap = Heap::new(2 << 20);
     let error = |config| PagePool::new(heap.clone(), "", config).unwrap_err();
     let good = Config::default();
@@ -100,7 +100,7 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
         RawPage::from_parts(ptr, Iova::new(raw.iova().raw().wrapping_add_signed(by as i64)))
     };
     let of_owned = RawPage::from_parts(owned.memory().as_ptr(), owned.iova());
-    let crooked = RawPage::from_parts(raw.as_ptr(), Iova::new(5));
+    let mismatched = RawPage::from_parts(raw.as_ptr(), Iova::new(5));
     let cases = [
         (moved(-(1 << 30)), "is in no page"),
         (moved(3 << 20), "is in no page"),
@@ -109,20 +109,20 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
         (moved(4096), "is inside a page of 8192 bytes"),
         (moved(8192), "it was freed twice"),
         (of_owned, "is held by a `Page`"),
-        (crooked, "for the device, not iova:0x5"),
+        (mismatched, "for the device, not iova:0x5"),
     ];
     let before = (pool.stats(), pool.counts());
-    for (page, what) in cases {
-        let told = pool.free_raw(page).unwrap_err();
-        assert!(told.to_string().contains(what), "{told}");
-        assert_eq!(remote.free_raw(page), Err(told));
-        assert_eq!(pool.memory(page).unwrap_err(), told);
-        let bulk = BulkFreeError { freed: 0, error: told };
+    for (page, message) in cases {
+        let error = pool.free_raw(page).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(remote.free_raw(page), Err(error));
+        assert_eq!(pool.memory(page).unwrap_err(), error);
+        let bulk = BulkFreeError { freed: 0, error };
         assert_eq!(remote.free_bulk(&[page, raw]), Err(bulk));
     }
     assert_eq!((pool.stats(), pool.counts()), before);
     assert!(pool.memory(raw).is_ok());
-    // Freed by either, it can be freed by neither.
+    // Freed through one handle, it can be freed again through neither.
     let twice = Err(FreeError::DoubleFree { addr: at });
     pool.free_raw(raw).unwrap();
     assert_eq!((pool.free_raw(raw), remote.free_raw(raw)), (twice, twice));
@@ -138,17 +138,18 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
     assert_eq!(pool.counts().waive, 0);
 }
 
-/// What a second free in the instant of the first leaves behind: an entry of an older generation.
+/// Two frees at the same instant leave an entry of an older generation in the ring.
 #[test]
 fn a_late_double_free_is_counted_and_frees_nothing() {
     for ring in [1, 64] {
         let heap = Heap::new(2 << 20);
         let mut pool = heap.pool(Config { ring, ..Config::default() });
         let raw = pool.alloc_raw().unwrap();
-        let (frame, account) = pool.keep.find(raw).unwrap();
-        let stale = ring::Entry::raw(frame, account.generation());
-        // SAFETY: a raw free, and `pool` keeps the pool.
-        let put = |pool: &PagePool<Heap>| unsafe { keep::recycle_remotely(pool.keep.as_ptr(), &[stale; 3]) };
+        let (frame, record) = pool.shared.find(raw).unwrap();
+        let stale = ring::Entry::raw(frame, record.generation());
+        // SAFETY: a raw free, and `pool` holds a reference.
+        let put =
+            |pool: &PagePool<Heap>| unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3]) };
         pool.free_raw(raw).unwrap();
         put(&pool);
         let page = pool.alloc().unwrap();
@@ -168,7 +169,7 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
 }
 
 #[test]
-fn fill_fills_holes_only_and_is_partial_when_there_are_no_more() {
+fn fill_fills_empty_slots_only_and_is_partial_when_pages_run_out() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
     let mut slots: Vec<Option<Page<Heap>>> = (0..600).map(|_| None).collect();
@@ -218,13 +219,13 @@ fn the_open_page_is_allocated_when_it_is_the_last_free_one() {
         }
     }
     pages.clear();
-    assert_eq!(pool.stats().in_use, 1, "the page of which fragments may be cut");
+    assert_eq!(pool.stats().in_use, 1, "the open page");
     drop(pool);
     assert_eq!(heap.count(Use::Free), 512);
 }
 
 #[test]
-fn fragments_share_a_page_and_the_last_one_gives_it_back() {
+fn fragments_share_a_page_and_the_last_one_frees_it() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config { offset: 100, max_len: 3000, ..Config::default() });
     for len in [0, 3100 - 128 + 1] {
@@ -233,21 +234,21 @@ fn fragments_share_a_page_and_the_last_one_gives_it_back() {
     }
     let cut: Vec<_> = (0..4).map(|_| pool.alloc_fragment(1000).unwrap()).collect();
     let at: Vec<_> = cut.iter().map(|fragment| fragment.iova().raw() - IOVA).collect();
-    // The third would end at 3176, after what the device may write.
+    // The third would end at 3176, beyond what the device may write.
     assert_eq!(at, [128, 1152, 4096 + 128, 4096 + 1152]);
     assert_eq!(cut[1].memory().len(), 1000);
     assert_eq!(pool.stats().in_use, 2);
     let mut cut = cut.into_iter();
     let mut next = || cut.next().unwrap();
     drop(next());
-    assert_eq!(pool.counts().ring, 0, "one share of the first page is out");
+    assert_eq!(pool.counts().ring, 0, "one share of the first page is in use");
     drop(next());
     assert_eq!(pool.counts().ring, 1);
     pool.recycle_fragment(next());
     pool.recycle_fragment(next());
-    assert_eq!(pool.counts().cached, 0, "more may be cut of the second page");
+    assert_eq!(pool.counts().cached, 0, "more may be cut from the second page");
     let large = pool.alloc_fragment(2972).unwrap();
-    assert_eq!(pool.counts().cached, 1, "but not now");
+    assert_eq!(pool.counts().cached, 1, "it is closed");
     let end = pool.destroy();
     assert_eq!((end.pages_out(), heap.count(Use::Hidden)), (1, 64));
     drop(large);
@@ -255,7 +256,7 @@ fn fragments_share_a_page_and_the_last_one_gives_it_back() {
 }
 
 #[test]
-fn only_what_the_device_may_have_written_is_synced() {
+fn only_bytes_that_the_device_may_have_written_are_synced() {
     #[derive(Default)]
     struct Seen(Mutex<Vec<(bool, u64, usize)>>);
     struct Ops(Arc<Seen>);
@@ -307,43 +308,46 @@ fn destroy_hides_at_once_and_names_the_holders() {
     pool.recycle(held.pop().unwrap());
     drop(held.pop());
     let end = pool.destroy();
-    assert_eq!(heap.count(Use::Mapping), 0, "the device reaches nothing");
+    assert_eq!(heap.count(Use::Mapped), 0, "the device reaches nothing");
     assert_eq!(end.reachable(), None);
-    let who = |end: &Destroyed<Heap>| -> BTreeMap<String, u64> {
+    let holders = |end: &Destroyed<Heap>| -> BTreeMap<String, u64> {
         let named = |h: Holder| (h.name.clone().unwrap_or_default(), h.pages);
         end.holders().into_iter().map(named).collect()
     };
     let expected = [("", 1), ("receive queue 3", 97), ("transmit", 2)];
-    assert_eq!(who(&end), expected.map(|(name, pages)| (name.to_owned(), pages)).into());
-    // The memory is still the holders'.
+    assert_eq!(holders(&end), expected.map(|(name, pages)| (name.to_owned(), pages)).into());
+    // The holders' memory is still valid.
     held[0].memory().write_u64(8, 7).unwrap();
     remote.recycle_all(held);
-    assert_eq!(who(&end), [("", 1), ("transmit", 1)].map(|(name, pages)| (name.to_owned(), pages)).into());
+    assert_eq!(
+        holders(&end),
+        [("", 1), ("transmit", 1)].map(|(name, pages)| (name.to_owned(), pages)).into()
+    );
     remote.free_raw(raw).unwrap();
     assert!(matches!(remote.free_raw(raw), Err(FreeError::DoubleFree { .. })));
     drop(plain);
     assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 2048));
     assert_eq!(end.counts().released_refcnt, 100);
     drop((end, remote));
-    assert_eq!(heap.handles(), 1, "what was shared is gone");
+    assert_eq!(heap.handles(), 1, "the shared state is freed");
 }
 
 #[test]
-fn a_page_keeps_what_it_needs_after_everything_else_is_gone() {
+fn a_page_keeps_its_pool_alive_after_all_handles_are_dropped() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
     let (page, fragment) = (pool.alloc().unwrap(), pool.alloc_fragment(64).unwrap());
     drop(pool);
-    assert_eq!((heap.count(Use::Mapping), heap.handles()), (64, 2));
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
     page.memory().write_u8(1, 1).unwrap();
     drop(page);
-    assert_eq!((heap.count(Use::Mapping), heap.handles()), (64, 2));
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (64, 2));
     drop(fragment);
-    assert_eq!((heap.count(Use::Mapping), heap.handles()), (0, 1));
+    assert_eq!((heap.count(Use::Mapped), heap.handles()), (0, 1));
 }
 
 #[test]
-fn what_cannot_be_hidden_is_reported() {
+fn chunks_that_cannot_be_hidden_are_reported() {
     let heap = Heap::new(2 << 20);
     heap.0.hides.store(0, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());
@@ -360,9 +364,9 @@ fn what_cannot_be_hidden_is_reported() {
     assert_eq!(heap.count(Use::Free), 512);
 }
 
-/// A raw page that is never freed keeps its chunk, and the source gets no wrong call.
+/// A raw page that is never freed keeps its chunk allocated, and the source gets no wrong call.
 #[test]
-fn a_raw_page_that_never_comes_back_keeps_its_chunk() {
+fn a_raw_page_that_is_never_freed_keeps_its_chunk() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
     let raw = pool.alloc_raw().unwrap();

@@ -1,9 +1,9 @@
-//! Something fails, at every step once.
+//! Failures of the source at every step, and sources that violate their contract.
 
 use super::*;
 
-/// The source has no n-th chunk at first, for all n up to 10^3: the call fails, nothing has changed, and when there is one
-/// the next call succeeds.
+/// The n-th chunk is unavailable at first, for all n up to 10^3: the call fails and changes nothing; once the chunk is
+/// available, the next call succeeds.
 #[test]
 fn a_source_that_fails_is_rolled_back_at_every_step() {
     let heap = Heap::new(5 << 20);
@@ -17,7 +17,7 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
         heap.0.left.store(0, Ordering::Relaxed);
         let before = (pool.stats(), pool.holders());
         let counts = pool.counts();
-        let mut try_it = |pool: &mut PagePool<Heap>| -> Result<(), AllocError> {
+        let mut attempt = |pool: &mut PagePool<Heap>| -> Result<(), AllocError> {
             match n % 4 {
                 0 => held.push(pool.alloc()?),
                 1 => raw.push(pool.alloc_raw()?),
@@ -29,32 +29,30 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
                         pool.alloc_raw()?;
                     }
                 }
-                // A page each, and the one before is not ended where there is no new one.
+                // A page each; the open page stays open if there is no new one.
                 _ => fragments.push(pool.alloc_fragment(4000)?),
             }
             Ok(())
         };
-        let error = try_it(&mut pool).unwrap_err();
+        let error = attempt(&mut pool).unwrap_err();
         assert!(
             matches!(error, AllocError::Source(SourceError::Frames(FrameError::Exhausted { .. }))),
             "{n}"
         );
         assert_eq!((pool.stats(), pool.holders()), before, "{n}");
-        assert_eq!(Counts { empty: counts.empty, ..pool.counts() }, counts, "it looked, and took nothing");
+        assert_eq!(Counts { empty: counts.empty, ..pool.counts() }, counts, "only the attempt is counted");
         heap.0.left.store(1, Ordering::Relaxed);
-        try_it(&mut pool).unwrap();
+        attempt(&mut pool).unwrap();
         assert_eq!(pool.stats().pages, n as u64);
-        assert_eq!(heap.count(Use::Mapping), n);
+        assert_eq!(heap.count(Use::Mapped), n);
     }
-    let first = |pool: &PagePool<Heap>| pool.stats().in_use;
-    assert_eq!(first(&pool), 1000);
+    assert_eq!(pool.stats().in_use, 1000);
     raw.into_iter().for_each(|page| pool.free_raw(page).unwrap());
     drop((held, fragments));
     let end = pool.destroy();
     assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 1280));
 }
 
-/// A large chunk that is unavailable is replaced by a smaller one, whichever it is.
 #[test]
 fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     for largest in [512, 256, 64, 8, 2, 1] {
@@ -72,38 +70,37 @@ fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     let heap = Heap::new(8 << 20);
     heap.0.largest.store(4, Ordering::Relaxed);
     let mut pool = heap.pool(Config { order: Order::new(3).unwrap(), ..Config::default() });
-    assert!(pool.alloc().is_err(), "half a page is none");
+    assert!(pool.alloc().is_err(), "a chunk is never smaller than a page");
     assert_eq!(heap.count(Use::Free), 2048);
 }
 
-/// The n-th chunk cannot be hidden: the others are, it is said how much the device reaches, and each goes the way that the
-/// source is owed.
+/// The n-th chunk cannot be hidden: the others are, the reachable bytes are reported, and each chunk is released by the
+/// right call.
 #[test]
 fn a_chunk_that_cannot_be_hidden_is_counted_and_the_others_are_hidden() {
-    for lost in [false, true] {
+    for quarantines in [false, true] {
         for n in 0..5 {
             let heap = Heap::new(4 << 20);
             heap.0.largest.store(64, Ordering::Relaxed);
             let mut pool = heap.pool(Config::default());
             let held: Vec<_> = (0..5 * 64).map(|_| pool.alloc().unwrap()).collect();
             heap.0.hides.store(n, Ordering::Relaxed);
-            heap.0.lost.store(lost, Ordering::Relaxed);
+            heap.0.quarantines.store(quarantines, Ordering::Relaxed);
             let end = pool.destroy();
-            assert_eq!((heap.count(Use::Mapping), heap.count(Use::Hidden)), (64, 4 * 64));
+            assert_eq!((heap.count(Use::Mapped), heap.count(Use::Hidden)), (64, 4 * 64));
             let (bytes, why) = end.reachable().unwrap();
-            assert_eq!((bytes, why.is_permanent()), (64 * 4096, lost));
+            assert_eq!((bytes, why.is_permanent()), (64 * 4096, quarantines));
             drop(held);
             assert_eq!(end.pages_out(), 0);
-            // What the device may reach permanently is never released.
-            assert_eq!(heap.count(Use::Mapping), if lost { 64 } else { 0 });
+            // A quarantined chunk is never released.
+            assert_eq!(heap.count(Use::Mapped), if quarantines { 64 } else { 0 });
             assert_eq!(heap.count(Use::Hidden), 0);
         }
     }
 }
 
-/// A source that gives what it must not.
 #[test]
-fn a_run_that_is_out_of_place_is_released() {
+fn a_misaligned_run_is_released_and_reported() {
     let heap = Heap::new(4 << 20);
     heap.0.shift.store(1, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());

@@ -1,20 +1,20 @@
-//! Many threads, and what they share.
+//! Threads that free concurrently, and the number of read-modify-writes on the hot paths.
 
 use super::*;
 
-/// One consumer hands pages, raw pages and fragments to seven others, who give them back in every way there is; then the pool
-/// goes while they still hold some.
+/// A consumer passes pages, raw pages and fragments to seven threads, which free them in every way; then the pool is
+/// destroyed while they still hold some.
 #[test]
 fn stress_seven_threads_free_pages() {
     for ring in [1, 64, 1024] {
         let heap = Heap::new(8 << 20);
         pages_freed_by_seven_threads(&heap, ring, if cfg!(miri) { 3 } else { 700 });
-        assert_eq!(heap.count(Use::Free), 2048, "all is back");
-        assert_eq!(heap.handles(), 1, "what was shared is gone");
+        assert_eq!(heap.count(Use::Free), 2048, "all frames are released");
+        assert_eq!(heap.handles(), 1, "the shared state is freed");
     }
 }
 
-enum Thing {
+enum Held {
     Page(Page<Heap>),
     Raw(RawPage),
     Fragment(Fragment<Heap>),
@@ -23,17 +23,17 @@ enum Thing {
 fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
     let mut pool = heap.pool(Config { ring, ..Config::default() });
     let remote = pool.remote();
-    let hands: [Mutex<Vec<Thing>>; 7] = Default::default();
+    let inboxes: [Mutex<Vec<Held>>; 7] = Default::default();
     let over = AtomicBool::new(false);
     let mut end = None;
     crate::testing::scope(|scope| {
         for me in 0..7 {
-            let (remote, hands, over) = (remote.clone(), &hands, &over);
+            let (remote, inboxes, over) = (remote.clone(), &inboxes, &over);
             scope.spawn(move || {
                 loop {
-                    // Read before the flag: what was put there before the end is seen.
+                    // Read before the inbox: everything put there before the end is seen.
                     let last = over.load(Ordering::Acquire);
-                    let mine = std::mem::take(&mut *hands[me].lock());
+                    let mine = std::mem::take(&mut *inboxes[me].lock());
                     let idle = mine.is_empty();
                     receive(&remote, mine, me);
                     if idle && last {
@@ -49,8 +49,8 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
         for round in 0..rounds {
             for _ in 0..40 {
                 let to = random.below(7);
-                if let Some(thing) = hand_out(&mut pool, random.below(1 << 24)) {
-                    hands[to].lock().push(thing);
+                if let Some(held) = alloc_any(&mut pool, random.below(1 << 24)) {
+                    inboxes[to].lock().push(held);
                 }
             }
             if round % 5 == 0 {
@@ -61,41 +61,41 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
             std::thread::yield_now();
         }
         let last = pool.destroy();
-        assert_eq!((heap.count(Use::Mapping), last.reachable()), (0, None), "the device reaches nothing");
+        assert_eq!((heap.count(Use::Mapped), last.reachable()), (0, None), "the device reaches nothing");
         over.store(true, Ordering::Release);
         end = Some(last);
     });
     let end = end.unwrap();
     assert_eq!((end.pages_out(), end.holders()), (0, Vec::new()));
-    assert_eq!(end.counts().waive, 0, "no second free was made");
+    assert_eq!(end.counts().waive, 0, "there was no second free");
 }
 
-fn hand_out(pool: &mut PagePool<Heap>, dice: usize) -> Option<Thing> {
-    // Where there is no more, the others have it.
-    let thing = match dice % 4 {
-        0 => Thing::Raw(pool.alloc_raw().ok()?),
-        1 => Thing::Fragment(pool.alloc_fragment(100 + dice % 900).ok()?),
-        _ => Thing::Page(pool.alloc().ok()?),
+/// Allocates a page, a raw page or a fragment, and writes its address into it. `None`: the other threads hold all pages.
+fn alloc_any(pool: &mut PagePool<Heap>, random: usize) -> Option<Held> {
+    let held = match random % 4 {
+        0 => Held::Raw(pool.alloc_raw().ok()?),
+        1 => Held::Fragment(pool.alloc_fragment(100 + random % 900).ok()?),
+        _ => Held::Page(pool.alloc().ok()?),
     };
-    match &thing {
-        Thing::Page(page) => page.memory().write_u64(64, page.iova().raw()).unwrap(),
-        Thing::Raw(page) => pool.memory(*page).unwrap().write_u64(64, page.iova().raw()).unwrap(),
-        Thing::Fragment(part) => part.memory().write_u64(0, part.iova().raw()).unwrap(),
+    match &held {
+        Held::Page(page) => page.memory().write_u64(64, page.iova().raw()).unwrap(),
+        Held::Raw(page) => pool.memory(*page).unwrap().write_u64(64, page.iova().raw()).unwrap(),
+        Held::Fragment(part) => part.memory().write_u64(0, part.iova().raw()).unwrap(),
     }
-    Some(thing)
+    Some(held)
 }
 
-/// Checks that what we hold had no other owner, and frees it.
-fn receive(remote: &Remote<Heap>, mine: Vec<Thing>, me: usize) {
+/// Checks that no other owner has written to the pages, and frees them.
+fn receive(remote: &Remote<Heap>, mine: Vec<Held>, me: usize) {
     let (mut pages, mut raws) = (Vec::new(), Vec::new());
-    for (number, thing) in mine.into_iter().enumerate() {
-        match thing {
-            Thing::Page(page) => {
+    for (number, held) in mine.into_iter().enumerate() {
+        match held {
+            Held::Page(page) => {
                 assert_eq!(page.memory().read_u64(64), Ok(page.iova().raw()));
                 if (number + me).is_multiple_of(2) { pages.push(page) } else { drop(page) }
             }
-            Thing::Raw(page) => raws.push(page),
-            Thing::Fragment(part) => {
+            Held::Raw(page) => raws.push(page),
+            Held::Fragment(part) => {
                 assert_eq!(part.memory().read_u64(0), Ok(part.iova().raw()));
                 drop(part);
             }
@@ -109,9 +109,10 @@ fn receive(remote: &Remote<Heap>, mine: Vec<Thing>, me: usize) {
     }
 }
 
-/// Two free the same raw pages in the same instant: of each page one free counts, and the other is an error or found late.
+/// Two threads free the same raw pages at the same time: of each page one free is valid, and the other is an error or is
+/// detected late.
 #[test]
-fn stress_page_pool_of_two_raw_frees_one_counts() {
+fn stress_page_pool_of_two_raw_frees_one_is_valid() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
     let rounds: usize = if cfg!(miri) { 5 } else { 1500 };
@@ -149,7 +150,7 @@ fn stress_page_pool_of_two_raw_frees_one_counts() {
     assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 512));
 }
 
-/// Read-modify-writes an operation: none on the consumer's path, one for 64 pages where they come back together.
+/// Read-modify-writes per operation: none on the consumer's path, one for 64 pages that are returned together.
 #[cfg(feature = "count-rmw")]
 #[test]
 fn hot_paths_share_nothing() {
@@ -174,7 +175,7 @@ fn hot_paths_share_nothing() {
         }
     });
     assert!(local == 0.0, "{local}");
-    // Many out and back again: the magazine goes to the ring by halves.
+    // More pages than the magazine holds: it goes to the ring by halves.
     let mut held = Vec::with_capacity(512);
     let waves = each(&mut || {
         for _ in 0..N / 512 {
@@ -196,5 +197,5 @@ fn hot_paths_share_nothing() {
             held.clear();
         }
     });
-    assert!(dropped / N as f64 <= 1.0, "one a page that is dropped: {dropped}");
+    assert!(dropped / N as f64 <= 1.0, "one per dropped page: {dropped}");
 }

@@ -1,51 +1,56 @@
-//! Where pages are, counted as the module says, without any page.
+//! The expected number of pages in each place, and the expected counters, computed from the documented rules alone.
 
 use super::super::*;
-use super::Way;
+use super::FreeBy;
 
-/// Where pages are, and how often something happened, counted as the module says.
-pub(super) struct Count {
+/// How many pages are in the magazine, the ring, the spill list and the fresh rest of a chunk, and the counters.
+pub(super) struct Expected {
     pub(super) magazine: u64,
     pub(super) ring: u64,
-    pub(super) below: u64,
+    pub(super) spill: u64,
     pub(super) fresh: u64,
     pub(super) capacity: u64,
     pub(super) order: u8,
-    /// Pages in all.
+    /// All pages.
     pub(super) total: u64,
     pub(super) counts: Counts,
 }
 
-impl Count {
-    pub(super) fn taken(&mut self) {
+impl Expected {
+    /// A page is allocated.
+    pub(super) fn alloc(&mut self) {
         if self.magazine > 0 {
             self.magazine -= 1;
             self.counts.fast += 1;
             return;
         }
         if self.ring > 0 {
-            let some = self.ring.min(64);
-            self.ring -= some;
-            self.magazine = some - 1;
+            let refill = self.ring.min(64);
+            self.ring -= refill;
+            self.magazine = refill - 1;
             self.counts.refill += 1;
             return;
         }
-        if self.below + self.fresh == 0 {
+        if self.spill + self.fresh == 0 {
             // 64 pages, or as many as there are already (a power of two), and no more than 2 MiB.
             self.fresh = self.total.max(64).min(512 >> self.order);
             self.total += self.fresh;
         }
-        let from = if self.below > 0 { &mut self.below } else { &mut self.fresh };
-        let some = (*from).min(64);
-        *from -= some;
-        self.magazine = some - 1;
+        let from = if self.spill > 0 { &mut self.spill } else { &mut self.fresh };
+        let refill = (*from).min(64);
+        *from -= refill;
+        self.magazine = refill - 1;
         self.counts.empty += 1;
-        *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
+        self.slow();
     }
 
-    /// The open page was allocated, after `empty` was counted.
-    pub(super) fn reopened(&mut self) {
+    /// The idle open page is allocated; `empty` has been counted.
+    pub(super) fn alloc_open(&mut self) {
         self.counts.cached += 1;
+        self.slow();
+    }
+
+    fn slow(&mut self) {
         *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
     }
 
@@ -53,14 +58,15 @@ impl Count {
         let room = pages.min(self.capacity - self.ring);
         self.ring += room;
         self.counts.ring += room;
-        self.below += pages - room;
+        self.spill += pages - room;
         self.counts.ring_full += pages - room;
     }
 
-    pub(super) fn back(&mut self, way: Way) {
-        match way {
-            Way::Remote => self.put_in_ring(1),
-            Way::Consumer => {
+    /// A page is freed.
+    pub(super) fn free(&mut self, by: FreeBy) {
+        match by {
+            FreeBy::Remote => self.put_in_ring(1),
+            FreeBy::Consumer => {
                 self.counts.cached += 1;
                 if self.magazine == 128 {
                     self.counts.cache_full += 1;

@@ -1,7 +1,7 @@
-//! The end of a pool: chunks are hidden, pages are gone, chunks go back.
+//! Taking a pool down: hides its chunks from the device, collects the returned pages, and releases empty chunks.
 
 use super::error::RevokeError;
-use super::inner::{BIAS, Back, Chunk, Chunks, Inner, ReleaseHidden};
+use super::inner::{BIAS, Chunk, Chunks, Inner, OnEmpty, ReleaseHidden};
 use super::records::State;
 use super::ring::Entry;
 use crate::dma_pool::ChunkSource;
@@ -9,7 +9,7 @@ use crate::frame::{Frame, Order};
 use crate::sync::Ordering;
 
 impl<S: ChunkSource> Inner<S> {
-    /// Takes the device's access to every chunk away; returns how many bytes it keeps, and why.
+    /// Revokes the device's access to every chunk; returns how many bytes it can still reach, and the first reason.
     pub(super) fn hide_all(
         &self,
         hide: impl Fn(&S, Frame, Order) -> Result<(), RevokeError>,
@@ -19,103 +19,104 @@ impl<S: ChunkSource> Inner<S> {
         self.chunks.lock().release_hidden = Some(release_hidden);
         for at in 0.. {
             let Some(chunk) = self.chunks.lock().list.get(at).copied() else { break };
-            let back = match hide(&self.source, chunk.frame, chunk.order) {
-                Ok(()) => Back::ReleaseHidden,
+            let on_empty = match hide(&self.source, chunk.frame, chunk.order) {
+                Ok(()) => OnEmpty::ReleaseHidden,
                 Err(error) => {
                     bytes += u64::from(chunk.order.frames()) * Frame::BYTES;
-                    let back = if error.is_permanent() { Back::Never } else { Back::Release };
+                    let on_empty = if error.is_permanent() { OnEmpty::Nothing } else { OnEmpty::Release };
                     why.get_or_insert(error);
-                    back
+                    on_empty
                 }
             };
             if let Some(chunk) = self.chunks.lock().list.get_mut(at) {
-                chunk.back = back;
+                chunk.on_empty = on_empty;
             }
         }
         (bytes, why)
     }
 
-    /// The chunks that have pages out: their bytes, where there are any.
-    pub(super) fn still_out(&self) -> (u64, Option<RevokeError>) {
+    /// Returns the bytes of the chunks that a closed pool still holds, which the device can reach, and the reason if
+    /// there are any.
+    pub(super) fn still_mapped(&self) -> (u64, Option<RevokeError>) {
         let chunks = self.chunks.lock();
-        let held = chunks.list.iter().filter(|chunk| chunk.back != Back::Never);
+        let held = chunks.list.iter().filter(|chunk| chunk.on_empty != OnEmpty::Nothing);
         let bytes = held.map(|chunk| u64::from(chunk.order.frames()) * Frame::BYTES).sum();
         (bytes, (bytes != 0).then_some(RevokeError::NotAsked))
     }
 
-    /// Closes the ring; every page that is back, and `own`, those of the consumer, is gone from here, and chunks of which
-    /// all are go back to the source. `on_stray` counts second frees that were found late. For the consumer, once.
-    pub(super) fn take_down(&self, own: impl IntoIterator<Item = u32>, mut on_stray: impl FnMut()) {
-        let mut back = |entry: Entry| {
+    /// Closes the ring and the spill list, retires their pages and the consumer's `own`, and releases the chunks whose
+    /// pages have all been returned. `on_stale` is called for each second free found here. For the consumer, once.
+    pub(super) fn take_down(&self, own: impl IntoIterator<Item = u32>, mut on_stale: impl FnMut()) {
+        let mut retire = |entry: Entry| {
             let mut chunks = self.chunks.lock();
             if self.accept(entry) {
-                self.gone(&mut chunks, entry.frame());
+                self.page_returned(&mut chunks, entry.frame());
             } else {
-                on_stray();
+                on_stale();
             }
         };
-        self.ring.close(&mut back);
+        self.ring.close(&mut retire);
         let spilled = {
             let mut spill = self.spill.lock();
             spill.closed = true;
             core::mem::take(&mut spill.entries)
         };
-        spilled.into_iter().for_each(&mut back);
-        own.into_iter().map(Entry::owned).for_each(back);
+        spilled.into_iter().for_each(&mut retire);
+        own.into_iter().map(Entry::owned).for_each(retire);
         let owned = {
             let mut chunks = self.chunks.lock();
             let mut owned = chunks.late_owned;
             self.each_page(&chunks.list, |record| owned += u64::from(record.state() == State::Owned));
             for chunk in &mut chunks.list {
-                chunk.out -= 1;
+                chunk.pages_out -= 1;
             }
             owned
         };
-        // The caller has a reference of its own, so this does not reach 0.
-        self.keep.fetch_sub(BIAS - owned, Ordering::AcqRel);
+        // The caller holds a reference of its own, so this does not reach 0.
+        self.refs.fetch_sub(BIAS - owned, Ordering::AcqRel);
         let mut at = 0;
         while self.release_if_empty(at) {
             at += 1;
         }
     }
 
-    /// A page that is back is of no more use. Returns which chunk it was of, if that has no other.
-    fn gone(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
-        self.directory.record(frame)?.set_gone();
+    /// Records that a page has been returned for good. Returns the index of its chunk if that is now empty.
+    fn page_returned(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
+        self.directory.record(frame)?.set_returned();
         let at = chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
         let chunk = chunks.list.get_mut(at)?;
-        chunk.out -= 1;
-        (chunk.out == 0).then_some(at)
+        chunk.pages_out -= 1;
+        (chunk.pages_out == 0).then_some(at)
     }
 
-    /// Gives a chunk back that has no page left, once. Returns whether there is a chunk of that number.
+    /// Releases the chunk at this index once, if no page of it is in use. Returns whether there is such a chunk.
     fn release_if_empty(&self, at: usize) -> bool {
         let (chunk, release_hidden) = {
             let mut chunks = self.chunks.lock();
             let release_hidden = chunks.release_hidden;
             let Some(chunk) = chunks.list.get_mut(at) else { return false };
-            if chunk.out != 0 {
+            if chunk.pages_out != 0 {
                 return true;
             }
-            let gone = Chunk { back: Back::Never, ..*chunk };
-            (core::mem::replace(chunk, gone), release_hidden)
+            let released = Chunk { on_empty: OnEmpty::Nothing, ..*chunk };
+            (core::mem::replace(chunk, released), release_hidden)
         };
-        match (chunk.back, release_hidden) {
-            (Back::Release, _) => {
-                // SAFETY: acquired with this order, released once (`Never` from here on), and no page of it is out, so
-                // nothing reaches it.
+        match (chunk.on_empty, release_hidden) {
+            (OnEmpty::Release, _) => {
+                // SAFETY: acquired with this order, released once (`Nothing` from here on), and none of its pages is in
+                // use, so nothing accesses it.
                 unsafe { self.source.release(chunk.frame, chunk.order) };
             }
-            (Back::ReleaseHidden, Some(release)) => {
-                // SAFETY: `hide` hid it, it is released once, as above, and no page of it is out.
+            (OnEmpty::ReleaseHidden, Some(release)) => {
+                // SAFETY: `hide` returned `Ok` for it, and the rest is as above.
                 unsafe { release(&self.source, chunk.frame, chunk.order) };
             }
-            (Back::ReleaseHidden, None) | (Back::Never, _) => {}
+            (OnEmpty::ReleaseHidden, None) | (OnEmpty::Nothing, _) => {}
         }
         true
     }
 
-    /// A page comes back after the ring was closed.
+    /// Returns a page after the ring was closed.
     pub(super) fn recycle_after_close(&self, entry: Entry) {
         let emptied = {
             let mut chunks = self.chunks.lock();
@@ -124,7 +125,7 @@ impl<S: ChunkSource> Inner<S> {
             }
             chunks.late += 1;
             chunks.late_owned += u64::from(entry.generation().is_none());
-            self.gone(&mut chunks, entry.frame())
+            self.page_returned(&mut chunks, entry.frame())
         };
         if let Some(at) = emptied {
             self.release_if_empty(at);

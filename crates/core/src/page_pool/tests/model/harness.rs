@@ -1,40 +1,42 @@
-//! A pool beside a list of what is out of it: each step is made in both.
+//! Runs each step on a pool and on its model: the list of pages in use, and the expected counters.
 
 use super::super::*;
-use super::count::Count;
-use super::{HEAP, Step, Way};
+use super::expected::Expected;
+use super::{FreeBy, HEAP, Step};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// What is out, and how.
-pub(super) enum Thing {
+/// What a test holds, with its tag.
+pub(super) enum Held {
     Page(Page<Heap>, u8),
     Raw(RawPage, u8),
     Fragment(Fragment<Heap>),
 }
 
-/// A pool, and what is out of it.
-pub(super) struct World {
+/// A pool and its model.
+pub(super) struct Harness {
     pub(super) pool: PagePool<Heap>,
     pub(super) remote: Remote<Heap>,
     tags: [Tag; 3],
-    pub(super) out: Vec<Thing>,
-    /// Each page that is out, and how many fragments of it are; the one of which more may be cut has one more.
+    pub(super) in_use: Vec<Held>,
+    /// The number of shares of each page in use: 1, or its fragments; the open page has one more.
     pub(super) pages: BTreeMap<u64, usize>,
+    /// The page that fragments are being cut from.
     pub(super) open: Option<u64>,
+    /// Raw pages that were freed and not allocated raw again.
     freed: Vec<RawPage>,
-    count: Count,
+    expected: Expected,
 }
 
 pub(super) type Checked = Result<(), TestCaseError>;
 
-impl World {
+impl Harness {
     pub(super) fn new(heap: &Heap, order: Order, ring: u32) -> Self {
         let pool = heap.pool(Config { order, ring, ..Config::default() });
-        let count = Count {
+        let expected = Expected {
             magazine: 0,
             ring: 0,
-            below: 0,
+            spill: 0,
             fresh: 0,
             capacity: u64::from(ring),
             order: order.get(),
@@ -45,11 +47,11 @@ impl World {
             remote: pool.remote(),
             tags: [Tag::NONE, pool.tag("one").unwrap(), pool.tag("two").unwrap()],
             pool,
-            out: Vec::new(),
+            in_use: Vec::new(),
             pages: BTreeMap::new(),
             open: None,
             freed: Vec::new(),
-            count,
+            expected,
         }
     }
 
@@ -57,32 +59,32 @@ impl World {
         iova.raw() & !(self.pool.page_bytes() as u64 - 1)
     }
 
-    /// A page was allocated: it has no other owner.
+    /// A page was allocated: checks that it has no other owner.
     fn new_page(&mut self, iova: Iova) -> Checked {
         if self.open == Some(iova.raw()) {
-            // All its fragments are back, and it is the last: nothing more is cut of it.
+            // The open page, idle, is the last free one: no more is cut from it.
             prop_assert_eq!(self.pages.remove(&iova.raw()), Some(1));
             self.open = None;
             self.none_left()?;
-            self.count.reopened();
+            self.expected.alloc_open();
         } else {
-            self.count.taken();
+            self.expected.alloc();
         }
         prop_assert_eq!(self.start_of(iova), iova.raw());
         prop_assert!(self.pages.insert(iova.raw(), 1).is_none(), "allocated twice: {}", iova);
         Ok(())
     }
 
-    fn page_back(&mut self, iova: u64, way: Way) {
+    fn page_freed(&mut self, iova: u64, by: FreeBy) {
         self.pages.remove(&iova);
-        self.count.back(way);
+        self.expected.free(by);
     }
 
     fn alloc(&mut self, tag: u8) -> Checked {
         let Ok(page) = self.pool.alloc_for(self.tags[usize::from(tag)]) else { return self.none_left() };
         self.new_page(page.iova())?;
         prop_assert_eq!(page.memory().len(), self.pool.page_bytes());
-        self.out.push(Thing::Page(page, tag));
+        self.in_use.push(Held::Page(page, tag));
         Ok(())
     }
 
@@ -90,16 +92,16 @@ impl World {
         let Ok(page) = self.pool.alloc_raw_for(self.tags[usize::from(tag)]) else { return self.none_left() };
         self.new_page(page.iova())?;
         self.freed.retain(|freed| freed.iova() != page.iova());
-        self.out.push(Thing::Raw(page, tag));
+        self.in_use.push(Held::Raw(page, tag));
         Ok(())
     }
 
-    /// The heap has no page more: it was looked for everywhere.
+    /// An allocation failed: checks that the heap has no free page.
     fn none_left(&mut self) -> Checked {
-        self.count.counts.empty += 1;
-        let count = &self.count;
-        prop_assert_eq!((count.magazine, count.ring, count.below, count.fresh), (0, 0, 0, 0));
-        prop_assert_eq!(count.total << count.order, HEAP as u64 / 4096);
+        self.expected.counts.empty += 1;
+        let expected = &self.expected;
+        prop_assert_eq!((expected.magazine, expected.ring, expected.spill, expected.fresh), (0, 0, 0, 0));
+        prop_assert_eq!(expected.total << expected.order, HEAP as u64 / 4096);
         let idle = self.open.is_some_and(|open| self.pages[&open] == 1);
         prop_assert!(!idle, "the open page has no fragments");
         Ok(())
@@ -111,15 +113,15 @@ impl World {
         if fragment.iova().raw() == start {
             self.new_page(Iova::new(start))?;
             if let Some(open) = self.open.replace(start) {
-                self.share_back(open, Way::Consumer);
+                self.share_freed(open, FreeBy::Consumer);
             }
         }
         let end = fragment.iova().raw() + fragment.memory().len() as u64;
         prop_assert!(
             fragment.iova().raw().is_multiple_of(64) && end <= start + self.pool.page_bytes() as u64
         );
-        let overlaps = self.out.iter().any(|thing| match thing {
-            Thing::Fragment(other) => {
+        let overlaps = self.in_use.iter().any(|held| match held {
+            Held::Fragment(other) => {
                 let from = other.iova().raw();
                 from < end && fragment.iova().raw() < from + other.memory().len() as u64
             }
@@ -127,61 +129,61 @@ impl World {
         });
         prop_assert!(!overlaps);
         *self.pages.get_mut(&start).unwrap() += 1;
-        self.out.push(Thing::Fragment(fragment));
+        self.in_use.push(Held::Fragment(fragment));
         Ok(())
     }
 
-    fn share_back(&mut self, start: u64, way: Way) {
+    fn share_freed(&mut self, start: u64, by: FreeBy) {
         let shares = self.pages.get_mut(&start).unwrap();
         *shares -= 1;
         if *shares == 0 {
-            self.page_back(start, way);
+            self.page_freed(start, by);
         }
     }
 
-    fn free(&mut self, at: Index, way: Way) -> Checked {
-        if self.out.is_empty() { Ok(()) } else { self.take_back(at.index(self.out.len()), way) }
+    fn free(&mut self, at: Index, by: FreeBy) -> Checked {
+        if self.in_use.is_empty() { Ok(()) } else { self.free_at(at.index(self.in_use.len()), by) }
     }
 
-    pub(super) fn take_back(&mut self, at: usize, way: Way) -> Checked {
-        match (self.out.swap_remove(at), way) {
-            (Thing::Page(page, _), way) => {
-                self.page_back(page.iova().raw(), way);
-                match way {
-                    Way::Consumer => self.pool.recycle(page),
-                    Way::Remote => drop(page),
+    pub(super) fn free_at(&mut self, at: usize, by: FreeBy) -> Checked {
+        match (self.in_use.swap_remove(at), by) {
+            (Held::Page(page, _), by) => {
+                self.page_freed(page.iova().raw(), by);
+                match by {
+                    FreeBy::Consumer => self.pool.recycle(page),
+                    FreeBy::Remote => drop(page),
                 }
             }
-            (Thing::Raw(page, _), way) => {
-                self.page_back(page.iova().raw(), way);
-                prop_assert_eq!(self.free_raw(page, way), Ok(()));
+            (Held::Raw(page, _), by) => {
+                self.page_freed(page.iova().raw(), by);
+                prop_assert_eq!(self.free_raw(page, by), Ok(()));
                 self.freed.push(page);
             }
-            (Thing::Fragment(fragment), way) => {
-                self.share_back(self.start_of(fragment.iova()), way);
-                match way {
-                    Way::Consumer => self.pool.recycle_fragment(fragment),
-                    Way::Remote => drop(fragment),
+            (Held::Fragment(fragment), by) => {
+                self.share_freed(self.start_of(fragment.iova()), by);
+                match by {
+                    FreeBy::Consumer => self.pool.recycle_fragment(fragment),
+                    FreeBy::Remote => drop(fragment),
                 }
             }
         }
         Ok(())
     }
 
-    fn free_raw(&mut self, page: RawPage, way: Way) -> Result<(), FreeError> {
-        match way {
-            Way::Consumer => self.pool.free_raw(page),
-            Way::Remote => self.remote.free_raw(page),
+    fn free_raw(&mut self, page: RawPage, by: FreeBy) -> Result<(), FreeError> {
+        match by {
+            FreeBy::Consumer => self.pool.free_raw(page),
+            FreeBy::Remote => self.remote.free_raw(page),
         }
     }
 
     fn fill(&mut self, n: usize, raw: bool) -> Checked {
-        // Every third slot is full already.
+        // Every third slot of an array of raw pages is already full.
         let held = self.pool.alloc_raw().ok();
         if let Some(held) = held {
             self.new_page(held.iova())?;
             self.freed.retain(|freed| freed.iova() != held.iova());
-            self.out.push(Thing::Raw(held, 0));
+            self.in_use.push(Held::Raw(held, 0));
         } else {
             self.none_left()?;
         }
@@ -195,7 +197,7 @@ impl World {
                     Some(page) => {
                         self.new_page(page.iova())?;
                         self.freed.retain(|freed| freed.iova() != page.iova());
-                        self.out.push(Thing::Raw(page, 0));
+                        self.in_use.push(Held::Raw(page, 0));
                     }
                     None => self.none_left()?,
                 }
@@ -210,34 +212,34 @@ impl World {
                     continue;
                 };
                 self.new_page(page.iova())?;
-                self.out.push(Thing::Page(page, 0));
+                self.in_use.push(Held::Page(page, 0));
             }
         }
         Ok(())
     }
 
     fn free_many(&mut self, n: usize, raw: bool) -> Checked {
-        let (mut pages, mut raws, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-        for thing in self.out.drain(..) {
-            match thing {
-                Thing::Page(page, _) if !raw && pages.len() < n => pages.push(page),
-                Thing::Raw(page, _) if raw && raws.len() < n => raws.push(page),
-                other => kept.push(other),
+        let (mut pages, mut raws, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for held in self.in_use.drain(..) {
+            match held {
+                Held::Page(page, _) if !raw && pages.len() < n => pages.push(page),
+                Held::Raw(page, _) if raw && raws.len() < n => raws.push(page),
+                other => rest.push(other),
             }
         }
-        self.out = kept;
+        self.in_use = rest;
         let iovas = pages.iter().map(Page::iova).chain(raws.iter().map(RawPage::iova));
-        iovas.collect::<Vec<_>>().into_iter().for_each(|iova| self.page_back(iova.raw(), Way::Remote));
+        iovas.collect::<Vec<_>>().into_iter().for_each(|iova| self.page_freed(iova.raw(), FreeBy::Remote));
         self.remote.recycle_all(pages);
         prop_assert_eq!(self.remote.free_bulk(&raws), Ok(()));
         self.freed.extend(raws);
         Ok(())
     }
 
-    fn wrong(&mut self, page: RawPage, way: Way) -> Checked {
-        let right = self.out.iter().any(|thing| matches!(thing, Thing::Raw(raw, _) if *raw == page));
-        if !right {
-            prop_assert!(self.free_raw(page, way).is_err());
+    fn wrong_free(&mut self, page: RawPage, by: FreeBy) -> Checked {
+        let valid = self.in_use.iter().any(|held| matches!(held, Held::Raw(raw, _) if *raw == page));
+        if !valid {
+            prop_assert!(self.free_raw(page, by).is_err());
         }
         Ok(())
     }
@@ -247,54 +249,54 @@ impl World {
             Step::Alloc(tag) => self.alloc(tag),
             Step::AllocRaw(tag) => self.alloc_raw(tag),
             Step::Fragment(len) => self.fragment(len),
-            Step::Free(at, way) => self.free(at, way),
+            Step::Free(at, by) => self.free(at, by),
             Step::Fill(n, raw) => self.fill(n, raw),
             Step::FreeMany(n, raw) => self.free_many(n, raw),
-            Step::DoubleFree(at, way) if !self.freed.is_empty() => {
-                self.wrong(self.freed[at.index(self.freed.len())], way)
+            Step::DoubleFree(at, by) if !self.freed.is_empty() => {
+                self.wrong_free(self.freed[at.index(self.freed.len())], by)
             }
-            Step::Crooked(at, by, way) if !self.out.is_empty() => {
-                let Thing::Raw(page, _) = self.out[at.index(self.out.len())] else { return Ok(()) };
-                let ptr = NonNull::new(page.as_ptr().as_ptr().wrapping_offset(by)).unwrap();
-                self.wrong(
-                    RawPage::from_parts(ptr, Iova::new(page.iova().raw().wrapping_add_signed(by as i64))),
-                    way,
+            Step::WrongFree(at, offset, by) if !self.in_use.is_empty() => {
+                let Held::Raw(page, _) = self.in_use[at.index(self.in_use.len())] else { return Ok(()) };
+                let ptr = NonNull::new(page.as_ptr().as_ptr().wrapping_offset(offset)).unwrap();
+                self.wrong_free(
+                    RawPage::from_parts(ptr, Iova::new(page.iova().raw().wrapping_add_signed(offset as i64))),
+                    by,
                 )?;
-                self.wrong(RawPage::from_parts(ptr, page.iova()), way)
+                self.wrong_free(RawPage::from_parts(ptr, page.iova()), by)
             }
-            Step::Tag(at, new) if !self.out.is_empty() => {
-                let at = at.index(self.out.len());
-                if let Thing::Page(page, tag) = &mut self.out[at] {
+            Step::Tag(at, new) if !self.in_use.is_empty() => {
+                let at = at.index(self.in_use.len());
+                if let Held::Page(page, tag) = &mut self.in_use[at] {
                     page.tag(self.tags[usize::from(new)]);
                     *tag = new;
                 }
                 Ok(())
             }
-            Step::DoubleFree(..) | Step::Crooked(..) | Step::Tag(..) => Ok(()),
+            Step::DoubleFree(..) | Step::WrongFree(..) | Step::Tag(..) => Ok(()),
         }
     }
 
     pub(super) fn check(&self) -> Checked {
-        let (stats, count) = (self.pool.stats(), &self.count);
-        prop_assert_eq!((stats.in_use, stats.pages), (self.pages.len() as u64, count.total));
-        prop_assert_eq!((stats.in_magazine, stats.in_ring), (count.magazine, count.ring));
-        prop_assert_eq!(stats.below, count.below + count.fresh);
-        prop_assert_eq!(self.pool.counts(), count.counts);
+        let (stats, expected) = (self.pool.stats(), &self.expected);
+        prop_assert_eq!((stats.in_use, stats.pages), (self.pages.len() as u64, expected.total));
+        prop_assert_eq!((stats.in_magazine, stats.in_ring), (expected.magazine, expected.ring));
+        prop_assert_eq!(stats.below, expected.spill + expected.fresh);
+        prop_assert_eq!(self.pool.counts(), expected.counts);
         Ok(())
     }
 
-    /// By name, how many pages the model says are held. `open`: also the one of which nothing more is cut after the end.
+    /// Returns how many pages each named holder holds according to the model.
     pub(super) fn holders(&self) -> BTreeMap<Option<String>, u64> {
-        let mut held: BTreeMap<u64, u8> = self.pages.keys().map(|&start| (start, 0)).collect();
-        for thing in &self.out {
-            let _ = match thing {
-                Thing::Page(page, tag) => held.insert(page.iova().raw(), *tag),
-                Thing::Raw(page, tag) => held.insert(page.iova().raw(), *tag),
-                Thing::Fragment(_) => None,
+        let mut tags: BTreeMap<u64, u8> = self.pages.keys().map(|&start| (start, 0)).collect();
+        for held in &self.in_use {
+            let _ = match held {
+                Held::Page(page, tag) => tags.insert(page.iova().raw(), *tag),
+                Held::Raw(page, tag) => tags.insert(page.iova().raw(), *tag),
+                Held::Fragment(_) => None,
             };
         }
         let mut names = BTreeMap::new();
-        for tag in held.into_values() {
+        for tag in tags.into_values() {
             let name = [None, Some("one"), Some("two")][usize::from(tag)];
             *names.entry(name.map(str::to_owned)).or_default() += 1;
         }

@@ -1,41 +1,41 @@
-//! What a page pool tells about itself.
+//! A page pool's counters, where its pages are, and who holds them.
 
 use alloc::string::String;
 use core::fmt;
 
 /// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and `page_pool_recycle_stats`).
 ///
-/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's own state, `ring` is the ring's
-/// own position; `ring_full` and `released_refcnt` are off the hot path.
+/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's state, `ring` is the ring's
+/// position, and the others are off the hot paths.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// alloc: pages from the magazine.
     pub fast: u64,
-    /// alloc: pages for which the pool went below the ring, where a page has 4 KiB.
+    /// alloc: pages of 4 KiB allocated from the spill list, a fresh chunk, or the idle open page.
     pub slow: u64,
-    /// alloc: the same, where a page has more.
+    /// alloc: the same for larger pages.
     pub slow_high_order: u64,
-    /// alloc: how often the ring was found empty, so that the pool went below it.
+    /// alloc: how often the ring was empty when the magazine needed a refill.
     pub empty: u64,
-    /// alloc: pages for which the magazine was refilled from the ring.
+    /// alloc: how often the magazine was refilled from the ring.
     pub refill: u64,
-    /// alloc: entries of the ring that could not be used. In the kernel these are pages of another NUMA node; here they
-    /// are second frees of raw pages that were found late.
+    /// alloc: entries that could not be used. In the kernel these are pages of another NUMA node; here they are second
+    /// frees of raw pages that were detected late.
     pub waive: u64,
     /// recycle: pages put into the magazine.
     pub cached: u64,
-    /// recycle: how often a page met a full magazine, of which half went to the ring first.
+    /// recycle: how often the magazine was full, so that half of it went to the ring first.
     pub cache_full: u64,
     /// recycle: pages put into the ring.
     pub ring: u64,
-    /// recycle: pages that met a full ring and went below it (the kernel gives such pages up; here they stay mapped).
+    /// recycle: pages that met a full ring. The kernel releases such pages; here they go to a list and stay mapped.
     pub ring_full: u64,
-    /// recycle: pages that were not recycled, because they were still held when the pool was taken down.
+    /// recycle: pages released rather than recycled, because they were still held when the pool was taken down.
     pub released_refcnt: u64,
 }
 
 impl fmt::Display for Counts {
-    /// One counter a line, by the names under which `ethtool -S` shows the kernel's.
+    /// Writes one counter per line, by the names that `ethtool -S` shows for the kernel's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let alloc = [
             ("fast", self.fast),
@@ -62,39 +62,40 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Where a pool's pages are. While others free, the numbers may be of slightly different times.
+/// Where a pool's pages are. While other threads free pages, the numbers may be from slightly different times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolStats {
     /// Pages that are allocated and not freed.
     pub in_use: u64,
-    /// Pages in all.
+    /// All pages.
     pub pages: u64,
     /// Free pages in the magazine.
     pub in_magazine: u64,
     /// Pages in the ring.
     pub in_ring: u64,
-    /// Pages below the ring: those that met a full ring, and those never allocated.
+    /// Pages that the consumer takes when magazine and ring are empty: those that met a full ring, and those never
+    /// allocated.
     pub below: u64,
-    /// Chunks that the source gave.
+    /// Chunks acquired from the source.
     pub chunks: u64,
-    /// Bytes of those.
+    /// The size of the chunks in bytes.
     pub bytes: u64,
 }
 
-/// Who holds pages of a pool.
+/// A holder of pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
-    /// What the pages were [tagged](super::Page::tag) with; `None`: nothing.
+    /// The holder's name (see [`Page::tag`](super::Page::tag)); `None` if the pages have none.
     pub name: Option<String>,
-    /// How many pages.
+    /// How many pages it holds.
     pub pages: u64,
-    /// How many bytes those have.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name.as_deref().unwrap_or("(no holder named)");
+        let name = self.name.as_deref().unwrap_or("(unnamed)");
         write!(f, "{name}: {} pages, {} bytes", self.pages, self.bytes)
     }
 }
