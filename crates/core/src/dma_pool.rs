@@ -1,8 +1,8 @@
 //! DMA pools: blocks of one size, cut from chunks that a device can reach.
 //!
-//! A pool acquires chunks of frames from its [`ChunkSource`], small ones first (the smallest that wastes at most an
-//! eighth), then as much again as it has, up to 2 MiB at a time. Sizes, alignment, boundary and the
-//! [report](PoolStats) follow Linux's `dma_pool`.
+//! A pool acquires chunks of frames from its [`ChunkSource`]: first the smallest that wastes at most an eighth of itself,
+//! then as many bytes as the pool already has, up to 2 MiB. Sizes, alignment, boundary and the [report](PoolStats) follow
+//! Linux's `dma_pool`.
 //!
 //! ```
 //! use pinfold_core::dma_pool::{Block, ChunkSource, DmaPool, Local};
@@ -31,8 +31,8 @@
 //! }
 //! ```
 //!
-//! Inside one function a borrow does as well: `let mut local = pool.local();` on a `DmaPool` that is not shared. A
-//! complete program, with a source of its own, is the example `no_std_pool`.
+//! Within one function a borrow is sufficient: `let mut local = pool.local();` on a `DmaPool` that is not shared. The
+//! example `no_std_pool` is a complete program with its own source.
 //!
 //! All state is out of band: the pool accesses a block's memory only in [`alloc_zeroed`](DmaPool::alloc_zeroed) and in
 //! [debug mode](DmaPool::with_debug). A device that still writes to a freed block corrupts that block's next content
@@ -52,12 +52,12 @@
 //! row of another owner is freed *remotely*, by a list in the row that its owner collects. Rows that are mostly free move
 //! to and from the depot, many at a time.
 //!
-//! Every operation takes constant time, amortised, for any number of blocks. No free allocates memory, and no lock is held
-//! while the [`ChunkSource`] is at work: while one owner waits for a chunk, others free blocks and allocate free ones.
+//! Every operation takes constant amortised time for any number of blocks. No free allocates memory, and no lock is held
+//! while the [`ChunkSource`] runs: while one owner waits for a chunk, others allocate and free blocks.
 //!
 //! # How much memory a pool holds
 //!
-//! An alloc takes a block from its owner's rows, else from the depot or the pool's own owner; only when none of these has
+//! An alloc takes a block from its owner's rows, otherwise from the depot or the pool's own owner; only if none of these has
 //! one does the pool grow, by a chunk of at most 2 MiB (or of one block, if that is larger). What other owners hold is
 //! bounded, as in the Hoard allocator (Berger et al., ASPLOS 2000): a row that is half free goes to the depot, where
 //! any owner finds it, except for 8 to 32 such rows per owner (a quarter of the pool's, divided by the owners). Hence,
@@ -67,23 +67,23 @@
 //! blocks of the pool <= 2 * peak + 10,304 for each owner + one chunk
 //! ```
 //!
-//! where 10,304 are 32 rows, the current one, and 128 whose blocks were all allocated when they were last checked. In a
-//! pool that never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the
-//! depot costs two read-modify-writes more.
+//! where 10,304 are 32 rows, the current one, and 128 whose blocks were all allocated at the last check. In a pool that has
+//! never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the depot costs two
+//! more read-modify-writes.
 //!
 //! The bound does not cover remote frees to rows that an owner holds and that still have free blocks, until the owner
 //! checks them: two rows at each call that changes its current row. An owner that makes no calls, or far fewer than it
 //! has such rows, holds those blocks meanwhile; drop a [`Local`] that is not going to be used.
 //!
-//! # What is checked
+//! # Checks
 //!
-//! Each raw free is checked, also in release builds: that the address lies in a chunk of this pool, that a block starts
-//! there, that the device's address belongs to it, that it is allocated, and that no [`Block`] owns it
-//! ([`FreeError::Owned`], also if the free races with the block's drop). A refused free changes nothing. One case is not
-//! reported to the caller: a second free of a raw block at the very moment of the first, one of them through the
-//! `Local` that owns the row. It is found when the row is next used, frees nothing, and is counted in
-//! [`PoolStats::late_double_frees`]. (A copy of a [`RawBlock`] that is freed after the block was allocated again cannot
-//! be told from the new one; a [`Block`] cannot be freed twice.)
+//! Each raw free is checked, also in release builds: the address is the start of a block in a chunk of this pool, the device
+//! address belongs to it, and the block is allocated and not owned by a [`Block`] ([`FreeError::Owned`], also if the free
+//! races with the block's drop). A refused free changes nothing. One case is not reported to the caller: two frees of one
+//! raw block at the same instant, one of them through the `Local` that owns the row. The second is detected when the row is
+//! next used, frees nothing, and is counted in [`PoolStats::late_double_frees`]. (Freeing a stale copy of a [`RawBlock`]
+//! after the block was allocated again frees the new allocation: the copy is indistinguishable from it. A [`Block`] cannot
+//! be freed twice.)
 
 mod block;
 mod bulk;

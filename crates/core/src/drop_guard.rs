@@ -1,4 +1,4 @@
-//! A value whose clean-up consumes it, unless it is taken out first.
+//! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out first.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};

@@ -1,7 +1,7 @@
 //! Gather: cuts memory into the segments that a device accepts.
 //!
-//! The input are [`Segment`](crate::addr::Segment)s, in order: a part of a [registered](crate::registered) buffer, a mapping, or any
-//! list of them. Neighbours are merged first; then a [`Profile`] cuts them by the device's largest segment, its
+//! The input is a sequence of [`Segment`](crate::addr::Segment)s: a part of a [registered](crate::registered) buffer, a
+//! mapping, or any list of them. Neighbours are merged first; then a [`Profile`] cuts them by the device's largest segment, its
 //! boundary, its alignment and its number of segments. [`prp`] and [`sgl`] lay them out for an NVMe controller, in
 //! lists whose pages come from a DMA pool.
 //!
@@ -12,7 +12,7 @@
 //! use pinfold_core::gather::Profile;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Profile::new(16, 64 << 10, 0, 4)?; // 16 segments of 64 KiB, any boundary, aligned to 4
+//! let device = Profile::new(16, 64 << 10, 0, 4)?; // 16 segments of 64 KiB, no boundary, aligned to 4
 //! let memory = [Segment { iova: Iova::new(0x1000), len: 4096 }, Segment { iova: Iova::new(0x2000), len: 1 << 17 }];
 //! let segments = device.gather(memory).collect::<Result<Vec<_>, _>>()?; // the two are neighbours
 //! assert_eq!(segments.len(), 3);

@@ -1,4 +1,4 @@
-//! Known mistakes in the product's own path, switched on by tests to prove that the tests detect them.
+//! Deliberate mistakes in the product's own path, which tests switch on to prove that they are detected.
 //!
 //! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread can
 //! make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every

@@ -1,38 +1,37 @@
-//! Memory that a device, or another thread, may read and write at any time.
+//! [`DmaMemory`]: memory that a device or another thread may read and write at any time.
 //!
-//! No reference to such memory may exist, or the compiler would assume that nothing else changes it. A [`DmaMemory`] is a
-//! base and a length; each access is checked against the length.
+//! No reference to such memory may exist, because the compiler would assume that nothing else changes it. A [`DmaMemory`]
+//! is a base and a length; each access is checked against the length.
 //!
-//! # What an access is
+//! # The definition of an access
 //!
 //! Each access is a sequence of **relaxed atomic accesses of one byte each**, whatever the operation: a `u64`, a copy, and
 //! a fill differ in how many bytes they load or store, never in the width of an atomic. The rules of
 //! [`core::sync::atomic`] declare two things undefined: conflicting accesses of which one is not atomic, and conflicting
-//! atomics that overlap without being the same bytes. Neither can happen here: every access is atomic, and two
-//! accesses of one byte are disjoint or the same. (`read_volatile` would not do: on memory inside an allocation it is an
+//! atomics that overlap without being the same bytes. Neither can happen here: every access is atomic, and two accesses of
+//! one byte each are disjoint or identical. (`read_volatile` is not sufficient: on memory inside an allocation it is an
 //! ordinary, racing read.)
 //!
-//! On x86_64, aarch64 and riscv64 the sequence is carried out by inline assembly: one load or store instruction for an
-//! aligned scalar, the platform's `memcpy` and `memset` for the rest. The compiler may assume nothing about assembly but
-//! what it could be in Rust, and here it is the loop over `AtomicU8` in `mem/portable.rs`; the instructions do
-//! what that loop may do, in fewer steps. Elsewhere, in Miri, and with `--cfg pinfold_byte_atomics` (which the
-//! sanitizers need, because they see no assembly) that loop itself runs.
+//! On x86_64, aarch64 and riscv64 inline assembly performs the sequence: one load or store instruction for an aligned
+//! scalar, the platform's `memcpy` and `memset` otherwise. Its meaning in Rust is the loop over `AtomicU8` in
+//! `mem/portable.rs`: the instructions have an effect that the loop could have. On other architectures, under Miri, and with
+//! `--cfg pinfold_byte_atomics` (for sanitizers, which do not see assembly) that loop itself runs.
 //!
 //! # What is guaranteed
 //!
-//! | while this writes | a scalar at a multiple of its size | a copy or a fill |
+//! | concurrent writer | a scalar at a multiple of its size | a copy or a fill |
 //! | --- | --- | --- |
 //! | another thread, through `DmaMemory` | old or new, never torn | may tear at any byte |
 //! | a device | on the three architectures one access of at most 8 bytes, so torn only if the device tears it; elsewhere may tear at any byte | may tear at any byte, and load or store a byte more than once |
 //!
-//! Order comes from fences: what was written before [`store_release_u32`](DmaMemory::store_release_u32) is seen by a thread
-//! after [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and by a device that
-//! a later doorbell notifies; a completion entry is read after its phase bit by the same load. A reader that
-//! decides by a value must decide by its own copy: the next load may return another value.
+//! Fences order accesses: what was written before [`store_release_u32`](DmaMemory::store_release_u32) is visible to a thread
+//! whose [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and to a device that a later
+//! doorbell notifies. A completion entry is read after its phase bit, which such a load reads. A reader that makes a
+//! decision must read the value once, into a copy: the next load may return another value.
 //!
 //! # Words
 //!
-//! What is reached as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an `&[AtomicU64]` from the
+//! Memory accessed as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an `&[AtomicU64]` from the
 //! start ([`TablePages`](crate::table::TablePages)), and a `DmaMemory` yields no reference:
 //!
 //! ```compile_fail,E0599
@@ -71,27 +70,27 @@ mod stress;
 #[cfg(not(loom))]
 mod tests;
 
-/// An access that is not inside the memory, or not aligned to its size.
+/// An access that is outside the memory, or not aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "an access of {len} bytes at offset {offset} of {size} bytes of DMA memory (aligned to its size: {aligned})"
+    "cannot access {len} bytes at offset {offset} of {size} bytes of DMA memory (address aligned to the access: {aligned})"
 )]
 pub struct AccessError {
-    /// Where, in bytes from the start of the memory.
+    /// The offset in bytes from the start of the memory.
     pub offset: usize,
-    /// How many bytes.
+    /// The length of the access in bytes.
     pub len: usize,
-    /// How many bytes the memory has.
+    /// The size of the memory in bytes.
     pub size: usize,
     /// Whether the address was a multiple of the size of the access.
     pub aligned: bool,
 }
 
-/// A piece of pinned memory that is shared with a device.
+/// A range of pinned memory that is shared with a device.
 ///
-/// It owns nothing: it is a checked way to reach memory that its owner keeps alive for `'m`, as `&[AtomicU8]`
-/// would be. The owner of the memory lends it by a borrow of itself, and takes a reference into the
-/// memory only by a *mutable* borrow: then no `DmaMemory` is there at the same time.
+/// It owns nothing: like `&[AtomicU8]`, it gives checked access to memory that its owner keeps alive for `'m`. The owner
+/// lends it by a shared borrow of itself, and creates references into the memory only by a *mutable* borrow, which excludes
+/// every `DmaMemory`.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaMemory<'m> {
     base: NonNull<u8>,
@@ -99,8 +98,7 @@ pub struct DmaMemory<'m> {
     lent: PhantomData<&'m AtomicU8>,
 }
 
-// SAFETY: every access is an atomic operation on memory that outlives the value (contract of `from_raw`), so it may
-// be made from any thread.
+// SAFETY: every access is an atomic operation on memory that outlives the value (contract of `from_raw`).
 unsafe impl Send for DmaMemory<'_> {}
 // SAFETY: as for `Send`; a shared `DmaMemory` has no other state than its two immutable fields.
 unsafe impl Sync for DmaMemory<'_> {}
@@ -110,7 +108,7 @@ macro_rules! scalar {
         #[doc = concat!("Reads a `", stringify!($ty), "` (native order, relaxed) at `offset` bytes.")]
         ///
         /// # Errors
-        /// [`AccessError`] where it is not inside or not aligned.
+        /// [`AccessError`] if it is outside the memory or not aligned.
         #[inline]
         pub fn $read(&self, offset: usize) -> Result<$ty, AccessError> {
             let at = self.check(offset, size_of::<$ty>(), size_of::<$ty>())?;
@@ -122,7 +120,7 @@ macro_rules! scalar {
         #[doc = concat!("Writes a `", stringify!($ty), "` (native order, relaxed) at `offset` bytes.")]
         ///
         /// # Errors
-        /// [`AccessError`] where it is not inside or not aligned.
+        /// [`AccessError`] if it is outside the memory or not aligned.
         #[inline]
         pub fn $write(&self, offset: usize, value: $ty) -> Result<(), AccessError> {
             let at = self.check(offset, size_of::<$ty>(), size_of::<$ty>())?;
@@ -134,52 +132,52 @@ macro_rules! scalar {
 }
 
 impl<'m> DmaMemory<'m> {
-    /// The memory of `len` bytes from `base`.
+    /// Creates the memory of `len` bytes at `base`.
     ///
     /// # Safety
     /// For `'m`, `base..base + len` must be mapped, readable and writable, and must lie in one allocation of less than
-    /// `isize::MAX` bytes. During each access, nothing reaches the bytes but `DmaMemory`s, atomics of one byte, devices,
-    /// and the kernel: no Rust reference into them is alive (but to `AtomicU8`), and no wider atomic is used
-    /// on them in a thread that is not synchronised with the access.
+    /// `isize::MAX` bytes. During each access, only `DmaMemory`s, atomics of one byte, devices and the kernel
+    /// access the bytes: no Rust reference into them is alive (except to `AtomicU8`), and no thread that is not synchronised
+    /// with the access uses a wider atomic on them.
     pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, lent: PhantomData }
     }
 
-    /// The same memory, lent for as long as the caller vouches for.
+    /// Returns the same memory with a lifetime that the caller guarantees.
     ///
     /// # Safety
-    /// As for [`from_raw`](Self::from_raw), as long as the value that is returned, or a copy of it, is *used*.
+    /// As for [`from_raw`](Self::from_raw), as long as the returned value, or a copy of it, is *used*.
     pub const unsafe fn extend<'long>(self) -> DmaMemory<'long> {
         DmaMemory { base: self.base, len: self.len, lent: PhantomData }
     }
 
-    /// No memory at all: every access but an empty one is refused.
+    /// No memory: every access except an empty one is refused.
     pub const EMPTY: Self = Self { base: NonNull::dangling(), len: 0, lent: PhantomData };
 
-    /// Where it starts in this process.
+    /// Returns a pointer to its first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The address of its first byte in this process.
+    /// Returns the address of its first byte in this process.
     pub fn addr(&self) -> usize {
         self.base.as_ptr().addr()
     }
 
-    /// How many bytes.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The `len` bytes from `offset`.
+    /// Returns the `len` bytes at `offset`.
     ///
     /// # Errors
-    /// [`AccessError`] where they are not all inside.
+    /// [`AccessError`] if they are not all inside.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Result<Self, AccessError> {
         Ok(Self { base: self.check(offset, len, 1)?, len, lent: PhantomData })
@@ -201,10 +199,10 @@ impl<'m> DmaMemory<'m> {
     scalar!(read_u32, write_u32, u32);
     scalar!(read_u64, write_u64, u64);
 
-    /// Reads a `u32` so that everything which its writer wrote before it is seen after it.
+    /// Reads a `u32` with acquire ordering: later reads see everything that its writer wrote before a release store of it.
     ///
     /// # Errors
-    /// [`AccessError`] where it is not inside or not aligned.
+    /// [`AccessError`] if it is outside the memory or not aligned.
     #[inline]
     pub fn load_acquire_u32(&self, offset: usize) -> Result<u32, AccessError> {
         let value = self.read_u32(offset)?;
@@ -212,34 +210,34 @@ impl<'m> DmaMemory<'m> {
         Ok(value)
     }
 
-    /// Writes a `u32` after everything that this thread wrote before.
+    /// Writes a `u32` with release ordering: after everything that this thread wrote before.
     ///
     /// # Errors
-    /// [`AccessError`] where it is not inside or not aligned.
+    /// [`AccessError`] if it is outside the memory or not aligned.
     #[inline]
     pub fn store_release_u32(&self, offset: usize, value: u32) -> Result<(), AccessError> {
         fence(Ordering::Release);
         self.write_u32(offset, value)
     }
 
-    /// Writes to the byte at `offset` without changing it, so that its page is there (one compare-and-swap).
+    /// Writes the byte at `offset` back unchanged, by one compare-and-swap, so that its page is present.
     ///
     /// # Errors
-    /// [`AccessError`] where it is not inside.
+    /// [`AccessError`] if it is outside the memory.
     pub fn touch(&self, offset: usize) -> Result<(), AccessError> {
         let at = self.check(offset, 1, 1)?;
-        // SAFETY: inside the memory by `check`, and reached by atomics of one byte only, by the contract of `from_raw`.
+        // SAFETY: inside the memory by `check`, and accessed by atomics of one byte only, by the contract of `from_raw`.
         let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
         let now = byte.load(Ordering::Relaxed);
-        // If it fails, another party has just written the byte. (Of an `or` with 0 compilers make a load.)
+        // A failure means that the byte was written meanwhile. (Compilers turn a `fetch_or(0)` into a load.)
         let _ = byte.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Copies the bytes from `offset` into `to`, in no particular order.
+    /// Copies the bytes at `offset` into `to`, in no particular order.
     ///
     /// # Errors
-    /// [`AccessError`] where they are not all inside; then `to` is as it was.
+    /// [`AccessError`] if they are not all inside; `to` is unchanged then.
     #[inline]
     pub fn copy_to_slice(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
         let from = self.check(offset, to.len(), 1)?;
@@ -249,10 +247,10 @@ impl<'m> DmaMemory<'m> {
         Ok(())
     }
 
-    /// Copies `from` to the bytes from `offset`, in no particular order.
+    /// Copies `from` to the bytes at `offset`, in no particular order.
     ///
     /// # Errors
-    /// [`AccessError`] where they are not all inside; then nothing is written.
+    /// [`AccessError`] if they are not all inside; nothing is written then.
     #[inline]
     pub fn copy_from_slice(&self, offset: usize, from: &[u8]) -> Result<(), AccessError> {
         let to = self.check(offset, from.len(), 1)?;
@@ -261,10 +259,10 @@ impl<'m> DmaMemory<'m> {
         Ok(())
     }
 
-    /// Sets `len` bytes from `offset` to `value`, in no particular order.
+    /// Sets `len` bytes at `offset` to `value`, in no particular order.
     ///
     /// # Errors
-    /// [`AccessError`] where they are not all inside; then nothing is written.
+    /// [`AccessError`] if they are not all inside; nothing is written then.
     #[inline]
     pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<(), AccessError> {
         let to = self.check(offset, len, 1)?;

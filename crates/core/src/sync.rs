@@ -1,15 +1,15 @@
-//! The one shim over atomics, locks and cells.
+//! The crate's atomics, locks and cells, which test builds replace.
 //!
-//! Concurrent structures of this crate take their atomics from here and from nowhere else. Then `--cfg loom`
-//! replaces them by those of a model checker that tries every interleaving, and the feature `count-rmw` by ones
-//! that count read-modify-writes and locks: on two cores scaling cannot be timed, but it can be counted.
+//! Concurrent structures of this crate use only these. `--cfg loom` replaces them by those of a model checker that tries
+//! every interleaving, and the feature `count-rmw` by ones that count read-modify-writes and locks: scaling cannot be timed
+//! on two cores, but it can be counted.
 //!
-//! Memory that a *device* shares does not come through here: that is [`mem`](crate::mem).
+//! Memory shared with a *device* is accessed through [`mem`](crate::mem) instead.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, fence};
 
-/// Pointers are published by stores and loads alone: there is nothing to count.
+/// Not counted: pointers are published by stores and loads only.
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::AtomicPtr;
 #[cfg(loom)]
@@ -31,10 +31,10 @@ pub use counting::{lock_count, rmw_count, rmw_reset};
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
 
-/// A lock for what is not on a hot path.
+/// A lock for paths that are not hot.
 ///
 /// `std::sync::Mutex` with the feature `std`, a spinning one without, loom's under loom. A panic while it is held
-/// does not poison it: what it guards is written so that every step leaves it whole.
+/// does not poison it: every step on the guarded data leaves it consistent.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(
     #[cfg(loom)] loom::sync::Mutex<T>,
@@ -62,8 +62,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Waits before the next attempt at something that another thread is about to change, longer after more attempts: it
-/// spins, then yields in case the other thread is not running, then sleeps in case it has a lower priority.
+/// Waits before the next attempt, longer after more attempts: it spins, then yields in case the other thread is not running,
+/// then sleeps in case that thread has a lower priority.
 pub(crate) fn relax(attempts: u32) {
     let _ = attempts;
     #[cfg(loom)]
@@ -93,7 +93,7 @@ impl<T> UnsafeCell<T> {
         return Self(core::cell::UnsafeCell::new(value));
     }
 
-    /// A pointer to read through. The caller's protocol must keep writers out while `f` runs.
+    /// Calls `f` with a pointer to read through. The caller's protocol must exclude writers meanwhile.
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         #[cfg(loom)]
@@ -102,7 +102,7 @@ impl<T> UnsafeCell<T> {
         return f(self.0.get());
     }
 
-    /// A pointer to write through. The caller's protocol must exclude all other accesses while `f` runs.
+    /// Calls `f` with a pointer to write through. The caller's protocol must exclude all other accesses meanwhile.
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         #[cfg(loom)]
@@ -112,9 +112,9 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Keeps its content on cache lines of its own, so that two owners do not pull one line to and fro.
+/// Keeps its content on separate cache lines, to prevent false sharing.
 ///
-/// 128 bytes: processors fetch lines of 64 in pairs.
+/// 128 bytes, because processors prefetch lines of 64 in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(pub(crate) T);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::thread::{Scope, ScopedJoinHandle};
 
-/// Where threads are started; all are joined at its end.
+/// The threads of a [`scope`], which joins them all at its end.
 pub(crate) struct Crew<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     threads: RefCell<Vec<ScopedJoinHandle<'scope, ()>>>,
@@ -15,9 +15,9 @@ impl<'scope> Crew<'scope, '_> {
     }
 }
 
-/// As `std::thread::scope`, but each thread is joined by the system's own call. The standard library waits for scoped
-/// threads by a counter of its own, which ThreadSanitizer cannot see in a library that it did not compile: whatever
-/// the test does afterwards would look like a race with its threads.
+/// Like `std::thread::scope`, but joins each thread by the system's call. The standard library waits for scoped threads by
+/// a counter, which ThreadSanitizer does not see in a library that it did not instrument: it would report races between the
+/// threads and what the test does afterwards.
 pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
     std::thread::scope(|scope| {
         let crew = Crew { scope, threads: RefCell::default() };

@@ -9,7 +9,7 @@ use super::watch::Damage;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// A pool that was not destroyed, because blocks of it are still allocated. It is unchanged.
+/// A pool that cannot be destroyed because blocks are still allocated. It is unchanged.
 pub struct Busy<S: ChunkSource> {
     /// The pool.
     pub pool: DmaPool<S>,
@@ -33,7 +33,7 @@ impl<S: ChunkSource> fmt::Display for Busy<S> {
         let (name, blocks, at) = (self.pool.name(), self.blocks, self.first.as_ptr());
         write!(
             f,
-            "pool {name:?} still has {blocks} blocks allocated, one of them at {at:p}: free them and destroy it again"
+            "cannot destroy pool {name:?}: {blocks} blocks are allocated, one of them at {at:p}; free them first"
         )
     }
 }
@@ -44,7 +44,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Releases all chunks.
     ///
     /// # Errors
-    /// [`Busy`] if raw blocks are still allocated: it has the pool, unchanged, their number, and one of them.
+    /// [`Busy`] if raw blocks are still allocated: it contains the unchanged pool, their number, and one of them.
     #[expect(clippy::result_large_err, reason = "the error returns the pool")]
     pub fn destroy(self) -> Result<(), Busy<S>> {
         match self.live() {
@@ -53,7 +53,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// How many blocks are allocated, and one of them.
+    /// Returns how many blocks are allocated, and one of them.
     fn live(&self) -> (u64, Option<RawBlock>) {
         let (mut live, mut first) = (0, None);
         for chunk in self.chunks.lock().iter() {

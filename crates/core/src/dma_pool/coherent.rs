@@ -1,4 +1,4 @@
-//! Memory that a device can reach as long as a value lives: for rings and other single structures.
+//! [`Coherent`]: device-reachable memory for rings and other single structures.
 
 use super::error::SourceError;
 use super::source::ChunkSource;
@@ -9,7 +9,7 @@ use core::fmt;
 
 /// A run of frames that the device can reach until it is dropped, as `dma_alloc_coherent` returns in a kernel.
 ///
-/// It owns its source, which can be a reference or a reference count. Its bytes are what the last owner left there:
+/// It owns its source, which can be a reference or a reference count. Its bytes are not initialised:
 /// [`zero`](Self::zero) it if that matters. Forgetting it (`core::mem::forget`) quarantines the memory, which is right if
 /// the device may access it forever.
 pub struct Coherent<S: ChunkSource> {
@@ -20,7 +20,7 @@ pub struct Coherent<S: ChunkSource> {
 }
 
 impl<S: ChunkSource> Coherent<S> {
-    /// Acquires at least `bytes` bytes from `source`: the next order up.
+    /// Acquires at least `bytes` bytes from `source`, rounded up to an order.
     ///
     /// # Errors
     /// [`SourceError`]; then nothing has changed.
@@ -49,18 +49,18 @@ impl<S: ChunkSource> Coherent<S> {
 
     /// Returns the memory's address for the device.
     pub fn iova(&self) -> Iova {
-        // No wrap: a source's addresses follow its memory linearly, and its end fits (contract of `ChunkSource`).
+        // Does not wrap: device addresses are linear and the span ends within 64 bits (contract of `ChunkSource`).
         Iova::new(self.source.iova().raw().wrapping_add(self.frame.offset()))
     }
 
-    /// Returns its address for the device and its length.
+    /// Returns the device's address and the length.
     pub fn segment(&self) -> Segment {
         Segment { iova: self.iova(), len: self.memory.len() as u64 }
     }
 
     /// Sets all bytes to 0.
     pub fn zero(&self) {
-        // Never out of range.
+        // Does not fail: the range is the whole memory.
         let _ = self.memory.fill(0, self.memory.len(), 0);
     }
 }

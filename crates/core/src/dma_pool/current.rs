@@ -1,21 +1,19 @@
-//! The row that an owner allocates from and frees to.
+//! [`Current`]: the row that an owner allocates from and frees to.
 
 use super::geometry::{Divider, Geometry};
 use super::row_ref::RowRef;
 
-/// The current row, its free blocks as the bits of one word: alloc and free find, clear or set a bit. The next block is
-/// mostly in the same row and is then found without the directory; of the row itself only the byte of the block's state
-/// is accessed.
+/// The current row. Its free blocks are the bits of one word, which alloc and free clear and set. The next block is usually
+/// in the same row and is found without the directory; of the row itself only the byte of the block's state is accessed.
 ///
-/// The row is the owner's, and what is free here is not available there.
+/// A block that is free here is not in the row's `avail`.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Current {
     /// Bit set: the block is free.
     free: u64,
-    /// Where the first block is, in bytes after the start of the span.
+    /// The first block's offset in the span, in bytes.
     pub(super) offset: u64,
-    /// How many blocks [`find`](Self::find) finds: none where there is no row, where the blocks do not lie evenly, and
-    /// in debug mode.
+    /// How many blocks [`find`](Self::find) finds: 0 without a row, if the blocks are not evenly spaced, and in debug mode.
     pub(super) blocks: u64,
     size: u64,
     pub(super) by_size: Divider,
@@ -23,8 +21,8 @@ pub(super) struct Current {
 }
 
 impl Current {
-    /// Makes a row the current one, with the lowest `most` of its blocks. What was posted to it should have been
-    /// collected before. In debug mode blocks are not found here.
+    /// Makes a row the current one, with the lowest `most` of its free blocks. The caller has collected its remote frees. In
+    /// debug mode [`find`](Self::find) finds nothing.
     pub(super) fn new(geometry: &Geometry, row: RowRef, most: usize, watched: bool) -> Self {
         let avail = row.avail();
         let left = all_but_lowest(avail, most);
@@ -40,37 +38,37 @@ impl Current {
         }
     }
 
-    /// The row, with all that is free of it available there again; there is no current row afterwards.
+    /// Returns the row after moving its free blocks back to its `avail`; there is no current row afterwards.
     pub(super) fn leave(&mut self) -> Option<RowRef> {
         let Self { row, free, .. } = core::mem::take(self);
         row.inspect(|row| row.set_avail(row.avail() | free))
     }
 
-    /// Whether it is this row.
+    /// Returns whether it is this row.
     pub(super) fn is(&self, row: RowRef) -> bool {
         self.row == Some(row)
     }
 
-    /// The next free block.
+    /// Returns the next free block.
     #[inline(always)]
     pub(super) fn first(&self) -> Option<(RowRef, u32)> {
         let row = self.row?;
         (self.free != 0).then(|| (row, self.free.trailing_zeros()))
     }
 
-    /// Clears the lowest bit: the block that [`first`](Self::first) named is no longer free.
+    /// Removes the block that [`first`](Self::first) returned from the free ones.
     #[inline(always)]
     pub(super) fn drop_first(&mut self) {
         self.free &= self.free.wrapping_sub(1);
     }
 
-    /// Blocks of the row are free again.
+    /// Adds blocks of the row to the free ones.
     #[inline(always)]
     pub(super) fn put(&mut self, blocks: u64) {
         self.free |= blocks;
     }
 
-    /// Where a block of the row starts, in bytes after the start of the span.
+    /// Returns the offset of a block of the row in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset_of(&self, geometry: &Geometry, bit: u32) -> u64 {
         if self.blocks == 0 {
@@ -84,12 +82,12 @@ impl Current {
         self.row.map_or(0, |row| row.chunk() + geometry.offset_of(row.first_index() + u64::from(bit)))
     }
 
-    /// The block that starts at `offset`, if it is one of the row's.
+    /// Returns the block that starts at `offset`, if it is in the row.
     #[inline(always)]
     pub(super) fn find(&self, offset: u64) -> Option<(RowRef, u32)> {
         let within = offset.wrapping_sub(self.offset);
         let index = self.by_size.quotient(within);
-        // Whatever the quotient of something too large is: this proves it right.
+        // The quotient of a dividend that is too large is arbitrary; this check rejects it.
         if index < self.blocks && index * self.size == within { self.at(index) } else { None }
     }
 
@@ -100,7 +98,7 @@ impl Current {
     }
 }
 
-/// The set bits of a word but for the lowest `most`. Time proportional to the fewer of the two.
+/// Clears the lowest `most` set bits of a word.
 fn all_but_lowest(mut word: u64, most: usize) -> u64 {
     if most >= word.count_ones() as usize {
         return 0;

@@ -1,9 +1,9 @@
-//! The depot: rows with free blocks and without an owner. They are exchanged many at a time, under a lock.
+//! [`Depot`]: rows with free blocks that have no owner. They are exchanged many at a time, under a lock.
 //!
-//! # What owners may have
+//! # How many rows an owner keeps
 //!
-//! A row is *sparse* when at least half of its blocks are free. An owner has at most as many sparse and whole rows as the
-//! [`Terms`] say, and moves the others to the depot when its current row changes: the emptiness rule of Berger et al.,
+//! A row is *sparse* when at least half of its blocks are free. An owner keeps at most as many sparse and whole rows as the
+//! [`Terms`] allow, and moves the others to the depot when its current row changes: the emptiness rule of Berger et al.,
 //! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, so that many
 //! owners of a small pool can share most of it.
 //!
@@ -31,7 +31,7 @@ pub(super) struct Depot {
     shelves: Mutex<Shelves>,
     /// The terms, in one word. Written under the lock.
     terms: AtomicU32,
-    /// How many remote frees were announced: those that were the first in a row.
+    /// How many remote frees were announced: those that were the first since their row was last collected.
     notices: AtomicU32,
 }
 
@@ -98,7 +98,7 @@ impl Depot {
         Self { shelves, terms: AtomicU32::new(KEEP.0), notices: AtomicU32::new(0) }
     }
 
-    /// What an owner may have now.
+    /// Returns the current terms.
     #[inline]
     pub(super) fn terms(&self) -> Terms {
         let word = self.terms.load(Ordering::Relaxed);
@@ -106,13 +106,13 @@ impl Depot {
         Terms { keep: (word & !SHARED) as usize, sparse_eighths }
     }
 
-    /// How many remote frees were announced, modulo 2^32.
+    /// Returns how many remote frees were announced, modulo 2^32.
     #[inline]
     pub(super) fn notices(&self) -> u32 {
         self.notices.load(Ordering::Relaxed)
     }
 
-    /// Announces remote frees to all owners. Relaxed: it is a hint to check rows, not the state of a row.
+    /// Announces remote frees to all owners. Relaxed, because it is only a hint to check rows.
     pub(super) fn notify(&self, remote_frees: u32) {
         self.notices.fetch_add(remote_frees, Ordering::Relaxed);
     }
@@ -121,12 +121,12 @@ impl Depot {
     fn set_terms(&self, shelves: &Shelves) {
         let owners = (shelves.next_id - FIRST_OWNER) as usize - shelves.free_ids.len();
         let rows = u32::try_from(shelves.rows / (4 * owners.max(1))).unwrap_or(u32::MAX);
-        // The pool's own owner and two more.
+        // More than the pool's own owner and one other.
         let shared = if owners > 2 { SHARED } else { self.terms.load(Ordering::Relaxed) & SHARED };
         self.terms.store(rows.clamp(KEEP.0, KEEP.1) | shared, Ordering::Relaxed);
     }
 
-    /// Creates an owner with a number that no other has now. Allocates memory if there were never as many.
+    /// Creates an owner with a number that no other owner has. Allocates memory if there are more owners than ever before.
     pub(super) fn register(&self) -> Owner {
         let mut shelves = self.shelves.lock();
         let id = shelves.free_ids.pop().unwrap_or_else(|| {
@@ -160,7 +160,7 @@ impl Depot {
         self.shelves.lock().note(&tally);
     }
 
-    /// Takes the sparse and whole rows that an owner has too many of. Constant time.
+    /// Takes an owner's surplus of sparse and whole rows. Constant time.
     pub(super) fn take_surplus(&self, owner: &mut Owner) {
         let tally = owner.tally();
         let mut shelves = self.shelves.lock();
@@ -190,7 +190,7 @@ impl Depot {
         self.set_terms(&shelves);
     }
 
-    /// Adds the rows of a fresh chunk, to be used in this order.
+    /// Adds the rows of a new chunk, which are used in this order.
     pub(super) fn add(&self, rows: impl Iterator<Item = RowRef>) {
         let mut shelves = self.shelves.lock();
         for row in rows {
@@ -216,7 +216,7 @@ impl Depot {
         whole
     }
 
-    /// The most blocks in use at a time, and the second frees that were found late.
+    /// Returns the maximum of blocks in use, and the number of second frees that were detected late.
     pub(super) fn counts(&self, in_use: u64) -> (u64, u64) {
         let mut shelves = self.shelves.lock();
         shelves.high_water = shelves.high_water.max(i64::try_from(in_use).unwrap_or(i64::MAX));

@@ -1,8 +1,8 @@
-//! From an address to its chunk: a table that the pool owns, never a header in the memory.
+//! [`Directory`]: finds the chunk of an address in a table that the pool owns; there are no headers in the memory.
 //!
 //! Three levels, each filled in where a chunk is first entered: a pointer for each GiB of the span, below it one for each
 //! 2 MiB, and where a 2 MiB piece has smaller chunks, one for each 4 KiB. A span of 1 TiB costs 8 KiB plus 8 KiB for
-//! each GiB in which the pool has chunks. Lookups are lock-free; entries are made under the lock of the chunks.
+//! each GiB in which the pool has chunks. Look-ups are lock-free; entries change under the lock of the chunks.
 
 use super::geometry::bytes_of;
 use super::row::{ROW_BLOCKS, Row};
@@ -14,8 +14,8 @@ use alloc::collections::BTreeMap;
 use core::ops::Bound;
 use core::ptr::{NonNull, null_mut};
 
-/// A run of frames and the state of its blocks. It stays until the pool is dropped, although the run may be released: a
-/// late and mistaken free then finds rows in which nothing is allocated.
+/// A run of frames and the state of its blocks. It is freed with the pool, even if the run is released before: a late, wrong
+/// free then finds rows in which nothing is allocated.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) frame: Frame,
@@ -34,7 +34,7 @@ impl Chunk {
         Self { frame, order, blocks, present: AtomicBool::new(false), rows }
     }
 
-    /// Where it starts, in bytes from the start of the span.
+    /// Returns its offset in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset(&self) -> u64 {
         self.frame.offset()
@@ -44,14 +44,14 @@ impl Chunk {
         self.present.load(Ordering::Relaxed)
     }
 
-    /// Its rows, in ascending order.
+    /// Returns its rows, in ascending order.
     pub(super) fn rows(&self) -> impl Iterator<Item = RowRef> + Clone + '_ {
         // SAFETY: rows live as long as their chunk, and chunks as long as the pool (`Directory::drop`), which
         // outlives its owners and its depot, which hold the references.
         self.rows.iter().map(|row| unsafe { RowRef::new(row) })
     }
 
-    /// One of its rows.
+    /// Returns one of its rows.
     #[inline(always)]
     pub(super) fn row(&self, number: usize) -> Option<RowRef> {
         // SAFETY: as for `rows`.
@@ -59,7 +59,7 @@ impl Chunk {
     }
 }
 
-/// Entries of a level. A model checker has one page, and looks at every entry.
+/// Entries of a level. The models have one page, and loom tracks every entry.
 const FAN: usize = if cfg!(loom) { 1 } else { 512 };
 const HUGE_SHIFT: u32 = 21;
 const ROOT_SHIFT: u32 = 30;
@@ -82,23 +82,24 @@ pub(super) struct Directory {
     root: Box<[AtomicPtr<Leaf>]>,
 }
 
-/// The bits of an offset that say which entry of a level.
+/// Returns the index of an offset's entry in a level.
 #[inline(always)]
 fn entry(offset: u64, shift: u32) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "nine bits")]
     ((offset >> shift) as usize & (FAN - 1))
 }
 
-/// What a pointer of the directory points to.
+/// Follows a pointer of the directory.
 #[inline(always)]
 fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
     // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes the
-    // borrow; after it is published the content is reached only by shared references. Acquire pairs with the release
-    // of the publication.
+    // borrow; after its publication the content is accessed by shared references only. Acquire pairs with the release of
+    // the publication.
     unsafe { at.load(Ordering::Acquire).as_ref() }
 }
 
-/// The same, created if there is none. Under the lock of the chunks, so no other thread creates it.
+/// Follows a pointer of the directory, and creates its target if there is none. Under the lock of the chunks, so no other
+/// thread creates it.
 fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
     if follow(at).is_none() {
         at.store(Box::into_raw(Box::new(make())), Ordering::Release);
@@ -108,13 +109,13 @@ fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
 }
 
 impl Directory {
-    /// For offsets below `span` bytes.
+    /// Creates the directory of a span of `span` bytes.
     pub(super) fn new(span: u64) -> Self {
         let root = (0..span.div_ceil(1 << ROOT_SHIFT)).map(|_| AtomicPtr::new(null_mut())).collect();
         Self { root }
     }
 
-    /// The chunk in which the byte at `offset` lies. Lock-free.
+    /// Returns the chunk that contains the byte at `offset`. Lock-free.
     #[inline(always)]
     pub(super) fn find(&self, offset: u64) -> Option<&Chunk> {
         let leaf = follow(self.root.get(usize::try_from(offset >> ROOT_SHIFT).ok()?)?)?;
@@ -126,7 +127,7 @@ impl Directory {
         follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
     }
 
-    /// Sets every entry that the bytes of a chunk lead to; null removes it. Under the lock of the chunks.
+    /// Sets every entry that covers a run; null removes it. Under the lock of the chunks.
     fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
         let huge = order >= Order::HUGE;
         let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
@@ -152,7 +153,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for root in &self.root {
             let Some(leaf) = NonNull::new(root.load(Ordering::Relaxed)) else { continue };
-            // SAFETY: made by `Box::into_raw` in `follow_or_make`, and not borrowed: `self` is borrowed mutably.
+            // SAFETY: from `Box::into_raw` in `follow_or_make`, and `&mut self` excludes borrows of it.
             let leaf = unsafe { Box::from_raw(leaf.as_ptr()) };
             for pieces in &leaf.pieces {
                 let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
@@ -177,19 +178,18 @@ pub(super) struct Chunks {
 unsafe impl Send for Chunks {}
 
 impl Chunks {
-    /// The chunks that the pool has now.
+    /// Returns the chunks that are present.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Chunk> {
         // SAFETY: made by `Box::leak` in `enter`, freed only by `drop`.
         self.all.values().map(|chunk| unsafe { chunk.as_ref() }).filter(|chunk| chunk.is_present())
     }
 
-    /// How many bytes of chunks the pool has now.
+    /// Returns the size of the chunks that are present, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds a run of frames to the directory. A run that the pool had before gets its old chunk again, so that their number
-    /// is bounded.
+    /// Adds a run of frames to the directory. A run that the pool had before reuses its `Chunk`, so their number is bounded.
     pub(super) fn enter(&mut self, directory: &Directory, frame: Frame, order: Order, blocks: u32) -> &Chunk {
         let chunk = *self
             .all
@@ -203,8 +203,8 @@ impl Chunks {
         chunk
     }
 
-    /// Removes the first chunk after `after` that `may_leave` accepts from the directory; its rows stay. The caller releases
-    /// the run, after the lock. Time proportional to the chunks in between.
+    /// Removes the first chunk after `after` that `may_leave` accepts from the directory; its rows remain. The caller releases
+    /// the run after unlocking. Time proportional to the number of chunks in between.
     pub(super) fn leave_next(
         &mut self,
         directory: &Directory,

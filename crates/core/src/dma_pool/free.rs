@@ -1,4 +1,4 @@
-//! Freeing a block: from its address to its row, or to the error if there is none.
+//! Freeing a block: finds its row by its address, or the reason why there is none.
 
 use super::directory::Chunk;
 use super::error::FreeError;
@@ -21,13 +21,13 @@ impl<S: ChunkSource> DmaPool<S> {
 
     /// Turns the block of a [`Block`](super::Block) into a raw one.
     pub(super) fn make_raw(&self, block: RawBlock) {
-        // It is found: it belongs to a `Block`.
+        // Does not fail: the block belongs to a `Block`.
         if let Ok(Found { row, bit, .. }) = self.find(block) {
             row.make_raw(bit);
         }
     }
 
-    /// Frees a block that is not of the owner's current row, or that cannot be freed.
+    /// Frees a block that is not in the owner's current row, or refuses it.
     #[inline(never)]
     fn free_found(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
         let found = self.find(block)?;
@@ -40,7 +40,7 @@ impl<S: ChunkSource> DmaPool<S> {
         freed.map_err(|why| self.refused(chunk, block, why))
     }
 
-    /// The same in debug mode: the block's state is checked before it is filled, and no other free comes in between.
+    /// As `free_found` in debug mode: checks the block's state before it fills the block, and excludes other frees meanwhile.
     fn free_watched(
         &self,
         watch: &Watch,
@@ -57,12 +57,12 @@ impl<S: ChunkSource> DmaPool<S> {
             history.on_free(found.offset, memory, tag_of(owner));
         }
         let freed = owner.free(&self.geometry, found.row, found.bit, form);
-        // No current row stays, so that no fast path finds anything there.
+        // Without a current row, so that no fast path finds a block.
         owner.leave_current();
         freed
     }
 
-    /// Announces the owner's remote frees, updates it about those of others, and takes rows that it has too many of.
+    /// Announces the owner's remote frees, updates its terms, and takes its surplus of rows.
     pub(super) fn relieve(&self, owner: &mut Owner) {
         let remote_frees = core::mem::take(&mut owner.remote_frees);
         if remote_frees != 0 {

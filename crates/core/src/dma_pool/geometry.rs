@@ -1,4 +1,4 @@
-//! Where blocks lie in a chunk: sizes, alignment, boundary, and conversion between offsets and block numbers.
+//! [`Geometry`]: the layout of blocks in a chunk, and conversion between offsets and block numbers.
 
 use super::error::CreateError;
 use crate::addr::Iova;
@@ -22,7 +22,7 @@ impl Divider {
         Self { magic: (1u64 << shift).div_ceil(divisor), shift }
     }
 
-    /// The quotient of a dividend below 2^31; an arbitrary number for a larger one.
+    /// Returns the quotient of a dividend below 2^31; an arbitrary number for a larger one.
     #[inline(always)]
     pub(super) fn quotient(self, dividend: u64) -> u64 {
         dividend.wrapping_mul(self.magic) >> self.shift
@@ -31,30 +31,30 @@ impl Divider {
 
 /// The layout of blocks in a chunk, the same for chunks of every size.
 ///
-/// Blocks are numbered from the start of the chunk without holes. Where blocks would cross the boundary, they lie
-/// in *groups* of one boundary each, with the bytes that are left over at the end of each group unused.
+/// Blocks are numbered consecutively from the start of the chunk. If they would cross the boundary, they form *groups* of one
+/// boundary each, and the rest of the bytes of each group is unused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
-    /// The distance of two blocks; also how many bytes of a block may be used.
+    /// The distance between blocks; also how many bytes of a block may be used.
     size: u64,
     by_size: Divider,
-    /// log2 of a group's bytes; 31, more than any chunk, where there are no groups.
+    /// log2 of a group's bytes; 31, more than any chunk, without groups.
     group_shift: u32,
     /// How many blocks a group has.
     group_blocks: u64,
     by_group: Divider,
-    /// The first chunk's order, and the smallest and the largest that will do.
+    /// The first chunk's order, and the smallest and the largest that are used.
     first: Order,
     least: Order,
     most: Order,
 }
 
-/// The largest chunk there is.
+/// The largest chunk in bytes.
 const LARGEST: u64 = 1 << 30;
 const NO_GROUPS: u32 = 31;
 
 impl Geometry {
-    /// The rules of `dma_pool_create`: at least 16 bytes, rounded up to `align`; `align` 0 means 1, `boundary` 0 none.
+    /// Applies the rules of Linux's `dma_pool_create`: at least 16 bytes, rounded up to `align`; `align` 0 means 1, `boundary` 0 none.
     pub(super) fn new(
         size: usize,
         align: usize,
@@ -122,22 +122,22 @@ impl Geometry {
         Ok(())
     }
 
-    /// How many bytes of a block may be used.
+    /// Returns how many bytes of a block may be used.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// The same as a divisor.
+    /// Returns the divider by the size of a block.
     pub(super) fn by_size(&self) -> Divider {
         self.by_size
     }
 
-    /// Whether blocks lie one after the other without gaps, so that those of a row do.
+    /// Returns whether blocks are contiguous, without groups.
     pub(super) fn is_even(&self) -> bool {
         self.group_shift == NO_GROUPS
     }
 
-    /// How many blocks a chunk of this order has.
+    /// Returns how many blocks a chunk of this order has.
     pub(super) fn blocks_in(&self, order: Order) -> u32 {
         let bytes = bytes_of(order);
         let groups = bytes >> self.group_shift;
@@ -145,18 +145,18 @@ impl Geometry {
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// The order of the next chunk of a pool that has `bytes`: it doubles the pool, up to 2 MiB.
+    /// Returns the order of the next chunk of a pool of `bytes` bytes: it doubles the pool, up to 2 MiB.
     pub(super) fn next_order(&self, bytes: u64) -> Order {
         let doubling = Order::for_bytes(bytes.min(bytes_of(Order::HUGE)).max(1)).unwrap_or(self.most);
         doubling.clamp(self.first, self.most)
     }
 
-    /// The next smaller order to try when `order` is unavailable.
+    /// Returns the next smaller order to try when `order` is unavailable.
     pub(super) fn smaller(&self, order: Order) -> Option<Order> {
         order.get().checked_sub(1).and_then(Order::new).filter(|&order| order >= self.least)
     }
 
-    /// The number of the block that starts `within` bytes (below 2^31) after the chunk's start.
+    /// Returns the number of the block that starts at `within` bytes (below 2^31) in the chunk.
     #[inline(always)]
     pub(super) fn index_of(&self, within: u64) -> Option<u64> {
         let group = within >> self.group_shift;
@@ -166,7 +166,7 @@ impl Geometry {
         starts.then_some(group * self.group_blocks + block)
     }
 
-    /// Where block `index` (below 2^31) starts, in bytes from the chunk's start.
+    /// Returns the offset of block `index` (below 2^31) in the chunk, in bytes.
     #[inline(always)]
     pub(super) fn offset_of(&self, index: u64) -> u64 {
         if self.is_even() {
@@ -177,7 +177,7 @@ impl Geometry {
     }
 }
 
-/// How many bytes a run of the order has.
+/// Returns the size of a run of this order in bytes.
 pub(super) fn bytes_of(order: Order) -> u64 {
     u64::from(order.frames()) * Frame::BYTES
 }
@@ -204,8 +204,8 @@ mod tests {
         assert!(matches!(geometry(64, 3, 0), Err(CreateError::Align { align: 3 })));
         assert!(matches!(geometry(64, 1, 48), Err(CreateError::Boundary { .. })));
         assert!(matches!(geometry(64, 1, 32), Err(CreateError::Boundary { .. })));
-        let crooked = Geometry::new(64, 64, 0, 4096 + 16, Iova::new(0));
-        assert!(matches!(crooked, Err(CreateError::Base { needed: 64, have: 16, .. })));
+        let misaligned = Geometry::new(64, 64, 0, 4096 + 16, Iova::new(0));
+        assert!(matches!(misaligned, Err(CreateError::Base { needed: 64, have: 16, .. })));
         let boundary = Geometry::new(5000, 1, 8192, 4096, Iova::new(0));
         assert!(matches!(boundary, Err(CreateError::Base { needed: 8192, have: 4096, .. })));
     }

@@ -1,8 +1,8 @@
-//! Growing: by one owner at a time, while the others go on.
+//! Growing and shrinking: one owner at a time acquires a chunk, while others allocate and free.
 //!
-//! The source may make a system call and sleep. So no lock is held meanwhile that a free, an alloc from free blocks or a
-//! report takes: the owner that grows the pool holds the *turn*, a flag that only owners who need a chunk as well wait
-//! for. They look for free blocks between two attempts to take it, so blocks that are freed meanwhile serve them.
+//! The source may make a system call and sleep, so the owner that grows the pool holds no lock that a free, an alloc from
+//! free blocks or `stats` takes. It holds the *turn*, a flag for which only owners wait that need a chunk too. Between two
+//! attempts to take it they look for free blocks, and so use blocks that are freed meanwhile.
 
 use super::directory::Key;
 use super::error::AllocError;
@@ -17,15 +17,15 @@ use crate::mem::DmaMemory;
 use crate::sync::relax;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Gives an owner a current row with free blocks (in debug mode with one, checked and filled), if need be from a new
-    /// chunk.
+    /// Gives an owner a current row with free blocks (in debug mode with one, checked and filled), from a new chunk if
+    /// necessary.
     #[cold]
     #[inline(never)]
     pub(super) fn stock(&self, owner: &mut Owner) -> Result<(), AllocError> {
         self.or_grow(|| (self.restock(owner) || self.drain_depot() && self.restock(owner)).then_some(()))
     }
 
-    /// Allocates by the pool's own owner, whose lock is not held while the pool grows.
+    /// Allocates through the pool's own owner, whose lock is not held while the pool grows.
     #[inline]
     pub(super) fn alloc_shared(&self, form: Form) -> Result<RawBlock, AllocError> {
         let draw = || {
@@ -58,7 +58,7 @@ impl<S: ChunkSource> DmaPool<S> {
                 attempts = attempts.saturating_add(1);
                 continue;
             };
-            // The chunk of the owner that had the turn before is in the depot by now.
+            // The chunk of the previous holder of the turn is in the depot by now.
             if let Some(done) = attempt() {
                 return Ok(done);
             }
@@ -92,8 +92,8 @@ impl<S: ChunkSource> DmaPool<S> {
         true
     }
 
-    /// Acquires a chunk of the size that the pool's use warrants, or the largest smaller one available. Called by the owner
-    /// that has the turn; no lock is held while the source is at work.
+    /// Acquires a chunk of the next order, or of the largest smaller one available. Called by the holder of the turn; no lock is
+    /// held while the source runs.
     fn grow(&self) -> Result<(), AllocError> {
         let mut order = self.geometry.next_order(self.chunks.lock().bytes());
         let frame = loop {

@@ -1,4 +1,4 @@
-//! Lists of rows.
+//! [`List`]: a doubly linked list of rows.
 
 use super::row_ref::RowRef;
 use crate::sync::Ordering;

@@ -1,8 +1,8 @@
 //! Every interleaving (within a bound of preemptions) of owners that share two rows of two blocks each.
 //!
-//! A block's memory is played by a cell: the model checker objects when two threads have it at once, and when what one
-//! did with it does not come before the next one's use. That the pool is dropped during a free is ruled out by the type
-//! system in the borrowed form; in the shared form the last model covers it.
+//! A cell stands for the memory of each block: the model checker reports two concurrent owners, and accesses of one owner
+//! that do not happen before the next owner's. In the borrowed form the type system excludes a drop of the pool during a
+//! free; the last model covers the shared form.
 
 use super::depot::Depot;
 use super::directory::Chunk;
@@ -59,11 +59,11 @@ impl Pool {
     }
 
     fn use_memory(&self, block: u64) {
-        // SAFETY: the block is ours; loom objects where it is not.
+        // SAFETY: the caller owns the block; loom reports a second owner.
         self.memory[(block / SIZE) as usize].with_mut(|at| unsafe { *at += 1 });
     }
 
-    /// Frees a block after having used it.
+    /// Accesses a block and frees it.
     fn free(&self, owner: &mut Owner, block: u64) -> bool {
         self.use_memory(block);
         self.free_again(owner, block)
@@ -79,7 +79,8 @@ impl Pool {
         if owner.push(block, form) { Ok(()) } else { owner.free(&self.geometry, row, bit, form) }
     }
 
-    /// Checks that each block can be allocated once, after all owners are gone. Returns how many second frees were found late.
+    /// Checks, after all owners are dropped, that each block can be allocated once. Returns how many second frees were detected
+    /// late.
     fn is_whole(&self) -> u64 {
         let mut owner = self.depot.register();
         let all: BTreeSet<_> = core::iter::from_fn(|| self.alloc(&mut owner)).collect();
@@ -93,23 +94,23 @@ impl Pool {
     }
 }
 
-/// A pool and an owner that has both blocks of its first row.
-fn with_a_row_out() -> (Arc<Pool>, Owner, u64, u64) {
+/// A pool, and an owner that has allocated both blocks of its first row.
+fn with_an_allocated_row() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();
     let mut owner = pool.depot.register();
     let (x, y) = (pool.alloc(&mut owner).unwrap(), pool.alloc(&mut owner).unwrap());
     (pool, owner, x, y)
 }
 
-/// What another owner, in a thread of its own, does with the pool.
+/// Runs `work` with another owner, in a thread of its own.
 fn elsewhere<T: 'static>(
     pool: &Arc<Pool>,
-    does: impl FnOnce(&Pool, &mut Owner) -> T + 'static,
+    work: impl FnOnce(&Pool, &mut Owner) -> T + 'static,
 ) -> thread::JoinHandle<T> {
     let pool = pool.clone();
     thread::spawn(move || {
         let mut owner = pool.depot.register();
-        let done = does(&pool, &mut owner);
+        let done = work(&pool, &mut owner);
         pool.depot.retire(&mut owner);
         done
     })
@@ -123,9 +124,9 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 
 /// The second owner frees a block of a row that the first one owns and keeps using.
 #[test]
-fn a_free_elsewhere_against_alloc_and_free() {
+fn a_remote_free_against_alloc_and_free() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         let other = elsewhere(&pool, move |pool, b| assert!(pool.free(b, x)));
         assert!(pool.free(&mut a, y));
         let z = pool.alloc(&mut a).unwrap();
@@ -141,14 +142,14 @@ fn a_free_elsewhere_against_alloc_and_free() {
 
 /// A row is released while a block of it is freed remotely: an owner collects it.
 #[test]
-fn a_free_elsewhere_against_letting_go() {
+fn a_remote_free_against_the_release_of_its_row() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         let other = elsewhere(&pool, move |pool, b| {
             assert!(pool.free(b, x));
             assert!(pool.free(b, y));
         });
-        // No block is left: the row of `x` and `y` is released.
+        // The row of `x` and `y` has no free block, so it is released.
         let z = pool.alloc(&mut a).unwrap();
         assert!(pool.free(&mut a, z));
         pool.depot.retire(&mut a);
@@ -159,9 +160,9 @@ fn a_free_elsewhere_against_letting_go() {
 
 /// Two owners free the two blocks of a row without an owner.
 #[test]
-fn two_adopt_one_row() {
+fn two_owners_adopt_one_row() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         let z = pool.alloc(&mut a).unwrap();
         let other = elsewhere(&pool, move |pool, b| {
             assert!(pool.free(b, x));
@@ -177,12 +178,12 @@ fn two_adopt_one_row() {
     });
 }
 
-/// A block is freed twice, by its row's owner and remotely: one free counts, the other is refused or found late; and the
-/// block, allocated again meanwhile, has one user.
+/// A block is freed twice, by its row's owner and remotely: one free is valid, the other is refused or detected late; and the
+/// block, allocated again meanwhile, has one owner.
 #[test]
 fn one_block_freed_twice() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
         let here = pool.free_again(&mut a, x);
         assert!(pool.free_again(&mut a, y));
@@ -193,11 +194,11 @@ fn one_block_freed_twice() {
     });
 }
 
-/// The same by two owners, neither of which has the row: exactly one free is accepted.
+/// A block is freed twice by two owners, neither of which owns the row: exactly one free is accepted.
 #[test]
-fn one_block_freed_twice_elsewhere() {
+fn one_block_freed_twice_remotely() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         let others = [0, 1].map(|_| elsewhere(&pool, move |pool, b| pool.free_again(b, x)));
         let freed = others.map(|other| other.join().unwrap());
         assert_eq!(freed.iter().filter(|&&freed| freed).count(), 1);
@@ -207,11 +208,11 @@ fn one_block_freed_twice_elsewhere() {
     });
 }
 
-/// A block is freed while its row goes into the depot and out to a third owner.
+/// A block is freed while its row moves to the depot and to a third owner.
 #[test]
 fn a_free_against_the_depot() {
     check(|| {
-        let (pool, mut a, x, y) = with_a_row_out();
+        let (pool, mut a, x, y) = with_an_allocated_row();
         assert!(pool.free(&mut a, y));
         let other = elsewhere(&pool, move |pool, b| assert!(pool.free(b, x)));
         pool.depot.retire(&mut a);
@@ -225,7 +226,7 @@ fn a_free_against_the_depot() {
     });
 }
 
-/// Two owned blocks, as `Block`s have them: the first owner has their row.
+/// A pool with two blocks allocated as `Owned`, and the owner of their row.
 fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();
     let mut owner = pool.depot.register();
@@ -252,7 +253,7 @@ fn an_owned_block_dropped_here_against_a_raw_free_elsewhere() {
     });
 }
 
-/// A `Block` is dropped elsewhere, by a post or by adoption, while the owner of its row frees its address raw.
+/// A `Block` is dropped elsewhere, remotely or by adoption of its row, while the owner of its row frees its address raw.
 #[test]
 fn an_owned_block_dropped_elsewhere_against_a_raw_free_here() {
     check(|| {
@@ -285,7 +286,7 @@ fn an_owned_block_dropped_elsewhere_against_a_raw_free_elsewhere() {
 }
 
 /// A `Block` is turned raw and freed by its holder while its address is freed raw elsewhere: one of the two frees
-/// counts, and a second one that returned `Ok` is found late.
+/// is valid, and a second one that returned `Ok` is detected late.
 #[test]
 fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
     check(|| {
@@ -302,7 +303,7 @@ fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
     });
 }
 
-/// What the pool's own owner is locked by lets one in at a time, and shows it what the one before did.
+/// The spin lock has one holder at a time, which sees what the previous one did.
 #[test]
 fn the_spin_lock_has_one_holder() {
     check(|| {
@@ -317,21 +318,21 @@ fn the_spin_lock_has_one_holder() {
     });
 }
 
-/// One page. Its cell is read by those who use the pool, and written when the source is dropped.
+/// A source of one page. Its cell is read by users of the pool and written when the source is dropped.
 struct Page {
     alive: UnsafeCell<()>,
     runs: Arc<AtomicU32>,
     drops: Arc<AtomicU32>,
 }
 
-// SAFETY: the cell is reached as each model's protocol says, which loom checks.
+// SAFETY: loom checks the accesses to the cell.
 unsafe impl Send for Page {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Page {}
 
 impl Page {
     fn read(&self) {
-        // Loom objects if the drop is not ordered after it.
+        // Loom reports a drop that is not ordered after it.
         self.alive.with(|_| ());
     }
 }
@@ -364,23 +365,23 @@ unsafe impl ChunkSource for Page {
     }
 }
 
-/// The front, an owner and a block are dropped by three threads: the pool is dropped once, after all uses, and has
+/// The shared pool, an owner and a block are dropped by three threads: the pool is dropped once, after all uses, and has
 /// released its chunk.
 #[test]
-fn a_block_outlives_front_and_owner() {
+fn a_block_outlives_the_shared_reference_and_the_owner() {
     check(|| {
         let (runs, drops) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let page = Page { alive: UnsafeCell::new(()), runs: runs.clone(), drops: drops.clone() };
-        let front = Shared::new(DmaPool::new(page, "model", SIZE as usize, 0, 0).unwrap());
-        let mut local = front.local();
+        let pool = Shared::new(DmaPool::new(page, "model", SIZE as usize, 0, 0).unwrap());
+        let mut local = pool.local();
         let block = local.alloc().unwrap();
         let user = thread::spawn(move || {
             block.pool().source().read();
             drop(block);
         });
         let owner = thread::spawn(move || drop(local));
-        front.source().read();
-        drop(front);
+        pool.source().read();
+        drop(pool);
         user.join().unwrap();
         owner.join().unwrap();
         assert_eq!((runs.load(Ordering::SeqCst), drops.load(Ordering::SeqCst)), (0, 1));

@@ -1,4 +1,4 @@
-//! One owner's part of a pool: the current row, and the other rows that it owns.
+//! [`Owner`]: one owner's part of a pool, its current row and the other rows that it owns.
 //!
 //! Blocks are allocated from the [current row](super::current) and freed to it. When it is empty, or a block of another row
 //! is freed, that other row becomes the current one. When the owner has no row to allocate from, or too many, rows are
@@ -35,7 +35,7 @@ pub(super) struct Owner {
     pub(super) sparse: List,
     /// Rows all of whose blocks are free.
     pub(super) whole: List,
-    /// How many sparse and whole rows the owner may have, as last read from the depot.
+    /// The terms as last read from the depot.
     terms: Terms,
     /// Remote frees to rows of other owners that have not been announced to the depot.
     pub(super) remote_frees: u32,
@@ -116,7 +116,7 @@ impl Owner {
             let listed = if owned { self.unlist_current(row) } else { Listed::Nowhere };
             self.make_current(geometry, row, ROW, listed);
         }
-        // Again: a remote free of the same block may have been collected since the check above.
+        // Checked again: a remote free of the same block may have been collected since the check above.
         if !row.is_allocated_as(bit, form) {
             return Err(row.refusal(bit));
         }
@@ -226,8 +226,8 @@ impl Owner {
         self.release(RELEASED);
         let row = loop {
             let Some(row) = self.pop_free() else {
-                // Any spent row may have remote frees, so all are checked before the owner has none. Each check removes a
-                // row from the list, so it is paid for by what added the row.
+                // Any spent row may have remote frees, so all are checked. Each check removes a row from the list, so its cost
+                // is amortised by what added the row.
                 if self.spent.len() == 0 {
                     return false;
                 }
@@ -294,7 +294,7 @@ impl Owner {
         }
     }
 
-    /// How many sparse and whole rows should move to the depot: if there are more than the owner may have, half.
+    /// Returns how many sparse and whole rows should move to the depot: half, if there are more than the terms allow.
     #[inline]
     pub(super) fn surplus(&self) -> usize {
         let free = self.sparse.len() + self.whole.len();

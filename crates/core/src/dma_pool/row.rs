@@ -1,39 +1,37 @@
-//! A row: the state of up to 64 neighbouring blocks of a chunk, with one owner at a time.
+//! [`Row`]: the state of up to 64 neighbouring blocks of a chunk, with one owner at a time.
 //!
-//! # Who may write what
+//! # Who writes what
 //!
 //! `owner` is an owner's number, the depot, or none. Only the row's owner writes `avail` and the links, and moves a
 //! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. Other
 //! owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
 //! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
-//! A row without a free block is of no use to its owner, which releases it (`NO_OWNER`). The next owner that frees a
-//! block of it adopts it by compare-and-swap. So blocks that are always freed by another owner than the one that
-//! allocates them change owners 64 at a time.
+//! An owner releases a row that has no free block (`NO_OWNER`). The next owner that frees a block of it adopts it by
+//! compare-and-swap. Blocks that one owner allocates and another frees thus change owners 64 at a time.
 //!
 //! # Raw and owned blocks
 //!
 //! A free names the state that it expects: a raw free `RAW`, the drop of a [`Block`](super::Block) `OWNED`. Only the
-//! `Block` leads out of `OWNED`: its drop, once, or [`into_raw`](super::Block::into_raw) by a plain store, which no other
-//! transition competes with. So a raw free of the same address is refused in every interleaving and changes nothing.
-//! This costs no instruction: the state that alloc stores and free compares is a constant either way.
+//! `Block` leaves `OWNED`: by its drop, or by [`into_raw`](super::Block::into_raw) with a plain store, since no other transition
+//! competes. So a raw free of the same address is refused in every interleaving and changes nothing. This costs no
+//! instruction: the state that alloc stores and free compares is a constant either way.
 //!
 //! # Double frees
 //!
-//! Every free reads the state first and is refused if it finds another. Of two remote frees the compare-and-swap lets one
-//! succeed. The free of the row's owner is a load and a store; to exclude a remote free in the same instant it would need
-//! an atomic read-modify-write on every free (Attiya et al., "Laws of Order", POPL 2011), which costs as much as all the
-//! rest. Instead the store wins: the bit in `remote_freed` then belongs to a state that is not `REMOTE_FREED`; the row's
-//! owner finds it when it collects, frees nothing, and counts it (`late`). So in that instant alone both frees return
-//! `Ok`; the block is still freed once, and the second free is still found.
+//! Every free reads the state first and is refused if it is another. Of two remote frees, one compare-and-swap succeeds. The free of the row's owner is a load and a store; to exclude a remote free in the same instant it would need
+//! an atomic read-modify-write on every free (Attiya et al., "Laws of Order", POPL 2011), which would double its
+//! cost. Instead the store wins: the bit in `remote_freed` then belongs to a state that is not `REMOTE_FREED`; the row's
+//! owner detects it when it collects, frees nothing, and counts it (`late`). Only in this case do both frees return `Ok`;
+//! the block is freed once, and the second free is detected.
 
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// How many blocks a row has at most. Two are enough for a model checker.
+/// The most blocks of a row. Two under the model checker.
 pub(super) const ROW_BLOCKS: u32 = if cfg!(loom) { 2 } else { 64 };
-/// The same as a `usize`.
+/// `ROW_BLOCKS` as a `usize`.
 pub(super) const ROW: usize = ROW_BLOCKS as usize;
-/// log2 of it.
+/// log2 of `ROW_BLOCKS`.
 pub(super) const ROW_SHIFT: u32 = ROW.trailing_zeros();
 
 /// The row has no owner: all its blocks are allocated.
@@ -73,7 +71,7 @@ impl FreeRefusal {
     }
 }
 
-/// See the module.
+/// See the [module](self).
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Row {
@@ -87,9 +85,9 @@ pub(super) struct Row {
     owner: AtomicU32,
     /// The row's number in its chunk.
     number: u32,
-    /// `avail` when all blocks are free.
+    /// The value of `avail` when all blocks are free.
     full: u64,
-    /// Where the chunk starts, in bytes from the start of the span.
+    /// The chunk's offset in the span, in bytes.
     chunk: u64,
     state: [AtomicU8; ROW],
 }
@@ -99,7 +97,7 @@ pub(super) struct Row {
 const _: () = assert!(size_of::<Row>() == 128);
 
 impl Row {
-    /// Row `number` of the chunk at `chunk`, with `blocks` free blocks, in the depot.
+    /// Creates row `number` of the chunk at `chunk`, with `blocks` free blocks, in the depot.
     pub(super) fn new(chunk: u64, number: u32, blocks: u32) -> Self {
         let full = if blocks >= 64 { u64::MAX } else { (1 << blocks) - 1 };
         Self {
@@ -120,17 +118,17 @@ impl Row {
         &self.state[bit as usize & (ROW - 1)]
     }
 
-    /// Where the chunk starts, in bytes from the start of the span.
+    /// Returns the chunk's offset in the span, in bytes.
     pub(super) fn chunk(&self) -> u64 {
         self.chunk
     }
 
-    /// The number in the chunk of the row's first block.
+    /// Returns the number of the row's first block in the chunk.
     pub(super) fn first_index(&self) -> u64 {
         u64::from(self.number) << ROW_SHIFT
     }
 
-    /// How many blocks the row has.
+    /// Returns how many blocks the row has.
     pub(super) fn blocks(&self) -> u64 {
         u64::from(self.full.count_ones())
     }
@@ -204,7 +202,7 @@ impl Row {
         if self.remote_freed.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        // Acquire: the other owners' uses of the blocks come before the next use.
+        // Acquire: the other owners' accesses to the blocks happen before the next use.
         let mut remote_freed = self.remote_freed.swap(0, Ordering::Acquire);
         let (mut avail, mut late) = (self.avail(), 0);
         while remote_freed != 0 {
@@ -224,8 +222,8 @@ impl Row {
         late
     }
 
-    /// Releases a row all of whose blocks are allocated. `false` if a remote free came meanwhile and the owner has adopted
-    /// the row again (to collect).
+    /// Releases a row all of whose blocks are allocated. Returns false if there was a remote free meanwhile and the owner has
+    /// adopted the row again, to collect it.
     pub(super) fn release(&self, owner: u32) -> bool {
         // Release: the next owner sees `avail`, the links and the states. Acquire: a remote free that read `owner` before
         // this and left the row to this owner (see `lacks_owner`) has set its bit before.

@@ -1,4 +1,4 @@
-//! A reference to a row that is kept in lists.
+//! [`RowRef`]: a reference to a row, for lists and owners.
 
 use super::row::Row;
 use crate::sync::{AtomicPtr, Ordering};
@@ -13,7 +13,7 @@ unsafe impl Send for RowRef {}
 
 impl RowRef {
     /// # Safety
-    /// The row must stay where it is, alive, as long as any copy of the value is used.
+    /// The row is neither moved nor freed while any copy of the value is used.
     #[inline(always)]
     pub(super) unsafe fn new(row: &Row) -> Self {
         Self(NonNull::from(row))

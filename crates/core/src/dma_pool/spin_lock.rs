@@ -1,4 +1,4 @@
-//! A lock that is held for a few instructions.
+//! [`SpinLock`]: a lock that is held for a few instructions.
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};

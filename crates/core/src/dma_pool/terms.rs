@@ -1,11 +1,11 @@
-//! What owners and the depot exchange.
+//! What owners and the depot exchange: the [`Terms`] for keeping rows, and an owner's counts.
 
 /// The fewest and the most sparse and whole rows that an owner may have.
 pub(super) const KEEP: (u32, u32) = (8, 32);
 /// A row is sparse from this many eighths of free blocks on: in a pool with one `Local`, and in one with more.
 pub(super) const SPARSE: (u32, u32) = (7, 4);
 
-/// What an owner may have. See the depot.
+/// How many rows an owner may keep; see the `depot` module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// How many sparse and whole rows.

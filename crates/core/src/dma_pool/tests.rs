@@ -1,4 +1,4 @@
-//! Ordinary use; the parts have a theme each.
+//! A source over the heap, and tests of ordinary use. The submodules have one subject each.
 
 mod debug;
 mod faults;
@@ -24,20 +24,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const IOVA: u64 = 0x12_3400_0000 << 4;
 
-/// Frames of a piece of the heap, first fit; fails on request.
+/// A part of the heap whose frames are allocated first fit; fails on request.
 struct Heap {
     base: NonNull<u8>,
     layout: Layout,
     taken: Mutex<Vec<bool>>,
     /// How many more acquisitions succeed.
     left: AtomicUsize,
-    /// Which acquisition from now on fails, alone; 0: none.
+    /// The only acquisition from now on that fails, counted from 1; 0 for none.
     fail_at: AtomicUsize,
     acquired: AtomicUsize,
     released: AtomicUsize,
 }
 
-// SAFETY: the memory is owned, and reached by the tests only through `DmaMemory`.
+// SAFETY: the memory is owned, and the tests access it only through `DmaMemory`.
 unsafe impl Send for Heap {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Heap {}
@@ -45,7 +45,7 @@ unsafe impl Sync for Heap {}
 impl Heap {
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 2 << 20).unwrap();
-        // SAFETY: the layout has bytes.
+        // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { std::alloc::alloc(layout) }).unwrap();
         let taken = Mutex::new(vec![false; bytes / 4096]);
         let zero = || AtomicUsize::new(0);
@@ -54,11 +54,11 @@ impl Heap {
     }
 
     fn memory(&self) -> DmaMemory<'_> {
-        // SAFETY: owned, and the tests reach it only through `DmaMemory`.
+        // SAFETY: owned, and the tests access it only through `DmaMemory`.
         unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
     }
 
-    /// The acquisition that comes `n`-th from now fails, and no other.
+    /// Makes only the `n`-th acquisition from now fail.
     fn fail_at(&self, n: usize) {
         self.fail_at.store(n, Ordering::Relaxed);
     }
@@ -68,9 +68,9 @@ impl Heap {
         FrameError::Exhausted { order, frames }.into()
     }
 
-    /// The same memory from its second page on.
-    fn crooked(&self) -> Crooked<'_> {
-        Crooked(self)
+    /// Returns a source of the same memory from its second page on.
+    fn page_aligned(&self) -> PageAligned<'_> {
+        PageAligned(self)
     }
 
     fn fail_after(self, acquisitions: usize) -> Self {
@@ -86,7 +86,7 @@ impl Drop for Heap {
     }
 }
 
-// SAFETY: as the trait asks: first fit of whole, aligned runs, each given once until it is released.
+// SAFETY: allocates whole, aligned runs, and none twice before it is released.
 unsafe impl ChunkSource for Heap {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
@@ -115,17 +115,17 @@ unsafe impl ChunkSource for Heap {
         let first = frame.index() as usize;
         let mut taken = self.taken.lock();
         let run = &mut taken[first..first + order.frames() as usize];
-        assert!(!run.contains(&false), "released what was not acquired");
+        assert!(!run.contains(&false), "released a run that was not acquired");
         run.fill(false);
         self.released.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A heap without its first page, so that it is aligned to one page and no more.
-struct Crooked<'h>(&'h Heap);
+/// A heap without its first page, so that the span is aligned to one page only.
+struct PageAligned<'h>(&'h Heap);
 
-// SAFETY: runs of one page of the heap, each given once until it is released; larger ones never.
-unsafe impl ChunkSource for Crooked<'_> {
+// SAFETY: allocates single pages of the heap, and none twice before it is released.
+unsafe impl ChunkSource for PageAligned<'_> {
     fn span(&self) -> NonNull<[u8]> {
         let base = NonNull::new(self.0.base.as_ptr().wrapping_add(4096)).unwrap();
         NonNull::slice_from_raw_parts(base, self.0.layout.size() - 4096)
@@ -142,7 +142,7 @@ unsafe impl ChunkSource for Crooked<'_> {
         Ok(Frame::new(frame.index() - 1).unwrap())
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the same contract.
         unsafe { (&self.0).release(Frame::new(frame.index() + 1).unwrap(), order) };
     }
 }
@@ -206,7 +206,7 @@ fn the_wide_table_has_a_column_for_each_number() {
     let blocks: Vec<_> = (0..30).map(|_| local.alloc_raw().unwrap()).collect();
     local.free_bulk(&blocks[..10]).unwrap();
     assert!(pool.stats().in_magazines > 0);
-    // Now it tells of its part.
+    // A dropped owner has reported its counts.
     drop(local);
     let stats = pool.stats();
     let wide = stats.wide().to_string();
@@ -222,7 +222,7 @@ fn the_wide_table_has_a_column_for_each_number() {
 }
 
 #[test]
-fn a_block_that_was_not_checked_out_is_not_checked_in() {
+fn unchecked_allocs_and_frees_balance() {
     let heap = Heap::new(2 << 20);
     for size in [64, 100, 4096] {
         let pool = pool(&heap, size);
@@ -250,7 +250,7 @@ fn a_block_that_was_not_checked_out_is_not_checked_in() {
 }
 
 #[test]
-fn the_report_is_the_kernels_to_the_letter() {
+fn the_report_is_the_kernels_byte_for_byte() {
     let stats = PoolStats {
         name: "chain pool".into(),
         block_bytes: 128,
@@ -274,7 +274,7 @@ fn the_report_is_the_kernels_to_the_letter() {
 }
 
 #[test]
-fn a_fresh_chunk_is_handed_out_in_ascending_order_and_is_not_touched() {
+fn a_fresh_chunk_is_allocated_in_ascending_order_and_not_touched() {
     let heap = Heap::new(8 << 20);
     let memory = heap.memory();
     memory.fill(0, memory.len(), 0x5a).unwrap();
@@ -299,7 +299,7 @@ fn a_fresh_chunk_is_handed_out_in_ascending_order_and_is_not_touched() {
 }
 
 #[test]
-fn blocks_free_themselves_and_go_home_from_anywhere() {
+fn dropped_blocks_return_to_their_pool_from_any_thread() {
     let heap = Heap::new(4 << 20);
     let (pool, other) = (pool(&heap, 64), super::tests::pool(&heap, 64));
     let mut local = pool.local();
@@ -321,18 +321,18 @@ fn blocks_free_themselves_and_go_home_from_anywhere() {
 }
 
 #[test]
-fn handles_and_blocks_may_move_between_threads() {
-    fn may_move<T: Send>(_: &T) {}
-    fn may_be_shared<T: Sync>(_: &T) {}
+fn handles_and_blocks_are_send_and_the_pool_is_sync() {
+    fn is_send<T: Send>(_: &T) {}
+    fn is_sync<T: Sync>(_: &T) {}
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 64);
-    may_be_shared(&pool);
-    may_move(&pool.local());
-    may_move(&pool.alloc().unwrap());
+    is_sync(&pool);
+    is_send(&pool.local());
+    is_send(&pool.alloc().unwrap());
 }
 
 #[test]
-fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
+fn shrink_releases_free_chunks_and_the_pool_grows_again() {
     let heap = Heap::new(8 << 20);
     let pool = pool(&heap, 64);
     for _ in 0..3 {
@@ -351,7 +351,7 @@ fn shrink_gives_back_what_is_whole_and_the_pool_grows_again() {
 }
 
 #[test]
-fn bulk_calls_fill_holes_only_and_stop_at_the_first_wrong_one() {
+fn bulk_calls_fill_empty_slots_only_and_stop_at_the_first_wrong_free() {
     let heap = Heap::new(1 << 21);
     let pool = pool(&heap, 4096);
     let mut slots = [None; 32];

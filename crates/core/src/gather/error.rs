@@ -1,4 +1,4 @@
-//! Errors of gathering.
+//! The errors of profiles and of gathering.
 
 use crate::addr::{Iova, RangeError};
 
@@ -10,13 +10,13 @@ pub enum ProfileError {
     #[error("a device must accept at least 1 segment, not 0")]
     NoSegments,
     /// The alignment is a power of two.
-    #[error("segments aligned to {align} bytes: not a power of two (1 for any address)")]
+    #[error("alignment {align} is invalid: it must be a power of two, or 1 for none")]
     Align {
         /// The value.
         align: u64,
     },
     /// The boundary is a power of two, at least the alignment.
-    #[error("a boundary of {boundary} bytes: not 0 (for none) nor a power of two of at least {align}")]
+    #[error("boundary {boundary} is invalid: it must be 0 for none, or a power of two of at least {align}")]
     Boundary {
         /// The value.
         boundary: u64,
@@ -24,7 +24,7 @@ pub enum ProfileError {
         align: u64,
     },
     /// A segment has room for at least one aligned unit.
-    #[error("segments of at most {max_segment_bytes} bytes, aligned to {align}: there are none")]
+    #[error("segments of at most {max_segment_bytes} bytes cannot be aligned to {align} bytes")]
     SegmentBytes {
         /// The value.
         max_segment_bytes: u64,
@@ -37,8 +37,8 @@ pub enum ProfileError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GatherError {
-    /// A segment is no range of addresses.
-    #[error("a segment to gather: {0}")]
+    /// A segment is not a range of addresses.
+    #[error("cannot gather a segment: {0}")]
     Range(#[from] RangeError),
     /// A segment begins or ends where the device does not accept it.
     #[error("{len} bytes at {iova}: the device accepts multiples of {align} bytes for start and length")]

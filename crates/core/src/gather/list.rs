@@ -1,4 +1,4 @@
-//! List pages: where they come from, and which of them a command holds.
+//! List pages of PRP lists and SGLs: their source, and the record of those that a command holds.
 
 use crate::addr::Iova;
 use crate::dma_pool::{AllocError, ChunkSource, DmaPool, FreeError, RawBlock};
@@ -9,7 +9,7 @@ use crate::mem::DmaMemory;
 pub struct ListPage<'l, P> {
     /// The handle that releases it.
     pub page: P,
-    /// Where the controller finds it.
+    /// Its address for the controller.
     pub iova: Iova,
     /// Its memory.
     pub memory: DmaMemory<'l>,
@@ -28,7 +28,7 @@ pub trait ListPages {
     /// Allocates a page.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no page is available.
     fn take(&self) -> Result<ListPage<'_, Self::Page>, Self::TakeError>;
 
     /// Frees a page.

@@ -1,9 +1,9 @@
-//! Merges neighbouring segments.
+//! Merges segments that are adjacent for the device, before they are cut.
 
 use super::error::GatherError;
 use crate::addr::{Address, Iova, IovaRange, RangeError, Segment};
 
-/// Joins segments that follow one another in the device's addresses too.
+/// Merges adjacent segments.
 #[derive(Clone, Debug)]
 pub(super) struct Merged<I> {
     pub(super) inner: I,
@@ -65,7 +65,7 @@ impl<I: Iterator<Item = Segment>> Iterator for Merged<I> {
                 self.ahead = Some(next);
                 break;
             }
-            // Both end below 2^64, so together they do, too.
+            // Does not fail: both end within 64 bits, so their union does.
             run = run.merged(&next).unwrap_or(run);
         }
         Some(Ok(run))

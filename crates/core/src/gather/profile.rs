@@ -1,4 +1,4 @@
-//! Cuts segments by what a device accepts.
+//! [`Profile`]: the segments that a device accepts, and cutting memory into them.
 
 use super::error::{GatherError, ProfileError};
 use super::merged::{Invalid, Merged};
@@ -90,7 +90,7 @@ impl Profile {
         let (slots, _) = slots.split_at_mut(room);
         let mut segments = segments.into_iter();
         let mut filled = 0;
-        // Where the run that grows begins and ends; nowhere before the first.
+        // The run that is being extended; empty before the first.
         let (mut start, mut end) = (0, 0);
         while let Some(Segment { iova, len }) = segments.next() {
             let next = iova.raw().checked_add(len).filter(|_| len > 0);
@@ -113,7 +113,8 @@ impl Profile {
         Ok(full)
     }
 
-    /// Cuts one run, or none, into the slots behind those that are filled; returns start and length of what does not fit.
+    /// Cuts one run, which may be empty, into the slots after the filled ones; returns start and length of the rest that does
+    /// not fit.
     #[inline]
     fn cut_into(
         &self,
@@ -156,7 +157,7 @@ impl Profile {
         Gather { profile: *self, limit, merged: Merged::new(segments), rest: None, issued: 0, ended: false }
     }
 
-    /// Returns the error if `filled` segments are full, and a run from `start` and what follows it are left.
+    /// Returns the error for `filled` full slots when a run from `start` and all of `merged` are left.
     #[cold]
     fn too_many<I>(&self, merged: Merged<I>, (start, left): (u64, u64), filled: u64) -> GatherError
     where
@@ -199,12 +200,12 @@ impl Profile {
         }
         let first = (self.boundary - (start & (self.boundary - 1))).min(len);
         let (whole, last) = ((len - first) / self.boundary, (len - first) % self.boundary);
-        // No wrap: each is at most the number of bytes that it counts the pieces of.
+        // Does not wrap: each is at most the number of bytes that it divides.
         first.div_ceil(max) + whole * self.boundary.div_ceil(max) + last.div_ceil(max)
     }
 }
 
-/// The segments that a device is given: [`Profile::gather`].
+/// An iterator over the segments for a device: [`Profile::gather`].
 #[derive(Clone, Debug)]
 pub struct Gather<I> {
     profile: Profile,

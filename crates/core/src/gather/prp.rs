@@ -1,9 +1,9 @@
 //! Physical region pages (PRP): how an NVMe command describes its memory.
 //!
 //! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
-//! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, where there are more
-//! than two, the address of a list of all but the first. A list fills a page; where that is not enough, the last entry
-//! of the page is the address of the next one. A list that fits its page exactly does not chain.
+//! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, for more than two, the
+//! address of a list of all but the first. If a list does not fit into a page, the last entry of the page is the address of
+//! the next list page. A list that exactly fills its page does not chain.
 //!
 //! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is recorded here,
 //! outside memory that the controller can write, and they are released when the command has completed
@@ -20,21 +20,21 @@ use crate::mem::{AccessError, DmaMemory};
 pub struct ControllerPage(u32);
 
 impl ControllerPage {
-    /// 4 KiB, which nearly every controller is set to.
+    /// 4 KiB, the usual size.
     pub const SIZE_4K: Self = Self(12);
 
-    /// The page size that the field `CC.MPS` encodes: 2^(12 + mps) bytes. `None` where it does not fit the field's
-    /// four bits (section 3.1.3.5).
+    /// Returns the page size that the field `CC.MPS` encodes, 2^(12 + mps) bytes; `None` if it exceeds the field's four bits
+    /// (section 3.1.3.5).
     pub const fn from_mps(mps: u8) -> Option<Self> {
         if mps < 16 { Some(Self(12 + mps as u32)) } else { None }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.0
     }
 
-    /// How many entries a list page has.
+    /// Returns the number of entries of a list page.
     const fn entries(self) -> usize {
         1 << (self.0 - 3)
     }
@@ -47,23 +47,23 @@ pub enum PrpError<E> {
     /// There is nothing to transfer.
     #[error("a transfer of 0 bytes has no PRP entries")]
     Empty,
-    /// A segment is no range of addresses.
-    #[error("a segment to lay out: {0}")]
+    /// A segment is not a range of addresses.
+    #[error("cannot describe a segment: {0}")]
     Range(#[from] RangeError),
     /// PRP1 begins at a multiple of 4 bytes.
-    #[error("a transfer at {iova}: its first byte must be at a multiple of 4")]
+    #[error("cannot describe a transfer at {iova}: PRP1 must be a multiple of 4")]
     Offset {
-        /// Where it begins.
+        /// The address of its first byte.
         iova: Iova,
     },
-    /// All pages but the first begin at their start, all but the last end at their end.
+    /// Only the first piece may begin within a page, and only the last may end within one.
     #[error(
-        "the transfer jumps to or from {iova}, which is no multiple of the controller's page of {page} bytes"
+        "cannot describe a transfer with a gap at {iova}, which is not a multiple of the controller's page of {page} bytes"
     )]
     Ragged {
-        /// Where one segment ends or the next begins, within a page.
+        /// The end of one segment or the start of the next, within a page.
         iova: Iova,
-        /// The controller's page.
+        /// The controller's page size in bytes.
         page: u64,
     },
     /// The capacity for list pages is too small.
@@ -74,21 +74,21 @@ pub enum PrpError<E> {
     },
     /// The pool's blocks cannot be list pages.
     #[error(
-        "a list page of {bytes} bytes at {iova}: its pool must have blocks of {page} bytes, aligned to that"
+        "cannot use {bytes} bytes at {iova} as a PRP list page: the pool must have blocks of {page} bytes, aligned to their size"
     )]
     ListPage {
-        /// Where it is.
+        /// Its address.
         iova: Iova,
-        /// How many bytes it has.
+        /// Its size in bytes.
         bytes: usize,
-        /// The controller's page.
+        /// The controller's page size in bytes.
         page: u64,
     },
-    /// There was no list page.
-    #[error("no PRP list page: {0}")]
+    /// No list page is available.
+    #[error("cannot allocate a PRP list page: {0}")]
     Take(E),
     /// A list page cannot be written.
-    #[error("a PRP list page: {0}")]
+    #[error("cannot write a PRP list page: {0}")]
     Memory(AccessError),
 }
 
@@ -109,7 +109,7 @@ impl<E> From<ListError<E>> for PrpError<E> {
 #[must_use = "list pages are released by `release`"]
 pub struct Prps<P, const LISTS: usize = 8> {
     prp1: Iova,
-    /// PRP2 as an entry, before and unless there is a list.
+    /// PRP2: the second page, or the address of the list.
     prp2: Option<Iova>,
     entries: u64,
     held: Held<P, LISTS>,
@@ -121,7 +121,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than needed.
     ///
     /// # Errors
-    /// [`PrpError`]; the list pages allocated until then have been freed.
+    /// [`PrpError`]; the list pages acquired until then have been released.
     pub fn new<L: ListPages<Page = P>>(
         page: ControllerPage,
         segments: impl IntoIterator<Item = Segment>,
@@ -132,37 +132,37 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
         match layout.all(segments) {
             Ok(()) => Ok(layout.prps),
             Err(error) => {
-                // What `take` just gave out, `give` takes back; and if it does not, the first error says more.
+                // Releasing what was just acquired does not fail; if it did, the first error says more.
                 let _ = layout.prps.release(pages);
                 Err(error)
             }
         }
     }
 
-    /// The field PRP1 of the command (section 3.3.3.1, bytes 24 to 31).
+    /// Returns the field PRP1 of the command (section 3.3.3.1, bytes 24 to 31).
     pub fn prp1(&self) -> u64 {
         self.prp1.raw()
     }
 
-    /// The field PRP2 of the command (bytes 32 to 39); 0 where there is but one page.
+    /// Returns the field PRP2 of the command (bytes 32 to 39); 0 for a transfer of one page.
     pub fn prp2(&self) -> u64 {
         self.prp2.map_or(0, Iova::raw)
     }
 
-    /// How many pages the transfer touches.
+    /// Returns how many pages the transfer touches.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// How many list pages it holds.
+    /// Returns how many list pages it holds.
     pub fn list_pages(&self) -> usize {
         self.held.count()
     }
 
-    /// Gives the list pages back. The command must be over: a controller reads them until then.
+    /// Releases the list pages. The command must have completed: the controller reads them until then.
     ///
     /// # Errors
-    /// That of the first page that could not be freed; the others are freed nevertheless.
+    /// The error of the first page that was not released; the others are released nevertheless.
     pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
         self.held.give(pages)
     }
@@ -172,7 +172,7 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
 struct List<'l> {
     memory: DmaMemory<'l>,
     used: usize,
-    /// A copy of the last entry: what the controller can write is not read back.
+    /// A copy of the last entry: memory that the controller can write is not read back.
     last: Iova,
 }
 
@@ -181,7 +181,7 @@ struct Layout<'l, L: ListPages, const LISTS: usize> {
     pages: &'l L,
     prps: Prps<L::Page, LISTS>,
     list: Option<List<'l>>,
-    /// Where the last segment ended.
+    /// The end of the last segment.
     end: Option<Iova>,
 }
 
@@ -208,7 +208,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         self.entry(start)?;
         let within = start.raw() & (bytes - 1);
         let pages = (within + (run.len() - 1)) / bytes;
-        // No wrap, here and below: each is the start of a page that holds a byte of the run.
+        // Does not wrap, here and below: each is the start of a page that holds a byte of the run.
         let mut next = 1;
         while next <= pages {
             let entry = start.raw() - within + next * bytes;
@@ -217,8 +217,8 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         Ok(())
     }
 
-    /// Entries for the page at `entry` and those behind it, of `count` in all: says for how many, at least one. What is
-    /// left of a list page is filled at once.
+    /// Adds entries for up to `count` pages from the one at `entry`; returns for how many, at least one. Fills the rest of the
+    /// current list page at once.
     fn fill(&mut self, entry: u64, count: u64) -> Result<u64, PrpError<L::TakeError>> {
         let (bytes, room) = (self.page.bytes(), self.page.entries());
         let Some(list) = self.list.as_mut().filter(|list| list.used < room) else {
@@ -253,7 +253,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         let room = self.page.entries();
         let Some(list) = &self.list else { return Ok(()) };
         if list.used == room {
-            // Only now is it known that the page does not suffice: its last entry moves to the next page.
+            // The list needs another page: the last entry of this one moves there and is replaced by its address.
             let (memory, last) = (list.memory, list.last);
             let next = self.start_list(last)?;
             self.write(memory, room - 1, next)?;
@@ -264,7 +264,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         self.write(memory, at, entry)
     }
 
-    /// A new list page with this first entry, and where it is.
+    /// Starts a new list page with this first entry; returns its address.
     fn start_list(&mut self, first: Iova) -> Result<Iova, PrpError<L::TakeError>> {
         let taken = self.prps.held.take(self.pages)?;
         let (bytes, page) = (taken.memory.len(), self.page.bytes());

@@ -3,13 +3,13 @@
 //! NVM Express Base Specification 2.0, section 4.1.2. Each contiguous piece is one 16-byte data block descriptor, of any
 //! length up to 4 GiB less a byte, so hugepages stay whole on the way to the controller too: 8 MiB on four of 2 MiB are
 //! four descriptors, where PRP takes 2,048 entries. A transfer of one piece has its descriptor in the command itself.
-//! Others have there the descriptor of a *segment*, an array of descriptors; where that is full, its last place holds the
-//! descriptor of the next segment, and the one that describes the last of them says so. A segment that is exactly full
+//! For others the command has the descriptor of a *segment*, an array of descriptors. If that is full, its last entry is the
+//! descriptor of the next segment; the descriptor of the last segment has a type of its own. A segment that is exactly full
 //! does not chain.
 //!
 //! Segments of descriptors are blocks of a [`DmaPool`](crate::dma_pool::DmaPool), as the pages of PRP lists are. What
 //! the controller accepts is described by a [`Profile`]: the most descriptors (`MSDBD` of its Identify data), and an
-//! alignment of 4 where its field `SGLS` says that it wants dwords.
+//! alignment of 4 if its field `SGLS` requires dwords.
 
 use super::error::{GatherError, ProfileError};
 use super::list::{Held, ListError, ListPages};
@@ -18,16 +18,16 @@ use crate::addr::{Iova, Segment};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;
 
-/// How many bytes a descriptor has.
+/// The size of a descriptor in bytes.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
 /// What a descriptor describes (figure "SGL Descriptor Type", with the sub type "address").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
-    /// A piece of the data.
+    /// A contiguous piece of the data.
     DataBlock = 0x0,
-    /// An array of descriptors that another array follows.
+    /// An array of descriptors that is followed by another.
     Segment = 0x2,
     /// The last array of descriptors.
     LastSegment = 0x3,
@@ -42,24 +42,24 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// What it describes.
+    /// Returns what it describes.
     pub const fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Where that begins.
+    /// Returns the address of what it describes.
     pub const fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// How many bytes that has.
+    /// Returns the length of what it describes, in bytes.
     #[expect(clippy::len_without_is_empty, reason = "what is described is never empty")]
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// The descriptor as two numbers: bytes 0 to 7 (the address), and 8 to 15 (length, reserved, type). In memory each of
-    /// them is little-endian.
+    /// Returns the descriptor as two words: bytes 0 to 7 (the address) and 8 to 15 (length, reserved, type). In memory each
+    /// is little-endian.
     #[inline]
     pub const fn words(&self) -> [u64; 2] {
         [self.iova.raw(), self.len as u64 | (self.kind as u64) << 60]
@@ -79,10 +79,10 @@ pub enum SglError<E> {
     /// There is nothing to transfer.
     #[error("a transfer of 0 bytes has no SGL descriptor")]
     Empty,
-    /// No descriptor, whose length has 32 bits, can satisfy the profile.
+    /// No descriptor can satisfy the profile, because its length has 32 bits.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The memory is not what the controller takes.
+    /// The controller does not accept the memory.
     #[error(transparent)]
     Gather(#[from] GatherError),
     /// The capacity for list pages is too small.
@@ -93,19 +93,19 @@ pub enum SglError<E> {
     },
     /// The pool's blocks cannot hold descriptors.
     #[error(
-        "a list page of {bytes} bytes at {iova}: its pool must have blocks of at least 32 bytes, aligned to 8"
+        "cannot use {bytes} bytes at {iova} for SGL descriptors: the pool must have blocks of at least 32 bytes, aligned to 8"
     )]
     ListPage {
-        /// Where it is.
+        /// Its address.
         iova: Iova,
-        /// How many bytes it has.
+        /// Its size in bytes.
         bytes: usize,
     },
-    /// There was no list page.
-    #[error("no page for SGL descriptors: {0}")]
+    /// No list page is available.
+    #[error("cannot allocate a page for SGL descriptors: {0}")]
     Take(E),
     /// A list page cannot be written.
-    #[error("a page of SGL descriptors: {0}")]
+    #[error("cannot write a page of SGL descriptors: {0}")]
     Memory(AccessError),
 }
 
@@ -157,7 +157,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         }
     }
 
-    /// Writes the first descriptor and those behind it, where there are any, into list pages.
+    /// Writes the descriptors into list pages, if there are more than the one in the command.
     fn list<L: ListPages<Page = P>>(
         &mut self,
         mut blocks: impl Iterator<Item = Result<Descriptor, GatherError>>,
@@ -168,7 +168,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         for block in core::iter::once(second).chain(blocks) {
             let block = block?;
             if array.used == array.room {
-                // Only now is it known that the array does not suffice: its last descriptor moves to the next one.
+                // Another array is needed: the last descriptor of this one moves there and is replaced by its descriptor.
                 let place = Some((array.memory, array.room - 1));
                 let next = Array::start(array.last, place, &mut self.held, pages)?;
                 self.link(&array, Kind::Segment)?;
@@ -180,7 +180,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         self.link(&array, Kind::LastSegment)
     }
 
-    /// Describes a finished array where it is to be found from: the command, or the end of the array before.
+    /// Writes the descriptor of a finished array into the command or to the end of the previous array.
     fn link<E>(&mut self, array: &Array<'_>, kind: Kind) -> Result<(), SglError<E>> {
         let len = u32::try_from(array.used * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
         let descriptor = Descriptor { kind, iova: array.iova, len };
@@ -191,25 +191,25 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
         Ok(())
     }
 
-    /// The field SGL1 of the command (bytes 24 to 39, section 3.3.3.1), with `PSDT` = 01b.
+    /// Returns the field SGL1 of the command (bytes 24 to 39, section 3.3.3.1), with `PSDT` = 01b.
     pub fn sgl1(&self) -> Descriptor {
         self.sgl1
     }
 
-    /// How many data block descriptors there are.
+    /// Returns how many data block descriptors there are.
     pub fn data_blocks(&self) -> u64 {
         self.data_blocks
     }
 
-    /// How many list pages it holds.
+    /// Returns how many list pages it holds.
     pub fn list_pages(&self) -> usize {
         self.held.count()
     }
 
-    /// Releases the list pages. The command must have completed: a controller reads them until then.
+    /// Releases the list pages. The command must have completed: the controller reads them until then.
     ///
     /// # Errors
-    /// That of the first page that was not released; the others are released nevertheless.
+    /// The error of the first page that was not released; the others are released nevertheless.
     pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
         self.held.give(pages)
     }
@@ -227,9 +227,9 @@ struct Array<'l> {
     iova: Iova,
     room: usize,
     used: usize,
-    /// A copy of the last descriptor: what the controller can write is not read back.
+    /// A copy of the last descriptor: memory that the controller can write is not read back.
     last: Descriptor,
-    /// Where it is to be described: in which array, and at which place; `None` for the command.
+    /// Where its descriptor goes: an array and the index in it; `None` for the command.
     from: Option<(DmaMemory<'l>, usize)>,
 }
 

@@ -1,3 +1,5 @@
+//! Profiles: refused ones, merging, cutting, and agreement with a model that goes byte by byte.
+
 use super::*;
 use crate::addr::{Iova, RangeError, Segment};
 use proptest::prelude::*;
@@ -26,7 +28,7 @@ fn neighbours_are_merged_before_they_are_cut() {
     let profile = Profile::new(8, 0x3000, 0, 1).unwrap();
     let cut = all(profile, &[seg(0x1000, 0x1000), seg(0x2000, 0x3000), seg(0x4000, 0x10)]).unwrap();
     assert_eq!(cut, [seg(0x1000, 0x3000), seg(0x4000, 0x1000), seg(0x4000, 0x10)]);
-    // The other way round they are no neighbours.
+    // In the other order they are not adjacent.
     assert_eq!(all(profile, &[seg(0x2000, 0x10), seg(0x1000, 0x1000)]).unwrap().len(), 2);
 }
 
@@ -38,7 +40,7 @@ fn a_boundary_is_never_crossed() {
 }
 
 #[test]
-fn too_many_says_how_many_without_counting_them_one_by_one() {
+fn too_many_segments_are_counted_without_iterating_over_them() {
     let profile = Profile::new(2, 1, 0, 1).unwrap();
     let mut gather = profile.gather([seg(0, 1 << 50), seg(1 << 60, 3)]);
     assert_eq!(gather.by_ref().take(2).filter(Result::is_ok).count(), 2);
@@ -51,12 +53,12 @@ fn too_many_says_how_many_without_counting_them_one_by_one() {
 }
 
 #[test]
-fn crooked_and_wrapping_segments_are_refused() {
+fn misaligned_and_wrapping_segments_are_refused() {
     let profile = Profile::new(8, 0x1000, 0, 4).unwrap();
-    let crooked = |iova, len| GatherError::Misaligned { iova: Iova::new(iova), len, align: 4 };
-    assert_eq!(all(profile, &[seg(2, 4)]), Err(crooked(2, 4)));
-    assert_eq!(all(profile, &[seg(4, 5)]), Err(crooked(4, 5)));
-    // Two crooked halves of something straight are straight.
+    let misaligned = |iova, len| GatherError::Misaligned { iova: Iova::new(iova), len, align: 4 };
+    assert_eq!(all(profile, &[seg(2, 4)]), Err(misaligned(2, 4)));
+    assert_eq!(all(profile, &[seg(4, 5)]), Err(misaligned(4, 5)));
+    // Two misaligned halves of an aligned run are merged before the check.
     assert_eq!(all(profile, &[seg(4, 5), seg(9, 3)]).unwrap(), [seg(4, 8)]);
     let wraps = RangeError::Wraps { kind: "iova", start: 8, len: u64::MAX };
     assert_eq!(all(profile, &[seg(8, u64::MAX)]), Err(wraps.into()));
@@ -98,21 +100,21 @@ proptest! {
             if jump || full { model.push(seg(pair[1], 1)) } else { last.len += 1 }
         }
         edges.push(bytes.last().unwrap() + 1);
-        let straight = edges.iter().all(|edge| edge % align == 0);
+        let aligned = edges.iter().all(|edge| edge % align == 0);
         prop_assert_eq!(edges.len(), 2 * runs);
 
         let mut slots = [seg(0, 0); 512];
         let into = profile.gather_into(segments.iter().copied(), &mut slots).map(|full| full.to_vec());
         let lazily = all(profile, &segments);
         prop_assert_eq!(&into, &lazily);
-        prop_assert_eq!(profile.count(segments.iter().copied()).ok(), straight.then_some(model.len() as u64));
+        prop_assert_eq!(profile.count(segments.iter().copied()).ok(), aligned.then_some(model.len() as u64));
         match lazily {
-            Ok(cut) => prop_assert!(straight && cut == model && model.len() <= limit as usize),
+            Ok(cut) => prop_assert!(aligned && cut == model && model.len() <= limit as usize),
             Err(GatherError::TooMany { needed, limit: at }) => {
                 prop_assert_eq!(at, u64::from(limit));
-                prop_assert!(model.len() as u64 > at && (!straight || needed == model.len() as u64));
+                prop_assert!(model.len() as u64 > at && (!aligned || needed == model.len() as u64));
             }
-            Err(GatherError::Misaligned { .. }) => prop_assert!(!straight),
+            Err(GatherError::Misaligned { .. }) => prop_assert!(!aligned),
             Err(error) => prop_assert!(false, "{}", error),
         }
     }

@@ -1,19 +1,18 @@
-//! The same accesses in assembly: one load or store per scalar, and the C library's `memcpy` and `memset` for the rest.
+//! The accesses in assembly: one load or store per scalar, the C library's `memcpy` and `memset` for copies and fills.
 //!
-//! Each block means what the function of the same name in `portable` does; the compiler takes a block for code
-//! that may read and write any memory it could reach, so nothing is moved across it that may not be moved across
-//! relaxed atomics. A scalar at a multiple of its size is one access of the bus on all three architectures (Intel SDM
+//! Each block has the meaning of the function of the same name in `portable`. The compiler assumes that a block may read and
+//! write any memory it could reach, so it moves nothing across it that may not be moved across relaxed atomics. A scalar at a multiple of its size is one access of the bus on all three architectures (Intel SDM
 //! volume 3, "Guaranteed Atomic Operations"; Arm ARM, "Single-copy atomicity"; RISC-V, "Memory Model Primitives").
 //!
-//! The machine code of `memcpy` and `memset` loads and stores the bytes it is given, each at least once, stores no byte
-//! that is not part of the result, and decides nothing by their values. That holds for the libraries of these
-//! architectures; where it does not, build with `--cfg pinfold_byte_atomics`.
+//! `memcpy` and `memset` must load and store each byte of their range at least once, store no other byte, and not branch on
+//! the bytes' values. The libraries of these architectures do; for one that does not, build with
+//! `--cfg pinfold_byte_atomics`.
 
 use core::arch::asm;
 use core::ptr::NonNull;
 
 unsafe extern "C" {
-    // In every program: from the C library, or from `compiler_builtins` where there is none.
+    // Provided by the C library, or by `compiler_builtins` in programs without one.
     fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mut u8;
     fn memset(to: *mut u8, value: i32, len: usize) -> *mut u8;
 }
@@ -92,7 +91,7 @@ pub(super) use scalars::*;
 /// Calls `$f` with three arguments. Its result is its first argument, and is dropped with the clobbered registers.
 macro_rules! call {
     ($f:path, $first:expr, $second:expr, $third:expr) => {{
-        // Through the global offset table, as the compiler calls them: without a jump through a stub.
+        // Through the global offset table, as the compiler calls them, so without a stub.
         #[cfg(target_arch = "x86_64")]
         asm!("call qword ptr [rip + {f}@GOTPCREL]", f = sym $f, in("rdi") $first, in("rsi") $second, in("rdx") $third, clobber_abi("C"));
         #[cfg(target_arch = "aarch64")]
@@ -106,8 +105,8 @@ macro_rules! call {
 /// `to.len()` bytes from `from` are valid memory as `DmaMemory::from_raw` demands.
 #[inline]
 pub(super) unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
-    // SAFETY: relaxed loads of single bytes in memory that the contract makes valid, and plain stores to `to`, which is
-    // the caller's alone; the function keeps to the platform's calling convention, which names all it changes.
+    // SAFETY: relaxed loads of single bytes in memory that the contract makes valid, and plain stores to `to`, which
+    // the caller borrows mutably; the function follows the platform's calling convention, which names all it changes.
     unsafe { call!(memcpy, to.as_mut_ptr(), from.as_ptr(), to.len()) }
 }
 
@@ -115,7 +114,7 @@ pub(super) unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
 /// `from.len()` bytes from `to` are valid memory as `DmaMemory::from_raw` demands.
 #[inline]
 pub(super) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
-    // SAFETY: as for `copy_out`, the other way round; nothing changes `from` meanwhile.
+    // SAFETY: as for `copy_out` with the roles exchanged; `from` is borrowed, so nothing changes it.
     unsafe { call!(memcpy, to.as_ptr(), from.as_ptr(), from.len()) }
 }
 

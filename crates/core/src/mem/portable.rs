@@ -1,6 +1,6 @@
-//! The accesses as specified: relaxed atomics of one byte each, and nothing wider.
+//! The accesses as specified: relaxed atomics of one byte each.
 //!
-//! Used where there is no assembly for the architecture, and by Miri and the sanitizers, which see no assembly.
+//! Used on architectures without an assembly version, and under Miri and the sanitizers, which do not see assembly.
 
 use core::hint::spin_loop;
 use core::ptr::NonNull;
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 unsafe fn byte<'a>(base: NonNull<u8>, i: usize) -> &'a AtomicU8 {
     // SAFETY: inside one allocation, by the contract.
     let at = unsafe { base.add(i) };
-    // SAFETY: valid and reached by atomics of one byte only, by the contract; a byte is always aligned.
+    // SAFETY: valid and accessed by atomics of one byte only, by the contract; a byte is always aligned.
     unsafe { AtomicU8::from_ptr(at.as_ptr()) }
 }
 
@@ -49,14 +49,14 @@ pub(super) unsafe fn fill(to: NonNull<u8>, len: usize, value: u8) {
     }
 }
 
-/// Makes scalar accesses to one aligned word indivisible towards each other, as a processor's are.
-struct Whole(&'static AtomicBool);
+/// Makes scalar accesses to one aligned word atomic with respect to each other, as a processor does.
+struct WordLock(&'static AtomicBool);
 
-static WHOLE: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
+static WORD_LOCKS: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
 
-impl Whole {
+impl WordLock {
     fn lock(at: NonNull<u8>) -> Self {
-        let lock = &WHOLE[(at.as_ptr().addr() >> 3) & (WHOLE.len() - 1)];
+        let lock = &WORD_LOCKS[(at.as_ptr().addr() >> 3) & (WORD_LOCKS.len() - 1)];
         while lock.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             spin_loop();
         }
@@ -64,7 +64,7 @@ impl Whole {
     }
 }
 
-impl Drop for Whole {
+impl Drop for WordLock {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -76,7 +76,7 @@ macro_rules! scalar {
         /// As for [`byte`], for the bytes of the scalar, at a multiple of its size.
         pub(super) unsafe fn $read(at: NonNull<u8>) -> $ty {
             let mut bytes = [0; size_of::<$ty>()];
-            let _whole = Whole::lock(at);
+            let _lock = WordLock::lock(at);
             // SAFETY: the caller's contract.
             unsafe { copy_out(at, &mut bytes) };
             <$ty>::from_ne_bytes(bytes)
@@ -85,7 +85,7 @@ macro_rules! scalar {
         /// # Safety
         /// As for [`byte`], for the bytes of the scalar, at a multiple of its size.
         pub(super) unsafe fn $write(at: NonNull<u8>, value: $ty) {
-            let _whole = Whole::lock(at);
+            let _lock = WordLock::lock(at);
             // SAFETY: the caller's contract.
             unsafe { copy_in(at, &value.to_ne_bytes()) };
         }

@@ -1,6 +1,6 @@
 //! Threads that access the same bytes concurrently, by every operation and in every width.
 //!
-//! Under Miri and ThreadSanitizer these run over the byte loop; elsewhere over the machine's own accesses.
+//! Under Miri and ThreadSanitizer these run on the portable accesses, otherwise on the machine's.
 
 use super::DmaMemory;
 use crate::testing::scope;
@@ -15,7 +15,7 @@ const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2_000 };
 fn with_memory(act: impl FnOnce(DmaMemory<'_>)) {
     let mut words = [0u64; WORDS];
     let base = NonNull::from(&mut words).cast();
-    // SAFETY: `words` is not named again before `act` has returned, and `DmaMemory` is the only way to it until then.
+    // SAFETY: `words` is not used again before `act` has returned, so only the `DmaMemory` accesses it until then.
     act(unsafe { DmaMemory::from_raw(base, BYTES) });
 }
 
@@ -93,7 +93,7 @@ fn stress_an_aligned_scalar_is_not_torn() {
 }
 
 #[test]
-fn stress_what_was_written_before_a_release_is_seen_after_the_acquire() {
+fn stress_writes_before_a_release_are_seen_after_the_acquire() {
     with_memory(|memory| {
         scope(|crew| {
             crew.spawn(move || {

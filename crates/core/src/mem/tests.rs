@@ -1,14 +1,16 @@
+//! Bounds and alignment checks, and agreement with slices and between the two implementations.
+
 use super::*;
 use proptest::prelude::*;
 
 fn over(bytes: &mut [u64]) -> DmaMemory<'_> {
     let base = NonNull::new(bytes.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the tests reach `bytes` through the value only while it is alive, and by no reference meanwhile.
+    // SAFETY: while the value is alive, the tests access `bytes` through it only.
     unsafe { DmaMemory::from_raw(base, bytes.len() * 8) }
 }
 
 #[test]
-fn what_is_outside_or_misaligned_is_refused() {
+fn accesses_outside_or_misaligned_are_refused() {
     let mut bytes = [0u64; 4];
     let mem = over(&mut bytes);
     assert!(mem.read_u64(24).is_ok());
@@ -43,7 +45,7 @@ proptest! {
     }
 }
 
-/// What both ways of access left behind, and what they read: the machine's and the loop's.
+/// What one implementation has written and read.
 #[derive(PartialEq, Eq, Debug)]
 struct Seen {
     memory: [u64; 8],
@@ -51,8 +53,8 @@ struct Seen {
     scalars: (u8, u16, u32, u64),
 }
 
-macro_rules! by {
-    ($way:ident, $at:expr, $data:expr, $fill:expr) => {{
+macro_rules! run {
+    ($implementation:ident, $at:expr, $data:expr, $fill:expr) => {{
         let mut memory = [0x5555_5555_5555_5555u64; 8];
         let base = NonNull::from(&mut memory).cast::<u8>();
         let at = |offset: usize| {
@@ -61,42 +63,42 @@ macro_rules! by {
         };
         let mut copy = vec![0; 64 - $at];
         // SAFETY: at most 24 bytes from less than 40.
-        unsafe { $way::copy_in(at($at), $data) };
+        unsafe { $implementation::copy_in(at($at), $data) };
         // SAFETY: at most 24 bytes from less than 40.
-        unsafe { $way::fill(at(63 - $at), $data.len().min($at), $fill) };
+        unsafe { $implementation::fill(at(63 - $at), $data.len().min($at), $fill) };
         // SAFETY: the rest of the memory.
-        unsafe { $way::copy_out(at($at), &mut copy) };
+        unsafe { $implementation::copy_out(at($at), &mut copy) };
         let word = $at & !7;
         let scalars = (
             // SAFETY: inside, and a byte is always aligned.
-            unsafe { $way::read_u8(at($at)) },
+            unsafe { $implementation::read_u8(at($at)) },
             // SAFETY: inside, at a multiple of 8.
-            unsafe { $way::read_u16(at(word)) },
+            unsafe { $implementation::read_u16(at(word)) },
             // SAFETY: inside, at a multiple of 8.
-            unsafe { $way::read_u32(at(word)) },
+            unsafe { $implementation::read_u32(at(word)) },
             // SAFETY: inside, at a multiple of 8.
-            unsafe { $way::read_u64(at(word)) },
+            unsafe { $implementation::read_u64(at(word)) },
         );
         // SAFETY: inside, and a byte is always aligned.
-        unsafe { $way::write_u8(at(word + 1), 0xa1) };
+        unsafe { $implementation::write_u8(at(word + 1), 0xa1) };
         // SAFETY: inside, at a multiple of 2.
-        unsafe { $way::write_u16(at(word + 2), 0xb1b2) };
+        unsafe { $implementation::write_u16(at(word + 2), 0xb1b2) };
         // SAFETY: inside, at a multiple of 4.
-        unsafe { $way::write_u32(at(word + 4), 0xc1c2_c3c4) };
+        unsafe { $implementation::write_u32(at(word + 4), 0xc1c2_c3c4) };
         // SAFETY: inside, at a multiple of 8.
-        unsafe { $way::write_u64(at(word + 8), 0xd1d2_d3d4_d5d6_d7d8) };
+        unsafe { $implementation::write_u64(at(word + 8), 0xd1d2_d3d4_d5d6_d7d8) };
         Seen { memory, copy, scalars }
     }};
 }
 
 proptest! {
     #[test]
-    fn the_machines_accesses_agree_with_the_byte_loop(
+    fn machine_accesses_agree_with_portable_ones(
         at in 0usize..40,
         data in proptest::collection::vec(any::<u8>(), 0..24),
         fill in any::<u8>(),
     ) {
-        prop_assert_eq!(by!(bytes, at, &data, fill), by!(portable, at, &data, fill));
+        prop_assert_eq!(run!(bytes, at, &data, fill), run!(portable, at, &data, fill));
     }
 }
 

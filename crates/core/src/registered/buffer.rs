@@ -1,4 +1,4 @@
-//! A buffer as folios.
+//! [`Registered`]: a buffer described as folios, and an iterator over its segments.
 
 use super::error::{BufferError, MAX_BYTES, OutsideBuffer, check_extent};
 use super::runs::Runs;
@@ -26,16 +26,16 @@ impl Registered {
     /// The longest buffer: 1 TiB.
     pub const MAX_BYTES: u64 = MAX_BYTES;
 
-    /// The buffer of `len` bytes at `addr` in this process, in pages of `page` bytes: `device` yields what the device
-    /// calls the start of each page that the buffer touches, in order.
+    /// Describes the buffer of `len` bytes at `addr` in this process, in pages of `page` bytes. `device` yields the device's
+    /// address of the start of each page that the buffer touches, in order.
     ///
-    /// Where a page's size is not known, say [`PageSize::Size4K`]: pages that turn out to be neighbours grow together.
+    /// If the page size is unknown, pass [`PageSize::Size4K`]: adjacent pages are merged.
     ///
-    /// Takes time in proportion to the number of pages, and memory in proportion to that of folios.
+    /// Time proportional to the number of pages, memory to the number of folios.
     ///
     /// # Errors
-    /// [`BufferError`] where the buffer is empty, wraps or is longer than [`MAX_BYTES`](Self::MAX_BYTES), where there
-    /// are more or fewer device addresses than pages, or one that is no multiple of 4 KiB, or no memory for the table.
+    /// [`BufferError`] if the buffer is empty, wraps or is longer than [`MAX_BYTES`](Self::MAX_BYTES), if there are more or
+    /// fewer device addresses than pages, if one is not a multiple of 4 KiB, or if the table cannot be allocated.
     pub fn from_pages(
         addr: usize,
         len: u64,
@@ -67,16 +67,15 @@ impl Registered {
         Ok(Self { addr, len, table })
     }
 
-    /// The buffer at `addr` in this process that the device sees as `segments`, in order: for memory that is mapped
-    /// already, and for mixtures of page sizes. Its length is the sum of theirs.
+    /// Describes the buffer at `addr` in this process that consists of `segments` for the device, in order: for memory that is
+    /// already mapped, and for several page sizes. Its length is the sum of theirs.
     ///
-    /// Folios are as large as the places where the device's view jumps allow; where these are far finer in some part
-    /// of the buffer than in the rest, only the folios there are divided. Takes time in proportion to the numbers of
-    /// segments and of folios.
+    /// Folios are as large as the boundaries between segments allow; if the boundaries are much denser in some part of the
+    /// buffer, only the folios there are divided. Time proportional to the numbers of segments and folios.
     ///
     /// # Errors
-    /// [`BufferError`] where there is no segment or an empty or wrapping one, where the buffer wraps or is longer than
-    /// [`MAX_BYTES`](Self::MAX_BYTES), where the device's view jumps within a 4 KiB page, or no memory for the table.
+    /// [`BufferError`] if there is no segment, if one is empty or wraps, if the buffer wraps or is longer than
+    /// [`MAX_BYTES`](Self::MAX_BYTES), if segments are not adjacent within a 4 KiB page, or if the table cannot be allocated.
     pub fn from_segments(
         addr: usize,
         segments: impl IntoIterator<Item = Segment>,
@@ -98,12 +97,12 @@ impl Registered {
         self.len
     }
 
-    /// log2 of a folio's size in bytes (of one that is not divided): at least 12; 63 where the whole buffer is one.
+    /// Returns log2 of the size in bytes of a folio that is not divided: at least 12; 63 if the whole buffer is one.
     pub fn folio_shift(&self) -> u32 {
         self.table.shift()
     }
 
-    /// The bits of an offset (counted from the start of the first folio) that lie within a folio.
+    /// Returns the bits of an offset, counted from the start of the first folio, that lie within a folio.
     pub fn folio_mask(&self) -> u64 {
         self.table.mask()
     }
@@ -128,7 +127,7 @@ impl Registered {
     /// Constant time: a shift, a mask and a load; in a divided folio, once more.
     ///
     /// # Errors
-    /// [`OutsideBuffer`] where `offset` is not inside.
+    /// [`OutsideBuffer`] if `offset` is not inside.
     #[inline]
     pub fn locate(&self, offset: u64) -> Result<Segment, OutsideBuffer> {
         let outside = OutsideBuffer { offset, len: 1, size: self.len };
@@ -144,7 +143,7 @@ impl Registered {
     /// Allocates nothing; the first segment is found in constant time.
     ///
     /// # Errors
-    /// [`OutsideBuffer`] where they are not all inside, or are none.
+    /// [`OutsideBuffer`] if they are not all inside, or if `len` is 0.
     #[inline]
     pub fn segments(&self, offset: u64, len: u64) -> Result<Segments<'_>, OutsideBuffer> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
@@ -164,11 +163,11 @@ impl Registered {
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
     table: &'a Table,
-    /// Where what is behind `ahead` begins, from the start of the first folio.
+    /// The offset of what follows `ahead`, from the start of the first folio.
     at: u64,
-    /// How much that is.
+    /// Its length.
     left: u64,
-    /// What comes next, or the first part of it: it is seen before it is known where it ends.
+    /// The start of the next segment: the folios after it may extend it.
     ahead: Option<Segment>,
 }
 

@@ -1,26 +1,26 @@
-//! Errors of a buffer's description.
+//! Why a buffer cannot be described, and ranges that are outside one.
 
 use crate::addr::{Iova, PageSize, RangeError};
 
 /// The longest buffer: 1 TiB.
 pub(super) const MAX_BYTES: u64 = 1 << 40;
 
-/// Why a buffer cannot be described. Nothing has changed when one is returned.
+/// Why a buffer cannot be described.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufferError {
     /// A buffer has at least one byte.
-    #[error("an empty buffer at {addr:#x}: a buffer has at least 1 byte")]
+    #[error("cannot describe an empty buffer at {addr:#x}: a buffer has at least 1 byte")]
     Empty {
-        /// Where it was to start.
+        /// Its address.
         addr: usize,
     },
     /// A buffer must end before the end of the address space.
     #[error("a buffer of {len:#x} bytes at {addr:#x} wraps around the end of the address space")]
     Wraps {
-        /// Where it was to start.
+        /// Its address.
         addr: usize,
-        /// How many bytes it was to have.
+        /// Its length in bytes.
         len: u64,
     },
     /// A buffer has a largest size.
@@ -29,7 +29,7 @@ pub enum BufferError {
         limit = MAX_BYTES
     )]
     TooLong {
-        /// How many bytes it was to have, as far as they were counted.
+        /// Its length in bytes, as far as it was counted.
         len: u64,
     },
     /// One device address is needed for each page that the buffer touches.
@@ -39,27 +39,27 @@ pub enum BufferError {
         pages: u64,
         /// Their size.
         page: PageSize,
-        /// How many addresses there were; one too many where there were more.
+        /// How many addresses there were; if too many, one more than needed.
         given: u64,
     },
-    /// A page starts at a multiple of 4 KiB for the device too.
+    /// A page starts at a multiple of 4 KiB for the device.
     #[error("page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB")]
     PageAddress {
         /// Which page, from 0.
         index: u64,
-        /// Where it was said to be.
+        /// Its address for the device.
         iova: Iova,
     },
-    /// Memory can stop being contiguous for the device only where a page ends.
+    /// Segments that are not adjacent for the device meet at a page boundary.
     #[error(
         "a piece of the buffer ends at {addr:#x}, not at the end of a 4 KiB page, and the next is not adjacent"
     )]
     Ragged {
-        /// Where the next piece begins in the process.
+        /// The process's address of the next piece.
         addr: u64,
     },
-    /// A piece is no range of device addresses.
-    #[error("a piece of the buffer: {0}")]
+    /// A piece is not a range of device addresses.
+    #[error("cannot describe a piece of the buffer: {0}")]
     Piece(#[from] RangeError),
     /// The table of folios could not be allocated.
     #[error("cannot allocate a table of {folios} folios of {bytes} bytes each")]
@@ -75,11 +75,11 @@ pub enum BufferError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a registered buffer of {size} bytes")]
 pub struct OutsideBuffer {
-    /// Where it starts, in bytes from the start of the buffer.
+    /// Its offset in bytes from the start of the buffer.
     pub offset: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: u64,
-    /// How many bytes the buffer has.
+    /// The length of the buffer in bytes.
     pub size: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The table of registered buffers.
+//! [`Registry`]: a table of registered buffers that are in use by I/O.
 
 use super::buffer::{Registered, Segments};
 use crate::addr::Segment;
@@ -121,7 +121,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         if let Some(with) = self.overlapping(addr, len, index) {
             return Err(RegisterError::Overlaps { addr, len, with });
         }
-        // Room for each buffer that may have to be kept when it leaves.
+        // Room for every registered buffer, so that unregistering allocates nothing.
         let room = self.len() + 1;
         self.leaving.try_reserve(room).map_err(|_| RegisterError::NoMemory)?;
         Ok(at)
@@ -140,21 +140,21 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// Registers the buffer in this place, which must be vacant.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] where the table is not that large, [`RegisterError::Taken`],
+    /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Taken`],
     /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
     pub fn register_at(&mut self, index: BufferIndex, buffer: B) -> Result<(), RegisterError> {
         if self.place(index)?.is_some() {
             return Err(RegisterError::Taken { index });
         }
-        // Vacant, so nothing comes out.
+        // The place is vacant, so no buffer is replaced.
         self.update(index, buffer).map(|_| ())
     }
 
-    /// Registers the buffer in this place, and unregisters the one that is there: it may overlap that one, and no other.
+    /// Registers the buffer in this place and unregisters the previous one, the only one that it may overlap.
     /// Linear in the number of buffers.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] where the table is not that large, [`RegisterError::Overlaps`],
+    /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Overlaps`],
     /// [`RegisterError::NoMemory`].
     pub fn update(
         &mut self,
@@ -173,7 +173,8 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(before)
     }
 
-    /// Unregisters the buffer. Its place is vacant from here on; while I/O is in flight on it, the table keeps it. Linear in the number of buffers; allocates nothing.
+    /// Unregisters the buffer. Its place is vacant at once; the table keeps the buffer while I/O is in flight on it. Linear in
+    /// the number of buffers; allocates nothing.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
@@ -228,10 +229,10 @@ impl<B: AsRef<Registered>> Registry<B> {
         let mut leaving = self.leaving.iter();
         let at = leaving.position(|(i, entry)| *i == index && entry.generation == generation)?;
         let (_, entry) = self.leaving.get_mut(at)?;
-        // Buffers on their way out are held, and go when the last hold ends.
+        // Never 0 before: a buffer is removed with its last hold.
         entry.holds -= 1;
-        let over = entry.holds == 0;
-        Some(over.then(|| self.leaving.swap_remove(at).1.buffer))
+        let is_last = entry.holds == 0;
+        Some(is_last.then(|| self.leaving.swap_remove(at).1.buffer))
     }
 
     /// Returns the number of holds on the buffer in this place.
@@ -304,7 +305,7 @@ impl<B: AsRef<Registered>> Registry<B> {
             let len = self.get(index).map_or(0, |buffer| buffer.as_ref().len());
             start as u64 + len.saturating_sub(1) >= addr as u64
         };
-        // Those that are registered do not overlap: once one ends before `addr`, all that begin before it do.
+        // Registered buffers do not overlap: if one ends before `addr`, so do all that begin before it.
         let touched = self.order.get(..after)?.iter().rev().take_while(touching);
         touched.map(|&(_, index)| index).find(|&index| Some(index) != except)
     }

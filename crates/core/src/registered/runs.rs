@@ -1,4 +1,4 @@
-//! Collects the runs of a buffer, merging neighbours.
+//! Collects the runs of a buffer and merges those that are adjacent for the device.
 
 use super::error::{BufferError, check_extent};
 use super::table::{Run, Table};
@@ -16,12 +16,12 @@ impl Runs {
         Self { addr, len: 0, list: Vec::new() }
     }
 
-    /// The next run, which begins in the process where the last one ends.
+    /// Adds the next run, which follows the last one in the process.
     pub(super) fn push(&mut self, segment: Segment) -> Result<(), BufferError> {
         IovaRange::new(segment.iova, segment.len)?;
         let len = self.len.saturating_add(segment.len);
         check_extent(self.addr, len)?;
-        // No wrap: `check_extent` saw that the end, which lies further on, fits.
+        // Does not wrap: `check_extent` has checked the end, which is larger.
         let addr = self.addr as u64 + self.len;
         self.len = len;
         if let Some(last) = self.list.last_mut() {

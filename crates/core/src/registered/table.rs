@@ -1,20 +1,20 @@
 //! The table of folios: the device address of each, found by one shift or two.
 //!
-//! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is contiguous for the device
-//! is a folio, and its entry is what the device calls its start. A cell that is not is divided evenly once more, by a
-//! shift of its own; its entry then says where its folios are in a second list. One bit a cell tells the two apart;
-//! a table without divided cells has no bits, and no second list.
+//! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is contiguous for the device is a
+//! folio, and its entry is the device's address of its start. Any other cell is divided evenly once more, by a shift of its
+//! own, and its entry is the position of its folios in a second list. One bit per cell distinguishes the two; a table
+//! without divided cells has no bits and no second list.
 
 use super::error::BufferError;
 use crate::addr::{Iova, PageSize, Segment};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// The shift of a buffer that is contiguous for the device: everything lies in one cell.
+/// The shift of a buffer that is contiguous for the device: it is one cell.
 const ONE_CELL: u32 = 63;
-/// Shifts that are tried beside the finest: 64 KiB (a common size of larger folios in Linux), and hugepages.
+/// Shifts that are tried besides the finest: 64 KiB (a common size of large folios in Linux), and hugepages.
 const SHIFTS: [u32; 3] = [16, PageSize::Size2M.shift(), PageSize::Size1G.shift()];
-/// The bits of a divided cell's entry that hold its shift; above them is where its folios are.
+/// The bits of a divided cell's entry that hold its shift; the bits above are the position of its folios.
 const SHIFT_BITS: u32 = 6;
 
 /// A run that is contiguous in the process and for the device.
@@ -27,15 +27,15 @@ pub(super) struct Run {
 pub(super) struct Table {
     shift: u32,
     mask: u64,
-    /// How far into its first cell the buffer begins.
+    /// The buffer's offset in its first cell.
     head: u64,
-    /// What the device calls the start of each cell, or where the folios of a divided one are. The start of a partial
-    /// first cell is a reckoning (it may lie below 0, hence wraps) of which only the part inside the buffer is given
-    /// out; so with a partial first folio, and with the place of a divided first cell's folios.
+    /// The device's address of the start of each cell, or the position of the folios of a divided one. The start of a partial
+    /// first cell or folio is extrapolated and may wrap below 0, and so may the position of a divided first cell's folios;
+    /// only addresses inside the buffer are returned.
     cells: Box<[u64]>,
-    /// A bit a cell: whether it is divided. Empty where none is.
+    /// One bit per cell: whether it is divided. Empty if none is.
     divided: Box<[u64]>,
-    /// What the device calls the start of each folio of the divided cells.
+    /// The device's address of the start of each folio of the divided cells.
     fine: Box<[u64]>,
     /// log2 of the smallest folio.
     finest: u32,
@@ -50,7 +50,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// How many words of bits it has.
+    /// Returns the length of the bit list in words.
     fn bits(&self) -> u64 {
         if self.fine == 0 { 0 } else { self.cells.div_ceil(64) }
     }
@@ -68,7 +68,7 @@ struct Part {
 }
 
 impl Part {
-    /// What of it lies in the piece of `2^shift` bytes around `at`.
+    /// Returns the part of it in the piece of `2^shift` bytes around `at`.
     fn around(self, at: u64, shift: u32) -> Self {
         if shift == ONE_CELL {
             return self;
@@ -77,15 +77,15 @@ impl Part {
         Self { first: self.first.max(at & !mask), last: self.last.min(at | mask) }
     }
 
-    /// How many pieces of `2^shift` bytes it touches.
+    /// Returns how many pieces of `2^shift` bytes it touches.
     fn pieces(self, shift: u32) -> u64 {
         if shift == ONE_CELL { 1 } else { (self.last >> shift) - (self.first >> shift) + 1 }
     }
 }
 
 impl Table {
-    /// The table of these runs: at least one, in the order of their addresses and without gaps, at most 1 TiB in all
-    /// that does not wrap, each but the first at a multiple of 4 KiB.
+    /// Builds the table of these runs: at least one, in the order of their addresses and without gaps, each except the first at
+    /// a multiple of 4 KiB, at most 1 TiB in all without wrapping.
     pub(super) fn new(runs: &[Run]) -> Result<Self, BufferError> {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
             return Err(BufferError::Empty { addr: 0 });
@@ -95,7 +95,7 @@ impl Table {
         let finest = jumps.iter().map(|run| run.addr.trailing_zeros()).min().unwrap_or(ONE_CELL);
         let plan = plan(whole, jumps, finest);
         let mask = (1u64 << plan.shift) - 1;
-        // A buffer of one cell needs no head, and one high in a kernel's half would not fit in it.
+        // A buffer of one cell needs no head, and that of an address in the upper half would not fit.
         let head = if plan.shift == ONE_CELL { 0 } else { whole.first & mask };
         let mut build = Build::new(plan)?;
         let mut rest = runs;
@@ -145,7 +145,8 @@ impl Table {
         size_of_val(&*self.cells) + size_of_val(&*self.divided) + size_of_val(&*self.fine)
     }
 
-    /// Where the byte is that lies `at` bytes after the start of the first cell, and how many follow in its folio.
+    /// Locates the byte `at` bytes after the start of the first cell; returns its address and how many bytes follow in its
+    /// folio.
     #[inline]
     pub(super) fn locate(&self, at: u64) -> Option<Segment> {
         let cell = usize::try_from(at >> self.shift).ok()?;
@@ -168,10 +169,10 @@ impl Table {
     }
 }
 
-/// The shift that makes the smallest table.
+/// Chooses the shift with the smallest table.
 fn plan(whole: Part, jumps: &[Run], finest: u32) -> Plan {
     let even = Plan { shift: finest, cells: whole.pieces(finest), fine: 0 };
-    // Each cell is a run: nothing is smaller.
+    // Each cell is a run: no table is smaller.
     if even.cells <= jumps.len() as u64 + 1 {
         return even;
     }
@@ -181,7 +182,7 @@ fn plan(whole: Part, jumps: &[Run], finest: u32) -> Plan {
     plans.fold(even, |best, plan| if plan.words() < best.words() { plan } else { best })
 }
 
-/// How many folios the divided cells have if cells have `2^shift` bytes.
+/// Counts the folios of the divided cells for cells of `2^shift` bytes.
 fn fine(whole: Part, jumps: &[Run], shift: u32) -> u64 {
     let same = |a: &Run, b: &Run| a.addr >> shift == b.addr >> shift;
     let of_cell = |group: &[Run]| {
@@ -192,7 +193,7 @@ fn fine(whole: Part, jumps: &[Run], shift: u32) -> u64 {
     jumps.chunk_by(same).filter_map(of_cell).sum()
 }
 
-/// The shift by which a cell with these jumps is divided; none where they are all at its start.
+/// Returns the shift by which a cell with these jumps is divided; `None` if they are all at its start.
 fn inner_shift(jumps: &[Run], shift: u32) -> Option<u32> {
     jumps.iter().map(|run| run.addr.trailing_zeros()).filter(|&zeros| zeros < shift).min()
 }
@@ -218,11 +219,11 @@ impl Build {
         Ok(Self { shift: plan.shift, cells: room(plan.cells)?, divided, fine: room(plan.fine)? })
     }
 
-    /// The next cell, of which the buffer has `part`; `runs` begins with the one that `part` begins in.
+    /// Adds the next cell, of which the buffer has `part`; `runs` starts with the run in which `part` begins.
     fn cell(&mut self, runs: &mut &[Run], part: Part) {
         let start = start_of(runs, part.first, self.shift);
         let inside = runs.get(1..).unwrap_or(&[]);
-        // In order: runs passed here are not visited for the next cell, so the whole is linear.
+        // Runs passed here are not visited for the next cell, so the whole is linear.
         let count = inside.iter().take_while(|run| run.addr <= part.last).count();
         let inside = inside.get(..count).unwrap_or(&[]);
         let Some(shift) = inner_shift(inside, self.shift) else {
@@ -233,7 +234,7 @@ impl Build {
         if let Some(bits) = self.divided.get_mut(place / 64) {
             *bits |= 1 << (place % 64);
         }
-        // The folios before the buffer's first are not in the list, hence the place may lie before its start.
+        // The folios before the buffer's first are not in the list, so the position may lie before its start.
         let mask = (1u64 << self.shift) - 1;
         let first = (self.fine.len() as u64).wrapping_sub((part.first & mask) >> shift);
         self.cells.push(first << SHIFT_BITS | u64::from(shift));
@@ -245,7 +246,7 @@ impl Build {
     }
 }
 
-/// What the device calls the start of the piece of `2^shift` bytes around `at`; drops the runs that end before `at`.
+/// Returns the device's address of the start of the piece of `2^shift` bytes around `at`; drops runs that end before `at`.
 fn start_of(runs: &mut &[Run], at: u64, shift: u32) -> u64 {
     while let [_, next, ..] = runs
         && next.addr <= at

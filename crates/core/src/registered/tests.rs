@@ -1,3 +1,5 @@
+//! Folios of equal size: counts, refused buffers, and agreement with a list of pages.
+
 mod mixture;
 mod table;
 
@@ -27,19 +29,19 @@ fn eight_mebibytes_on_hugepages_are_four_folios() {
 }
 
 #[test]
-fn neighbours_collapse_into_one() {
+fn adjacent_pages_are_one_folio() {
     let pages: Vec<_> = (0..4).map(|i| Iova::new(0x8000_0000 + i * HUGE)).collect();
     let buffer = Registered::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.segment_count(), buffer.table_bytes()), (1, 1, 8));
     assert_eq!(buffer.locate(0), Ok(seg(0x8000_0123, 6 << 20)));
-    // 2,048 pages of 4 KiB of which each 512 are neighbours are no worse than hugepages.
+    // 2,048 pages of 4 KiB in adjacent groups of 512 are like hugepages.
     let pages = (0..2048).map(|i| Iova::new(0x1000_0000 + (i / 512) * 2 * HUGE + (i % 512) * 4096));
     let buffer = Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.folio_shift()), (4, 21));
 }
 
 #[test]
-fn a_buffer_in_the_upper_half_and_an_iova_of_zero_are_ordinary() {
+fn addresses_in_the_upper_half_and_an_iova_of_zero_are_valid() {
     let addr = usize::MAX - 0xffff;
     let buffer = Registered::from_segments(addr, [seg(0, 0x8000)]).unwrap();
     assert_eq!(buffer.locate(0x7fff), Ok(seg(0x7fff, 1)));
@@ -83,20 +85,20 @@ fn ranges_outside_are_refused() {
     assert_eq!(buffer.segments(0, 0).unwrap_err(), outside(0, 0));
 }
 
-/// A buffer of pages that lie anywhere, some of them side by side, where each of its 4 KiB is, and its page size.
+/// A buffer of scattered pages, some of them adjacent; the device address of each of its 4 KiB; and its page size.
 fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
     let sizes = prop_oneof![Just(PageSize::Size4K), Just(PageSize::Size2M)];
     (sizes, 0u64..8, prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40), any::<[u16; 2]>())
         .prop_map(|(page, base, places, [cut, short])| {
             let mut pages = Vec::new();
-            for (beside, place) in places {
+            for (adjacent, place) in places {
                 let elsewhere = place * page.bytes();
                 let next = pages.last().map_or(elsewhere, |last| last + page.bytes());
-                pages.push(if beside { next } else { elsewhere });
+                pages.push(if adjacent { next } else { elsewhere });
             }
             let head = u64::from(cut) * page.bytes() / 65536;
             let room = pages.len() as u64 * page.bytes() - head;
-            // Ends anywhere in the last page, but at least one byte in.
+            // Ends anywhere in the last page, after at least one byte.
             let spare = (page.bytes() - 1).min(room - 1);
             let len = room - u64::from(short) * spare / 65536;
             let addr = usize::try_from((1 << 30) + base * page.bytes() + head).unwrap();

@@ -1,8 +1,7 @@
 //! Atomics and locks that count read-modify-writes per thread.
 //!
-//! Counted as read-modify-writes are the operations of that name, failed compare-and-swaps included, and
-//! sequentially consistent stores, which are an `xchg` on x86-64. A lock counts once as a
-//! lock and [`LOCK_RMWS`] times as a read-modify-write; waiting for one that is held may take more, which is not seen.
+//! Failed compare-and-swaps count too, and so do sequentially consistent stores, which are an `xchg` on x86-64. A lock counts
+//! once as a lock and [`LOCK_RMWS`] times as a read-modify-write; those of waiting for a held lock are not counted.
 
 use core::cell::Cell;
 use core::sync::atomic::{self, Ordering};
@@ -12,8 +11,8 @@ std::thread_local! {
     static LOCKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many read-modify-writes an uncontended `std::sync::Mutex` makes: a compare-and-swap takes it, and a swap gives it
-/// back, because a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` unlocks by a store.)
+/// The read-modify-writes of an uncontended `std::sync::Mutex`: a compare-and-swap locks it, and a swap unlocks it, because
+/// a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` unlocks by a store.)
 const LOCK_RMWS: u64 = 2;
 
 fn count() {
@@ -52,7 +51,7 @@ macro_rules! counting {
         #[derive(Debug, Default)]
         pub(crate) struct $name(atomic::$name);
 
-        #[allow(dead_code, reason = "the same face as the real atomic, used or not")]
+        #[allow(dead_code, reason = "the interface of the real atomic, used or not")]
         impl $name {
             pub(crate) const fn new(value: $value) -> Self {
                 Self(atomic::$name::new(value))
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_counts_where_it_is_an_exchange() {
+    fn a_sequentially_consistent_store_counts_as_an_exchange() {
         let word = AtomicU64::new(0);
         rmw_reset();
         word.store(1, Ordering::Relaxed);

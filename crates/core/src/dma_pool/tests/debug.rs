@@ -1,4 +1,4 @@
-//! Debug mode.
+//! Debug mode: detection and reports of writes into free blocks.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn bytes(pool: &DmaPool<&Heap>, block: RawBlock) -> Vec<u8> {
     bytes
 }
 
-/// Writes as a device would that was not stopped.
+/// Writes to a free block, as a device that was not stopped would.
 fn late_write(heap: &Heap, block: RawBlock, offset: usize, value: u8) {
     let at = block.as_ptr().as_ptr().addr() - heap.base.as_ptr().addr();
     heap.memory().write_u8(at + offset, value).unwrap();
@@ -30,7 +30,7 @@ fn a_write_into_a_free_block_is_reported_with_its_last_owner() {
     tx.free_raw(block).unwrap();
     late_write(&heap, block, 70, 0x11);
     late_write(&heap, block, 99, 0x22);
-    // Until it comes round again, through whichever owner.
+    // Until the block is allocated again, through any owner.
     drop((rx, tx));
     let again: Vec<_> = (0..40).map(|_| pool.alloc_raw().unwrap()).collect();
     assert!(again.contains(&block));
@@ -52,7 +52,7 @@ fn a_write_into_a_free_block_is_reported_with_its_last_owner() {
     );
     assert_eq!(pool.stats().damaged, 1);
     pool.free_bulk(&again).unwrap();
-    assert_eq!(pool.inspect().len(), 1, "what was reported is put right");
+    assert_eq!(pool.inspect().len(), 1, "a reported block is filled again");
     late_write(&heap, again[7], 0, 0);
     let found = pool.inspect();
     assert_eq!((found.len(), found[1].block, found[1].offset), (2, again[7], 0));
@@ -68,7 +68,7 @@ fn unused_blocks_are_checked_and_a_reacquired_chunk_has_no_history() {
     assert_eq!(pool.inspect()[0].last_use, None);
     pool.free_raw(block).unwrap();
     assert_eq!(pool.shrink(), 4096);
-    // Another user had the chunk meanwhile.
+    // Another user of the source wrote to the chunk meanwhile.
     late_write(&heap, block, 0, 1);
     assert_eq!(pool.alloc_raw(), Ok(block));
     assert_eq!(pool.stats().damaged, 1);
@@ -79,7 +79,7 @@ fn unused_blocks_are_checked_and_a_reacquired_chunk_has_no_history() {
 }
 
 #[test]
-fn debug_mode_keeps_the_rules_of_a_pool() {
+fn debug_mode_allocates_and_frees_by_the_same_rules() {
     let heap = Heap::new(8 << 20);
     let pool = debugged(&heap, 192);
     let (mut a, mut b) = (pool.local(), pool.local());
@@ -111,28 +111,28 @@ fn debug_mode_keeps_the_rules_of_a_pool() {
 fn stress_eight_threads_in_debug_mode_see_no_damage() {
     let heap = Heap::new(8 << 20);
     let mut pool = debugged(&heap, 64);
-    let hands: [Mutex<Vec<RawBlock>>; 8] = Default::default();
+    let inboxes: [Mutex<Vec<RawBlock>>; 8] = Default::default();
     let rounds = if cfg!(miri) { 5 } else { 300 };
     crate::testing::scope(|scope| {
         for me in 0..8usize {
-            let (pool, hands) = (&pool, &hands);
+            let (pool, inboxes) = (&pool, &inboxes);
             scope.spawn(move || {
                 let mut local = pool.local();
                 for round in 0..rounds {
                     for _ in 0..8 {
                         let block = local.alloc_raw().unwrap();
                         pool.memory(block).unwrap().write_u64(8, 7).unwrap();
-                        hands[(me + round) % 8].lock().push(block);
+                        inboxes[(me + round) % 8].lock().push(block);
                     }
-                    for block in std::mem::take(&mut *hands[me].lock()) {
+                    for block in std::mem::take(&mut *inboxes[me].lock()) {
                         local.free_raw(block).unwrap();
                     }
                 }
             });
         }
     });
-    for hand in &hands {
-        pool.free_bulk(&hand.lock()).unwrap();
+    for inbox in &inboxes {
+        pool.free_bulk(&inbox.lock()).unwrap();
     }
     assert_eq!(pool.inspect(), []);
     assert_eq!(pool.stats().in_use, 0);

@@ -1,4 +1,4 @@
-//! What is refused, and what is left when something is.
+//! Wrong frees, late device writes, and failures of the source at every step.
 
 use super::*;
 
@@ -20,23 +20,23 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
         let error = pool.free_raw(moved(block, bytes)).unwrap_err();
         assert!(matches!(error, FreeError::Misaligned { blocks: 40, size: 100, .. }), "{error}");
     }
-    let crooked = RawBlock::from_parts(block.as_ptr(), Iova::new(7));
+    let mismatched = RawBlock::from_parts(block.as_ptr(), Iova::new(7));
     let expected = Iova::new(IOVA);
-    assert_eq!(pool.free_raw(crooked), Err(FreeError::WrongIova { addr, iova: Iova::new(7), expected }));
+    assert_eq!(pool.free_raw(mismatched), Err(FreeError::WrongIova { addr, iova: Iova::new(7), expected }));
     assert_eq!(pool.free_raw(moved(block, 100)), Err(FreeError::DoubleFree { addr: addr + 100 }));
     assert_eq!(pool.stats(), before);
     assert!(pool.memory(moved(block, 100)).is_err());
     assert_eq!(pool.memory(block).unwrap().len(), 100);
     pool.free_raw(block).unwrap();
     assert_eq!(pool.free_raw(block), Err(FreeError::DoubleFree { addr }));
-    // Through another owner, and while it sits in the first one's magazine, or in the depot.
+    // Through another owner, while the block is in the first one's magazine or in the depot.
     assert_eq!(pool.local().free_raw(block), Err(FreeError::DoubleFree { addr }));
     assert_eq!(pool.release_free_chunks(), 4096);
     assert!(foreign(block));
 }
 
 #[test]
-fn late_device_writes_into_freed_blocks_hurt_nothing() {
+fn late_device_writes_into_freed_blocks_do_not_affect_the_pool() {
     let heap = Heap::new(8 << 20);
     let pool = pool(&heap, 64);
     let mut local = pool.local();
@@ -96,20 +96,20 @@ fn a_busy_pool_is_returned_and_a_dropped_one_keeps_blocks_in_use() {
     assert_eq!(heap.taken.lock().iter().filter(|&&taken| taken).count(), 1);
 }
 
-/// The source has no n-th chunk at first, for all n up to 10^3: the call fails, nothing has changed, and when there is one
-/// the next call succeeds.
+/// The n-th chunk is unavailable at first, for all n up to 10^3: the call fails and changes nothing; once the chunk is
+/// available, the next call succeeds.
 #[test]
 fn a_source_that_fails_is_rolled_back_at_every_step() {
     // 4 KiB chunks, because the span is aligned to no more than that: a thousand of them are a thousand steps.
     let heap = Heap::new(5 << 20);
-    let pages = heap.crooked();
+    let pages = heap.page_aligned();
     let pool = DmaPool::new(&pages, "faults", 2048, 0, 1 << 20).unwrap();
     let mut local = pool.local();
     let mut slots = [None; 1];
     for n in 1..=1000 {
         let before = pool.stats();
         heap.left.store(0, Ordering::Relaxed);
-        // Uses up what there is, also what the pool's own owner holds, then meets the failure; by one of the three ways in.
+        // Uses up all free blocks, those of the pool's own owner included, then fails; through one of three calls.
         let mut alloc = || match n % 3 {
             0 => local.alloc_raw(),
             1 => pool.alloc_raw(),
@@ -130,14 +130,13 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
         assert_eq!((after.chunks, after.bytes, after.blocks), (before.chunks, before.bytes, before.blocks));
         assert_eq!(after.in_use, before.in_use + got);
         heap.left.store(usize::MAX, Ordering::Relaxed);
-        // Again, and now there is a chunk.
+        // Now the chunk is available.
         alloc().unwrap();
         assert_eq!(pool.stats().chunks, before.chunks + 1);
         assert_eq!(pool.stats().in_use, after.in_use + 1);
     }
 }
 
-/// The same for larger chunks: an unavailable chunk is replaced by a smaller one, and the pool is unharmed.
 #[test]
 fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     for n in 1..=60 {
@@ -146,7 +145,7 @@ fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
         let pool = pool(&heap, 64);
         let mut slots = vec![None; 100_000];
         let full = pool.fill(&mut slots);
-        // Only the first two, of a page, have nothing smaller.
+        // Only the first two chunks, of one page, have no smaller replacement.
         let expected = [0, 64].get(n - 1).copied().unwrap_or(100_000);
         assert_eq!(full, expected);
         assert_eq!(pool.fill(&mut slots), 100_000);

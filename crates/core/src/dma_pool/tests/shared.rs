@@ -109,7 +109,7 @@ fn sources_are_held_in_any_way() {
 /// Owners allocate, pass blocks to each other, and leave; the front is dropped meanwhile, and blocks outlive it and all
 /// owners.
 #[test]
-fn stress_blocks_outlive_front_and_owners() {
+fn stress_blocks_outlive_the_shared_reference_and_owners() {
     const THREADS: usize = 4;
     let (pool, heap) = shared(64);
     let rounds = if cfg!(miri) { 40 } else { 5_000 };

@@ -1,16 +1,16 @@
-//! Errors of the table of registered buffers.
+//! Why a buffer cannot be registered, or found.
 
 use super::index::{BufferIndex, MAX_BUFFERS};
 use crate::registered::error::OutsideBuffer;
 
-/// Why a buffer was not registered. Nothing has changed when one is returned.
+/// Why a buffer cannot be registered. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// All places of the table are taken.
     #[error("all {capacity} places of the buffer table are taken: unregister one first")]
     Full {
-        /// How many there are.
+        /// The number of places.
         capacity: usize,
     },
     /// A table has a largest size.
@@ -25,17 +25,17 @@ pub enum RegisterError {
     /// The place is taken by another buffer.
     #[error("{index} is registered already: unregister it first")]
     Taken {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
     },
     /// The buffer shares memory with one that is registered.
     #[error("{len:#x} bytes at {addr:#x} overlap {with}, which is registered already")]
     Overlaps {
-        /// Where the buffer starts in the process.
+        /// The buffer's address.
         addr: usize,
-        /// How many bytes it has.
+        /// Its length in bytes.
         len: u64,
-        /// The one that it overlaps.
+        /// The registered buffer that it overlaps.
         with: BufferIndex,
     },
     /// The table could not grow.
@@ -46,34 +46,34 @@ pub enum RegisterError {
     Index(#[from] IndexError),
 }
 
-/// Why a buffer was not found.
+/// Why a buffer cannot be found or used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The table is not that large.
+    /// The table has no such place.
     #[error("{index} does not exist: the buffer table has {capacity} places")]
     Beyond {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
-        /// How many there are.
+        /// The number of places.
         capacity: usize,
     },
     /// Nothing is registered there.
     #[error("{index} is not registered")]
     Vacant {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
     },
     /// The count of I/O in flight is at its limit.
     #[error("{index} is held {limit} times, which is the limit", limit = u32::MAX)]
     TooManyHolds {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
     },
     /// The hold was issued by another table.
     #[error("the hold on {index} was not issued by this table")]
     NotHeld {
-        /// Which place.
+        /// The place.
         index: BufferIndex,
     },
     /// The range is not inside the buffer.

@@ -1,11 +1,11 @@
-//! Mixtures of page sizes: one small page does not split all folios.
+//! Several page sizes in one buffer: one small page does not divide all folios.
 
 use super::*;
 
 const KIB: u64 = 1024;
 const GIB: u64 = 1 << 30;
 
-/// Pieces of these sizes, none of them a neighbour of the one before.
+/// Segments of these sizes, none adjacent to the one before.
 fn scattered(sizes: impl IntoIterator<Item = u64>) -> Vec<Segment> {
     let mut iova = GIB;
     let mut place = |len: u64| {
@@ -17,7 +17,7 @@ fn scattered(sizes: impl IntoIterator<Item = u64>) -> Vec<Segment> {
     sizes.into_iter().map(&mut place).collect()
 }
 
-/// The device address of each 4 KiB: what the table must agree with.
+/// Describes the segments and checks the device address of each 4 KiB and the list of segments.
 fn check(addr: usize, segments: &[Segment]) -> Registered {
     let buffer = Registered::from_segments(addr, segments.iter().copied()).unwrap();
     let mut offset = 0;
@@ -42,13 +42,13 @@ fn one_plain_page_before_hugepages_leaves_them_whole() {
 }
 
 #[test]
-fn plain_pages_amid_hugepages_divide_their_own_folio_only() {
-    // A hugepage, a place of 2 MiB with plain pages, a hundred hugepages.
+fn plain_pages_among_hugepages_divide_their_own_folio_only() {
+    // A hugepage, 2 MiB of plain pages, a hundred hugepages.
     let sizes = core::iter::once(HUGE).chain([4 * KIB; 512]).chain([HUGE; 100]);
     let buffer = check(0x7000_0000_0000, &scattered(sizes));
     assert_eq!((buffer.folios(), buffer.folio_shift(), buffer.divided()), (101 + 512, 21, 1));
     assert!(buffer.table_bytes() <= 8 * (102 + 512 + 2));
-    // Of plain pages that are neighbours, the divided folio has as few as it can.
+    // Adjacent plain pages: the divided folio has as few parts as possible.
     let sizes = core::iter::once(HUGE).chain([512 * KIB; 4]).chain([HUGE; 100]);
     let buffer = check(0x7000_0000_0000, &scattered(sizes));
     assert_eq!((buffer.folios(), buffer.divided()), (101 + 4, 1));
@@ -82,8 +82,8 @@ fn a_tebibyte_of_hugepages_with_one_plain_page_has_a_table_of_four_mebibytes() {
     assert_eq!(buffer.locate(4096 + HUGE * (pages - 1) + 7), Ok(seg((pages + 1) * 2 * HUGE + 7, HUGE - 7)));
 }
 
-/// Runs of pieces of all sizes, each on a multiple of its size in the process, some neighbours for the device; and
-/// where the buffer begins in the first and ends in the last.
+/// Runs of pieces of all sizes, each at a multiple of its size in the process, some adjacent for the device. The first and
+/// the last piece may be partial.
 fn mixtures() -> impl Strategy<Value = (usize, Vec<Segment>)> {
     let sizes = prop_oneof![
         4 => (Just(4 * KIB), 1usize..40),
@@ -100,7 +100,7 @@ fn mixtures() -> impl Strategy<Value = (usize, Vec<Segment>)> {
         let mut iova = 1 << 40;
         let mut segments = Vec::new();
         for ((size, count), seed, near) in runs {
-            // Ever larger pieces fill up to where the next ones can begin.
+            // Increasing pieces fill up to the alignment of the next ones.
             let begin = at.next_multiple_of(size);
             let mut from = at;
             let fill = core::iter::from_fn(|| {
@@ -127,7 +127,7 @@ fn mixtures() -> impl Strategy<Value = (usize, Vec<Segment>)> {
     })
 }
 
-/// The runs that the device sees: first offset, device address, bytes. What a walk over the segments finds.
+/// The model: runs that are contiguous for the device, as offset, device address and length.
 fn runs(segments: &[Segment]) -> Vec<(u64, u64, u64)> {
     let mut runs: Vec<(u64, u64, u64)> = Vec::new();
     let mut offset = 0;
@@ -141,7 +141,7 @@ fn runs(segments: &[Segment]) -> Vec<(u64, u64, u64)> {
     runs
 }
 
-/// Where the device finds the byte, and how many bytes follow before the device's view jumps.
+/// Locates a byte by a walk: its device address, and how many bytes are contiguous from there.
 fn walk(runs: &[(u64, u64, u64)], offset: u64) -> (u64, u64) {
     let (first, iova, len) = runs.iter().rev().find(|run| run.0 <= offset).unwrap();
     (iova + (offset - first), len - (offset - first))
@@ -154,7 +154,7 @@ proptest! {
         let runs = runs(&segments);
         let len: u64 = segments.iter().map(|segment| segment.len).sum();
         prop_assert_eq!((buffer.addr(), buffer.len()), (addr, len));
-        // Around every jump, and anywhere.
+        // Around every segment boundary, and at random.
         let mut edges = Vec::from([0, len - 1]);
         let mut end = 0;
         for segment in &segments {

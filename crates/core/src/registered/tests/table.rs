@@ -1,4 +1,4 @@
-//! The table of registered buffers.
+//! `Registry`: refused changes, holds, updates, and agreement with a map of bytes.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn plain(addr: usize, len: u64) -> Registered {
 }
 
 #[test]
-fn the_table_refuses_what_is_wrong_and_stays_as_it_was() {
+fn wrong_registrations_are_refused_and_change_nothing() {
     assert_eq!(Registry::<Registered>::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
     assert_eq!(Registry::<Registered>::new(16_385).unwrap_err(), RegisterError::Capacity { asked: 16_385 });
     let mut table = Registry::new(2).unwrap();
@@ -66,15 +66,15 @@ proptest! {
 }
 
 #[test]
-fn what_is_held_vacates_its_place_at_once_and_is_returned_with_the_last_hold() {
+fn a_held_buffer_vacates_its_place_at_once_and_is_returned_with_the_last_hold() {
     let mut table = Registry::new(4).unwrap();
     let index = table.register(plain(0x1000, 0x1000)).unwrap();
     let (one, two) = (table.hold(index).unwrap(), table.hold(index).unwrap());
     assert_eq!((table.holds(index), one.index()), (Ok(2), index));
     assert_eq!(table.unregister(index), Ok(Unregistered::Held { holds: 2 }));
     assert_eq!(table.unregister(index), Err(IndexError::Vacant { index }), "twice");
-    assert_eq!(table.hold(index), Err(IndexError::Vacant { index }), "nothing new begins on it");
-    // The place, and the memory, are free for others, whose holds are their own.
+    assert_eq!(table.hold(index), Err(IndexError::Vacant { index }), "no new I/O begins on it");
+    // The place and the memory can be registered again, with separate holds.
     assert_eq!(table.register(plain(0x1800, 0x1000)), Ok(index));
     let newer = table.hold(index).unwrap();
     assert_eq!((table.release(one), table.leaving()), (Ok(None), 1));
@@ -93,7 +93,7 @@ fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
     let hold = table.hold(a).unwrap();
     let overlap = RegisterError::Overlaps { addr: 0x1000, len: 0x5000, with: c };
     assert_eq!(table.update(a, plain(0x1000, 0x5000)), Err(overlap));
-    assert_eq!(table.get(a), Ok(&plain(0x1000, 0x1000)), "what was there still is");
+    assert_eq!(table.get(a), Ok(&plain(0x1000, 0x1000)), "the previous buffer is unchanged");
     assert_eq!(table.update(a, plain(0x1800, 0x2000)), Ok(Some(Unregistered::Held { holds: 1 })));
     assert_eq!(table.find(0x1000), None);
     assert_eq!(table.find(0x1800), Some((a, 0)));
@@ -114,7 +114,11 @@ fn a_hold_of_another_table_is_refused() {
     assert_eq!(other.release(foreign), Err(IndexError::NotHeld { index }));
     other.register(plain(0x1000, 0x1000)).unwrap();
     let foreign = one.hold(index).unwrap();
-    assert_eq!(other.release(foreign), Err(IndexError::NotHeld { index }), "nothing is held there");
+    assert_eq!(
+        other.release(foreign),
+        Err(IndexError::NotHeld { index }),
+        "the other table has no such hold"
+    );
     assert_eq!(one.holds(index), Ok(2));
 }
 
