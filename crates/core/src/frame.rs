@@ -1,7 +1,7 @@
 //! Page frames in bulk: which 4 KiB pages of a zone are free.
 //!
-//! A [`Zone`] has no memory, only the state of it: a frame is a number, and the caller knows the page. An owner allocates
-//! through its [`Local`], whose common path makes no atomic read-modify-write.
+//! A [`Zone`] holds state, not memory: a frame is a number, and the caller maps it to a page. An owner allocates through its
+//! [`Local`], whose common path makes no atomic read-modify-write.
 //!
 //! ```
 //! use pinfold_core::frame::{Order, Zone};
@@ -23,7 +23,7 @@
 //!
 //! # How it works
 //!
-//! One bit per frame says whether it is allocated, and nothing else decides who owns it. The 512 bits of a *region*
+//! One bit per frame records whether it is allocated, and it alone decides who owns the frame. The 512 bits of a *region*
 //! (2 MiB) are eight words on one cache line, so one compare-and-swap claims up to 64 frames. Above the map are two
 //! sets of hints, each with a bit per region and a bit per 64 of those: partly free regions and wholly free ones. A search
 //! reads at most 128 words to find a region in 1 TiB, and takes partly free regions first, so that whole 2 MiB stay
@@ -35,15 +35,15 @@
 //!
 //! # Watermarks
 //!
-//! Single calls may use the last frame. Bulk calls stop at the [`Watermarks`] and then take one ordinary frame. A zone that
-//! has run short is *under pressure* ([`Zone::under_pressure`]) until enough is free again; meanwhile owners hold no
-//! cached frames.
+//! Calls for a single frame or run may use the last frame. Bulk calls stop at the [`Watermarks`] and then take one more
+//! frame. A zone that has run short is *under pressure* ([`Zone::under_pressure`]) until enough frames are free again;
+//! meanwhile owners hold no cached frames.
 //!
 //! # Which wrong frees are detected
 //!
-//! Frames outside the zone, runs that are not aligned to their size, and every frame whose bit says that it is free. A
-//! frame in the magazine of the *same* [`Local`] is detected too, one in the magazine of *another* is not: its bit says
-//! allocated. Freeing a run in other pieces than it was allocated in is allowed.
+//! Frames outside the zone, runs that are not aligned to their size, and frames whose bit is clear. A frame in the magazine of
+//! the *same* [`Local`] is detected too; one in the magazine of *another* is not, because its bit is set. A run may be freed
+//! in other pieces than it was allocated in.
 
 mod bulk;
 mod counters;

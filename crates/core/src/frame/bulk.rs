@@ -1,4 +1,4 @@
-//! Bulk calls.
+//! Bulk calls of [`Zone`] and [`Local`]: filling arrays, lists, and freeing arrays.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -12,11 +12,11 @@ use core::ops::Deref;
 
 /// The result of a fill.
 struct Filled {
-    /// How many slots were empty.
+    /// The number of slots that were empty.
     asked: usize,
     /// How many of those are full now.
     got: usize,
-    /// What is left of the last part.
+    /// The rest of the last part.
     left: Part,
 }
 
@@ -32,7 +32,7 @@ fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> 
             if part.mask == 0 {
                 break;
             }
-            got += lay_down(&mut part, rest);
+            got += fill_slots(&mut part, rest);
         }
         return Filled { asked, got, left: part };
     }
@@ -49,30 +49,30 @@ fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> 
     Filled { asked, got, left: part }
 }
 
-/// Moves frames of a part into slots, all of which are empty, as far as both reach. Returns how many.
+/// Moves frames of a part into empty slots until either is exhausted. Returns how many.
 #[inline(always)]
-fn lay_down(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
+fn fill_slots(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     let shift = part.mask.trailing_zeros();
     let run = (part.mask >> shift).trailing_ones();
     if run != part.len() {
-        let mut laid = 0;
+        let mut filled = 0;
         for slot in slots {
             *slot = part.pop();
             if slot.is_none() {
                 break;
             }
-            laid += 1;
+            filled += 1;
         }
-        return laid;
+        return filled;
     }
-    // One run, as it comes from a fresh word: no bit has to be looked for.
+    // One run, as from a fresh word: no search for set bits.
     let first = part.word * 64 + shift;
     for (slot, index) in slots.iter_mut().zip(first..first + run) {
         *slot = Frame::new(index);
     }
-    let laid = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
-    part.mask = if laid == run { 0 } else { (!0 >> (64 - (run - laid))) << (shift + laid) };
-    laid as usize
+    let filled = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
+    part.mask = if filled == run { 0 } else { (!0 >> (64 - (run - filled))) << (shift + filled) };
+    filled as usize
 }
 
 /// Empties the full slots by parts of one word each, which `give` frees. Returns how many.
@@ -95,7 +95,7 @@ fn empty_into(
                     rest.fill(None);
                     freed += part.len() as usize;
                 }
-                // One of them is free. The frames before it are still freed.
+                // One of them is already free; those before it are still freed.
                 Err(_) => {
                     for slot in rest {
                         if let Some(frame) = *slot {
@@ -114,7 +114,7 @@ fn empty_into(
     (freed, Ok(()))
 }
 
-/// The frames of one word with which `slots` begins, and how many slots those are.
+/// Returns the frames of one word at the start of `slots`, and how many slots those are.
 #[inline(always)]
 fn leading_part(bounds: Bounds, slots: &[Option<Frame>]) -> Result<(Part, usize), FrameError> {
     if let Some(found) = leading_run(bounds, slots) {
@@ -136,7 +136,7 @@ fn leading_part(bounds: Bounds, slots: &[Option<Frame>]) -> Result<(Part, usize)
     Ok((part, slots.len()))
 }
 
-/// The rest of a word, where `slots` begins with it in order: as they were filled.
+/// Returns the rest of a word if `slots` starts with it in order, as a fill leaves it.
 #[inline(always)]
 fn leading_run(bounds: Bounds, slots: &[Option<Frame>]) -> Option<(Part, usize)> {
     let first = (*slots.first()?)?;
@@ -157,8 +157,9 @@ fn leading_run(bounds: Bounds, slots: &[Option<Frame>]) -> Option<(Part, usize)>
 }
 
 impl Zone {
-    /// Fills the empty slots only, never touches the full ones, and returns how many slots are full afterwards. Fewer than
-    /// all is normal: the zone has reached [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about one compare-and-swap for 64 frames.
+    /// Fills the empty slots, never touches the full ones, and returns how many slots are full afterwards. Fewer than all is
+    /// normal: the zone has reached [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about
+    /// one compare-and-swap for 64 frames.
     pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
@@ -199,7 +200,7 @@ impl Zone {
     fn count_bulk(&self, asked: usize, got: usize, allowance: Allowance) {
         let mut tally = Tally::default();
         tally.bulk(asked, got, allowance.fell_back);
-        // Without an owner no magazine holds what was claimed.
+        // Without an owner nothing is in a magazine.
         tally.claimed = got as i64;
         self.fold(tally);
     }
@@ -248,7 +249,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// As [`Zone::fill_all`], from the magazine first.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Zone::fill_all`].
     pub fn fill_all(&mut self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut supply = Supply::new(Urgency::Normal);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -283,7 +284,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// As [`Zone::free_bulk`], into the magazine.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Zone::free_bulk`].
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) = empty_into(self.zone.bounds(), slots, |part| self.cache(part));
         self.count_frees(freed as u64);

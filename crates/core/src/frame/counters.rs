@@ -1,4 +1,4 @@
-//! The counters that a zone's owners share.
+//! [`FrameStats`], and the counters behind it that a zone's owners share.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 

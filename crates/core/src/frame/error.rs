@@ -1,8 +1,8 @@
-//! What can go wrong with frames, each with the value and the limit.
+//! [`FrameError`]: why frames cannot be allocated or freed, with the value and the limit.
 
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 
-/// Why frames were not allocated or not freed. Nothing has changed when one is returned.
+/// Why frames cannot be allocated or freed. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {

@@ -1,4 +1,4 @@
-//! Hints: a set of regions in two levels.
+//! [`Hints`]: a set of regions that may have free frames, in two levels.
 
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
@@ -17,7 +17,7 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// A set over `regions` regions that has the first `members` of them.
+    /// Creates a set over `regions` regions that contains the first `members` of them.
     pub(super) fn new(regions: u32, members: u32) -> Self {
         Self {
             bits: first_set(regions, members),
@@ -64,8 +64,7 @@ impl Hints {
         old & bit != 0
     }
 
-    /// Clears the bit above a word that is 0. Left to later searches: otherwise a set of one region would pay for it each
-    /// time.
+    /// Clears the bit above a word that is 0. Done by later searches, so that a set of one region does not pay for it each time.
     fn clear_above(&self, word: u32) {
         self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
         total_order();
@@ -74,7 +73,7 @@ impl Hints {
         }
     }
 
-    /// The first region of the set from `start` on. At most 128 words are read to skip 1 TiB.
+    /// Returns the first region of the set from `start` on. Reads at most 128 words to skip 1 TiB.
     pub(super) fn next_from(&self, start: u32) -> Option<u32> {
         let mut word = start / 64;
         let here = self.bits.get(word as usize)?.load(Ordering::Acquire) & (!0 << (start % 64));
@@ -100,7 +99,7 @@ impl Hints {
     }
 }
 
-/// `len` bits of which the first `set` are 1.
+/// Returns `len` bits of which the first `set` are 1.
 fn first_set(len: u32, set: u32) -> Box<[AtomicU64]> {
     (0..len.div_ceil(64))
         .map(|word| match set.saturating_sub(word * 64) {

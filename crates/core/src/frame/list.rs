@@ -1,4 +1,4 @@
-//! A chain of frames that owns them until they are taken from it.
+//! [`FrameList`]: an iterator that owns its frames until they are taken.
 
 use super::map::Part;
 use super::number::Frame;
@@ -6,10 +6,10 @@ use super::zone::Zone;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-/// How many words frames may come from before memory is allocated: more than enough for 512 frames.
+/// How many words are stored inline; more need an allocation. Sufficient for 512 frames of a fresh zone.
 const NEAR: usize = 12;
 
-/// Frames as the parts of words that they were claimed as; not counted.
+/// Claimed frames, as parts of words; not counted in the statistics.
 #[derive(Debug)]
 pub(super) struct Parts {
     near: [Part; NEAR],
@@ -60,13 +60,13 @@ impl Parts {
 
     pub(super) fn release_to(&mut self, zone: &Zone) {
         while self.len > 0 {
-            // They are ours; only a wrong free elsewhere could have made them free, and it was counted there.
+            // Fails only after a wrong free elsewhere, which was not refused there.
             _ = zone.release(self.pop_part());
         }
     }
 }
 
-/// A chain of frames: an iterator whose rest is freed on drop.
+/// A list of frames: an iterator whose rest is freed on drop.
 #[derive(Debug)]
 pub struct FrameList<H: Deref<Target = Zone>> {
     zone: H,
@@ -105,7 +105,7 @@ impl<H: Deref<Target = Zone>> Drop for FrameList<H> {
     fn drop(&mut self) {
         let rest = self.rest() as u64;
         if self.current.mask != 0 {
-            // They are ours: as for `release_to`.
+            // As for `release_to`.
             _ = self.zone.release(self.current);
         }
         self.parts.release_to(&self.zone);

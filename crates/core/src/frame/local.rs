@@ -1,4 +1,4 @@
-//! One owner's handle to a zone.
+//! [`Local`]: one owner's handle to a zone.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -30,7 +30,7 @@ pub struct Local<H: Deref<Target = Zone>> {
     limit: u32,
     /// How many frames an empty magazine claims.
     batch: u32,
-    /// How far the zone's counters may be behind.
+    /// At which difference the counts are added to the zone's.
     fold_at: u64,
     /// At how many frees the owner next checks for pressure.
     check_at: u64,
@@ -53,11 +53,11 @@ impl Zone {
 }
 
 impl<H: Deref<Target = Zone>> Local<H> {
-    /// Creates an owner's handle from any reference to the zone, see [`Zone::local`]. It must always dereference to the same zone: otherwise
-    /// frames are mixed up between zones, and calls may panic.
+    /// Creates an owner's handle from any reference to the zone; see [`Zone::local`]. The reference must always dereference to
+    /// the same zone: otherwise frames of different zones are confused, and calls may panic.
     pub fn new(zone: H) -> Self {
         let regions = zone.regions();
-        // Small zones have few frames to spare for a magazine.
+        // In small zones a magazine must not withhold most of the frames.
         let (ways, limit) = match regions {
             ..=16 => {
                 let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
@@ -144,7 +144,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     fn maintain(&mut self) {
         let quarter = u64::from(self.limit / 4).max(1);
         if self.tally.frees >= self.trim_at {
-            // Space for a quarter at least, or it would have to be trimmed with each free.
+            // Leaves room for at least a quarter, so that not every free trims it.
             if self.held() > self.limit / 4 * 3 {
                 self.trim(self.limit / 2);
             }
@@ -158,7 +158,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// Flushes the magazine if the zone is under pressure.
     fn flush_under_pressure(&mut self) {
         if self.zone.under_pressure() && self.flush() {
-            // Folded at once, or the zone would not see that it has recovered.
+            // Folded at once, so that the zone detects its recovery.
             self.fold();
         }
     }
@@ -254,7 +254,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.flush();
             self.zone.release(part)?;
             self.tally.claimed -= i64::from(part.len());
-            // Folded at once, or the zone would not see that it has recovered.
+            // Folded at once, so that the zone detects its recovery.
             self.fold();
             return Ok(());
         }
@@ -266,7 +266,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let part = self.magazine.take(index);
         if part.mask != 0 {
             self.tally.claimed -= i64::from(part.len());
-            // They are ours; only a wrong free elsewhere can have made them free, and it has no caller here.
+            // Fails only after a wrong free elsewhere, which cannot be reported here.
             _ = self.zone.release(part);
         }
         self.fold_if_due();

@@ -17,8 +17,8 @@ fn full(slots: u32) -> (Arc<Zone>, Frame) {
     (Arc::new(zone), first)
 }
 
-/// A claim against a free of the only free frame: it is allocated once, and if the claim came too early the
-/// next one gets it. This fails where the hints are read before the map is changed.
+/// A claim against a free of the only free frame: the frame is allocated once, by this claim or the next. This fails if the
+/// hints are read before the map is changed.
 #[test]
 fn loom_a_claim_against_a_free() {
     model(|| {
@@ -35,7 +35,7 @@ fn loom_a_claim_against_a_free() {
     });
 }
 
-/// A claim against the free that makes the region whole: wherever the claim comes, the hints end up true.
+/// A claim against the free that makes the region whole: the hints are correct afterwards in every order.
 #[test]
 fn loom_a_claim_against_a_region_that_becomes_whole() {
     model(|| {
@@ -57,7 +57,7 @@ fn loom_a_claim_against_a_region_that_becomes_whole() {
     });
 }
 
-/// Two owners reserve regions, with one partly free and one whole: no frame twice, none out of sight afterwards.
+/// Two owners reserve regions, one partly free and one whole: no frame is allocated twice, and all are found afterwards.
 #[test]
 fn loom_reservations() {
     model(|| {
@@ -95,7 +95,7 @@ fn loom_a_double_free_is_reported_once() {
     });
 }
 
-/// A bulk call against the free of the whole run: no frame twice, and afterwards all others can be allocated.
+/// A bulk call against the free of a run: no frame is allocated twice, and all others can be allocated afterwards.
 #[test]
 fn loom_a_fill_against_a_free_in_bulk() {
     model(|| {
@@ -118,7 +118,7 @@ fn loom_a_fill_against_a_free_in_bulk() {
     });
 }
 
-/// An owner that holds all, and another that is refused meanwhile: the zone is under pressure, and the owner frees.
+/// An owner that caches all free frames, and another alloc that fails meanwhile: under pressure the owner frees them.
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {
@@ -141,8 +141,8 @@ fn loom_pressure_against_a_magazine() {
     });
 }
 
-/// A run of three words claimed word by word, against single claims that may come in between: the owner of a frame has it
-/// alone, a run that lost one word has given the others back, and the hints are true afterwards.
+/// A run claimed word by word against a concurrent single claim: no frame has two owners, a run that fails at one word
+/// releases the others, and the hints are correct afterwards.
 #[test]
 fn loom_a_range_against_single_claims() {
     model(|| {
@@ -163,9 +163,9 @@ fn loom_a_range_against_single_claims() {
     });
 }
 
-/// Two runs that both need the same half of a region: one has it, the other one is refused and has changed nothing.
+/// Two runs that need the same half of a region: at most one succeeds, and the other changes nothing.
 #[test]
-fn loom_two_ranges_for_one_place() {
+fn loom_two_ranges_for_the_same_frames() {
     model(|| {
         let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
         let _front = zone.alloc_run(256, 1).unwrap();
@@ -176,16 +176,16 @@ fn loom_two_ranges_for_one_place() {
         let mine = zone.alloc_run(256, 256).ok();
         let theirs = other.join().unwrap();
         assert!(mine.is_none() || theirs.is_none());
-        // Each may have seen the other's first word and given up: then nothing stays claimed.
+        // Each may have failed at the other's first word; then nothing stays claimed.
         let had = u64::from(mine.is_some()) + u64::from(theirs.is_some());
         assert_eq!(zone.taken(), 256 + 256 * had);
         assert_eq!(zone.alloc_run(256, 256).is_ok(), had == 0);
     });
 }
 
-/// A run against the puts that make its place free: it is refused or gets all of it, and can be allocated afterwards.
+/// A run against the free that completes its range: it fails or gets all of the range, which is available afterwards.
 #[test]
-fn loom_a_range_against_a_put() {
+fn loom_a_range_against_a_free() {
     model(|| {
         let (zone, first) = full(0);
         zone.free_run(first, 127).unwrap();

@@ -1,4 +1,4 @@
-//! An owner's magazine of frames.
+//! [`Magazine`]: an owner's cached frames, as words of the map.
 
 use super::map::Part;
 use super::number::Frame;
@@ -9,16 +9,16 @@ use alloc::vec;
 #[derive(Debug)]
 pub(super) struct Magazine {
     ways: Box<[Part]>,
-    /// A bit for each way that has a word, and for some that have none.
+    /// A bit for each way with frames, and for some that have become empty.
     used: Box<[u64]>,
-    /// How many bits are set: an empty magazine is not searched.
+    /// The number of set bits, so that an empty magazine is not searched.
     uses: u32,
-    /// The way that the next frame comes from: the last one freed into.
+    /// The way that allocs use: the last one freed into.
     current: usize,
 }
 
 impl Magazine {
-    /// Creates an empty one with this many ways, a power of two.
+    /// Creates an empty magazine of `ways` ways, a power of two.
     pub(super) fn new(ways: u32) -> Self {
         Self {
             ways: vec![Part::NONE; ways as usize].into(),
@@ -33,7 +33,7 @@ impl Magazine {
         word as usize & (self.ways.len() - 1)
     }
 
-    /// How many frames it has. O(ways that have some).
+    /// Returns how many frames it has. O(ways with frames).
     pub(super) fn held(&self) -> u32 {
         let (mut held, mut from) = (0, 0);
         while let Some(index) = self.next_used(from) {
@@ -43,13 +43,13 @@ impl Magazine {
         held
     }
 
-    /// The lowest frame of the current way.
+    /// Takes the lowest frame of the current way.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Frame> {
         self.ways[self.current].pop()
     }
 
-    /// Which frames of a word are here, if it has a way.
+    /// Returns which frames of a word are here, if it has a way.
     #[inline(always)]
     pub(super) fn held_of(&self, word: u32) -> Option<u64> {
         let way = &self.ways[self.index_of(word)];
@@ -92,12 +92,12 @@ impl Magazine {
         if self.ways[self.current].mask != 0 || self.seek() { self.take(self.current) } else { Part::NONE }
     }
 
-    /// Makes a way with frames the current one, if there is any. O(ways that were emptied since).
+    /// Makes a way with frames the current one, if there is any. O(ways emptied since the last call).
     pub(super) fn seek(&mut self) -> bool {
         if self.uses == 0 {
             return false;
         }
-        // From the current one on, so that words freed together are used together.
+        // Starts at the current way, so that words freed together are used together.
         let start = self.current / 64;
         for step in 0..self.used.len() {
             let word = (start + step) & (self.used.len() - 1);
@@ -113,7 +113,7 @@ impl Magazine {
         false
     }
 
-    /// The first way from `from` on that has frames.
+    /// Returns the first way from `from` on that has frames.
     pub(super) fn next_used(&self, from: usize) -> Option<usize> {
         let mut mask = !0 << (from % 64);
         for word in from / 64..self.used.len() {
@@ -130,7 +130,7 @@ impl Magazine {
         None
     }
 
-    /// The last way below `end` that has frames.
+    /// Returns the last way below `end` that has frames.
     pub(super) fn last_used(&self, end: usize) -> Option<usize> {
         let end = end.min(self.ways.len());
         let mut mask = !(!0 << (end % 64));

@@ -1,12 +1,12 @@
-//! The map: a bit per frame, 1 if it is allocated.
+//! [`Map`]: one bit per frame, set if the frame is allocated; it alone decides who owns a frame.
 
 use super::number::Frame;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 
-/// How many frames a region has.
+/// The frames of a region.
 pub(super) const REGION: u32 = 512;
-/// How many words the map of a region has.
+/// The words of a region's map.
 pub(super) const WORDS: u32 = REGION / 64;
 
 /// Some frames of one word of the map.
@@ -21,7 +21,7 @@ pub(super) struct Part {
 impl Part {
     pub(super) const NONE: Self = Self { word: u32::MAX, mask: 0 };
 
-    /// The part that is this frame alone.
+    /// Returns the part that consists of this frame.
     #[inline(always)]
     pub(super) fn of(frame: Frame) -> Self {
         Self { word: frame.index() / 64, mask: 1 << (frame.index() % 64) }
@@ -35,7 +35,7 @@ impl Part {
         self.word / WORDS
     }
 
-    /// The lowest frame of the part.
+    /// Returns the lowest frame of the part.
     #[inline(always)]
     pub(super) fn first(self) -> Frame {
         Frame::inside(self.word * 64 + self.mask.trailing_zeros())
@@ -60,7 +60,7 @@ impl Part {
     }
 }
 
-/// The lowest `n` of the bits that are set.
+/// Returns the lowest `n` set bits.
 fn lowest(bits: u64, n: u32) -> u64 {
     if n >= bits.count_ones() {
         return bits;
@@ -72,7 +72,7 @@ fn lowest(bits: u64, n: u32) -> u64 {
     bits & !rest
 }
 
-/// The bits at which an aligned run of 2^order set bits starts, order 0..=6.
+/// Returns the bits at which an aligned run of 2^order set bits starts; order 0..=6.
 fn run_starts(bits: u64, order: u8) -> u64 {
     /// For each order, the bits at which an aligned run can start.
     const STARTS: [u64; 7] = [
@@ -91,7 +91,7 @@ fn run_starts(bits: u64, order: u8) -> u64 {
     starts & STARTS.get(usize::from(order)).copied().unwrap_or(0)
 }
 
-/// The parts, word by word, of the `frames` frames from `first`.
+/// Returns the parts, word by word, of `frames` frames from `first`.
 pub(super) fn parts(first: u32, frames: u32) -> impl Iterator<Item = Part> + Clone {
     let end = first + frames;
     (first / 64..end.div_ceil(64)).map(move |word| {
@@ -117,9 +117,9 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// The map of `regions` regions, all free.
+    /// Creates the map of `regions` regions, all free.
     pub(super) fn new(regions: u32) -> Self {
-        // One region more than needed, so that the first one can begin on a cache line.
+        // One more region than needed, so that the first one can start at a cache line.
         let len = (regions as usize + 1) * WORDS as usize;
         let words = zeroed(len);
         let start = words.as_ptr().align_offset(64).min(WORDS as usize);
@@ -140,30 +140,30 @@ impl Map {
         &self.words[start..start + WORDS as usize]
     }
 
-    /// Which frames of `part` are free.
+    /// Returns which frames of `part` are free.
     #[inline(always)]
     pub(super) fn free_of(&self, part: Part) -> u64 {
         part.mask & !self.word(part.word).load(Ordering::Relaxed)
     }
 
-    /// Whether no frame of the region is taken. Sequentially consistent: see [`Hints`](super::hints::Hints).
+    /// Returns whether no frame of the region is allocated. Sequentially consistent: see [`Hints`](super::hints::Hints).
     pub(super) fn is_whole(&self, region: u32) -> bool {
         self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
 
-    /// Whether some frame of the region is free. Sequentially consistent, likewise.
+    /// Returns whether a frame of the region is free. Sequentially consistent, like `is_whole`.
     pub(super) fn has_free(&self, region: u32) -> bool {
         self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
     }
 
-    /// How many frames of the region are taken.
+    /// Returns how many frames of the region are allocated.
     pub(super) fn taken_in(&self, region: u32) -> u32 {
         self.region(region).iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 
     /// Claims what `choose` picks from the free frames of a word; 0 claims nothing.
     ///
-    /// Acquires what the last owner did before it freed the frames. Sequentially consistent: the hints are read next.
+    /// Acquire: the last owner's accesses happen before the claim. Sequentially consistent: the hints are read next.
     #[inline(always)]
     fn claim_with(&self, word: u32, choose: impl Fn(u64) -> u64) -> Claimed {
         let word = self.word(word);
@@ -208,7 +208,7 @@ impl Map {
     /// Frees frames. Returns whether the whole word is free now.
     ///
     /// # Errors
-    /// The first frame of `part` that was free. Then nothing has changed.
+    /// The first frame of `part` that is already free. Nothing has changed then.
     #[inline(always)]
     pub(super) fn release(&self, part: Part) -> Result<bool, Frame> {
         let word = self.word(part.word);

@@ -1,4 +1,4 @@
-//! The numbers of frames, and the sizes of runs.
+//! [`Frame`], the number of a frame, and [`Order`], the size of a run.
 
 use core::fmt;
 use core::num::NonZeroU32;

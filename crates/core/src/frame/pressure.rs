@@ -1,4 +1,4 @@
-//! A zone under pressure: watermarks, and when it has recovered.
+//! Watermarks of a zone, and whether it is under pressure.
 
 use super::counters::Tally;
 use super::error::FrameError;
@@ -49,7 +49,7 @@ impl Zone {
         }
     }
 
-    /// What a bulk call may claim, for a caller that has claimed `unknown` more than the counters include.
+    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than are counted.
     pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
         let mark = self.watermarks.mark(urgency);
         let left = match mark {

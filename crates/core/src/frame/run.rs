@@ -1,4 +1,4 @@
-//! Runs of more than one word: orders 7 and up, and runs of any length.
+//! Runs of more than one word: orders 7 and up, and contiguous runs of any length.
 
 use super::error::FrameError;
 use super::map::{Part, REGION, parts};
@@ -43,7 +43,7 @@ impl Zone {
         Ok(())
     }
 
-    /// Takes a run of order 7 and up.
+    /// Allocates a run of order 7 and up.
     pub(super) fn alloc_large(&self, order: Order) -> Result<Frame, FrameError> {
         let run = order.frames();
         let found = match run {
@@ -63,7 +63,7 @@ impl Zone {
                 let frame = self.alloc_uncounted(order).ok()?;
                 let rest = order.frames() - run;
                 if rest > 0 {
-                    // They are owned by this call alone: there is nothing to refuse.
+                    // Does not fail: only this call owns them.
                     _ = self.release_range(frame.index() + run, rest);
                 }
                 Some(frame)
@@ -72,7 +72,7 @@ impl Zone {
         }
     }
 
-    /// The first run that begins with a region: wholly free ones, and the front of one more.
+    /// Claims the first run that starts with a region: wholly free regions, and the front of one more.
     fn first_fit(&self, run: u32, align: u32) -> Option<Frame> {
         self.update_rover_hints();
         let step = align / REGION;
@@ -91,7 +91,7 @@ impl Zone {
                 (rest > 0 && !self.all_free(first + whole * REGION, rest)).then_some(region + whole)
             });
             match taken {
-                // Nothing before the last obstacle can be the beginning of a run.
+                // No run can start before the last obstacle.
                 Some(obstacle) => region = (obstacle + 1).checked_next_multiple_of(step)?,
                 None if self.claim_range(first, run) => return Some(Frame::inside(first)),
                 None => region = region.checked_add(step)?,

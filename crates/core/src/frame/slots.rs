@@ -1,9 +1,9 @@
-//! The slots in which owners publish the regions that they have reserved.
+//! [`Slots`]: where owners publish the regions that they have reserved.
 
 use crate::sync::{AtomicU32, Ordering};
 use alloc::boxed::Box;
 
-/// A slot's value: free, of an owner that has reserved nothing, or the reserved region's number plus 2.
+/// A slot's value: no owner, an owner without a region, or the number of the reserved region plus 2.
 const FREE: u32 = 0;
 const IDLE: u32 = 1;
 const FIRST: u32 = 2;
@@ -28,7 +28,7 @@ impl Slots {
         })
     }
 
-    /// Releases a slot; a region that was reserved must be visible again.
+    /// Releases a slot. The caller has made its region visible again.
     pub(super) fn release(&self, index: u32) {
         self.store(index, FREE);
     }
@@ -44,7 +44,7 @@ impl Slots {
         }
     }
 
-    /// The regions that are reserved.
+    /// Returns the reserved regions.
     pub(super) fn reserved(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().filter_map(|slot| slot.load(Ordering::SeqCst).checked_sub(FIRST))
     }

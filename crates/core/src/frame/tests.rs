@@ -24,7 +24,7 @@ fn covered(first: Frame, frames: u32) -> std::ops::Range<u32> {
 }
 
 #[test]
-fn a_zone_has_a_size() {
+fn zones_of_invalid_sizes_are_refused() {
     for frames in [0, 1, 511, Zone::MAX_FRAMES + 1, u32::MAX] {
         assert_eq!(Zone::new(frames).err(), Some(FrameError::ZoneSize { frames }));
     }
@@ -32,7 +32,7 @@ fn a_zone_has_a_size() {
 }
 
 #[test]
-fn every_frame_of_an_odd_zone_is_handed_out_once() {
+fn every_frame_of_a_zone_of_any_size_is_allocated_once() {
     for frames in [512, 513, 575, 1000, 1024, 33_333] {
         let zone = Zone::new(frames).unwrap();
         let mut seen: Vec<u32> = (0..frames).map(|_| zone.alloc(Order::PAGE).unwrap().index()).collect();
@@ -61,7 +61,7 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
     assert_eq!(zone.free(frame(992), order(4)), foreign(frame(992), 16));
     assert_eq!(zone.free_run(run, 1001), foreign(run, 1001));
     let odd = frame(run.index() + 1);
-    assert_eq!(run.index(), 512, "the tail is partly free and goes first");
+    assert_eq!(run.index(), 512, "the tail is partly free and is used first");
     assert_eq!(zone.free(odd, order(1)), Err(FrameError::Misaligned { frame: odd, order: order(1) }));
     assert_eq!(zone.free(frame(999), Order::PAGE), Err(FrameError::DoubleFree { frame: frame(999) }));
     assert_eq!(zone.free(run, order(5)), Err(FrameError::DoubleFree { frame: frame(528) }));
@@ -76,7 +76,7 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
 }
 
 #[test]
-fn an_owner_catches_what_lies_in_its_own_magazine() {
+fn double_frees_are_detected_in_the_owners_own_magazine() {
     let zone = Zone::new(4096).unwrap();
     let mut local = zone.local();
     let first = local.alloc(Order::PAGE).unwrap();
@@ -93,7 +93,7 @@ fn an_owner_catches_what_lies_in_its_own_magazine() {
 }
 
 #[test]
-fn fill_touches_the_holes_only() {
+fn fill_touches_empty_slots_only() {
     let zone = Zone::new(600).unwrap();
     let kept = zone.alloc(Order::PAGE).unwrap();
     let mut slots = [None; 130];
@@ -115,7 +115,7 @@ fn fill_touches_the_holes_only() {
 }
 
 #[test]
-fn all_or_nothing_rolls_back() {
+fn fill_all_rolls_back() {
     let zone = Zone::new(600).unwrap();
     let mut local = zone.local();
     for owner in [false, true] {
@@ -136,7 +136,7 @@ fn all_or_nothing_rolls_back() {
 }
 
 #[test]
-fn bulk_frees_stop_at_the_wrong_one() {
+fn bulk_frees_stop_at_the_first_wrong_free() {
     let zone = Zone::new(512).unwrap();
     let mut slots = [None; 6];
     assert_eq!(zone.fill(&mut slots), 6);
@@ -147,12 +147,12 @@ fn bulk_frees_stop_at_the_wrong_one() {
     assert!(zone.free(b, Order::PAGE).is_err());
     let mut foreign = [Some(frame(512))];
     assert!(matches!(zone.free_bulk(&mut foreign), Err(FrameError::Foreign { .. })));
-    // The one that slot 3 lost is still taken, besides the two behind it.
+    // The frame that was in slot 3 is still allocated, besides the two after it.
     assert_eq!((zone.taken(), zone.stats().in_use), (3, 3));
 }
 
 #[test]
-fn a_list_owns_what_is_not_taken_from_it() {
+fn a_list_frees_the_frames_that_were_not_taken() {
     let zone = Zone::new(4096).unwrap();
     let mut list = zone.take_list(300);
     let taken: Vec<_> = list.by_ref().take(100).collect();
@@ -169,7 +169,7 @@ fn a_list_owns_what_is_not_taken_from_it() {
 }
 
 #[test]
-fn partly_free_regions_go_first() {
+fn partly_free_regions_are_used_first() {
     let zone = Zone::new(512 * 64).unwrap();
     let huge: Vec<_> = (0..64).map(|_| zone.alloc(Order::HUGE).unwrap()).collect();
     zone.free(huge[40], Order::HUGE).unwrap();
@@ -200,7 +200,7 @@ fn runs_are_contiguous_and_aligned() {
 }
 
 #[test]
-fn a_tebibyte_is_quick_and_small() {
+fn a_zone_of_1_tib_is_created_quickly_with_little_metadata() {
     let begin = std::time::Instant::now();
     let zone = Zone::new(Zone::MAX_FRAMES).unwrap();
     let took = begin.elapsed();
@@ -225,14 +225,14 @@ fn a_tebibyte_is_quick_and_small() {
 }
 
 #[test]
-fn small_zones_are_small_too() {
+fn small_zones_have_little_metadata() {
     for regions in [1, 2, 100] {
         let zone = Zone::new(512 * regions).unwrap();
         assert!(zone.metadata_bytes() as f64 <= 0.16 * f64::from(512 * regions) + 2048.0);
     }
 }
 
-/// A region that is all free again and again does not change sets with each frame.
+/// A region that repeatedly becomes wholly free does not change sets with each frame.
 #[cfg(feature = "count-rmw")]
 #[test]
 fn read_modify_writes_are_few() {
@@ -256,7 +256,7 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
         all.into_iter().for_each(|frame| local.free(frame, Order::PAGE).unwrap());
     }
     assert!(rmw_count() <= 4000, "{} for 200,000 operations", rmw_count());
-    // Freed in an order that scatters them over all words: 65,536 frames, of which 7919 is no factor.
+    // Freed in an order that scatters them over all words: 7919 does not divide 65,536.
     let mut all = Vec::with_capacity(1 << 16);
     for _ in 0..2 {
         rmw_reset();
@@ -264,7 +264,7 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
         (0..1_usize << 16).for_each(|i| local.free(all[i * 7919 % (1 << 16)], Order::PAGE).unwrap());
         all.clear();
     }
-    // Each word goes out once; back, the highest go more than once, half full, so that regions become whole again.
+    // Each word is claimed once; the highest are released more than once, half full, so that regions become whole again.
     assert!(rmw_count() <= 131_072 / 40, "{} for 131,072 operations", rmw_count());
     let mut slots = vec![None; 512];
     assert_eq!(local.fill(&mut slots), 512);

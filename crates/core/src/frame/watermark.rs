@@ -1,4 +1,4 @@
-//! How many frames bulk calls leave free.
+//! [`Watermarks`]: how many frames bulk calls leave free.
 
 /// A zone's watermarks, in free frames.
 ///
@@ -33,17 +33,17 @@ impl Watermarks {
         Self { min, low: min + min / 4, high: min + min / 2 }
     }
 
-    /// Returns where urgent bulk calls stop.
+    /// Returns the number of free frames at which urgent bulk calls stop.
     pub const fn min(self) -> u32 {
         self.min
     }
 
-    /// Returns where ordinary bulk calls stop.
+    /// Returns the number of free frames at which other bulk calls stop.
     pub const fn low(self) -> u32 {
         self.low
     }
 
-    /// Returns above how many free frames the pressure ends.
+    /// Returns the number of free frames above which the pressure ends.
     pub const fn high(self) -> u32 {
         self.high
     }

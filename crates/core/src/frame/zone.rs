@@ -12,7 +12,7 @@ use crate::sync::{AtomicU32, CachePadded, Ordering};
 /// How many partly free regions are tried for a run before a whole one is split.
 pub(super) const MAX_PARTIAL: usize = 64;
 
-/// The allocator of a memory's frames. All operations are lock-free and can be called from any thread.
+/// The allocator of the frames of a range of memory. All operations are lock-free and can be called from any thread.
 #[derive(Debug)]
 pub struct Zone {
     frames: u32,
@@ -163,7 +163,7 @@ impl Zone {
         self.set_under_pressure();
     }
 
-    /// [`alloc`](Self::alloc), not counted.
+    /// As [`alloc`](Self::alloc), without counting.
     #[inline]
     pub(super) fn alloc_uncounted(&self, order: Order) -> Result<Frame, FrameError> {
         let part = match order.get() {
@@ -176,7 +176,7 @@ impl Zone {
         if part.mask == 0 { Err(self.exhausted(order)) } else { Ok(part.first()) }
     }
 
-    /// [`free`](Self::free), not counted.
+    /// As [`free`](Self::free), without counting.
     #[inline]
     pub(super) fn free_uncounted(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
         self.check(frame, order.frames())?;
@@ -267,7 +267,7 @@ impl Zone {
     }
 }
 
-/// Which frames a zone has.
+/// The size of a zone, to check frames against.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     frames: u32,
@@ -282,7 +282,7 @@ impl Bounds {
     }
 }
 
-/// The words of a region.
+/// Returns the words of a region.
 fn words(region: u32) -> core::ops::Range<u32> {
     region * WORDS..(region + 1) * WORDS
 }

@@ -89,7 +89,7 @@ fn a_busy_pool_is_returned_and_a_dropped_one_keeps_blocks_in_use() {
     busy.free_raw(freed).unwrap();
     let busy = busy.destroy().unwrap_err();
     assert_eq!((busy.blocks, busy.first), (1, kept));
-    assert!(busy.to_string().contains("1 blocks allocated"));
+    assert!(busy.to_string().contains("1 blocks are allocated"));
     let pool = busy.pool;
     assert_eq!(pool.free_raw(freed), Err(FreeError::DoubleFree { addr: freed.as_ptr().as_ptr().addr() }));
     drop(pool);

@@ -1,12 +1,11 @@
-//! How whole 2 MiB fare under churn.
+//! How many 2 MiB regions stay whole under churn.
 
 use super::*;
 use crate::testing::Random;
 
-/// Churn at 70 %: fills a zone to that, then frees and takes single frames at random, in spells of at most
-/// `spell` frees before as many allocations. Returns how many regions are whole afterwards. `scattered`: at the start
-/// what is free lies all over the zone.
-fn whole_after(steps: usize, spell: usize, regions: u32, owner: bool, scattered: bool) -> u32 {
+/// Fills a zone to 70 %, then frees and allocates single frames at random, in alternating series of at most `series` calls.
+/// Returns how many regions are whole afterwards. `scattered`: the free frames are scattered over the zone at the start.
+fn whole_after(steps: usize, series: usize, regions: u32, owner: bool, scattered: bool) -> u32 {
     let zone = Zone::new(regions * 512).unwrap();
     let mut local = owner.then(|| zone.local());
     let mut alloc = || match &mut local {
@@ -21,48 +20,48 @@ fn whole_after(steps: usize, spell: usize, regions: u32, owner: bool, scattered:
     }
     let mut done = 0;
     while done < steps {
-        let spell = random.below(spell) + 1;
-        for _ in 0..spell {
+        let series = random.below(series) + 1;
+        for _ in 0..series {
             let frame = taken.swap_remove(random.below(taken.len()));
             match &mut local {
                 Some(local) => local.free(frame, Order::PAGE).unwrap(),
                 None => zone.free(frame, Order::PAGE).unwrap(),
             }
         }
-        for _ in 0..spell {
+        for _ in 0..series {
             taken.push(match &mut local {
                 Some(local) => local.alloc(Order::PAGE).unwrap(),
                 None => zone.alloc(Order::PAGE).unwrap(),
             });
         }
-        done += spell * 2;
+        done += series * 2;
     }
     drop(local);
     let whole = zone.whole_regions();
     for _ in 0..whole {
         zone.alloc(Order::HUGE).unwrap();
     }
-    assert!(zone.alloc(Order::HUGE).is_err(), "as many runs as were counted, and no more");
+    assert!(zone.alloc(Order::HUGE).is_err(), "exactly as many runs as were counted");
     whole
 }
 
-/// With 30 % free, at most 30 % of the regions can be whole: 153 of 512. Frames that are taken again come from partly
-/// free regions first, so a spell of k frees breaks none but what the sets' order costs: the floor is nine tenths
-/// of the most. An allocator that takes any free frame has none left: 0.3^512 of the regions are free by random.
+/// With 30 % free, at most 30 % of the regions can be whole: 153 of 512. Allocs use partly free regions first, so whole ones
+/// are broken only because of the order of the sets: the test requires nine tenths of the maximum. An allocator that uses any
+/// free frame would have none left: a region is free with probability 0.3^512.
 ///
-/// `PINFOLD_CHURN_STEPS` says how many steps; 10^6 if it does not.
+/// `PINFOLD_CHURN_STEPS` sets the number of steps; the default is 10^6.
 #[test]
 fn whole_regions_stay_whole_under_churn() {
     let steps = std::env::var("PINFOLD_CHURN_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
-    for (owner, spell) in [(false, 1), (false, 1000), (true, 1), (true, 1000)] {
-        let whole = whole_after(steps, spell, 512, owner, false);
-        println!("{steps} steps, spells of {spell}, owner {owner}: {whole} of at most 153 runs of 2 MiB");
-        assert!(whole >= 138, "{whole} after {steps} steps in spells of {spell}, owner {owner}");
+    for (owner, series) in [(false, 1), (false, 1000), (true, 1), (true, 1000)] {
+        let whole = whole_after(steps, series, 512, owner, false);
+        println!("{steps} steps, series of {series}, owner {owner}: {whole} of at most 153 runs of 2 MiB");
+        assert!(whole >= 138, "{whole} after {steps} steps in series of {series}, owner {owner}");
     }
 }
 
-/// They also become whole again where what is free was scattered: an owner gives its highest words back, and the zone
-/// hands out its lowest. In spells beyond what a magazine holds, or the same frames would go to and fro.
+/// Regions become whole again after the free frames were scattered: an owner releases its highest words first, and the zone
+/// allocates the lowest. The series exceed a magazine; otherwise it would recycle the same frames.
 #[test]
 fn regions_become_whole_again() {
     for owner in [false, true] {

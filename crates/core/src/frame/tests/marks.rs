@@ -1,4 +1,4 @@
-//! Watermarks, pressure, and running out at every step.
+//! Watermarks, pressure, and exhaustion at every step.
 
 use super::*;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ fn zone_with(frames: u32, min: u32, low: u32, high: u32) -> Zone {
 }
 
 #[test]
-fn the_marks_that_are_taken_if_none_are_named() {
+fn default_watermarks_depend_on_the_size() {
     assert_eq!(Zone::new(16_383).unwrap().watermarks(), Watermarks::NONE);
     let marks = Zone::new(1 << 18).unwrap().watermarks();
     assert_eq!((marks.min(), marks.low(), marks.high()), (256, 320, 384));
@@ -17,30 +17,30 @@ fn the_marks_that_are_taken_if_none_are_named() {
 }
 
 #[test]
-fn bulk_stops_at_low_and_takes_one_more() {
+fn bulk_calls_stop_at_low_and_take_one_more() {
     let zone = zone_with(1000, 50, 100, 150);
     let mut slots = vec![None; 1000];
     assert_eq!(zone.fill(&mut slots), 901);
     assert!(zone.under_pressure());
     assert_eq!((zone.available(), zone.stats().fell_back, zone.stats().bulk_partial), (99, 1, 1));
     let mut more = vec![None; 1000];
-    assert_eq!(zone.fill(&mut more), 1, "a call under the mark gets its one");
+    assert_eq!(zone.fill(&mut more), 1, "a call below the watermark gets one frame");
     assert_eq!(zone.fill_by(&mut more, Urgency::Urgent), 50, "98 - 50, and one more");
     assert_eq!(zone.available(), 49);
     assert_eq!(
         zone.fill_all(&mut [None; 2]),
         Err(FrameError::Short { asked: 2, missing: 1 }),
-        "all or nothing knows the marks too"
+        "fill_all respects the watermarks"
     );
     assert_eq!(zone.fill_all(&mut [None; 1]), Ok(()));
     assert_eq!(zone.take_list(9).len(), 1);
-    // `fill_all` kept its frame, the list gave its own back.
+    // `fill_all` has kept its frame, and the list has freed its own.
     assert_eq!(zone.available(), 48);
     for _ in 0..48 {
         zone.alloc(Order::PAGE).unwrap();
     }
     assert_eq!(zone.fill_by(&mut [None; 3], Urgency::Urgent), 0);
-    assert_eq!((zone.taken(), zone.stats().exhausted), (1000, 2), "the refused list of slots is one");
+    assert_eq!((zone.taken(), zone.stats().exhausted), (1000, 2), "the failed fill_all counts as one");
     assert_eq!(zone.free_bulk(&mut more), Ok(50));
     assert!(zone.under_pressure(), "50 is not 150");
     assert_eq!(zone.free_bulk(&mut slots), Ok(901));
@@ -48,7 +48,7 @@ fn bulk_stops_at_low_and_takes_one_more() {
 }
 
 #[test]
-fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
+fn an_owner_respects_the_watermarks_and_frees_under_pressure() {
     let zone = zone_with(512 * 20, 200, 300, 400);
     let mut hoarder = zone.local();
     let mut slots = vec![None; 500];
@@ -58,7 +58,7 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
     let mut taker = zone.local();
     let mut all = vec![None; 512 * 20];
     let got = taker.fill(&mut all);
-    // What the hoarder has is not known to the counters before it folds them in.
+    // The counters do not include the hoarder's frames before it adds its counts.
     assert!((9428..=9493).contains(&got), "{got}");
     assert!(zone.under_pressure());
     let other = all[0].take().unwrap();
@@ -72,10 +72,9 @@ fn an_owner_knows_the_marks_and_gives_back_under_pressure() {
     assert_eq!(zone.taken(), 0);
 }
 
-/// With n frames left, for each n, what needs one more gets nothing and leaves all as it was.
-/// An owner whose frees and allocs all stay in its magazine sees that the zone has run short, and frees.
+/// An owner whose frees and allocs all stay in its magazine detects that the zone has run short, and frees its frames.
 #[test]
-fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
+fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
     let frees = |hoarder: &mut Local<&Zone>| {
         for _ in 0..300 {
             let frame = hoarder.alloc(Order::PAGE).unwrap();
@@ -100,17 +99,18 @@ fn an_owner_that_works_in_its_magazine_gives_back_under_pressure() {
         assert!(zone.under_pressure());
         assert_eq!(u32::try_from(rest).unwrap() + held, frames);
         works(&mut hoarder);
-        // With what it gave back the zone is out of need, and one batch may have been claimed since.
+        // What it has freed ends the pressure, and it may have claimed one batch since.
         assert!(hoarder.held() <= 64, "{} held", hoarder.held());
         assert!(zone.alloc(Order::PAGE).is_ok());
     }
 }
 
+/// With n frames left, for each n: a call that needs one more fails and changes nothing.
 #[test]
-fn running_out_at_every_step_rolls_back() {
+fn exhaustion_at_every_step_rolls_back() {
     let zone = Zone::with_watermarks(512 * 20, Watermarks::NONE).unwrap();
     let first = zone.alloc_run(512 * 20, 1).unwrap();
-    // Not in order, so that what is left lies in many words.
+    // Not in order, so that the remaining frames are in many words.
     let mut left: Vec<Frame> = Vec::new();
     for n in 0..=1000_u32 {
         let missing = |asked| Err(FrameError::Short { asked, missing: asked - n as usize });
@@ -140,7 +140,7 @@ fn running_out_at_every_step_rolls_back() {
 }
 
 #[test]
-fn an_owner_gives_its_magazine_back_before_it_refuses_a_run() {
+fn an_owner_flushes_its_magazine_before_a_run_fails() {
     let zone = Zone::new(512 * 4).unwrap();
     let mut local = zone.local();
     let all: Vec<_> = (0..512 * 4).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
@@ -155,9 +155,9 @@ fn an_owner_gives_its_magazine_back_before_it_refuses_a_run() {
     assert_eq!(local.alloc(order(2)).ok(), None);
 }
 
-/// Eight owners that fill and empty tables of slots down to the marks, each freeing in an order of its own.
+/// Eight owners fill and empty arrays of slots down to the watermarks, each freeing in a different order.
 #[test]
-fn stress_bulk_down_to_the_marks() {
+fn stress_bulk_down_to_the_watermarks() {
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
     let zone = zone_with(512 * 32, 256, 512, 1024);
     let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
@@ -186,7 +186,7 @@ fn stress_bulk_down_to_the_marks() {
                             mark(*frame, 0, me);
                         }
                     }
-                    assert!(old.next().is_none(), "full slots are as they were");
+                    assert!(old.next().is_none(), "full slots are unchanged");
                     // 3000 = 2^3 * 3 * 5^3: some steps reach all slots, others leave holes between full ones.
                     for i in 0..3000 {
                         if let Some(frame) = slots[i * step % 3000].take() {
@@ -209,9 +209,9 @@ fn stress_bulk_down_to_the_marks() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 340, ..ProptestConfig::default() })]
 
-    /// Bulk calls get exactly what the marks leave, and one.
+    /// Bulk calls get exactly what the watermarks leave, and one more frame.
     #[test]
-    fn marks_agree_with_arithmetic(
+    fn watermarks_agree_with_arithmetic(
         marks in prop::array::uniform3(0..700_u32),
         steps in prop::collection::vec((0..6u8, 0..500usize), 300),
     ) {
