@@ -34,5 +34,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     drop((driver, buffer));
     let stats = stack.finish()?;
     println!("{stats}");
-    if stats.is_clean() { Ok(()) } else { Err("not everything came back".into()) }
+    if stats.is_clean() { Ok(()) } else { Err("memory has leaked".into()) }
 }

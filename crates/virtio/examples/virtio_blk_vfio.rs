@@ -1,8 +1,8 @@
-//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, against a real device: over PCI, through VFIO, behind an
-//! IOMMU. (`vm/run` has such a device without hardware: `vm/guest/tests/virtio.sh` runs this there.)
+//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, with a PCI device behind an IOMMU, through VFIO.
+//! (`vm/run` provides such a device without hardware; `vm/guest/tests/virtio.sh` runs this there.)
 //!
-//! `virtio_blk_vfio BDF IN OUT`: reads as much of the disk as IN is long to OUT, then writes IN to the disk, from its first
-//! sector, and reads it back. It fails unless it is the same, and all memory has come back afterwards.
+//! `virtio_blk_vfio BDF IN OUT`: reads the first bytes of the disk, as many as IN has, into OUT, then writes IN to the disk
+//! and reads it back. It fails if the data differs or memory has leaked.
 
 use pinfold::vfio::{Device, Options};
 use pinfold::{Arena, Buffer};
@@ -20,14 +20,14 @@ const PIECE: usize = 64 << 10;
 /// How many requests are in flight at once.
 const DEPTH: usize = 8;
 
-/// The disk, and a buffer of Pinfold's.
+/// A driver, and a buffer of Pinfold's for payloads in place.
 struct Rig {
     driver: Driver,
     buffer: Buffer,
 }
 
 impl Rig {
-    /// Payloads of the heap: by way of a copy. One request after the other.
+    /// Moves data by payloads on the heap, which are copied; one request at a time.
     fn by_copy(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
         for (number, piece) in data.chunks_mut(PIECE).enumerate() {
             let sector = (from + number * PIECE) / SECTOR_SIZE;
@@ -39,7 +39,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Payloads of Pinfold's: where they lie. `DEPTH` requests at a time.
+    /// Moves data by payloads in the buffer, which are mapped in place; `DEPTH` requests at a time.
     fn in_place(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
         for (number, run) in data.chunks_mut(DEPTH * PIECE).enumerate() {
             let sector = (from + number * DEPTH * PIECE) / SECTOR_SIZE;
@@ -47,7 +47,7 @@ impl Rig {
             if write {
                 frames.copy_from_slice(run);
             }
-            at_once(&mut self.driver, sector, frames, write)?;
+            submit_and_wait(&mut self.driver, sector, frames, write)?;
             if !write {
                 run.copy_from_slice(frames);
             }
@@ -56,7 +56,7 @@ impl Rig {
     }
 }
 
-/// What belongs to a request that is in flight.
+/// The state of a request in flight.
 #[derive(Default)]
 struct InFlight {
     req: BlkReq,
@@ -64,17 +64,17 @@ struct InFlight {
     token: u16,
 }
 
-/// All pieces of `data` in flight together, and waits for them.
-fn at_once(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> Result<()> {
+/// Submits all pieces of `data` and waits for their completions.
+fn submit_and_wait(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> Result<()> {
     let mut in_flight: Vec<InFlight> = data.chunks(PIECE).map(|_| InFlight::default()).collect();
     for (number, (piece, place)) in data.chunks_mut(PIECE).zip(&mut in_flight).enumerate() {
         let InFlight { req, resp, token } = place;
         let sector = sector + number * PIECE / SECTOR_SIZE;
         *token = if write {
-            // SAFETY: piece, header and status stay where they are, and untouched, until completed below.
+            // SAFETY: piece, header and status are neither moved nor accessed until the completion below.
             unsafe { driver.write_blocks_nb(sector, req, piece, resp) }?
         } else {
-            // SAFETY: likewise.
+            // SAFETY: as above.
             unsafe { driver.read_blocks_nb(sector, req, piece, resp) }?
         };
     }
@@ -86,16 +86,17 @@ fn at_once(driver: &mut Driver, sector: usize, data: &mut [u8], write: bool) -> 
             }
         };
         let mut places = data.chunks_mut(PIECE).zip(&mut in_flight);
-        let (piece, place) = places.find(|(_, place)| place.token == used).ok_or("whose is that?")?;
+        let (piece, place) =
+            places.find(|(_, place)| place.token == used).ok_or("a completion of an unknown request")?;
         let InFlight { req, resp, token } = place;
-        let over = if write {
-            // SAFETY: the same three that it was begun with.
+        let completed = if write {
+            // SAFETY: the same three as in the submission.
             unsafe { driver.complete_write_blocks(*token, req, piece, resp) }
         } else {
-            // SAFETY: likewise.
+            // SAFETY: as above.
             unsafe { driver.complete_read_blocks(*token, req, piece, resp) }
         };
-        over?;
+        completed?;
     }
     Ok(())
 }
@@ -109,12 +110,14 @@ fn work(stack: &Installed<Process>, device: &Device, [_, input, output]: &[Strin
     let id_len = rig.driver.device_id(&mut id)?;
     println!("a disk of {bytes} bytes, {:?}", String::from_utf8_lossy(id.get(..id_len).unwrap_or_default()));
     if data.is_empty() || !data.len().is_multiple_of(SECTOR_SIZE) || data.len() as u64 > bytes {
-        return Err(
-            format!("{input}: {} bytes: whole sectors, of the disk's size at most", data.len()).into()
-        );
+        return Err(format!(
+            "{input} has {} bytes: whole sectors are needed, at most the size of the disk",
+            data.len()
+        )
+        .into());
     }
 
-    // Half of it one way, half the other; and back the other way round.
+    // Each half is read by one method and written by the other.
     let middle = data.len() / SECTOR_SIZE / 2 * SECTOR_SIZE;
     let mut back = vec![0; data.len()];
     let (first, second) = back.split_at_mut(middle);
@@ -134,8 +137,8 @@ fn work(stack: &Installed<Process>, device: &Device, [_, input, output]: &[Strin
     rig.by_copy(0, first, false)?;
     rig.in_place(middle, second, false)?;
     let live = device.domain().stats().backend;
-    println!("while it runs: {} entries of the IOMMU, {} bytes pinned", live.entries, live.pinned_bytes);
-    if back == data { Ok(()) } else { Err("what was read back differs".into()) }
+    println!("in use: {} IOMMU entries, {} bytes pinned", live.entries, live.pinned_bytes);
+    if back == data { Ok(()) } else { Err("the data read back differs".into()) }
 }
 
 fn main() -> ExitCode {
@@ -158,16 +161,16 @@ fn run() -> Result<()> {
     println!("an arena of {} bytes from {}", stack.arena().len(), stack.arena().report().source);
     let worked = work(&stack, &device, &words);
 
-    // The leak check, whether or not it worked.
+    // Check for leaks even if the work has failed.
     let report = stack.finish()?;
     println!("{report}");
     let (stats, leaked) = (domain.stats(), pinfold::quarantined_bytes());
     println!(
-        "afterwards: {} entries of the IOMMU, {} bytes pinned, {} bytes in quarantine, {leaked} bytes leaked",
+        "afterwards: {} IOMMU entries, {} bytes pinned, {} bytes quarantined in the domain, {leaked} in arenas",
         stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes
     );
     worked?;
     let clean = report.is_clean()
         && [stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes, leaked] == [0; 4];
-    if clean { Ok(()) } else { Err("not everything came back".into()) }
+    if clean { Ok(()) } else { Err("memory has leaked".into()) }
 }

@@ -13,39 +13,38 @@ use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 #[derive(Debug)]
 pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
 
-// SAFETY: `dma_alloc` gives frames of their own, zeroed, at multiples of 4096, which stay the driver's alone (and its
-// device's) until `dma_dealloc`; `share` and `unshare` reach the payload during the call only, but where the device was
-// given it in place, which ends before `unshare` returns. `mmio_phys_to_virt` returns nothing.
+// SAFETY: `dma_alloc` returns zeroed frames at multiples of 4096 that only the driver and its device access until
+// `dma_dealloc`. `share` and `unshare` access the payload only during the call; a device accesses a payload in place only
+// until `unshare` returns. `mmio_phys_to_virt` does not return.
 unsafe impl<P: Place> Hal for PinfoldHal<P> {
     fn dma_alloc(pages: usize, direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        let had = P::slot().with_owned(|stack| stack.dma_alloc(pages, direction));
-        had.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| {
-            tracing::error!(pages, %error, "no memory for a ring");
+        let allocated = P::slot().with_owned(|stack| stack.dma_alloc(pages, direction));
+        allocated.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| {
+            tracing::error!(pages, %error, "cannot allocate a ring");
             (0, NonNull::dangling()) // the driver treats 0 as a failure
         })
     }
 
     unsafe fn dma_dealloc(paddr: PhysAddr, vaddr: NonNull<u8>, pages: usize) -> i32 {
-        let back = P::slot().with_last(|stack| stack.dma_dealloc(paddr, vaddr, pages));
-        if back == Some(true) { 0 } else { -1 }
+        let freed = P::slot().with_last(|stack| stack.dma_dealloc(paddr, vaddr, pages));
+        if freed == Some(true) { 0 } else { -1 }
     }
 
     unsafe fn mmio_phys_to_virt(paddr: PhysAddr, size: usize) -> NonNull<u8> {
         refuse(format_args!(
-            "{size} bytes of registers at {paddr:#x}: a driver in user space has no physical addresses; make the transport with pinfold_virtio::pci"
+            "cannot map {size} bytes of registers at {paddr:#x}: user space has no physical addresses; open the transport with pinfold_virtio::pci"
         ))
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, direction: BufferDirection) -> PhysAddr {
-        // SAFETY: valid, and exclusive during the call, is the caller's promise here. That nothing accesses it
-        // until it is unshared is what `VirtQueue::add`, which calls this, asks of its callers.
+        // SAFETY: the caller guarantees that it is valid and exclusive during the call. `VirtQueue::add`, which calls this,
+        // requires of its callers that nothing accesses it until it is unshared.
         let shared = P::slot().with(|stack| unsafe { stack.share(buffer, direction) });
         shared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error))
     }
 
     unsafe fn unshare(paddr: PhysAddr, buffer: NonNull<[u8]>, direction: BufferDirection) {
-        // SAFETY: the same payload as was shared at `paddr`, valid and exclusive during the call, is the
-        // caller's promise.
+        // SAFETY: the caller guarantees that it is the payload shared at `paddr`, valid and exclusive during the call.
         let unshared = P::slot().with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
         unshared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error));
     }
@@ -56,7 +55,7 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
 fn fail(error: &ShareError) -> ! {
     if error.stays_reachable() {
         tracing::error!(%error, "the process is aborted");
-        // Without a subscriber there is no other word about it. Nothing can be done where stderr is closed.
+        // Printed too, in case there is no tracing subscriber. An error of stderr cannot be reported.
         let _ = writeln!(std::io::stderr(), "pinfold-virtio: {error}");
         std::process::abort()
     }

@@ -1,4 +1,4 @@
-//! Memory mapped for a device, in one direction, until it is unmapped.
+//! Maps memory for a device, and owns frames for as long as they are mapped.
 
 use pinfold::{Buffer, Domain};
 use pinfold_core::access::Access;
@@ -32,15 +32,15 @@ pub(crate) unsafe fn map(
     let reserve = || domain.reserve_iova(memory.len() as u64, PAGE);
     let mut place = reserve()?;
     if place.range().start().raw() == 0 {
-        // The first is released only when there is a second.
+        // The first reservation is released only after the second has been made.
         place = reserve()?;
     }
-    // SAFETY: the caller's promise is the one that the domain asks for.
+    // SAFETY: the caller upholds the contract of `map_at`.
     unsafe { domain.map_at(&place, place.range(), memory, access(direction)) }
 }
 
-/// Frames that a device reaches. Dropped by [`unmap`](Self::unmap) only: otherwise they are leaked, as what a
-/// device may reach must be.
+/// Frames mapped for a device. Only [`unmap`](Self::unmap) frees them; otherwise they are leaked, because a device may
+/// reach them.
 #[derive(Debug)]
 pub(crate) struct MappedFrames {
     buffer: std::mem::ManuallyDrop<Buffer>,
@@ -48,7 +48,7 @@ pub(crate) struct MappedFrames {
 }
 
 impl MappedFrames {
-    /// Maps the buffer. On an error the buffer is gone; the second value is how many bytes were lost with it.
+    /// Maps the buffer. An error consumes it; its second value is how many bytes are quarantined.
     pub(crate) fn new(
         domain: &Domain,
         buffer: Buffer,
@@ -56,8 +56,7 @@ impl MappedFrames {
     ) -> Result<Self, (BackendError, u64)> {
         let mut buffer = std::mem::ManuallyDrop::new(buffer);
         let bytes = buffer.len() as u64;
-        // SAFETY: the buffer is kept until `unmap` has unmapped it, and never where that fails; it is frames by copies
-        // (`memory`) alone.
+        // SAFETY: the buffer is freed only after `unmap` has unmapped it, and accessed only through `memory`.
         match unsafe { map(domain, buffer.memory(), direction) } {
             Ok(mapping) => Ok(Self { buffer, mapping }),
             Err(error) if error.stays_reachable() => {
@@ -65,7 +64,7 @@ impl MappedFrames {
                 Err((error, bytes))
             }
             Err(error) => {
-                // SAFETY: not dropped before, and not used after; no device reaches it.
+                // SAFETY: dropped once and not used afterwards; no device reaches it.
                 unsafe { std::mem::ManuallyDrop::drop(&mut buffer) };
                 Err((error, 0))
             }
@@ -88,7 +87,7 @@ impl MappedFrames {
         read(self.buffer.memory());
         match unmapped {
             Ok(()) => {
-                // SAFETY: not dropped before, and `self` ends here; no device reaches it.
+                // SAFETY: dropped once, as `self` is consumed; no device reaches it.
                 unsafe { std::mem::ManuallyDrop::drop(&mut self.buffer) };
                 Ok(())
             }

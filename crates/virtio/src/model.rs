@@ -1,10 +1,9 @@
 //! A model of a virtio disk (virtio 1.2 section 5.2), behind the software IOMMU.
 //!
-//! It reaches memory through a [`Port`] and nothing else, so memory that a driver does not share faults, and
-//! memory that it shares too long is detected by probing. It answers in [`notify`](Transport::notify):
-//! when the driver polls, the request has completed.
+//! It accesses memory only through a [`Port`]: memory that a driver does not share faults, and memory that it shares too long
+//! is detected by probing. It serves requests in [`notify`](Transport::notify), so they have completed when the driver polls.
 //!
-//! As QEMU's behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM`, and refuses a driver that does not accept it.
+//! Like QEMU's disk behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM` and refuses a driver that does not accept it.
 
 mod queue;
 mod request;
@@ -24,18 +23,18 @@ const QUEUE_SIZE: u32 = 128;
 /// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_INDIRECT_DESC`, `VIRTIO_F_VERSION_1`: sections 5.2.3 and 6.
 const FEATURES: u64 = 1 << 9 | 1 << 28 | 1 << 32;
 
-/// A piece of memory that a request gave to the device.
+/// A buffer of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Given {
-    /// Where the device finds it.
+    /// Its address for the device.
     pub iova: Iova,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: u32,
-    /// Whether it was given to be written.
+    /// Whether the device may write it.
     pub writable: bool,
 }
 
-/// A disk. A handle: a clone is the same one, so that a test keeps it while a driver has it as its transport.
+/// A handle to a model disk. Clones refer to the same disk, so a test can keep one while a driver owns the transport.
 #[derive(Clone, Debug)]
 pub struct Disk(Arc<Mutex<State>>);
 
@@ -46,20 +45,20 @@ struct State {
     status: DeviceStatus,
     driver_features: u64,
     queue: Option<Queue>,
-    /// Where the rings are, also after the queue is gone.
+    /// The addresses of the rings, also after the queue is removed.
     rings: [Iova; 3],
-    /// Of the last request, what it gave.
+    /// The buffers of the last request.
     given: Vec<Given>,
     /// Whether requests wait until [`Disk::serve`].
     held: bool,
-    /// How many bytes of a read are left out, at its end.
+    /// How many bytes are left out at the end of each read.
     short: usize,
-    /// Whether no driver's features will do.
+    /// Whether the features of every driver are refused.
     refuses: bool,
 }
 
 impl Disk {
-    /// A disk of zeroes of at least `bytes` bytes, in whole sectors.
+    /// Creates a zeroed disk of at least `bytes` bytes, in whole sectors.
     pub fn new(port: Port, bytes: usize) -> Self {
         Self(Arc::new(Mutex::new(State {
             port,
@@ -75,30 +74,30 @@ impl Disk {
         })))
     }
 
-    /// What is on the disk.
+    /// Returns the contents of the disk.
     pub fn media(&self) -> Vec<u8> {
         self.state().media.clone()
     }
 
-    /// What the last request gave to the device, in its order: header, data, status.
+    /// Returns the buffers of the last request, in order: header, data, status.
     pub fn given(&self) -> Vec<Given> {
         self.state().given.clone()
     }
 
-    /// Where the rings are: descriptors, what the driver offers, what the device has used.
+    /// Returns the addresses of the descriptor table, the available ring and the used ring.
     pub fn rings(&self) -> [Iova; 3] {
         self.state().rings
     }
 
-    /// A write of the device to any address.
+    /// Makes the device write to an address.
     ///
     /// # Errors
-    /// [`Fault`] where the IOMMU is in the way.
+    /// [`Fault`] if the IOMMU blocks the access.
     pub fn attack(&self, iova: Iova, bytes: &[u8]) -> std::result::Result<(), Fault> {
         self.state().port.write(iova, bytes)
     }
 
-    /// A read of the device from any address.
+    /// Makes the device read from an address.
     ///
     /// # Errors
     /// As [`attack`](Self::attack).
@@ -106,22 +105,22 @@ impl Disk {
         self.state().port.read(iova, to)
     }
 
-    /// From here on requests wait until [`serve`](Self::serve).
+    /// Makes requests wait until [`serve`](Self::serve) from now on.
     pub fn hold(&self) {
         self.state().held = true;
     }
 
-    /// Serves what waits.
+    /// Serves the waiting requests.
     pub fn serve(&self) {
         self.state().serve();
     }
 
-    /// From here on reads leave out their last `bytes` bytes, and say so in the used ring.
+    /// Makes reads leave out their last `bytes` bytes from now on, and report the shorter length in the used ring.
     pub fn read_short(&self, bytes: usize) {
         self.state().short = bytes;
     }
 
-    /// From here on no driver's features will do.
+    /// Makes the device refuse every driver's features from now on.
     pub fn refuse_all(&self) {
         self.state().refuses = true;
     }
@@ -140,7 +139,7 @@ impl State {
     fn serve(&mut self) {
         let Some(mut queue) = self.queue.take() else { return };
         if self.status.contains(DeviceStatus::DRIVER_OK) && self.serve_all(&mut queue).is_err() {
-            // A ring that is not reachable: section 2.1.2.
+            // A ring is not reachable: section 2.1.2.
             self.status |= DeviceStatus::DEVICE_NEEDS_RESET;
         }
         self.queue = Some(queue);

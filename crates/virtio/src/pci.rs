@@ -1,4 +1,4 @@
-//! A virtio device over PCI, as VFIO gives it to a program: [`PciTransport`] over a [`Device`].
+//! Virtio devices over PCI, through VFIO: [`PciTransport`] over a [`Device`].
 //!
 //! ```no_run
 //! use pinfold::Arena;
@@ -24,51 +24,51 @@ use virtio_drivers::transport::pci::bus::{ConfigurationAccess, DeviceFunction, P
 use virtio_drivers::transport::pci::{PciTransport, VirtioPciError};
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-/// The device's own place on the bus that `virtio-drivers` sees: it is alone there.
-const ALONE: DeviceFunction = DeviceFunction { bus: 0, device: 0, function: 0 };
+/// The device's address on the bus that `virtio-drivers` sees, on which there is no other device.
+const ONLY_DEVICE: DeviceFunction = DeviceFunction { bus: 0, device: 0, function: 0 };
 
-/// A transport over PCI behind an IOMMU. When it is dropped the device is reset, and its registers are unmapped after that.
+/// A transport over PCI behind an IOMMU. Dropping it resets the device and then unmaps its registers.
 pub type Transport = Translated<PciTransport, Registers>;
 
-/// The registers that a transport uses, mapped as long as it is there. Opaque.
+/// The mapped registers of a transport. Opaque.
 #[derive(Debug)]
 pub struct Registers {
-    /// Held, not read: the transport has pointers into them.
+    /// Never read; keeps the mappings alive, into which the transport has pointers.
     _bars: Vec<Window>,
 }
 
-/// Why there is no transport.
+/// Why a transport cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// VFIO's device did not answer.
+    /// VFIO reported an error.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// It is no virtio device, or one that `virtio-drivers` does not take.
-    #[error("no virtio device that can be used: {0}")]
+    /// It is not a virtio device, or not one that `virtio-drivers` supports.
+    #[error("cannot use the device as a virtio device: {0}")]
     Virtio(#[from] VirtioPciError),
-    /// Its BARs are not what the specification allows.
-    #[error("the device's BARs: {0}")]
+    /// Its BARs violate the specification.
+    #[error("cannot read the device's BARs: {0}")]
     Bars(#[from] PciError),
-    /// Registers that the kernel does not map.
-    #[error("{bytes} bytes of registers at {address:#x} are in no BAR that could be mapped")]
+    /// The kernel does not map the registers.
+    #[error("cannot map {bytes} bytes of registers at {address:#x}: they are in no BAR that the kernel maps")]
     NotMapped {
-        /// Where, as the device's BARs have it.
+        /// The address according to the device's BARs.
         address: u64,
-        /// How many bytes.
+        /// The length in bytes.
         bytes: usize,
     },
 }
 
-/// The transport of a virtio device, for a driver of `virtio-drivers`.
+/// Opens the transport of a virtio device, for a driver of `virtio-drivers`.
 ///
-/// The device is reset where it can be, and allowed to reach memory: what its [domain](Device::domain) has mapped.
+/// Resets the device if it supports that, and enables bus mastering: it can reach what its [domain](Device::domain) maps.
 ///
 /// # Errors
-/// [`OpenError`]; the device is then kept from memory.
+/// [`OpenError`]; bus mastering is disabled then.
 pub fn open(device: &Device) -> Result<Transport, OpenError> {
     match device.reset() {
-        // A transport begins with a reset of its own (status 0, virtio 1.2 section 3.1.1).
+        // A transport starts with a reset of its own (status 0, virtio 1.2 section 3.1.1).
         Ok(()) | Err(DeviceError::NoReset(_)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -77,7 +77,7 @@ pub fn open(device: &Device) -> Result<Transport, OpenError> {
     if opened.is_err()
         && let Err(error) = device.set_bus_master(false)
     {
-        tracing::error!(%error, "could not revoke the memory access of a device that failed to start");
+        tracing::error!(%error, "cannot disable bus mastering of a device that failed to open");
     }
     opened
 }
@@ -85,24 +85,24 @@ pub fn open(device: &Device) -> Result<Transport, OpenError> {
 fn transport(device: &Device) -> Result<Transport, OpenError> {
     let mut root = PciRoot::new(Config(device.clone()));
     let mut bars = Vec::new();
-    for (index, info) in (0..).zip(root.bars(ALONE)?) {
+    for (index, info) in (0..).zip(root.bars(ONLY_DEVICE)?) {
         let Some((start, size @ 1..)) = info.and_then(|info| info.memory_address_size()) else { continue };
         bars.push(Window { start, size, bar: device.bar(index)? });
     }
-    let opening = OPENING.replace(Some(Opening { bars, missing: None, blanks: Vec::new() }));
-    let made = PciTransport::new::<OpeningHal, _>(&mut root, ALONE);
-    let Some(Opening { bars, missing, blanks }) = OPENING.replace(opening) else {
-        return Err(VirtioPciError::MissingCommonConfig.into()); // not so: it was put there above
+    let opening = OPENING.replace(Some(Opening { bars, missing: None, placeholders: Vec::new() }));
+    let made = PciTransport::new::<OpeningHal, _>(&mut root, ONLY_DEVICE);
+    let Some(Opening { bars, missing, placeholders }) = OPENING.replace(opening) else {
+        return Err(VirtioPciError::MissingCommonConfig.into()); // does not happen: it was set above
     };
     if let Some((address, bytes)) = missing {
-        drop(made); // while its blanks are there
-        drop(blanks);
+        drop(made); // before its placeholders
+        drop(placeholders);
         return Err(OpenError::NotMapped { address, bytes });
     }
     Ok(Translated::keeping(made?, Registers { _bars: bars }))
 }
 
-/// A mapped BAR, and where it is by the device's own account.
+/// A mapped BAR, and its address according to the device.
 #[derive(Debug)]
 struct Window {
     start: u64,
@@ -110,13 +110,13 @@ struct Window {
     bar: Bar,
 }
 
-/// What `OpeningHal`, which has no receiver either, needs while a transport is made.
+/// The state that `OpeningHal`, whose functions have no receiver, needs while a transport is created.
 struct Opening {
     bars: Vec<Window>,
-    /// The requested BAR, which is not mapped.
+    /// Requested registers that are not mapped: address and length.
     missing: Option<(u64, usize)>,
-    /// What was given instead: memory without a device behind it.
-    blanks: Vec<Box<[u64]>>,
+    /// Placeholders that were returned instead: memory without a device.
+    placeholders: Vec<Box<[u64]>>,
 }
 
 thread_local! {
@@ -133,20 +133,20 @@ impl Opening {
         window.bar.as_ptr(address - window.start, bytes)
     }
 
-    fn blank(&mut self, bytes: usize) -> NonNull<u8> {
-        let mut blank = vec![u64::MAX; bytes.div_ceil(8)].into_boxed_slice();
-        let at = NonNull::new(blank.as_mut_ptr().cast()).unwrap_or(NonNull::dangling());
-        self.blanks.push(blank);
+    fn placeholder(&mut self, bytes: usize) -> NonNull<u8> {
+        let mut placeholder = vec![u64::MAX; bytes.div_ceil(8)].into_boxed_slice();
+        let at = NonNull::new(placeholder.as_mut_ptr().cast()).unwrap_or(NonNull::dangling());
+        self.placeholders.push(placeholder);
         at
     }
 }
 
-/// Finds a transport's registers, and nothing else: `PciTransport` asks its `Hal` for no more.
+/// Finds a transport's registers; `PciTransport` uses nothing else of its `Hal`.
 struct OpeningHal;
 
-// SAFETY: what `mmio_phys_to_virt` returns is mapped as long as the transport (`Registers`, `Translated`), which is why no
-// transport but that of `open` is made with it; it is the device's registers, or a blank, and of these there are no references.
-// The rest gives nothing.
+// SAFETY: `mmio_phys_to_virt` returns the device's registers or a placeholder, to which there are no references, and which
+// `Registers` and `Translated` keep mapped as long as the transport; only `open` creates transports with it. The other
+// functions return no memory.
 unsafe impl Hal for OpeningHal {
     fn dma_alloc(_pages: usize, _direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         (0, NonNull::dangling())
@@ -161,7 +161,7 @@ unsafe impl Hal for OpeningHal {
             let Some(opening) = opening else { return NonNull::dangling() };
             opening.find(paddr, size).unwrap_or_else(|| {
                 opening.missing.get_or_insert((paddr, size));
-                opening.blank(size)
+                opening.placeholder(size)
             })
         })
     }
@@ -173,23 +173,23 @@ unsafe impl Hal for OpeningHal {
     unsafe fn unshare(_paddr: PhysAddr, _buffer: NonNull<[u8]>, _direction: BufferDirection) {}
 }
 
-/// Configuration space. Without a device all bits are ones, as on a bus.
+/// Configuration space. An absent device reads as all ones, as on a bus.
 struct Config(Device);
 
 impl ConfigurationAccess for Config {
     fn read_word(&self, device_function: DeviceFunction, register_offset: u8) -> u32 {
-        if device_function != ALONE {
+        if device_function != ONLY_DEVICE {
             return u32::MAX;
         }
         self.0.config_u32(register_offset.into()).unwrap_or(u32::MAX)
     }
 
     fn write_word(&mut self, device_function: DeviceFunction, register_offset: u8, data: u32) {
-        if device_function != ALONE {
+        if device_function != ONLY_DEVICE {
             return;
         }
         if let Err(error) = self.0.config_write(register_offset.into(), &data.to_le_bytes()) {
-            tracing::error!(register_offset, %error, "configuration space was not written");
+            tracing::error!(register_offset, %error, "cannot write configuration space");
         }
     }
 

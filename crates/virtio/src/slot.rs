@@ -1,4 +1,4 @@
-//! Slots in which the functions of `Hal`, which have no receiver, find their stack.
+//! [`Slot`] and [`Place`]: where the functions of `Hal`, which have no receiver, find their stack; installing and removing one.
 
 use crate::stack::{Stack, StackError};
 use crate::stats::Stats;
@@ -52,7 +52,7 @@ struct InstalledStack {
     stack: Stack,
     /// A number that no other stack has had.
     id: u64,
-    /// Whether its [`Installed`] is gone: it stays until the driver has returned what it holds.
+    /// Whether its [`Installed`] has been dropped: the stack then stays until the driver has freed everything.
     orphaned: bool,
 }
 
@@ -69,7 +69,7 @@ impl Slot {
         Some(act(&installed.stack))
     }
 
-    /// The same, for calls that may return the last object that an orphan waits for.
+    /// As `with`, for calls that may free the last object of an orphan, which is then removed.
     pub(crate) fn with_last<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
         let leaves = |installed: &InstalledStack| installed.orphaned && installed.stack.is_idle();
         let (result, last) = {
@@ -83,7 +83,7 @@ impl Slot {
         Some(result)
     }
 
-    /// The same for calls that take something new: an orphan gives nothing more.
+    /// As `with`, for calls that allocate, which an orphan refuses.
     pub(crate) fn with_owned<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
         let installed = self.read();
         let installed = installed.as_ref().filter(|installed| !installed.orphaned)?;
@@ -99,12 +99,12 @@ impl Slot {
     }
 }
 
-/// Why a stack could not be installed. Nothing has changed.
+/// Why a stack cannot be installed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
     /// The place has a stack already.
-    #[error("the place has a stack already: {stats}; finish() it, or use another Place")]
+    #[error("cannot install a second stack in the place ({stats}): finish() the first, or use another Place")]
     Occupied {
         /// Its counters.
         stats: Stats,
@@ -138,8 +138,8 @@ pub fn install<P: Place>(domain: &Domain, arena: ArenaBuilder) -> Result<Install
 
 /// An installed stack. [`finish`](Self::finish) removes it.
 ///
-/// Dropping it does so too; what a driver still holds stays and can be returned, but nothing new is
-/// had, and the place is taken until the last of it is back.
+/// Dropping it removes the stack too. What a driver still holds stays valid and can be freed, but nothing new is allocated,
+/// and the place is occupied until everything has been freed.
 pub struct Installed<P: Place> {
     arena: Arena,
     id: u64,
@@ -170,7 +170,7 @@ impl<P: Place> Installed<P> {
     /// Removes the stack, if nothing has leaked.
     ///
     /// # Errors
-    /// [`Leak`], with the stack, where a driver still has rings or a payload is shared.
+    /// [`Leak`], with the stack, if a driver still has rings or a payload is shared.
     pub fn finish(self) -> Result<Stats, Leak<P>> {
         let mut slot = P::slot().write();
         let stats = slot.as_ref().map(|installed| installed.stack.stats()).unwrap_or_default();
@@ -188,12 +188,12 @@ impl<P: Place> Installed<P> {
 impl<P: Place> Drop for Installed<P> {
     fn drop(&mut self) {
         let mut slot = P::slot().write();
-        // A place that `finish` has emptied may have another's stack by now.
+        // After `finish` the place may already have another stack.
         let Some(installed) = slot.as_mut().filter(|installed| installed.id == self.id) else { return };
         if installed.stack.is_idle() {
             *slot = None;
         } else {
-            tracing::warn!(stats = %installed.stack.stats(), "a stack goes before its driver");
+            tracing::warn!(stats = %installed.stack.stats(), "a stack is dropped before its driver");
             installed.orphaned = true;
         }
     }

@@ -1,4 +1,4 @@
-//! The memory and the domain behind a `Hal`, and what is outstanding.
+//! [`Stack`]: the memory and the domain behind a `Hal`, and what a driver has not freed or unshared.
 
 use crate::mapping::{self, MappedFrames};
 use crate::stats::{Counts, Stats, count};
@@ -21,7 +21,7 @@ const _: () = assert!(SMALL_BYTES >= 16 * 16, "a descriptor has 16 bytes");
 
 const PAGE: usize = 4096;
 
-/// Why a payload could not be shared with the device, or not be revoked.
+/// Why a payload cannot be shared with the device, or revoked.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
@@ -59,7 +59,7 @@ impl ShareError {
     pub fn stays_reachable(&self) -> bool {
         match self {
             Self::NotRevoked { .. } => true,
-            // A copy that stays reachable is the stack's own, and kept; see `MappedFrames::new`.
+            // A copy that stays reachable belongs to the stack and is quarantined; see `MappedFrames::new`.
             Self::NotMapped(error) => error.stays_reachable(),
             _ => false,
         }
@@ -100,7 +100,7 @@ pub(crate) enum StackError {
 
 impl Stack {
     pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, StackError> {
-        // Exposed whole, references could not be frames into it, and nothing would be taken from the device.
+        // Mapped as a whole it would have no slices, and access could not be revoked.
         let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
         let small =
             DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(StackError::Pool)?;
@@ -160,10 +160,10 @@ impl Stack {
         direction: BufferDirection,
     ) -> Result<u64, ShareError> {
         let (iova, share) = if self.in_whole_pages(payload) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the same contract.
             unsafe { self.share_in_place(payload, direction) }?
         } else {
-            // SAFETY: valid, and not accessed elsewhere meanwhile, is the caller's promise.
+            // SAFETY: the caller guarantees that it is valid and not accessed elsewhere meanwhile.
             self.share_copy(unsafe { payload.as_ref() }, direction)?
         };
         self.state().shares.insert(iova, share);
@@ -186,9 +186,9 @@ impl Stack {
         let mut copy_out = |memory: DmaMemory<'_>| {
             if mapping::access(direction).contains(Access::WRITE) {
                 let n = payload.len().min(memory.len());
-                // SAFETY: valid, writable in this direction, and not accessed elsewhere meanwhile: the caller's promise.
+                // SAFETY: writable in this direction; the caller guarantees that it is valid and not accessed elsewhere.
                 let to = unsafe { payload.as_mut() };
-                // As long as the copy that was made of it, so this does not fail.
+                // Does not fail: the payload has the length of the copy.
                 let copied = to.get_mut(..n).is_some_and(|to| memory.copy_to_slice(0, to).is_ok());
                 debug_assert!(copied, "a payload of another length than was shared");
                 count(&self.counts.copied_bytes, n as u64);
@@ -232,10 +232,10 @@ impl Stack {
         payload: NonNull<[u8]>,
         direction: BufferDirection,
     ) -> Result<(u64, Share), ShareError> {
-        // SAFETY: valid by the caller's promise, in one arena, and not accessed as long as it is shared; here it
-        // is only passed to the domain.
+        // SAFETY: in one arena; the caller guarantees that it is valid and not accessed while it is shared. It is only passed
+        // to the domain.
         let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
-        // SAFETY: valid until it is unshared, by the caller's promise; where it cannot be unmapped, `Hal` ends the
+        // SAFETY: the caller guarantees that it is valid until it is unshared; if it cannot be unmapped, `Hal` aborts the
         // process.
         let mapping =
             unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::NotMapped)?;
@@ -243,8 +243,8 @@ impl Stack {
         Ok((mapping.iova().start().raw(), Share::InPlace(mapping)))
     }
 
-    /// Shares a copy. What the device does not write is to stay as it was, so the copy holds it in either direction;
-    /// a device that may only write does not see it.
+    /// Shares a copy. Bytes that the device does not write must keep their value, so the payload is copied in for either
+    /// direction; a device with write access only cannot read it.
     fn share_copy(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), ShareError> {
         let copy_in = |memory: DmaMemory<'_>| {
             let copied = memory.copy_from_slice(0, payload);
@@ -285,7 +285,7 @@ impl Stack {
     }
 
     fn count_invalid_free(&self, iova: u64) -> bool {
-        tracing::error!(iova, "a driver freed what was not allocated or shared");
+        tracing::error!(iova, "a driver freed memory that is not allocated or shared");
         count(&self.counts.invalid_frees, 1);
         false
     }

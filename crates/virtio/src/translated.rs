@@ -1,24 +1,24 @@
-//! A transport that accepts `VIRTIO_F_ACCESS_PLATFORM`.
+//! [`Translated`]: a transport that accepts `VIRTIO_F_ACCESS_PLATFORM`.
 
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 use virtio_drivers::{PhysAddr, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// `VIRTIO_F_ACCESS_PLATFORM`, virtio 1.2 section 6: the device's accesses go through what the platform has, an IOMMU.
+/// `VIRTIO_F_ACCESS_PLATFORM`, virtio 1.2 section 6: the platform, here an IOMMU, translates the device's accesses.
 pub const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// A transport for a device behind an IOMMU.
 ///
-/// The drivers of `virtio-drivers` do not know `VIRTIO_F_ACCESS_PLATFORM`, and a device that is behind an IOMMU (QEMU:
-/// `iommu_platform=on`) takes no driver that does not accept it. Whether addresses are translated is the `Hal`'s business
-/// and not the driver's, so it is accepted here, where the device offers it.
+/// The drivers of `virtio-drivers` do not support `VIRTIO_F_ACCESS_PLATFORM`, and a device behind an IOMMU (QEMU:
+/// `iommu_platform=on`) refuses a driver that does not accept it. The `Hal` translates addresses, not the driver, so this
+/// transport accepts the feature if the device offers it.
 ///
-/// A device that then refuses the features all the same ([`FEATURES_OK`](DeviceStatus::FEATURES_OK) does not stay,
-/// virtio 1.2 section 3.1.1) is said to have no queues: a driver's `new` fails with
-/// [`InvalidParam`](virtio_drivers::Error::InvalidParam) where it would else talk to a device that does not listen.
+/// If the device nevertheless refuses the features (it clears [`FEATURES_OK`](DeviceStatus::FEATURES_OK), virtio 1.2 section
+/// 3.1.1), the transport reports that it has no queues: a driver's `new` then fails with
+/// [`InvalidParam`](virtio_drivers::Error::InvalidParam) instead of using a device that ignores it.
 #[derive(Debug)]
 pub struct Translated<T: Transport, K = ()> {
-    /// Dropped first: a drop of a transport may reach registers that `_keep` holds.
+    /// Dropped first: the drop of a transport may access registers that `_keep` maps.
     transport: T,
     refused: bool,
     _keep: K,

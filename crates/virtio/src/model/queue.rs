@@ -9,7 +9,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A piece of a chain.
+/// A buffer of a descriptor chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) iova: Iova,
@@ -40,6 +40,7 @@ impl Piece {
     }
 }
 
+/// The queue as the driver configured it, and the device's positions in its rings.
 #[derive(Debug)]
 pub(super) struct Queue {
     size: u16,
@@ -55,9 +56,9 @@ impl Queue {
         size.is_power_of_two().then_some(Self { size, descriptors, driver, device, seen: 0, used: 0 })
     }
 
-    /// The head of the next chain that the driver offers.
+    /// Returns the head of the next available chain.
     pub(super) fn next(&mut self, port: &Port) -> Result<Option<u16>, Fault> {
-        // Flags, then the index: one word, read so that what was written before the index is seen.
+        // Flags and index are one word; the acquire makes what was written before the index visible.
         let [_, _, low, high] = port.read_u32_acquire(self.driver)?.to_le_bytes();
         if u16::from_le_bytes([low, high]) == self.seen {
             return Ok(None);
@@ -68,7 +69,7 @@ impl Queue {
         Ok(Some(u16::from_le_bytes(head)))
     }
 
-    /// The pieces of a chain; no more than the queue has descriptors, whatever they say.
+    /// Returns the buffers of a chain; never more than the queue has descriptors.
     pub(super) fn chain(&self, port: &Port, head: u16) -> Result<Vec<Piece>, Fault> {
         let first = Piece::read(port, self.descriptors, head)?;
         let (table, mut piece) = match first.flags & INDIRECT {
@@ -83,7 +84,7 @@ impl Queue {
         Ok(chain)
     }
 
-    /// Tells the driver that the chain is done, and how many bytes were written.
+    /// Adds the chain to the used ring, with the number of bytes written.
     pub(super) fn used(&mut self, port: &Port, head: u16, written: u32) -> Result<(), Fault> {
         let at = after(self.device, 4 + 8 * self.slot(self.used));
         port.write(at, &u32::from(head).to_le_bytes())?;
@@ -98,7 +99,7 @@ impl Queue {
     }
 }
 
-/// Past the end of the address space nothing is mapped, so to wrap is a fault like any other.
+/// Adds an offset to an address. It may wrap: nothing is mapped there, so the access faults.
 fn after(iova: Iova, bytes: usize) -> Iova {
     Iova::new(iova.raw().wrapping_add(bytes as u64))
 }

@@ -1,4 +1,4 @@
-//! A disk's requests (virtio 1.2 section 5.2.6).
+//! Serves the disk's requests (virtio 1.2 section 5.2.6).
 
 use super::SECTOR;
 use super::queue::Piece;
@@ -15,7 +15,7 @@ const UNSUPPORTED: u8 = 2;
 
 const ID: [u8; 20] = *b"pinfold-model-disk\0\0";
 
-/// Serves a chain: a header to be read, data, and a byte for the status at the end. How many bytes were written.
+/// Serves a chain of a header, data, and a status byte; returns how many bytes were written.
 pub(super) fn serve(port: &Port, media: &mut [u8], chain: &[Piece], short: usize) -> u32 {
     let Some((status, rest)) = chain.split_last() else { return 0 };
     let Some((header, data)) = rest.split_first() else { return 0 };

@@ -1,11 +1,11 @@
-//! A driver with all that it needs.
+//! A driver with its stack, domain and model disk.
 
 use pinfold::{Arena, Domain};
 use pinfold_virtio::model::Disk;
 use pinfold_virtio::{Installed, PinfoldHal, Place, Translated, install};
 use virtio_drivers::device::blk::VirtIOBlk;
 
-/// A place of a test's own, so that tests run side by side.
+/// Declares a place for one test, so that tests run concurrently.
 macro_rules! place {
     ($name:ident) => {
         struct $name;
@@ -56,7 +56,7 @@ impl<P: Place> Rig<P> {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ by position.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0_u8..251).cycle().map(|byte| byte ^ seed).take(len).collect()
 }

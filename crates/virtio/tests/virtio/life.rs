@@ -12,7 +12,7 @@ use virtio_drivers::transport::{DeviceStatus, Transport};
 use virtio_drivers::{BufferDirection, Error, Hal};
 
 #[test]
-fn a_place_is_taken_once() {
+fn a_place_has_one_stack() {
     place!(Here);
     let domain = Domain::soft().unwrap();
     let first = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
@@ -26,16 +26,16 @@ fn a_place_is_taken_once() {
 }
 
 #[test]
-fn a_driver_that_keeps_something_is_found_out() {
+fn a_leak_of_the_driver_is_reported_and_the_stack_stays_installed() {
     place!(Here);
     let Rig { mut driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
     disk.hold();
     let (mut req, mut data, mut resp) = (BlkReq::default(), [0; SECTOR], BlkResp::default());
-    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    // SAFETY: all three are neither moved nor accessed until the completion below.
     let token = unsafe { driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
     let leak = stack.finish().unwrap_err();
     assert_eq!((leak.stats.dma_pages_live, leak.stats.shares_live), (2, 4), "{leak}");
-    // It is intact: the request ends without an effect.
+    // The stack is still usable: the request completes.
     disk.serve();
     // SAFETY: the same three.
     unsafe { driver.complete_read_blocks(token, &req, &mut data, &mut resp) }.unwrap();
@@ -44,7 +44,7 @@ fn a_driver_that_keeps_something_is_found_out() {
 }
 
 #[test]
-fn a_stack_dropped_before_its_driver_waits_for_it_and_allocates_nothing() {
+fn a_stack_dropped_before_its_driver_stays_until_the_driver_has_freed_everything() {
     place!(Here);
     let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
     drop(stack);
@@ -67,16 +67,16 @@ fn without_a_stack_a_driver_gets_no_rings() {
 }
 
 #[test]
-fn a_disk_behind_an_iommu_takes_no_driver_that_does_not_know_it() {
+fn a_disk_behind_an_iommu_refuses_a_driver_without_access_platform() {
     place!(Here);
     let Rig { driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
     drop(driver);
-    // As the driver alone does it: then it believes that all is well, and would hang at its first request.
+    // Without `Translated` the driver does not notice the refusal and would hang at its first request.
     drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(disk.clone()).unwrap());
     assert!(!disk.get_status().contains(DeviceStatus::FEATURES_OK));
     drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(Translated::new(disk.clone())).unwrap());
     assert!(disk.get_status().contains(DeviceStatus::FEATURES_OK));
-    // And where the device will not have it all the same.
+    // The device refuses the features nevertheless.
     disk.refuse_all();
     let refused = VirtIOBlk::<PinfoldHal<Here>, _>::new(Translated::new(disk));
     assert_eq!(refused.err(), Some(Error::InvalidParam));
@@ -84,7 +84,7 @@ fn a_disk_behind_an_iommu_takes_no_driver_that_does_not_know_it() {
 }
 
 #[test]
-fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_with_the_reason() {
+fn missing_memory_is_an_error_for_rings_and_a_panic_with_the_reason_for_payloads() {
     place!(Here);
     let mut rig = Rig::<Here>::new(64 << 10);
     let (iova, _) = PinfoldHal::<Here>::dma_alloc(1000, BufferDirection::Both);
@@ -92,31 +92,31 @@ fn no_memory_for_rings_is_an_error_and_for_a_payload_a_panic_with_the_reason() {
     let (iova, _) = PinfoldHal::<Here>::dma_alloc(usize::MAX, BufferDirection::Both);
     assert_eq!(iova, 0, "a refusal");
     let (data, live) = (vec![0; 128 << 10], rig.stack.stats().shares_live);
-    // Below the driver, which is in no state to go on after a panic.
+    // Through the `Hal`, because a driver is not usable after a panic.
     let shared = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the payload is valid and exclusive.
         unsafe { PinfoldHal::<Here>::share(data.as_slice().into(), BufferDirection::DriverToDevice) }
     }));
-    let said = shared.unwrap_err();
-    let said = said.downcast_ref::<String>().unwrap();
-    assert!(said.contains("131072 bytes"), "{said}");
+    let panic = shared.unwrap_err();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(message.contains("131072 bytes"), "{message}");
     assert_eq!(rig.stack.stats().shares_live, live, "nothing is half shared");
     rig.driver.read_blocks(0, &mut [0; SECTOR]).unwrap();
     rig.finish();
 }
 
 #[test]
-fn what_was_never_out_is_counted_and_does_no_harm() {
+fn invalid_frees_are_counted_and_change_nothing() {
     place!(Here);
     let rig = Rig::<Here>::new(4 << 20);
     let (iova, base) = PinfoldHal::<Here>::dma_alloc(2, BufferDirection::Both);
     let mut data = [0; 16];
     let dealloc = |iova, pages| {
-        // SAFETY: mostly not what was allocated, which is what is tested: it is looked up, and nothing is reached.
+        // SAFETY: mostly not what was allocated, on purpose: the address is looked up, and no memory is accessed.
         unsafe { PinfoldHal::<Here>::dma_dealloc(iova, base, pages) }
     };
     assert_eq!((dealloc(iova, 1), dealloc(iova + 4096, 2)), (-1, -1));
-    // SAFETY: likewise.
+    // SAFETY: as above.
     unsafe { PinfoldHal::<Here>::unshare(iova, data.as_mut_slice().into(), BufferDirection::Both) };
     assert_eq!((dealloc(iova, 2), dealloc(iova, 2)), (0, -1));
     let Rig { driver, disk, stack, domain } = rig;
@@ -127,7 +127,7 @@ fn what_was_never_out_is_counted_and_does_no_harm() {
 }
 
 #[test]
-fn rings_are_zero_also_when_their_frames_were_another_s() {
+fn rings_are_zeroed_when_their_frames_are_reused() {
     place!(Here);
     let domain = Domain::soft().unwrap();
     let stack = install::<Here>(&domain, Arena::builder().size(64 << 10)).unwrap();
@@ -135,7 +135,7 @@ fn rings_are_zero_also_when_their_frames_were_another_s() {
         let (iova, base) = PinfoldHal::<Here>::dma_alloc(4, BufferDirection::Both);
         assert_ne!(iova, 0);
         for offset in (0..16384).step_by(8) {
-            // SAFETY: inside the four pages, which are this test's alone.
+            // SAFETY: inside the four pages, which only this test uses.
             let at = unsafe { base.add(offset) }.cast::<u64>();
             // SAFETY: as above, and aligned.
             assert_eq!(unsafe { at.replace(u64::MAX) }, 0);
@@ -147,7 +147,7 @@ fn rings_are_zero_also_when_their_frames_were_another_s() {
 }
 
 #[test]
-fn what_a_hanging_iommu_does_not_release_is_quarantined_and_counted() {
+fn frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted() {
     place!(Here);
     let mut config = SoftConfig::default();
     (config.hang_from, config.timeout) = (Some(1), Duration::from_millis(2));
@@ -159,15 +159,15 @@ fn what_a_hanging_iommu_does_not_release_is_quarantined_and_counted() {
         // SAFETY: the same one.
         unsafe { PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver) };
     };
-    // A copy: the program has its payload again, the copy's frames are lost.
+    // A copy: the program owns its payload again, and the copy's frames are quarantined.
     hal(&mut [0; SECTOR]);
     let stats = stack.stats();
     assert_eq!((stats.shares_live, stats.quarantined_bytes), (0, 4096));
     if std::env::var_os(IN_PLACE).is_some() {
-        // The program must not go on as if the bytes were its own, and unwinding would free them.
+        // The process must not continue: unwinding would free memory that the device can reach.
         let mut buffer = stack.arena().alloc(4096).unwrap();
         let unwound = catch_unwind(AssertUnwindSafe(|| hal(buffer.as_mut_slice().unwrap())));
-        panic!("the process has gone on: {unwound:?}");
+        panic!("the process has continued: {unwound:?}");
     }
     let stats = stack.finish().unwrap();
     assert!(!stats.is_clean(), "{stats}");
@@ -178,14 +178,14 @@ fn what_a_hanging_iommu_does_not_release_is_quarantined_and_counted() {
 const IN_PLACE: &str = "PINFOLD_TEST_IN_PLACE";
 
 #[test]
-fn a_payload_that_stays_reachable_in_place_ends_the_process() {
-    let name = "life::what_a_hanging_iommu_does_not_release_is_quarantined_and_counted";
+fn a_payload_that_stays_reachable_in_place_aborts_the_process() {
+    let name = "life::frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted";
     let ended = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(IN_PLACE, "1")
         .output()
         .unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(6), "SIGABRT: {ended:?}");
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(said.contains("may still access 4096 bytes"), "{said}");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert!(stderr.contains("may still access 4096 bytes"), "{stderr}");
 }

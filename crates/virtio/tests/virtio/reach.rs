@@ -15,7 +15,7 @@ fn later(iova: Iova, bytes: u64) -> Iova {
 }
 
 #[test]
-fn a_stale_access_to_a_payload_in_place_does_not_land() {
+fn a_stale_access_to_a_payload_in_place_faults() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let mut buffer = rig.stack.arena().alloc(4096).unwrap();
@@ -30,7 +30,7 @@ fn a_stale_access_to_a_payload_in_place_does_not_land() {
 }
 
 #[test]
-fn a_stale_access_to_a_copy_does_not_land() {
+fn a_stale_access_to_a_copy_faults() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let mut data = [0; SECTOR];
@@ -47,7 +47,7 @@ fn a_stale_access_to_a_small_copy_reaches_no_byte_of_the_program() {
     let mut rig = Rig::<Here>::new(4 << 20);
     rig.disk.hold();
     let (mut req, mut data, mut resp) = (BlkReq::default(), [0; SECTOR], BlkResp::default());
-    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    // SAFETY: all three are neither moved nor accessed until the completion below.
     let token = unsafe { rig.driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
     rig.disk.serve();
     // SAFETY: the same three.
@@ -59,7 +59,7 @@ fn a_stale_access_to_a_small_copy_reaches_no_byte_of_the_program() {
 }
 
 #[test]
-fn what_is_to_be_read_is_not_written_and_the_other_way_round() {
+fn a_payload_to_read_cannot_be_written_nor_one_to_write_read() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     rig.disk.hold();
@@ -70,7 +70,7 @@ fn what_is_to_be_read_is_not_written_and_the_other_way_round() {
         ([BlkReq::default(), BlkReq::default()], [BlkResp::default(), BlkResp::default()]);
     let ([req_out, req_in], [resp_out, resp_in]) = (&mut req, &mut resp);
 
-    // SAFETY: all of it stays where it is, and untouched, until the request is completed below.
+    // SAFETY: all of it is neither moved nor accessed until the completion below.
     let token = unsafe { rig.driver.write_blocks_nb(0, req_out, out, resp_out) }.unwrap();
     rig.disk.serve();
     let data = rig.disk.given()[1];
@@ -83,7 +83,7 @@ fn what_is_to_be_read_is_not_written_and_the_other_way_round() {
     rig.disk.serve();
     let data = rig.disk.given()[1];
     assert_eq!(kind(rig.disk.spy(data.iova, &mut [0; 8])), Some(FaultKind::NoRead));
-    // The first half lies in the page before, which the device was not given.
+    // The next page is not shared with the device.
     assert_eq!(kind(rig.disk.attack(later(data.iova, 4096), &[0])), Some(FaultKind::NotMapped));
     // SAFETY: the same.
     unsafe { rig.driver.complete_read_blocks(token, req_in, into, resp_in) }.unwrap();
@@ -93,7 +93,7 @@ fn what_is_to_be_read_is_not_written_and_the_other_way_round() {
 }
 
 #[test]
-fn the_neighbours_of_a_part_of_a_page_are_not_reached() {
+fn the_rest_of_a_partly_shared_page_is_not_reachable() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     rig.disk.hold();
@@ -101,20 +101,20 @@ fn the_neighbours_of_a_part_of_a_page_are_not_reached() {
     buffer.as_mut_slice().unwrap().fill(0x77);
     let (part, rest) = buffer.as_mut_slice().unwrap().split_at_mut(SECTOR);
     let (mut req, mut resp) = (BlkReq::default(), BlkResp::default());
-    // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+    // SAFETY: all three are neither moved nor accessed until the completion below.
     let token = unsafe { rig.driver.read_blocks_nb(0, &mut req, part, &mut resp) }.unwrap();
     rig.disk.serve();
     rig.disk.attack(rig.disk.given()[1].iova, &[0xbd; 4096]).unwrap(); // a whole page: of the copy
     // SAFETY: the same three.
     unsafe { rig.driver.complete_read_blocks(token, &req, part, &mut resp) }.unwrap();
-    assert!(part.iter().all(|byte| *byte == 0xbd), "what was given was the device's to write");
+    assert!(part.iter().all(|byte| *byte == 0xbd), "the device may write the payload");
     assert!(rest.iter().all(|byte| *byte == 0x77));
     drop(buffer);
     rig.finish();
 }
 
 #[test]
-fn descriptors_are_not_the_device_s_to_write_and_rings_go_with_the_driver() {
+fn descriptors_are_read_only_and_rings_are_unmapped_with_the_driver() {
     place!(Here);
     let rig = Rig::<Here>::new(4 << 20);
     let [descriptors, offered, used] = rig.disk.rings();
@@ -130,7 +130,7 @@ fn descriptors_are_not_the_device_s_to_write_and_rings_go_with_the_driver() {
 }
 
 #[test]
-fn two_places_are_two_worlds() {
+fn two_places_are_independent() {
     place!(One);
     place!(Other);
     let (mut one, mut other) = (Rig::<One>::new(4 << 20), Rig::<Other>::new(4 << 20));

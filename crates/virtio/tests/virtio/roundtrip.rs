@@ -1,4 +1,4 @@
-//! Data that was written is read back, wherever the payload is.
+//! Written data is read back, for payloads on the heap and in the arena.
 
 use crate::common::{DISK, Rig, pattern, place};
 use pinfold_virtio::model::SECTOR;
@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, RespStatus};
 
 #[test]
-fn the_heap_s_payloads_go_by_way_of_a_copy() {
+fn payloads_on_the_heap_are_copied() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     assert_eq!(rig.driver.capacity(), (DISK / SECTOR) as u64);
@@ -27,14 +27,14 @@ fn the_heap_s_payloads_go_by_way_of_a_copy() {
 }
 
 #[test]
-fn pinfold_s_payloads_go_where_they_lie() {
+fn payloads_in_the_arena_are_mapped_in_place() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let mut buffer = rig.stack.arena().alloc(64 << 10).unwrap();
     buffer.as_mut_slice().unwrap().copy_from_slice(&pattern(64 << 10, 2));
     rig.driver.write_blocks(0, buffer.as_slice().unwrap()).unwrap();
     let copied = rig.stack.stats().copied_bytes;
-    assert!(copied < 1024, "headers, lists of descriptors and the status alone: {copied}");
+    assert!(copied < 1024, "only headers, descriptor lists and the status: {copied}");
     buffer.as_mut_slice().unwrap().fill(0);
     rig.driver.read_blocks(0, buffer.as_mut_slice().unwrap()).unwrap();
     assert_eq!(buffer.as_slice().unwrap(), pattern(64 << 10, 2));
@@ -52,7 +52,7 @@ fn many_requests_are_in_flight_at_once() {
     let mut requests: Vec<_> =
         (0..16).map(|_| (BlkReq::default(), [0; SECTOR], BlkResp::default(), 0)).collect();
     for (block, (req, data, resp, token)) in requests.iter_mut().enumerate() {
-        // SAFETY: all three stay where they are, and untouched, until the request is completed below.
+        // SAFETY: all three are neither moved nor accessed until the completion below.
         *token = unsafe { rig.driver.read_blocks_nb(block, req, data, resp) }.unwrap();
     }
     assert_eq!(rig.stack.stats().shares_live, 16 * 4, "header, data, status, and a list of them");
@@ -69,7 +69,7 @@ fn many_requests_are_in_flight_at_once() {
 }
 
 #[test]
-fn past_the_end_is_the_disk_s_error_and_nothing_is_lost() {
+fn requests_past_the_end_fail_and_nothing_leaks() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let last = DISK / SECTOR - 1;
@@ -80,46 +80,49 @@ fn past_the_end_is_the_disk_s_error_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_the_device_leaves_out_stays_as_it_was() {
+fn bytes_that_the_device_does_not_write_keep_their_value() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     rig.disk.read_short(100);
     let mut data = [0xee; 2 * SECTOR];
     rig.driver.read_blocks(0, &mut data).unwrap();
     assert!(data[..2 * SECTOR - 100].iter().all(|byte| *byte == 0));
-    assert!(data[2 * SECTOR - 100..].iter().all(|byte| *byte == 0xee), "and not what the copy's frames held");
+    assert!(
+        data[2 * SECTOR - 100..].iter().all(|byte| *byte == 0xee),
+        "not the old contents of the copy's frames"
+    );
     rig.finish();
 }
 
-/// Where a payload lies.
+/// The location of a payload.
 #[derive(Clone, Copy, Debug)]
-enum Lies {
+enum Location {
     Heap,
     Pages,
-    Crooked(usize),
+    Unaligned(usize),
 }
 
-fn lies() -> impl Strategy<Value = Lies> {
-    prop_oneof![Just(Lies::Heap), Just(Lies::Pages), (1_usize..4096).prop_map(Lies::Crooked)]
+fn locations() -> impl Strategy<Value = Location> {
+    prop_oneof![Just(Location::Heap), Just(Location::Pages), (1_usize..4096).prop_map(Location::Unaligned)]
 }
 
 #[test]
 fn the_disk_matches_the_model_after_any_operation() {
     place!(Here);
-    let step = (any::<bool>(), 0_usize..DISK / SECTOR - 64, 1_usize..64, lies(), any::<u8>());
+    let step = (any::<bool>(), 0_usize..DISK / SECTOR - 64, 1_usize..64, locations(), any::<u8>());
     let rig = RefCell::new(Rig::<Here>::new(2 << 20)); // one for all cases
     proptest!(|(steps in proptest::collection::vec(step, 1..24))| {
         let mut rig = rig.borrow_mut();
         let mut model = rig.disk.media();
         let mut buffer = rig.stack.arena().alloc(64 * SECTOR + 4096).unwrap();
-        for (write, sector, sectors, lies, seed) in steps {
+        for (write, sector, sectors, location, seed) in steps {
             let len = sectors * SECTOR;
             let place = sector * SECTOR..sector * SECTOR + len;
             let mut heap = vec![seed; len];
-            let payload = match lies {
-                Lies::Heap => &mut heap[..],
-                Lies::Pages => &mut buffer.as_mut_slice().unwrap()[..len],
-                Lies::Crooked(at) => &mut buffer.as_mut_slice().unwrap()[at..at + len],
+            let payload = match location {
+                Location::Heap => &mut heap[..],
+                Location::Pages => &mut buffer.as_mut_slice().unwrap()[..len],
+                Location::Unaligned(at) => &mut buffer.as_mut_slice().unwrap()[at..at + len],
             };
             if write {
                 payload.copy_from_slice(&pattern(len, seed));
