@@ -204,10 +204,13 @@ impl<'w> Harness<'w> {
         self.options
     }
 
-    /// Returns `full`, or a sixteenth of it in a quick run.
+    /// Returns `full`, or a part of it in a quick run.
     pub fn scale(&self, full: usize) -> usize {
-        if self.options.quick { (full / 16).max(1) } else { full }
+        if self.options.quick { (full / Self::QUICK).max(1) } else { full }
     }
+
+    /// By how much a quick run is smaller. Without optimisation it only shows that the suites work.
+    const QUICK: usize = if cfg!(debug_assertions) { 256 } else { 16 };
 
     /// Runs the subjects in turn, first once without counting. Each round starts with the next subject (A B C, B C A,
     /// C A B, ...), so none always follows the same other. Returns a record per case and subject, in the order given.
@@ -380,7 +383,7 @@ mod tests {
         });
         let records = harness.interleave(vec![subject]).unwrap();
         assert_eq!(records.iter().map(|r| (r.median, r.runs)).collect::<Vec<_>>(), [(7.0, 1)]);
-        assert_eq!((harness.scale(3200), harness.scale(5)), (200, 1));
+        assert_eq!((harness.scale(7 * Harness::QUICK), harness.scale(5)), (7, 1));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::common::{Folder, pinfold};
 
 #[test]
 fn json_is_one_object_per_line_and_a_repeated_suite_runs_once() {
-    let ended = pinfold(&["bench", "frame", "frame", "--quick", "--json", "--runs", "1"]);
+    let ended = pinfold(&["bench", "page-pool", "page-pool", "--quick", "--json", "--runs", "1"]);
     // Nothing but the objects, and no progress without a terminal.
     assert_eq!(ended.err, "");
     let out = ended.ok();
@@ -13,20 +13,20 @@ fn json_is_one_object_per_line_and_a_repeated_suite_runs_once() {
     let of = |case: &str, subject: &str| {
         records
             .iter()
-            .filter(|r| r["case"] == case && r["subject"] == subject && r["suite"] == "frame")
+            .filter(|r| r["case"] == case && r["subject"] == subject && r["suite"] == "page-pool")
             .count()
     };
-    assert_eq!((of("fill-64", "pinfold"), of("rpc-259", "array"), of("rpc-259", "single")), (1, 1, 1));
+    assert_eq!((of("local", "pinfold"), of("rx-512", "array"), of("rx-512", "single")), (1, 1, 1));
     assert!(records.iter().all(|record| record["median"].is_f64() && record["runs"] == 1));
 }
 
 #[test]
 fn a_table_ends_with_the_published_figures_and_plots_are_written() {
     let folder = Folder::new();
-    let out = pinfold(&["bench", "frame", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")]).ok();
-    assert!(out.starts_with("frame: ") && out.contains("pair-4k") && out.contains("25.007"), "{out}");
-    let picture = std::fs::read_to_string(folder.path("a/b/frame.svg")).unwrap();
-    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("rpc-259"));
+    let out = pinfold(&["bench", "page-pool", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")]).ok();
+    assert!(out.starts_with("page-pool: ") && out.contains("rx-512") && out.contains("3771046"), "{out}");
+    let picture = std::fs::read_to_string(folder.path("a/b/page-pool.svg")).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("rx-512"));
 }
 
 #[test]

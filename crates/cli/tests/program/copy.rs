@@ -34,13 +34,24 @@ fn every_size_under_every_protection() {
 fn every_block_size_and_depth() {
     let folder = Folder::new();
     let small = folder.file("small", &bytes(300_001));
+    let medium = folder.file("medium", &bytes(1_700_001));
     let large = folder.file("large", &bytes(17_000_001));
     for (bs, depth) in [("512", 1), ("512", 256), ("1536", 16), ("4k", 1), ("4k", 256)] {
         round_trip(&folder, &small, &format!("--via soft:32M --bs {bs} --iodepth {depth}"));
     }
-    for bs in ["4k", "64k", "160k", "1M", "3M", "8M", "16M"] {
+    // More blocks than fit at the depth, or all of the file in a few.
+    let sizes = [
+        ("4k", &medium),
+        ("64k", &medium),
+        ("160k", &medium),
+        ("1M", &large),
+        ("3M", &large),
+        ("8M", &large),
+        ("16M", &large),
+    ];
+    for (bs, file) in sizes {
         for depth in [1, 3, 256] {
-            round_trip(&folder, &large, &format!("--via soft:32M --bs {bs} --iodepth {depth}"));
+            round_trip(&folder, file, &format!("--via soft:32M --bs {bs} --iodepth {depth}"));
         }
     }
     for protect in ["static", "revoke", "strict"] {

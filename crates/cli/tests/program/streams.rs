@@ -19,7 +19,7 @@ fn with_streams(line: &str, out: Stdio, err: Stdio) -> Ended {
 fn unwritable_standard_output_fails_every_command() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
-    let bench = "bench frame --quick --runs 1";
+    let bench = "bench page-pool --quick --runs 1";
     for line in [
         "--help",
         "-h",
@@ -66,7 +66,7 @@ fn with_unwritable_standard_error_the_exit_code_is_right() {
         ("", 2),
         ("-vv doctor", 0),
         ("-vv io soft:1M", 0),
-        ("bench frame --quick --runs 1", 0),
+        ("bench page-pool --quick --runs 1", 0),
         ("bind ffff:ff:1f.7", 1),
     ] {
         let ended = with_streams(line, Stdio::piped(), full());

@@ -29,6 +29,8 @@ struct Inner {
     base: NonNull<u8>,
     layout: Layout,
     frames: Mutex<Vec<Use>>,
+    /// How many of them are free. Written with the lock held.
+    free: AtomicUsize,
     /// How many more acquisitions succeed.
     left: AtomicUsize,
     largest: AtomicUsize,
@@ -57,6 +59,7 @@ impl Heap {
             base,
             layout,
             frames: Mutex::new(vec![Use::Free; bytes / 4096]),
+            free: AtomicUsize::new(bytes / 4096),
             left: AtomicUsize::new(usize::MAX),
             largest: AtomicUsize::new(usize::MAX),
             hides: AtomicUsize::new(usize::MAX),
@@ -79,6 +82,9 @@ impl Heap {
         let run = &mut frames[first..first + order.frames() as usize];
         assert!(run.iter().all(|&frame| frame == from), "{from:?} -> {to:?}: {run:?}");
         run.fill(to);
+        let free = self.0.free.load(Ordering::Relaxed);
+        let freed = if to == Use::Free { free + run.len() } else { free };
+        self.0.free.store(if from == Use::Free { freed - run.len() } else { freed }, Ordering::Relaxed);
     }
 
     fn handles(&self) -> usize {
@@ -106,10 +112,12 @@ unsafe impl ChunkSource for Heap {
         let first = {
             let taken = self.0.frames.lock();
             let left = self.0.left.load(Ordering::Relaxed);
-            let may = left > 0 && frames <= self.0.largest.load(Ordering::Relaxed);
+            // Without a search where there are too few: the models spend most of their time with an exhausted heap.
+            let enough = frames <= self.0.free.load(Ordering::Relaxed);
+            let may = enough && left > 0 && frames <= self.0.largest.load(Ordering::Relaxed);
             let run = |run: &[Use]| run.iter().all(|&frame| frame == Use::Free);
             let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
-            let at = taken.chunks_exact(frames).position(run).filter(|_| may).ok_or(failed)?;
+            let at = may.then(|| taken.chunks_exact(frames).position(run)).flatten().ok_or(failed)?;
             self.0.left.store(left.saturating_sub(1), Ordering::Relaxed);
             let at = at * frames + self.0.shift.load(Ordering::Relaxed);
             Frame::new(u32::try_from(at).unwrap()).unwrap()
