@@ -62,6 +62,7 @@ use core::sync::atomic::{AtomicU8, Ordering, fence};
 )]
 mod bytes;
 #[cfg(test)]
+#[cfg(not(loom))]
 mod portable;
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -1,7 +1,7 @@
-//! What a DMA pool keeps about its blocks, counted at the allocator; and ten million blocks out at once.
+//! The metadata of a DMA pool per block, counted at the global allocator, and ten million live blocks.
 //!
-//! One test, so that nothing else allocates meanwhile. Blocks' memory is never touched, so ten million of them take
-//! address space and no memory; `PINFOLD_LARGE=1` asks for it in a debug build too.
+//! One test, so that nothing else allocates meanwhile. The blocks' memory is never touched, so ten million of them take only
+//! address space; `PINFOLD_LARGE=1` enables this in a debug build too.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -16,16 +16,16 @@ struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -33,14 +33,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Untouched memory, given out from the start.
+/// Memory that is never touched, allocated in ascending order.
 struct Bump {
     base: NonNull<u8>,
     layout: Layout,
     next: AtomicU32,
 }
 
-// SAFETY: it is a range of addresses that nothing accesses.
+// SAFETY: a range of addresses that nothing accesses.
 unsafe impl Send for Bump {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Bump {}
@@ -48,7 +48,7 @@ unsafe impl Sync for Bump {}
 impl Bump {
     fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 2 << 20).unwrap();
-        // SAFETY: the layout has bytes.
+        // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { System.alloc(layout) }).unwrap();
         Self { base, layout, next: AtomicU32::new(0) }
     }
@@ -61,7 +61,7 @@ impl Drop for Bump {
     }
 }
 
-// SAFETY: runs are aligned to their size, and none is given twice.
+// SAFETY: runs are aligned to their size, and none is allocated twice.
 unsafe impl ChunkSource for Bump {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
@@ -81,8 +81,8 @@ unsafe impl ChunkSource for Bump {
     unsafe fn release(&self, _: Frame, _: Order) {}
 }
 
-/// Takes blocks of 64 bytes and gives them back; returns how many bytes the pool kept for each.
-fn account(blocks: usize) -> f64 {
+/// Allocates and frees blocks of 64 bytes; returns the bytes of metadata per block.
+fn metadata_per_block(blocks: usize) -> f64 {
     let source = Bump::new((blocks * 64).next_multiple_of(2 << 20) + (8 << 20));
     let mut slots = vec![None; blocks];
     let before = BYTES.load(Ordering::Relaxed);
@@ -107,14 +107,14 @@ fn account(blocks: usize) -> f64 {
 }
 
 #[test]
-fn at_most_four_bytes_are_kept_for_a_block_of_sixty_four() {
+fn metadata_is_at_most_four_bytes_per_block_of_sixty_four() {
     for blocks in [100_000, 1_000_000] {
-        let kept = account(blocks);
+        let kept = metadata_per_block(blocks);
         assert!(kept <= 4.0, "{kept} bytes a block");
     }
     let large = std::env::var_os("PINFOLD_LARGE").is_some() || !cfg!(debug_assertions);
     if large {
-        let kept = account(10_000_000);
+        let kept = metadata_per_block(10_000_000);
         assert!(kept <= 2.1, "{kept} bytes a block");
         println!("ten million blocks: {kept:.3} bytes a block");
     } else {

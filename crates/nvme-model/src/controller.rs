@@ -1,4 +1,4 @@
-//! The model controller as its user holds it.
+//! [`ModelController`]: starts the model, and gives access to its registers, interrupts, faults and counters.
 
 use crate::bus::Bus;
 use crate::config::ModelConfig;

@@ -1,4 +1,4 @@
-//! From a command's data pointer to runs of bus addresses.
+//! Resolves a command's data pointer, PRPs or an SGL, to runs of bus addresses.
 
 mod prp;
 mod resolver;

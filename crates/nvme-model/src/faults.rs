@@ -156,13 +156,13 @@ impl Faults {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on `fault` hits the commands that `when` names. The first rule that fits wins.
+    /// Applies `fault` to the commands that `when` selects from now on. The first matching rule applies.
     pub fn inject(&self, when: Trigger, fault: Fault) {
         self.state().rules.push(Rule { when, fault, counted: 0 });
         self.0.armed.store(true, Ordering::Release);
     }
 
-    /// From now on `tamper` changes the data of identify and log page commands before it is written to the host.
+    /// Lets `tamper` change the data of identify and log page commands from now on, before it is written to the host.
     pub fn tamper(&self, tamper: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
         self.state().tamper = Some(Box::new(tamper));
     }
@@ -223,8 +223,8 @@ impl Faults {
         (self.0.wake)();
     }
 
-    /// Accesses every remembered page now, as a device gone astray would, and says what became of it. A write
-    /// leaves [`ROGUE_BYTE`]s. The pages stay remembered.
+    /// Accesses every remembered page now, as a faulty device would, and returns the outcomes. Writes store
+    /// [`ROGUE_BYTE`]s. The pages stay remembered.
     pub fn access_remembered(&self, access: BusAccess) -> Vec<Injection> {
         let remembered = self.state().remembered.clone();
         let strikes: Vec<_> = remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
@@ -232,7 +232,7 @@ impl Faults {
         strikes
     }
 
-    /// Every strike so far, of [`Fault::RogueWrite`] too.
+    /// Returns all such accesses so far, those of [`Fault::RogueWrite`] included.
     pub fn injections(&self) -> Vec<Injection> {
         self.state().strikes.clone()
     }
@@ -267,7 +267,7 @@ impl Faults {
         self.0.shutdown_stuck.load(Ordering::SeqCst)
     }
 
-    /// Whether [`release`](Self::release) was called since the last call.
+    /// Returns whether [`release`](Self::release) was called since the last call.
     pub(crate) fn take_release(&self) -> bool {
         self.0.release.load(Ordering::SeqCst) && self.0.release.swap(false, Ordering::AcqRel)
     }

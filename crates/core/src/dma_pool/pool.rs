@@ -31,7 +31,7 @@ const MAX_SPAN: u64 = 1 << 48;
 /// Dropping a pool releases the chunks whose blocks are all free, and quarantines those with raw blocks still allocated,
 /// since a device may still write there; [`destroy`](Self::destroy) reports them instead.
 //
-// Locks are taken in the order lock, depot and chunks, depot; none is held while the source is at work. The fields are
+// Locks are taken in the order lock, depot and chunks, depot; none is held while the source runs. The fields are
 // dropped in their order: what refers to rows before the chunks that have them.
 pub struct DmaPool<S: ChunkSource> {
     /// The source's whole span, of which only blocks of acquired chunks are accessed.

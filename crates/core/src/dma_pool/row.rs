@@ -343,7 +343,7 @@ pub(super) enum Fill {
     Open,
     /// Most of its blocks, by the [terms](super::terms::Terms): it counts against what its owner may have.
     Sparse,
-    /// All of its blocks: likewise.
+    /// All of its blocks: it counts likewise.
     Whole,
 }
 

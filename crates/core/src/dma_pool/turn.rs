@@ -1,4 +1,4 @@
-//! The turn to grow a pool.
+//! [`Growth`]: the turn to grow a pool, which one owner has at a time.
 
 use crate::sync::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! Alloc and free without the checks, to measure what those cost: for benchmarks alone.
+//! Alloc and free without checks, for benchmarks that measure the cost of the checks.
 
 use super::current::Current;
 use super::error::AllocError;
@@ -37,16 +37,16 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// This `Local` allocated the block by that call, and it has not been freed since.
     #[inline]
     pub unsafe fn free_raw_unchecked(&mut self, block: RawBlock) {
-        // SAFETY: the caller guarantees what is asked for.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.pool.free_unchecked(&mut self.owner, block) };
     }
 }
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Frees a block without looking whether it is one, or in use.
+    /// Frees a block without checking that it is one and allocated.
     ///
     /// # Safety
-    /// It is a block of this pool that this owner had by `pop_unmarked` and that was not freed since.
+    /// `pop_unmarked` returned this block of the pool to this owner, and it has not been freed since.
     #[inline(always)]
     unsafe fn free_unchecked(&self, owner: &mut Owner, block: RawBlock) {
         let offset = block.addr().wrapping_sub(self.memory.addr()) as u64;
@@ -58,22 +58,22 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline(never)]
     fn free_found_unchecked(&self, owner: &mut Owner, block: RawBlock) {
         let Ok(Found { row, bit, .. }) = self.find(block) else { return };
-        // Not refused: the caller had the block by `pop_unmarked`.
+        // Not refused: the block is from `pop_unmarked`.
         let _ = owner.free_unchecked(&self.geometry, row, bit);
         self.relieve(owner);
     }
 }
 
 impl Owner {
-    /// The same without a record that it is allocated.
+    /// Allocates a block without recording that it is allocated.
     #[inline(always)]
     fn pop_unmarked(&mut self, geometry: &Geometry) -> Option<u64> {
         let (_, bit) = self.current.first()?;
         Some(self.pop_first(geometry, bit))
     }
 
-    /// Takes back a block of the current row without a look at whether it is one and in use; `false` where the row has
-    /// to be looked up.
+    /// Frees a block of the current row without checking that it is a block and allocated; returns false if its row must be
+    /// looked up.
     #[inline(always)]
     fn push_unchecked(&mut self, offset: u64) -> bool {
         let Some((_, bit)) = self.current.find_unchecked(offset) else { return false };
@@ -81,7 +81,7 @@ impl Owner {
         true
     }
 
-    /// The same without a look at whether it is in use.
+    /// Frees a block without checking that it is allocated.
     fn free_unchecked(&mut self, geometry: &Geometry, row: RowRef, bit: u32) -> Result<(), FreeRefusal> {
         row.set_allocated(bit, Form::Raw);
         self.free(geometry, row, bit, Form::Raw)
@@ -89,8 +89,7 @@ impl Owner {
 }
 
 impl Current {
-    /// The block in which `offset` lies, if it is one of the row's; not proved for offsets 2^31 away or more, nor to
-    /// be where a block starts.
+    /// Returns the block that contains `offset`, if it is in the row; arbitrary for offsets 2^31 away or more.
     #[inline(always)]
     fn find_unchecked(&self, offset: u64) -> Option<(RowRef, u32)> {
         let within = offset.wrapping_sub(self.offset);

@@ -1,4 +1,4 @@
-//! Debug mode: patterns in free blocks, and a history of who allocated and freed them.
+//! Debug mode: patterns in free blocks, and a history of the owners that allocated and freed them.
 
 use super::raw::RawBlock;
 use crate::mem::DmaMemory;

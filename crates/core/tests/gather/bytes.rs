@@ -59,7 +59,7 @@ proptest! {
                 prop_assert_eq!(walk_sgl(sgl.sgl1().words(), |at| pool.read(at)).0, cut);
                 sgl.release(&pool).unwrap();
             }
-            // The pages are the controller's own, so only the first byte can be crooked.
+            // The pages are the controller's own, so only the first byte can be misaligned.
             let page = ControllerPage::SIZE_4K;
             let prps: Result<Prps<usize>, _> = Prps::new(page, buffer.segments(offset, len).unwrap(), &pool);
             prop_assert_eq!(prps.is_ok(), expected[0].is_multiple_of(4));

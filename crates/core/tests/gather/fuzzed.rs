@@ -1,5 +1,5 @@
-//! Any buffer, any part of it, any profile: what comes out obeys the profile and is what went in, whichever way it is
-//! laid out, and every refusal is deserved. The body of the fuzz target.
+//! The body of the fuzz target: for any buffer, part and profile, PRPs, SGLs and segments cover exactly the input within the
+//! profile, and every refusal is justified.
 
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
@@ -9,7 +9,7 @@ use pinfold_core::gather::sgl::{Sgl, SglError};
 use pinfold_core::gather::{GatherError, Profile};
 use pinfold_core::registered::Registered;
 
-/// Reads what it needs off the front of an input; after its end come zeroes.
+/// Reads values from the front of an input; zeroes follow its end.
 struct Input<'i>(&'i [u8]);
 
 impl Input<'_> {
@@ -19,7 +19,7 @@ impl Input<'_> {
         first
     }
 
-    /// A number of any size: mostly small ones, powers of two and their neighbours, and now and then any.
+    /// Reads a number of any size: mostly small ones, powers of two and their neighbours.
     fn number(&mut self) -> u64 {
         let (how, byte) = (self.byte(), self.byte());
         let power = 1u64 << (byte % 64);
@@ -47,7 +47,7 @@ impl Input<'_> {
     }
 }
 
-/// Panics where gather is wrong.
+/// Panics if gather is wrong.
 pub(crate) fn check(input: &[u8]) {
     let mut input = Input(input);
     let (max_segments, longest) = (self::u32_of(input.number()), input.number());
@@ -67,9 +67,9 @@ fn u32_of(number: u64) -> u32 {
     u32::try_from(number % (1 << 32)).expect("32 bits")
 }
 
-/// A part of a registered buffer, which must be that part of what was registered.
+/// Returns the segments of a part of a registered buffer, after checking them.
 fn part(addr: u64, segments: &[Segment], offset: u64, len: u64) -> Option<Vec<Segment>> {
-    // Longer ones are possible, but their tables are large and say no more.
+    // Longer buffers are possible, but their tables are large and test nothing more.
     segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.len).filter(|sum| *sum <= 1 << 30))?;
     let buffer = Registered::from_segments(usize::try_from(addr).ok()?, segments.iter().copied()).ok()?;
     let part: Vec<Segment> = buffer.segments(offset, len).ok()?.collect();

@@ -88,8 +88,8 @@ fn what_sgls_cannot_say_is_refused_and_holds_no_page() {
     let iova = Iova::new(crate::pages::LISTS);
     assert_eq!((tiny.unwrap_err(), small.out()), (SglError::ListPage { iova, bytes: 24 }, 0));
     let dwords = Profile::new(9, u64::MAX, 0, 4).unwrap();
-    let crooked: Result<Sgl<usize>, _> = Sgl::new(&dwords, [seg(0, 4), seg(9, 4)], &pages);
-    assert!(matches!(crooked.unwrap_err(), SglError::Gather(GatherError::Misaligned { .. })));
+    let misaligned: Result<Sgl<usize>, _> = Sgl::new(&dwords, [seg(0, 4), seg(9, 4)], &pages);
+    assert!(matches!(misaligned.unwrap_err(), SglError::Gather(GatherError::Misaligned { .. })));
     assert_eq!(pages.out(), 0);
 }
 

@@ -1,15 +1,15 @@
-//! No lock is held while the source is at work.
+//! Allocs and frees proceed while the source acquires or releases a chunk.
 
 use super::*;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// A heap whose calls tell that they have begun, and wait until they may go on.
+/// A heap whose calls report that they have begun, and wait until the test lets them continue.
 struct Slow<'h> {
     heap: &'h Heap,
     began: Mutex<Sender<()>>,
     go_on: Mutex<Receiver<()>>,
-    /// Which calls wait: those of `acquire`, of `release`.
+    /// Whether calls of `acquire` and of `release` wait.
     waits: [std::sync::atomic::AtomicBool; 2],
 }
 
@@ -17,14 +17,14 @@ impl Slow<'_> {
     fn call(&self, which: usize) {
         if self.waits[which].load(Ordering::Relaxed) {
             self.began.lock().send(()).unwrap();
-            // A limit, so that a lock that is held fails the test instead of hanging it.
+            // With a limit, so that a held lock fails the test instead of hanging it.
             let waited = self.go_on.lock().recv_timeout(Duration::from_secs(20));
             assert_eq!(waited, Ok(()), "the others could not go on meanwhile");
         }
     }
 }
 
-// SAFETY: the heap's promises.
+// SAFETY: every call is forwarded to the heap.
 unsafe impl ChunkSource for Slow<'_> {
     fn span(&self) -> NonNull<[u8]> {
         (&self.heap).span()
@@ -38,19 +38,19 @@ unsafe impl ChunkSource for Slow<'_> {
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
         self.call(1);
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the same contract.
         unsafe { (&self.heap).release(frame, order) };
     }
 }
 
 #[test]
-fn others_allocate_and_free_while_the_source_is_at_work() {
+fn others_allocate_and_free_while_the_source_acquires() {
     let heap = Heap::new(4 << 20);
     let (began, begun) = channel();
     let (go, go_on) = channel();
     let no = || std::sync::atomic::AtomicBool::new(false);
     let slow = Slow { heap: &heap, began: Mutex::new(began), go_on: Mutex::new(go_on), waits: [no(), no()] };
-    // By the pool's own calls, one and many, and by a `Local`'s.
+    // Through the pool's single and bulk calls, and through a `Local`.
     for grower in 0..3 {
         let pool = DmaPool::new(&slow, "slow", 64, 0, 0).unwrap();
         let mut local = pool.local();
@@ -66,14 +66,14 @@ fn others_allocate_and_free_while_the_source_is_at_work() {
                 _ => pool.local().alloc_raw().is_ok(),
             });
             begun.recv().unwrap();
-            // The only row belongs to its owner: all others need a chunk.
+            // The only row belongs to its owner, so all others need a chunk.
             local.free_raw(held).unwrap();
             let again = local.alloc_raw().unwrap();
             pool.free_raw(again).unwrap();
             drop(block);
             assert!(pool.stats().blocks > 0);
             assert!(pool.memory(again).is_err());
-            // Another that needs a chunk takes what is freed meanwhile instead, without a call of its own.
+            // Another owner that needs a chunk uses a block that is freed meanwhile, without a call of its own.
             let waiting = scope.spawn(|| pool.alloc_raw().is_ok());
             slow.waits[0].store(false, Ordering::Relaxed);
             drop(local);
@@ -103,7 +103,7 @@ fn others_allocate_and_free_while_chunks_are_released() {
         assert_eq!(pool.stats().in_use, 1);
         let block = pool.alloc_raw().unwrap();
         pool.free_raw(block).unwrap();
-        // Grows, which changes the list of chunks.
+        // Growing changes the list of chunks.
         let many: Vec<_> = (0..500).map(|_| pool.alloc_raw().unwrap()).collect();
         pool.free_bulk(&many).unwrap();
         go.send(()).unwrap();
@@ -113,7 +113,7 @@ fn others_allocate_and_free_while_chunks_are_released() {
 }
 
 #[test]
-fn the_memory_of_a_block_is_its_own_or_an_error() {
+fn the_memory_of_a_block_is_in_the_span_or_an_error() {
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 100);
     let block = pool.alloc_raw().unwrap();

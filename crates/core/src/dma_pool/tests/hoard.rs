@@ -1,25 +1,25 @@
-//! What owners keep from each other is bounded.
+//! The memory that owners hold is bounded, as documented in the module.
 
 use super::*;
 use std::sync::mpsc;
 
 const ROW: u64 = 64;
-/// Blocks that an owner may keep whatever is in use: free rows, the current one, and spent ones with posts.
+/// Blocks that an owner may hold at any use: free rows, the current one, and spent ones with remote frees.
 const SLACK: u64 = (32 + 1 + 4 * 32) * ROW;
 
-/// The bound of the module documentation, in blocks, but for the newest chunk.
+/// The bound of the module documentation in blocks, without the newest chunk.
 fn bound(live: u64, owners: u64) -> u64 {
     2 * live + owners * SLACK
 }
 
-/// Takes blocks until there are no more.
+/// Allocates all blocks that are available.
 fn exhaust<'h, H: Hold<Target = DmaPool<&'h Heap>>>(local: &mut Local<&'h Heap, H>) -> Vec<RawBlock> {
     std::iter::from_fn(|| local.alloc_raw().ok()).collect()
 }
 
 #[test]
 fn remote_frees_to_any_spent_row_are_found() {
-    // More rows than an owner releases at a time, each of which it has freed into and drawn from since.
+    // More rows than an owner releases at a time, each freed into and allocated from since.
     let heap = Heap::new(2 << 20);
     let pool = pool(&heap, 64);
     let (mut a, mut b) = (pool.local(), pool.local());
@@ -29,7 +29,7 @@ fn remote_frees_to_any_spent_row_are_found() {
         a.free_raw(row[0]).unwrap();
         row[0] = a.alloc_raw().unwrap();
     }
-    // Freed elsewhere, from those that were used longest ago.
+    // Freed remotely, the least recently used first.
     let (freed, rest) = blocks.split_at(16_384);
     b.free_bulk(freed).unwrap();
     for left in (1..=16_384u64).rev() {
@@ -39,7 +39,7 @@ fn remote_frees_to_any_spent_row_are_found() {
 }
 
 #[test]
-fn an_owner_that_frees_every_second_block_leaves_them_to_the_others() {
+fn blocks_of_half_free_rows_are_available_to_other_owners() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let (mut a, mut b) = (pool.local(), pool.local());
@@ -52,7 +52,7 @@ fn an_owner_that_frees_every_second_block_leaves_them_to_the_others() {
 
 #[test]
 fn one_owner_allocates_and_another_frees_63_of_64() {
-    // As many as stay in use, the bound lets the zone serve.
+    // The live blocks stay within the bound.
     let live = (65_536 - 3 * SLACK) / 2;
     for (zone, live) in [(4 << 20, live), (64 << 20, 20_000)] {
         let heap = Heap::new(zone);
@@ -72,7 +72,7 @@ fn one_owner_allocates_and_another_frees_63_of_64() {
 }
 
 #[test]
-fn a_lone_owner_leaves_rows_that_are_nearly_free_to_one_that_comes_later() {
+fn nearly_free_rows_of_a_single_owner_are_available_to_a_later_one() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let mut a = pool.local();
@@ -80,10 +80,10 @@ fn a_lone_owner_leaves_rows_that_are_nearly_free_to_one_that_comes_later() {
     for row in blocks.chunks(64) {
         a.free_bulk(&row[1..]).unwrap();
     }
-    // The first owner makes no more calls.
+    // The first owner makes no more calls from here on.
     let got = exhaust(&mut pool.local()).len() as u64;
     assert!(got + SLACK >= 63 * 1024, "{got} of {}", 63 * 1024);
-    // Nor is what the pool's own owner keeps lost to others.
+    // What the pool's own owner holds is available too.
     drop(a);
     let (live, mut b) = (pool.stats().in_use, pool.local());
     let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
@@ -91,7 +91,7 @@ fn a_lone_owner_leaves_rows_that_are_nearly_free_to_one_that_comes_later() {
     assert_eq!(exhaust(&mut b).len() as u64 + live, pool.stats().blocks);
 }
 
-/// Two owners free the same rows by turns, and neither allocates: what one posts to the other is found.
+/// Two owners alternately free blocks of the same rows, and neither allocates: remote frees are collected.
 #[test]
 fn two_owners_free_what_a_third_allocates() {
     let heap = Heap::new(64 << 20);
@@ -113,7 +113,7 @@ fn two_owners_free_what_a_third_allocates() {
 }
 
 #[test]
-fn a_producer_and_a_consumer_need_no_more_than_is_between_them() {
+fn a_producer_and_a_consumer_use_memory_for_the_blocks_in_transit_only() {
     let heap = Heap::new(64 << 20);
     let pool = pool(&heap, 64);
     let batches = if cfg!(miri) { 50 } else { 4_000 };
@@ -133,14 +133,14 @@ fn a_producer_and_a_consumer_need_no_more_than_is_between_them() {
             send.send(batch).unwrap();
         }
     });
-    // Five batches of the channel and one on either side.
+    // Five batches in the channel and one on each side.
     let stats = pool.stats();
     assert!(stats.blocks <= 2 * bound(7 * 64, 3), "{stats:?}");
     pool.destroy().unwrap();
 }
 
-/// Owners with live sets of changing sizes, each of which frees what others allocated; at every growth the pool is within
-/// the bound of what was in use at most.
+/// Owners with live sets of changing sizes free each other's blocks; at every growth the pool is within the bound for its
+/// peak of live blocks.
 #[test]
 fn many_owners_with_live_sets_of_random_sizes() {
     let heap = Heap::new(64 << 20);

@@ -1,11 +1,11 @@
-//! An owner's rows are in the lists in which it looks for them.
+//! An owner's rows are in the lists that match their state.
 
 use super::*;
 
 /// A free into the oldest of the owner's spent rows makes that row the current one, and brings the number of spent rows
 /// over the limit at which the oldest are released.
 #[test]
-fn the_spent_row_that_is_freed_into_is_not_let_go_of() {
+fn a_spent_row_that_is_freed_into_is_not_released() {
     // The limit is 128.
     for used in 126..132 {
         let heap = Heap::new(2 << 20);

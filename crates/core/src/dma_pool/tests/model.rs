@@ -1,4 +1,4 @@
-//! Against a set of live blocks.
+//! The pool against a set of live blocks, with wrong frees.
 
 use super::*;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ enum Step {
     Free(usize, prop::sample::Index),
     DoubleFree(usize, prop::sample::Index),
     Crooked(usize, prop::sample::Index, isize),
-    /// How many; into slots of which every third is full already.
+    /// Fills so many slots, every third of which is already full.
     Fill(usize, usize),
     FreeMany(usize, usize),
     Replace(usize),

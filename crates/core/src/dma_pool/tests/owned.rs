@@ -48,7 +48,7 @@ fn a_raw_free_of_an_owned_block_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_list_is_freed_up_to_the_block_that_is_owned() {
+fn a_bulk_free_stops_at_an_owned_block() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let mut local = pool.local();
@@ -64,7 +64,7 @@ fn a_list_is_freed_up_to_the_block_that_is_owned() {
 }
 
 #[test]
-fn a_block_turned_raw_is_freed_by_hand_once() {
+fn a_block_turned_raw_is_freed_by_address_once() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let mut local = pool.local();
@@ -81,7 +81,7 @@ fn a_block_turned_raw_is_freed_by_hand_once() {
 
 /// Raw frees of an address race with the drop of the block there, and with the next block at the same address.
 #[test]
-fn stress_raw_frees_never_free_what_a_block_owns() {
+fn stress_raw_frees_never_free_an_owned_block() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let at: Mutex<Option<RawBlock>> = Mutex::default();

@@ -1,4 +1,4 @@
-//! Pools that their handles and blocks keep alive.
+//! Shared pools, which their handles and blocks keep alive.
 
 use super::*;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ fn outstanding(heap: &Heap) -> usize {
     heap.acquired.load(Ordering::Relaxed) - heap.released.load(Ordering::Relaxed)
 }
 
-/// What a driver owns: one struct, moved between threads, without a lifetime.
+/// A driver's struct: pool, handle and blocks, without a lifetime and movable between threads.
 struct Driver {
     pool: Shared<DmaPool<Arc<Heap>>>,
     local: Local<Arc<Heap>>,
@@ -71,7 +71,7 @@ fn a_block_of_another_pool_is_freed_there() {
 }
 
 #[test]
-fn a_shared_pool_is_taken_back_when_nothing_else_holds_it() {
+fn a_shared_pool_is_returned_when_nothing_else_holds_it() {
     let (mut pool, heap) = shared(64);
     let (local, block) = (pool.local(), pool.alloc().unwrap());
     assert!(pool.get_mut().is_none());
@@ -87,7 +87,7 @@ fn a_shared_pool_is_taken_back_when_nothing_else_holds_it() {
 }
 
 #[test]
-fn sources_are_held_in_any_way() {
+fn sources_may_be_borrowed_boxed_or_shared() {
     fn use_it<S: ChunkSource>(source: S) {
         let pool = Shared::new(DmaPool::new(source, "test", 64, 0, 0).unwrap());
         let block = pool.local().alloc_zeroed().unwrap();
@@ -106,8 +106,8 @@ fn sources_are_held_in_any_way() {
     assert_eq!(outstanding(&heap), 0);
 }
 
-/// Owners allocate, pass blocks to each other, and leave; the front is dropped meanwhile, and blocks outlive it and all
-/// owners.
+/// Owners allocate, pass blocks to each other, and are dropped; so is the shared reference meanwhile, and blocks outlive
+/// all of them.
 #[test]
 fn stress_blocks_outlive_the_shared_reference_and_owners() {
     const THREADS: usize = 4;
@@ -115,10 +115,10 @@ fn stress_blocks_outlive_the_shared_reference_and_owners() {
     let rounds = if cfg!(miri) { 40 } else { 5_000 };
     let exchange: Mutex<Vec<Block<Arc<Heap>>>> = Mutex::default();
     let locals: Vec<_> = (0..THREADS).map(|_| pool.local()).collect();
-    let front = Mutex::new(Some(pool));
+    let pool_ref = Mutex::new(Some(pool));
     crate::testing::scope(|scope| {
         for (thread, mut local) in locals.into_iter().enumerate() {
-            let (exchange, front) = (&exchange, &front);
+            let (exchange, pool_ref) = (&exchange, &pool_ref);
             scope.spawn(move || {
                 let mut mine = Vec::new();
                 for round in 0..rounds {
@@ -140,7 +140,7 @@ fn stress_blocks_outlive_the_shared_reference_and_owners() {
                         local.free(mine.swap_remove(0));
                     }
                     if thread == 0 && round == rounds / 2 {
-                        drop(front.lock().take());
+                        drop(pool_ref.lock().take());
                     }
                 }
                 drop(local);

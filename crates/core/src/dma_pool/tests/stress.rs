@@ -1,9 +1,9 @@
-//! Many threads, and what they share.
+//! Threads that allocate and free concurrently, and the number of read-modify-writes on the hot paths.
 
 use super::*;
 
 #[test]
-fn stress_blocks_wander_between_eight_threads() {
+fn stress_blocks_pass_between_eight_threads() {
     let heap = Heap::new(32 << 20);
     let pool = pool(&heap, 64);
     let rounds = if cfg!(miri) { 20 } else { 4_000 };
@@ -45,7 +45,7 @@ fn stress_blocks_wander_between_eight_threads() {
 }
 
 #[test]
-fn stress_of_two_frees_of_one_block_one_counts() {
+fn stress_of_two_frees_of_one_block_one_is_valid() {
     let heap = Heap::new(4 << 20);
     let pool = pool(&heap, 64);
     let turn = AtomicUsize::new(0);
@@ -78,7 +78,7 @@ fn stress_of_two_frees_of_one_block_one_counts() {
             }
         }
     });
-    // Rows in the depot have posts that are collected when they are next lent.
+    // Remote frees to rows in the depot are collected when the rows are next lent.
     let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
     let stats = pool.stats();
     assert_eq!(stats.in_use, stats.blocks);
