@@ -1,12 +1,11 @@
-//! What a real controller does when it is given memory that was taken back: `iommu_fault BDF NSID`. It writes over the
-//! first 64 KiB of the namespace. The controller must be bound to `vfio-pci`.
+//! Shows that a real controller cannot access revoked memory: `iommu_fault BDF NSID`. Overwrites the first 64 KiB of the
+//! namespace. The controller must be bound to `vfio-pci`.
 //!
-//! - Data: a buffer is mapped, its addresses are noted, its mapping is revoked, and a command is sent with these
-//!   addresses. Not a byte of the buffer may change, and not a byte of what is in it may reach the namespace. What the
-//!   controller says is printed. (A real one says that the transfer failed; QEMU's, 7.2 at least, takes no notice
-//!   of data that it could not move, and says that all went well.)
-//! - A PRP list: its memory is unmapped while the command is in flight. The command must end with an error status, and the
-//!   namespace hold what it held.
+//! - Data: a buffer is mapped and unmapped again, and a command is sent with its former addresses. No byte of the buffer
+//!   may change, and none may reach the namespace. The status of the command is printed: a real controller returns a
+//!   transfer error, while QEMU's (at least 7.2) ignores the failed transfer and returns success.
+//! - A PRP list: its memory is unmapped before the command that uses it is sent. The command must end with an error status,
+//!   and the namespace must be unchanged.
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, Buffer, MappingPolicy};
@@ -25,14 +24,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 type IoQueue = Queue<Arc<PciRegisters>, Rings>;
 type BoxResult<T> = Result<T, Box<dyn Error>>;
 
-/// An arena that knows which chunks were taken of it.
+/// An arena that records which chunks were acquired.
 #[derive(Clone)]
 struct Rings {
     arena: Arena,
-    taken: Arc<Mutex<Vec<(Frame, Order)>>>,
+    acquired: Arc<Mutex<Vec<(Frame, Order)>>>,
 }
 
-// SAFETY: what is promised is the arena's promise: each call is handed on as it is.
+// SAFETY: what is promised is the arena's promise: each call is forwarded unchanged.
 unsafe impl ChunkSource for Rings {
     fn span(&self) -> NonNull<[u8]> {
         self.arena.span()
@@ -45,7 +44,7 @@ unsafe impl ChunkSource for Rings {
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frame = self.arena.acquire(order)?;
-        self.taken().push((frame, order));
+        self.acquired().push((frame, order));
         Ok(frame)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
@@ -55,16 +54,16 @@ unsafe impl ChunkSource for Rings {
 }
 
 impl Rings {
-    fn taken(&self) -> MutexGuard<'_, Vec<(Frame, Order)>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn acquired(&self) -> MutexGuard<'_, Vec<(Frame, Order)>> {
+        self.acquired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Addresses that must not be used any more.
+/// Addresses whose mapping has ended.
 struct Stale(Segment, DomainId);
 
-// SAFETY: it is not so, on purpose: the addresses were mapped once. The IOMMU turns each access to them into a fault, which
-// is what this program shows, and nothing else is mapped there meanwhile.
+// SAFETY: violated on purpose: the addresses are mapped no longer. The IOMMU turns each access to them into a fault,
+// which is what this program shows, and nothing else is mapped there meanwhile.
 unsafe impl Payload<Bidirectional> for Stale {
     fn domain(&self) -> Option<DomainId> {
         Some(self.1)
@@ -81,16 +80,16 @@ struct Bench {
     queue: IoQueue,
     nsid: u32,
     block: usize,
-    /// The most bytes in one command.
-    most: usize,
+    /// The largest transfer of one command, bytes.
+    max_transfer: usize,
 }
 
-/// What the controller said.
+/// Waits for the command; returns its payload and its result.
 fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> BoxResult<(P, Result<(), CommandError>)> {
     let completion = queue.wait()?.ok_or("nothing in flight")?;
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => Ok((payload, result)),
-        _ => Err("no answer in time".into()),
+        _ => Err("the command timed out".into()),
     }
 }
 
@@ -99,7 +98,7 @@ impl Bench {
         let pci = PciController::open(address, &Options::new(), 0)?;
         let rings =
             Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
-        let rings = Rings { arena: rings, taken: Arc::default() };
+        let rings = Rings { arena: rings, acquired: Arc::default() };
         let data =
             Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
         let controller = Controller::start(
@@ -110,10 +109,10 @@ impl Bench {
         let namespace = controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
         let block = namespace.ok_or("no such namespace")?.block_bytes as usize;
         let queue = controller.create_queue(8)?;
-        // What is taken from here on is list pages.
-        rings.taken().clear();
-        let most = controller.identify().max_transfer_bytes as usize;
-        Ok(Self { pci, rings, data, queue, nsid, block, most })
+        // All chunks acquired from here on are list pages.
+        rings.acquired().clear();
+        let max_transfer = controller.identify().max_transfer_bytes as usize;
+        Ok(Self { pci, rings, data, queue, nsid, block, max_transfer })
     }
 
     fn blocks(&self, bytes: usize) -> u32 {
@@ -140,8 +139,8 @@ impl Bench {
         Ok(result)
     }
 
-    /// Whether the first `bytes` bytes of the namespace are all `byte`, or what else the first of them is.
-    fn holds(&mut self, bytes: usize, byte: u8) -> BoxResult<Option<u8>> {
+    /// Returns the first of the first `bytes` bytes of the namespace that is not `byte`, if there is one.
+    fn other_than(&mut self, bytes: usize, byte: u8) -> BoxResult<Option<u8>> {
         let buffer = self.filled(bytes, 0xee)?;
         let domain = self.pci.domain().clone();
         let mapped = domain.map(buffer, FromDevice)?;
@@ -154,80 +153,77 @@ impl Bench {
         Ok(found.into_iter().find(|other| *other != byte))
     }
 
-    /// A buffer full of `byte` and the addresses at which the controller found it before it was taken back.
-    fn taken_back(&self, bytes: usize, byte: u8) -> BoxResult<(Buffer, Stale)> {
+    /// Returns a buffer full of `byte`, and the addresses at which it was mapped before.
+    fn revoked(&self, bytes: usize, byte: u8) -> BoxResult<(Buffer, Stale)> {
         let mapped = self.pci.domain().map(self.filled(bytes, byte)?, Bidirectional)?;
         let stale = Stale(mapped.segment(), self.pci.domain().id());
         Ok((mapped.unmap()?, stale))
     }
 
-    /// A read into memory that was taken back: not a byte of it may change.
+    /// Reads into revoked memory: no byte of it may change.
     fn read_into_stale(&mut self, bytes: usize) -> BoxResult<()> {
-        let (buffer, stale) = self.taken_back(bytes, 0x5a)?;
+        let (buffer, stale) = self.revoked(bytes, 0x5a)?;
         let flight = self.queue.read(self.nsid, 0, self.blocks(bytes), stale)?;
         let (_, result) = finish(&mut self.queue, flight)?;
         let mut found = vec![0; bytes];
         buffer.memory().copy_to_slice(0, &mut found)?;
         if found.iter().any(|byte| *byte != 0x5a) {
-            return Err("the controller wrote to memory that was taken back".into());
+            return Err("the controller wrote to revoked memory".into());
         }
-        println!(
-            "read of {bytes} bytes into memory that was taken back: {}; not a byte changed",
-            said(&result)
-        );
+        println!("read of {bytes} bytes into revoked memory: {}; no byte changed", describe(&result));
         Ok(())
     }
 
-    /// A write from memory that was taken back: what it holds must not reach the namespace.
+    /// Writes from revoked memory: its contents must not reach the namespace.
     fn write_from_stale(&mut self, bytes: usize) -> BoxResult<()> {
         self.write(bytes, 0x11)?;
-        let (buffer, stale) = self.taken_back(bytes, 0x22)?;
+        let (buffer, stale) = self.revoked(bytes, 0x22)?;
         let flight = self.queue.write(self.nsid, 0, self.blocks(bytes), stale)?;
         let (_, result) = finish(&mut self.queue, flight)?;
         drop(buffer);
-        let kept = match self.holds(bytes, 0x11)? {
-            None => "it holds what it held".to_owned(),
-            Some(0x22) => return Err("what was taken back reached the namespace".into()),
+        let kept = match self.other_than(bytes, 0x11)? {
+            None => "the namespace is unchanged".to_owned(),
+            Some(0x22) => return Err("revoked memory reached the namespace".into()),
             Some(other) if result.is_err() => {
                 return Err(format!("the write failed, and the namespace holds {other:#04x}").into());
             }
             Some(other) => {
-                format!("the namespace holds {other:#04x} now, and nothing of what was taken back")
+                format!("the namespace holds {other:#04x} now, and no byte of the revoked memory")
             }
         };
-        println!("write of {bytes} bytes from memory that was taken back: {}; {kept}", said(&result));
+        println!("write of {bytes} bytes from revoked memory: {}; {kept}", describe(&result));
         Ok(())
     }
 
-    /// A write whose PRP list was taken back: an error status, and nothing written.
+    /// Writes with a PRP list in revoked memory: an error status, and nothing written.
     fn write_by_stale_list(&mut self) -> BoxResult<()> {
         // One command, so that there is one list.
-        let bytes = self.most.min(64 << 10);
+        let bytes = self.max_transfer.min(64 << 10);
         self.write(bytes, 0x11)?;
-        let lists = std::mem::take(&mut *self.rings.taken());
+        let lists = std::mem::take(&mut *self.rings.acquired());
         if lists.is_empty() {
-            return Err("a write of several pages took no list page".into());
+            return Err("a write of several pages used no list page".into());
         }
         for (first, order) in lists {
-            // SAFETY: the chunk is allocated and not used by this program any more; it is released as one that cannot be
-            // taken from the device a second time, and so never used again.
+            // SAFETY: the chunk is allocated, and this program no longer uses it. Its release fails, because it cannot be
+            // unmapped a second time, so it is never used again.
             unsafe { self.rings.arena.hide(first, order) }?;
         }
         let result = self.try_write(bytes, 0x22)?;
         let Err(CommandError::Status(status)) = result else {
-            return Err(format!("a write whose PRP list was taken back: {}", said(&result)).into());
+            return Err(format!("a write with a revoked PRP list: {}", describe(&result)).into());
         };
-        println!("write of {bytes} bytes by a PRP list that was taken back: the controller says {status}");
-        if let Some(other) = self.holds(4096, 0x11)? {
+        println!("write of {bytes} bytes with a revoked PRP list: the controller returned {status}");
+        if let Some(other) = self.other_than(4096, 0x11)? {
             return Err(format!("the namespace holds {other:#04x}").into());
         }
         Ok(())
     }
 }
 
-fn said(result: &Result<(), CommandError>) -> String {
+fn describe(result: &Result<(), CommandError>) -> String {
     match result {
-        Ok(()) => "the controller says success".to_owned(),
+        Ok(()) => "the controller returned success".to_owned(),
         Err(error) => error.to_string(),
     }
 }
@@ -242,15 +238,15 @@ fn main() -> BoxResult<()> {
         bench.write_from_stale(bytes)?;
     }
     bench.write(64 << 10, 0x33)?;
-    if bench.holds(64 << 10, 0x33)?.is_some() {
-        return Err("the controller does not work afterwards".into());
+    if bench.other_than(64 << 10, 0x33)?.is_some() {
+        return Err("the controller does not work after the faults".into());
     }
-    println!("afterwards it reads and writes as before");
+    println!("the controller still reads and writes");
     bench.write_by_stale_list()?;
     bench.write(4096, 0x44)?;
-    if bench.holds(4096, 0x44)?.is_some() {
-        return Err("the controller does not work after its list was taken back".into());
+    if bench.other_than(4096, 0x44)?.is_some() {
+        return Err("the controller does not work after its PRP list was revoked".into());
     }
-    println!("afterwards it reads and writes as before");
+    println!("the controller still reads and writes");
     Ok(())
 }

@@ -13,18 +13,18 @@ use std::sync::Arc;
 type BoxResult<T> = Result<T, Box<dyn Error>>;
 
 const BYTES: usize = 1 << 20;
-/// What every controller takes in one command.
+/// A transfer size that every controller supports.
 const PIECE: usize = 4096;
 
 fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>) -> BoxResult<P> {
     let completion = queue.wait()?.ok_or("nothing in flight")?;
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => result.map(|()| payload).map_err(Into::into),
-        _ => Err("no answer in time".into()),
+        _ => Err("the command timed out".into()),
     }
 }
 
-/// The byte at this place: no page is like another.
+/// The byte at offset `at`: no two pages are equal.
 fn byte(at: usize) -> u8 {
     u8::try_from((at ^ (at >> 8) ^ (at >> 16)) & 0xff).unwrap_or(0)
 }
@@ -36,7 +36,7 @@ fn main() -> BoxResult<()> {
     let options = unsafe { Options::new().without_iommu() };
     let pci = PciController::open(&address, &options, 1)?;
     let domain = pci.domain().clone();
-    // Two hugepages lie side by side by chance only.
+    // Two hugepages are adjacent only by chance.
     let page =
         || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
     let (rings, data) = (page().build(&domain)?, page().build(&domain)?);
@@ -62,7 +62,7 @@ fn main() -> BoxResult<()> {
         let mapped = finish(&mut queue, flight)?;
         mapped.unmap()?.memory().copy_to_slice(0, &mut found)?;
         if pattern.get(at..at + PIECE) != Some(&found) {
-            return Err(format!("what is read at {at:#x} is not what was written").into());
+            return Err(format!("the byte read at {at:#x} differs from the one written").into());
         }
     }
     println!("1 MiB written and read back by physical addresses");

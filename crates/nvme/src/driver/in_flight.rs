@@ -1,4 +1,4 @@
-//! What a caller holds of a request: its payload while it is in flight, its completion, its outcome.
+//! The caller's side of a request: its payload while it is in flight, its completion, its outcome.
 
 use super::error::CommandError;
 use super::shared::SharedState;

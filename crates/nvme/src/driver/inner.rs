@@ -1,4 +1,4 @@
-//! What a controller's handles and its queues share: the state, and the admin commands on it.
+//! The state that a controller's handles and its queues share, and the admin commands on it.
 
 mod events;
 mod namespaces;

@@ -1,4 +1,4 @@
-//! I/O queue pairs.
+//! I/O queue pairs: submission, completions, waiting, timeouts.
 
 mod abort;
 mod pair;

@@ -43,7 +43,7 @@ impl<S: ChunkSource> SubmissionRing<S> {
     }
 }
 
-/// A completion queue: the controller writes entries, whose phase tag tells new from old.
+/// A completion queue: the controller writes entries, whose phase tag distinguishes new from old.
 pub(super) struct CompletionRing<S: ChunkSource> {
     buffer: DmaBuffer<S>,
     entries: u32,

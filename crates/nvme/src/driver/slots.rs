@@ -21,7 +21,7 @@ pub(super) enum CommandState {
     #[default]
     Free,
     InFlight,
-    /// Its request was given up. A late completion frees it, or a reset.
+    /// Its request was quarantined. A late completion or a reset frees it.
     Quarantined,
     /// Completed while an abort of it is outstanding: the identifier is not reused before the abort is answered, since the
     /// abort would hit the later command.

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_keeps_its_parts_apart() {
+    fn a_status_has_separate_type_and_code() {
         let status = Status::LBA_OUT_OF_RANGE.do_not_retry();
         assert_eq!(status.code(), Status::LBA_OUT_OF_RANGE);
         assert!(!status.may_retry() && Status::DATA_TRANSFER_ERROR.may_retry());

@@ -308,7 +308,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_command_set_is_found_behind_other_descriptors() {
+    fn the_command_set_is_found_after_other_descriptors() {
         let mut list = NamespaceDescriptors { bytes: [0; 4096] };
         assert_eq!(list.command_set(), None);
         // A UUID of 16 bytes, then CSI.
@@ -319,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn descriptors_of_any_bytes_end(bytes in proptest::collection::vec(any::<u8>(), 4096)) {
+        fn descriptors_with_any_content_terminate(bytes in proptest::collection::vec(any::<u8>(), 4096)) {
             let list = NamespaceDescriptors::read_from_bytes(&bytes).unwrap();
             prop_assert!(list.command_set().is_none_or(|csi| bytes.contains(&csi)));
         }

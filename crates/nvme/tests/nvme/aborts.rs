@@ -10,15 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Requests have one second, aborts too, by a clock that the test advances.
-fn by_hand(acl: u8) -> (Bench, Hand) {
-    let hand = Hand::default();
+/// A bench whose clock stops until the test advances it; requests and aborts time out after one second.
+fn with_test_clock(acl: u8) -> (Bench, TestClock) {
+    let clock = TestClock::default();
     let second = Duration::from_secs(1);
-    let config =
-        Config { timeout: second, abort_timeout: second, clock: Arc::new(hand.clone()), ..Config::default() };
+    let config = Config {
+        timeout: second,
+        abort_timeout: second,
+        clock: Arc::new(clock.clone()),
+        ..Config::default()
+    };
     let mut model = ModelConfig::new(namespaces(4 << 20));
     model.acl = acl;
-    (bench(2048, model, config), hand)
+    (bench(2048, model, config), clock)
 }
 
 fn aborts(seen: &CommandInfo) -> bool {
@@ -26,15 +30,15 @@ fn aborts(seen: &CommandInfo) -> bool {
 }
 
 #[test]
-fn a_request_that_is_aborted_gives_its_payload_back() {
-    let (bench, hand) = by_hand(3);
+fn an_aborted_request_returns_its_payload() {
+    let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
     let late = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
     queue.ring_doorbell();
     settle(&bench);
     assert!(queue.poll().unwrap().is_none());
-    hand.turn(SECOND + 1);
+    clock.advance(SECOND + 1);
     let (_payload, result) = one(&mut queue, late);
     assert_eq!(result, Err(CommandError::Aborted));
     let stats = queue.stats();
@@ -47,32 +51,32 @@ fn a_request_that_is_aborted_gives_its_payload_back() {
 }
 
 #[test]
-fn what_the_controller_has_not_aborted_is_quarantined_at_once() {
-    let (bench, hand) = by_hand(3);
+fn a_request_that_the_controller_did_not_abort_is_quarantined_at_once() {
+    let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
     let lost = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
     queue.ring_doorbell();
-    hand.turn(SECOND + 1);
-    // No second turn of the clock: the abort's answer is that the command is unknown.
+    clock.advance(SECOND + 1);
+    // The clock is not advanced again: the abort completes with "command unknown".
     drop(crate::faults::quarantined(&mut queue, lost));
     assert_eq!((queue.stats().timeouts, queue.stats().aborted), (1, 0));
 }
 
 #[test]
-fn an_abort_that_times_out_itself_ends_in_quarantine() {
-    let (bench, hand) = by_hand(3);
+fn an_abort_that_times_out_quarantines_its_request() {
+    let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
     bench.model.faults().inject(Trigger::Matches(Box::new(aborts)), Fault::Hold);
     let late = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
     queue.ring_doorbell();
-    hand.turn(SECOND + 1);
+    clock.advance(SECOND + 1);
     for _ in 0..3 {
         assert!(queue.poll().unwrap().is_none());
         settle(&bench);
     }
-    hand.turn(SECOND + 1);
+    clock.advance(SECOND + 1);
     let payload = crate::faults::quarantined(&mut queue, late);
     bench.controller.reset().unwrap();
     drop(payload.recover().unwrap());
@@ -80,9 +84,9 @@ fn an_abort_that_times_out_itself_ends_in_quarantine() {
 }
 
 #[test]
-fn as_many_aborts_are_outstanding_as_the_controller_takes() {
+fn outstanding_aborts_are_limited_by_acl() {
     for acl in [0, 2] {
-        let (bench, hand) = by_hand(acl);
+        let (bench, clock) = with_test_clock(acl);
         let mut queue = bench.controller.create_queue(6).unwrap();
         let held = Arc::new(AtomicU32::new(0));
         let counted = held.clone();
@@ -96,7 +100,7 @@ fn as_many_aborts_are_outstanding_as_the_controller_takes() {
         let flying: Vec<_> = (0..6).map(|_| queue.flush(1).unwrap()).collect();
         queue.ring_doorbell();
         settle(&bench);
-        hand.turn(SECOND + 1);
+        clock.advance(SECOND + 1);
         for _ in 0..5 {
             assert!(queue.poll().unwrap().is_none());
             settle(&bench);
@@ -107,7 +111,7 @@ fn as_many_aborts_are_outstanding_as_the_controller_takes() {
 }
 
 #[test]
-fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_continues() {
+fn an_identify_without_completion_is_aborted_and_the_controller_continues() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
@@ -122,7 +126,7 @@ fn a_namespace_that_does_not_answer_is_aborted_and_the_controller_continues() {
     one(&mut queue, flush).1.unwrap();
 }
 
-/// Writes garbage to the admin completion queue each time the driver tells that it has read some.
+/// Writes garbage to the admin completion queue each time the driver acknowledges entries.
 #[derive(Clone)]
 struct Flood {
     registers: ModelRegisters,
@@ -133,7 +137,7 @@ struct Flood {
 }
 
 impl Flood {
-    fn pour(&self) {
+    fn write_garbage(&self) {
         let first = self.written.load(Ordering::SeqCst);
         let at = (self.ring.load(Ordering::SeqCst) - BASE) as usize;
         for i in first..first + 32 {
@@ -156,10 +160,10 @@ impl Registers for Flood {
     fn write32(&self, at: u32, value: u32) {
         let flood = self.written.load(Ordering::SeqCst) != u64::MAX;
         if flood && Some(at) == doorbell_offset(0, Doorbell::SubmissionTail, 0) {
-            return self.pour();
+            return self.write_garbage();
         }
         if flood && Some(at) == doorbell_offset(0, Doorbell::CompletionHead, 0) {
-            return self.pour();
+            return self.write_garbage();
         }
         self.registers.write32(at, value);
     }
@@ -172,7 +176,7 @@ impl Registers for Flood {
 }
 
 #[test]
-fn garbage_without_end_in_the_admin_queue_is_a_timeout() {
+fn endless_garbage_in_the_admin_queue_is_a_timeout() {
     let arena = Arena(Memory::new(256));
     let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let registers = Flood {
@@ -187,15 +191,15 @@ fn garbage_without_end_in_the_admin_queue_is_a_timeout() {
 }
 
 #[test]
-fn a_completed_request_is_not_called_aborted() {
-    let (bench, hand) = by_hand(3);
+fn a_completed_request_is_not_reported_as_aborted() {
+    let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
     bench.model.faults().inject(Trigger::Matches(Box::new(aborts)), Fault::Hold);
     let late = queue.flush(1).unwrap();
     queue.ring_doorbell();
     settle(&bench);
-    hand.turn(SECOND + 1);
+    clock.advance(SECOND + 1);
     assert!(queue.poll().unwrap().is_none());
     settle(&bench);
     // It completes while its abort is outstanding.
@@ -207,7 +211,7 @@ fn a_completed_request_is_not_called_aborted() {
 
 #[test]
 fn an_identifier_is_not_reused_while_its_abort_is_outstanding() {
-    let (bench, hand) = by_hand(3);
+    let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let record = {
@@ -226,7 +230,7 @@ fn an_identifier_is_not_reused_while_its_abort_is_outstanding() {
     let late = queue.flush(1).unwrap();
     queue.ring_doorbell();
     settle(&bench);
-    hand.turn(SECOND + 1);
+    clock.advance(SECOND + 1);
     assert_eq!(one(&mut queue, late).1, Err(CommandError::Aborted));
     for _ in 0..200 {
         let flush = queue.flush(1).unwrap();

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) const BASE: u64 = 0x10_0000_0000;
 
-/// Pinned memory with an account of its frames; a device reaches what is acquired and nothing else.
+/// Pinned memory that counts its frames in use; a device reaches what is acquired and nothing else.
 pub(crate) struct Memory {
     words: Vec<std::cell::UnsafeCell<u64>>,
     first: usize,
@@ -46,7 +46,7 @@ impl Memory {
         unsafe { DmaMemory::from_raw(base, len) }
     }
 
-    pub(crate) fn take(&self, frames: usize, align: usize) -> Option<usize> {
+    pub(crate) fn alloc(&self, frames: usize, align: usize) -> Option<usize> {
         let mut used = self.frames.lock().unwrap();
         let count = used.len();
         let first = (0..count)
@@ -56,7 +56,7 @@ impl Memory {
         Some(first)
     }
 
-    pub(crate) fn give(&self, first: usize, frames: usize) {
+    pub(crate) fn free(&self, first: usize, frames: usize) {
         let mut used = self.frames.lock().unwrap();
         assert!(used[first..first + frames].iter().all(|u| *u), "freed twice");
         used[first..first + frames].fill(false);
@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// The memory as a chunk source and a bus: one type, so that both see the same account.
+/// The memory as a chunk source and a bus: one type, so that both see the same frames.
 #[derive(Clone)]
 pub(crate) struct Arena(pub(crate) Arc<Memory>);
 
@@ -89,11 +89,11 @@ unsafe impl ChunkSource for Arena {
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frames = order.frames() as usize;
-        let first = self.0.take(frames, frames).ok_or(FrameError::Exhausted { order, frames: 0 })?;
+        let first = self.0.alloc(frames, frames).ok_or(FrameError::Exhausted { order, frames: 0 })?;
         Ok(Frame::new(first as u32).unwrap())
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        self.0.give(frame.index() as usize, order.frames() as usize);
+        self.0.free(frame.index() as usize, order.frames() as usize);
     }
 }
 
@@ -122,14 +122,14 @@ pub(crate) struct Buffer {
     frames: usize,
     /// Where the payload begins in the first frame.
     pub(crate) skip: usize,
-    /// Cut into segments of this many frames, to see that several work.
+    /// Divided into segments of this many frames.
     pub(crate) cut: usize,
 }
 
 impl Buffer {
     pub(crate) fn new(arena: &Arena, bytes: usize) -> Self {
         let frames = bytes.div_ceil(4096).max(1);
-        let first = arena.0.take(frames, 1).expect("the test's arena is too small");
+        let first = arena.0.alloc(frames, 1).expect("the test's arena is too small");
         Self { arena: arena.clone(), first, frames, skip: 0, cut: usize::MAX }
     }
 
@@ -156,7 +156,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.arena.0.give(self.first, self.frames);
+        self.arena.0.free(self.first, self.frames);
     }
 }
 
@@ -177,17 +177,17 @@ unsafe impl Payload<Bidirectional> for Buffer {
     }
 }
 
-/// A clock that tests advance.
+/// A clock that the test advances.
 #[derive(Clone, Default)]
-pub(crate) struct Hand(pub(crate) Arc<AtomicU64>);
+pub(crate) struct TestClock(pub(crate) Arc<AtomicU64>);
 
-impl Hand {
-    pub(crate) fn turn(&self, ns: u64) {
+impl TestClock {
+    pub(crate) fn advance(&self, ns: u64) {
         self.0.fetch_add(ns, Ordering::SeqCst);
     }
 }
 
-impl Clock for Hand {
+impl Clock for TestClock {
     fn now_ns(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -214,7 +214,7 @@ pub(crate) fn bench(frames: usize, model: ModelConfig, config: Config) -> Bench 
     Bench { controller, model, arena }
 }
 
-/// Bytes that tell where they came from.
+/// Bytes that depend on `seed` and their position.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len.div_ceil(8))

@@ -136,7 +136,7 @@ impl Host {
 }
 
 #[test]
-fn queues_are_created_and_deleted_by_the_rules() {
+fn queue_creation_and_deletion_are_checked() {
     let mut host = Host::new();
     let at = host.data.iova().raw();
     let q = Host::queue;
@@ -279,7 +279,7 @@ fn wrong_doorbells_are_events_and_unreachable_queues_are_fatal() {
     host.push(0, event);
     host.push(0, event);
     assert_eq!(host.receive(0).status().code(), Status::ASYNC_EVENT_LIMIT);
-    // The submission queue's memory goes away.
+    // The memory of the submission queue becomes unreachable.
     let pair = host.pairs.pop().unwrap();
     drop(pair.sq);
     host.registers.write32(doorbell(1, Doorbell::SubmissionTail), 3);

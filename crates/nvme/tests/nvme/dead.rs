@@ -1,7 +1,8 @@
-//! A controller that fails as a whole, or is removed: a typed error in time, and nothing is released that it may reach.
+//! A controller that fails as a whole or is removed: a typed error within the limit, and nothing is released that the
+//! controller may reach.
 
 use crate::common::*;
-use crate::faults::{by_hand, settle};
+use crate::faults::{settle, with_test_clock};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, PollError, Reject};
 use pinfold_nvme::spec::{Status, admin, nvm};
@@ -11,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[test]
-fn admin_commands_that_fail_or_get_lost_are_named() {
-    let (bench, _) = by_hand();
+fn failed_and_lost_admin_commands_are_named() {
+    let (bench, _) = with_test_clock();
     let faults = bench.model.faults();
     let create = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
     faults.inject(Trigger::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
@@ -35,7 +36,7 @@ fn admin_commands_that_fail_or_get_lost_are_named() {
 
 #[test]
 fn a_queue_dropped_with_commands_in_flight_keeps_what_they_reach() {
-    let (bench, _) = by_hand();
+    let (bench, _) = with_test_clock();
     let faults = bench.model.faults();
     let mut queue = bench.controller.create_queue(2).unwrap();
     let late = |seen: &pinfold_nvme_model::CommandInfo| seen.opcode == nvm::READ;
@@ -59,7 +60,7 @@ fn a_queue_dropped_with_commands_in_flight_keeps_what_they_reach() {
     assert!(bench.arena.0.used() < used);
 }
 
-/// The model's registers, in a system that may ask for the device back.
+/// The model's registers, in a system that may request the device.
 #[derive(Clone)]
 struct Lent {
     registers: pinfold_nvme_model::ModelRegisters,
@@ -106,8 +107,8 @@ fn a_controller_whose_removal_is_requested_is_disabled_and_everything_is_release
 }
 
 #[test]
-fn a_controller_that_was_stopped_from_outside_is_an_error_at_once() {
-    let (bench, hand) = by_hand();
+fn a_controller_stopped_by_another_program_is_an_error_at_once() {
+    let (bench, clock) = with_test_clock();
     let mut queue = bench.controller.create_queue(2).unwrap();
     bench.model.faults().inject(Trigger::Every(1), Fault::Hold);
     let flying = queue.flush(1).unwrap();
@@ -117,7 +118,7 @@ fn a_controller_that_was_stopped_from_outside_is_an_error_at_once() {
     while registers.read32(0x1c) != 0 {
         std::thread::yield_now();
     }
-    hand.turn(2_000_000);
+    clock.advance(2_000_000);
     assert_eq!(queue.wait().unwrap_err(), PollError::Stopped);
     bench.model.faults().clear();
     bench.controller.reset().unwrap();

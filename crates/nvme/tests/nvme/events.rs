@@ -12,7 +12,7 @@ const TOO_HOT: u32 = 1 | 1 << 8 | 2 << 16;
 /// Type 2, information 0, log page 4: a namespace changed.
 const NAMESPACE: u32 = 2 | 4 << 16;
 
-/// The events that come, when they do.
+/// Polls until `count` events have arrived.
 fn events(bench: &Bench, count: usize) -> Vec<Event> {
     let mut events = Vec::new();
     while events.len() < count {
@@ -27,7 +27,7 @@ fn identifies(command: &Command, nsid: u32, cns: u8) -> bool {
 }
 
 #[test]
-fn events_are_reported_counted_and_asked_for_again() {
+fn events_are_reported_counted_and_requested_again() {
     for aerl in [0, 3, 255] {
         let mut model = ModelConfig::new(namespaces(1 << 20));
         model.aerl = aerl;
@@ -49,7 +49,7 @@ fn events_are_reported_counted_and_asked_for_again() {
 }
 
 #[test]
-fn a_controller_that_has_no_events_works_without() {
+fn a_controller_without_events_works() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let request = |seen: &CommandInfo| {
         seen.queue == 0 && matches!(seen.opcode, admin::ASYNC_EVENT)
@@ -62,11 +62,11 @@ fn a_controller_that_has_no_events_works_without() {
     let mut queue = bench.controller.create_queue(1).unwrap();
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
-    assert!(bench.model.stats().errors <= 2, "it was asked again and again");
+    assert!(bench.model.stats().errors <= 2, "the requests were repeated endlessly");
 }
 
 #[test]
-fn events_that_are_not_taken_are_bounded_and_counted() {
+fn uncollected_events_are_bounded_and_counted() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     for i in 0..100 {
         // Each names another log page, so none is masked.
@@ -79,7 +79,7 @@ fn events_that_are_not_taken_are_bounded_and_counted() {
     assert_eq!(bench.controller.events().unwrap().len(), 64);
 }
 
-/// Lets the driver notice what happened: it polls the admin queue once per millisecond.
+/// Polls until the driver has seen the event: it polls the admin queue once per millisecond.
 fn notice(bench: &Bench, queue: &mut TestQueue) {
     let before = bench.controller.stats().namespace_events;
     while bench.controller.stats().namespace_events == before {
@@ -116,7 +116,7 @@ fn a_namespace_that_changed_is_identified_again_before_the_next_request() {
 }
 
 #[test]
-fn a_namespace_with_other_blocks_is_refused_by_queues_that_knew_the_old_ones() {
+fn a_reformatted_namespace_is_rejected_by_queues_created_before() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(2).unwrap();
     bench.model.faults().tamper(|command, data| {

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A bench whose clock stops until the test advances it; requests have one second.
-pub(crate) fn by_hand() -> (Bench, Hand) {
-    let hand = Hand::default();
+/// A bench whose clock stops until the test advances it; requests time out after one second, without an abort.
+pub(crate) fn with_test_clock() -> (Bench, TestClock) {
+    let clock = TestClock::default();
     let config = Config {
         timeout: Duration::from_secs(1),
         abort_timeout: Duration::ZERO,
-        clock: Arc::new(hand.clone()),
+        clock: Arc::new(clock.clone()),
         ..Config::default()
     };
-    (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), hand)
+    (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), clock)
 }
 
 /// Waits until the model has made no progress for 30 ms: its threads may have to wait for a processor.
@@ -43,8 +43,8 @@ pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Q
 }
 
 #[test]
-fn an_error_status_arrives_and_the_next_try_succeeds() {
-    let (bench, _) = by_hand();
+fn an_error_status_is_returned_and_a_retry_succeeds() {
+    let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR));
     let bytes = pattern(1, 4096);
@@ -59,8 +59,8 @@ fn an_error_status_arrives_and_the_next_try_succeeds() {
 
 #[test]
 fn one_failing_part_fails_the_request_once() {
-    let hand = Hand::default();
-    let config = Config { max_transfer_bytes: 8192, clock: Arc::new(hand), ..Config::default() };
+    let clock = TestClock::default();
+    let config = Config { max_transfer_bytes: 8192, clock: Arc::new(clock), ..Config::default() };
     let bench = bench(2048, ModelConfig::new(namespaces(4 << 20)), config);
     let mut queue = bench.controller.create_queue(1).unwrap();
     bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::WRITE_FAULT));
@@ -75,7 +75,7 @@ fn one_failing_part_fails_the_request_once() {
 
 #[test]
 fn a_lost_completion_quarantines_until_reset() {
-    let (bench, hand) = by_hand();
+    let (bench, clock) = with_test_clock();
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
     let lost = queue.write(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
@@ -84,7 +84,7 @@ fn a_lost_completion_quarantines_until_reset() {
     assert_eq!(completion.tag(), fine.tag());
     drop(fine.finish(completion));
     assert!(queue.poll().unwrap().is_none());
-    hand.turn(2 * SECOND);
+    clock.advance(2 * SECOND);
     let payload = quarantined(&mut queue, lost);
     let stats = bench.controller.stats();
     assert_eq!((stats.quarantined, stats.list_pages_used, queue.stats().timeouts), (1, 1, 1));
@@ -105,16 +105,16 @@ fn a_lost_completion_quarantines_until_reset() {
 
 #[test]
 fn a_late_completion_is_recognised_and_discarded() {
-    let (bench, hand) = by_hand();
+    let (bench, clock) = with_test_clock();
     let mut queue = bench.controller.create_queue(1).unwrap();
     let faults = bench.model.faults();
     faults.inject(Trigger::Nth(1), Fault::Hold);
     let read = queue.read(1, 0, 64, Buffer::filled(&bench.arena, &pattern(3, 32 << 10))).unwrap();
     queue.ring_doorbell();
     settle(&bench);
-    hand.turn(2 * SECOND);
+    clock.advance(2 * SECOND);
     let payload = quarantined(&mut queue, read);
-    // The queue continues; the late one completes in between, and writes to quarantined memory.
+    // The queue continues; the late command completes meanwhile, and writes to quarantined memory.
     let write = queue.write(1, 0, 64, Buffer::filled(&bench.arena, &pattern(4, 32 << 10))).unwrap();
     one(&mut queue, write).1.unwrap();
     faults.release();
@@ -127,20 +127,20 @@ fn a_late_completion_is_recognised_and_discarded() {
     assert_eq!((stats.late_completions, stats.spurious_completions, stats.timeouts), (1, 0, 1));
     let payload = payload.recover().unwrap_err();
     bench.controller.reset().unwrap();
-    // It read what the second one wrote.
+    // The read returns what the second write stored.
     assert_eq!(payload.recover().unwrap().bytes(32 << 10), pattern(4, 32 << 10));
 }
 
 #[test]
-fn what_is_dropped_in_flight_is_quarantined_and_counted() {
-    let (bench, hand) = by_hand();
+fn payloads_dropped_in_flight_are_quarantined_and_counted() {
+    let (bench, clock) = with_test_clock();
     let mut queue = bench.controller.create_queue(2).unwrap();
     bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let used = bench.arena.0.used();
     drop(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap());
     let second = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
     queue.ring_doorbell();
-    hand.turn(2 * SECOND);
+    clock.advance(2 * SECOND);
     drop(queue.poll().unwrap());
     drop(quarantined(&mut queue, second));
     assert_eq!(bench.arena.0.used(), used + 2);
@@ -149,12 +149,12 @@ fn what_is_dropped_in_flight_is_quarantined_and_counted() {
 }
 
 #[test]
-fn too_many_lost_commands_ask_for_a_reset() {
-    let hand = Hand::default();
+fn too_many_lost_commands_require_a_reset() {
+    let clock = TestClock::default();
     let config = Config {
         timeout: Duration::from_secs(1),
         abort_timeout: Duration::ZERO,
-        clock: Arc::new(hand.clone()),
+        clock: Arc::new(clock.clone()),
         ..Config::default()
     };
     let mut model = ModelConfig::new(namespaces(4 << 20));
@@ -165,7 +165,7 @@ fn too_many_lost_commands_ask_for_a_reset() {
     let lost: Vec<_> =
         (0..3).map(|i| queue.write(1, i, 1, Buffer::new(&bench.arena, 512)).unwrap()).collect();
     queue.ring_doorbell();
-    hand.turn(2 * SECOND);
+    clock.advance(2 * SECOND);
     let kept: Vec<_> = lost.into_iter().map(|lost| quarantined(&mut queue, lost)).collect();
     assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
     bench.model.faults().clear();
@@ -178,12 +178,12 @@ fn too_many_lost_commands_ask_for_a_reset() {
 }
 
 #[test]
-fn a_request_that_waits_behind_lost_ones_was_never_sent() {
-    let hand = Hand::default();
+fn a_request_queued_behind_lost_commands_is_reported_as_never_sent() {
+    let clock = TestClock::default();
     let config = Config {
         timeout: Duration::from_secs(1),
         abort_timeout: Duration::ZERO,
-        clock: Arc::new(hand.clone()),
+        clock: Arc::new(clock.clone()),
         max_transfer_bytes: 4096,
         ..Config::default()
     };
@@ -195,7 +195,7 @@ fn a_request_that_waits_behind_lost_ones_was_never_sent() {
     let first = queue.write(2, 0, 3, Buffer::new(&bench.arena, 12288)).unwrap();
     let second = queue.write(2, 3, 1, Buffer::new(&bench.arena, 4096)).unwrap();
     queue.ring_doorbell();
-    hand.turn(2 * SECOND);
+    clock.advance(2 * SECOND);
     let first = quarantined(&mut queue, first);
     assert_eq!(one(&mut queue, second).1, Err(CommandError::NotSent));
     bench.controller.reset().unwrap();
@@ -204,8 +204,8 @@ fn a_request_that_waits_behind_lost_ones_was_never_sent() {
 }
 
 #[test]
-fn a_fatal_status_is_seen_and_a_reset_mends_it() {
-    let (bench, hand) = by_hand();
+fn a_fatal_status_is_reported_and_a_reset_recovers_from_it() {
+    let (bench, clock) = with_test_clock();
     let mut queue = bench.controller.create_queue(8).unwrap();
     bench.model.faults().inject(Trigger::Nth(3), Fault::Fatal);
     let flying: Vec<_> = (0..5u64)
@@ -213,7 +213,7 @@ fn a_fatal_status_is_seen_and_a_reset_mends_it() {
         .collect();
     queue.ring_doorbell();
     settle(&bench);
-    hand.turn(2_000_000);
+    clock.advance(2_000_000);
     let mut done = Vec::new();
     let error = loop {
         match queue.poll() {
@@ -221,7 +221,7 @@ fn a_fatal_status_is_seen_and_a_reset_mends_it() {
             Ok(None) => {
                 // A loaded machine may not have run the model yet, and the requests have one second.
                 std::thread::sleep(Duration::from_millis(5));
-                hand.turn(1_000_000);
+                clock.advance(1_000_000);
             }
             Err(error) => break error,
         }
@@ -248,7 +248,7 @@ fn a_fatal_status_is_seen_and_a_reset_mends_it() {
 
 #[test]
 fn completions_out_of_order_find_their_requests() {
-    let (bench, _) = by_hand();
+    let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(32).unwrap();
     let faults = bench.model.faults();
     faults.inject(Trigger::Every(3), Fault::Reorder(5));
@@ -277,7 +277,7 @@ fn completions_out_of_order_find_their_requests() {
 
 #[test]
 fn a_foreign_completion_is_returned_with_the_request() {
-    let (bench, _) = by_hand();
+    let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(2).unwrap();
     let first = queue.flush(1).unwrap();
     let second = queue.flush(2).unwrap();
@@ -290,8 +290,8 @@ fn a_foreign_completion_is_returned_with_the_request() {
 }
 
 #[test]
-fn a_rogue_write_is_recorded_as_what_became_of_it() {
-    let (bench, _) = by_hand();
+fn a_rogue_write_is_recorded_with_its_outcome() {
+    let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(2).unwrap();
     let faults = bench.model.faults();
     faults.inject(Trigger::Nth(1), Fault::Remember);

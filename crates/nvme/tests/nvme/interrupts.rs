@@ -1,4 +1,4 @@
-//! Queues whose owner sleeps, several of them at a time, and what the driver asks of a controller.
+//! Queues whose owners sleep until an interrupt, and what a controller reports: health, namespaces, transfer limits.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, NamespaceInfo, Outcome, PollError, Reject, Vector};
@@ -22,7 +22,7 @@ fn vector(bench: &Bench, number: u16) -> Vector {
 }
 
 /// Writes `count` pages, `depth` at a time, each with its own bytes, and reads them back.
-fn there_and_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: u64, depth: u64) {
+fn write_and_read_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: u64, depth: u64) {
     for start in (first..first + count).step_by(depth as usize) {
         let mut flying: Vec<_> = (start..start + depth)
             .map(|i| queue.write(2, i, 1, Buffer::filled(&bench.arena, &pattern(i, 4096))).unwrap())
@@ -45,12 +45,12 @@ fn there_and_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: u64, 
 }
 
 #[test]
-fn a_queue_sleeps_until_its_interrupt_comes() {
+fn a_queue_sleeps_until_its_interrupt_arrives() {
     let bench = with_vectors(2);
     for depth in [1, 8] {
         let mut queue = bench.controller.create_queue_with(depth, vector(&bench, 1)).unwrap();
         assert!(queue.has_interrupt());
-        there_and_back(&bench, &mut queue, 0, 200, depth as u64);
+        write_and_read_back(&bench, &mut queue, 0, 200, depth as u64);
         let stats = queue.stats();
         assert!(stats.interrupts > 0 && stats.sleeps >= stats.interrupts, "{stats:?}");
         // A sleep that no interrupt ended would have lasted 100 ms.
@@ -60,7 +60,7 @@ fn a_queue_sleeps_until_its_interrupt_comes() {
 }
 
 #[test]
-fn as_many_queues_as_threads_each_with_its_interrupt_or_polled() {
+fn each_thread_has_a_queue_with_an_interrupt_or_polled() {
     let bench = with_vectors(5);
     std::thread::scope(|scope| {
         for number in 1..=4u16 {
@@ -71,7 +71,7 @@ fn as_many_queues_as_threads_each_with_its_interrupt_or_polled() {
                     _ => bench.controller.create_queue_with(8, vector(bench, number)),
                 }
                 .unwrap();
-                there_and_back(bench, &mut queue, u64::from(number - 1) * 200, 200, 8);
+                write_and_read_back(bench, &mut queue, u64::from(number - 1) * 200, 200, 8);
             });
         }
     });
@@ -81,7 +81,7 @@ fn as_many_queues_as_threads_each_with_its_interrupt_or_polled() {
 }
 
 #[test]
-fn a_vector_that_is_not_there_is_refused_and_the_queue_can_be_polled() {
+fn a_missing_vector_is_an_error_and_the_queue_can_be_polled() {
     let bench = with_vectors(2);
     let wrong = Vector { number: 2, ..vector(&bench, 1) };
     let error = bench.controller.create_queue_with(4, wrong).unwrap_err();
@@ -89,14 +89,14 @@ fn a_vector_that_is_not_there_is_refused_and_the_queue_can_be_polled() {
     assert_eq!(status.code(), Status::INVALID_INTERRUPT_VECTOR);
     let mut queue = bench.controller.create_queue(4).unwrap();
     assert!(!queue.has_interrupt());
-    there_and_back(&bench, &mut queue, 0, 8, 4);
+    write_and_read_back(&bench, &mut queue, 0, 8, 4);
     assert_eq!(queue.stats().sleeps, 0);
 }
 
 #[test]
-fn an_interrupt_that_is_lost_costs_a_tenth_of_a_second_and_no_more() {
+fn a_lost_interrupt_costs_at_most_100_ms() {
     let bench = with_vectors(3);
-    // It sleeps on the wrong one.
+    // The queue waits for another vector.
     let wrong = Vector { number: 1, interrupt: bench.model.interrupt(2).unwrap() };
     let mut queue = bench.controller.create_queue_with(4, wrong).unwrap();
     let began = Instant::now();
@@ -106,7 +106,7 @@ fn an_interrupt_that_is_lost_costs_a_tenth_of_a_second_and_no_more() {
 }
 
 #[test]
-fn a_sleeper_hears_of_a_timeout_a_failure_and_a_removal_in_time() {
+fn a_sleep_ends_in_time_on_a_timeout_a_failure_and_a_removal() {
     let bench = with_vectors(2);
     let mut queue = bench.controller.create_queue_with(4, vector(&bench, 1)).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
@@ -142,22 +142,22 @@ fn a_sleeper_hears_of_a_timeout_a_failure_and_a_removal_in_time() {
 }
 
 #[test]
-fn the_completion_doorbell_is_rung_only_where_room_runs_out() {
+fn the_completion_doorbell_is_rung_only_when_entries_run_out() {
     let bench = with_vectors(2);
     let mut queue = bench.controller.create_queue(32).unwrap();
-    there_and_back(&bench, &mut queue, 0, 512, 32);
+    write_and_read_back(&bench, &mut queue, 0, 512, 32);
     let stats = queue.stats();
     // 16 doorbells for the writes, 512 for the reads, one at a time.
     assert!(stats.doorbells < 512 + 16 + 16, "{stats:?}");
 }
 
 #[test]
-fn health_and_all_namespaces_are_asked_for() {
+fn health_and_all_namespaces_are_reported() {
     let bench = with_vectors(0);
     let before = bench.controller.health().unwrap();
     assert_eq!((before.critical_warning, before.temperature_kelvin, before.host_writes), (0, 300, 0));
     let mut queue = bench.controller.create_queue(8).unwrap();
-    there_and_back(&bench, &mut queue, 0, 400, 8);
+    write_and_read_back(&bench, &mut queue, 0, 400, 8);
     let health = bench.controller.health().unwrap();
     assert_eq!((health.host_reads, health.host_writes), (400, 400));
     assert_eq!(health.bytes_written, (400u64 * 4096).div_ceil(512_000) * 512_000);
@@ -187,7 +187,7 @@ fn health_and_all_namespaces_are_asked_for() {
 }
 
 #[test]
-fn more_namespaces_than_a_list_holds_are_all_found() {
+fn namespaces_beyond_one_list_are_found() {
     let media = Arc::new(MemoryMedia::new(1 << 20));
     let namespace = Namespace::new(media, 512).unwrap();
     // 1024 fill a list, so a second one is requested; the model has no more.

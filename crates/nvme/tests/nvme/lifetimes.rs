@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// An arena that does something, once, before it gives memory.
+/// An arena that runs a hook, once, before it allocates.
 #[derive(Clone)]
 struct Hooked(Arena, Hook);
 
@@ -54,13 +54,13 @@ fn a_reset_while_a_queue_is_created_does_not_make_it_stale() {
     assert!(matches!(flush.finish(completion), Outcome::Completed { result: Ok(()), .. }));
     drop(queue);
     assert_eq!(arena.0.used(), before);
-    // Had the rings gone back without the queue being deleted, the identifier would still be in use.
+    // Had the rings been released without deleting the queue, the identifier would still be in use.
     assert_eq!(controller.create_queue(4).unwrap().id(), 1);
     assert_eq!(model.stats().errors, 0);
 }
 
 #[test]
-fn a_queue_that_was_refused_leaves_nothing_and_one_half_created_is_quarantined() {
+fn a_rejected_queue_leaves_nothing_and_a_partly_created_one_is_quarantined() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let (faults, status) = (bench.model.faults(), Status::INTERNAL_ERROR);
     let on = |opcode| {

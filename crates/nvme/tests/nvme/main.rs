@@ -1,10 +1,10 @@
-//! The driver and the model controller against each other.
+//! The driver against the model controller.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::cast_possible_truncation,
-    reason = "all of it is tests, on 64-bit machines; the lints let off functions marked as tests only"
+    reason = "test code outside of test functions, on 64-bit machines"
 )]
 
 mod aborts;

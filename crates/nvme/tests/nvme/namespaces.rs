@@ -19,7 +19,7 @@ fn reads(bench: &Bench) {
     one(&mut queue, read).1.unwrap();
 }
 
-/// What the driver says of namespace 1 after `forge` has changed what the controller says.
+/// Why namespace 1 is unusable after `forge` has changed the identify data.
 fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusable> {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     bench.model.faults().tamper(forge);
@@ -37,7 +37,7 @@ fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusab
     survey[0].unusable
 }
 
-/// The same, where byte `at` of identify namespace is another.
+/// The same, with byte `at` of identify namespace changed.
 fn changed(at: usize, byte: u8) -> Option<Unusable> {
     reason(move |command, data| {
         if identifies(command, cns::NAMESPACE) {
@@ -47,8 +47,8 @@ fn changed(at: usize, byte: u8) -> Option<Unusable> {
 }
 
 #[test]
-fn what_a_namespace_lacks_is_named() {
-    assert_eq!(changed(4000, 1), None, "a byte of the vendor's");
+fn an_unsupported_namespace_is_reported_with_the_reason() {
+    assert_eq!(changed(4000, 1), None, "a vendor specific byte");
     for (shift, reason) in [(0, 0), (8, 8), (13, 13), (63, 63), (64, 64), (255, 255)] {
         assert_eq!(changed(128 + 2, shift), Some(Unusable::BlockSize { shift: reason }));
     }
@@ -91,7 +91,7 @@ fn another_command_set_is_named_even_if_it_looks_like_nvm() {
 }
 
 #[test]
-fn one_namespace_that_cannot_be_identified_does_not_take_the_others_with_it() {
+fn a_namespace_that_cannot_be_identified_does_not_affect_the_others() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let status = Status::INTERNAL_ERROR;
     let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
@@ -105,7 +105,7 @@ fn one_namespace_that_cannot_be_identified_does_not_take_the_others_with_it() {
 }
 
 #[test]
-fn a_controller_of_any_version_is_used_by_what_it_has() {
+fn a_controller_is_sent_only_commands_of_its_version() {
     for version in [0, 0x1_0000, 0x1_0100, 0x1_0200, 0x1_0300, 0x1_0400, 0x2_0100] {
         let mut model = ModelConfig::new(namespaces(1 << 20));
         model.version = version;
@@ -113,12 +113,12 @@ fn a_controller_of_any_version_is_used_by_what_it_has() {
         let found: Vec<_> = bench.controller.namespaces().iter().map(|n| n.nsid).collect();
         assert_eq!(found, [1, 2], "version {version:x}h");
         reads(&bench);
-        assert_eq!(bench.model.stats().errors, 0, "version {version:x}h was asked what it does not know");
+        assert_eq!(bench.model.stats().errors, 0, "version {version:x}h was sent an unknown command");
     }
 }
 
 #[test]
-fn without_a_list_every_identifier_is_tried_and_nn_is_not_believed() {
+fn without_a_list_identifiers_are_tried_up_to_a_bound_whatever_nn_says() {
     let mut model = ModelConfig::new(namespaces(1 << 20));
     model.version = 0x1_0000;
     let bench = bench(256, model, Config::default());
@@ -144,7 +144,7 @@ fn without_a_list_every_identifier_is_tried_and_nn_is_not_believed() {
 }
 
 #[test]
-fn a_list_of_namespaces_that_does_not_ascend_ends() {
+fn a_namespace_list_that_does_not_ascend_terminates() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     bench.model.faults().tamper(|command, data| {
         if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES) {
@@ -161,16 +161,16 @@ fn a_list_of_namespaces_that_does_not_ascend_ends() {
 #[test]
 fn no_command_has_the_reserved_identifier() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    // 64 places leave ten bits for the generation: the last place has the reserved identifier within 1,024 turns.
+    // 64 slots leave ten bits for the use count: the last slot would reach the reserved identifier within 1,024 uses.
     let mut queue = bench.controller.create_queue(64).unwrap();
     let reserved = |seen: &CommandInfo| seen.opcode == nvm::FLUSH && seen.cid == 0xffff;
     bench.model.faults().inject(Trigger::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
     for _ in 0..1030 {
-        let mut flying: Vec<_> = (0..64).map(|_| queue.flush(1).unwrap()).collect();
+        let mut in_flight: Vec<_> = (0..64).map(|_| queue.flush(1).unwrap()).collect();
         while let Some(completion) = queue.wait().unwrap() {
-            let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
+            let at = in_flight.iter().position(|f| f.tag() == completion.tag()).unwrap();
             let pinfold_nvme::driver::Outcome::Completed { result, .. } =
-                flying.swap_remove(at).finish(completion)
+                in_flight.swap_remove(at).finish(completion)
             else {
                 panic!()
             };
@@ -191,7 +191,7 @@ fn endless(model: &ModelController) {
 }
 
 #[test]
-fn lists_without_end_and_slow_answers_do_not_delay_a_start_for_long() {
+fn endless_lists_and_slow_completions_delay_a_start_by_a_bounded_time() {
     let arena = Arena(Memory::new(256));
     let spawn = || ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let model = spawn();
@@ -199,15 +199,15 @@ fn lists_without_end_and_slow_answers_do_not_delay_a_start_for_long() {
     let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
     assert_eq!(controller.scan_namespaces().unwrap().len(), 4096);
 
-    let (model, hand) = (spawn(), Hand::default());
+    let (model, clock) = (spawn(), TestClock::default());
     endless(&model);
-    let clock = hand.clone();
+    let advanced = clock.clone();
     let slow = move |info: &CommandInfo| {
-        clock.turn(if info.opcode == admin::IDENTIFY { 10_000_000_000 } else { 0 });
+        advanced.advance(if info.opcode == admin::IDENTIFY { 10_000_000_000 } else { 0 });
         false
     };
     model.faults().inject(Trigger::Matches(Box::new(slow)), Fault::Fatal);
-    let config = Config { clock: Arc::new(hand), ..Config::default() };
+    let config = Config { clock: Arc::new(clock), ..Config::default() };
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     // 4 times 60 s, of which each command takes 10.
     assert!((1..=24).contains(&controller.scan_namespaces().unwrap().len()));

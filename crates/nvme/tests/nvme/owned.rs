@@ -91,7 +91,7 @@ fn memory_in_flight_is_not_reclaimed() {
     assert_eq!(memory.reclaim::<Vec<u8>>().unwrap().len(), 64 << 10);
 }
 
-/// What a driver owns: one struct without a lifetime.
+/// A driver's state in one struct without a lifetime.
 struct Driver {
     domain: Domain,
     pool: Shared<DmaPool<Arena>>,
@@ -100,7 +100,7 @@ struct Driver {
     in_flight: Vec<InFlight<Mapping<OwnedPiece, ToDevice>>>,
 }
 
-/// The thread that completes the commands is not the one that submitted them, and has nothing but the driver.
+/// Commands are completed on another thread than the one that submitted them.
 #[test]
 fn a_driver_moves_between_threads_with_commands_in_flight() {
     const PIECE: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! What is written is what is read back.
+//! Data that is written is read back, for all sizes, depths, segments and transfer limits.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, InFlight, Outcome, Reject};
@@ -32,7 +32,7 @@ fn the_controller_identifies_itself() {
 }
 
 #[test]
-fn all_sizes_come_back_through_any_transfer_limit() {
+fn all_sizes_round_trip_at_any_transfer_limit() {
     for (mdts, skip) in [(1, 0), (1, 1028), (8, 0), (0, 2052)] {
         let mut model = ModelConfig::new(namespaces(32 << 20));
         model.mdts = mdts;
@@ -130,7 +130,7 @@ fn every_depth_wraps_and_reports_when_it_is_full() {
 }
 
 #[test]
-fn impossible_requests_are_named_and_come_back() {
+fn impossible_requests_are_rejected_with_reason_and_payload() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(4).unwrap();
     let buffer = || Buffer::new(&bench.arena, 8192);
@@ -152,7 +152,7 @@ fn impossible_requests_are_named_and_come_back() {
 }
 
 #[test]
-fn what_is_discarded_reads_as_zeroes_and_flush_works() {
+fn discarded_blocks_read_as_zeroes_and_flush_works() {
     let dir = tempfile::tempdir().unwrap();
     let media = Arc::new(FileMedia::open(&dir.path().join("image"), Some(4 << 20)).unwrap());
     let model = ModelConfig::new(vec![Namespace::new(media, 4096).unwrap()]);

@@ -29,7 +29,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..80)
 }
 
-enum Flying {
+enum Pending {
     Data(InFlight<Buffer>, Option<Vec<u8>>),
     Other(InFlight<()>),
 }
@@ -40,26 +40,26 @@ struct Runner {
     nsid: u32,
     block: usize,
     model: Vec<u8>,
-    flying: Vec<(Flying, Range<u64>)>,
+    in_flight: Vec<(Pending, Range<u64>)>,
 }
 
 impl Runner {
-    fn land(&mut self) {
+    fn complete_one(&mut self) {
         let completion = self.queue.wait().unwrap().unwrap();
         let tag = completion.tag();
-        let at = self.flying.iter().position(|(flying, _)| match flying {
-            Flying::Data(f, _) => f.tag() == tag,
-            Flying::Other(f) => f.tag() == tag,
+        let at = self.in_flight.iter().position(|(pending, _)| match pending {
+            Pending::Data(f, _) => f.tag() == tag,
+            Pending::Other(f) => f.tag() == tag,
         });
-        match self.flying.swap_remove(at.unwrap()).0 {
-            Flying::Data(f, expected) => {
+        match self.in_flight.swap_remove(at.unwrap()).0 {
+            Pending::Data(f, expected) => {
                 let Outcome::Completed { payload, result } = f.finish(completion) else { panic!() };
                 result.unwrap();
                 if let Some(expected) = expected {
                     assert!(payload.bytes(expected.len()) == expected);
                 }
             }
-            Flying::Other(f) => {
+            Pending::Other(f) => {
                 let Outcome::Completed { result, .. } = f.finish(completion) else { panic!() };
                 result.unwrap();
             }
@@ -67,9 +67,9 @@ impl Runner {
     }
 
     fn make_room(&mut self, range: &Range<u64>) {
-        let clash = |(_, r): &(Flying, Range<u64>)| r.start < range.end && range.start < r.end;
-        while self.flying.iter().any(clash) || self.flying.len() == self.queue.depth() {
-            self.land();
+        let clash = |(_, r): &(Pending, Range<u64>)| r.start < range.end && range.start < r.end;
+        while self.in_flight.iter().any(clash) || self.in_flight.len() == self.queue.depth() {
+            self.complete_one();
         }
     }
 
@@ -90,7 +90,7 @@ impl Runner {
                 let payload = Buffer::filled(&self.bench.arena, &data);
                 self.model[at].copy_from_slice(&data);
                 let write = self.queue.write(self.nsid, range.start, count(&range), payload).unwrap();
-                self.flying.push((Flying::Data(write, None), range));
+                self.in_flight.push((Pending::Data(write, None), range));
             }
             Op::Read { slba, blocks } => {
                 let range = clip(slba, blocks);
@@ -98,7 +98,7 @@ impl Runner {
                 self.make_room(&range);
                 let payload = Buffer::new(&self.bench.arena, at.len());
                 let read = self.queue.read(self.nsid, range.start, count(&range), payload).unwrap();
-                self.flying.push((Flying::Data(read, Some(self.model[at].to_vec())), range));
+                self.in_flight.push((Pending::Data(read, Some(self.model[at].to_vec())), range));
             }
             Op::Discard { slba, blocks } => {
                 let range = clip(slba, blocks);
@@ -106,12 +106,12 @@ impl Runner {
                 self.make_room(&range);
                 self.model[at].fill(0);
                 let discard = self.queue.discard(self.nsid, range.start, count(&range)).unwrap();
-                self.flying.push((Flying::Other(discard), range));
+                self.in_flight.push((Pending::Other(discard), range));
             }
             Op::Flush => {
                 self.make_room(&(0..0));
                 let flush = self.queue.flush(self.nsid).unwrap();
-                self.flying.push((Flying::Other(flush), 0..0));
+                self.in_flight.push((Pending::Other(flush), 0..0));
             }
         }
     }
@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_agrees_with_an_array(
+    fn random_operations_agree_with_an_array(
         ops in ops(),
         depth in 1usize..12,
         mdts in 0u8..6,
@@ -136,12 +136,12 @@ proptest! {
         let depth = depth.min(bench.controller.max_depth());
         let queue = bench.controller.create_queue(depth).unwrap();
         let block = if nsid == 1 { 512 } else { 4096 };
-        let mut runner = Runner { bench, queue, nsid, block, model: vec![0; BYTES], flying: Vec::new() };
+        let mut runner = Runner { bench, queue, nsid, block, model: vec![0; BYTES], in_flight: Vec::new() };
         for op in ops {
             runner.apply(op);
         }
-        while !runner.flying.is_empty() {
-            runner.land();
+        while !runner.in_flight.is_empty() {
+            runner.complete_one();
         }
         let Runner { bench, queue, .. } = runner;
         prop_assert_eq!(queue.stats().spurious_completions, 0);

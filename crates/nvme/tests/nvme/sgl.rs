@@ -1,4 +1,4 @@
-//! Payloads described by SGLs.
+//! Payloads described by SGLs: which commands use one, and what cannot be described.
 
 use crate::common::*;
 use pinfold_core::access::Bidirectional;
@@ -104,7 +104,7 @@ fn a_large_segment_is_one_descriptor_and_two_pages_need_none() {
 }
 
 #[test]
-fn many_whole_pages_are_a_prp_list_and_many_odd_pieces_several_commands() {
+fn many_whole_pages_use_a_prp_list_and_many_odd_segments_several_commands() {
     let config = Config { max_transfer_bytes: 8 << 20, ..Config::default() };
     let mut model = ModelConfig::new(namespaces(16 << 20));
     (model.sgls, model.mdts) = (SglSupport::AnyAlignment, 0);
@@ -123,7 +123,7 @@ fn many_whole_pages_are_a_prp_list_and_many_odd_pieces_several_commands() {
 }
 
 #[test]
-fn what_the_controller_cannot_address_is_rejected() {
+fn segments_that_the_controller_cannot_address_are_rejected() {
     let bench = start(SglSupport::DwordAligned, Config::default());
     let mut queue = bench.controller.create_queue(4).unwrap();
     let rejected =
@@ -139,7 +139,7 @@ fn what_the_controller_cannot_address_is_rejected() {
 }
 
 #[test]
-fn a_rejected_request_converts_by_the_question_mark() {
+fn a_rejected_request_works_with_the_question_mark_operator() {
     fn boxed(queue: &mut TestQueue, payload: &Bench) -> Result<(), Box<dyn std::error::Error>> {
         drop(queue.write(9, 0, 1, Buffer::new(&payload.arena, 512))?);
         Ok(())

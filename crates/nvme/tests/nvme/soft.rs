@@ -25,7 +25,7 @@ fn stack(mapping_policy: MappingPolicy, config: Config) -> Stack {
     let mut soft = SoftConfig::default();
     (soft.late_by, soft.iotlb_entries) = (Duration::from_micros(50), 64);
     let domain = Domain::soft_with(soft).unwrap();
-    // Queues stay mapped; the payloads' arena is what is asked for.
+    // Queues stay mapped; the payloads have the requested policy.
     let build = |mapping_policy, size| {
         Arena::builder()
             .size(size)
@@ -63,7 +63,7 @@ fn mapped<D: Direction>(
 }
 
 #[test]
-fn what_is_written_through_the_iommu_is_read_back() {
+fn data_round_trips_through_the_iommu() {
     for mapping_policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
         let Stack { model: _model, domain, arena, controller, mut queue } =
             stack(mapping_policy, Config::default());
@@ -92,7 +92,7 @@ fn what_is_written_through_the_iommu_is_read_back() {
 }
 
 #[test]
-fn a_device_that_remembers_an_address_does_not_reach_it_after_unmap() {
+fn an_access_by_a_stale_address_faults_after_unmap() {
     let Stack { model, domain, arena, controller: _controller, mut queue } =
         stack(MappingPolicy::PerUse, Config::default());
     let faults = model.faults();
@@ -125,7 +125,7 @@ fn a_payload_of_another_domain_is_rejected() {
     assert_eq!(model.stats().commands, before);
 }
 
-/// The registers of a controller that says which domain it is in.
+/// The registers of a controller in a given domain.
 struct Placed(ModelRegisters, DomainId);
 
 impl Registers for Placed {
@@ -161,10 +161,10 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
 
 #[test]
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
-    // The types refuse it; a device that does it all the same meets the IOMMU.
-    struct Lie<'d>(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>);
+    // The types exclude it; the IOMMU stops a device that does it nevertheless.
+    struct WrongDirection<'d>(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>);
     // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU enforces.
-    unsafe impl pinfold_nvme::driver::Payload<FromDevice> for Lie<'_> {
+    unsafe impl pinfold_nvme::driver::Payload<FromDevice> for WrongDirection<'_> {
         fn domain(&self) -> Option<DomainId> {
             Some(self.0.domain().id())
         }
@@ -174,7 +174,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     }
     let Stack { model: _model, domain, arena, controller: _controller, mut queue } =
         stack(MappingPolicy::PerUse, Config::default());
-    let payload = Lie(mapped(&domain, arena.alloc_zeroed(4096).unwrap(), ToDevice));
+    let payload = WrongDirection(mapped(&domain, arena.alloc_zeroed(4096).unwrap(), ToDevice));
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (_, result) = finish(&mut queue, read);
     assert_eq!(result, Err(CommandError::Status(pinfold_nvme::spec::Status::DATA_TRANSFER_ERROR)));
@@ -198,7 +198,11 @@ fn a_lost_command_keeps_its_mapping_until_reset() {
         std::thread::yield_now();
     }
     let quarantined = quarantined.recover().unwrap_err();
-    assert_eq!(domain.soft_bus().unwrap().stats().faults, 0, "what came late landed in the quarantine");
+    assert_eq!(
+        domain.soft_bus().unwrap().stats().faults,
+        0,
+        "the late access reached quarantined memory only"
+    );
     controller.reset().unwrap();
     quarantined.recover().unwrap().unmap().unwrap();
     assert_eq!(controller.stats().quarantined_permanently, 0);

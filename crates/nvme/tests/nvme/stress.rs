@@ -1,4 +1,4 @@
-//! Several owners at once, and resets in between.
+//! Several owners with a queue each, with and without concurrent resets.
 
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Error, Outcome, Reject};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 const OWNERS: u64 = 3;
 
-/// Writes and reads back one owner's blocks until `stop`; how many rounds were whole.
+/// Writes and reads back one owner's blocks until `stop`; returns the number of completed rounds.
 fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
     let mut rounds = 0;
     let mut seed = number << 32;
     'queue: while !stop.load(Ordering::Relaxed) {
         let mut queue = match bench.controller.create_queue(4) {
             Ok(queue) => queue,
-            // Another owner is being reset under our hands.
+            // The controller is being reset.
             Err(Error::NeedsReset | Error::Admin { .. } | Error::NoQueueLeft { .. }) => {
                 std::thread::yield_now();
                 continue;
@@ -93,6 +93,6 @@ fn stress_owners_with_a_queue_each() {
 }
 
 #[test]
-fn stress_resets_under_the_owners_hands() {
+fn stress_resets_while_owners_submit() {
     run(Some(Duration::from_millis(7)));
 }

@@ -9,8 +9,8 @@ use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Tr
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A clock that goes by `step` ns with each reading.
-fn hasty(step: u64) -> (Config, Arc<AtomicU64>) {
+/// A clock that advances by `step` ns with each reading.
+fn fast_clock(step: u64) -> (Config, Arc<AtomicU64>) {
     let ticks = Arc::new(AtomicU64::new(0));
     let clock = {
         let ticks = ticks.clone();
@@ -42,14 +42,14 @@ fn works(model: &ModelController, arena: &Arena) {
 }
 
 #[test]
-fn an_enable_that_does_not_end_keeps_its_memory_and_is_not_called_off() {
+fn an_unfinished_enable_keeps_its_memory_and_cc_en_set() {
     let (arena, model) = spawn();
     model.faults().set_stuck(true);
     let leaked = quarantined_bytes();
-    let error = Controller::start(model.registers(), arena.clone(), hasty(SECOND / 10).0).unwrap_err();
+    let error = Controller::start(model.registers(), arena.clone(), fast_clock(SECOND / 10).0).unwrap_err();
     assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
     assert_eq!(model.stats().early_changes, 0, "CC.EN was cleared while CSTS.RDY was 0");
-    // Two admin rings and the page that identify data goes to.
+    // Two admin rings and the page for identify data.
     assert_eq!(arena.0.used(), 3, "the enable is still in progress, so the rings are the controller's");
     assert!(quarantined_bytes() - leaked >= 3 * 4096);
     model.faults().set_stuck(false);
@@ -59,7 +59,7 @@ fn an_enable_that_does_not_end_keeps_its_memory_and_is_not_called_off() {
 }
 
 #[test]
-fn an_enable_in_progress_is_waited_for_before_it_is_taken_back() {
+fn a_disable_waits_for_an_enable_in_progress() {
     let (arena, model) = spawn();
     let registers = model.registers();
     model.faults().set_stuck(true);
@@ -76,7 +76,7 @@ fn an_enable_in_progress_is_waited_for_before_it_is_taken_back() {
     assert_eq!((model.stats().early_changes, arena.0.used()), (0, 0));
 }
 
-/// A controller whose CAP says that CRTO holds (CRMS), and what CRTO says.
+/// A controller whose CAP declares CRTO valid (CRMS), and the value of CRTO.
 #[derive(Clone)]
 struct Slow(ModelRegisters, u32);
 
@@ -101,7 +101,7 @@ fn enabling_takes_at_most_the_bounded_crto() {
         let (arena, model) = spawn();
         model.faults().set_stuck(true);
         let registers = Slow(model.registers(), crto);
-        let error = Controller::start(registers, arena, hasty(SECOND).0).unwrap_err();
+        let error = Controller::start(registers, arena, fast_clock(SECOND).0).unwrap_err();
         assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms }, "CRTO {crto:x}h");
     }
 }
@@ -109,7 +109,7 @@ fn enabling_takes_at_most_the_bounded_crto() {
 #[test]
 fn a_controller_that_cannot_be_disabled_keeps_its_memory() {
     let (arena, model) = spawn();
-    let (config, ticks) = hasty(SECOND / 250);
+    let (config, ticks) = fast_clock(SECOND / 250);
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     let mut queue = controller.create_queue(2).unwrap();
     model.faults().inject(Trigger::Nth(1), Fault::Hold);
@@ -127,12 +127,12 @@ fn a_controller_that_cannot_be_disabled_keeps_its_memory() {
     // Admin: 3 pages, queue pair: 2, PRP lists: 1.
     assert!(quarantined_bytes() - leaked >= 6 * 4096);
     let waited = ticks.load(Ordering::SeqCst) - before;
-    assert!(waited < SECOND, "the drop waited again for what did not come before: {waited} ns");
+    assert!(waited < SECOND, "the drop waited again for the full time: {waited} ns");
     assert_eq!(model.stats().early_changes, 0);
 }
 
 #[test]
-fn a_failed_enable_ends_with_the_failure() {
+fn a_failed_enable_is_a_fatal_error_and_releases_the_memory() {
     /// Clears CC's entry sizes and sets a command set that the model does not have, so that enabling fails.
     #[derive(Clone)]
     struct Wrong(ModelRegisters, Arc<AtomicU32>);
@@ -159,12 +159,12 @@ fn a_failed_enable_ends_with_the_failure() {
     let error = Controller::start(registers.clone(), arena.clone(), Config::default()).unwrap_err();
     assert_eq!(error, Error::Fatal);
     assert_eq!(Csts::from_bits_retain(registers.1.load(Ordering::SeqCst)), Csts::FATAL);
-    assert_eq!(model.registers().read32(offset::CSTS), 0, "it was not seen to end its failure");
+    assert_eq!(model.registers().read32(offset::CSTS), 0, "the failed controller was disabled");
     assert_eq!(arena.0.used(), 0);
 }
 
 #[test]
-fn an_orderly_close_notifies_the_controller_and_a_reset_does_not() {
+fn a_drop_notifies_the_controller_of_the_shutdown_and_a_reset_does_not() {
     let (arena, model) = spawn();
     works(&model, &arena);
     assert_eq!(model.stats().shutdowns, 1, "dropped");
@@ -175,18 +175,18 @@ fn an_orderly_close_notifies_the_controller_and_a_reset_does_not() {
     assert_eq!(model.stats().shutdowns, 2, "disabled");
     wait_for(&model.registers(), Csts::empty());
     drop(controller);
-    assert_eq!(model.stats().shutdowns, 2, "disabled before");
+    assert_eq!(model.stats().shutdowns, 2, "already disabled");
     assert_eq!(arena.0.used(), 0);
 }
 
 #[test]
-fn a_shutdown_that_does_not_complete_delays_the_close_by_its_limit_only() {
+fn a_shutdown_that_does_not_complete_delays_a_drop_by_its_limit_at_most() {
     for (rtd3_entry_us, wait) in [(0, 10), (2_000_000, 2), (u32::MAX, 60)] {
         let arena = Arena(Memory::new(256));
         let mut config = ModelConfig::new(namespaces(1 << 20));
         config.rtd3_entry_us = rtd3_entry_us;
         let model = ModelController::spawn(arena.clone(), config).unwrap();
-        let (config, ticks) = hasty(SECOND / 250);
+        let (config, ticks) = fast_clock(SECOND / 250);
         let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
         model.faults().set_shutdown_stuck(true);
         let before = ticks.load(Ordering::SeqCst);
@@ -196,6 +196,6 @@ fn a_shutdown_that_does_not_complete_delays_the_close_by_its_limit_only() {
             (wait * SECOND..(wait + 10) * SECOND).contains(&waited),
             "RTD3E {rtd3_entry_us}: {waited} ns"
         );
-        assert_eq!((model.stats().shutdowns, arena.0.used()), (0, 0), "it was disabled all the same");
+        assert_eq!((model.stats().shutdowns, arena.0.used()), (0, 0), "it was disabled nevertheless");
     }
 }

@@ -1,4 +1,4 @@
-//! What a controller's handles and its queues share.
+//! The state that a controller's handles and its queues share, behind the control lock.
 
 use crate::driver::admin_queue::AdminQueue;
 use crate::driver::config::Config;
