@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_not_requests() {
+    fn text_lines_are_escaped_for_troff() {
         assert_eq!(escaped(".fi -x \\"), "\\&.fi \\-x \\e");
     }
 }

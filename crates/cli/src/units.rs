@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_named() {
+    fn an_invalid_size_is_named() {
         for word in ["", "k", "-1", "+1", "1.5M", "4 k", "4q", "0x10", "1kk"] {
             assert_eq!(word.parse::<ByteSize>(), Err(SizeError::Word(word.to_owned())), "{word}");
         }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused_with_the_section_and_the_alternative() {
+    fn an_invalid_section_is_refused_with_its_name_and_the_alternative() {
         for (text, parts) in [
             ("[a]\nfilename=soft:1M\nioscheduler=none\n", &["[a]", "ioscheduler"][..]),
             ("[a]\nfilename=soft:1M\nthread\n", &["[a]", "--thread", "leave it out"]),

@@ -156,24 +156,10 @@ mod tests {
     use crate::args::Rw;
     use crate::targets::fake::{Fake, Fault};
 
-    fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
-        Workload {
-            rw,
-            block: 512,
-            start: 0,
-            blocks,
-            requests,
-            runtime: None,
-            ramp: Duration::ZERO,
-            rwmixread: 50,
-            rate: None,
-        }
-    }
-
     #[test]
     fn parts_are_the_whole_and_do_not_overlap() {
         for (blocks, requests, jobs) in [(100, 250, 3), (7, 7, 7), (1000, u64::MAX, 16), (5, 1, 1)] {
-            let whole = Workload { start: 1024, ..workload(Rw::Read, blocks, requests) };
+            let whole = Workload { start: 1024, ..Workload::sample(Rw::Read, blocks, requests) };
             let parts = split(&whole, jobs);
             assert_eq!(parts.len(), jobs);
             let mut at = 1024;
@@ -190,7 +176,7 @@ mod tests {
         }
     }
 
-    fn go(
+    fn execute(
         fakes: &mut [Fake],
         workload: Workload,
         verify: Option<VerifyOptions>,
@@ -205,14 +191,14 @@ mod tests {
     #[test]
     fn each_job_has_its_own_part_and_the_sums_are_right() {
         let mut fakes: Vec<_> = (0..3).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
-        let (stats, left) = go(&mut fakes, workload(Rw::Write, 100, 100), None);
+        let (stats, left) = execute(&mut fakes, Workload::sample(Rw::Write, 100, 100), None);
         let writes = stats.unwrap().workload.requests.writes;
         assert_eq!((writes.requests, writes.bytes, left), (100, 51_200, 12));
         assert_eq!(writes.total.summary(&[]).count, 100);
         let written = |fake: &Fake| -> Vec<_> { (0..100).filter(|i| fake.data[i * 512] != 0).collect() };
         assert_eq!(fakes.iter().map(written).collect::<Vec<_>>().concat(), (0..100).collect::<Vec<_>>());
         let options = VerifyOptions { min_block: 512, counted_blocks: u64::MAX };
-        let (stats, _) = go(&mut fakes, workload(Rw::Randrw, 100, 200), Some(options));
+        let (stats, _) = execute(&mut fakes, Workload::sample(Rw::Randrw, 100, 200), Some(options));
         let verified = stats.unwrap().verified.unwrap();
         assert_eq!((verified.requests, verified.parts.len()), (200, 3));
         assert_eq!(verified.sha256, None, "no job has hashed the whole");
@@ -222,7 +208,7 @@ mod tests {
     fn a_failure_of_one_job_ends_all_and_is_reported() {
         let mut fakes: Vec<_> = (0..4).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
         fakes[2].fault = Some((30, Fault::Fail));
-        let (stats, left) = go(&mut fakes, workload(Rw::Randread, 100, u64::MAX), None);
+        let (stats, left) = execute(&mut fakes, Workload::sample(Rw::Randread, 100, u64::MAX), None);
         assert!(matches!(stats, Err(EngineError::Target(_))));
         assert_eq!(left, 16);
     }

@@ -181,7 +181,7 @@ mod tests {
         vec![vec![0xcc; block.next_multiple_of(4096)]; depth]
     }
 
-    fn go(
+    fn execute(
         from: &mut Fake,
         to: &mut Fake,
         plan: Plan,
@@ -198,7 +198,7 @@ mod tests {
                 let mut to = Fake::new(Vec::new(), 512).grows();
                 let mut buffers = buffers(depth, block);
                 let plan = Plan { total: len as u64, block };
-                let stats = go(&mut from, &mut to, plan, &mut buffers).unwrap();
+                let stats = execute(&mut from, &mut to, plan, &mut buffers).unwrap();
                 assert_eq!(stats.bytes, len as u64);
                 assert_eq!(stats.writes.requests, len.div_ceil(block) as u64);
                 assert_eq!(stats.reads.queueing.summary(&[]).count, stats.reads.requests);
@@ -217,7 +217,8 @@ mod tests {
         from.shrink = Some((5, 6000));
         let mut to = Fake::new(Vec::new(), 512).grows();
         let mut buffers = buffers(4, 4096);
-        let error = go(&mut from, &mut to, Plan { total: 100_000, block: 4096 }, &mut buffers).unwrap_err();
+        let error =
+            execute(&mut from, &mut to, Plan { total: 100_000, block: 4096 }, &mut buffers).unwrap_err();
         assert!(
             matches!(error, EngineError::SourceEnded { expected: 100_000, at, .. } if at >= 6000),
             "{error:?}"
@@ -235,7 +236,7 @@ mod tests {
                     [&mut from, &mut to][side].fault = Some((at, fault));
                     let mut buffers = buffers(4, 4096);
                     let plan = Plan { total: 100_000, block: 4096 };
-                    let error = go(&mut from, &mut to, plan, &mut buffers).unwrap_err();
+                    let error = execute(&mut from, &mut to, plan, &mut buffers).unwrap_err();
                     assert!(matches!(error, EngineError::Target(_)), "{fault:?} {at} {side}: {error:?}");
                     let lost = usize::from(fault == Fault::Quarantine);
                     assert_eq!(buffers.len(), 4 - lost, "{fault:?} {at} {side}");
@@ -260,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn without_buffers_it_fails_instead_of_hanging() {
+    fn a_pump_without_buffers_fails_instead_of_hanging() {
         let mut from = Fake::new(data(10), 1);
         let mut to = Fake::new(Vec::new(), 512).grows();
-        let error = go(&mut from, &mut to, Plan { total: 10, block: 512 }, &mut Vec::new()).unwrap_err();
+        let error = execute(&mut from, &mut to, Plan { total: 10, block: 512 }, &mut Vec::new()).unwrap_err();
         assert!(matches!(error, EngineError::NoBuffers));
     }
 }

@@ -228,25 +228,24 @@ impl<B> Run<'_, B> {
 }
 
 #[cfg(test)]
+impl Workload {
+    /// A workload for tests: `requests` requests of 512 bytes in a region of `blocks` blocks at the start of the target.
+    pub(super) fn sample(rw: Rw, blocks: u64, requests: u64) -> Self {
+        let (block, start, runtime, ramp) = (512, 0, None, Duration::ZERO);
+        Self { rw, block, start, blocks, requests, runtime, ramp, rwmixread: 50, rate: None }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::targets::fake::{Fake, Fault};
 
     fn workload(rw: Rw, requests: u64) -> Workload {
-        Workload {
-            rw,
-            block: 512,
-            start: 0,
-            blocks: 100,
-            requests,
-            runtime: None,
-            ramp: Duration::ZERO,
-            rwmixread: 70,
-            rate: None,
-        }
+        Workload { rwmixread: 70, ..Workload::sample(rw, 100, requests) }
     }
 
-    fn go(
+    fn execute(
         target: &mut Fake,
         workload: Workload,
         depth: usize,
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_requests_as_requested_with_the_depth_requested() {
+    fn the_requested_number_of_requests_runs_at_the_requested_depth() {
         for (rw, reads, writes, trims) in [
             (Rw::Read, 250, 0, 0),
             (Rw::Randwrite, 0, 250, 0),
@@ -266,7 +265,7 @@ mod tests {
             (Rw::Randtrim, 0, 0, 250),
         ] {
             let mut target = Fake::new(vec![0; 51_200], 512);
-            let (stats, left) = go(&mut target, workload(rw, 250), 8);
+            let (stats, left) = execute(&mut target, workload(rw, 250), 8);
             let requests = stats.unwrap().requests;
             assert_eq!(
                 (requests.reads.requests, requests.writes.requests, requests.trims.requests),
@@ -301,21 +300,21 @@ mod tests {
         for rw in [Rw::Write, Rw::Randwrite] {
             let region = Workload { start: 10 * 512, blocks: 5, ..workload(rw, 200) };
             let mut target = Fake::new(vec![0; 51_200], 512);
-            go(&mut target, region, 4).0.unwrap();
+            execute(&mut target, region, 4).0.unwrap();
             let written = |range: std::ops::Range<usize>| target.data[range].iter().any(|&byte| byte != 0);
             assert!(written(5120..7680) && !written(0..5120) && !written(7680..51_200));
         }
     }
 
     #[test]
-    fn runtime_ends_it_and_ramp_time_comes_before() {
+    fn the_runtime_ends_the_run_and_begins_after_the_ramp_time() {
         let mut target = Fake::new(vec![0; 51_200], 512);
         let limited = Workload { runtime: Some(Duration::from_millis(20)), ..workload(Rw::Read, u64::MAX) };
-        let stats = go(&mut target, limited, 4).0.unwrap();
+        let stats = execute(&mut target, limited, 4).0.unwrap();
         assert!(stats.elapsed >= Duration::from_millis(20) && stats.requests.reads.requests > 0);
         let began = Instant::now();
         let ramped = Workload { ramp: Duration::from_millis(30), ..limited };
-        let stats = go(&mut target, ramped, 4).0.unwrap();
+        let stats = execute(&mut target, ramped, 4).0.unwrap();
         assert!(began.elapsed() >= Duration::from_millis(50) && stats.elapsed < began.elapsed());
     }
 
@@ -324,17 +323,17 @@ mod tests {
         let mut target = Fake::new(vec![0; 51_200], 512);
         // 40 blocks at 512,000 bytes per second take 40 ms, less the first, which is due at once.
         let limited = Workload { rate: Some(512_000), ..workload(Rw::Read, 40) };
-        let stats = go(&mut target, limited, 4).0.unwrap();
+        let stats = execute(&mut target, limited, 4).0.unwrap();
         assert_eq!(stats.requests.reads.requests, 40);
         assert!(stats.elapsed >= Duration::from_millis(38), "{:?}", stats.elapsed);
     }
 
     #[test]
-    fn a_failure_ends_it_and_returns_the_buffers() {
+    fn a_failure_ends_the_run_and_returns_the_buffers() {
         for fault in [Fault::Fail, Fault::Reject, Fault::Quarantine] {
             let mut target = Fake::new(vec![0; 51_200], 512);
             target.fault = Some((30, fault));
-            let (stats, left) = go(&mut target, workload(Rw::Randrw, 250), 8);
+            let (stats, left) = execute(&mut target, workload(Rw::Randrw, 250), 8);
             assert!(matches!(stats, Err(EngineError::Target(_))));
             assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
             assert!(target.in_flight.is_empty());

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_differently_has_another_name() {
+    fn latencies_measured_differently_from_fio_have_other_names() {
         let mut text = String::new();
         let requests = RequestReport { requests: 1, ..Default::default() };
         DirectionReport { iops: 1.0, bytes_per_second: 1.0, requests }.to_text(&mut text, "read", 1.0);

@@ -25,7 +25,7 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
-    fn it_has_no_name_and_replaces_nothing() {
+    fn a_scratch_file_has_no_name_and_replaces_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("scratch");
         let file = scratch(&path).unwrap();

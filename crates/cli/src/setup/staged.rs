@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_remains_if_it_is_dropped() {
+    fn a_dropped_staged_file_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
         assert_eq!(names(dir.path()).len(), 1);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_file_is_refused() {
+    fn a_destination_that_is_not_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let create =
             |path: &Path, source: Option<&File>| Staged::create(path, true, MODE, source).unwrap_err();

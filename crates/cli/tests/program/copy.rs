@@ -223,7 +223,7 @@ fn a_controller_with_memory_as_a_destination_can_be_verified() {
 
 /// The full size; `make test-all` runs it.
 #[test]
-fn an_odd_gigabyte() {
+fn a_size_that_is_no_multiple_of_the_block_round_trips() {
     if std::env::var_os("PINFOLD_BIG").is_none() {
         skipped("set PINFOLD_BIG=1 to copy 1 GiB + 513 bytes three times");
         return;

@@ -116,7 +116,7 @@ fn trims_deallocate() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_with_the_alternative() {
+fn unsupported_options_are_refused_with_the_alternative() {
     for (line, parts) in [
         ("io soft:1M --ioengine=libaio", &["libaio", "--ioengine pinfold"][..]),
         ("io data --size=1M --ioengine=sync", &["sync", "--ioengine io_uring"]),

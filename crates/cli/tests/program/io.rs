@@ -29,7 +29,7 @@ fn size_is_moved_once() {
 }
 
 #[test]
-fn runtime_ends_it() {
+fn the_runtime_ends_the_run() {
     let began = std::time::Instant::now();
     let result = json("soft:1M --rw randread --runtime 1 --time-based --iodepth 4");
     assert!(began.elapsed().as_secs() < 20);

@@ -1,3 +1,5 @@
+//! Targets that are correct, faulty, failing, larger than memory or slow, under a verified workload.
+
 use super::*;
 use crate::args::Rw;
 use crate::targets::error::TargetError;
@@ -8,20 +10,10 @@ use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 fn workload(rw: Rw, blocks: u64, requests: u64) -> Workload {
-    Workload {
-        rw,
-        block: 8192,
-        start: 0,
-        blocks,
-        requests,
-        runtime: None,
-        ramp: Duration::ZERO,
-        rwmixread: 50,
-        rate: None,
-    }
+    Workload { block: 8192, ..Workload::sample(rw, blocks, requests) }
 }
 
-fn go(
+fn execute(
     target: &mut dyn Target<Vec<u8>>,
     workload: Workload,
     depth: usize,
@@ -47,7 +39,7 @@ fn a_correct_target_passes_at_every_block_and_depth() {
         for depth in [1, 7, 64] {
             for rw in [Rw::Randrw, Rw::Randread, Rw::Randwrite] {
                 let mut target = Fake::new(vec![0xee; 100 * block], block);
-                let (result, left) = go(&mut target, workload(rw, 97, 500), depth);
+                let (result, left) = execute(&mut target, workload(rw, 97, 500), depth);
                 let (stats, verified) = result.unwrap();
                 assert_eq!((verified.requests, left), (500, depth));
                 assert_eq!(stats.requests.reads.requests == 0, rw == Rw::Randwrite);
@@ -151,7 +143,7 @@ fn every_fault_is_detected() {
                 let mut target = Faulty { inner, corruption, at };
                 // Few writes, since one that covers the fault before it is read repairs it.
                 let few = Workload { rwmixread: 95, ..workload(Rw::Randrw, 200, 300) };
-                let (result, left) = go(&mut target, few, depth);
+                let (result, left) = execute(&mut target, few, depth);
                 assert!(matches!(result, Err(EngineError::Mismatch { .. })), "{corruption:?} {at} {depth}");
                 assert_eq!((target.at, left), (usize::MAX, depth));
             }
@@ -160,12 +152,12 @@ fn every_fault_is_detected() {
 }
 
 #[test]
-fn a_failure_ends_it_and_returns_the_buffers() {
+fn a_failure_ends_the_run_and_returns_the_buffers() {
     for fault in [Fault::Fail, Fault::Reject, Fault::Quarantine] {
         for at in [2, 50, 260] {
             let mut target = Fake::new(vec![0; 200 * 512], 512);
             target.fault = Some((at, fault));
-            let (result, left) = go(&mut target, workload(Rw::Randrw, 200, 250), 8);
+            let (result, left) = execute(&mut target, workload(Rw::Randrw, 200, 250), 8);
             assert!(matches!(result, Err(EngineError::Target(_))), "{fault:?} {at}");
             assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
             assert!(target.in_flight.is_empty());

@@ -56,7 +56,7 @@ impl Setup {
 
 const PROTECTIONS: [Protect; 3] = [Protect::Static, Protect::Revoke, Protect::Strict];
 
-fn go(
+fn execute(
     from: &mut dyn Target<Buffer>,
     to: &mut dyn Target<Buffer>,
     buffers: &mut Vec<Buffer>,
@@ -69,15 +69,15 @@ fn go(
 fn write_and_read_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
     let data: Vec<u8> = (0..=250u8).cycle().take(40 * BLOCK).collect();
     let (mut from, mut to) = (Fake::new(data, 512), Fake::new(Vec::new(), 512).grows());
-    go(&mut from, target, buffers).unwrap();
-    go(target, &mut to, buffers).unwrap();
+    execute(&mut from, target, buffers).unwrap();
+    execute(target, &mut to, buffers).unwrap();
     assert!(from.data == to.data, "a wrong byte");
     assert_eq!(buffers.len(), 8);
 }
 
 fn write(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) -> Result<PumpStats, EngineError> {
     let mut from = Fake::new((0..=250u8).cycle().take(40 * BLOCK).collect(), 512);
-    go(&mut from, target, buffers)
+    execute(&mut from, target, buffers)
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn retryable_errors_are_retried_and_any_order_is_accepted() {
 }
 
 #[test]
-fn a_final_error_ends_it_and_returns_all_buffers() {
+fn a_final_error_ends_the_run_and_returns_all_buffers() {
     for protect in PROTECTIONS {
         let setup = Setup::new(protect);
         let mut target = setup.target();
