@@ -3,13 +3,13 @@
 //! | feature | contents |
 //! | --- | --- |
 //! | `bytes` | `bytes::Bytes` from a buffer that a device has filled, without a copy |
-//! | `allocator-api2` | `Vec` and `Box` in an arena, and a `Vec` as what is mapped for a device |
-//! | `io-uring` | entries for a program's own ring, by the memory that they move |
+//! | `allocator-api2` | `Vec` and `Box` in an arena, and a `Vec` as a payload of a device |
+//! | `io-uring` | entries for a program's own ring, from the memory to transfer |
 //! | `vm-memory` | guest memory over an arena |
 //!
-//! They keep the one rule of this crate's memory: where a device may write, no reference exists. So the first two
+//! All of them keep the rule that no reference to memory exists while a device may write it. Therefore the first two
 //! refuse an arena that is mapped whole, or that another process may map (a memfd). Guest memory, which yields no
-//! reference, accepts any arena. A DMA pool is no allocator here for the same reason: its chunks stay mapped.
+//! reference, accepts any arena. There is no allocator over a DMA pool, since its chunks stay mapped.
 //!
 //! # Not supported: `embedded-dma`
 //!

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_outlive_every_handle_of_their_domain_and_the_table_goes_with_the_last() {
+    fn the_last_mapping_or_handle_frees_the_domain() {
         for last in 0..4 {
             let driver = driver();
             let port = driver.domain.port().unwrap();

@@ -1,4 +1,4 @@
-//! `Vec` and `Box` in an arena, by [`allocator_api2`]; and a `Vec` as what is mapped for a device.
+//! `Vec` and `Box` in an arena, by [`allocator_api2`], and a `Vec` as a payload of a device.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -34,42 +34,42 @@ const FRAME: usize = 4096;
 const HUGE: usize = 2 << 20;
 
 /// An arena as an allocator: each allocation is a run of frames of its own, so that it can be mapped for a device
-/// without its neighbours. For large things, not for many small ones: the least that one takes is 4096 bytes.
+/// without its neighbours. For few large allocations: each takes at least 4096 bytes.
 ///
-/// Alignments up to 2 MiB are had. What grows or shrinks within its frames stays where it is; what shrinks by
-/// whole frames stays, and gives them back. A clone is the same allocator, and keeps the arena.
+/// Alignments up to 2 MiB are supported. An allocation that grows or shrinks within its frames does not move; one that
+/// shrinks by whole frames does not move either, and frees them. A clone is the same allocator, and keeps the arena.
 #[derive(Clone, Debug)]
 pub struct ArenaAlloc {
     arena: ArenaMemory,
 }
 
 impl ArenaAlloc {
-    /// An allocator over the arena.
+    /// Creates an allocator over the arena.
     ///
     /// # Errors
-    /// [`NotExclusive`] where a device, or another process by the arena's memfd, could write what references are taken to.
+    /// [`NotExclusive`] if a device, or another process through the arena's memfd, could write to referenced memory.
     pub fn new(arena: &ArenaMemory) -> Result<Self, NotExclusive> {
         if arena.state().is_private() { Ok(Self { arena: arena.clone() }) } else { Err(NotExclusive) }
     }
 
-    /// The arena.
+    /// Returns the arena.
     pub fn arena(&self) -> &ArenaMemory {
         &self.arena
     }
 
-    fn take(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+    fn alloc_frames(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         let frames = frames_of(layout).ok_or(AllocError)?;
         let buffer = self.arena.alloc(frames as usize * FRAME).map_err(|_| AllocError)?;
         if !buffer.memory().addr().is_multiple_of(layout.align()) {
-            return Err(AllocError); // an arena of less alignment, as the caller's memory may be
+            return Err(AllocError); // the arena is less aligned, as memory of the caller may be
         }
-        // `give_back` frees it, from the address.
+        // `free_frames` frees it, from the address.
         Ok(ManuallyDrop::new(buffer).memory().as_ptr())
     }
 
     /// # Safety
     /// The `frames` frames from `ptr` were allocated here, are not freed, and nothing reaches them any more.
-    unsafe fn give_back(&self, ptr: NonNull<u8>, frames: u32) {
+    unsafe fn free_frames(&self, ptr: NonNull<u8>, frames: u32) {
         let offset = ptr.addr().get().wrapping_sub(self.arena.addr());
         // What was allocated here is a run of the arena, so this is always a frame of it.
         if let Some(first) = u32::try_from(offset / FRAME).ok().and_then(Frame::new) {
@@ -78,8 +78,8 @@ impl ArenaAlloc {
     }
 }
 
-/// How many frames a layout takes: a function of the layout alone, and the same for all sizes up to what the
-/// allocation came to, since a free may name any of them.
+/// Returns how many frames a layout takes: the same for all sizes that these frames can hold, since the layout of a free
+/// may have any of them.
 fn frames_of(layout: Layout) -> Option<u32> {
     let bytes = match (layout.align(), layout.size()) {
         (_, 0) => 0,
@@ -103,14 +103,14 @@ unsafe impl Allocator for ArenaAlloc {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         match frames_of(layout).ok_or(AllocError)? {
             0 => Ok(NonNull::slice_from_raw_parts(layout.dangling_ptr(), 0)),
-            frames => Ok(whole(self.take(layout)?, frames)),
+            frames => Ok(whole(self.alloc_frames(layout)?, frames)),
         }
     }
 
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
         if let Some(frames) = frames_of(layout).filter(|frames| *frames > 0) {
             // SAFETY: the caller's promise: allocated here, for a layout that fits, hence of that many frames, and free.
-            unsafe { self.give_back(ptr, frames) };
+            unsafe { self.free_frames(ptr, frames) };
         }
     }
 
@@ -143,7 +143,7 @@ unsafe impl Allocator for ArenaAlloc {
             // SAFETY: the allocation has `had` frames, so this is inside of it.
             let rest = unsafe { ptr.add(frames as usize * FRAME) };
             // SAFETY: they were allocated as the end of this allocation, which ends before them from here on.
-            unsafe { self.give_back(rest, had - frames) };
+            unsafe { self.free_frames(rest, had - frames) };
         }
         Ok(whole(ptr, frames))
     }
@@ -153,7 +153,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a device may fill: of which every pattern of bits is a value, and which has no padding. Integers and floats.
+/// Types that a device may fill, since every bit pattern is a value and there is no padding: integers and floats.
 pub trait Plain: sealed::Sealed + Copy + Send + 'static {}
 
 macro_rules! plain {
@@ -164,17 +164,17 @@ macro_rules! plain {
 }
 plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 
-/// A `Vec` in an arena as what can be mapped: [`Domain::map`](pinfold_core::domain::Domain::map).
+/// A `Vec` in an arena that can be mapped: [`Domain::map`](pinfold_core::domain::Domain::map).
 ///
-/// A device reaches all frames of the `Vec`, also those behind its last element; nothing else lies in them. How many
-/// elements there are does not change by what it writes.
+/// A device reaches all frames of the `Vec`, including those after its last element; they contain nothing else. Its
+/// writes do not change the number of elements.
 pub struct DmaVec<T: Plain> {
     vec: Vec<T, ArenaAlloc>,
-    /// All frames of the vector, which is neither grown nor lent while it is in here.
+    /// All frames of the vector, which is neither grown nor lent while this value owns it.
     memory: DmaMemory<'static>,
 }
 
-/// The `Vec` has no memory yet: give it capacity. Here it is.
+/// The `Vec` has no memory because its capacity is 0. Returns it.
 #[derive(thiserror::Error)]
 #[error("a vector without capacity has no memory that could be mapped: resize() it first")]
 pub struct NoMemory<T: Plain>(pub Vec<T, ArenaAlloc>);
@@ -186,10 +186,10 @@ impl<T: Plain> fmt::Debug for NoMemory<T> {
 }
 
 impl<T: Plain> DmaVec<T> {
-    /// The vector, to be mapped.
+    /// Takes the vector, to be mapped.
     ///
     /// # Errors
-    /// [`NoMemory`] where it has no capacity.
+    /// [`NoMemory`] if it has no capacity.
     pub fn new(mut vec: Vec<T, ArenaAlloc>) -> Result<Self, NoMemory<T>> {
         let frames = Layout::array::<T>(vec.capacity()).ok().and_then(frames_of);
         let (Some(frames @ 1..), Some(base)) = (frames, NonNull::new(vec.as_mut_ptr())) else {
@@ -201,12 +201,12 @@ impl<T: Plain> DmaVec<T> {
         Ok(Self { vec, memory })
     }
 
-    /// The vector again.
+    /// Returns the vector.
     pub fn into_vec(self) -> Vec<T, ArenaAlloc> {
         self.vec
     }
 
-    /// The bytes of all frames, to be read and written by copies.
+    /// Returns the bytes of all frames for access by copies.
     pub fn memory(&self) -> DmaMemory<'_> {
         self.memory
     }

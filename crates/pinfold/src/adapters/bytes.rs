@@ -27,7 +27,7 @@ use std::ptr::NonNull;
 pub struct NotFrozen {
     /// The buffer.
     pub buffer: Buffer,
-    /// Why it was not.
+    /// The reason.
     #[source]
     pub error: NotExclusive,
 }
@@ -40,12 +40,11 @@ impl fmt::Debug for NotFrozen {
 
 /// Converts the buffer into [`Bytes`], read-only and shareable, without a copy.
 ///
-/// A buffer leaves its mapping when no device can reach it, so the bytes stay as the device left
-/// them. The memory returns to the arena when the last clone and the last slice of the `Bytes` is dropped. Of fewer
-/// bytes: `bytes.slice(..n)`. O(1).
+/// A buffer leaves its mapping when no device can reach it, so the bytes no longer change. The memory is freed when the last
+/// clone and slice of the `Bytes` is dropped. `bytes.slice(..n)` takes a part. O(1).
 ///
 /// # Errors
-/// [`NotFrozen`] where a device, or another process by the arena's memfd, could write the bytes at any time.
+/// [`NotFrozen`] if a device, or another process through the arena's memfd, could write the bytes at any time.
 ///
 /// ```
 /// # use pinfold::{Arena, Domain, adapters::bytes::freeze};
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_wrote_is_frozen_where_it_is_and_late_writes_do_not_land() {
+    fn frozen_bytes_stay_in_place_and_late_device_writes_fault() {
         let domain = Domain::soft().unwrap();
         let device = domain.port().unwrap();
         let arena = arena(&domain, MappingPolicy::PerUse, Source::Plain);
@@ -142,7 +141,7 @@ mod tests {
             let buffer = arena.alloc(4096).unwrap();
             let refused = freeze(buffer).unwrap_err();
             refused.buffer.memory().write_u8(0, 1).unwrap();
-            // It is whole, and can still be mapped.
+            // The returned buffer is complete, and can still be mapped.
             domain.map(refused.buffer, ToDevice).unwrap().unmap().unwrap();
             assert_eq!(arena.stats().frames_in_use, 0);
         }

@@ -1,8 +1,8 @@
-//! Entries for a program's own ring, driven with the crate [`io_uring`], by the memory that they move.
+//! Submission entries for a program's own ring, driven with the crate [`io_uring`], from the memory to transfer.
 //!
-//! [`RingBuffers`] registers memory with the ring; here a piece of it becomes a `READ_FIXED` or `WRITE_FIXED` entry with
-//! the number of the place that it lies in. Pinfold keeps memory and table, the ring stays the program's: it pushes the
-//! entry, with flags and user data of its own.
+//! [`RingBuffers`] registers memory with the ring; the functions here create a `READ_FIXED` or `WRITE_FIXED` entry for a
+//! part of it, with its index in the table. Pinfold owns memory and table; the program owns the ring, sets flags and user
+//! data of the entry, and pushes it.
 //!
 //! ```
 //! use io_uring::{IoUring, types};
@@ -34,25 +34,25 @@ use pinfold_core::mem::DmaMemory;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFixed {
-    /// It is not in the table.
+    /// It is not registered as a whole.
     #[error(
         "{len} bytes at {addr:#x} are not in one entry of the ring's table: register them, or split at the end of an entry"
     )]
     NotRegistered {
-        /// Where it begins.
+        /// Its address.
         addr: usize,
-        /// How many bytes.
+        /// Its length in bytes.
         len: usize,
     },
-    /// An entry has 32 bits for the length. (No place is longer than 1 GiB, so this is never memory of a table.)
+    /// It is longer than the 32 bits of an entry's length. (Never memory of a table, where a place has at most 1 GiB.)
     #[error("{len} bytes in one entry: {limit} are possible", limit = u32::MAX)]
     TooLong {
-        /// How many bytes.
+        /// Its length in bytes.
         len: usize,
     },
 }
 
-/// A read from the file to all of `memory`.
+/// Creates an entry that reads from the file to all of `memory`.
 ///
 /// Logarithmic in the places of the table; no system call. `READ_FIXED`: since Linux 5.1.
 ///
@@ -67,7 +67,7 @@ pub fn read(
     Ok(opcode::ReadFixed::new(file, at, len, index))
 }
 
-/// A write to the file of all of `memory`.
+/// Creates an entry that writes all of `memory` to the file.
 ///
 /// Logarithmic in the places of the table; no system call. `WRITE_FIXED`: since Linux 5.1.
 ///
@@ -82,8 +82,8 @@ pub fn write(
     Ok(opcode::WriteFixed::new(file, at, len, index))
 }
 
-/// What an entry of any kind says of `memory`: its address, its length, and the number of its place. For registered
-/// files ([`types::Fixed`]) and for entries that are not here.
+/// Returns the address, the length and the table index of `memory`, for entries that have no function here, and for
+/// registered files ([`types::Fixed`]).
 ///
 /// Logarithmic in the places of the table; no system call.
 ///
@@ -104,7 +104,7 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
-    fn go(ring: &mut IoUring, entry: &squeue::Entry) -> i32 {
+    fn transfer(ring: &mut IoUring, entry: &squeue::Entry) -> i32 {
         // SAFETY: the tests keep file and memory until the completion, which is waited for here.
         unsafe { ring.submission().push(entry) }.unwrap();
         ring.submit_and_wait(1).unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_by_registered_files_too() {
+    fn data_round_trips_also_with_registered_files() {
         let Ok(mut ring) = IoUring::new(8) else { return };
         let (arena, file) = (arena(), tempfile::tempfile().unwrap());
         let (from, to) = (arena.alloc(8192).unwrap(), arena.alloc(8192).unwrap());
@@ -124,8 +124,8 @@ mod tests {
         from.memory().fill(0, 8192, 0xc3).unwrap();
         let fd = types::Fd(file.as_raw_fd());
         let part = from.memory().part(100, 5000).unwrap();
-        assert_eq!(go(&mut ring, &write(&table, fd, part).unwrap().offset(3).build()), 5000);
-        assert_eq!(go(&mut ring, &read(&table, fd, to.memory()).unwrap().offset(3).build()), 5000);
+        assert_eq!(transfer(&mut ring, &write(&table, fd, part).unwrap().offset(3).build()), 5000);
+        assert_eq!(transfer(&mut ring, &read(&table, fd, to.memory()).unwrap().offset(3).build()), 5000);
         let mut back = [0; 5000];
         to.memory().copy_to_slice(0, &mut back).unwrap();
         assert_eq!(back, [0xc3; 5000]);
@@ -133,7 +133,7 @@ mod tests {
         ring.submitter().register_files(&[file.as_raw_fd()]).unwrap();
         let (at, len, index) = place(&table, to.memory()).unwrap();
         let entry = opcode::ReadFixed::new(types::Fixed(0), at, len, index).offset(4000).build();
-        assert_eq!(go(&mut ring, &entry), 1003);
+        assert_eq!(transfer(&mut ring, &entry), 1003);
     }
 
     #[test]

@@ -29,24 +29,24 @@ use ::vm_memory::{
 use pinfold_core::addr::Iova;
 use std::fmt;
 
-/// Guest memory of several regions, in order of their addresses: what implements
+/// Guest memory of several regions, in the order of their addresses, which implements
 /// [`GuestMemory`](::vm_memory::GuestMemory).
 pub type GuestArena = GuestRegionCollection<GuestRegion>;
 
-/// A buffer as a region of a guest's memory. All of it counts, also what was rounded up.
+/// A buffer as a region of a guest's memory. The region includes what the buffer's length was rounded up by.
 #[derive(Debug)]
 pub struct GuestRegion {
     buffer: Buffer,
     start: GuestAddress,
 }
 
-/// A buffer that would not end within the guest's 64 bits as a region.
+/// A region that would end past the last 64-bit guest address. Returns the buffer.
 #[derive(thiserror::Error)]
 #[error("a region of {len} bytes at guest address {start:#x} ends past the last address", len = .buffer.len())]
 pub struct PastEnd {
-    /// What was to be the region.
+    /// The buffer.
     pub buffer: Buffer,
-    /// Where it was to start.
+    /// The requested start.
     pub start: u64,
 }
 
@@ -57,13 +57,13 @@ impl fmt::Debug for PastEnd {
 }
 
 impl GuestRegion {
-    /// The buffer at `start` of the guest's addresses. What is in it stays there:
-    /// [`alloc_zeroed`](crate::ArenaMemory::alloc_zeroed) where the guest must not see what was there before.
+    /// Creates the region of a buffer at guest address `start`. Its contents are kept: allocate it by
+    /// [`alloc_zeroed`](crate::ArenaMemory::alloc_zeroed) if the guest must not see earlier ones.
     ///
     /// # Errors
     /// [`PastEnd`], with the buffer.
     pub fn new(buffer: Buffer, start: GuestAddress) -> Result<Self, PastEnd> {
-        // A buffer has at least one byte, so its last byte is `len - 1` further on.
+        // A buffer has at least one byte, so this is the address of its last one.
         match start.checked_add(buffer.len() as u64 - 1) {
             Some(_) => Ok(Self { buffer, start }),
             None => Err(PastEnd { buffer, start: start.raw_value() }),
@@ -76,7 +76,7 @@ impl GuestRegion {
         arena.iova_of(&self.buffer)
     }
 
-    /// The buffer again, when the guest is gone.
+    /// Returns the buffer.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_what_was_written_and_ends_where_it_ends() {
+    fn guest_memory_reads_what_was_written_and_ends_at_its_bounds() {
         let (_arena, _domain, memory) = guest(MappingPolicy::PerUse);
         memory.write_slice(b"boot", GuestAddress(0x7c00)).unwrap();
         memory.write_obj(0x1234_5678_u32, GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_past_the_last_address_gives_the_buffer_back() {
+    fn a_region_past_the_last_address_returns_the_buffer() {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
         let refused =
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_reaches_the_guest_where_it_is_exposed_whole_and_not_else() {
+    fn a_device_reaches_guest_memory_only_if_it_is_mapped_whole() {
         let (arena, domain, memory) = guest(MappingPolicy::Whole);
         let region = memory.find_region(GuestAddress(4 * GIB)).unwrap();
         let at = region.iova(&arena).unwrap().checked_add(0x2000).unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_crate_s_traits_are_there() {
+    fn guest_memory_implements_the_traits_of_the_crate() {
         fn is_guest_memory(_: &impl GuestMemory) {}
         fn is_shared<T: Send + Sync>() {}
         let (_arena, _domain, memory) = guest(MappingPolicy::PerUse);

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_shows() {
+    fn processor_time_advances_with_work() {
         let before = CpuTime::here();
         let mut sum = 0u64;
         while CpuTime::here().since(before) == CpuTime::default() {

@@ -143,7 +143,7 @@ mod tests {
     use crate::sys::region::Region;
 
     #[test]
-    fn both_ways_say_the_same() {
+    fn queries_and_smaps_agree() {
         let region = Region::anonymous(8192, 4096).unwrap();
         let mut queried = Mappings::open().unwrap();
         let mut read = Mappings::by_smaps().unwrap();

@@ -29,7 +29,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn its_length_is_sealed_and_two_mappings_see_the_same() {
+    fn a_memory_file_has_a_sealed_length_and_shared_pages() {
         let fd = create(8192, PageSize::Size4K).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 4096).is_err());
         let (one, two) =

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_unmapped_and_what_is_lent_is_not() {
+    fn an_owned_region_is_unmapped_on_drop_and_a_lent_one_is_not() {
         let unmapped = || {
             let region = Region::anonymous(8192, 4096).unwrap();
             let addr = region.addr();
@@ -231,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_address_space_is_an_error() {
+    fn a_region_beyond_the_address_space_is_an_error() {
         assert_eq!(Region::anonymous(1 << 60, 4096).unwrap_err().raw(), libc::ENOMEM);
         assert_eq!(Region::anonymous(usize::MAX - 4095, 4096).unwrap_err().raw(), libc::ENOMEM);
     }
 
     #[test]
-    fn children_get_no_copy_until_they_may() {
+    fn children_get_no_copy_until_it_is_allowed() {
         let region = Region::anonymous(4096, 4096).unwrap();
         let flagged = || smaps::of_range(region.addr(), 4096).unwrap().has_flag("dc");
         assert!(!flagged());

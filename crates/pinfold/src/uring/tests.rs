@@ -1,4 +1,4 @@
-//! On the real kernel, with real files.
+//! Queues and rings on this machine's kernel, with real files.
 
 mod errors;
 mod lifetimes;
@@ -7,3 +7,13 @@ mod modes;
 mod notes;
 mod registered;
 mod transfers;
+
+use super::file::Target;
+use super::queue::LAST_WAIT;
+use super::slot::Slot;
+use super::*;
+use pinfold_core::mem::DmaMemory;
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};

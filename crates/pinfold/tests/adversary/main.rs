@@ -39,7 +39,7 @@ fn first_seed() -> u64 {
 }
 
 #[test]
-fn the_real_stack_is_clean() {
+fn the_stack_without_mistakes_is_clean() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let asked = std::env::var("PINFOLD_ADVERSARY_SECONDS").ok().and_then(|s| s.parse().ok());
     let asked = asked.map(Duration::from_secs);

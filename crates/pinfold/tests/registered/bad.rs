@@ -50,7 +50,7 @@ fn memory_that_cannot_be_registered_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn devices_and_pages_of_the_kernel_are_no_memory() {
+fn device_registers_and_kernel_pages_are_refused() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -79,7 +79,7 @@ fn devices_and_pages_of_the_kernel_are_no_memory() {
 }
 
 #[test]
-fn indices_and_offsets_that_are_none() {
+fn invalid_indices_and_offsets_are_errors() {
     let _alone = alone();
     let table = |error| RegistrationError::Table(error);
     let bad = |capacity| Buffers::new(capacity, View::Process).map(drop);

@@ -93,7 +93,7 @@ fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
 }
 
 #[test]
-fn what_is_unregistered_with_io_in_flight_stays_pinned_until_it_completes() {
+fn memory_unregistered_with_io_in_flight_stays_pinned_until_it_completes() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
@@ -148,7 +148,7 @@ fn a_table_dropped_while_io_is_in_flight_keeps_its_memory_pinned() {
 }
 
 #[test]
-fn memory_lent_by_the_program_is_reached_through_the_table_meanwhile() {
+fn lent_memory_is_accessible_through_the_table() {
     let _alone = alone();
     let mut own = vec![7u8; 100_000];
     let Some(mut buffers) = buffers(View::Process) else { return };

@@ -10,7 +10,7 @@ fn limit() -> Option<u64> {
 }
 
 #[test]
-fn what_is_too_much_is_refused_with_figures_and_a_command_and_nothing_is_pinned() {
+fn exceeding_memlock_is_refused_with_figures_and_command_and_pins_nothing() {
     let _alone = alone();
     // Pinning has to touch the pages, so a large limit is not worth its test.
     let Some(limit) = limit().filter(|limit| *limit <= 256 << 20) else {
@@ -36,7 +36,7 @@ fn what_is_too_much_is_refused_with_figures_and_a_command_and_nothing_is_pinned(
 }
 
 #[test]
-fn a_hugepage_counts_whole_also_where_few_bytes_of_it_are_asked_for() {
+fn a_hugepage_is_counted_whole_for_any_part_of_it() {
     let _alone = alone();
     let Some(limit) = limit().filter(|limit| (2 << 20..64 << 20).contains(limit)) else {
         return skipped("RLIMIT_MEMLOCK is small or large, or there is none");
@@ -61,7 +61,7 @@ fn a_hugepage_counts_whole_also_where_few_bytes_of_it_are_asked_for() {
 }
 
 #[test]
-fn memory_that_turns_out_larger_than_was_known_is_refused_by_the_kernel_and_said_so() {
+fn memory_with_larger_pages_than_surveyed_is_refused_with_the_true_charge() {
     let _alone = alone();
     let Some(limit) = limit().filter(|limit| (4 << 20..64 << 20).contains(limit)) else {
         return skipped("RLIMIT_MEMLOCK is small or large, or there is none");

@@ -18,7 +18,7 @@ impl Random {
 }
 
 #[test]
-fn random_registrations_are_charged_and_pinned_as_is_said() {
+fn random_registrations_are_charged_and_pinned_as_reported() {
     let _alone = alone();
     let Some(_pages) = Hugepages::reserve(3) else { return skipped("may not reserve hugepages") };
     let parts = [
@@ -117,7 +117,7 @@ fn random_registrations_are_charged_and_pinned_as_is_said() {
 }
 
 #[test]
-fn the_largest_table_takes_16384_buffers_and_no_more() {
+fn a_table_holds_at_most_16384_buffers() {
     let _alone = alone();
     let mut buffers = match Buffers::new(16_384, View::Process) {
         Ok(buffers) => buffers,

@@ -74,7 +74,7 @@ fn pages_of_1_gib() {
 }
 
 #[test]
-fn plain_pages_are_charged_each() {
+fn each_plain_page_is_charged() {
     let _alone = alone();
     if buffers(View::Process).is_none() {
         return;

@@ -1,3 +1,5 @@
+//! Vectors in arenas: contents, frames, alignments, and a device that fills them.
+
 use super::*;
 use crate::Arena;
 use crate::{Domain, MappingPolicy, Source};
@@ -18,7 +20,7 @@ fn layout(size: usize, align: usize) -> Layout {
 }
 
 #[test]
-fn an_arena_that_others_may_write_is_no_allocator() {
+fn an_arena_that_others_may_write_is_not_an_allocator() {
     let domain = Domain::soft().unwrap();
     for (mapping_policy, source) in
         [(MappingPolicy::Whole, Source::Plain), (MappingPolicy::PerUse, Source::Memfd)]
@@ -50,11 +52,11 @@ fn a_vector_grows_shrinks_and_is_freed() {
 }
 
 #[test]
-fn an_arena_in_all_its_frames_still_shrinks() {
+fn a_vector_in_a_full_arena_can_shrink() {
     let (_domain, arena, alloc) = arena(1 << 20);
     let mut vec: Vec<u8, _> = Vec::with_capacity_in(1 << 20, alloc.clone());
     vec.extend_from_slice(&[5; 9000]);
-    assert_eq!(alloc.allocate(layout(1, 1)), Err(AllocError), "nothing is left");
+    assert_eq!(alloc.allocate(layout(1, 1)), Err(AllocError), "no frame is free");
     vec.shrink_to_fit();
     assert_eq!(arena.stats().frames_in_use, 3);
     assert!(vec.iter().all(|byte| *byte == 5));
@@ -64,7 +66,7 @@ fn an_arena_in_all_its_frames_still_shrinks() {
 }
 
 #[test]
-fn what_has_no_size_takes_nothing_and_keeps_its_alignment() {
+fn zero_sized_types_take_no_frames_and_are_aligned() {
     #[derive(Clone, Copy)]
     #[repr(align(64))]
     struct Nothing;
@@ -87,7 +89,7 @@ fn what_has_no_size_takes_nothing_and_keeps_its_alignment() {
 }
 
 #[test]
-fn alignments_are_kept_up_to_2_mib_and_refused_above() {
+fn alignments_up_to_2_mib_are_supported_and_larger_ones_refused() {
     let (_domain, arena, alloc) = arena(16 << 20);
     for shift in 0..=21 {
         let _one_off = alloc.allocate(layout(4096, 1)).unwrap();
@@ -103,7 +105,7 @@ fn alignments_are_kept_up_to_2_mib_and_refused_above() {
     assert_eq!(alloc.allocate(layout(1, 4 << 20)), Err(AllocError));
     assert_eq!(alloc.allocate(layout(17 << 20, 1)), Err(AllocError));
     assert_eq!(alloc.allocate(layout(isize::MAX as usize, 1)), Err(AllocError));
-    assert_eq!(arena.stats().frames_in_use, 22, "a refusal takes nothing");
+    assert_eq!(arena.stats().frames_in_use, 22, "a refused allocation takes no frame");
 }
 
 #[test]
@@ -124,19 +126,19 @@ fn recycled_memory_is_zeroed_on_request() {
 }
 
 #[test]
-fn a_device_fills_a_mapped_vector_and_reaches_it_no_more_afterwards() {
+fn a_device_fills_a_mapped_vector_and_loses_access_on_unmap() {
     let (domain, arena, alloc) = arena(1 << 20);
     let device = domain.port().unwrap();
     let mut vec = Vec::new_in(alloc.clone());
     vec.resize(2000, 1_u32);
     let mapped = domain.map(DmaVec::new(vec).unwrap(), FromDevice).unwrap();
     let iova = mapped.iova();
-    assert_eq!(iova.len(), 8192, "its frames, and no more");
+    assert_eq!(iova.len(), 8192, "exactly its frames");
     device.write(iova.start(), &[0xff; 8]).unwrap();
     let vec = mapped.unmap().unwrap().into_vec();
     assert_eq!((vec.len(), vec[0], vec[1], vec[2]), (2000, u32::MAX, u32::MAX, 1));
     device.write(iova.start(), &[0; 8]).unwrap_err();
-    assert_eq!(vec[0], u32::MAX, "a late write does not land");
+    assert_eq!(vec[0], u32::MAX, "a late write faults");
 
     let mapped = domain.map(DmaVec::new(vec).unwrap(), ToDevice).unwrap();
     device.write(mapped.iova().start(), &[0; 8]).unwrap_err();
@@ -146,10 +148,10 @@ fn a_device_fills_a_mapped_vector_and_reaches_it_no_more_afterwards() {
 }
 
 proptest! {
-    /// Against `std`'s `Vec`: the same contents whatever is done, and as many frames as the capacities need.
+    /// Compares with `std`'s `Vec`: the same contents after any operations, and as many frames as the capacities need.
     #[test]
     fn vectors_agree_with_std(steps in proptest::collection::vec((0_usize..3, 0_u8..4, 0_u16..6000), 1..40)) {
-        // One for all cases: each ends with every frame back.
+        // One arena for all cases: each frees every frame at its end.
         static ONE: LazyLock<(Domain, Arena, ArenaAlloc)> = LazyLock::new(|| arena(2 << 20));
         let (_, arena, alloc) = &*ONE;
         let mut vecs: [Vec<u16, ArenaAlloc>; 3] = std::array::from_fn(|_| Vec::new_in(alloc.clone()));

@@ -35,7 +35,7 @@ fn an_arena_is_one_entry_whatever_its_size() {
 }
 
 #[test]
-fn what_is_pinned_is_not_locked_as_well() {
+fn memory_pinned_by_its_mapping_is_not_locked() {
     let (_, domain) = domain();
     let (whole, per_use) =
         (arena(&domain, MIB, MappingPolicy::Whole), arena(&domain, MIB, MappingPolicy::PerUse));
@@ -59,7 +59,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
 }
 
 #[test]
-fn a_mapping_is_strict_and_its_addresses_come_back() {
+fn a_mapping_is_strict_and_its_addresses_are_reused() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let mapped = domain.map(arena.alloc(8192).unwrap(), FromDevice).unwrap();
@@ -88,7 +88,7 @@ fn pools_leave_nothing_behind() {
 }
 
 #[test]
-fn the_last_entry_is_named_before_the_kernel_is_asked() {
+fn an_exhausted_entry_limit_is_reported_without_a_system_call() {
     let kernel = Arc::new(Fake { entries: Some(2), ..Fake::default() });
     let domain = domain_of(&kernel);
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
@@ -105,7 +105,7 @@ fn the_last_entry_is_named_before_the_kernel_is_asked() {
 }
 
 #[test]
-fn a_refused_map_has_changed_nothing() {
+fn a_refused_map_changes_nothing() {
     let kernel = Arc::new(Fake { bytes: Some(8192), ..Fake::default() });
     let domain = domain_of(&kernel);
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
@@ -134,7 +134,7 @@ fn a_refused_map_has_changed_nothing() {
 }
 
 #[test]
-fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
+fn exceeding_the_limit_of_locked_memory_names_the_command() {
     let limit = |soft, lifted| MemlockLimit { soft, hard: soft, used: Some(64 << 10), lifted };
     let refused = memlock_error(&limit(Some(8 * MIB), false), 8 * MIB, 0).unwrap();
     let text = refused.to_string();
@@ -148,7 +148,7 @@ fn going_over_the_limit_of_locked_memory_is_said_with_the_command() {
 }
 
 #[test]
-fn what_the_kernel_does_not_unmap_is_quarantined() {
+fn memory_that_the_kernel_fails_to_unmap_is_quarantined() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let mapped = domain.map(arena.alloc(8192).unwrap(), Bidirectional).unwrap();
@@ -161,7 +161,7 @@ fn what_the_kernel_does_not_unmap_is_quarantined() {
 }
 
 #[test]
-fn a_mapping_that_was_forgotten_is_unmapped_with_its_memory() {
+fn a_leaked_mapping_is_unmapped_with_its_memory() {
     let (kernel, domain) = domain();
     let mut memory = vec![0u64; 1024];
     let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
@@ -199,7 +199,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// Whatever is asked, the account and the kernel's table say the same.
     #[test]
-    fn the_account_is_the_kernels(steps in steps(), entries in 1usize..8) {
+    fn the_record_equals_the_kernels_table(steps in steps(), entries in 1usize..8) {
         let kernel = Arc::new(Fake { entries: Some(entries), ..Fake::default() });
         let table = KernelTable::new(Arc::clone(&kernel) as Arc<dyn IommuContext>, Some(entries as u64));
         let mut memory = vec![0u64; 40 * 512];

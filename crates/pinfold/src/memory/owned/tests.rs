@@ -81,7 +81,7 @@ fn memory_is_neither_freed_nor_reclaimed_while_a_device_may_reach_it() {
 }
 
 #[test]
-fn reclaimed_memory_is_what_was_given_up_and_out_of_reach() {
+fn reclaimed_memory_is_the_original_and_unreachable_for_devices() {
     let mut bytes = vec![0u8; 64 << 10];
     bytes[5000] = 1;
     let addr = bytes.as_ptr().addr();
@@ -165,7 +165,7 @@ fn memory_of_no_domain_is_refused_and_the_piece_is_returned() {
 }
 
 #[test]
-fn registered_owned_memory_stays_until_it_is_unregistered() {
+fn registered_owned_memory_is_kept_until_it_is_unregistered() {
     let Ok(mut buffers) = Buffers::new(4, View::Process) else { return };
     let (memory, freed) = mixed();
     let domain = soft();

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circular_chain_ends() {
+    fn a_circular_capability_chain_terminates() {
         let mut info = info();
         info[44..48].copy_from_slice(&24u32.to_ne_bytes());
         assert_eq!(find(&info, 24, 9), None);

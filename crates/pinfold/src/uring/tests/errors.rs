@@ -1,7 +1,7 @@
 //! A transfer that is refused reports why, and returns its buffer.
 
-use super::super::*;
 use super::memory::{Pages, create, pattern};
+use super::*;
 use rustix::io::Errno;
 
 #[test]
@@ -26,7 +26,7 @@ fn a_file_that_shrinks_is_a_typed_error() {
 }
 
 #[test]
-fn bad_transfers_give_their_buffer_back() {
+fn rejected_transfers_return_their_buffer() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad");
     std::fs::write(&path, pattern(16384, 0)).unwrap();
@@ -57,7 +57,7 @@ fn bad_transfers_give_their_buffer_back() {
 }
 
 #[test]
-fn impossible_queues_say_why() {
+fn impossible_queues_are_rejected_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let open = |path: &Path, how: &OpenOptions, depth, block| {

@@ -1,7 +1,7 @@
 //! Buffers of a queue that is dropped.
 
-use super::super::*;
 use super::memory::{Counted, Pages, create, pattern, waiting};
+use super::*;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn dropping_a_queue_frees_every_buffer_once() {
 }
 
 #[test]
-fn a_drop_waits_for_the_kernel_and_leaks_what_it_never_gives_back() {
+fn a_drop_waits_for_the_kernel_and_quarantines_what_does_not_complete() {
     let options = Options { direct: false, ..Options::default() };
     for answered in [true, false] {
         let file = waiting();

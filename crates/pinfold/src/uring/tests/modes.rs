@@ -1,8 +1,8 @@
 //! Queues that stay with their thread, and queues that poll.
 
-use super::super::*;
 use super::memory::{Counted, Pages, arena, create, pattern, waiting};
 use super::transfers::round_trip;
+use super::*;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -75,7 +75,7 @@ fn a_queue_of_one_thread_is_refused_to_others() {
 }
 
 #[test]
-fn polling_without_waiting_finds_what_must_be_asked_for() {
+fn polling_finds_completions_that_need_a_system_call() {
     let folder = tempfile::tempdir().unwrap();
     for poll in [false, true] {
         let options = Options { one_thread: true, poll, ..Options::default() };

@@ -1,13 +1,13 @@
 //! Notices of missing features, and short transfers.
 
 use super::super::slot::RETRIES;
-use super::super::*;
 use super::memory::{arena, create, pattern, without_ipc_lock};
 use super::transfers::round_trip;
+use super::*;
 use rustix::io::Errno;
 
 #[test]
-fn a_memlock_that_does_not_suffice_is_a_note_with_figures_and_a_command() {
+fn an_insufficient_memlock_is_a_note_with_figures_and_the_command() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     // Pinning has to touch the pages, so a large limit is not worth its test.
     let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };
@@ -70,7 +70,7 @@ fn a_short_transfer_continues_and_one_without_progress_ends() {
 }
 
 #[test]
-fn notes_name_the_command_that_mends_them() {
+fn notes_name_the_command_that_fixes_them() {
     let text = |note: Note| note.to_string();
     assert!(text(Note::NoRing { errno: Errno::PERM }).contains("sysctl kernel.io_uring_disabled=0"));
     assert!(text(Note::NoRing { errno: Errno::NOSYS }).contains("Linux 5.6"));

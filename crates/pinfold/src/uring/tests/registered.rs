@@ -1,8 +1,8 @@
 //! A program's own ring, with Pinfold's memory and table.
 
 use super::super::registered::places::MOST_BYTES;
-use super::super::*;
 use super::memory::{arena, create, pattern, waiting, without_ipc_lock};
+use super::*;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use pinfold_core::registered::BufferIndex;
 use rustix::mm::{Advice, madvise};
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 
 /// What one transfer gave.
-fn go(ring: &mut IoUring, entry: &squeue::Entry) -> cqueue::Entry {
+fn transfer(ring: &mut IoUring, entry: &squeue::Entry) -> cqueue::Entry {
     push(ring, entry);
     ring.submit_and_wait(1).unwrap();
     ring.completion().next().unwrap()
@@ -55,7 +55,7 @@ fn mixture() -> DmaMemory<'static> {
 }
 
 #[test]
-fn every_lie_of_a_buffer_on_hugepages_is_written_and_read_back() {
+fn every_position_of_a_buffer_on_hugepages_round_trips() {
     let Some([mut ring]) = rings() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = create().open(folder.path().join("lies")).unwrap();
@@ -90,12 +90,12 @@ fn every_lie_of_a_buffer_on_hugepages_is_written_and_read_back() {
             let content = pattern(part.len(), number as u64);
             part.copy_from_slice(0, &content).unwrap();
             assert_eq!(
-                go(&mut ring, &write(&file, *part, place)).result(),
+                transfer(&mut ring, &write(&file, *part, place)).result(),
                 i32::try_from(part.len()).unwrap()
             );
             part.fill(0, part.len(), 0xee).unwrap();
             assert_eq!(
-                go(&mut ring, &read(&file, *part, place)).result(),
+                transfer(&mut ring, &read(&file, *part, place)).result(),
                 i32::try_from(part.len()).unwrap()
             );
             let mut back = vec![0; part.len()];
@@ -104,12 +104,12 @@ fn every_lie_of_a_buffer_on_hugepages_is_written_and_read_back() {
         }
         table.unregister().unwrap();
         // Gone is gone: a transfer with a number of it fails, and moves nothing.
-        assert_eq!(go(&mut ring, &read(&file, parts[0], index(0))).result(), -libc::EFAULT);
+        assert_eq!(transfer(&mut ring, &read(&file, parts[0], index(0))).result(), -libc::EFAULT);
     }
 }
 
 #[test]
-fn what_is_in_flight_keeps_its_memory_and_the_tag_comes_after_it() {
+fn a_transfer_keeps_its_memory_and_the_tag_arrives_after_it() {
     let Some([mut ring]) = rings() else { return };
     let memory = arena(8192);
     let (first, second) = (memory.part(0, 4096).unwrap(), memory.part(4096, 4096).unwrap());
@@ -132,16 +132,19 @@ fn what_is_in_flight_keeps_its_memory_and_the_tag_comes_after_it() {
     assert_eq!(over, [(1, 8), (0x7a6, 0)]);
     assert_eq!(first.read_u64(0).unwrap(), 0x1122_3344);
     (&file).write_all(&5u64.to_ne_bytes()).unwrap();
-    assert_eq!(go(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(), 8);
+    assert_eq!(transfer(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(), 8);
     assert_eq!((first.read_u64(0).unwrap(), second.read_u64(0).unwrap()), (0x1122_3344, 5));
     table.clear(index(0)).unwrap();
     assert_eq!(table.clear(index(0)), Err(RegisterError::Vacant { index: index(0) }));
     (&file).write_all(&5u64.to_ne_bytes()).unwrap();
-    assert_eq!(go(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(), -libc::EFAULT);
+    assert_eq!(
+        transfer(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(),
+        -libc::EFAULT
+    );
 }
 
 #[test]
-fn dropped_while_in_flight_is_as_good_as_unregistered() {
+fn a_table_dropped_with_a_transfer_in_flight_keeps_its_memory_pinned() {
     let Some([mut ring]) = rings() else { return };
     let memory = arena(4096);
     let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();
@@ -161,7 +164,7 @@ fn dropped_while_in_flight_is_as_good_as_unregistered() {
 }
 
 #[test]
-fn a_second_ring_has_the_same_buffers_by_the_same_numbers() {
+fn a_second_ring_has_the_same_buffers_at_the_same_indices() {
     let Some([mut one, mut two]) = rings() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = create().open(folder.path().join("shared")).unwrap();
@@ -173,20 +176,20 @@ fn a_second_ring_has_the_same_buffers_by_the_same_numbers() {
     assert!(matches!(how, Sharing::Shared | Sharing::Again(_)));
     parts[2].fill(0, 4096, 0xab).unwrap();
     let place = shared.index_of(parts[2]).unwrap();
-    assert_eq!(go(&mut two, &write(&file, parts[2], place)).result(), 4096);
+    assert_eq!(transfer(&mut two, &write(&file, parts[2], place)).result(), 4096);
     // Each goes by itself.
     table.unregister().unwrap();
     parts[2].fill(0, 4096, 0).unwrap();
-    assert_eq!(go(&mut two, &read(&file, parts[2], place)).result(), 4096);
+    assert_eq!(transfer(&mut two, &read(&file, parts[2], place)).result(), 4096);
     assert_eq!(parts[2].read_u8(4095).unwrap(), 0xab);
-    assert_eq!(go(&mut one, &read(&file, parts[2], place)).result(), -libc::EFAULT);
+    assert_eq!(transfer(&mut one, &read(&file, parts[2], place)).result(), -libc::EFAULT);
     let (back, _) = shared.share_with(&one).unwrap();
     assert_eq!(shared.share_with(&one).unwrap_err(), RegisterError::HasTable);
     assert_eq!((back.len(), back.bytes()), (4, 16384));
 }
 
 #[test]
-fn parts_of_one_buffer_in_one_transfer_where_the_kernel_has_it() {
+fn vectored_fixed_transfers_work_where_the_kernel_has_them() {
     let Some([mut ring]) = rings() else { return };
     let mut probe = io_uring::Probe::new();
     ring.submitter().register_probe(&mut probe).unwrap();
@@ -205,14 +208,14 @@ fn parts_of_one_buffer_in_one_transfer_where_the_kernel_has_it() {
     };
     let parts = [part(40_000, 1000), part(5, 70), part(20_000, 4096)];
     let entry = opcode::WritevFixed::new(types::Fd(file.as_raw_fd()), parts.as_ptr(), 3, 0).build();
-    assert_eq!(go(&mut ring, &entry).result(), 5166);
+    assert_eq!(transfer(&mut ring, &entry).result(), 5166);
     let all = pattern(64 << 10, 3);
     let expected = [&all[40_000..41_000], &all[5..75], &all[20_000..24_096]].concat();
     assert!(std::fs::read(folder.path().join("parts")).unwrap() == expected);
 }
 
 #[test]
-fn what_cannot_be_registered_is_an_error_and_changes_nothing() {
+fn impossible_registrations_are_errors_and_change_nothing() {
     let Some([ring]) = rings() else { return };
     let memory = arena(16384);
     let part = |at, len| -> Fixed<'static> { memory.part(at, len).unwrap().into() };
@@ -267,7 +270,7 @@ fn a_ring_of_another_thread_is_refused() {
 }
 
 #[test]
-fn beyond_memlock_the_error_has_the_figures_and_the_command() {
+fn the_memlock_error_has_the_figures_and_the_command() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     // Pinning has to touch the pages, so a large limit is not worth its test.
     let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };

@@ -1,7 +1,7 @@
 //! Data that was written is read back, in every mode.
 
-use super::super::*;
 use super::memory::{Pages, Piece, arena, create, pattern};
+use super::*;
 
 /// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at `options.depth`.
 pub(super) fn round_trip(
@@ -60,7 +60,7 @@ pub(super) fn round_trip(
 }
 
 #[test]
-fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
+fn data_round_trips_at_odd_sizes_and_all_depths() {
     let folder = tempfile::tempdir().unwrap();
     // One arena for all, larger than any of them needs.
     let memory = arena(16 << 20);
@@ -82,7 +82,7 @@ fn what_is_written_is_read_at_odd_sizes_and_all_depths() {
 }
 
 #[test]
-fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_not() {
+fn blocks_of_512_bytes_use_o_direct_only_if_the_device_has_them() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options { block: 512, ..Options::default() };
     let notes = round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, arena(64 << 20), &options);
@@ -99,7 +99,7 @@ fn blocks_of_512_bytes_go_direct_where_the_device_has_them_and_buffered_where_no
 }
 
 #[test]
-fn memory_file_systems_work_direct_or_not() {
+fn tmpfs_works_with_and_without_o_direct() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let notes = round_trip(
         &folder.path().join("shm"),

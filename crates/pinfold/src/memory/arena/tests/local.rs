@@ -12,7 +12,7 @@ fn slots(n: usize) -> Vec<Option<Buffer>> {
 }
 
 #[test]
-fn fill_fills_the_holes_only_and_the_buffers_are_distinct() {
+fn fill_fills_only_empty_slots_with_distinct_buffers() {
     let memory = unmapped(4 << 20);
     let mut local = memory.local();
     let mut ring = slots(200);

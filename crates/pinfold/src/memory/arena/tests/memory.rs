@@ -45,7 +45,7 @@ fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
 }
 
 #[test]
-fn all_of_an_arena_can_be_one_buffer() {
+fn a_whole_arena_can_be_one_buffer() {
     for pages in [1, 2, 3, 5, 31, 100, 511, 512, 513, 700, 768, 1000, 1025, 1500] {
         let arena = plain(pages * 4096, MappingPolicy::PerUse);
         let got = arena.alloc(usize::try_from(pages).unwrap() * 4096);
@@ -68,7 +68,7 @@ fn an_impossible_request_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
+fn fresh_memory_is_zero_and_recycled_memory_only_on_request() {
     let arena = plain(4096, MappingPolicy::PerUse);
     assert_eq!(arena.len(), 4096, "a small arena is small");
     let mut buffer = arena.alloc(4096).unwrap();
@@ -84,7 +84,7 @@ fn fresh_memory_is_zero_and_recycled_memory_is_not_unless_asked() {
 }
 
 #[test]
-fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
+fn an_arena_mapped_whole_lends_no_slices_and_can_be_copied() {
     let domain = soft();
     let port = domain.port().unwrap();
     let arena = Arena::builder()
@@ -114,7 +114,7 @@ fn a_whole_arena_lends_no_slice_and_copies_all_the_same() {
 }
 
 #[test]
-fn of_a_per_use_arena_only_what_is_mapped_is_reached() {
+fn a_device_reaches_only_the_mapped_part_of_a_per_use_arena() {
     let domain = soft();
     let port = domain.port().unwrap();
     let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
@@ -218,7 +218,7 @@ fn children_get_no_copy() {
 }
 
 #[test]
-fn an_arena_larger_than_memory_costs_what_is_touched() {
+fn an_arena_larger_than_memory_takes_only_touched_pages() {
     let arena = plain(64 << 30, MappingPolicy::PerUse);
     assert_eq!(arena.stats().frames, 16 << 20);
     let buffer = arena.alloc(1 << 30).unwrap();

@@ -43,7 +43,7 @@ fn lands(port: &Port, iova: Iova) -> bool {
 }
 
 #[test]
-fn after_destroy_no_access_lands_although_pages_are_out() {
+fn after_destroy_no_access_succeeds_although_pages_are_in_use() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
         let arena = arena_in(&domain, 8 << 20, MappingPolicy::PerUse);
@@ -86,7 +86,7 @@ fn after_destroy_no_access_lands_although_pages_are_out() {
 
 /// The test above can fail: a pool that is closed leaves its pages to the device, and says so.
 #[test]
-fn a_pool_that_is_only_closed_is_caught() {
+fn a_closed_pool_leaves_its_pages_reachable() {
     let domain = soft();
     let arena = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
     let port = domain.port().unwrap();
@@ -163,7 +163,7 @@ fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
 }
 
 #[test]
-fn pages_go_round_without_any_work_on_tables() {
+fn pages_are_recycled_without_table_work() {
     let domain = soft();
     let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
@@ -219,7 +219,7 @@ fn a_flush_that_hangs_quarantines_the_pages() {
 }
 
 #[test]
-fn a_wrong_return_is_a_typed_error_and_changes_nothing() {
+fn a_wrong_free_is_a_typed_error_and_changes_nothing() {
     let domain = soft();
     let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
     let other = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);

@@ -12,7 +12,7 @@ fn build(bytes: u64, source: Source) -> Result<Arena, BuildError> {
 }
 
 #[test]
-fn without_hugepages_every_refusal_is_listed() {
+fn unavailable_hugepage_sources_are_all_listed() {
     if hugepages::pool(Path::new("/sys"), PageSize::Size2M).is_some_and(|pool| pool.available() > 0) {
         return skipped("hugepages are reserved on this machine");
     }
@@ -35,7 +35,7 @@ fn without_hugepages_every_refusal_is_listed() {
 }
 
 #[test]
-fn transparent_hugepages_are_checked_and_not_believed() {
+fn transparent_hugepages_are_verified_by_touching_a_page() {
     let arena =
         Arena::builder().size(8 << 20).sources([Source::Transparent, Source::Plain]).build(&soft()).unwrap();
     match hugepages::thp(Path::new("/sys")) {
@@ -61,7 +61,7 @@ fn transparent_hugepages_are_checked_and_not_believed() {
 }
 
 #[test]
-fn plain_pages_are_plain() {
+fn plain_memory_has_pages_of_4_kib() {
     let arena = build(4 << 20, Source::Plain).unwrap();
     let _all = arena.alloc_zeroed(4 << 20).unwrap();
     let backing = arena.backing().unwrap();
@@ -101,7 +101,7 @@ fn the_callers_memory_is_used_in_place_and_returned_unchanged() {
 }
 
 #[test]
-fn crooked_memory_of_the_caller_is_refused() {
+fn misaligned_memory_of_the_caller_is_refused() {
     let crooked = [(4096, 4097), (4095, 4096)];
     for (base, len) in crooked {
         let at = NonNull::new(std::ptr::without_provenance_mut(base)).unwrap();
@@ -115,7 +115,7 @@ fn crooked_memory_of_the_caller_is_refused() {
 }
 
 #[test]
-fn a_node_is_honoured_or_refused() {
+fn a_numa_node_is_honoured_or_refused() {
     let missing = Arena::builder().size(4096).numa_node(1000).build(&soft()).unwrap_err();
     assert!(matches!(missing, BuildError::Node { node: 1000, .. }), "{missing}");
     let online = hugepages::online_nodes(Path::new("/sys"));
@@ -142,7 +142,7 @@ fn impossible_sizes_are_refused() {
 }
 
 #[test]
-fn what_may_not_be_locked_is_noted_or_refused_as_asked() {
+fn memory_that_cannot_be_locked_is_reported_or_refused_as_configured() {
     let limit = MemlockLimit::here();
     let arena = build(64 << 20, Source::Plain).unwrap();
     if limit.left().is_none_or(|left| left >= 64 << 20) {

@@ -31,7 +31,7 @@ fn a_build_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_build_that_a_device_may_have_seen_keeps_the_memory() {
+fn a_failed_build_that_leaves_memory_reachable_quarantines_it() {
     let _alone = alone();
     let before = quarantined_here();
     let fake = FakeDomain::failing("map_static", REACHABLE);
@@ -69,7 +69,7 @@ fn a_chunk_that_cannot_be_mapped_is_freed() {
 }
 
 #[test]
-fn a_chunk_that_a_device_keeps_is_never_handed_out_again() {
+fn a_chunk_that_a_device_may_reach_is_never_allocated_again() {
     let _alone = alone();
     for fails in ["map_at", "unmap"] {
         let fake = FakeDomain::failing(fails, REACHABLE);

@@ -162,7 +162,7 @@ fn programs_that_have_a_disk_open_are_named() {
 }
 
 #[test]
-fn a_disk_is_claimed_until_its_driver_releases_it_and_no_longer() {
+fn a_disk_is_claimed_exactly_until_its_driver_releases_it() {
     let Some(disk) = Disk::new() else { return };
     let exclusive = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;

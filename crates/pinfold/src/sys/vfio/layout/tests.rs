@@ -24,7 +24,7 @@ fn structures_are_laid_out_as_the_kernel_has_them() {
 }
 
 #[test]
-fn numbers_are_the_kernels() {
+fn constants_equal_the_kernels() {
     let base = (u32::from(theirs::VFIO_TYPE) << 8) | theirs::VFIO_BASE;
     let calls = [
         GET_API_VERSION,
