@@ -12,10 +12,10 @@ use pinfold_core::mem::DmaMemory;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-/// What the kernel translates for the devices of a domain.
+/// The addresses, page sizes and number of mappings that the kernel supports for a domain.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
-    /// The first and the last address of each usable range; `None` if the kernel does not say (before 5.4).
+    /// The first and the last address of each usable range; `None` if the kernel does not report them (before 5.4).
     pub ranges: Option<Vec<(u64, u64)>>,
     /// One bit for each page size of the IOMMU.
     pub page_sizes: u64,
@@ -51,7 +51,7 @@ pub(crate) trait IommuContext: Send + Sync {
     /// them when it returns.
     fn unmap(&self, iova: IovaRange) -> Result<u64, Errno>;
 
-    /// Returns what can be mapped now.
+    /// Returns the current limits.
     fn limits(&self) -> Result<Limits, Errno>;
 
     /// As [`Backend::translates`](pinfold_core::domain::Backend::translates).

@@ -66,32 +66,32 @@ pub enum OpenError {
     /// The kernel has another version of the interface.
     #[error("the kernel has version {0} of VFIO's interface; supported is version 0")]
     Version(i32),
-    /// iommufd was asked for by name and is unavailable.
+    /// iommufd was requested and is unavailable.
     #[error("{bdf} cannot be opened by iommufd ({reason}): open it by type1")]
     NoIommufd {
         /// The device.
         bdf: Bdf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The kernel does not keep the domain's table.
     #[error("{0} cannot be opened in a domain whose table the kernel does not keep")]
     OtherDomain(Bdf),
-    /// The device has no IOMMU, and the caller did not ask for that.
+    /// The device has no IOMMU, and `NoIommu` was not requested.
     #[error(
         "{0} has no IOMMU, and VFIO would let it reach all memory: a program that wants that opens it with \
          `Options::without_iommu`"
     )]
     Unprotected(Bdf),
-    /// The caller asked for no IOMMU without taking responsibility for what the device may reach.
+    /// `NoIommu` was requested without taking responsibility for what the device may reach.
     #[error(
         "{0} without an IOMMU would reach all memory: only the unsafe `Options::without_iommu` allows it"
     )]
     NotAcknowledged(Bdf),
-    /// The caller asked for no IOMMU, and the device has one.
-    #[error("{0} has an IOMMU: open it with it")]
+    /// `NoIommu` was requested, and the device has an IOMMU.
+    #[error("{0} has an IOMMU: open it without `Options::without_iommu`")]
     Protected(Bdf),
-    /// The caller asked for no IOMMU, and the kernel does not allow it.
+    /// `NoIommu` was requested, and the kernel does not allow it.
     #[error(
         "{0} has no IOMMU, and the kernel does not allow its use without one: \
          `echo Y | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode`, then unbind and bind it again"

@@ -1,4 +1,4 @@
-//! Memory that the program already has, given up by value so that devices may reach it.
+//! Memory that the program already has, passed by value so that devices may reach it.
 
 use super::attachment::{Attachments, DomainOps};
 use super::policy::MappingPolicy;
@@ -18,8 +18,8 @@ const PAGE: usize = 4096;
 
 /// Memory of the program, of any origin, that devices may reach: the whole pages of it.
 ///
-/// The program gives the memory up by value, and has it again from [`reclaim`](Self::reclaim) when no device can reach
-/// it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into) registers it with a domain;
+/// The program passes the memory by value, and [`reclaim`](Self::reclaim) returns it when no device can reach it: meanwhile
+/// it can be neither freed nor sliced. [`map_into`](Self::map_into) registers it with a domain;
 /// [`take`](Self::take) returns all of it as an [`OwnedPiece`], which can be split, mapped, and passed to queues.
 /// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
 ///
@@ -55,7 +55,7 @@ pub struct OwnedMemoryError<K = Vec<u8>> {
     pub addr: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// What was given up.
+    /// The owner that was passed.
     pub owner: K,
 }
 
@@ -71,8 +71,8 @@ impl<K> fmt::Debug for OwnedMemoryError<K> {
 /// Why memory was not reclaimed.
 #[derive(Debug, thiserror::Error)]
 pub enum Reclaim {
-    /// A handle, a piece, a mapping or a registration still has it, or it was given up as another type.
-    #[error("the memory is still in use, or was given up as another type")]
+    /// A handle, a piece, a mapping or a registration still uses it, or its owner has another type.
+    #[error("the memory is still in use, or its owner has another type")]
     InUse(OwnedMemory),
     /// A device may still reach it.
     #[error("the memory could not be unmapped from a domain: it is quarantined")]
@@ -80,7 +80,7 @@ pub enum Reclaim {
 }
 
 struct State {
-    /// Of what was given up: where the whole pages begin.
+    /// The offset of the first whole page in the original memory.
     start: usize,
     /// The whole pages.
     memory: DmaMemory<'static>,
@@ -146,9 +146,9 @@ impl OwnedMemory {
         })))
     }
 
-    /// Makes the memory known to a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
+    /// Registers the memory with a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
     /// mapped there once, and [`Domain::map`](pinfold_core::domain::Domain::map) of a piece needs no table work; with [`MappingPolicy::PerUse`] a piece is
-    /// mapped while it is in a mapping. Does nothing if the domain knows the memory already.
+    /// mapped while it is in a mapping. Does nothing if it is registered there already.
     ///
     /// # Errors
     /// [`BackendError`]; the memory is not in the domain then. If it
@@ -174,7 +174,7 @@ impl OwnedMemory {
         self.0.memory.len()
     }
 
-    /// Returns what was given up, unmapped from all domains.
+    /// Unmaps the memory from all domains and returns its owner.
     ///
     /// # Errors
     /// [`Reclaim`].
@@ -195,7 +195,7 @@ impl OwnedMemory {
         owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
     }
 
-    /// The whole pages, lent as long as a handle is.
+    /// Returns the whole pages.
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
         self.0.memory
     }
@@ -234,20 +234,20 @@ impl fmt::Debug for OwnedMemory {
     }
 }
 
-/// Whole pages of [`OwnedMemory`], which belong to this value alone: what can be mapped for a device or moved into a
+/// Whole pages of [`OwnedMemory`], owned by this value alone: a payload that can be mapped for a device or moved into a
 /// queue. It keeps the memory.
 pub struct OwnedPiece {
     state: Arc<State>,
     /// Within the whole pages.
     offset: usize,
     len: usize,
-    /// What is to be transferred: its offset and its length.
+    /// The offset and the length of the bytes to transfer.
     extent: (usize, usize),
 }
 
-/// Why a piece was not cut.
+/// Why a piece was not split, or its extent not set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{at} is no position in a piece of {len} bytes, or no multiple of {unit}")]
+#[error("{at} is not a multiple of {unit} inside a piece of {len} bytes")]
 pub struct CutError {
     /// The position.
     pub at: usize,
@@ -264,7 +264,7 @@ impl OwnedPiece {
         self.len
     }
 
-    /// Returns where the piece begins in what was given up.
+    /// Returns the offset of the piece in the original memory.
     pub fn offset(&self) -> usize {
         self.state.start + self.offset
     }
@@ -275,8 +275,8 @@ impl OwnedPiece {
         self.state.memory.part(self.offset, self.len).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// Splits the piece at `at` bytes, a multiple of 4096, and returns the second part. What is to be transferred is all
-    /// of each part then.
+    /// Splits the piece at `at` bytes, a multiple of 4096, and returns the second part. The
+    /// extent of each part is then all of it.
     ///
     /// # Errors
     /// [`CutError`] if one of the parts would have no whole page.
@@ -290,7 +290,7 @@ impl OwnedPiece {
         Ok(rest)
     }
 
-    /// Sets which bytes are to be transferred; by default all. The device can reach the whole pages around them.
+    /// Sets which bytes are transferred; by default all. The device can reach the whole pages around them.
     ///
     /// # Errors
     /// [`CutError`] if they are none, or not inside the piece.
@@ -330,7 +330,7 @@ impl fmt::Debug for OwnedPiece {
 
 /// Several pieces, of the same memory or of different ones, as one payload: a scattered transfer.
 ///
-/// They are mapped one behind the other; what is to be transferred are their extents, in order.
+/// They are mapped at consecutive addresses; their extents are transferred in order.
 #[derive(Debug)]
 pub struct OwnedPieces(Vec<OwnedPiece>);
 

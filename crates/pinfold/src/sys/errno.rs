@@ -7,12 +7,12 @@ use std::fmt;
 pub struct Errno(i32);
 
 impl Errno {
-    /// The error with this number (`errno(3)`).
+    /// Creates the error with this number (`errno(3)`).
     pub const fn new(raw: i32) -> Self {
         Self(raw)
     }
 
-    /// The number, as in `errno(3)`.
+    /// Returns the number, as in `errno(3)`.
     pub const fn raw(self) -> i32 {
         self.0
     }
@@ -25,7 +25,7 @@ impl From<rustix::io::Errno> for Errno {
 }
 
 impl From<&std::io::Error> for Errno {
-    /// `EIO` for an error that has no number.
+    /// Returns `EIO` for an error that has no number.
     fn from(error: &std::io::Error) -> Self {
         Self(error.raw_os_error().unwrap_or(libc::EIO))
     }

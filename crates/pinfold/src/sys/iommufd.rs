@@ -7,7 +7,7 @@ use pinfold_core::addr::IovaRange;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// `_IO(';', 0x80 + n)`: each structure says its own size in its first field.
+/// `_IO(';', 0x80 + n)`: each structure has its own size in its first field.
 const fn iommu(n: u32) -> u32 {
     ((b';' as u32) << 8) | (0x80 + n)
 }
@@ -213,7 +213,7 @@ pub(crate) fn bind(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> Result<()
     unsafe { with_struct(device, DEVICE_BIND, &mut bind) }.map(drop)
 }
 
-/// Puts a bound device into the address space. `VFIO_DEVICE_ATTACH_IOMMUFD_PT`: Linux 6.6.
+/// Attaches a bound device to the address space. `VFIO_DEVICE_ATTACH_IOMMUFD_PT`: Linux 6.6.
 pub(crate) fn attach(device: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> {
     let mut attach = Attach { argsz: argsz::<Attach>(), flags: 0, pt_id: ioas.0 };
     // SAFETY: the structure is the one that the call reads and fills in.

@@ -1,4 +1,4 @@
-//! What is mapped at an address: its bounds, its rights and its page size.
+//! Queries the mapping at an address: its bounds, access rights and page size.
 
 use super::errno::Errno;
 use super::smaps;
@@ -10,20 +10,19 @@ use std::fs::File;
 pub(crate) struct MmapRegion {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// The size of the pages that the kernel maps it by: that of its hugetlb pool, else 4096. Transparent hugepages
-    /// do not show here.
+    /// The page size of its hugetlb pool, else 4096. Transparent hugepages are not visible here.
     pub(crate) page_bytes: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// Whether other mappings may have the same pages.
+    /// Whether other mappings may share its pages.
     pub(crate) shared: bool,
     name: String,
 }
 
 impl MmapRegion {
-    /// Whether it is no memory, but a device's registers or pages of the kernel's own.
+    /// Returns whether it consists of a device's registers or of the kernel's own pages instead of memory.
     ///
-    /// O(mappings of the process) where its name makes that possible, else constant.
+    /// O(mappings of the process) if its name permits that, else constant.
     pub(crate) fn is_special(&self) -> bool {
         if self.name.starts_with("[v") {
             return true;
@@ -60,14 +59,14 @@ const QUERY: rustix::ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
 const SHARED: u64 = 8;
-/// The longest name that the kernel gives (`PATH_MAX`).
+/// The longest name that the kernel returns (`PATH_MAX`).
 const NAME: u32 = 4096;
 
-/// The mappings of this process, one query at a time where the kernel has that.
+/// The mappings of this process, queried one by one if the kernel supports that.
 #[derive(Debug)]
 pub(crate) struct Mappings {
     maps: File,
-    /// All of them, by `/proc/self/smaps`, where the kernel answers no queries.
+    /// All of them, from `/proc/self/smaps`, if the kernel has no queries.
     read: Option<Vec<smaps::Vma>>,
 }
 
@@ -77,18 +76,18 @@ impl Mappings {
         Ok(Self { maps: maps.map_err(|raw| Errno::new(raw.unwrap_or(0)))?, read: None })
     }
 
-    /// As if the kernel answered no queries.
+    /// Reads `/proc/self/smaps`, as on a kernel without queries.
     #[cfg(test)]
     pub(crate) fn by_smaps() -> Result<Self, Errno> {
         Ok(Self { read: Some(smaps::all()), ..Self::open()? })
     }
 
-    /// Whether queries are answered; else `/proc/self/smaps` was read, once for all.
+    /// Returns whether mappings are queried; otherwise `/proc/self/smaps` was read once.
     pub(crate) fn are_queried(&self) -> bool {
         self.read.is_none()
     }
 
-    /// The mapping that `addr` lies in. `PROCMAP_QUERY`: since Linux 6.11; before, all of `/proc/self/smaps`.
+    /// Returns the mapping that contains `addr`. `PROCMAP_QUERY`: since Linux 6.11; before, all of `/proc/self/smaps`.
     pub(crate) fn at(&mut self, addr: usize) -> Result<Option<MmapRegion>, Errno> {
         if self.read.is_none() {
             match self.query(addr) {

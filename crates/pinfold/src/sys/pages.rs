@@ -1,4 +1,4 @@
-//! Which pages are behind addresses of this process: `/proc/self/pagemap` and `/proc/kpageflags`.
+//! Finds the pages and frames of this process's addresses: `/proc/self/pagemap` and `/proc/kpageflags`.
 
 use super::errno::Errno;
 use rustix::ioctl::{IoctlOutput, Opcode, opcode};
@@ -8,13 +8,13 @@ use std::os::unix::fs::FileExt;
 
 /// The page size of these files.
 const PAGE: u64 = 4096;
-/// `/proc/kpageflags`: the page is the first, or another, of several that are one.
+/// `/proc/kpageflags`: the page is the head, or a tail, of a compound page.
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
-/// Entries that are read at once.
+/// Entries per read.
 const BATCH: usize = 512;
 
-/// A page of 4 KiB: whether it is there, and where.
+/// The entry of a 4 KiB page: whether it is present, and its frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry(u64);
 
@@ -23,7 +23,7 @@ impl Entry {
         self.0 >> 63 == 1
     }
 
-    /// The number of its frame; none where it is not there or may not be known.
+    /// Returns its frame number; `None` if it is not present, or hidden from this process.
     pub(crate) fn frame(self) -> Option<u64> {
         let frame = self.0 & ((1 << 55) - 1);
         (self.is_present() && frame != 0).then_some(frame)
@@ -61,10 +61,10 @@ const _: () = assert!(size_of::<Scan>() == 96 && size_of::<Region>() == 24);
 
 /// `PAGE_IS_HUGE`: mapped by one entry for 2 MiB or more.
 const HUGE: u64 = 1 << 6;
-/// `PAGE_IS_PFNZERO`: the page of zeroes that backs memory that was only read so far.
+/// `PAGE_IS_PFNZERO`: the page of zeroes that backs memory that has only been read so far.
 const ZERO: u64 = 1 << 5;
 
-/// `PAGEMAP_SCAN` as rustix wants it; its answer is how many regions it filled.
+/// `PAGEMAP_SCAN` in the form of rustix; it returns how many regions it filled.
 struct ScanCall<'a>(&'a mut Scan);
 
 // SAFETY: the opcode is that of `PAGEMAP_SCAN`, whose argument is `Scan` (its size is asserted above), which the
@@ -91,7 +91,7 @@ pub(crate) struct Pagemap {
 }
 
 impl Pagemap {
-    /// `/proc/self/pagemap`: since Linux 2.6.25, frame numbers for `CAP_SYS_ADMIN` only since 4.2. `/proc/kpageflags`:
+    /// Opens both files. `/proc/self/pagemap`: since Linux 2.6.25, frame numbers for `CAP_SYS_ADMIN` only since 4.2. `/proc/kpageflags`:
     /// since 2.6.25, for root.
     pub(crate) fn open() -> Result<Self, Errno> {
         let errno = |error: std::io::Error| Errno::new(error.raw_os_error().unwrap_or(0));
@@ -99,8 +99,8 @@ impl Pagemap {
         Ok(Self { pagemap, flags: File::open("/proc/kpageflags").ok() })
     }
 
-    /// The ranges of `start..end` that are mapped by entries for 2 MiB or more, in order. One that was only read so far
-    /// is none: it becomes a page when it is written, of unknown size.
+    /// Returns the ranges of `start..end` that are mapped by entries for 2 MiB or more, in order. Pages of zeroes are left
+    /// out: the first write replaces them by pages of unknown size.
     ///
     /// `PAGEMAP_SCAN`: since Linux 6.7; `ENOTTY` before.
     pub(crate) fn huge(&self, start: usize, end: usize) -> Result<Vec<(usize, usize)>, Errno> {
@@ -137,7 +137,7 @@ impl Pagemap {
         Ok(found)
     }
 
-    /// Calls `each` with the address of each page of 4 KiB of `start..end` (multiples of 4096) and what is there.
+    /// Calls `each` with the address and the entry of each 4 KiB page of `start..end` (multiples of 4096).
     pub(crate) fn each(
         &self,
         start: usize,
@@ -153,7 +153,7 @@ impl Pagemap {
     }
 
     /// Returns the number of frames of the compound page around the frame, and its first frame: one frame if there is none.
-    /// `None` where that may not be known.
+    /// `None` if that is hidden from this process.
     fn folio_of(&self, frame: u64) -> Option<(u64, u64)> {
         let flags = self.flags.as_ref()?;
         let at = |frame: u64| {
@@ -162,7 +162,7 @@ impl Pagemap {
             Some(u64::from_ne_bytes(word))
         };
         let mut first = frame;
-        // A larger page lies on a multiple of its size, and has at most 1 GiB.
+        // A compound page is aligned to its size, and has at most 1 GiB.
         if at(frame)? & COMPOUND_TAIL != 0 {
             let heads = (1..=18).map(|order| frame >> order << order);
             first = heads.into_iter().find(|&head| at(head).is_some_and(|word| word & COMPOUND_HEAD != 0))?;
@@ -175,8 +175,8 @@ impl Pagemap {
         Some((first, 1 << order))
     }
 
-    /// The larger pages that the `count` frames from `first` are of, each once: first frame and number of frames. The
-    /// frames of no larger page are left out. `None` where that may not be known.
+    /// Returns the compound pages of the `count` frames from `first`, each once: first frame and number of frames. Frames
+    /// outside of compound pages are left out. `None` if that is hidden from this process.
     pub(crate) fn folios(&self, first: u64, count: u64) -> Option<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         let mut frame = first;

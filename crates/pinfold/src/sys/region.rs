@@ -10,8 +10,8 @@ use std::ptr::{self, NonNull};
 
 /// The page below and above anonymous memory that must not be accessed.
 ///
-/// It catches a run past the end, and it keeps the kernel from merging the range with a neighbour, so that what
-/// `/proc/self/smaps` says of it is about it alone.
+/// It catches accesses past the end, and keeps the kernel from merging the range with a neighbour, so that its entry in
+/// `/proc/self/smaps` describes it alone.
 const GUARD: usize = 4096;
 
 /// Memory that is mapped until the value is dropped, readable and writable.
@@ -22,7 +22,7 @@ pub(crate) struct Region {
     outer: Option<Outer>,
 }
 
-/// What is unmapped in the end: the memory and its guards.
+/// The range that is unmapped on drop: the memory and its guards.
 #[derive(Clone, Copy, Debug)]
 struct Outer {
     base: NonNull<c_void>,
@@ -36,10 +36,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// `len` bytes of private memory on a multiple of `align`; pages come, zeroed, when they are first touched.
+    /// Maps `len` bytes of private memory at a multiple of `align`; zeroed pages are allocated when they are first touched.
     ///
-    /// Not charged against the system's commit limit (`MAP_NORESERVE`; it is where `vm.overcommit_memory` is 2):
-    /// an arena may be larger than memory and be used in parts.
+    /// Not charged against the system's commit limit (`MAP_NORESERVE`), unless `vm.overcommit_memory` is 2: an arena may be
+    /// larger than memory and be used in parts.
     ///
     /// `mmap`, `mprotect`: since the first Linux.
     pub(crate) fn anonymous(len: usize, align: usize) -> Result<Self, Errno> {
@@ -60,7 +60,7 @@ impl Region {
         Ok(region)
     }
 
-    /// `len` bytes (a multiple of `page`) of pages from the hugetlb pool, reserved now, zeroed when touched.
+    /// Maps `len` bytes (a multiple of `page`) of the hugetlb pool: reserved now, zeroed when touched.
     ///
     /// `MAP_HUGETLB` since Linux 2.6.32, the choice of a page size since 3.8.
     pub(crate) fn hugetlb(len: usize, page: PageSize) -> Result<Self, Errno> {
@@ -76,7 +76,7 @@ impl Region {
         Self::whole(base, len)
     }
 
-    /// `len` bytes of the file behind `fd`, shared with every other mapping of it.
+    /// Maps `len` bytes of the file behind `fd`, shared with every other mapping of it.
     ///
     /// `mmap`: since the first Linux.
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
@@ -92,7 +92,7 @@ impl Region {
         Ok(Self { base: base.cast(), len, outer: Some(Outer { base, len }) })
     }
 
-    /// Memory that another owner mapped, and unmaps after this value is dropped.
+    /// Wraps memory that another owner mapped, and unmaps after this value is dropped.
     ///
     /// # Safety
     /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are multiples of 4096.
@@ -100,32 +100,32 @@ impl Region {
         Self { base, len, outer: None }
     }
 
-    /// The memory, to be reached beside devices.
+    /// Returns the memory, for access beside devices.
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: the range is mapped, readable and writable while `self` lives (every constructor's result or
-        // contract) and is one mapping of less than isize::MAX bytes, for the kernel has no larger ones. That no
+        // contract) and is one mapping of less than isize::MAX bytes, since the kernel makes no larger ones. That no
         // copy outlives it and that no reference is alive meanwhile is the arena's promise: it drops its region last,
         // and lends references only into runs that no device can reach.
         unsafe { DmaMemory::from_raw(self.base, self.len) }
     }
 
-    /// Children get no copy: `fork` would share the pages, and the first write on either side would move the parent
-    /// to another page than the one that the device knows. `MADV_DONTFORK`: since Linux 2.6.16.
+    /// Excludes the memory from children: `fork` would share the pages, and the first write on either side would move the
+    /// parent to another page than the one that the device uses. `MADV_DONTFORK`: since Linux 2.6.16.
     pub(crate) fn keep_from_children(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxDontFork)
     }
 
-    /// Children get a copy again. `MADV_DOFORK`: since Linux 2.6.16.
+    /// Includes the memory in children again. `MADV_DOFORK`: since Linux 2.6.16.
     pub(crate) fn give_to_children(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxDoFork)
     }
 
-    /// Asks for transparent hugepages. `MADV_HUGEPAGE`: since Linux 2.6.38.
+    /// Requests transparent hugepages. `MADV_HUGEPAGE`: since Linux 2.6.38.
     pub(crate) fn ask_for_hugepages(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxHugepage)
     }
 
-    /// Asks for plain pages. `MADV_NOHUGEPAGE`: since Linux 2.6.38.
+    /// Requests plain pages. `MADV_NOHUGEPAGE`: since Linux 2.6.38.
     pub(crate) fn ask_for_plain_pages(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxNoHugepage)
     }
@@ -135,7 +135,7 @@ impl Region {
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }?)
     }
 
-    /// Faults in the first `len` bytes for writing; where there is no page it is an error and not a signal.
+    /// Faults in the first `len` bytes for writing; a missing page is an error and not a signal.
     /// `MADV_POPULATE_WRITE`: since Linux 5.14.
     pub(crate) fn populate(&self, len: usize) -> Result<(), Errno> {
         let len = len.min(self.len);
@@ -143,34 +143,34 @@ impl Region {
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }?)
     }
 
-    /// Keeps pages resident from when they are first touched. `mlock2` with `MLOCK_ONFAULT`: since Linux 4.4.
+    /// Locks each page in memory when it is first touched. `mlock2` with `MLOCK_ONFAULT`: since Linux 4.4.
     pub(crate) fn lock(&self) -> Result<(), Errno> {
         // SAFETY: the range is mapped while `self` lives; locking does not change what it holds.
         Ok(unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }?)
     }
 
-    /// Takes [`lock`](Self::lock) back. `munlock`: since the first Linux.
+    /// Undoes [`lock`](Self::lock). `munlock`: since the first Linux.
     pub(crate) fn unlock(&self) -> Result<(), Errno> {
         // SAFETY: the range is mapped while `self` lives; unlocking does not change what it holds.
         Ok(unsafe { rustix::mm::munlock(self.base.as_ptr().cast(), self.len) }?)
     }
 
-    /// Where it starts in this process.
+    /// Returns its address in this process.
     pub(crate) fn addr(&self) -> usize {
         self.base.as_ptr().addr()
     }
 
-    /// How many bytes.
+    /// Returns its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Its first byte.
+    /// Returns a pointer to its first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Whether it is unmapped when dropped.
+    /// Returns whether it is unmapped on drop.
     pub(crate) fn is_owned(&self) -> bool {
         self.outer.is_some()
     }
@@ -183,7 +183,7 @@ impl Drop for Region {
         // drops its region when nothing reaches into it any more.
         let done = unsafe { rustix::mm::munmap(outer.base.as_ptr(), outer.len) };
         if let Err(errno) = done {
-            tracing::error!(base = ?outer.base, len = outer.len, %errno, "memory could not be unmapped; it is lost");
+            tracing::error!(base = ?outer.base, len = outer.len, %errno, "memory could not be unmapped and is leaked");
         }
     }
 }
@@ -226,7 +226,7 @@ mod tests {
             drop(region);
             smaps::of_range(addr, 8192).is_none()
         };
-        // Another test may map something there at once, but not every time.
+        // Another test may map something there meanwhile, but not every time.
         assert!((0..50).any(|_| unmapped()));
     }
 

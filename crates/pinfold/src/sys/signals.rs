@@ -7,9 +7,9 @@ use std::time::Duration;
 /// Signals that are blocked in the thread that made this and in all threads it starts afterwards. They stay pending until
 /// [`wait`](Self::wait) takes them.
 ///
-/// A handler runs only when its thread returns from the kernel. A thread that waits for a file system which does not
-/// answer sleeps killably: it returns for SIGKILL and for no handler. A thread that waits for the signals themselves
-/// takes them whatever the others do.
+/// A handler runs only when its thread returns from the kernel. A thread that waits for a file system that does not
+/// respond sleeps killably: it returns for SIGKILL and runs no handler. A thread that waits for the signals receives them
+/// whatever the others do.
 #[derive(Clone, Copy)]
 pub struct Signals {
     set: libc::sigset_t,
@@ -23,7 +23,7 @@ impl std::fmt::Debug for Signals {
 
 impl Signals {
     /// Blocks those of `signals` that the process does not ignore: one that was ignored when the program started (`nohup`,
-    /// a job of a non-interactive shell) stays so. `sigaction`, `pthread_sigmask`: since the first Linux.
+    /// a job of a non-interactive shell) stays ignored. `sigaction`, `pthread_sigmask`: since the first Linux.
     ///
     /// # Errors
     /// EINVAL for a number that is not a signal.
@@ -61,7 +61,7 @@ impl Signals {
     }
 }
 
-/// Whether the process ignores the signal.
+/// Returns whether the process ignores the signal.
 fn is_ignored(signal: i32) -> Result<bool, Errno> {
     let mut now = MaybeUninit::uninit();
     // SAFETY: no new action is set; the kernel writes the current one.

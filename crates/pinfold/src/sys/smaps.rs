@@ -1,4 +1,4 @@
-//! A parser of `/proc/self/smaps`: which pages a mapping really has.
+//! Parses `/proc/self/smaps`: the pages that a mapping really has.
 
 use super::text;
 
@@ -21,25 +21,25 @@ pub(crate) struct Vma {
 }
 
 impl Vma {
-    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages asked for, `rd`
-    /// readable, `wr` writable, `io` and `pf` a device's.
+    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages requested, `rd`
+    /// readable, `wr` writable, `io` and `pf` of a device.
     pub(crate) fn has_flag(&self, flag: &str) -> bool {
         self.flags.split_whitespace().any(|have| have == flag)
     }
 }
 
-/// What is said of the mapping that has all of the `len` bytes from `addr`. O(mappings of the process).
+/// Returns the mapping that contains all of the `len` bytes from `addr`. O(mappings of the process).
 pub(crate) fn of_range(addr: usize, len: usize) -> Option<Vma> {
     let end = addr.checked_add(len)?;
     all().into_iter().find(|vma| vma.start <= addr && end <= vma.end)
 }
 
-/// All mappings of the process, in order; none where the file cannot be read.
+/// Returns all mappings of the process, in order; none if the file cannot be read.
 pub(crate) fn all() -> Vec<Vma> {
     std::fs::read("/proc/self/smaps").map(|smaps| parse(&smaps)).unwrap_or_default()
 }
 
-/// Reads as much as makes sense; a line that does not is skipped.
+/// Parses the file; malformed lines are skipped.
 fn parse(smaps: &[u8]) -> Vec<Vma> {
     let mut all: Vec<Vma> = Vec::new();
     for line in text::lines(smaps) {

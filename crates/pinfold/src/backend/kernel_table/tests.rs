@@ -1,3 +1,5 @@
+//! Domains over a fake kernel: entries, limits, rollback, and a proptest against its table.
+
 use super::*;
 use crate::backend::fake::{Call, Fake, domain_of};
 use crate::{Arena, Domain, MappingPolicy, Source};
@@ -23,7 +25,7 @@ fn arena(domain: &Domain, bytes: u64, mapping_policy: MappingPolicy) -> Arena {
 #[test]
 fn an_arena_is_one_entry_whatever_its_size() {
     let (kernel, domain) = domain();
-    // 64 GiB in one piece, then 64 GiB in 64: nothing of them is touched, so nothing of them is there.
+    // 64 GiB in one piece, then 64 GiB in 64: they are not touched, so they take no memory.
     let whole = arena(&domain, 64 * GIB, MappingPolicy::Whole);
     assert_eq!(kernel.entries(), 1);
     let set: Vec<Arena> = (0..64).map(|_| arena(&domain, GIB, MappingPolicy::Whole)).collect();
@@ -55,7 +57,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
     assert!(revoked.iter().all(|r| r.is_quiesced()), "the kernel's unmap has completed when it returns");
     assert_eq!(kernel.entries(), 0);
     let unmaps = kernel.calls().iter().filter(|call| matches!(call, Call::Unmap { .. })).count();
-    assert_eq!(unmaps, 1, "neighbours are taken back by one call");
+    assert_eq!(unmaps, 1, "adjacent mappings are unmapped by one call");
 }
 
 #[test]
@@ -111,7 +113,7 @@ fn a_refused_map_changes_nothing() {
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let before = domain.stats();
     let refused = domain.map(arena.alloc(12288).unwrap(), Bidirectional).unwrap_err();
-    // Whether the limit of locked memory is named depends on whether this process has one.
+    // The error names the limit of locked memory only if this process has one.
     assert!(
         matches!(
             refused.error,
@@ -156,7 +158,7 @@ fn memory_that_the_kernel_fails_to_unmap_is_quarantined() {
     assert_eq!(mapped.unmap().unwrap_err(), BackendError::NotRevoked);
     let stats = domain.stats();
     assert_eq!((stats.quarantined, stats.quarantined_bytes, stats.backend.entries), (1, 8192, 1));
-    assert_eq!(arena.stats().frames_in_use, 2, "and is never allocated again");
+    assert_eq!(arena.stats().frames_in_use, 2, "its frames are never allocated again");
     *kernel.unmap_fails.lock().unwrap() = None;
 }
 
@@ -197,7 +199,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever is asked, the account and the kernel's table say the same.
+    /// After any sequence of operations the record equals the kernel's table.
     #[test]
     fn the_record_equals_the_kernels_table(steps in steps(), entries in 1usize..8) {
         let kernel = Arc::new(Fake { entries: Some(entries), ..Fake::default() });

@@ -17,10 +17,10 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Pinned memory from the operating system, in any number of domains, also none.
+/// Pinned memory from the operating system, in any number of domains, including none.
 ///
-/// A handle: a clone is the same arena. What allocates buffers is here; what knows an I/O virtual address is the
-/// [`Arena`] that [`map_into`](Self::map_into) returns.
+/// A handle: a clone is the same arena. It allocates buffers; I/O virtual addresses belong to the [`Arena`] that
+/// [`map_into`](Self::map_into) returns.
 #[derive(Clone)]
 pub struct ArenaMemory(Shared<State>);
 
@@ -125,7 +125,7 @@ impl ArenaMemory {
         }
     }
 
-    /// Returns what the kernel has put behind the arena so far, from `/proc/self/smaps`; `None` if that is unreadable.
+    /// Returns the pages that the kernel has allocated for the arena so far, from `/proc/self/smaps`; `None` if that is unreadable.
     /// Of the caller's memory, the figures are those of the mappings around it. O(mappings of the process).
     pub fn backing(&self) -> Option<Backing> {
         let vma = smaps::of_range(self.0.region().addr(), self.0.region().len())?;
@@ -141,7 +141,7 @@ impl ArenaMemory {
         self.0.is_same(&other.0)
     }
 
-    /// Returns where the memory begins in this process.
+    /// Returns the address of the memory in this process.
     pub(crate) fn addr(&self) -> usize {
         self.0.region().addr()
     }
@@ -166,7 +166,7 @@ impl fmt::Debug for ArenaMemory {
 /// [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) of the pools of that domain.
 #[derive(Clone)]
 pub struct Arena {
-    /// Dropped before `memory`, whose drop takes the attachments apart.
+    /// Dropped before `memory`, whose drop detaches the memory.
     attachment: Arc<Attachment>,
     memory: ArenaMemory,
 }

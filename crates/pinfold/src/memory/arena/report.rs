@@ -14,7 +14,7 @@ pub struct ArenaReport {
     /// The source of its memory.
     pub source: Source,
     /// The page size of the source. With transparent hugepages: of the first page;
-    /// [`ArenaMemory::backing`](super::ArenaMemory::backing) tells the rest.
+    /// [`ArenaMemory::backing`](super::ArenaMemory::backing) reports all.
     pub page_size: PageSize,
     /// The NUMA node that its pages are bound to.
     pub numa_node: Option<u32>,
@@ -63,7 +63,7 @@ impl fmt::Display for ArenaStats {
     }
 }
 
-/// What the kernel has put behind an arena so far.
+/// The pages that the kernel has allocated for an arena so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Backing {
     /// Bytes that have a page of memory.

@@ -46,7 +46,7 @@ fn a_device_writes_and_reads_across_hugepages_and_small_pages() {
         memory.map_into(&domain, policy).unwrap();
         let port = domain.port().unwrap();
         let piece = memory.take().unwrap();
-        assert!(memory.take().is_none(), "there is one piece of all");
+        assert!(memory.take().is_none(), "the whole memory is taken once");
         let mapping = domain.map(piece, FromDevice).unwrap();
         assert_eq!(mapping.is_fixed(), policy == MappingPolicy::Whole);
         let iova = mapping.iova().start();
@@ -94,7 +94,7 @@ fn reclaimed_memory_is_the_original_and_unreachable_for_devices() {
     let iova = Pinned::fixed_iova(&piece, pinfold_core::domain::Domain::id(&domain)).unwrap();
     domain.port().unwrap().write(iova, b"device").unwrap();
     drop(piece);
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else { panic!("it is no String") };
+    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else { panic!("its owner is no String") };
     let bytes: Vec<u8> = memory.reclaim().unwrap();
     assert_eq!(
         (bytes.as_ptr().addr(), bytes.len(), &bytes[start..start + 6]),
@@ -121,7 +121,7 @@ fn scattered_pieces_are_one_payload_with_the_extents_of_each() {
     let mut last = rest.split_off((2 << 20) - 8192).unwrap();
     drop(last.split_off(16384).unwrap());
     first.set_extent(512, 1024).unwrap();
-    // The last first: they are not neighbours, and on pages of different sizes.
+    // The last first: the pieces are not adjacent, and on pages of different sizes.
     let pieces = OwnedPieces::new(vec![last, first]).unwrap();
     let mapping = domain.map(pieces, FromDevice).unwrap();
     let segments: Vec<_> = (0..).map_while(|i| Payload::segment(&mapping, i)).collect();

@@ -1,3 +1,5 @@
+//! Binding in a tree of files that behaves as the kernel does; each write can be made to fail.
+
 use super::*;
 use std::cell::Cell;
 use std::os::unix::fs::symlink;

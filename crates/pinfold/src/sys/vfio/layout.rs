@@ -77,7 +77,7 @@ pub(crate) const CONFIG_REGION: u32 = 7;
 pub(crate) const IRQ_MSI: u32 = 1;
 /// `VFIO_PCI_MSIX_IRQ_INDEX`.
 pub(crate) const IRQ_MSIX: u32 = 2;
-/// `VFIO_PCI_REQ_IRQ_INDEX` (Linux 4.0): the kernel asks for the device back.
+/// `VFIO_PCI_REQ_IRQ_INDEX` (Linux 4.0): the kernel requests the device.
 pub(crate) const IRQ_REQUEST: u32 = 4;
 
 pub(crate) const IRQ_EVENTFD: u32 = 1;
@@ -92,7 +92,7 @@ pub(crate) struct IrqInfo {
     pub(crate) count: u32,
 }
 
-/// No data: the count alone. With a trigger and a count of 0 it switches the interrupts off.
+/// No data: the count alone. With a trigger and a count of 0 it disables the interrupts.
 pub(crate) const IRQ_DATA_NONE: u32 = 1;
 /// Data are eventfds.
 pub(crate) const IRQ_DATA_EVENTFD: u32 = 1 << 2;

@@ -1,4 +1,4 @@
-//! What is promised about the memory of an arena and of its buffers.
+//! The memory of arenas and buffers: sizes, contents, access by devices, lifetimes.
 
 use super::*;
 use pinfold_core::access::Bidirectional;
@@ -100,7 +100,7 @@ fn an_arena_mapped_whole_lends_no_slices_and_can_be_copied() {
     assert_eq!(
         iova.raw() - arena.iova().raw(),
         (buffer.memory().addr() - addr_of(&arena)) as u64,
-        "an addition tells the IOVA"
+        "the IOVA is an addition"
     );
     port.write(iova, b"stray").unwrap();
     let mut back = [0; 5];
@@ -110,7 +110,7 @@ fn an_arena_mapped_whole_lends_no_slices_and_can_be_copied() {
     assert!(mapped.is_fixed(), "no table work");
     let buffer = mapped.unmap().unwrap();
     drop((buffer, arena));
-    assert!(port.write(iova, b"stray").is_err(), "gone with the arena");
+    assert!(port.write(iova, b"stray").is_err(), "unmapped with the arena");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn an_arena_larger_than_memory_takes_only_touched_pages() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
-    /// Each buffer is filled with its own byte; whatever comes and goes, every live one keeps its bytes.
+    /// Each buffer is filled with its own byte, and keeps it while others are allocated and freed.
     #[test]
     fn live_buffers_never_overlap(steps in proptest::collection::vec((any::<bool>(), 1usize..200_000), 1..300)) {
         let arena = plain(4 << 20, MappingPolicy::PerUse);

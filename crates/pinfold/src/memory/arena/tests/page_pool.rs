@@ -35,7 +35,7 @@ fn is_intact(page: &Page<Arena>) -> bool {
     (0..4096).step_by(8).all(|at| page.memory().read_u64(at) == Ok(SECRET | page.iova().raw()))
 }
 
-fn lands(port: &Port, iova: Iova) -> bool {
+fn succeeds(port: &Port, iova: Iova) -> bool {
     let mut word = [0; 8];
     let read = port.read(iova, &mut word).is_ok();
     // Both: an IOTLB entry may allow one of them.
@@ -52,19 +52,19 @@ fn after_destroy_no_access_succeeds_although_pages_are_in_use() {
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
         let mut held: Vec<_> = (0..400).map(|_| pool.alloc().unwrap()).collect();
         let iovas: Vec<_> = held.iter().map(Page::iova).collect();
-        // Some are free when the pool goes, some are on their way, and the rest is out.
+        // When the pool is destroyed, some pages are free, some are being freed, and the rest is in use.
         held.drain(..100).for_each(|page| pool.recycle(page));
         held.truncate(200);
         for &iova in &iovas {
             assert!(
-                ports.iter().all(|port| lands(port, iova)),
+                ports.iter().all(|port| succeeds(port, iova)),
                 "free or not, a page keeps its mapping: {iova}"
             );
         }
         let end = pool.destroy();
         held.iter().for_each(keep_secret);
         for &iova in &iovas {
-            assert!(!ports.iter().any(|port| lands(port, iova)), "{iova}");
+            assert!(!ports.iter().any(|port| succeeds(port, iova)), "{iova}");
         }
         assert!(held.iter().all(is_intact));
         assert_eq!((end.reachable(), end.pages_out()), (None, 200));
@@ -76,15 +76,15 @@ fn after_destroy_no_access_succeeds_although_pages_are_in_use() {
             (end.pages_out(), arena.stats().frames_in_use, arena.stats().frames_quarantined),
             (0, 0, 0)
         );
-        // The memory is the program's again, and the old addresses lead nowhere.
+        // The program owns the memory again, and the old addresses are unmapped.
         let mut buffer = arena.alloc(4 << 20).unwrap();
         buffer.as_mut_slice().unwrap().fill(7);
-        assert!(!iovas.iter().any(|&iova| lands(&ports[0], iova)));
+        assert!(!iovas.iter().any(|&iova| succeeds(&ports[0], iova)));
         assert!(buffer.as_slice().unwrap().iter().all(|&byte| byte == 7));
     }
 }
 
-/// The test above can fail: a pool that is closed leaves its pages to the device, and says so.
+/// Shows that the test above can fail: a pool that is only closed leaves its pages reachable, and reports it.
 #[test]
 fn a_closed_pool_leaves_its_pages_reachable() {
     let domain = soft();
@@ -94,11 +94,11 @@ fn a_closed_pool_leaves_its_pages_reachable() {
     let page = pool.alloc().unwrap();
     let end = pool.close();
     keep_secret(&page);
-    assert!(lands(&port, page.iova()) && !is_intact(&page));
+    assert!(succeeds(&port, page.iova()) && !is_intact(&page));
     assert_eq!(end.reachable(), Some((64 * 4096, &RevokeError::NotAsked)));
     let iova = page.iova();
     drop(page);
-    assert!(!lands(&port, iova), "taken from it with its last page");
+    assert!(!succeeds(&port, iova), "unmapped with its last page");
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
                         let (mut landed, mut late, mut at) = (0u64, 0u64, step);
                         while !stop.load(Ordering::Relaxed) {
                             at = (at + step) % iovas.len();
-                            // Asked before the access: what begins after the end must not land.
+                            // Read before the access: one that begins after the end must fault.
                             let after = over.load(Ordering::Acquire);
-                            let hit = u64::from(lands(&port, iovas[at]));
+                            let hit = u64::from(succeeds(&port, iovas[at]));
                             *(if after { &mut late } else { &mut landed }) += hit;
                             rounds.fetch_add(1, Ordering::Relaxed);
                         }
@@ -192,7 +192,7 @@ fn an_arena_that_is_mapped_whole_keeps_its_pages_reachable_and_reports_it() {
     let end = pool.destroy();
     let (bytes, why) = end.reachable().unwrap();
     assert_eq!((bytes, why, why.is_permanent()), (64 * 4096, &RevokeError::Permanent, false));
-    assert!(lands(&port, page.iova()));
+    assert!(succeeds(&port, page.iova()));
     drop(page);
     assert_eq!(arena.stats().frames_in_use, 0);
 }
@@ -243,7 +243,7 @@ fn a_wrong_free_is_a_typed_error_and_changes_nothing() {
     let twice = FreeError::DoubleFree { addr };
     assert_eq!(remote.free_bulk(&[raw]), Err(BulkFreeError { freed: 0, error: twice }));
     assert_eq!(pool.free_raw(raw), Err(twice));
-    // And where the pool is gone.
+    // Also after the pool is destroyed.
     let late = pool.alloc_raw().unwrap();
     drop(pool);
     remote.free_raw(late).unwrap();

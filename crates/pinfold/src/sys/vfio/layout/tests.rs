@@ -1,3 +1,5 @@
+//! Structures and numbers against those that bindgen generates from the kernel's header.
+
 use super::*;
 use std::mem::{align_of, offset_of, size_of};
 use vfio_bindings::bindings::vfio as theirs;
