@@ -88,7 +88,7 @@ pub(crate) struct CopyArgs {
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// How many bytes to copy, from the start of the source [default: all]
+    /// The number of bytes to copy, from the start of the source [default: all]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) size: Option<ByteSize>,
 
@@ -107,7 +107,7 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "SIZE", default_value = "1M", allow_negative_numbers = true)]
     pub(crate) bs: ByteSize,
 
-    /// How many requests are in flight
+    /// The number of requests in flight
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
@@ -188,7 +188,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// How many runs are counted, after a warm-up run [default: 9, or 3 with --quick]
+    /// The number of measured runs, after a warm-up run [default: 9, or 3 with --quick]
     #[arg(long, value_name = "N", value_parser = runs())]
     pub(crate) runs: Option<usize>,
 

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// The run failed.
     Failed,
-    /// The command line asks for something unknown or impossible.
+    /// The command line requests something unknown or impossible.
     Usage,
     /// SIGINT, SIGTERM or SIGHUP.
     Interrupted,

@@ -84,17 +84,17 @@ impl Histogram {
         self.sum_of_squares += other.sum_of_squares;
     }
 
-    /// Returns the least, ns; 0 if nothing was counted.
+    /// Returns the minimum in ns; 0 if nothing was counted.
     pub(crate) fn min(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min }
     }
 
-    /// Returns the mean, ns; 0 if nothing was counted.
+    /// Returns the mean in ns; 0 if nothing was counted.
     pub(crate) fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Returns the standard deviation, ns; 0 if fewer than two were counted.
+    /// Returns the standard deviation in ns; 0 if fewer than two were counted.
     pub(crate) fn deviation(&self) -> f64 {
         if self.count < 2 {
             return 0.0;
@@ -147,9 +147,9 @@ impl Histogram {
 pub(crate) struct Latency {
     /// How many values were counted.
     pub(crate) count: u64,
-    /// The least.
+    /// The minimum.
     pub(crate) min_ns: u64,
-    /// The greatest.
+    /// The maximum.
     pub(crate) max_ns: u64,
     /// The mean.
     pub(crate) mean_ns: f64,
@@ -159,7 +159,7 @@ pub(crate) struct Latency {
     pub(crate) median_ns: u64,
     /// The 99th percentile.
     pub(crate) p99_ns: u64,
-    /// The percentiles that were asked for, with their figures.
+    /// The requested percentiles with their values.
     pub(crate) percentiles_ns: Vec<(f64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! fio on the kernel's driver.
+//! Runs fio on the kernel's NVMe driver, which `bench vfio` compares with.
 
 use pinfold::pci::Bdf;
 use std::ffi::OsString;
@@ -51,7 +51,7 @@ pub(crate) enum KernelError {
     },
 }
 
-/// Returns whether it is an NVMe controller.
+/// Returns whether the device is an NVMe controller.
 pub(crate) fn is_nvme(bdf: Bdf) -> bool {
     let class = std::fs::read_to_string(device(bdf).join("class"));
     class.is_ok_and(|class| class.trim() == "0x010802")

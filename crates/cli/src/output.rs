@@ -56,7 +56,7 @@ fn ignore_broken_pipe(result: io::Result<()>) -> Result<(), OutputError> {
     }
 }
 
-/// Prints one line on standard error. If that cannot be written either (a full disk), only the exit code tells.
+/// Prints one line on standard error. If that fails too (a full disk), only the exit code remains.
 pub(crate) fn error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "pinfold: {line}");
 }

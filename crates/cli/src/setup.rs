@@ -1,4 +1,4 @@
-//! From the command line to open targets and the memory stack of a run, with everything that may be wrong.
+//! From the command line to open targets and the memory stack of a run. Impossible requests are rejected here.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! The command line of `io`: fio's options, and a few of our own.
+//! The command line of `io`: fio's options, and those that fio does not have.
 
 use super::parse::{depth, switch, target};
 use super::stack::StackArgs;
@@ -40,11 +40,11 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) bs: ByteSize,
 
-    /// How many requests of a job are in flight
+    /// The number of requests that a job keeps in flight
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
-    /// How much of the target is used, and how many bytes are moved [default: all from --offset]
+    /// The size of the part of the target that is used, and the number of bytes to move [default: all from --offset]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) size: Option<ByteSize>,
 
@@ -52,7 +52,7 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", default_value = "0", allow_negative_numbers = true)]
     pub(crate) offset: ByteSize,
 
-    /// How many jobs run side by side, each with a thread, a queue, --iodepth requests and a part of the target
+    /// The number of concurrent jobs, each with a thread, a queue, --iodepth requests and a part of the target
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) numjobs: u16,
 
@@ -76,18 +76,18 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) rate: Option<ByteSize>,
 
-    /// How many of 100 requests of --rw rw and randrw are reads
+    /// The percentage of reads with --rw rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) rwmixread: u8,
 
-    /// Random requests may repeat a block before every block was used: always so here
+    /// Choose random offsets without a map of used blocks, so that one may repeat before all were used [always on]
     #[arg(
         long, value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true,
         default_missing_value = "1", default_value = "1", hide_default_value = true, action = ArgAction::Set
     )]
     pub(crate) norandommap: bool,
 
-    /// Whether a file is opened with O_DIRECT, where its file system allows it
+    /// Open a file with O_DIRECT, if its file system supports it
     #[arg(long, value_name = "0|1", value_parser = switch, default_value = "1", action = ArgAction::Set)]
     pub(crate) direct: bool,
 
@@ -103,11 +103,11 @@ pub(crate) struct IoArgs {
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// With --verify: the fewest and the most bytes of a request, rounded to blocks of the target, instead of --bs
+    /// With --verify: the smallest and the largest request, rounded to blocks of the target, instead of --bs
     #[arg(long, value_name = "SIZE-SIZE", requires = "verify", conflicts_with = "bs")]
     pub(crate) bsrange: Option<SizeRange>,
 
-    /// With --verify: how many requests there are between the first pass and the last, instead of --size's worth
+    /// With --verify: the number of requests between the first pass and the last [default: as many as --size has]
     #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
     pub(crate) number_ios: Option<u64>,
 
@@ -122,7 +122,7 @@ pub(crate) struct IoArgs {
     #[arg(long, visible_alias = "percentile_list", value_name = "LIST")]
     pub(crate) percentile_list: Option<Percentiles>,
 
-    /// One report for all of --numjobs: always so here
+    /// Report all jobs of --numjobs together [always on]
     #[arg(
         long, visible_alias = "group_reporting", value_name = "0|1", value_parser = switch,
         num_args = 0..=1, require_equals = true, default_missing_value = "1", default_value = "1",
@@ -147,7 +147,7 @@ struct Section {
     io: IoArgs,
 }
 
-/// Returns the options of `io` that are on the command line, not those with their defaults.
+/// Returns the options of `io` that are on the command line, without those that have their defaults.
 pub(crate) fn given(matches: &ArgMatches) -> Vec<String> {
     let Some(io) = matches.subcommand_matches("io") else { return Vec::new() };
     let on_command_line = |id: &&Id| io.value_source(id.as_str()) == Some(ValueSource::CommandLine);
@@ -214,13 +214,13 @@ impl IoArgs {
         self.bsrange.unwrap_or(SizeRange { min: self.bs, max: self.bs })
     }
 
-    /// Returns whether it changes the target.
+    /// Returns whether the workload changes the target.
     pub(crate) fn writes(&self) -> bool {
         self.verify || !matches!(self.rw, Rw::Read | Rw::Randread)
     }
 }
 
-/// What `io` is given.
+/// The target of `io`, or its job file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum IoTarget {
     /// A job file: a bare path that ends in `.fio`.

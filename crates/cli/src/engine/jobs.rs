@@ -8,7 +8,7 @@ use crate::signal::Interrupt;
 use crate::targets::target::{DataBuffer, Target};
 use std::time::{Duration, Instant};
 
-/// What the jobs do.
+/// The task of the jobs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     /// The workload of all jobs together.
@@ -17,11 +17,11 @@ pub(crate) struct Task {
     pub(crate) verify: Option<VerifyOptions>,
 }
 
-/// What the jobs did.
+/// The statistics of the jobs.
 pub(crate) struct JobsStats {
     /// The workload's statistics.
     pub(crate) workload: WorkloadStats,
-    /// What was verified.
+    /// The result of the verification.
     pub(crate) verified: Option<Verified>,
 }
 

@@ -220,7 +220,7 @@ impl Ledger {
     }
 }
 
-/// Generates what block `number` holds after `writes` writes, unlike any other block and count.
+/// Generates the contents of block `number` after `writes` writes, different from any other block and count.
 fn generate(block: &mut [u8], number: u64, writes: u32) {
     // Steele's splitmix64: each input bit changes half of the output's.
     let mut mixed = (number << 24).wrapping_add(u64::from(writes)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,5 +1,5 @@
-//! All bytes of one target to another: each buffer goes `idle → reading → writing → idle`, as many at a time as there
-//! are buffers, in whatever order the targets complete.
+//! Copies all bytes of one target to another. Each buffer cycles through `idle → reading → writing → idle`; all buffers are
+//! used concurrently, and the targets complete in any order.
 
 use super::error::EngineError;
 use super::worker::{RequestStats, Worker};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// The bytes to be moved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    /// How many, from offset 0 of both targets.
+    /// The number of bytes, from offset 0 of both targets.
     pub(crate) total: u64,
-    /// How many in one request.
+    /// Bytes of one request.
     pub(crate) block: usize,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct PumpStats {
     pub(crate) bytes: u64,
     /// From the first request to the end of the flush.
     pub(crate) elapsed: Duration,
-    /// The share of the flush.
+    /// The part of it that the flush took.
     pub(crate) flush: Duration,
     /// The reads from the source.
     pub(crate) reads: RequestStats,
@@ -93,7 +93,7 @@ impl<B: DataBuffer> Pump<'_, B> {
             let mut completed = self.destination.collect(false, |write| self.wrote.push(write))?;
             completed += self.source.collect(false, |read| self.read.push(read))?;
             if completed == 0 {
-                // Both progress on their own; waiting for one delays the other by one request at most.
+                // Both targets make progress by themselves; waiting for one delays the other by one request at most.
                 if self.destination.in_flight() > 0 {
                     self.destination.collect(true, |write| self.wrote.push(write))?;
                 } else if self.source.in_flight() > 0 {
@@ -120,7 +120,7 @@ impl<B: DataBuffer> Pump<'_, B> {
         Ok(())
     }
 
-    /// Finds a place for every completed buffer before the first error is returned.
+    /// Handles all completions, so that no buffer is lost, and returns the first error.
     fn process(&mut self, progress: &Progress) -> Result<(), EngineError> {
         let mut first = Ok(());
         while let Some(write) = self.wrote.pop() {

@@ -25,7 +25,7 @@ pub(crate) struct VerifyOptions {
     pub(crate) counted_blocks: u64,
 }
 
-/// What was verified.
+/// The result of a verified workload.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(crate) struct Verified {
     /// Requests of the second pass, at random in the region.
@@ -176,7 +176,7 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         }
     }
 
-    /// Returns the next request; `None` if the pass is over or, at random, every extent that was tried is in use.
+    /// Returns the next request; `None` if the pass has ended or, at random, every extent that was tried is in use.
     fn next(&mut self, pass: Pass, at: &mut u64) -> Option<(IoDirection, Extent)> {
         let direction = match pass {
             Pass::Random => {

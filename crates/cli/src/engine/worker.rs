@@ -5,7 +5,7 @@ use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
 use std::time::{Duration, Instant};
 
-/// What the requests of one direction took and moved.
+/// The completed requests of one direction: bytes and latencies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestStats {
     /// Requests that completed without an error.
@@ -14,9 +14,9 @@ pub(crate) struct RequestStats {
     pub(crate) bytes: u64,
     /// From the call until the target has queued the request.
     pub(crate) queueing: Histogram,
-    /// From there until the program owns the buffer again.
+    /// From queueing until the program owns the buffer again.
     pub(crate) completion: Histogram,
-    /// Both together.
+    /// The sum of both.
     pub(crate) total: Histogram,
 }
 

@@ -20,13 +20,13 @@ pub(crate) struct Workload {
     pub(crate) start: u64,
     /// The length of the region in blocks; at least one.
     pub(crate) blocks: u64,
-    /// It ends after this many requests,
+    /// The workload ends after this many requests,
     pub(crate) requests: u64,
     /// or after this time.
     pub(crate) runtime: Option<Duration>,
-    /// How long it runs before the statistics and the runtime begin.
+    /// The time before the statistics and the runtime begin.
     pub(crate) ramp: Duration,
-    /// How many of 100 requests are reads, if `rw` mixes reads and writes.
+    /// The percentage of reads, if `rw` mixes reads and writes.
     pub(crate) rwmixread: u8,
     /// The most bytes per second of each direction.
     pub(crate) rate: Option<u64>,
@@ -54,7 +54,7 @@ pub(super) fn direction(rw: Rw, reads: impl FnOnce() -> bool) -> IoDirection {
     }
 }
 
-/// A request that is yet to be made.
+/// A request that has not been submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Next {
     direction: IoDirection,

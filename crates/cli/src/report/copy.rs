@@ -16,11 +16,11 @@ use std::time::Duration;
 pub(crate) struct CopyReport {
     /// `copy`.
     pub(crate) command: &'static str,
-    /// As the user named it.
+    /// The source, as named on the command line.
     pub(crate) source: String,
-    /// As the user named it.
+    /// The destination, as named on the command line.
     pub(crate) destination: String,
-    /// As the user named it.
+    /// The third target, as named on the command line.
     pub(crate) via: Option<String>,
     /// How many bytes were copied.
     pub(crate) bytes: u64,
@@ -38,16 +38,16 @@ pub(crate) struct CopyReport {
     pub(crate) notes: Vec<String>,
 }
 
-/// The hashes of both ends, which were read again.
+/// The hashes of source and destination, which were read again.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Hashes {
-    /// That of the source.
+    /// The hash of the source.
     pub(crate) source: Hash,
-    /// That of the destination, before it was renamed.
+    /// The hash of the destination, before it was renamed.
     pub(crate) destination: Hash,
 }
 
-/// All bytes from one target to another.
+/// One pass over all bytes, from one target to another.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PhaseReport {
     /// The source.
@@ -58,7 +58,7 @@ pub(crate) struct PhaseReport {
     pub(crate) bytes: u64,
     /// From the first request to the end of the flush.
     pub(crate) seconds: f64,
-    /// The share of the flush.
+    /// The part of it that the flush took.
     pub(crate) flush_seconds: f64,
     /// `bytes` per second.
     pub(crate) bytes_per_second: f64,

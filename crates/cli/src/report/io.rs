@@ -21,7 +21,7 @@ pub(crate) struct IoReport {
     pub(crate) command: &'static str,
     /// The job's name.
     pub(crate) name: String,
-    /// As the user named it.
+    /// The target, as named on the command line.
     pub(crate) target: String,
     /// What the requests did.
     pub(crate) rw: Rw,
@@ -33,11 +33,11 @@ pub(crate) struct IoReport {
     pub(crate) iodepth: u64,
     /// How many jobs there were, each with a queue and a part of the target.
     pub(crate) numjobs: u64,
-    /// Where the part of the target that was used begins.
+    /// The start of the part of the target that was used.
     pub(crate) offset_bytes: u64,
     /// How many bytes of the target were used.
     pub(crate) size_bytes: u64,
-    /// How long it took.
+    /// The duration.
     pub(crate) seconds: f64,
     /// The reads, if there were any.
     pub(crate) read: Option<DirectionReport>,
@@ -58,12 +58,12 @@ pub(crate) struct IoReport {
     pub(crate) requests: WorkerStats,
 }
 
-/// What an [`IoReport`] is about.
+/// The job that an [`IoReport`] describes.
 #[derive(Clone, Debug)]
 pub(crate) struct IoParameters {
     /// The job's name.
     pub(crate) name: String,
-    /// As the user named it.
+    /// The target, as named on the command line.
     pub(crate) target: String,
     /// The workload of all jobs together.
     pub(crate) workload: Workload,
@@ -84,7 +84,7 @@ pub(crate) struct DirectionReport {
     pub(crate) iops: f64,
     /// Bytes per second.
     pub(crate) bytes_per_second: f64,
-    /// How many, and their latencies.
+    /// Their number and latencies.
     #[serde(flatten)]
     pub(crate) requests: RequestReport,
 }

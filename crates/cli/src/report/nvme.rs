@@ -3,18 +3,18 @@
 use pinfold_nvme::driver::{Health, Identity, NamespaceInfo};
 use serde::Serialize;
 
-/// What a controller reports about itself.
+/// A controller's identity, namespaces and health.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NvmeReport {
     /// `nvme`.
     pub(crate) command: &'static str,
-    /// As the user named it.
+    /// The target, as named on the command line.
     pub(crate) target: String,
     pub(crate) controller: ControllerReport,
     pub(crate) namespaces: Vec<NamespaceReport>,
     /// The SMART log, if the controller has one.
     pub(crate) smart: Option<SmartReport>,
-    /// What could not be read, and why.
+    /// What could not be read, with the reason.
     pub(crate) notes: Vec<String>,
 }
 

@@ -7,16 +7,16 @@ use serde::Serialize;
 /// The requests of one direction at one target.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RequestReport {
-    /// How many.
+    /// Completed requests.
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
     /// From the call until the request is queued; neither the system call nor the doorbell that submits it, which many
     /// requests share, is included.
     pub(crate) queueing: Latency,
-    /// From there until the program owns the buffer again.
+    /// From queueing until the program owns the buffer again.
     pub(crate) completion: Latency,
-    /// Both together.
+    /// The sum of both.
     pub(crate) total: Latency,
 }
 

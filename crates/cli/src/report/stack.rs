@@ -15,7 +15,7 @@ use serde::Serialize;
 const SMALL_PAGES_COST: &str =
     "an I/O page-table entry and an IOTLB entry for each 4 KiB; hugepages take one for 2 MiB";
 
-/// What the memory stack did.
+/// The memory stack of a run, and its statistics.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct StackReport {
     /// When a controller could reach the data buffers.
@@ -56,9 +56,9 @@ impl StackReport {
 pub(crate) struct MemoryReport {
     /// `data` or `control`.
     pub(crate) name: &'static str,
-    /// Where it comes from.
+    /// Its source.
     pub(crate) source: &'static str,
-    /// How large it is.
+    /// Its size in bytes.
     pub(crate) bytes: u64,
     /// The size of its pages.
     pub(crate) page_bytes: u64,
@@ -125,7 +125,7 @@ pub(crate) struct RefusedReport {
 /// A controller, and its driver.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct DeviceReport {
-    /// As the user named it.
+    /// The target, as named on the command line.
     pub(crate) name: String,
     /// How many queues were used.
     pub(crate) queues: u64,

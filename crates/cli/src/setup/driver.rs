@@ -1,4 +1,4 @@
-//! Starting the NVMe driver.
+//! Starts the NVMe driver on a controller, and finds its namespace.
 
 use super::error::OpenError;
 use pinfold::{Arena, MappingPolicy, Source};

@@ -34,7 +34,7 @@ pub(crate) enum OpenError {
         /// Its length.
         bytes: u64,
     },
-    /// Its data would be overwritten.
+    /// The target's data would be overwritten.
     #[error("{0} holds data that would be overwritten: name another target, or use --force")]
     HoldsData(String),
     /// A file that would be created for the run exists.
@@ -45,7 +45,7 @@ pub(crate) enum OpenError {
     /// The third target is the source.
     #[error("{0} is the source itself, which a copy through it would overwrite: name another target")]
     ViaIsSource(String),
-    /// It would hold more than the available memory.
+    /// The target would hold more than the available memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A model controller with too much memory.
@@ -120,7 +120,7 @@ pub(crate) enum OpenError {
         /// The reason.
         reason: Unusable,
     },
-    /// A program's own request without a target.
+    /// No target was named.
     #[error("no target: name one, or give --filename")]
     NoTarget,
     /// An option of `io` that the target does not support.

@@ -143,7 +143,7 @@ pub(crate) fn check(
     Ok(RequestLimits { block, depth: usize::try_from(iodepth).unwrap_or(usize::MAX) })
 }
 
-/// Checks them against the limits of an open target.
+/// Checks the size and number of requests against the limits of an open target.
 pub(crate) fn check_opened(
     RequestLimits { block, depth }: RequestLimits,
     info: &TargetInfo,

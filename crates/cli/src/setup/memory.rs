@@ -7,14 +7,14 @@ use pinfold_core::addr::PageSize;
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 
-/// This part of the available memory is left to other programs: a 16th.
+/// The share of the available memory that is left to other programs: a 16th.
 const LEFT_TO_OTHERS: u64 = 16;
 const RESERVE: &str = "the reserve for other programs";
 
 /// The data buffers of all jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BufferNeed {
-    /// How many.
+    /// Their number.
     pub(crate) count: usize,
     /// Bytes of each.
     pub(crate) bytes: usize,
@@ -68,7 +68,7 @@ fn advice(needed: &u64, targets: &u64) -> String {
 /// Checks that there is memory for `need`, of the kind that `--memory` selects.
 pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError> {
     let arenas = match memory {
-        // The arena reports missing hugepages, and the pool is not part of the available memory.
+        // The arena reports missing hugepages, and the hugetlb pool is not part of the available memory.
         Memory::Hugetlb1g | Memory::Hugetlb2m => 0,
         Memory::Auto if fits_hugepages(need.arenas) => 0,
         _ => need.arenas,

@@ -157,7 +157,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             self.free.push(tag);
             let result = match done.result {
                 Ok(()) => Ok(io.len),
-                // The file has been truncated meanwhile; the engine decides what that means.
+                // The file has been truncated meanwhile; the engine decides whether that is an error.
                 Err(FileError::Short { op: Op::Read, done, .. }) => Ok(done),
                 Err(error) => Err(error.into()),
             };

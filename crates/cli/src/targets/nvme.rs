@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 /// How long a wait lasts before the caller checks for a signal.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
-/// How many polls of a wait follow each other before it yields to other threads.
+/// The number of consecutive polls of a wait before it yields to other threads.
 const SPINS: u32 = 64;
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: u32 = 32;
-/// How often a command is tried whose status permits a retry.
+/// The number of attempts of a command whose status permits a retry.
 const ATTEMPTS: u32 = 4;
 
-/// What a namespace's queue did.
+/// The statistics of a namespace's queue.
 #[derive(Clone, Debug)]
 pub(crate) struct NvmeStats {
     /// The target's name.
@@ -66,7 +66,7 @@ impl NvmeStats {
     }
 }
 
-/// What a namespace is driven with.
+/// The parts that a namespace's queue is created from.
 pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     /// The address space of the buffers.
     pub(crate) domain: &'d Domain,

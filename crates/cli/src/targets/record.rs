@@ -17,7 +17,7 @@ pub(crate) enum IoDirection {
 /// The record of one I/O. It passes from the engine through the target to the completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Io {
-    /// What it does.
+    /// The operation.
     pub(crate) direction: IoDirection,
     /// The first byte of the target, a multiple of its block.
     pub(crate) offset: u64,

@@ -1,4 +1,4 @@
-//! What all targets have in common: requests, completions, and the trait.
+//! The interface of all targets: requests, completions, and the trait.
 
 use super::error::TargetError;
 pub(crate) use super::record::{Io, IoDirection};

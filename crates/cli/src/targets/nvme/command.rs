@@ -1,4 +1,4 @@
-//! A request at the controller. What the device may do with a mapping is a type, so there is a variant for each direction.
+//! A request at the controller. The direction of a mapping is part of its type, so there is a variant for each.
 
 use crate::targets::target::Io;
 use pinfold_core::access::{FromDevice, ToDevice};
@@ -49,7 +49,7 @@ pub(super) enum Quarantine<'d, B: Pinned> {
     Write(Quarantined<Mapping<B, ToDevice, &'d Domain>>),
 }
 
-/// What a completion means for a request.
+/// The outcome of a request after a completion.
 pub(super) enum Outcome<'d, B: Pinned> {
     /// The command has completed.
     Completed(Mapped<'d, B>, Result<(), CommandError>),
