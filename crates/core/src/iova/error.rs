@@ -89,16 +89,10 @@ pub enum IovaError {
         /// The first part of it that is free.
         free: IovaRange,
     },
-    /// More pieces were freed than were allocated, and there is no node for another extent.
-    #[error("{range} cannot be freed: more pieces were freed than allocated; free whole ranges")]
-    Pieces {
-        /// The range.
-        range: IovaRange,
-    },
     /// Allocating memory for the metadata failed.
-    #[error("cannot allocate metadata for {extents} free extents")]
+    #[error("cannot allocate {bytes} bytes of metadata for an I/O address space")]
     NoMemory {
-        /// How many extents it was to hold.
-        extents: usize,
+        /// How much was to be allocated.
+        bytes: usize,
     },
 }

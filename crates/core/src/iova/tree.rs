@@ -1,327 +1,299 @@
-//! Free extents in order of address, balanced, each subtree knowing its largest gap.
+//! The tree of one half of the address space: what is free in it, summarised at every level.
 //!
-//! An AVL tree over a slab: a node is an index, so that nothing is allocated when an extent is put in as long as
-//! the slab has a spare node, and [`Slab::grow`] called in time prevents running out. Each subtree keeps
-//! the largest length that fits in one of its extents at each of three alignments (the page sizes); the *first*
-//! extent that fits is found on one way down. Because it is the first, a limit on the address needs no further
-//! search: if the first does not end in time, none does.
+//! A radix tree: a node has eight slots, a slot of the lowest level is a region of 2 MiB, and a region that is neither
+//! entirely free nor taken as a whole has a map of its granules. Each slot has a [`Summary`], so that the first fit is
+//! found on one way down, and a slot that is entirely free has no child.
 //!
-//! Adelson-Velsky and Landis, "An algorithm for the organization of information", 1962.
+//! **Freeing a whole allocation needs no memory.** A slot that an allocation covers only in part has a child, which
+//! stays until the slot is entirely free; a slot without a child is used by one allocation, which covers all of
+//! it. So only freeing a *part* of an allocation can need a node or a map.
+//!
+//! **The open region.** The summaries above the region that was used last are brought up to date only when the tree
+//! needs them ([`Tree::settle`]), so that allocations and frees in one region change its map and nothing else.
 
-use alloc::collections::TryReserveError;
-use alloc::vec::Vec;
+use super::error::IovaError;
+use super::extent::{Extent, REGION_SHIFT};
+use super::node::{FAN, NIL, Node, Summary, base_of, slot_of, slot_shift};
+use super::region::Region;
+use super::slab::Slab;
 
-/// The alignments, in granules, for which each subtree knows its largest gap: 4 KiB, 2 MiB, 1 GiB.
-pub(super) const ALIGNS: [u64; 3] = [1, 1 << 9, 1 << 18];
+/// The level of the first root. Its slots are 1 GiB each, so that the border at 4 GiB is one between slots.
+const FIRST_LEVEL: u32 = 4;
+/// The level of the highest root: 57 bits.
+const LAST_LEVEL: u32 = 12;
+/// The logarithms of the lengths up to a region.
+pub(super) const CLASSES: usize = REGION_SHIFT as usize + 1;
+/// The number of no region.
+const NOWHERE: u64 = u64::MAX;
 
-/// The index that means "no node".
-pub(super) const NIL: u32 = u32::MAX;
-
-/// A run of granules, `start..end`, not empty.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Extent {
-    pub(super) start: u64,
-    pub(super) end: u64,
-}
-
-impl Extent {
-    /// How many granules are left from the first multiple of `align`.
-    fn room(self, align: u64) -> u64 {
-        self.end.saturating_sub(self.start.next_multiple_of(align))
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    extent: Extent,
-    /// The largest room in this node's subtree at each of `ALIGNS`.
-    best: [u64; 3],
-    left: u32,
-    right: u32,
-    height: u8,
-}
-
-/// The nodes of all trees of a space, and the spare ones (a list threaded through `left`).
+/// The region that was used last.
 #[derive(Debug)]
-pub(super) struct Slab {
-    nodes: Vec<Node>,
-    spare: u32,
-    spares: usize,
-    /// How many nodes have been visited in searches for a fit; what proves that they are not linear.
+pub(super) struct Open {
+    /// Its number; `NOWHERE` if there is none.
+    pub(super) region: u64,
+    pub(super) map: u32,
+    /// Whether its map has changed since the summaries above it were computed.
+    pub(super) dirty: bool,
+    /// The node above it at each level.
+    pub(super) path: [u32; LAST_LEVEL as usize + 1],
+}
+
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) nodes: Slab<Node>,
+    pub(super) maps: Slab<Region>,
+    pub(super) root: u32,
+    /// The root's level. What is beyond the root's last granule is free up to `bounds.end`.
+    pub(super) level: u32,
+    pub(super) bounds: Extent,
+    pub(super) open: Open,
+    /// For each class, a region before which no run of 2^class free granules begins.
+    pub(super) low: [u64; CLASSES],
+    /// How many nodes and maps searches have visited, which proves that they are not linear.
     #[cfg(test)]
     pub(super) visits: u64,
 }
 
-impl Slab {
-    pub(super) fn new() -> Self {
-        Self {
-            nodes: Vec::new(),
-            spare: NIL,
-            spares: 0,
+impl Tree {
+    /// Creates a tree of the granules in `bounds`, which begins at 0 or at 4 GiB, all free.
+    pub(super) fn new(bounds: Extent) -> Result<Self, IovaError> {
+        let mut tree = Self {
+            nodes: Slab::new(),
+            maps: Slab::new(),
+            root: NIL,
+            level: FIRST_LEVEL,
+            bounds,
+            open: Open { region: NOWHERE, map: NIL, dirty: false, path: [NIL; LAST_LEVEL as usize + 1] },
+            low: [bounds.start >> REGION_SHIFT; CLASSES],
             #[cfg(test)]
             visits: 0,
+        };
+        tree.nodes.reserve(1)?;
+        tree.root = tree.nodes.take(Node::new(FIRST_LEVEL, 0, false));
+        let part = Extent { start: bounds.start, end: bounds.end.min(tree.span()) };
+        if part.start < part.end {
+            tree.prepare(part.end, 1)?;
+            tree.mark(part, true);
         }
+        Ok(tree)
     }
 
-    /// How many extents all trees of the slab hold.
-    pub(super) fn used(&self) -> usize {
-        self.nodes.len() - self.spares
+    /// The first granule beyond the root.
+    pub(super) fn span(&self) -> u64 {
+        1 << slot_shift(self.level + 1)
     }
 
-    /// How many extents can be put in before the slab must grow.
-    pub(super) fn spares(&self) -> usize {
-        self.spares
-    }
-
-    /// Makes the slab hold at least `extents` extents. Amortized O(1) for each.
-    pub(super) fn grow(&mut self, extents: usize) -> Result<(), TryReserveError> {
-        let Some(more) = extents.checked_sub(self.nodes.len()) else { return Ok(()) };
-        // Clamped to `u32`: the space has 2^45 granules at most, but that many nodes never fit.
-        self.nodes.try_reserve(more)?;
-        for _ in 0..more {
-            let Ok(new) = u32::try_from(self.nodes.len()) else { break };
-            self.nodes.push(Node {
-                extent: Extent { start: 0, end: 0 },
-                best: [0; 3],
-                left: self.spare,
-                right: NIL,
-                height: 1,
-            });
-            self.spare = new;
-            self.spares += 1;
+    /// Makes sure of the nodes and maps for changing `ranges` ranges that end at `end` at most.
+    pub(super) fn prepare(&mut self, end: u64, ranges: usize) -> Result<(), IovaError> {
+        let mut level = self.level;
+        while end > 1 << slot_shift(level + 1) {
+            level += 1;
         }
-        Ok(())
+        // A node at each level below the root where a range begins, and where it ends; the roots above the present one.
+        self.nodes.reserve(2 * ranges * (level as usize - 1) + (level - self.level) as usize)?;
+        self.maps.reserve(2 * ranges)
     }
 
-    // Every index below is one that this slab made, and the slab never shrinks.
-    fn node(&self, at: u32) -> &Node {
-        &self.nodes[at as usize]
+    /// Prepares freeing `part`, all of it in use. Needs no memory if whole allocations are freed.
+    pub(super) fn prepare_free(&mut self, part: Extent) -> Result<(), IovaError> {
+        let cut = |at: u64| at < self.span() && self.cuts_a_childless_slot(at);
+        if cut(part.start) || cut(part.end) { self.prepare(part.end, 1) } else { Ok(()) }
     }
 
-    fn node_mut(&mut self, at: u32) -> &mut Node {
-        &mut self.nodes[at as usize]
-    }
-
-    /// The first extent that has `len` granules from a multiple of `ALIGNS[class]`. O(log n).
-    pub(super) fn first_fit(&mut self, root: u32, class: usize, len: u64) -> Option<Extent> {
-        let mut at = root;
-        if self.best(at)[class] < len {
-            return None;
+    /// Whether a range that begins or ends at `granule` divides a slot without a child.
+    fn cuts_a_childless_slot(&self, granule: u64) -> bool {
+        let (mut at, mut level) = (self.root, self.level);
+        while granule & ((1 << slot_shift(level)) - 1) != 0 {
+            at = self.nodes.get(at).kids[slot_of(level, granule)];
+            if at == NIL {
+                return true;
+            }
+            if level == 1 {
+                break;
+            }
+            level -= 1;
         }
+        false
+    }
+
+    /// Makes this the open region, if it has a map. O(levels).
+    #[inline]
+    pub(super) fn open(&mut self, region: u64) -> bool {
+        self.open.region == region || self.find_region(region)
+    }
+
+    fn find_region(&mut self, region: u64) -> bool {
+        let granule = region << REGION_SHIFT;
+        self.close();
+        if granule >= self.span() {
+            return false;
+        }
+        let (mut at, mut level) = (self.root, self.level);
         loop {
-            #[cfg(test)]
-            {
-                self.visits += 1;
+            self.open.path[level as usize] = at;
+            at = self.nodes.get(at).kids[slot_of(level, granule)];
+            if at == NIL {
+                return false;
             }
-            let node = self.node(at);
-            if self.best(node.left)[class] >= len {
-                at = node.left;
-            } else if node.extent.room(ALIGNS[class]) >= len {
-                return Some(node.extent);
-            } else {
-                at = node.right;
+            if level == 1 {
+                self.open.map = at;
+                self.open.region = region;
+                return true;
             }
+            level -= 1;
         }
     }
 
-    /// The largest room in a tree at each of `ALIGNS`.
-    pub(super) fn best(&self, root: u32) -> [u64; 3] {
-        if root == NIL { [0; 3] } else { self.node(root).best }
+    /// Settles, and has no open region then.
+    fn close(&mut self) {
+        self.settle();
+        self.open.region = NOWHERE;
     }
 
-    /// The last extent that starts at or before `granule`. O(log n).
-    pub(super) fn at_or_before(&self, root: u32, granule: u64) -> Option<Extent> {
-        let (mut at, mut found) = (root, None);
-        while at != NIL {
-            let node = self.node(at);
-            if node.extent.start <= granule {
-                found = Some(node.extent);
-                at = node.right;
-            } else {
-                at = node.left;
-            }
-        }
-        found
-    }
-
-    /// The first extent that starts at or after `granule`. O(log n).
-    pub(super) fn at_or_after(&self, root: u32, granule: u64) -> Option<Extent> {
-        let (mut at, mut found) = (root, None);
-        while at != NIL {
-            let node = self.node(at);
-            if node.extent.start >= granule {
-                found = Some(node.extent);
-                at = node.left;
-            } else {
-                at = node.right;
-            }
-        }
-        found
-    }
-
-    /// Puts an extent in; the new root. The caller made sure of a spare node: without one the extent is lost.
-    #[must_use]
-    pub(super) fn insert(&mut self, root: u32, extent: Extent) -> u32 {
-        let new = self.spare;
-        debug_assert_ne!(new, NIL, "the slab was not grown in time");
-        if new == NIL {
-            return root;
-        }
-        self.spare = self.node(new).left;
-        self.spares -= 1;
-        *self.node_mut(new) = Node { extent, best: [0; 3], left: NIL, right: NIL, height: 1 };
-        self.refresh(new);
-        self.hang(root, new)
-    }
-
-    fn hang(&mut self, root: u32, new: u32) -> u32 {
-        if root == NIL {
-            return new;
-        }
-        if self.node(new).extent.start < self.node(root).extent.start {
-            let left = self.hang(self.node(root).left, new);
-            self.node_mut(root).left = left;
-        } else {
-            let right = self.hang(self.node(root).right, new);
-            self.node_mut(root).right = right;
-        }
-        self.balance(root)
-    }
-
-    /// Takes the extent that starts at `start` out; the new root.
-    #[must_use]
-    pub(super) fn remove(&mut self, root: u32, start: u64) -> u32 {
-        if root == NIL {
-            return NIL;
-        }
-        let Node { extent, left, right, .. } = *self.node(root);
-        if start < extent.start {
-            let left = self.remove(left, start);
-            self.node_mut(root).left = left;
-        } else if start > extent.start {
-            let right = self.remove(right, start);
-            self.node_mut(root).right = right;
-        } else {
-            self.node_mut(root).left = self.spare;
-            self.spare = root;
-            self.spares += 1;
-            if right == NIL {
-                return left;
-            }
-            let (first, rest) = self.take_first(right);
-            self.node_mut(first).left = left;
-            self.node_mut(first).right = rest;
-            return self.balance(first);
-        }
-        self.balance(root)
-    }
-
-    /// Splits a tree in its first node and the rest.
-    fn take_first(&mut self, root: u32) -> (u32, u32) {
-        let Node { left, right, .. } = *self.node(root);
-        if left == NIL {
-            return (root, right);
-        }
-        let (first, rest) = self.take_first(left);
-        self.node_mut(root).left = rest;
-        (first, self.balance(root))
-    }
-
-    /// Changes the extent that starts at `start`, within the gap between its neighbours.
-    pub(super) fn resize(&mut self, root: u32, start: u64, extent: Extent) {
-        if root == NIL {
+    /// Brings the summaries above the open region up to date. O(levels), and no more than have changed.
+    pub(super) fn settle(&mut self) {
+        if !core::mem::take(&mut self.open.dirty) {
             return;
         }
-        let node = self.node(root);
-        if start < node.extent.start {
-            self.resize(node.left, start, extent);
-        } else if start > node.extent.start {
-            self.resize(node.right, start, extent);
+        let granule = self.open.region << REGION_SHIFT;
+        let mut child = self.open.map;
+        let mut summary = self.maps.get(child).summary(granule);
+        for level in 1..=self.level {
+            let at = self.open.path[level as usize];
+            let slot = slot_of(level, granule);
+            if summary.head == 1 << slot_shift(level) {
+                self.release(child, level - 1);
+                self.nodes.get_mut(at).kids[slot] = NIL;
+                self.open.region = NOWHERE;
+            } else if self.nodes.get(at).get(slot) == summary {
+                return;
+            }
+            let node = self.nodes.get_mut(at);
+            node.put(slot, summary);
+            if level < self.level {
+                summary = node.summary(level, base_of(level, granule));
+            }
+            child = at;
+        }
+    }
+
+    /// Takes `part`, all of it free. The caller prepared it.
+    pub(super) fn take(&mut self, part: Extent) {
+        self.close();
+        while part.end > self.span() {
+            self.grow();
+        }
+        let Some(region) = part.region().filter(|_| !part.len().is_multiple_of(1 << REGION_SHIFT)) else {
+            self.mark(part, false);
+            return;
+        };
+        let mut at = self.root;
+        for level in (1..=self.level).rev() {
+            self.open.path[level as usize] = at;
+            at = self.child(at, level, part.start);
+        }
+        self.open.map = at;
+        self.open.region = region;
+        self.open.dirty = true;
+        self.maps.get_mut(at).set(part, false);
+    }
+
+    /// Frees `part`, all of it in use. The caller prepared it.
+    pub(super) fn free(&mut self, part: Extent) {
+        self.close();
+        self.mark(part, true);
+        // A run that begins in the region before this one may have become longer. One that begins even earlier contains
+        // all of that region, and then no class is beyond it.
+        self.lower((part.start >> REGION_SHIFT).saturating_sub(1), CLASSES - 1);
+    }
+
+    /// Records that runs of up to 2^`class` granules may begin in `region`.
+    #[inline]
+    pub(super) fn lower(&mut self, region: u64, class: usize) {
+        let region = region.max(self.bounds.start >> REGION_SHIFT);
+        // In ascending order: a place for a longer run is one for a shorter one.
+        for low in self.low[..=class].iter_mut().rev() {
+            if *low <= region {
+                break;
+            }
+            *low = region;
+        }
+    }
+
+    /// Puts a root above the root.
+    fn grow(&mut self) {
+        let (old, summary) = (self.root, self.nodes.get(self.root).summary(self.level, 0));
+        self.level += 1;
+        let mut node = Node::new(self.level, 0, false);
+        for slot in 0..FAN {
+            let part = Node::part(self.level, 0, slot);
+            // The end is a power of two, beyond the old root: a slot is on one side of it.
+            node.put(slot, Summary::uniform(part, part.end <= self.bounds.end));
+        }
+        node.put(0, summary);
+        node.kids[0] = old;
+        self.root = self.nodes.take(node);
+    }
+
+    /// The child of a slot, a node or a map; one in the slot's state if it had none.
+    fn child(&mut self, at: u32, level: u32, granule: u64) -> u32 {
+        let slot = slot_of(level, granule);
+        let node = self.nodes.get(at);
+        if node.kids[slot] != NIL {
+            return node.kids[slot];
+        }
+        let free = !node.is_used(slot);
+        let child = if level == 1 {
+            self.maps.take(Region::new(free))
         } else {
-            self.node_mut(root).extent = extent;
-        }
-        self.refresh(root);
+            self.nodes.take(Node::new(level - 1, base_of(level - 1, granule), free))
+        };
+        self.nodes.get_mut(at).kids[slot] = child;
+        child
     }
 
-    fn height(&self, at: u32) -> u8 {
-        if at == NIL { 0 } else { self.node(at).height }
+    /// Changes the state of `part`. There is no open region.
+    fn mark(&mut self, part: Extent, free: bool) {
+        self.mark_in(self.root, self.level, part, free);
     }
 
-    /// Computes a node's summary of its subtree from its children.
-    fn refresh(&mut self, at: u32) {
-        let Node { extent, left, right, .. } = *self.node(at);
-        let (a, b) = (self.best(left), self.best(right));
-        let height = 1 + self.height(left).max(self.height(right));
-        let node = self.node_mut(at);
-        node.height = height;
-        for (class, best) in node.best.iter_mut().enumerate() {
-            *best = extent.room(ALIGNS[class]).max(a[class]).max(b[class]);
-        }
-    }
-
-    /// Makes the heights of a node's children differ by 1 at most, where they differ by 2; the new root.
-    fn balance(&mut self, at: u32) -> u32 {
-        let Node { left, right, .. } = *self.node(at);
-        let (l, r) = (self.height(left), self.height(right));
-        if l > r + 1 {
-            let Node { left: outer, right: inner, .. } = *self.node(left);
-            if self.height(inner) > self.height(outer) {
-                let new = self.rotate_left(left);
-                self.node_mut(at).left = new;
+    /// Changes the state of `part`, all of it in this node; the node's new summary.
+    fn mark_in(&mut self, at: u32, level: u32, part: Extent, free: bool) -> Summary {
+        let base = base_of(level, part.start);
+        for slot in slot_of(level, part.start)..=slot_of(level, part.end - 1) {
+            let whole = Node::part(level, base, slot);
+            let Some(sub) = whole.intersection(part) else { continue };
+            let mut summary = Summary::uniform(whole, free);
+            let mut child = self.nodes.get(at).kids[slot];
+            if sub != whole {
+                child = self.child(at, level, sub.start);
+                summary = if level == 1 {
+                    let map = self.maps.get_mut(child);
+                    map.set(sub, free);
+                    map.summary(whole.start)
+                } else {
+                    self.mark_in(child, level - 1, sub, free)
+                };
             }
-            return self.rotate_right(at);
-        }
-        if r > l + 1 {
-            let Node { left: inner, right: outer, .. } = *self.node(right);
-            if self.height(inner) > self.height(outer) {
-                let new = self.rotate_right(right);
-                self.node_mut(at).right = new;
+            if child != NIL && (sub == whole || summary.head == whole.len()) {
+                self.release(child, level - 1);
+                self.nodes.get_mut(at).kids[slot] = NIL;
             }
-            return self.rotate_left(at);
+            self.nodes.get_mut(at).put(slot, summary);
         }
-        self.refresh(at);
-        at
+        self.nodes.get(at).summary(level, base)
     }
 
-    fn rotate_right(&mut self, at: u32) -> u32 {
-        let up = self.node(at).left;
-        self.node_mut(at).left = self.node(up).right;
-        self.node_mut(up).right = at;
-        self.refresh(at);
-        self.refresh(up);
-        up
-    }
-
-    fn rotate_left(&mut self, at: u32) -> u32 {
-        let up = self.node(at).right;
-        self.node_mut(at).right = self.node(up).left;
-        self.node_mut(up).left = at;
-        self.refresh(at);
-        self.refresh(up);
-        up
-    }
-
-    /// Checks order, balance and what each subtree knows; the extents in order.
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn check(&self, root: u32, into: &mut Vec<Extent>) {
-        if root == NIL {
+    /// Makes a child, and what is below it, spare: a map at level 0.
+    fn release(&mut self, child: u32, level: u32) {
+        if level == 0 {
+            self.maps.release(child);
             return;
         }
-        let node = *self.node(root);
-        self.check(node.left, into);
-        if let Some(last) = into.last() {
-            assert!(last.end < node.extent.start, "abutting or disordered: {last:?} {:?}", node.extent);
+        let kids = self.nodes.get(child).kids;
+        for kid in kids.into_iter().filter(|&kid| kid != NIL) {
+            self.release(kid, level - 1);
         }
-        into.push(node.extent);
-        self.check(node.right, into);
-        assert!(self.height(node.left).abs_diff(self.height(node.right)) <= 1);
-        assert_eq!(node.height, 1 + self.height(node.left).max(self.height(node.right)));
-        for (class, align) in ALIGNS.into_iter().enumerate() {
-            let here = node.extent.room(align);
-            assert_eq!(
-                node.best[class],
-                here.max(self.best(node.left)[class]).max(self.best(node.right)[class])
-            );
-        }
+        self.nodes.release(child);
     }
 }

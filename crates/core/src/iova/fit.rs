@@ -1,0 +1,184 @@
+//! Searches, and what needs nothing but the map of one region.
+
+use super::extent::{ALIGNS, Extent, REGION, REGION_SHIFT, align_up, room};
+use super::node::{NIL, Node, Step, slot_of, slot_shift};
+use super::tree::{CLASSES, Tree};
+
+/// What the search of one region ended with.
+pub(super) enum Quick {
+    /// Taken.
+    Taken(Extent),
+    /// The first fit ends beyond the limit, so that every other one does.
+    Beyond,
+    /// Nothing fits within this region.
+    Unknown,
+}
+
+impl Tree {
+    /// Takes `len` granules from the first region that may have a run of them. O(1) if that is the open one.
+    #[inline]
+    pub(super) fn take_first(&mut self, len: u64, limit: u64) -> Quick {
+        let class = len.ilog2() as usize;
+        let Some(&region) = self.low.get(class) else { return Quick::Unknown };
+        if !self.open(region) {
+            return Quick::Unknown;
+        }
+        self.visit();
+        let Some(bit) = self.maps.get(self.open.map).find(len) else { return Quick::Unknown };
+        let start = (region << REGION_SHIFT) + bit;
+        let part = Extent { start, end: start + len };
+        if part.end > limit {
+            return Quick::Beyond;
+        }
+        self.set_open(part, false);
+        Quick::Taken(part)
+    }
+
+    /// Takes `part` if it is all free and in a region with a map. O(levels).
+    #[inline]
+    pub(super) fn take_part(&mut self, part: Extent) -> bool {
+        let here = self.opens(part, true);
+        if here {
+            self.set_open(part, false);
+        }
+        here
+    }
+
+    /// Frees `part` if it is all in use and in a region with a map. O(levels).
+    #[inline]
+    pub(super) fn free_part(&mut self, part: Extent) -> bool {
+        let here = self.opens(part, false);
+        if here {
+            self.set_open(part, true);
+            self.lower_around(part);
+        }
+        here
+    }
+
+    /// Opens the region of `part`: whether there is one, with a map, and all of `part` in this state.
+    #[inline]
+    fn opens(&mut self, part: Extent, free: bool) -> bool {
+        part.region().is_some_and(|region| self.open(region)) && self.maps.get(self.open.map).is(part, free)
+    }
+
+    #[inline]
+    fn set_open(&mut self, part: Extent, free: bool) {
+        self.maps.get_mut(self.open.map).set(part, free);
+        self.open.dirty = true;
+    }
+
+    /// Records where runs that contain `part`, of the open region, may begin.
+    #[inline]
+    fn lower_around(&mut self, part: Extent) {
+        let region = self.open.region;
+        let (start, end) = self.maps.get(self.open.map).run_around(part);
+        let slot = slot_of(1, part.start);
+        // The summaries of other regions are exact. Across the border of a node it may be longer; see `Tree::free`.
+        let longer_before = start == 0 && self.nodes.get(self.open.path[1]).tail_before(slot) != Some(0);
+        let first = region - u64::from(longer_before && region > 0);
+        let class = if longer_before || end == REGION { CLASSES - 1 } else { (end - start).ilog2() as usize };
+        self.lower(first, class);
+    }
+
+    /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels).
+    pub(super) fn first_fit(&mut self, class: usize, len: u64) -> Option<u64> {
+        self.settle();
+        let (mut at, mut level, mut base) = (self.root, self.level, 0);
+        let found = loop {
+            self.visit();
+            let node = self.nodes.get(at);
+            match node.first_fit(level, base, class, len) {
+                Step::At(start) => break Some(start),
+                Step::Tail(run) => break self.fits_beyond(run, class, len),
+                Step::Down(slot) => {
+                    at = node.kids[slot];
+                    base = Node::part(level, base, slot).start;
+                }
+            }
+            level -= 1;
+            if level == 0 {
+                // A region that is not entirely free: an aligned run begins with it.
+                let bit = if class == 0 { self.maps.get(at).find(len) } else { Some(0) };
+                break bit.map(|bit| base + bit);
+            }
+        };
+        if let (Some(start), 0) = (found, class) {
+            self.raise(start, len);
+        }
+        found
+    }
+
+    /// The same where the root ends with `run` free granules, and all beyond it are free.
+    fn fits_beyond(&self, run: u64, class: usize, len: u64) -> Option<u64> {
+        let (start, align) = (self.span() - run, ALIGNS[class]);
+        (self.span() < self.bounds.end && room(start, self.bounds.end, align) >= len)
+            .then(|| align_up(start, align))
+    }
+
+    /// Records that no run of `len` granules begins before `start`.
+    fn raise(&mut self, start: u64, len: u64) {
+        for low in self.low.iter_mut().skip(len.next_power_of_two().ilog2() as usize) {
+            *low = (*low).max(start >> REGION_SHIFT);
+        }
+    }
+
+    /// How many granules the longest free run has. O(levels).
+    pub(super) fn longest(&mut self) -> u64 {
+        self.settle();
+        let root = self.nodes.get(self.root).summary(self.level, 0);
+        let beyond = self.bounds.end.saturating_sub(self.span());
+        if beyond > 0 { root.best[0].max(root.tail + beyond) } else { root.best[0] }
+    }
+
+    #[inline(always)]
+    fn visit(&mut self) {
+        #[cfg(test)]
+        {
+            self.visits += 1;
+        }
+    }
+
+    /// Calls `visit` with the parts of `all` in order, each of them entirely free (`true`) or used, until it returns
+    /// false. O(levels + parts), after [`settle`](Self::settle).
+    pub(super) fn walk(&self, all: Extent, visit: &mut dyn FnMut(Extent, bool) -> bool) -> bool {
+        let known = Extent { start: 0, end: self.span() };
+        let beyond = Extent { start: self.span(), end: u64::MAX };
+        all.intersection(known).is_none_or(|part| self.walk_in(self.root, self.level, part, visit))
+            && all.intersection(beyond).is_none_or(|part| visit(part, true))
+    }
+
+    fn walk_in(&self, at: u32, level: u32, all: Extent, visit: &mut dyn FnMut(Extent, bool) -> bool) -> bool {
+        if level == 0 {
+            let (map, base) = (self.maps.get(at), all.start & !(REGION - 1));
+            let mut from = all.start;
+            while from < all.end {
+                let (end, free) = map.run_from(from - base);
+                let end = (base + end).min(all.end);
+                if !visit(Extent { start: from, end }, free) {
+                    return false;
+                }
+                from = end;
+            }
+            return true;
+        }
+        let node = self.nodes.get(at);
+        let mut from = all.start;
+        while from < all.end {
+            let whole = 1 << slot_shift(level);
+            let part = Extent { start: from, end: ((from & !(whole - 1)) + whole).min(all.end) };
+            let slot = slot_of(level, from);
+            let more = if node.is_used(slot) {
+                visit(part, false)
+            } else if node.kids[slot] == NIL {
+                visit(part, true)
+            } else {
+                self.walk_in(node.kids[slot], level - 1, part, visit)
+            };
+            if !more {
+                return false;
+            }
+            from = part.end;
+        }
+        true
+    }
+}

@@ -1,0 +1,163 @@
+//! A node of a tree: eight parts of the address space of equal size, each summarised.
+
+use super::extent::{ALIGNS, Extent, REGION_SHIFT, align_up, room};
+
+/// The index that means "none".
+pub(super) const NIL: u32 = u32::MAX;
+/// How many slots a node has, as a shift.
+const FAN_SHIFT: u32 = 3;
+/// How many slots a node has.
+pub(super) const FAN: usize = 1 << FAN_SHIFT;
+
+/// The free runs of a part of the address space. All in granules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Summary {
+    /// How many granules are free from its first one on.
+    pub(super) head: u64,
+    /// How many granules are free up to its last one.
+    pub(super) tail: u64,
+    /// For each of `ALIGNS`, the longest free run that begins at a multiple of it.
+    pub(super) best: [u64; 3],
+}
+
+impl Summary {
+    /// The summary of a part of which all granules are in one state.
+    pub(super) fn uniform(part: Extent, free: bool) -> Self {
+        if free {
+            let best = ALIGNS.map(|align| room(part.start, part.end, align));
+            Self { head: part.len(), tail: part.len(), best }
+        } else {
+            Self { head: 0, tail: 0, best: [0; 3] }
+        }
+    }
+}
+
+/// How many granules a slot of a node at `level` has, as a shift. At level 1 a slot is a region.
+#[inline]
+pub(super) fn slot_shift(level: u32) -> u32 {
+    REGION_SHIFT + FAN_SHIFT * (level - 1)
+}
+
+/// In which slot of its node at `level` a granule is.
+#[inline]
+pub(super) fn slot_of(level: u32, granule: u64) -> usize {
+    ((granule >> slot_shift(level)) % FAN as u64) as usize
+}
+
+/// The first granule of the node at `level` that contains `granule`.
+#[inline]
+pub(super) fn base_of(level: u32, granule: u64) -> u64 {
+    granule & (!0 << slot_shift(level + 1))
+}
+
+/// What a search finds in a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// The first fit begins at this granule, and ends in another slot or in one that is entirely free.
+    At(u64),
+    /// The first fit lies within this slot.
+    Down(usize),
+    /// Nothing fits; so many granules are free up to the last one of the node.
+    Tail(u64),
+}
+
+/// Eight slots. Arrays, because a search reads two or three of them.
+///
+/// A slot without a child is entirely free, or entirely in use by one allocation or reservation.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct Node {
+    best: [[u64; FAN]; 3],
+    head: [u64; FAN],
+    tail: [u64; FAN],
+    /// Nodes; at level 1 the maps of regions.
+    pub(super) kids: [u32; FAN],
+}
+
+impl Node {
+    /// A node at `level`, of which all granules are in one state.
+    pub(super) fn new(level: u32, base: u64, free: bool) -> Self {
+        let mut node = Self { best: [[0; FAN]; 3], head: [0; FAN], tail: [0; FAN], kids: [NIL; FAN] };
+        if free {
+            for slot in 0..FAN {
+                node.put(slot, Summary::uniform(Self::part(level, base, slot), true));
+            }
+        }
+        node
+    }
+
+    /// The granules of a slot.
+    pub(super) fn part(level: u32, base: u64, slot: usize) -> Extent {
+        let start = base + ((slot as u64) << slot_shift(level));
+        Extent { start, end: start + (1 << slot_shift(level)) }
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Summary {
+        let best = [self.best[0][slot], self.best[1][slot], self.best[2][slot]];
+        Summary { head: self.head[slot], tail: self.tail[slot], best }
+    }
+
+    pub(super) fn put(&mut self, slot: usize, summary: Summary) {
+        self.head[slot] = summary.head;
+        self.tail[slot] = summary.tail;
+        for (of_class, best) in self.best.iter_mut().zip(summary.best) {
+            of_class[slot] = best;
+        }
+    }
+
+    /// Whether no granule of a slot is free.
+    pub(super) fn is_used(&self, slot: usize) -> bool {
+        self.best[0][slot] == 0
+    }
+
+    /// How many granules before the first one of `slot` are free, within the slot before it.
+    pub(super) fn tail_before(&self, slot: usize) -> Option<u64> {
+        self.tail.get(slot.checked_sub(1)?).copied()
+    }
+
+    /// Summarises a node at `level` whose first granule is `base`.
+    pub(super) fn summary(&self, level: u32, base: u64) -> Summary {
+        let span = 1 << slot_shift(level);
+        let (mut run, mut head, mut best) = (0, None, [0; 3]);
+        let mut at = base;
+        for slot in 0..FAN {
+            let (slot_head, slot_tail) = (self.head[slot], self.tail[slot]);
+            for (class, best) in best.iter_mut().enumerate() {
+                let joined = room(at - run, at + slot_head, ALIGNS[class]);
+                *best = joined.max(self.best[class][slot]).max(*best);
+            }
+            if slot_head == span {
+                run += span;
+            } else {
+                head = head.or(Some(run + slot_head));
+                run = slot_tail;
+            }
+            at += span;
+        }
+        Summary { head: head.unwrap_or(run), tail: run, best }
+    }
+
+    /// Searches the slots for the first `len` free granules from a multiple of `ALIGNS[class]`.
+    pub(super) fn first_fit(&self, level: u32, base: u64, class: usize, len: u64) -> Step {
+        let span = 1 << slot_shift(level);
+        let mut run = 0;
+        let mut at = base;
+        for slot in 0..FAN {
+            let slot_head = self.head[slot];
+            // A run that begins in a slot before this one begins before everything in this one.
+            if run > 0 && room(at - run, at + slot_head, ALIGNS[class]) >= len {
+                return Step::At(align_up(at - run, ALIGNS[class]));
+            }
+            if self.best[class][slot] >= len {
+                return if self.kids[slot] == NIL {
+                    Step::At(align_up(at, ALIGNS[class]))
+                } else {
+                    Step::Down(slot)
+                };
+            }
+            run = if slot_head == span { run + span } else { self.tail[slot] };
+            at += span;
+        }
+        Step::Tail(run)
+    }
+}
