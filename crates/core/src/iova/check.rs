@@ -1,6 +1,6 @@
 //! Checks of a tree against its definition, for the tests.
 
-use super::extent::{Extent, REGION, REGION_SHIFT, room};
+use super::extent::{ALIGNS, Extent, REGION, REGION_SHIFT, room};
 use super::node::{FAN, NIL, Node, Summary, slot_shift};
 use super::tree::Tree;
 use alloc::vec::Vec;
@@ -31,14 +31,12 @@ impl Tree {
         assert!(self.low.is_sorted());
         let longest = runs.iter().map(|run| run.len()).max().unwrap_or(0);
         assert_eq!(self.longest(), longest);
-        for class in 0..3 {
-            let align = super::extent::ALIGNS[class];
+        for (class, align) in ALIGNS.into_iter().enumerate() {
             let most = runs.iter().map(|run| room(run.start, run.end, align)).max().unwrap_or(0);
-            if most > 0 {
-                let first = runs.iter().find(|run| room(run.start, run.end, align) == most).unwrap();
-                assert_eq!(self.first_fit(class, most), Some(first.start.next_multiple_of(align)));
+            for len in [1, most / 2 + 1, most.max(1), most + 1] {
+                let first = runs.iter().find(|run| room(run.start, run.end, align) >= len);
+                assert_eq!(self.first_fit(class, len), first.map(|run| run.start.next_multiple_of(align)));
             }
-            assert_eq!(self.first_fit(class, most + 1), None);
         }
         runs
     }
@@ -64,12 +62,12 @@ impl Tree {
 
     /// Summarises a region bit by bit.
     fn check_region(&self, map: u32, part: Extent) -> Summary {
-        let free = |g: u64| self.maps.get(map).is(Extent { start: g, end: g + 1 }, true);
+        let free = |g: u64| self.maps.get(map).run_from(g % REGION).1;
         let run_at = |from: u64| (from..part.end).take_while(|&g| free(g)).count() as u64;
         let (mut best, mut tail, mut at) = ([0; 3], 0, part.start);
         while at < part.end {
             let run = run_at(at);
-            for (best, align) in best.iter_mut().zip(super::extent::ALIGNS) {
+            for (best, align) in best.iter_mut().zip(ALIGNS) {
                 *best = room(at, at + run, align).max(*best);
             }
             tail = if at + run == part.end { run } else { 0 };

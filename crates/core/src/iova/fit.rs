@@ -30,54 +30,52 @@ impl Tree {
         if part.end > limit {
             return Quick::Beyond;
         }
-        self.set_open(part, false);
+        self.maps.get_mut(self.open.map).set(part, false);
+        self.open.dirty = true;
         Quick::Taken(part)
     }
 
     /// Takes `part` if it is all free and in a region with a map. O(levels).
     #[inline]
     pub(super) fn take_part(&mut self, part: Extent) -> bool {
-        let here = self.opens(part, true);
-        if here {
-            self.set_open(part, false);
-        }
-        here
+        self.change_part(part, false)
     }
 
     /// Frees `part` if it is all in use and in a region with a map. O(levels).
     #[inline]
     pub(super) fn free_part(&mut self, part: Extent) -> bool {
-        let here = self.opens(part, false);
-        if here {
-            self.set_open(part, true);
+        let here = self.change_part(part, true);
+        // Mostly nothing is beyond this region.
+        if here && self.low[CLASSES - 1] >= self.open.region {
             self.lower_around(part);
         }
         here
     }
 
-    /// Opens the region of `part`: whether there is one, with a map, and all of `part` in this state.
     #[inline]
-    fn opens(&mut self, part: Extent, free: bool) -> bool {
-        part.region().is_some_and(|region| self.open(region)) && self.maps.get(self.open.map).is(part, free)
-    }
-
-    #[inline]
-    fn set_open(&mut self, part: Extent, free: bool) {
-        self.maps.get_mut(self.open.map).set(part, free);
-        self.open.dirty = true;
+    fn change_part(&mut self, part: Extent, free: bool) -> bool {
+        let here = part.region().is_some_and(|region| self.open(region))
+            && self.maps.get_mut(self.open.map).change(part, free);
+        self.open.dirty |= here;
+        here
     }
 
     /// Records where runs that contain `part`, of the open region, may begin.
     #[inline]
     fn lower_around(&mut self, part: Extent) {
         let region = self.open.region;
-        let (start, end) = self.maps.get(self.open.map).run_around(part);
-        let slot = slot_of(1, part.start);
-        // The summaries of other regions are exact. Across the border of a node it may be longer; see `Tree::free`.
-        let longer_before = start == 0 && self.nodes.get(self.open.path[1]).tail_before(slot) != Some(0);
-        let first = region - u64::from(longer_before && region > 0);
-        let class = if longer_before || end == REGION { CLASSES - 1 } else { (end - start).ilog2() as usize };
-        self.lower(first, class);
+        let map = self.maps.get(self.open.map);
+        let first = region << REGION_SHIFT == self.bounds.start;
+        if !first && map.is_free_before(part) {
+            // The summaries of other regions are exact. Across the border of a node it may be longer; see `Tree::free`.
+            if self.nodes.get(self.open.path[1]).tail_before(slot_of(1, part.start)) != Some(0) {
+                return self.lower(region - 1, CLASSES - 1);
+            }
+        }
+        if self.low[CLASSES - 1] > region {
+            let (len, to_the_end) = map.run_around(part);
+            self.lower(region, if to_the_end { CLASSES - 1 } else { len.ilog2() as usize });
+        }
     }
 
     /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels).

@@ -30,6 +30,23 @@ impl Summary {
             Self { head: 0, tail: 0, best: [0; 3] }
         }
     }
+
+    /// The summary of a node, before summarised as `self`, of which one slot changes from `old` to `new`; `None` if that depends
+    /// on the other slots.
+    pub(super) fn replace(self, old: Self, new: Self) -> Option<Self> {
+        let [before, _, _] = old.best;
+        let [after, regions, large] = new.best;
+        if (old.head, old.tail, old.best) != (new.head, new.tail, [before, regions, large]) {
+            return None;
+        }
+        // Only the longest run inside changes, which no other slot takes part in.
+        let [longest, _, _] = self.best;
+        if after >= longest {
+            Some(Self { best: [after, self.best[1], self.best[2]], ..self })
+        } else {
+            (before < longest).then_some(self)
+        }
+    }
 }
 
 /// How many granules a slot of a node at `level` has, as a shift. At level 1 a slot is a region.
@@ -118,23 +135,32 @@ impl Node {
     /// Summarises a node at `level` whose first granule is `base`.
     pub(super) fn summary(&self, level: u32, base: u64) -> Summary {
         let span = 1 << slot_shift(level);
-        let (mut run, mut head, mut best) = (0, None, [0; 3]);
-        let mut at = base;
+        // How many granules before each slot are free.
+        let (mut before, mut run, mut head) = ([0; FAN], 0, None);
         for slot in 0..FAN {
-            let (slot_head, slot_tail) = (self.head[slot], self.tail[slot]);
-            for (class, best) in best.iter_mut().enumerate() {
-                let joined = room(at - run, at + slot_head, ALIGNS[class]);
-                *best = joined.max(self.best[class][slot]).max(*best);
-            }
-            if slot_head == span {
+            before[slot] = run;
+            if self.head[slot] == span {
                 run += span;
             } else {
-                head = head.or(Some(run + slot_head));
-                run = slot_tail;
+                head = head.or(Some(run + self.head[slot]));
+                run = self.tail[slot];
             }
-            at += span;
         }
-        Summary { head: head.unwrap_or(run), tail: run, best }
+        let head = head.unwrap_or(run);
+        // Slots begin at multiples of a region. With those of the largest alignment they do too, or the node is no larger.
+        let [_, _, large] = ALIGNS;
+        let longest = |class: usize| {
+            let joined = (0..FAN).map(|slot| (before[slot] & !(ALIGNS[class] - 1)) + self.head[slot]);
+            joined.zip(self.best[class]).fold(0, |most, (joined, inside)| joined.max(inside).max(most))
+        };
+        let largest = if span >= large {
+            longest(2)
+        } else if base & (large - 1) == 0 {
+            head
+        } else {
+            0
+        };
+        Summary { head, tail: run, best: [longest(0), longest(1), largest] }
     }
 
     /// Searches the slots for the first `len` free granules from a multiple of `ALIGNS[class]`.

@@ -17,7 +17,7 @@ fn bits(part: Extent) -> (usize, usize) {
 }
 
 /// The words that hold the bits `first..=last`, and which of their bits these are.
-#[inline]
+#[inline(always)]
 fn masks(first: usize, last: usize) -> impl Iterator<Item = (usize, u64)> {
     (first / 64..=last / 64).map(move |word| {
         let from = if word == first / 64 { !0 << (first % 64) } else { !0 };
@@ -49,11 +49,16 @@ impl Region {
         &mut self.0[0]
     }
 
-    /// Whether all granules of `part`, in this region, are in this state.
+    /// Changes the state of `part`, in this region, if all of it is in the other one; otherwise returns false.
     #[inline]
-    pub(super) fn is(&self, part: Extent, free: bool) -> bool {
+    pub(super) fn change(&mut self, part: Extent, free: bool) -> bool {
         let (first, last) = bits(part);
-        masks(first, last).all(|(word, mask)| self.0[word] & mask == if free { mask } else { 0 })
+        let all = if free { 0 } else { !0 };
+        let fits = masks(first, last).all(|(word, mask)| (self.0[word] ^ all) & mask == 0);
+        if fits {
+            self.set(part, free);
+        }
+        fits
     }
 
     /// Changes the state of `part`, in this region.
@@ -97,9 +102,17 @@ impl Region {
         None
     }
 
-    /// The free run that contains `part`, all of it free, counted from the region's first granule.
+    /// Whether all granules before `part`, in this region, are free.
     #[inline]
-    pub(super) fn run_around(&self, part: Extent) -> (u64, u64) {
+    pub(super) fn is_free_before(&self, part: Extent) -> bool {
+        let (first, _) = bits(part);
+        let (full, rest) = self.0.split_at(first / 64);
+        let below = !(!0 << (first % 64));
+        rest.first().is_none_or(|word| word & below == below) && full.iter().all(|&word| word == !0)
+    }
+
+    /// How many granules have the free run around `part`, all of it free, and whether it ends with the region.
+    pub(super) fn run_around(&self, part: Extent) -> (u64, bool) {
         let (first, last) = bits(part);
         let (mut start, mut end) = (first, last + 1);
         while start > 0 {
@@ -119,7 +132,7 @@ impl Region {
                 break;
             }
         }
-        (start as u64, end as u64)
+        ((end - start) as u64, end == WORDS * 64)
     }
 
     /// The end of the run of granules in one state that begins at bit `from`, and whether they are free.
@@ -146,6 +159,12 @@ impl Region {
         for &word in &self.0 {
             if word == !0 {
                 run += 64;
+                continue;
+            }
+            if word == 0 {
+                head = head.or(Some(run));
+                most = most.max(run);
+                run = 0;
                 continue;
             }
             let joined = run + u64::from(word.trailing_ones());

@@ -43,7 +43,7 @@ impl Item for Region {
 /// Items by index, and the spare ones in a list.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    chunks: Vec<Box<[T]>>,
+    chunks: Vec<Box<[T; CHUNK]>>,
     spare: u32,
     spares: usize,
 }
@@ -64,7 +64,7 @@ impl<T: Item> Slab<T> {
             chunk.try_reserve_exact(CHUNK).map_err(|_| no_memory)?;
             // In ascending order, the last one before the spare ones that there are.
             chunk.extend((first + 1..last).map(T::spare).chain([T::spare(self.spare)]));
-            self.chunks.push(chunk.into_boxed_slice());
+            self.chunks.push(chunk.into_boxed_slice().try_into().map_err(|_| no_memory)?);
             self.spare = first;
             self.spares += CHUNK;
         }
@@ -103,7 +103,7 @@ impl<T: Item> Slab<T> {
 
     /// How much memory the slab has allocated.
     pub(super) fn bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Box<[T]>>()
+        self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()
     }
 
     /// How many items are in use.

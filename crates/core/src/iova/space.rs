@@ -243,6 +243,15 @@ impl Space {
         all
     }
 
+    /// Whether freeing this needs a node or a map.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn needs_memory_to_free(&mut self, freed: Extent) -> bool {
+        halves(freed).any(|(half, part)| {
+            self.trees[half].settle();
+            self.trees[half].divides_a_slot(part)
+        })
+    }
+
     #[cfg(all(test, not(loom)))]
     pub(super) fn visits(&self) -> u64 {
         self.trees.iter().map(|tree| tree.visits).sum()

@@ -1,10 +1,12 @@
-use super::extent::Extent;
+use super::extent::{Extent, extent_of};
 use super::*;
 use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;
 
 const G: u64 = IovaSpace::GRANULE;
 const HIGH: u64 = 1 << 20;
+
+mod exhaustive;
 
 fn range(start: u64, granules: u64) -> IovaRange {
     IovaRange::new(Iova::new(start * G), granules * G).unwrap()
@@ -72,6 +74,7 @@ fn fifty_thousand_mappings_that_abut_are_a_handful_of_extents() {
     let full = space.stats();
     assert_eq!((full.free, full.allocated), (2, 1));
     assert_eq!(full.bytes_in_use, held.iter().map(IovaRange::len).sum::<u64>());
+    assert!(space.metadata_bytes() <= 64 << 10, "{} bytes", space.metadata_bytes());
     // Freed in an order that makes as many extents as there can be, and then none.
     let (mut odd, mut even) = (Vec::new(), Vec::new());
     for (i, r) in held.drain(..).enumerate() {
@@ -89,16 +92,16 @@ fn fifty_thousand_mappings_that_abut_are_a_handful_of_extents() {
 
 /// The case that locked kernels up: low addresses full of small holes, none of which fits.
 #[test]
-fn a_search_under_a_32_bit_limit_visits_a_logarithm_of_the_extents() {
+fn a_search_under_a_32_bit_limit_visits_a_node_per_level_among_a_million_ranges() {
     let space = IovaSpace::new(48).unwrap();
     let below_4g = Some(Iova::new(u64::from(u32::MAX)));
-    let held: Vec<_> = (0..1 << 17).map(|_| space.alloc(G, 1, below_4g).unwrap()).collect();
+    let held: Vec<_> = (0..1_000_000).map(|_| space.alloc(G, 1, below_4g).unwrap()).collect();
     for r in held.iter().step_by(2) {
         space.free(*r).unwrap();
     }
-    space.alloc_at(range((1 << 17) + 1, HIGH - (1 << 17) - 1)).unwrap();
+    space.alloc_at(range(1_000_001, HIGH - 1_000_001)).unwrap();
     let extents = space.stats().free;
-    assert!(extents > 1 << 16);
+    assert_eq!(extents, 500_001);
     // At most 12 levels in each half and a map, searched twice for an alignment that is no page size.
     let most = 2 * 2 * (12 + 1) + 2;
     for (len, align) in [(2, 1), (1, 1 << 9), (1, 4), (3, 16), (1 << 12, 1), (1, 2)] {
@@ -151,6 +154,28 @@ fn a_large_allocation_may_be_freed_in_any_pieces() {
     space.space.lock().check();
 }
 
+#[test]
+fn metadata_follows_the_regions_in_use() {
+    let space = IovaSpace::new(48).unwrap();
+    let empty = space.metadata_bytes();
+    let held: Vec<_> = (0..1 << 18).map(|_| space.alloc(G, 1, None).unwrap()).collect();
+    let dense = space.metadata_bytes();
+    assert!(dense - empty <= 512 * 128 + 4096, "{dense} bytes for 512 regions");
+    for r in held {
+        space.free(r).unwrap();
+    }
+    // What whole regions take is a slot each, and the nodes that are there serve again.
+    let windows: Vec<_> = (0..512).map(|_| space.alloc(512 * G, 512 * G, None).unwrap()).collect();
+    assert_eq!(space.metadata_bytes(), dense);
+    // One page in each region is the most that a page can cost where they are neighbours.
+    for window in &windows {
+        space.free(window.part(G, 511 * G).unwrap()).unwrap();
+    }
+    assert_eq!(space.stats().allocated, 512);
+    assert!(space.metadata_bytes() - empty <= 512 * 128 + 4096);
+    space.space.lock().check();
+}
+
 /// A granule each: what the account should say, by the simplest means.
 struct Model {
     /// Granule to state (f free, a allocated); what is not in it is reserved.
@@ -158,8 +183,14 @@ struct Model {
 }
 
 /// The stretches that are left free, around the border at 4 GiB and a few 2 MiB lines.
-const WINDOWS: [(u64, u64); 5] =
-    [(1, 70), (500, 530), (1000, 2100), (HIGH - 40, HIGH + 40), (HIGH + 512 * 3 - 9, HIGH + 512 * 4 + 5)];
+const WINDOWS: [(u64, u64); 6] = [
+    (1, 70),
+    (500, 530),
+    (1000, 2100),
+    (HIGH - 40, HIGH + 40),
+    (HIGH + 512 * 3 - 9, HIGH + 512 * 4 + 5),
+    (HIGH + 512 * 8 - 1000, HIGH + 512 * 8 + 1000), // two nodes
+];
 const END: u64 = 1 << 21;
 
 impl Model {
@@ -215,13 +246,14 @@ proptest! {
         let (space, mut model) = Model::new();
         let mut held: Vec<(u64, u64)> = Vec::new();
         let anywhere = |a: u64, b: u64| {
-            let (s, e) = WINDOWS[(a % 5) as usize];
-            (s - 1 + (a / 5) % (e - s + 1), 1 + b % 12)
+            let (s, e) = WINDOWS[(a % 6) as usize];
+            let len = if b % 4 == 0 { b / 4 % 1200 } else { b / 4 % 12 };
+            (s - 1 + (a / 6) % (e - s + 1), 1 + len)
         };
         for (kind, a, b, c) in ops {
             match kind {
                 0..4 => {
-                    let len = 1 + if b % 8 == 0 { b / 8 % 600 } else { b / 8 % 9 };
+                    let len = 1 + if b % 8 == 0 { b / 8 % 1300 } else { b / 8 % 9 };
                     let align = [1, 1, 1, 1, 2, 8, 64, 512][(a % 8) as usize];
                     let end = [END, END, HIGH, HIGH, 1500, HIGH + 20, 40, HIGH - 5][(c % 8) as usize];
                     let limit = (end < END).then(|| Iova::new(end * G - 1));
@@ -287,27 +319,32 @@ Err(e) => prop_assert!(false, "{e}"),
             }
             prop_assert_eq!(space.space.lock().check(), model.runs('f'));
             let extents = space.stats();
-            prop_assert_eq!(extents.allocated, model.runs('a').len());
+            prop_assert_eq!((extents.free, extents.allocated), (model.runs('f').len(), model.runs('a').len()));
+            prop_assert_eq!(extents.largest_free, model.runs('f').iter().map(|r| r.len()).max().unwrap_or(0) * G);
             prop_assert_eq!(extents.bytes_in_use, model.granules.values().filter(|s| **s == 'a').count() as u64 * G);
         }
     }
 
-    /// Whole allocations only: then a free is never refused, whatever came before.
+    /// Whole allocations only: then a free is never refused, and needs no memory, whatever came before.
     #[test]
-    fn a_rightful_free_never_fails(ops in proptest::collection::vec((any::<bool>(), 1u64..5, 0u32..10, any::<u64>()), 400)) {
+    fn freeing_a_whole_allocation_needs_no_memory(ops in proptest::collection::vec((any::<bool>(), 0u32..12, 0u32..10, any::<u64>()), 400)) {
         let space = IovaSpace::new(40).unwrap();
         let mut held: Vec<IovaRange> = Vec::new();
         for (take, len, order, pick) in ops {
             if take || held.is_empty() {
+                let len = 1 + pick % (1 << len);
                 held.push(space.alloc(len * G, G << order, None).unwrap());
             } else {
                 let r = held.swap_remove(below(pick, held.len()));
+                prop_assert!(!space.space.lock().needs_memory_to_free(extent_of(r)));
                 prop_assert_eq!(space.free(r), Ok(()));
             }
         }
         for r in held {
+            prop_assert!(!space.space.lock().needs_memory_to_free(extent_of(r)));
             prop_assert_eq!(space.free(r), Ok(()));
         }
+        space.space.lock().check();
         prop_assert_eq!(space.stats().free, 2);
     }
 }

@@ -96,8 +96,14 @@ impl Tree {
 
     /// Prepares freeing `part`, all of it in use. Needs no memory if whole allocations are freed.
     pub(super) fn prepare_free(&mut self, part: Extent) -> Result<(), IovaError> {
-        let cut = |at: u64| at < self.span() && self.cuts_a_childless_slot(at);
-        if cut(part.start) || cut(part.end) { self.prepare(part.end, 1) } else { Ok(()) }
+        if self.divides_a_slot(part) { self.prepare(part.end, 1) } else { Ok(()) }
+    }
+
+    /// Whether `part`, all of it in use, begins or ends inside of a slot without a child: as a part of an allocation does
+    /// that is freed, a whole one never.
+    pub(super) fn divides_a_slot(&self, part: Extent) -> bool {
+        let inside = |at: u64| at < self.span() && self.cuts_a_childless_slot(at);
+        inside(part.start) || inside(part.end)
     }
 
     /// Whether a range that begins or ends at `granule` divides a slot without a child.
@@ -168,10 +174,14 @@ impl Tree {
             } else if self.nodes.get(at).get(slot) == summary {
                 return;
             }
-            let node = self.nodes.get_mut(at);
-            node.put(slot, summary);
+            let old = self.nodes.get(at).get(slot);
+            self.nodes.get_mut(at).put(slot, summary);
             if level < self.level {
-                summary = node.summary(level, base_of(level, granule));
+                let above =
+                    self.nodes.get(self.open.path[level as usize + 1]).get(slot_of(level + 1, granule));
+                summary = above
+                    .replace(old, summary)
+                    .unwrap_or_else(|| self.nodes.get(at).summary(level, base_of(level, granule)));
             }
             child = at;
         }
@@ -257,8 +267,8 @@ impl Tree {
         self.mark_in(self.root, self.level, part, free);
     }
 
-    /// Changes the state of `part`, all of it in this node; the node's new summary.
-    fn mark_in(&mut self, at: u32, level: u32, part: Extent, free: bool) -> Summary {
+    /// Changes the state of `part`, all of it in this node.
+    fn mark_in(&mut self, at: u32, level: u32, part: Extent, free: bool) {
         let base = base_of(level, part.start);
         for slot in slot_of(level, part.start)..=slot_of(level, part.end - 1) {
             let whole = Node::part(level, base, slot);
@@ -272,7 +282,8 @@ impl Tree {
                     map.set(sub, free);
                     map.summary(whole.start)
                 } else {
-                    self.mark_in(child, level - 1, sub, free)
+                    self.mark_in(child, level - 1, sub, free);
+                    self.nodes.get(child).summary(level - 1, whole.start)
                 };
             }
             if child != NIL && (sub == whole || summary.head == whole.len()) {
@@ -281,7 +292,6 @@ impl Tree {
             }
             self.nodes.get_mut(at).put(slot, summary);
         }
-        self.nodes.get(at).summary(level, base)
     }
 
     /// Makes a child, and what is below it, spare: a map at level 0.
