@@ -58,7 +58,8 @@ pub(super) fn slot_shift(level: u32) -> u32 {
 /// In which slot of its node at `level` a granule is.
 #[inline]
 pub(super) fn slot_of(level: u32, granule: u64) -> usize {
-    ((granule >> slot_shift(level)) % FAN as u64) as usize
+    const SLOTS: u64 = 1 << FAN_SHIFT;
+    ((granule >> slot_shift(level)) % SLOTS) as usize
 }
 
 /// The first granule of the node at `level` that contains `granule`.
@@ -137,13 +138,13 @@ impl Node {
         let span = 1 << slot_shift(level);
         // How many granules before each slot are free.
         let (mut before, mut run, mut head) = ([0; FAN], 0, None);
-        for slot in 0..FAN {
-            before[slot] = run;
-            if self.head[slot] == span {
+        for (before, (&slot_head, &slot_tail)) in before.iter_mut().zip(self.head.iter().zip(&self.tail)) {
+            *before = run;
+            if slot_head == span {
                 run += span;
             } else {
-                head = head.or(Some(run + self.head[slot]));
-                run = self.tail[slot];
+                head = head.or(Some(run + slot_head));
+                run = slot_tail;
             }
         }
         let head = head.unwrap_or(run);

@@ -247,7 +247,7 @@ proptest! {
         let mut held: Vec<(u64, u64)> = Vec::new();
         let anywhere = |a: u64, b: u64| {
             let (s, e) = WINDOWS[(a % 6) as usize];
-            let len = if b % 4 == 0 { b / 4 % 1200 } else { b / 4 % 12 };
+            let len = if b.is_multiple_of(4) { b / 4 % 1200 } else { b / 4 % 12 };
             (s - 1 + (a / 6) % (e - s + 1), 1 + len)
         };
         for (kind, a, b, c) in ops {
