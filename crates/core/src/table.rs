@@ -49,7 +49,7 @@
 //!
 //! let mut retired = Retired::new();
 //! table.clear(iova, &mut retired)?;
-//! // ... flush `iova` and `retired.range()`, then:
+//! // ... flush `iova`, and links too in `table.retired_ranges(&retired)?`, then:
 //! assert_eq!(table.reclaim(retired).ok(), Some(1));
 //! println!("{}", table.stats());
 //! # Ok(())
@@ -57,10 +57,12 @@
 //! ```
 
 mod change;
+mod clear;
 mod directory;
 mod entries;
 mod error;
 mod format;
+mod found;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod page_index;
@@ -80,5 +82,5 @@ pub use format::{Entry, Format, VtdSecondStage};
 pub use pages::{TablePage, TablePages};
 pub use pin::{PinnedLeaf, UnpinError};
 pub use radix::{Table, Translation};
-pub use retired::Retired;
+pub use retired::{Retired, RetiredRanges};
 pub use stats::TableStats;

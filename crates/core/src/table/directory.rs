@@ -8,18 +8,16 @@
 use super::page_index::PageIndex;
 use alloc::vec::Vec;
 
-/// A list of pages, threaded through [`Meta::next`], and the addresses that they translated.
+/// A list of pages, threaded through [`Meta::next`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     pub(super) head: PageIndex,
     pub(super) len: u32,
-    pub(super) start: u64,
-    pub(super) end: u64,
 }
 
 impl Default for List {
     fn default() -> Self {
-        Self { head: PageIndex::NONE, len: 0, start: u64::MAX, end: 0 }
+        Self { head: PageIndex::NONE, len: 0 }
     }
 }
 
@@ -121,11 +119,8 @@ impl PageDirectory {
     pub(super) fn push(&mut self, list: &mut List, page: PageIndex) {
         let meta = self.of(page);
         meta.next = list.head;
-        let (base, bits) = (meta.base, 12 + 9 * u32::from(meta.level));
         list.head = page;
         list.len += 1;
-        list.start = list.start.min(base);
-        list.end = list.end.max(base + (1 << bits));
     }
 
     /// Removes the first page of a list. O(1).

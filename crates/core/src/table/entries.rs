@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 const BLOCK: usize = 8;
 
 /// Returns how many entries from the first on are `wanted`.
+#[inline]
 pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     let wanted = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
     let blocks = entries.chunks_exact(BLOCK);
@@ -15,6 +16,7 @@ pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> us
 }
 
 /// Writes `entry(0)`, `entry(1)`, ... What was written before is visible to a walker that finds one of them.
+#[inline]
 pub(super) fn write(entries: &[AtomicU64], entry: impl Fn(u64) -> u64) {
     for (number, slot) in (0..).zip(entries) {
         slot.store(entry(number), Ordering::Release);
@@ -22,6 +24,7 @@ pub(super) fn write(entries: &[AtomicU64], entry: impl Fn(u64) -> u64) {
 }
 
 /// Writes 0 to all of them.
+#[inline]
 pub(super) fn clear(entries: &[AtomicU64]) {
     for slot in entries {
         slot.store(0, Ordering::Release);

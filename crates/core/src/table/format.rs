@@ -44,6 +44,11 @@ pub trait Format: Send + Sync + 'static {
     fn retired(page: PhysAddr) -> u64;
     /// What an entry at `level` says.
     fn parse(entry: u64, level: u8) -> Entry;
+    /// Whether an entry at `level` maps memory: what [`parse`](Self::parse) says, in a form that a loop over 512 entries can
+    /// afford.
+    fn is_leaf(entry: u64, level: u8) -> bool {
+        matches!(Self::parse(entry, level), Entry::Leaf { .. })
+    }
 }
 
 /// Intel VT-d second-stage tables (VT-d specification, "Second-Stage Translation" and "Second-Stage Paging Entries").
@@ -73,6 +78,7 @@ impl Format for VtdSecondStage {
     const MAX_LEVELS: u8 = 5;
     const PHYS_BITS: u32 = 52;
 
+    #[inline]
     fn leaf(phys: PhysAddr, access: Access, level: u8) -> u64 {
         let read = if access.contains(Access::READ) { READ } else { 0 };
         let write = if access.contains(Access::WRITE) { WRITE } else { 0 };
@@ -80,14 +86,17 @@ impl Format for VtdSecondStage {
         (phys.raw() & ADDRESS) | read | write | large
     }
 
+    #[inline]
     fn link(page: PhysAddr) -> u64 {
         (page.raw() & ADDRESS) | READ | WRITE
     }
 
+    #[inline]
     fn retired(page: PhysAddr) -> u64 {
         (page.raw() & ADDRESS) | WAS_LINK
     }
 
+    #[inline]
     fn parse(entry: u64, level: u8) -> Entry {
         let phys = PhysAddr::new(entry & ADDRESS);
         if entry & (READ | WRITE) == 0 {
@@ -100,5 +109,10 @@ impl Format for VtdSecondStage {
         access.set(Access::READ, entry & READ != 0);
         access.set(Access::WRITE, entry & WRITE != 0);
         Entry::Leaf { phys, access }
+    }
+
+    #[inline]
+    fn is_leaf(entry: u64, level: u8) -> bool {
+        entry & (READ | WRITE) != 0 && (level == 1 || entry & LARGE != 0)
     }
 }

@@ -1,8 +1,7 @@
 //! Pinned leaf pages: windows of 2 MiB whose owner maps and clears without walking or counting.
 
-use super::entries;
 use super::error::TableError;
-use super::format::{Entry, Format};
+use super::format::Format;
 use super::page_index::PageIndex;
 use super::radix::Table;
 use super::retired::Retired;
@@ -87,10 +86,8 @@ impl<F: Format> Table<F> {
     ) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, phys)?;
         self.check_memory(iova, phys, access)?;
-        self.0.store.note_read(leaf.page);
-        let entries = self.0.store.run(run);
-        let empty = entries::leading(entries, |raw| raw == 0);
-        if empty < entries.len() {
+        let empty = self.0.store.leading(run, |raw| raw == 0);
+        if empty < run.len {
             return Err(TableError::AlreadyMapped { at: entry_at(iova, empty) });
         }
         self.0.write(run, phys, access);
@@ -109,14 +106,11 @@ impl<F: Format> Table<F> {
     /// Nothing has changed.
     pub fn clear_pinned(&self, leaf: &PinnedLeaf, iova: IovaRange) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, PhysAddr::new(0))?;
-        self.0.store.note_read(leaf.page);
-        let entries = self.0.store.run(run);
-        let mapped = entries::leading(entries, |raw| matches!(F::parse(raw, 1), Entry::Leaf { .. }));
-        if mapped < entries.len() {
+        let mapped = self.0.store.leading(run, |raw| F::is_leaf(raw, 1));
+        if mapped < run.len {
             return Err(TableError::NotMapped { at: entry_at(iova, mapped) });
         }
-        self.0.store.note_write(leaf.page);
-        entries::clear(entries);
+        self.0.store.clear_run(run);
         Ok(())
     }
 
@@ -128,10 +122,8 @@ impl<F: Format> Table<F> {
     pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
         let checked = self.pinned_run(&leaf, leaf.window, PhysAddr::new(0)).and_then(|run| {
             self.adopt(retired)?;
-            self.0.store.note_read(leaf.page);
-            let entries = self.0.store.run(run);
-            let empty = entries::leading(entries, |raw| raw == 0);
-            if empty < entries.len() {
+            let empty = self.0.store.leading(run, |raw| raw == 0);
+            if empty < run.len {
                 return Err(TableError::AlreadyMapped { at: entry_at(leaf.window, empty) });
             }
             Ok(())
@@ -162,6 +154,6 @@ impl<F: Format> Table<F> {
 }
 
 /// Returns the address of entry `number` of a range of 4 KiB leaves.
-fn entry_at(range: IovaRange, number: usize) -> Iova {
-    Iova::new(range.start().raw() + number as u64 * span(1))
+fn entry_at(range: IovaRange, number: u16) -> Iova {
+    Iova::new(range.start().raw() + u64::from(number) * span(1))
 }

@@ -3,12 +3,13 @@
 use super::error::TableError;
 use super::format::{Entry, Format};
 use super::pages::TablePages;
-use super::retired::Retired;
+use super::retired::{Retired, RetiredRanges};
 use super::stats::TableStats;
 use super::store::{slot, span};
 use super::tree::Tree;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use core::marker::PhantomData;
 
 /// The translation of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,35 +79,14 @@ impl<F: Format> Table<F> {
     pub fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
         self.check(iova, phys)?;
         self.check_memory(iova, phys, access)?;
-        let mut done = 0;
-        while done < iova.len() {
-            match self.0.reserve(iova, phys, done) {
-                // The usual case, all in one table page: no second walk.
-                Ok(run) if run.bytes() == iova.len() => {
-                    self.0.write(run, phys, access);
-                    return Ok(());
-                }
-                Ok(run) => done += run.bytes(),
-                Err(error) => {
-                    self.0.unreserve(iova, done);
-                    return Err(error);
-                }
-            }
-        }
-        let mut done = 0;
-        while done < iova.len() {
-            let run = self.0.reserved_run(iova, done)?;
-            self.0.write(run, PhysAddr::new(phys.raw() + done), access);
-            done += run.bytes();
-        }
-        Ok(())
+        self.0.map(iova, phys, access)
     }
 
     /// Clears `iova`, all of which must be mapped, in whole leaves. O(leaves + table pages touched); allocates nothing.
     ///
     /// Pages that became empty are added to `retired`. The device can reach the memory until the flush that the caller
     /// requests next has completed: of the leaves of `iova` alone if `retired` is empty, else of leaves and links of
-    /// `iova` and of [`Retired::range`].
+    /// `iova` and of [`retired_ranges`](Self::retired_ranges).
     ///
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] if part of it is not mapped;
@@ -116,18 +96,7 @@ impl<F: Format> Table<F> {
     pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
         self.check(iova, PhysAddr::new(0))?;
         self.adopt(retired)?;
-        // The usual case: all in one table page.
-        if self.0.clear_run(iova, 0, iova.len(), &mut retired.list)? == 0 {
-            let mut done = 0;
-            while done < iova.len() {
-                done += self.0.mapped_run(iova, done)?.bytes();
-            }
-            // All of it is mapped, and the caller owns it: from here on nothing fails.
-            let mut done = 0;
-            while done < iova.len() {
-                done += self.0.clear_run(iova, done, 0, &mut retired.list)?;
-            }
-        }
+        self.0.clear(iova, &mut retired.list)?;
         self.0.collect_pending(&mut retired.list);
         Ok(())
     }
@@ -142,6 +111,21 @@ impl<F: Format> Table<F> {
         self.adopt(retired)?;
         self.0.collect_pending(&mut retired.list);
         Ok(())
+    }
+
+    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation hint
+    /// 0): the addresses that each of the retired pages translated, neighbours on the list merged. O(pages).
+    ///
+    /// They need not be near what was cleared: pages of a failed map, or of higher levels that became empty by a
+    /// [`reclaim`](Self::reclaim), are added to the next `clear`.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] if the pages belong to another table.
+    pub fn retired_ranges<'a>(&'a self, retired: &'a Retired) -> Result<RetiredRanges<'a, F>, TableError> {
+        if let Some(owner) = retired.owner.filter(|owner| *owner != self.root() && !retired.is_empty()) {
+            return Err(TableError::OtherTable { owner, this: self.root() });
+        }
+        Ok(RetiredRanges { table: self, next: retired.list.head, retired: PhantomData })
     }
 
     /// Adds the pages of `from` to `into`. O(pages of `from`); allocates nothing.

@@ -1,12 +1,16 @@
 //! Retired table pages.
 
 use super::directory::List;
+use super::format::Format;
 use super::page_index::PageIndex;
+use super::radix::Table;
+use super::store::span;
 use crate::addr::{Iova, IovaRange, PhysAddr};
+use core::marker::PhantomData;
 
 /// Table pages that have been unlinked and that a walker may still hold.
 ///
-/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages retired for good: the right
+/// Flush first, then [`Table::reclaim`]. Dropping it leaves the pages retired for good: the right
 /// end if a flush never completes.
 ///
 /// The pages are a list threaded through the table's directory, so that collecting them allocates nothing.
@@ -33,14 +37,38 @@ impl Retired {
     pub fn len(&self) -> u32 {
         self.list.len
     }
+}
 
-    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d:
-    /// invalidation hint 0): the addresses that the retired pages translated. `None` if there are none.
-    ///
-    /// It need not be near what was cleared: pages of a failed map, or of higher levels that became
-    /// empty by a [`reclaim`](super::Table::reclaim), are added to the next `clear`.
-    pub fn range(&self) -> Option<IovaRange> {
-        let bytes = self.list.end.checked_sub(self.list.start)?;
-        IovaRange::new(Iova::new(self.list.start), bytes).ok()
+/// The addresses that retired pages translated, neighbours merged. See [`Table::retired_ranges`].
+///
+/// It takes the table's lock once for each range, and holds it for none.
+#[derive(Debug)]
+pub struct RetiredRanges<'a, F: Format> {
+    pub(super) table: &'a Table<F>,
+    pub(super) next: PageIndex,
+    /// While they are borrowed, the pages stay on their list.
+    pub(super) retired: PhantomData<&'a Retired>,
+}
+
+impl<F: Format> Iterator for RetiredRanges<'_, F> {
+    type Item = IovaRange;
+
+    fn next(&mut self) -> Option<IovaRange> {
+        let mut directory = self.table.0.directory.lock();
+        let mut merged: Option<(u64, u64)> = None;
+        while self.next != PageIndex::NONE {
+            let meta = directory.of(self.next);
+            let (start, end) = (meta.base, meta.base + span(meta.level + 1));
+            merged = match merged {
+                None => Some((start, end)),
+                Some((first, last)) if start <= last && first <= end => {
+                    Some((first.min(start), last.max(end)))
+                }
+                Some(_) => break,
+            };
+            self.next = meta.next;
+        }
+        let (start, end) = merged?;
+        IovaRange::new(Iova::new(start), end - start).ok()
     }
 }

@@ -12,6 +12,7 @@
 //! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so it keeps its home, and its
 //! leaves are neither counted nor cleared but through the pin.
 
+use super::entries;
 use super::error::TableError;
 use super::format::{Entry, Format};
 use super::page_index::PageIndex;
@@ -52,6 +53,13 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// Returns the entries from `iova` to the end of the page, or of `left` bytes.
+    pub(super) fn longest(place: Place, iova: u64, left: u64) -> Self {
+        let slot = slot(iova, place.level);
+        let whole = u16::try_from(left / span(place.level)).unwrap_or(ENTRIES);
+        Self { place, slot, len: whole.min(ENTRIES - slot) }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.len) * span(self.place.level)
     }
@@ -67,25 +75,30 @@ const CLEARING: u64 = 1 << 31;
 const PINNED: u64 = 1 << 30;
 
 impl PageState {
+    #[inline]
     pub(super) fn count(self) -> u32 {
         // Bits 0 to 29; the generation is above bit 31.
         u32::try_from(self.0 & (PINNED - 1)).unwrap_or(u32::MAX)
     }
 
+    #[inline]
     pub(super) fn is_pinned(self) -> bool {
         self.0 & PINNED != 0
     }
 
     /// Whether entries of the page may be counted without the lock.
+    #[inline]
     fn is_open(self) -> bool {
         self.count() > 0 && !self.is_pinned()
     }
 
     /// Whether the page holds nothing, and no thread is clearing leaves of it.
+    #[inline]
     pub(super) fn is_unused(self) -> bool {
         self.count() == 0 && self.0 & CLEARING == 0
     }
 
+    #[inline]
     pub(super) fn generation(self) -> u64 {
         self.0 >> 32
     }
@@ -137,10 +150,30 @@ impl<F: Format> Store<F> {
         &self.pages.pages[page.index()].entries()[usize::from(slot)]
     }
 
-    /// Returns the entries of a run, for a loop over them (see [`note_read`](Self::note_read), [`note_write`](Self::note_write)).
-    pub(super) fn run(&self, run: Run) -> &[core::sync::atomic::AtomicU64] {
+    fn run(&self, run: Run) -> &[core::sync::atomic::AtomicU64] {
         let (first, len) = (usize::from(run.slot), usize::from(run.len));
         &self.pages.pages[run.place.page.index()].entries()[first..first + len]
+    }
+
+    /// Returns how many entries of a run, from its first on, are `wanted`.
+    #[inline]
+    pub(super) fn leading(&self, run: Run, wanted: impl Fn(u64) -> bool) -> u16 {
+        self.note_read(run.place.page);
+        u16::try_from(entries::leading(self.run(run), wanted)).unwrap_or(run.len)
+    }
+
+    /// Writes the leaves of a run.
+    #[inline]
+    pub(super) fn write_run(&self, run: Run, entry: impl Fn(u64) -> u64) {
+        self.note_write(run.place.page);
+        entries::write(self.run(run), entry);
+    }
+
+    /// Clears the entries of a run.
+    #[inline]
+    pub(super) fn clear_run(&self, run: Run) {
+        self.note_write(run.place.page);
+        entries::clear(self.run(run));
     }
 
     pub(super) fn load(&self, place: Place, slot: u16) -> Entry {
@@ -149,7 +182,7 @@ impl<F: Format> Store<F> {
 
     /// Entries are real atomics, which loom does not see: it sees the state word, which this "writes" with the entry.
     #[cfg_attr(not(loom), expect(clippy::unused_self, reason = "used under loom"))]
-    pub(super) fn note_write(&self, page: PageIndex) {
+    fn note_write(&self, page: PageIndex) {
         let _ = page;
         #[cfg(loom)]
         self.states[page.index()].fetch_add(0, Ordering::Relaxed);
@@ -157,7 +190,7 @@ impl<F: Format> Store<F> {
 
     /// The same for reads.
     #[cfg_attr(not(loom), expect(clippy::unused_self, reason = "used under loom"))]
-    pub(super) fn note_read(&self, page: PageIndex) {
+    fn note_read(&self, page: PageIndex) {
         let _ = page;
         #[cfg(loom)]
         self.states[page.index()].load(Ordering::Relaxed);

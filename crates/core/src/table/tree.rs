@@ -1,14 +1,14 @@
-//! The tree behind a table, and its runs: as many entries of one table page as one step of a map or a clear covers. They
-//! are found and counted without the lock if their page is linked already.
+//! The tree behind a table, and how it maps: run by run, a run being as many entries of one table page as one step covers.
+//! They are found and counted without the lock if their page is linked already.
 
 use super::change::Locked;
 use super::directory::{List, PageDirectory};
-use super::entries;
 use super::error::TableError;
-use super::format::{Entry, Format};
+use super::format::Format;
+use super::found::Found;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
-use super::store::{ENTRIES, Place, Run, Store, slot, span};
+use super::store::{Place, Run, Store, span};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -66,8 +66,38 @@ impl<F: Format> Tree<F> {
         }
     }
 
+    /// Maps `iova` to the memory from `phys`: reserves all entries, then writes them.
+    pub(super) fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        let mut runs = Found::default();
+        let mut done = 0;
+        while done < iova.len() {
+            match self.reserve(iova, phys, done) {
+                // The usual case, all in one table page.
+                Ok(run) if run.bytes() == iova.len() => {
+                    self.write(run, phys, access);
+                    return Ok(());
+                }
+                Ok(run) => {
+                    runs.push(run);
+                    done += run.bytes();
+                }
+                Err(error) => {
+                    self.unreserve(iova, done);
+                    return Err(error);
+                }
+            }
+        }
+        let (mut done, mut found) = (0, runs.iter());
+        while done < iova.len() {
+            let run = found.next().map_or_else(|| self.reserved_run(iova, done), Ok)?;
+            self.write(run, PhysAddr::new(phys.raw() + done), access);
+            done += run.bytes();
+        }
+        Ok(())
+    }
+
     /// Reserves the next run of a mapping by counting its entries, without the lock if its page is linked already.
-    pub(super) fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run, TableError> {
+    fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let target = self.leaf_level(iova, PhysAddr::new(phys.raw() + done), left);
         if let Some((place, state)) = self.store.descend_unlocked(iova, target)
@@ -82,29 +112,23 @@ impl<F: Format> Tree<F> {
     }
 
     /// Returns the run up to the end of the page or of the range, if all of it is empty.
+    #[inline]
     fn all_empty(&self, place: Place, iova: u64, left: u64) -> Option<Run> {
-        let run = self.longest(place, iova, left);
-        let empty = (0..run.len).all(|i| self.store.raw(place.page, run.slot + i) == 0);
-        empty.then_some(run)
-    }
-
-    fn longest(&self, place: Place, iova: u64, left: u64) -> Run {
-        let slot = slot(iova, place.level);
-        let whole = u16::try_from(left / span(place.level)).unwrap_or(ENTRIES);
-        Run { place, slot, len: whole.min(ENTRIES - slot) }
+        let run = Run::longest(place, iova, left);
+        (self.store.leading(run, |raw| raw == 0) == run.len).then_some(run)
     }
 
     /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not changed.
-    pub(super) fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+    fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
-        let mut run = self.longest(self.store.descend(iova, 1)?, iova, left);
-        let empty = (0..run.len).take_while(|i| self.store.raw(run.place.page, run.slot + i) == 0).count();
-        run.len = u16::try_from(empty).unwrap_or(run.len);
+        let mut run = Run::longest(self.store.descend(iova, 1)?, iova, left);
+        run.len = self.store.leading(run, |raw| raw == 0);
         // Only a thread that breaks the contract can have filled one meanwhile.
         if run.len == 0 { Err(TableError::AlreadyMapped { at: Iova::new(iova) }) } else { Ok(run) }
     }
 
-    pub(super) fn unreserve(&self, range: IovaRange, reserved: u64) {
+    /// Releases the first `reserved` bytes of a range, none of which were written.
+    fn unreserve(&self, range: IovaRange, reserved: u64) {
         let mut done = 0;
         while done < reserved {
             let Ok(run) = self.reserved_run(range, done) else { break };
@@ -120,9 +144,8 @@ impl<F: Format> Tree<F> {
 
     pub(super) fn write(&self, run: Run, phys: PhysAddr, access: Access) {
         let (start, level) = (phys.raw(), run.place.level);
-        self.store.note_write(run.place.page);
-        let leaf = |number| F::leaf(PhysAddr::new(start + number * span(level)), access, level);
-        entries::write(self.store.run(run), leaf);
+        self.store
+            .write_run(run, |number| F::leaf(PhysAddr::new(start + number * span(level)), access, level));
     }
 
     /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
@@ -130,59 +153,6 @@ impl<F: Format> Tree<F> {
         if self.store.uncount(run.place.page, run.len) {
             let mut directory = self.directory.lock();
             self.retire_unused(&mut directory, iova, None);
-        }
-    }
-
-    /// Clears the next run of mapped leaves of a range if it has at least `least` bytes. Returns the bytes cleared.
-    pub(super) fn clear_run(
-        &self,
-        range: IovaRange,
-        done: u64,
-        least: u64,
-        retired: &mut List,
-    ) -> Result<u64, TableError> {
-        let iova = range.start().raw() + done;
-        let place = self.begin_clear(iova)?;
-        let found = self.leaf_run(place, range, done);
-        let cleared = match &found {
-            Ok(run) if run.bytes() >= least => {
-                self.store.note_write(run.place.page);
-                entries::clear(self.store.run(*run));
-                run.len
-            }
-            _ => 0,
-        };
-        if self.store.end_clear(place.page, cleared) {
-            let mut directory = self.directory.lock();
-            self.retire_unused(&mut directory, iova, Some(retired));
-        }
-        found.map(|run| u64::from(cleared) * span(run.place.level))
-    }
-
-    /// Returns the page of the leaf at `iova`, and excludes other clears from it.
-    fn begin_clear(&self, iova: u64) -> Result<Place, TableError> {
-        if let Some((place, state)) = self.store.descend_unlocked(iova, 1)
-            && self.store.begin_clear(place.page, state)
-        {
-            return Ok(place);
-        }
-        // The lock keeps the shape, so a page whose clear cannot begin holds nothing. (A thread that has begun one needs no lock
-        // to end it, so it may be waited for here.)
-        let _shape = self.directory.lock();
-        let place = self.store.descend(iova, 1)?;
-        if self.store.begin_clear(place.page, self.store.state(place.page)) {
-            return Ok(place);
-        }
-        Err(self.not_cleared(place, iova))
-    }
-
-    /// Returns why no leaf of the page at `place` can be cleared. Under the lock.
-    fn not_cleared(&self, place: Place, iova: u64) -> TableError {
-        let at = Iova::new(iova);
-        if self.store.state(place.page).is_pinned() {
-            TableError::Pinned { at }
-        } else {
-            TableError::NotMapped { at }
         }
     }
 
@@ -203,7 +173,7 @@ impl<F: Format> Tree<F> {
         Locked { store: &self.store, directory: &mut directory }.unpin(page, retired);
     }
 
-    fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
+    pub(super) fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
         match into {
             Some(list) => Locked { store: &self.store, directory }.retire_unused(iova, list),
             None => {
@@ -225,40 +195,5 @@ impl<F: Format> Tree<F> {
             directory.move_pending(retired);
             self.update_pending(&directory);
         }
-    }
-
-    /// Returns the next run of mapped leaves of a range, confirmed.
-    pub(super) fn mapped_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
-        let iova = range.start().raw() + done;
-        if let Some((place, state)) = self.store.descend_unlocked(iova, 1)
-            && let Ok(run) = self.leaf_run(place, range, done)
-            && self.store.state(place.page).generation() == state.generation()
-        {
-            return Ok(run);
-        }
-        let _shape = self.directory.lock();
-        let place = self.store.descend(iova, 1)?;
-        if self.store.state(place.page).is_pinned() {
-            return Err(self.not_cleared(place, iova));
-        }
-        self.leaf_run(place, range, done)
-    }
-
-    /// Returns the leaves at `place` from `done` bytes into a range, up to its end.
-    fn leaf_run(&self, place: Place, range: IovaRange, done: u64) -> Result<Run, TableError> {
-        let (iova, left) = (range.start().raw() + done, range.len() - done);
-        let is_leaf = |i| matches!(self.store.load(place, i), Entry::Leaf { .. });
-        let mut run = self.longest(place, iova, left);
-        if !is_leaf(run.slot) {
-            return Err(TableError::NotMapped { at: Iova::new(iova) });
-        }
-        let inside = iova & (span(place.level) - 1);
-        if run.len == 0 || inside != 0 {
-            let leaf = IovaRange::new(Iova::new(iova - inside), span(place.level));
-            return Err(TableError::PartOfLeaf { range, leaf: leaf.unwrap_or(range) });
-        }
-        let leaves = (0..run.len).take_while(|i| is_leaf(run.slot + i)).count();
-        run.len = u16::try_from(leaves).unwrap_or(run.len);
-        Ok(run)
     }
 }

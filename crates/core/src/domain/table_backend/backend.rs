@@ -104,11 +104,17 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         false
     }
 
-    /// Requests the flush of retired table pages, of links as well as leaves, and defers their reclaim until then.
+    /// Requests the flushes of retired table pages, of links as well as leaves, and defers their reclaim until then.
     fn flush_retired(&self, retired: Retired) -> Ticket {
-        let Some(range) = retired.range().filter(|_| !retired.is_empty()) else { return Ticket::COMPLETED };
+        if retired.is_empty() {
+            return Ticket::COMPLETED;
+        }
         let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
-        let ticket = self.invalidator.request_and_submit([Flush { range, leaf_only }]);
+        let ticket = match self.table.retired_ranges(&retired) {
+            Ok(ranges) => self.invalidator.request_and_submit(ranges.map(|range| Flush { range, leaf_only })),
+            // Pages of another table, which does not happen; they would stay retired.
+            Err(_) => return Ticket::COMPLETED,
+        };
         self.deferred.add(&self.table, retired, ticket);
         ticket
     }

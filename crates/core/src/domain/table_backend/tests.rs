@@ -278,6 +278,24 @@ fn links_are_flushed_where_a_table_page_was_retired() {
     assert_eq!(paged.stats().invalidations.requested_tables, 1);
 }
 
+/// Table pages far from each other are flushed each by itself, and not with everything between them; neighbours together.
+#[test]
+fn retired_table_pages_are_flushed_one_by_one() {
+    let paged = paged(16, Scattered::default());
+    let windows = [0, 1, 1000, 200_000, 200_001];
+    for window in windows {
+        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+    }
+    let ticket = paged.revoke(&mut windows.into_iter().map(|window| at(window * 512, 1))).unwrap();
+    paged.wait(ticket).unwrap();
+    let tables = |flushes: &[Flush]| {
+        flushes.iter().filter(|flush| !flush.leaf_only).map(|flush| flush.range).collect::<Vec<_>>()
+    };
+    let window = |first: u64, count: u64| at(first * 512, count * 512);
+    let flushed = tables(&paged.queue().batches.lock().unwrap());
+    assert_eq!(flushed, [window(0, 2), window(1000, 1), window(200_000, 2)]);
+}
+
 /// However many ranges are revoked together, their ticket is that of the last flush of them all.
 #[test]
 fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
