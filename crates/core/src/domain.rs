@@ -9,8 +9,9 @@
 //!   can be reused or read until the ticket has completed.
 //! - [`Domain::revoke_all`] revokes many mappings, reads and writes, with one flush.
 //!
-//! A mapping borrows its domain ([`Domain::map`]) or owns a share of it ([`DomainOwner::map`]), so that one struct can
-//! hold a domain with its mappings.
+//! [`Domain::map`] may be called from any thread. A thread that maps often has a handle of its own ([`Local`]), with
+//! addresses and counters that it shares with no other. Mappings borrow their domain, or, from the handle of a
+//! [`Shared`](crate::share::Shared) domain, own a share of it, so that one struct can hold a domain with its mappings.
 //!
 //! A flush past its deadline is *late*, not failed: [`Revoked::wait`] then returns the `Revoked`, to be waited for again.
 //! If that is dropped, the domain holds the buffer until the flush completes ([`DomainStats::deferred`],
@@ -58,38 +59,51 @@
 //! assert_eq!(mapping.iova().len(), 4096); // the device writes there, until ...
 //! let buffer = mapping.unmap()?; // ... this returns
 //!
-//! let mut owner = domain.owner(); // one per thread
-//! let mapping = owner.map(buffer, FromDevice)?; // owns a share of the domain
+//! let mut local = domain.local(); // one per thread
+//! let mapping = local.map(buffer, FromDevice)?; // owns a share of the domain
 //! drop(domain);
-//! let buffer = owner.unmap(mapping)?;
-//! println!("{}", owner.stats());
+//! let buffer = local.unmap(mapping)?;
+//! println!("{}", local.stats());
 //! # Ok(())
 //! # }
 //! ```
 
+mod addresses;
 mod backend;
+mod counts;
 mod error;
 mod future;
+mod granules;
 mod id;
+mod local;
+#[cfg(all(test, loom))]
+mod loom_model;
 mod map;
 mod mapping;
 mod owner;
+mod owners;
 mod payload;
 mod pending;
+mod release;
 mod reservation;
 mod space;
+mod static_map;
+mod statics;
 mod stats;
 mod table_backend;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+mod window;
+mod windows;
 
 pub use backend::Backend;
 pub use error::BackendError;
 pub use future::Quiesced;
 pub use id::DomainId;
+pub use local::Local;
+pub use map::MapManyError;
 pub use mapping::{MapError, Mapping, NotQuiesced, Revoked, Unrevoked};
-pub use owner::DomainOwner;
 pub use payload::{Payload, Pinned};
 pub use reservation::{Reservation, StaticMapping};
 pub use space::Domain;

@@ -121,6 +121,13 @@ impl<T> Shared<T> {
         Ok(counted.value)
     }
 
+    /// Gives up the share, and returns the value if it was the last: to exactly one of the threads that give up theirs.
+    pub(crate) fn into_inner(self) -> Option<T> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: this is one share, and is not used or dropped any more.
+        unsafe { Self::release(this.0, 1) }.map(|counted| counted.value)
+    }
+
     fn counted(&self) -> &Counted<T> {
         // SAFETY: the value is freed with the last share, and `self` is one.
         unsafe { self.0.as_ref() }
@@ -133,21 +140,22 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Returns shares to the count, the last of which frees the value.
+    /// Returns shares to the count, and the value with the last of them.
     ///
     /// # Safety
     /// The caller owns that many shares and does not use them again.
-    unsafe fn release(this: NonNull<Counted<T>>, shares: u64) {
+    unsafe fn release(this: NonNull<Counted<T>>, shares: u64) -> Option<Box<Counted<T>>> {
         // SAFETY: the shares that the caller gives up have kept the value alive until here.
         let before = unsafe { this.as_ref() }.shares.fetch_sub(shares, Ordering::Release);
-        if before == shares {
-            // All uses by other shares, which were released before, come before the drop. (A load, because
-            // ThreadSanitizer does not see fences.)
-            // SAFETY: no share is left, so this thread alone has the value.
-            unsafe { this.as_ref() }.shares.load(Ordering::Acquire);
-            // SAFETY: it came from `Box::leak`, and no share is left that could use or free it.
-            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        if before != shares {
+            return None;
         }
+        // All uses by other shares, which were released before, come before what the caller does with it. (A load, because
+        // ThreadSanitizer does not see fences.)
+        // SAFETY: no share is left, so this thread alone has the value.
+        unsafe { this.as_ref() }.shares.load(Ordering::Acquire);
+        // SAFETY: it came from `Box::leak`, and no share is left that could use or free it.
+        Some(unsafe { Box::from_raw(this.as_ptr()) })
     }
 }
 
@@ -179,7 +187,7 @@ impl<T> Clone for Shared<T> {
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         // SAFETY: `self` is one share, and is gone with this.
-        unsafe { Self::release(self.0, 1) };
+        drop(unsafe { Self::release(self.0, 1) });
     }
 }
 
@@ -211,6 +219,13 @@ pub struct Stock<T> {
 impl<T> Stock<T> {
     /// How many shares are taken at once.
     pub const SHARES: u64 = 1 << 20;
+
+    /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`] does.
+    pub(crate) fn into_inner(self) -> Option<T> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: the stock owns `shares` shares, and is not used or dropped any more.
+        unsafe { Shared::release(this.value.0, this.shares) }.map(|counted| counted.value)
+    }
 }
 
 impl<T> Hold for Stock<T> {
@@ -240,7 +255,7 @@ impl<T> Hold for Stock<T> {
 impl<T> Drop for Stock<T> {
     fn drop(&mut self) {
         // SAFETY: the stock owns `shares` shares, and is gone with this; `value` is not dropped by itself.
-        unsafe { Shared::release(self.value.0, self.shares) };
+        drop(unsafe { Shared::release(self.value.0, self.shares) });
     }
 }
 
@@ -302,7 +317,7 @@ mod tests {
         let mut owner = front.stock();
         owner.shares = 3;
         // SAFETY: the stock gave up all of its shares but 3 by the line above.
-        unsafe { Shared::release(owner.value.0, Stock::<Value>::SHARES - 3) };
+        drop(unsafe { Shared::release(owner.value.0, Stock::<Value>::SHARES - 3) });
         let issue = |_| {
             let share = owner.issue();
             assert!(owner.shares > 0, "the owner itself always has one");

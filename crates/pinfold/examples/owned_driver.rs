@@ -7,8 +7,8 @@
 
 use pinfold::core::access::{Bidirectional, FromDevice};
 use pinfold::core::addr::Iova;
-use pinfold::core::domain::{DomainOwner, Mapping};
-use pinfold::{Arena, Buffer, Domain};
+use pinfold::core::domain::Mapping;
+use pinfold::{Arena, Buffer, Domain, DomainLocal};
 use std::error::Error;
 
 const ENTRIES: usize = 8;
@@ -18,7 +18,7 @@ const DESCRIPTOR_BYTES: usize = 16;
 
 /// Fields in any order: nothing in it borrows from another field.
 struct Driver {
-    domain: DomainOwner,
+    domain: DomainLocal,
     descriptors: Mapping<Buffer, Bidirectional>,
     ring: Vec<Mapping<Buffer, FromDevice>>,
 }
@@ -26,7 +26,7 @@ struct Driver {
 impl Driver {
     /// Maps the ring and a buffer for each of its descriptors.
     fn new(domain: &Domain, arena: &Arena) -> Result<Self, Box<dyn Error>> {
-        let mut domain = domain.owner();
+        let mut domain = domain.local();
         let descriptors = domain.map(arena.alloc(ENTRIES * DESCRIPTOR_BYTES)?, Bidirectional)?;
         let mut ring = Vec::with_capacity(ENTRIES);
         for entry in 0..ENTRIES {
@@ -42,7 +42,7 @@ impl Driver {
     /// Revokes all buffers with one flush and returns them when the device cannot reach them.
     fn receive(&mut self) -> Result<Vec<Buffer>, Box<dyn Error>> {
         let mut revoked = Vec::with_capacity(self.ring.len());
-        self.domain.revoke_all(self.ring.drain(..), &mut revoked);
+        self.domain.revoke_many(self.ring.drain(..), &mut revoked);
         revoked.into_iter().map(|one| Ok(self.domain.wait(one)?)).collect()
     }
 }

@@ -47,7 +47,7 @@ fn run(mut tasks: Vec<Task<'_>>) -> Result<(), Box<dyn Error>> {
 
 /// Maps a buffer, revokes it, and awaits it.
 async fn transfer(domain: &Domain, arena: &Arena, name: &str, len: usize) -> Result<(), Box<dyn Error>> {
-    let mut owner = domain.owner();
+    let mut owner = domain.local();
     for round in 0..3 {
         let mapping = owner.map(arena.alloc(len)?, FromDevice)?;
         // ... the device writes here ...

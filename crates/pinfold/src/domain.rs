@@ -1,15 +1,15 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 //!
-//! A driver can own a domain with all that it uses, and move between threads: mappings of a [`DomainOwner`] and blocks of a
+//! A driver can own a domain with all that it uses, and move between threads: mappings of a [`DomainLocal`] and blocks of a
 //! [`Shared`] pool hold a share of what they belong to, without a read-modify-write on the hot path.
 //!
 //! ```
 //! use pinfold::core::dma_pool::{Block, Local};
 //! use pinfold::share::Shared;
-//! use pinfold::{Arena, Buffer, DmaPool, Domain, DomainOwner, FromDevice, Mapping};
+//! use pinfold::{Arena, Buffer, DmaPool, Domain, DomainLocal, FromDevice, Mapping};
 //!
 //! struct Driver {
-//!     domain: DomainOwner,
+//!     domain: DomainLocal,
 //!     pool: Shared<DmaPool<Arena>>,
 //!     local: Local<Arena>,
 //!     descriptors: Block<Arena>,
@@ -20,7 +20,7 @@
 //! let domain = Domain::soft()?; // or that of a `vfio::Device`
 //! let arena = Arena::builder().size(4 << 20).build(&domain)?;
 //! let pool = Shared::new(DmaPool::new(arena.clone(), "descriptors", 128, 128, 0)?);
-//! let (mut owner, mut local) = (domain.owner(), pool.local());
+//! let (mut owner, mut local) = (domain.local(), pool.local());
 //! let descriptors = local.alloc_zeroed()?;
 //! let mapping = owner.map(arena.alloc(4096)?, FromDevice)?;
 //! descriptors.memory().write_u64(0, mapping.iova().start().raw())?;
@@ -29,7 +29,7 @@
 //!
 //! let thread = std::thread::spawn(move || {
 //!     let mut revoked = Vec::new();
-//!     driver.domain.revoke_all(driver.ring.drain(..), &mut revoked); // one flush
+//!     driver.domain.revoke_many(driver.ring.drain(..), &mut revoked); // one flush
 //!     let quiesced = revoked.into_iter().filter_map(|one| driver.domain.wait(one).ok()).count();
 //!     driver.local.free(driver.descriptors);
 //!     (quiesced, driver.pool.stats().to_string())
@@ -40,7 +40,7 @@
 //! # Ok(()) }
 //! ```
 
-use pinfold_core::domain::DomainOwner;
+use pinfold_core::domain::Local;
 use pinfold_core::share::Shared;
 use std::any::Any;
 use std::fmt;
@@ -72,12 +72,12 @@ impl Domain {
         Self { core: Shared::new(core), device_side: Arc::new(device_side) }
     }
 
-    /// Returns one thread's handle, whose mappings own a share of the domain: they may outlive every other handle, move
-    /// between threads, and be kept in one struct with it.
+    /// Returns one thread's handle, with addresses and counters of its own. Its mappings own a share of the domain: they may
+    /// outlive every other handle, move between threads, and be kept in one struct with it.
     ///
-    /// `map` of the domain itself returns mappings that borrow it.
-    pub fn owner(&self) -> DomainOwner {
-        self.core.owner()
+    /// `map` of the domain itself, and of the handle of a [`pinfold_core::domain::Domain`], return mappings that borrow it.
+    pub fn local(&self) -> Local {
+        self.core.local()
     }
 
     /// Returns the name of the backend: `soft`, or `vfio`, `iommufd` or `none` for that of a
@@ -116,7 +116,7 @@ mod tests {
     /// What a program keeps in one struct.
     struct Driver {
         domain: Domain,
-        owner: DomainOwner,
+        owner: Local,
         ring: Vec<Mapping<Buffer, FromDevice>>,
         arena: Arena,
     }
@@ -124,7 +124,7 @@ mod tests {
     fn driver() -> Driver {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(2 << 20).build(&domain).unwrap();
-        let mut owner = domain.owner();
+        let mut owner = domain.local();
         let ring = (0..4).map(|_| owner.map(arena.alloc(4096).unwrap(), FromDevice).unwrap()).collect();
         Driver { domain, owner, ring, arena }
     }

@@ -34,7 +34,7 @@
 //! | --- | --- |
 //! | [`Iova`], [`PhysAddr`] | an address as the device issues it; a physical address |
 //! | arena | pinned memory: [`ArenaMemory`], and [`Arena`] for that memory in one domain |
-//! | owner | one thread of control with its own handle: `pool.local()`, `arena.local()`, `domain.owner()` ([`DomainOwner`]) |
+//! | owner | one thread of control with its own handle: `pool.local()`, `arena.local()`, `domain.local()` ([`DomainLocal`]) |
 //! | domain | one I/O address space: what the devices attached to it can reach |
 //! | mapping | a buffer mapped into a domain for one direction |
 //! | mapping policy | whether memory is mapped as a whole for its lifetime, or only the parts in use |
@@ -65,7 +65,7 @@ pub use pinfold_core as core;
 pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice};
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
 pub use pinfold_core::dma_pool::{self, DmaPool};
-pub use pinfold_core::domain::{BackendError, DomainOwner, Mapping, Pinned, Revoked};
+pub use pinfold_core::domain::{BackendError, Local as DomainLocal, Mapping, Pinned, Revoked};
 pub use pinfold_core::mem::DmaMemory;
 pub use pinfold_core::page_pool::{self, PagePool};
 pub use pinfold_core::share;

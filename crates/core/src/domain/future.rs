@@ -1,6 +1,7 @@
 //! Waiting for a revocation in an `async` function.
 
 use super::mapping::{NotQuiesced, Revoked};
+use super::owner::Anyone;
 use super::payload::Pinned;
 use super::space::Domain;
 use crate::share::Shared;
@@ -46,7 +47,10 @@ impl<P: Pinned, H: Deref<Target = Domain>> Future for Quiesced<P, H> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(revoked) = self.0.take() else { return Poll::Pending };
         match revoked.check() {
-            Poll::Ready(result) => Poll::Ready(revoked.quiesce_by(|_, _| result).map(|(payload, _)| payload)),
+            Poll::Ready(result) => {
+                let ended = revoked.quiesce_by(&mut Anyone, |_, _| result);
+                Poll::Ready(ended.map(|(payload, _)| payload))
+            }
             Poll::Pending => {
                 self.0 = Some(revoked);
                 context.waker().wake_by_ref();

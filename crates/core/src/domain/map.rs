@@ -1,14 +1,51 @@
 //! Mapping payloads, and revoking many mappings at once.
 
+use super::addresses::{Addresses, Origin};
 use super::error::BackendError;
 use super::mapping::{MapError, Mapping, Revoked, Unrevoked};
+use super::owner::{Anyone, Caller};
 use super::payload::{Pinned, pieces};
 use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
 use crate::access::{Access, Direction};
 use crate::addr::IovaRange;
-use crate::invalidate::Ticket;
+use crate::drop_guard::{CleanUp, DropGuard};
+use crate::mem::DmaMemory;
 use alloc::vec::Vec;
+use core::fmt;
 use core::ops::Deref;
+
+/// A failed [`Local::map_many`](super::Local::map_many), with the payloads.
+///
+/// `?` converts it to a [`BackendError`] where they are not needed.
+#[derive(thiserror::Error)]
+#[error("payload {index} of a batch: {error}")]
+pub struct MapManyError<P> {
+    /// What was to be mapped, in its order, without those that a device may still reach
+    /// ([`BackendError::stays_reachable`], or a flush of the rollback that is late): the domain holds these until their
+    /// flush completes, or they are quarantined.
+    pub payloads: Vec<P>,
+    /// Which of them was refused, counted from 0.
+    pub index: usize,
+    /// The reason.
+    #[source]
+    pub error: BackendError,
+}
+
+impl<P> fmt::Debug for MapManyError<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MapManyError")
+            .field("index", &self.index)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P> From<MapManyError<P>> for BackendError {
+    /// Drops the payloads.
+    fn from(failed: MapManyError<P>) -> Self {
+        failed.error
+    }
+}
 
 /// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator panics before that, they are
 /// dropped, each of which revokes: as a [`Revoked`] that never was, each would be quarantined by its wait.
@@ -23,10 +60,43 @@ impl<P: Pinned, H: Deref<Target = Domain>> Drop for Batch<'_, P, H> {
     }
 }
 
+/// A payload while a backend maps it. If that panics, a device may reach the payload: it is quarantined.
+struct Unmapped<'d, P> {
+    domain: &'d Domain,
+    payload: P,
+    bytes: u64,
+}
+
+impl<P> CleanUp for Unmapped<'_, P> {
+    fn clean_up(self) {
+        core::mem::forget(self.payload);
+        self.domain.count_quarantined(self.bytes);
+    }
+}
+
+/// Joins ranges that follow each other.
+fn joined(ranges: impl Iterator<Item = IovaRange>) -> impl Iterator<Item = IovaRange> {
+    let mut ranges = ranges.peekable();
+    core::iter::from_fn(move || {
+        let mut range = ranges.next()?;
+        while let Some(next) = ranges.next_if(|next| next.start() == range.end()) {
+            range = range.merged(&next)?;
+        }
+        Some(range)
+    })
+}
+
+/// Returns how many bytes of addresses the payloads need.
+pub(super) fn total_bytes<P: Pinned>(payloads: &[P]) -> u64 {
+    let bytes = payloads.iter().flat_map(pieces).map(|piece| piece.len() as u64);
+    bytes.fold(0, u64::saturating_add)
+}
+
 impl Domain {
     /// Maps `payload` for the device; it moves into the mapping, which borrows the domain.
     ///
-    /// [`DomainOwner::map`](super::DomainOwner::map) returns a mapping that owns a share of the domain instead.
+    /// [`Local::map`](super::Local::map) does the same without anything that threads share; its mappings can own a share of
+    /// the domain instead.
     ///
     /// # Errors
     /// [`MapError`], with the payload if no device can reach it.
@@ -35,33 +105,38 @@ impl Domain {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
-        let (payload, iova, fixed) = self.map_payload(payload, direction)?;
-        Ok(Mapping::new(self, payload, iova, fixed))
+        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction)?;
+        Ok(Mapping::new(self, payload, addresses))
     }
 
-    /// Returns the payload with its addresses, and whether it stays mapped for its lifetime.
+    /// Returns the payload with its addresses.
     pub(super) fn map_payload<P: Pinned, D: Direction>(
         &self,
+        caller: &mut impl Caller,
         payload: P,
         _: D,
-    ) -> Result<(P, IovaRange, bool), MapError<P>> {
+    ) -> Result<(P, Addresses), MapError<P>> {
         self.release_late();
-        let fixed = payload.fixed_iova(self.id());
-        if let Some(iova) = fixed.and_then(|at| self.static_at(at, payload.memory(), D::ACCESS)) {
-            self.count_map(true);
-            return Ok((payload, iova, true));
+        if let Some(at) = payload.fixed_iova(self.id())
+            && let Some(iova) = caller.static_at(self, at, payload.memory(), D::ACCESS)
+        {
+            caller.counts(self).count_map(true);
+            return Ok((payload, Addresses { iova, origin: Origin::Fixed }));
         }
-        let mapped = match payload.piece(1) {
-            None => self.map_fresh(payload.memory(), D::ACCESS),
-            Some(_) => self.map_pieces(&payload, D::ACCESS),
+        let bytes = payload.memory().len() as u64;
+        let unmapped = DropGuard::new(Unmapped { domain: self, payload, bytes });
+        let mapped = match unmapped.payload.piece(1) {
+            None => self.map_fresh(caller, unmapped.payload.memory(), D::ACCESS),
+            Some(_) => self.map_pieces(caller, &unmapped.payload, D::ACCESS),
         };
+        let payload = unmapped.into_inner().payload;
         match mapped {
-            Ok(iova) => {
-                self.count_map(false);
-                Ok((payload, iova, false))
+            Ok(addresses) => {
+                caller.counts(self).count_map(false);
+                Ok((payload, addresses))
             }
-            Err((Some(iova), error)) => {
-                self.keep_reachable(payload, iova, error.late_ticket());
+            Err((Some(addresses), error)) => {
+                self.keep_reachable(payload, addresses, error.late_ticket());
                 Err(MapError { payload: None, error })
             }
             Err((None, error)) => Err(MapError { payload: Some(payload), error }),
@@ -77,6 +152,15 @@ impl Domain {
         mappings: impl IntoIterator<Item = M>,
         revoked: &mut Vec<Revoked<P, H>>,
     ) {
+        self.revoke_all_by(&mut Anyone, mappings, revoked);
+    }
+
+    pub(super) fn revoke_all_by<P: Pinned, H: Deref<Target = Self>, M: Into<Unrevoked<P, H>>>(
+        &self,
+        caller: &mut impl Caller,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P, H>>,
+    ) {
         self.release_late();
         let mut batch = Batch { first: revoked.len(), revoked };
         for mapping in mappings {
@@ -88,22 +172,59 @@ impl Domain {
             });
         }
         let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
-        let mut ranges = new.iter().filter(|new| !new.is_revoked()).filter_map(Revoked::to_revoke);
-        let ticket = self.backend().revoke(&mut ranges).unwrap_or(Ticket::NEVER);
-        for revoked in new.iter_mut().filter(|new| !new.is_revoked()) {
-            revoked.set_revoked(ticket);
+        let mut any = false;
+        for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
+            revoked.begin_revoke(caller);
+            any |= revoked.to_revoke().is_some();
+        }
+        let here = |new: &&Revoked<P, H>| new.belongs_to(self);
+        let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
+        if any && let Ok(ticket) = self.backend().revoke(&mut ranges) {
+            drop(ranges);
+            let here = |new: &&mut Revoked<P, H>| new.belongs_to(self) && new.to_revoke().is_some();
+            for revoked in new.iter_mut().filter(here) {
+                revoked.set_ticket(ticket);
+            }
+            self.limit_held(caller, ticket);
         }
         batch.first = usize::MAX;
+    }
+
+    /// Maps memory at addresses of the domain's choice. An error comes with the addresses through which a device may
+    /// still reach the memory, if any.
+    pub(super) fn map_fresh(
+        &self,
+        caller: &mut impl Caller,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
+        let addresses = self.alloc_for(caller, memory).map_err(|error| (None, error))?;
+        let Err(error) = self.backend().map(addresses.iova, memory, access) else { return Ok(addresses) };
+        if error.stays_reachable() {
+            return Err((Some(addresses), error));
+        }
+        caller.release(self, addresses);
+        Err((None, error))
+    }
+
+    fn alloc_for(&self, caller: &mut impl Caller, memory: DmaMemory) -> Result<Addresses, BackendError> {
+        check_pages(memory)?;
+        if let Some(required) = self.backend().required_iova(memory)? {
+            self.iovas.alloc_at(required)?;
+            return Ok(Addresses { iova: required, origin: Origin::Space });
+        }
+        caller.alloc(self, memory.len() as u64, alignment(memory))
     }
 
     /// Maps the pieces of `payload` at one contiguous range. Errors as for [`map_fresh`](Self::map_fresh).
     fn map_pieces<P: Pinned>(
         &self,
+        caller: &mut impl Caller,
         payload: &P,
         access: Access,
-    ) -> Result<IovaRange, (Option<IovaRange>, BackendError)> {
-        let iova = self.alloc_for_pieces(payload).map_err(|error| (None, error))?;
-        let mut mapped = 0;
+    ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
+        let addresses = self.alloc_for_pieces(caller, payload).map_err(|error| (None, error))?;
+        let (iova, mut mapped) = (addresses.iova, 0);
         for piece in pieces(payload) {
             let len = piece.len() as u64;
             let differs = || BackendError::LengthsDiffer { iova, memory_bytes: piece.len() };
@@ -111,14 +232,14 @@ impl Domain {
             if let Err(error) = result.and_then(|at| self.backend().map(at, piece, access)) {
                 let error = self.undo_map(iova, mapped, error);
                 if error.stays_reachable() {
-                    return Err((Some(iova), error));
+                    return Err((Some(addresses), error));
                 }
-                self.release_iova(iova).map_err(|error| (None, error))?;
+                caller.release(self, addresses);
                 return Err((None, error));
             }
             mapped += len;
         }
-        Ok(iova)
+        Ok(addresses)
     }
 
     /// Revokes the first `len` bytes of `iova` after `error`, and returns the error that says whether a device may reach
@@ -138,7 +259,11 @@ impl Domain {
         }
     }
 
-    fn alloc_for_pieces<P: Pinned>(&self, payload: &P) -> Result<IovaRange, BackendError> {
+    fn alloc_for_pieces<P: Pinned>(
+        &self,
+        caller: &mut impl Caller,
+        payload: &P,
+    ) -> Result<Addresses, BackendError> {
         let (mut len, mut align) = (0u64, PAGE_BYTES as u64);
         for piece in pieces(payload) {
             check_pages(piece)?;
@@ -150,6 +275,6 @@ impl Domain {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
-        self.alloc_iova(len, align)
+        caller.alloc(self, len, align)
     }
 }

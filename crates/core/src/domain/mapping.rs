@@ -1,7 +1,9 @@
 //! The life of a mapping, in types: [`Mapping`], [`Revoked`], and the payload again.
 
+use super::addresses::Addresses;
 use super::error::BackendError;
 use super::id::DomainId;
+use super::owner::{Anyone, Caller};
 use super::payload::{Payload, Pinned};
 use super::space::Domain;
 use crate::access::Direction;
@@ -77,40 +79,45 @@ struct Held<P: Pinned, H: Deref<Target = Domain>> {
     payload: P,
     /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to the same domain.
     domain: H,
-    iova: IovaRange,
+    addresses: Addresses,
+    /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
     ticket: Ticket,
-    /// Whether the memory stays mapped for its lifetime, so that there is nothing to revoke.
-    fixed: bool,
     revoked: bool,
     /// Whether a wait has ended before the flush completed.
     late: bool,
 }
 
 impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
-    fn revoke(&mut self) {
+    fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
-        let mut range = self.to_revoke().into_iter();
-        let ticket = if self.fixed { Ok(self.ticket) } else { self.domain.backend().revoke(&mut range) };
-        self.set_revoked(ticket.unwrap_or(Ticket::NEVER));
-    }
-
-    fn to_revoke(&self) -> Option<IovaRange> {
-        (!self.fixed).then_some(self.iova)
-    }
-
-    fn set_revoked(&mut self, ticket: Ticket) {
-        if !self.fixed {
-            self.ticket = ticket;
+        self.begin_revoke(caller);
+        let Some(range) = self.to_revoke() else { return };
+        if let Ok(ticket) = self.domain.backend().revoke(&mut core::iter::once(range)) {
+            self.set_ticket(ticket);
+            self.domain.limit_held(caller, ticket);
         }
+    }
+
+    /// Counts it as revoked, with a ticket that never completes: should the backend panic, the payload is quarantined.
+    fn begin_revoke(&mut self, caller: &mut impl Caller) {
         self.revoked = true;
-        self.domain.count_revoked();
-        if known_bad::makes(Mistake::IovaEarly) && !self.fixed {
-            let _ = self.domain.release_iova(self.iova);
+        caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
+    }
+
+    fn set_ticket(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+        if known_bad::makes(Mistake::IovaEarly) {
+            self.domain.release_early(&self.addresses);
         }
+    }
+
+    /// Returns the range that the backend has to revoke, if any.
+    fn to_revoke(&self) -> Option<IovaRange> {
+        (!self.addresses.is_fixed()).then_some(self.addresses.iova)
     }
 
     fn is_quiesced(&self) -> bool {
-        self.fixed
+        self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
             || self.domain.backend().is_completed(self.ticket)
     }
@@ -121,7 +128,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let result = match self.ticket {
-            _ if self.fixed || known_bad::makes(Mistake::BufferEarly) => Ok(()),
+            _ if self.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) => Ok(()),
             Ticket::NEVER => Err(BackendError::NotRevoked),
             ticket => wait(&self.domain, ticket),
         };
@@ -130,15 +137,20 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     }
 
     /// Returns the payload. Only when quiesced.
-    fn release(self) -> (P, H) {
-        self.domain.finish_unmap(self.iova, self.fixed);
-        (self.payload, self.domain)
+    fn release(self, caller: &mut impl Caller) -> (P, H) {
+        let Self { payload, domain, addresses, .. } = self;
+        caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
+        domain.finish_unmap(caller, addresses);
+        (payload, domain)
     }
 
     /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
     fn leave(self, late: bool) {
-        let ticket = late.then_some(self.ticket);
-        self.domain.keep_reachable(self.payload, self.iova, ticket);
+        let Self { payload, domain, addresses, ticket, revoked, .. } = self;
+        if revoked {
+            domain.counts().count_no_longer_held(addresses.held_bytes());
+        }
+        domain.keep_reachable(payload, addresses, late.then_some(ticket));
     }
 }
 
@@ -146,12 +158,12 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
     fn clean_up(self) {
         let mut held = DropGuard::new(Unfinished(self));
         if !held.0.revoked {
-            held.0.revoke();
+            held.0.revoke(&mut Anyone);
         }
         let failed = !held.0.late && held.0.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err();
         let held = held.into_inner().0;
         if held.is_quiesced() {
-            drop(held.release());
+            drop(held.release(&mut Anyone));
         } else {
             let late = held.late || !failed;
             held.leave(late);
@@ -172,7 +184,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {
 /// A buffer mapped into a domain: the device can reach it, and no reference into it exists.
 ///
 /// `H` is how it holds its domain: a borrow (`&Domain`, from [`Domain::map`]), or a share of it (`Shared<Domain>`, from
-/// [`DomainOwner::map`](super::DomainOwner::map)), which makes the mapping independent of any borrow.
+/// [`Local::map`](super::Local::map) of a [`Shared`] domain), which makes the mapping independent of any borrow.
 ///
 /// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds the payload until it
 /// completes; if it never completes, the payload is quarantined.
@@ -183,10 +195,10 @@ pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<D
 );
 
 impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
-    pub(super) fn new(domain: H, payload: P, iova: IovaRange, fixed: bool) -> Self {
-        let ticket = if fixed { Ticket::COMPLETED } else { Ticket::NEVER };
+    pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
+        let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
         let (revoked, late) = (false, false);
-        Self(DropGuard::new(Held { payload, domain, iova, ticket, fixed, revoked, late }), PhantomData)
+        Self(DropGuard::new(Held { payload, domain, addresses, ticket, revoked, late }), PhantomData)
     }
 
     /// Returns the domain that it is mapped in.
@@ -196,12 +208,12 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
 
     /// Returns where the device finds it: one contiguous range, whether the memory is in one piece or in several.
     pub fn iova(&self) -> IovaRange {
-        self.0.iova
+        self.0.addresses.iova
     }
 
     /// Returns all of it as one segment.
     pub fn segment(&self) -> Segment {
-        Segment { iova: self.0.iova.start(), len: self.0.iova.len() }
+        Segment { iova: self.0.addresses.iova.start(), len: self.0.addresses.iova.len() }
     }
 
     /// Returns the memory, to be read and written beside the device: the first [piece](Self::piece).
@@ -217,7 +229,7 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
     pub fn extent(&self, index: usize) -> Option<Segment> {
         let (offset, len) = self.0.payload.extent(index)?;
-        let part = self.0.iova.part(offset, len)?;
+        let part = self.0.addresses.iova.part(offset, len)?;
         Some(Segment { iova: part.start(), len: part.len() })
     }
 
@@ -228,15 +240,14 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
 
     /// Whether the memory stays mapped for its lifetime: then revoking the mapping does not revoke access.
     pub fn is_fixed(&self) -> bool {
-        self.0.fixed
+        self.0.addresses.is_fixed()
     }
 
     /// Revokes access at once; the buffer is held until the ticket has completed.
     ///
     /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`].
-    pub fn revoke(mut self) -> Revoked<P, H> {
-        self.0.revoke();
-        Revoked(self.0)
+    pub fn revoke(self) -> Revoked<P, H> {
+        Unrevoked::from(self).revoke()
     }
 
     /// Revokes access and waits: when this returns, no device can reach the buffer.
@@ -266,8 +277,8 @@ unsafe impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Payload<D> for M
 impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<P, D, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
-            .field("iova", &self.0.iova)
-            .field("fixed", &self.0.fixed)
+            .field("iova", &self.0.addresses.iova)
+            .field("fixed", &self.is_fixed())
             .finish_non_exhaustive()
     }
 }
@@ -284,8 +295,12 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>> 
 
 impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
     /// Revokes access at once, as [`Mapping::revoke`] does.
-    pub fn revoke(mut self) -> Revoked<P, H> {
-        self.0.revoke();
+    pub fn revoke(self) -> Revoked<P, H> {
+        self.revoke_by(&mut Anyone)
+    }
+
+    pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
+        self.0.revoke(caller);
         Revoked(self.0)
     }
 
@@ -293,7 +308,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
-    /// Returns the value that waits for the ticket; the caller revokes it and [sets](Revoked::set_revoked) its ticket.
+    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_all) with others.
     pub(super) fn into_revoked(self) -> Revoked<P, H> {
         Revoked(self.0)
     }
@@ -301,7 +316,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
 
 impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Unrevoked<P, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unrevoked").field("iova", &self.0.iova).finish_non_exhaustive()
+        f.debug_struct("Unrevoked").field("iova", &self.0.addresses.iova).finish_non_exhaustive()
     }
 }
 
@@ -322,7 +337,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 
     /// Returns where the device found it. The addresses are reused only after the payload has been returned.
     pub fn iova(&self) -> IovaRange {
-        self.0.iova
+        self.0.addresses.iova
     }
 
     /// Whether the ticket has completed: then [`poll`](Self::poll) returns the buffer.
@@ -335,7 +350,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     /// # Errors
     /// `self`, as long as a device may reach the buffer.
     pub fn poll(self) -> Result<P, Self> {
-        self.poll_held().map(|(payload, _)| payload)
+        self.poll_by(&mut Anyone).map(|(payload, _)| payload)
     }
 
     /// Waits, at most until the deadline of the flush, and returns the buffer.
@@ -344,7 +359,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     /// [`NotQuiesced`]: past the deadline with `self`, to be waited for again; without it where the flush never completes,
     /// and the buffer and its addresses are quarantined.
     pub fn wait(self) -> Result<P, NotQuiesced<P, H>> {
-        self.wait_held(None).map(|(payload, _)| payload)
+        self.wait_within(None)
     }
 
     /// Waits for at most `limit`, counted from now, and returns the buffer: for one whose deadline has passed.
@@ -352,16 +367,24 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     /// # Errors
     /// As for [`wait`](Self::wait).
     pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<P, H>> {
-        self.wait_held(Some(limit)).map(|(payload, _)| payload)
+        self.wait_within(Some(limit))
     }
 
-    pub(super) fn poll_held(self) -> Result<(P, H), Self> {
+    pub(super) fn wait_within(self, limit: Option<WaitLimit>) -> Result<P, NotQuiesced<P, H>> {
+        self.wait_by(&mut Anyone, limit).map(|(payload, _)| payload)
+    }
+
+    pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, H), Self> {
         self.0.domain.release_late();
-        if self.is_quiesced() { Ok(self.0.into_inner().release()) } else { Err(self) }
+        if self.is_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
-    pub(super) fn wait_held(self, limit: Option<WaitLimit>) -> Result<(P, H), NotQuiesced<P, H>> {
-        self.quiesce_by(|domain, ticket| match limit {
+    pub(super) fn wait_by(
+        self,
+        caller: &mut impl Caller,
+        limit: Option<WaitLimit>,
+    ) -> Result<(P, H), NotQuiesced<P, H>> {
+        self.quiesce_by(caller, |domain, ticket| match limit {
             None => domain.backend().wait(ticket),
             Some(limit) => domain.backend().wait_for(ticket, limit),
         })
@@ -369,10 +392,11 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 
     pub(super) fn quiesce_by(
         mut self,
+        caller: &mut impl Caller,
         wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
     ) -> Result<(P, H), NotQuiesced<P, H>> {
         self.0.domain.release_late();
-        let Err(error) = self.0.quiesce(wait) else { return Ok(self.0.into_inner().release()) };
+        let Err(error) = self.0.quiesce(wait) else { return Ok(self.0.into_inner().release(caller)) };
         if self.0.late {
             return Err(NotQuiesced { revoked: Some(self), error });
         }
@@ -389,12 +413,16 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         }
     }
 
-    pub(super) fn is_revoked(&self) -> bool {
-        self.0.revoked
+    pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
+        core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
-    pub(super) fn set_revoked(&mut self, ticket: Ticket) {
-        self.0.set_revoked(ticket);
+    pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
+        self.0.begin_revoke(caller);
+    }
+
+    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
+        self.0.set_ticket(ticket);
     }
 
     /// Returns the range that the backend has to revoke, if any.
@@ -406,7 +434,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Revoked<P, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Revoked")
-            .field("iova", &self.0.iova)
+            .field("iova", &self.0.addresses.iova)
             .field("ticket", &self.0.ticket)
             .finish_non_exhaustive()
     }

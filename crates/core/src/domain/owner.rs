@@ -1,91 +1,135 @@
-//! Mappings that own a share of their domain.
+//! Who maps and unmaps: any thread, or the owner of a handle.
 
+use super::addresses::{Addresses, Origin};
+use super::counts::{Counts, OwnerShared};
 use super::error::BackendError;
-use super::mapping::{MapError, Mapping, NotQuiesced, Revoked};
-use super::payload::Pinned;
 use super::space::Domain;
-use crate::access::Direction;
-use crate::invalidate::WaitLimit;
-use crate::share::{Hold, Shared, Stock};
-use core::ops::Deref;
+use super::statics::Hit;
+use super::windows::{MAX_BYTES, Windows};
+use crate::access::Access;
+use crate::addr::{Iova, IovaRange};
+use crate::mem::DmaMemory;
+use alloc::sync::Arc;
 
-/// One thread's handle to a shared domain: its mappings own a share of the domain instead of borrowing it.
-///
-/// The handle takes shares from a stock of its own, so mapping and unmapping through it cost no read-modify-write more
-/// than through a borrow. A mapping, a [`Revoked`] or its future that is consumed elsewhere (dropped, or
-/// [`unmap`](Mapping::unmap)ped by itself) costs one when it returns its share.
-///
-/// Everything else that a [`Domain`] offers is available through `Deref`.
-#[derive(Debug)]
-pub struct DomainOwner(Stock<Domain>);
+/// Where addresses come from and return to, and where that is counted.
+pub(super) trait Caller {
+    /// Allocates `len` bytes of addresses.
+    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError>;
 
-impl Shared<Domain> {
-    /// Returns a handle for one thread. One read-modify-write.
-    pub fn owner(&self) -> DomainOwner {
-        DomainOwner(self.stock())
+    /// Returns addresses that no device can reach.
+    fn release(&mut self, domain: &Domain, addresses: Addresses);
+
+    /// Returns the counters of what this caller does.
+    fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
+
+    /// Returns where `memory` is mapped for its lifetime, as [`Domain::static_at`] does.
+    fn static_at(
+        &mut self,
+        domain: &Domain,
+        start: Iova,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Option<IovaRange>;
+}
+
+/// Any thread, without a handle.
+pub(super) struct Anyone;
+
+impl Caller for Anyone {
+    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
+        Ok(Addresses { iova: domain.alloc_iova(len, align)?, origin: Origin::Space })
+    }
+
+    fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
+        match origin {
+            Origin::Fixed => {}
+            Origin::Space => domain.free_iova(iova),
+            Origin::Window(share) => {
+                share.window().give_back(iova);
+                domain.close_window(share.into_shared().into_inner());
+            }
+        }
+    }
+
+    fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts {
+        domain.counts()
+    }
+
+    fn static_at(
+        &mut self,
+        domain: &Domain,
+        start: Iova,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Option<IovaRange> {
+        domain.static_at(start, memory, access)
     }
 }
 
-impl DomainOwner {
-    /// Maps `payload` for the device, as [`Domain::map`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn map<P: Pinned, D: Direction>(
-        &mut self,
-        payload: P,
-        direction: D,
-    ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, iova, fixed) = self.0.map_payload(payload, direction)?;
-        Ok(Mapping::new(self.0.issue(), payload, iova, fixed))
+/// What one owner has to itself.
+pub(super) struct Owner {
+    pub(super) shared: Arc<OwnerShared>,
+    windows: Windows,
+    /// Whether addresses can be chosen at all.
+    translates: bool,
+    /// The static mapping that was found last.
+    hit: Option<Hit>,
+}
+
+impl Owner {
+    pub(super) fn new(translates: bool) -> Self {
+        let shared = Arc::new(OwnerShared::new());
+        Self { windows: Windows::new(Arc::clone(&shared)), shared, translates, hit: None }
     }
 
-    /// Revokes access and waits, as [`Mapping::unmap`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn unmap<P: Pinned, D: Direction>(&mut self, mapping: Mapping<P, D>) -> Result<P, BackendError> {
-        Ok(self.wait(mapping.revoke())?)
+    /// Prepares for allocations of `bytes` altogether, which are to be contiguous.
+    pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
+        if self.translates {
+            self.windows.prepare(domain, bytes);
+        }
     }
 
-    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, Revoked<P>> {
-        revoked.poll_held().map(|held| self.take_back(held))
-    }
-
-    /// Waits for the buffer, as [`Revoked::wait`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, NotQuiesced<P>> {
-        revoked.wait_held(None).map(|held| self.take_back(held))
-    }
-
-    /// Waits for at most `limit`, as [`Revoked::wait_for`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_for<P: Pinned>(
-        &mut self,
-        revoked: Revoked<P>,
-        limit: WaitLimit,
-    ) -> Result<P, NotQuiesced<P>> {
-        revoked.wait_held(Some(limit)).map(|held| self.take_back(held))
-    }
-
-    fn take_back<P>(&mut self, (payload, share): (P, Shared<Domain>)) -> P {
-        self.0.take_back(share);
-        payload
+    /// Gives up all windows.
+    pub(super) fn close(&mut self, domain: &Domain) {
+        self.windows.close(domain);
     }
 }
 
-impl Deref for DomainOwner {
-    type Target = Domain;
+impl Caller for Owner {
+    #[inline]
+    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
+        if self.translates
+            && len <= MAX_BYTES
+            && let Some((iova, share)) = self.windows.alloc(domain, len)
+        {
+            return Ok(Addresses { iova, origin: Origin::Window(share) });
+        }
+        Anyone.alloc(domain, len, align)
+    }
 
-    fn deref(&self) -> &Domain {
-        &self.0
+    #[inline]
+    fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
+        let origin = match origin {
+            Origin::Window(share) => match self.windows.free(domain, iova, share) {
+                Ok(()) => return,
+                Err(of_another_owner) => Origin::Window(of_another_owner),
+            },
+            other => other,
+        };
+        Anyone.release(domain, Addresses { iova, origin });
+    }
+
+    fn counts<'a>(&'a self, _: &'a Domain) -> &'a Counts {
+        &self.shared.counts
+    }
+
+    fn static_at(
+        &mut self,
+        domain: &Domain,
+        start: Iova,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Option<IovaRange> {
+        domain.static_at_cached(start, memory, access, &mut self.hit)
     }
 }

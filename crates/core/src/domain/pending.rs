@@ -3,7 +3,7 @@
 //! Maps, revocations and waits check whether the oldest ticket here has completed, which costs them one load while
 //! nothing is held.
 
-use crate::addr::IovaRange;
+use super::addresses::Addresses;
 use crate::invalidate::Ticket;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
@@ -13,7 +13,7 @@ use core::mem::ManuallyDrop;
 /// A buffer that a device may reach until `ticket` has completed. Dropping it leaks the buffer.
 pub(super) struct PendingRelease {
     pub(super) payload: ManuallyDrop<Box<dyn Send>>,
-    pub(super) iova: IovaRange,
+    pub(super) addresses: Addresses,
     pub(super) ticket: Ticket,
 }
 
@@ -55,6 +55,6 @@ impl PendingReleases {
     /// Returns the number of buffers and their bytes.
     pub(super) fn counts(&self) -> (u64, u64) {
         let held = self.held.lock();
-        (held.len() as u64, held.iter().map(|release| release.iova.len()).sum())
+        (held.len() as u64, held.iter().map(|release| release.addresses.iova.len()).sum())
     }
 }

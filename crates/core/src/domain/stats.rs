@@ -17,6 +17,14 @@ pub struct DomainStats {
     pub unmaps: u64,
     /// Mappings that have not been revoked.
     pub live: u64,
+    /// Bytes of buffers that have been revoked and not returned.
+    pub held_bytes: u64,
+    /// Revocations that waited because [too many bytes](super::Domain::set_held_limit) were held.
+    pub limited: u64,
+    /// Owner's handles.
+    pub owners: u64,
+    /// Windows of 2 MiB of addresses that they hold, or that mappings of dropped ones are in.
+    pub windows: u64,
     /// Buffers that the domain holds until their late flush completes.
     pub deferred: u64,
     /// The bytes of these.
@@ -37,13 +45,17 @@ impl fmt::Display for DomainStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} mapped ({} fixed), {} revoked, {} unmapped, {} live, {} deferred ({} bytes), {} quarantined ({} bytes), \
-             {} static, {} free extents; {}",
+            "{} mapped ({} fixed), {} revoked, {} unmapped, {} live, {} bytes held ({} revocations waited), {} owners with \
+             {} windows, {} deferred ({} bytes), {} quarantined ({} bytes), {} static, {} free extents; {}",
             self.maps,
             self.maps_fixed,
             self.revokes,
             self.unmaps,
             self.live,
+            self.held_bytes,
+            self.limited,
+            self.owners,
+            self.windows,
             self.deferred,
             self.deferred_bytes,
             self.quarantined,

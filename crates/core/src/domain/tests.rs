@@ -11,8 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod future;
+mod local;
 mod owned;
 mod pieces;
+mod stress;
+mod windows;
 
 const PAGE: usize = 4096;
 
@@ -29,7 +32,11 @@ struct Mock {
     obliging: AtomicBool,
     /// The unit has failed for good.
     failed: AtomicBool,
+    /// Panics instead of mapping or revoking.
+    panics: AtomicBool,
     waits: AtomicU64,
+    /// Ranges revoked.
+    ranges: AtomicU64,
 }
 
 fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
@@ -45,6 +52,7 @@ impl Backend for Arc<Mock> {
     }
     fn unregister_memory(&self, _: DmaMemory) {}
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
         if self.stick.load(Ordering::SeqCst) {
             let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
             return Err(BackendError::RollbackIncomplete { iova, flush });
@@ -62,8 +70,9 @@ impl Backend for Arc<Mock> {
         if self.refuse_revoke.load(Ordering::SeqCst) {
             return Err(BackendError::NotRevoked);
         }
+        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
         let mut any = false;
-        for page in ranges.flat_map(numbers) {
+        for page in ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers) {
             any = true;
             assert!(self.pages.lock().unwrap().remove(&page).is_some(), "not mapped");
         }

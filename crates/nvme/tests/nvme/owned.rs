@@ -125,7 +125,7 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     drop(controller);
     for i in 0..4u64 {
         let next = rest.split_off(PIECE).ok();
-        let mapping = driver.domain.owner().map(rest, ToDevice).unwrap();
+        let mapping = driver.domain.local().map(rest, ToDevice).unwrap();
         driver.in_flight.push(driver.queue.write(1, i * 128, 128, mapping).unwrap());
         let Some(piece) = next else { break };
         rest = piece;
@@ -156,7 +156,7 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     target.map_into(&driver.domain, MappingPolicy::PerUse).unwrap();
     let mut piece = target.take().unwrap();
     drop(piece.split_off(4 * PIECE));
-    let mapping = driver.domain.owner().map(piece, FromDevice).unwrap();
+    let mapping = driver.domain.local().map(piece, FromDevice).unwrap();
     let read = driver.queue.read(1, 0, 512, mapping).unwrap();
     let back = finish(&mut driver.queue, read).unmap().unwrap();
     assert!(bytes_of(back.memory()) == expected[..4 * PIECE]);

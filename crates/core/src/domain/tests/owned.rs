@@ -14,13 +14,13 @@ fn is_domain_alive(mock: &Arc<Mock>) -> bool {
 
 struct Driver {
     domain: Shared<Domain>,
-    owner: DomainOwner,
+    owner: Local,
     ring: Vec<Mapping<Buf, FromDevice>>,
     revoked: Vec<Revoked<Buf>>,
 }
 
 fn driver(domain: Shared<Domain>, drops: &Arc<AtomicUsize>) -> Driver {
-    let mut owner = domain.owner();
+    let mut owner = domain.local();
     let ring = (0..4).map(|_| owner.map(Buf::new(1, drops), FromDevice).unwrap()).collect();
     let revoked = vec![owner.map(Buf::new(1, drops), ToDevice).unwrap().revoke()];
     Driver { domain, owner, ring, revoked }
@@ -62,12 +62,12 @@ fn mappings_outlive_every_handle_and_keep_the_domain_alive() {
 #[test]
 fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     let (mock, domain, drops) = shared();
-    let mut owner = domain.owner();
+    let mut owner = domain.local();
     let mapping = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     drop(owner.unmap(mapping).unwrap());
     let mappings: Vec<_> = (0..3).map(|_| owner.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::new();
-    owner.revoke_all(mappings, &mut revoked);
+    owner.revoke_many(mappings, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 2);
     let held = owner.poll(revoked.pop().unwrap()).unwrap_err();
     drop(owner.wait(held).unwrap());
@@ -84,12 +84,12 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
 #[test]
 fn what_belongs_to_another_domain_is_revoked_there() {
     let ((mock, domain, drops), (other_mock, other, _)) = (shared(), shared());
-    let (mut owner, mut other_owner) = (domain.owner(), other.owner());
+    let (mut owner, mut other_owner) = (domain.local(), other.local());
     let mapping = other_owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     let revoked_alone = other_owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     drop(owner.unmap(mapping).unwrap());
     let mut revoked = Vec::new();
-    owner.revoke_all([revoked_alone], &mut revoked);
+    owner.revoke_many([revoked_alone], &mut revoked);
     assert_eq!(revoked[0].ticket(), Ticket(2), "of its own domain");
     drop(owner.wait(revoked.remove(0)).unwrap());
     assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.flushes.load(Ordering::SeqCst)), (0, 2));
@@ -115,16 +115,16 @@ fn reads_and_writes_are_revoked_with_one_flush() {
 /// Errors are usable with `?`, whatever the payload: `Buf` is not `Sync`.
 #[test]
 fn errors_with_a_payload_convert() {
-    fn one(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, BackendError> {
+    fn one(owner: &mut Local, buf: Buf) -> Result<Buf, BackendError> {
         let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
-    fn boxed(owner: &mut DomainOwner, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
+    fn boxed(owner: &mut Local, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
         let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
     let (_mock, domain, drops) = shared();
-    let mut owner = domain.owner();
+    let mut owner = domain.local();
     assert!(matches!(one(&mut owner, Buf::new(9, &drops)), Err(BackendError::NotRegistered { .. })));
     assert!(boxed(&mut owner, Buf::new(9, &drops)).unwrap_err().downcast_ref::<MapError<Buf>>().is_some());
     drop(one(&mut owner, Buf::new(1, &drops)).unwrap());
@@ -165,7 +165,7 @@ fn panics(call: impl FnOnce()) -> bool {
 #[test]
 fn a_payload_whose_drop_panics_releases_no_other_that_is_mapped() {
     let (mock, domain, drops) = shared();
-    let mut owner = domain.owner();
+    let mut owner = domain.local();
     let mapped = owner.map(Buf::new(1, &drops), FromDevice).unwrap();
     let late = owner.map(Panicking(Buf::new(1, &drops)), FromDevice).unwrap().revoke();
     mock.obliging.store(false, Ordering::SeqCst);

@@ -1,0 +1,208 @@
+//! One owner's handle to a domain.
+
+use super::error::BackendError;
+use super::map::MapManyError;
+use super::mapping::{MapError, Mapping, NotQuiesced, Revoked, Unrevoked};
+use super::owner::Owner;
+use super::payload::Pinned;
+use super::space::Domain;
+use crate::access::Direction;
+use crate::invalidate::WaitLimit;
+use crate::share::{Hold, Shared, Stock};
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::Deref;
+
+/// One owner's handle to a domain: one for each thread that maps and unmaps. It can move between threads.
+///
+/// `H` is how it holds its domain: a [`Stock`] of shares of a [`Shared`] domain (the default), or a borrow (`&Domain`). Its
+/// mappings do the same.
+///
+/// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of address space, handed out in
+/// order, so that mappings made one after another are contiguous and share a table page and a flush. A window is used again
+/// when all that was mapped in it has been returned. Longer mappings get addresses from the domain.
+///
+/// What an owner holds back is bounded: at most twice the addresses of its live mappings in windows, and 128 MiB. Mappings
+/// that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
+/// been dropped, to the domain with the last of their window.
+///
+/// Its calls count in counters of their own, take no lock and make no atomic read-modify-write, except where windows change
+/// hands (once in 512 pages), and in the [`Backend`](super::Backend).
+///
+/// Everything else that a [`Domain`] offers is available through `Deref`.
+pub struct Local<H: Hold<Target = Domain> = Stock<Domain>> {
+    domain: H,
+    owner: Owner,
+}
+
+impl Domain {
+    /// Returns a new owner's handle that borrows the domain, as its mappings do. Takes a lock.
+    pub fn local(&self) -> Local<&Self> {
+        Local::new(self)
+    }
+}
+
+impl Shared<Domain> {
+    /// Returns a new owner's handle that keeps the domain alive, as its mappings do. Takes a lock.
+    pub fn local(&self) -> Local {
+        Local::new(self.stock())
+    }
+}
+
+impl<H: Hold<Target = Domain>> Local<H> {
+    fn new(domain: H) -> Self {
+        Self { owner: domain.register_owner(), domain }
+    }
+
+    /// Maps `payload` for the device, as [`Domain::map`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map<P: Pinned, D: Direction>(
+        &mut self,
+        payload: P,
+        direction: D,
+    ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
+        let (payload, addresses) = self.domain.map_payload(&mut self.owner, payload, direction)?;
+        Ok(Mapping::new(self.domain.issue(), payload, addresses))
+    }
+
+    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order.
+    ///
+    /// # Errors
+    /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
+    /// with one flush, which is waited for.
+    #[expect(clippy::type_complexity, reason = "the types are those of `map`, in a `Vec`")]
+    pub fn map_many<P: Pinned, D: Direction>(
+        &mut self,
+        payloads: impl IntoIterator<Item = P>,
+        direction: D,
+    ) -> Result<Vec<Mapping<P, D, H::Item>>, MapManyError<P>> {
+        let payloads: Vec<P> = payloads.into_iter().collect();
+        self.owner.prepare(&self.domain, super::map::total_bytes(&payloads));
+        let mut mappings = Vec::with_capacity(payloads.len());
+        let mut payloads = payloads.into_iter();
+        while let Some(payload) = payloads.next() {
+            match self.map(payload, direction) {
+                Ok(mapping) => mappings.push(mapping),
+                Err(MapError { payload, error }) => {
+                    let index = mappings.len();
+                    let mut returned = self.undo(mappings);
+                    returned.extend(payload.into_iter().chain(payloads));
+                    return Err(MapManyError { payloads: returned, index, error });
+                }
+            }
+        }
+        Ok(mappings)
+    }
+
+    /// Ends mappings that were made for nothing, and returns their payloads.
+    fn undo<P: Pinned, D: Direction>(&mut self, mappings: Vec<Mapping<P, D, H::Item>>) -> Vec<P> {
+        let mut revoked = Vec::with_capacity(mappings.len());
+        self.revoke_many(mappings, &mut revoked);
+        revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
+    }
+
+    /// Revokes access at once, as [`Mapping::revoke`] does.
+    pub fn revoke<P: Pinned, D: Direction>(
+        &mut self,
+        mapping: Mapping<P, D, H::Item>,
+    ) -> Revoked<P, H::Item> {
+        let unrevoked = Unrevoked::from(mapping);
+        if !unrevoked.belongs_to(&self.domain) {
+            return unrevoked.revoke();
+        }
+        unrevoked.revoke_by(&mut self.owner)
+    }
+
+    /// Revokes many mappings with one flush, and appends them to `revoked`, as [`Domain::revoke_all`] does.
+    ///
+    /// Allocates nothing if `revoked` has the capacity.
+    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P, H::Item>>>(
+        &mut self,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P, H::Item>>,
+    ) {
+        self.domain.revoke_all_by(&mut self.owner, mappings, revoked);
+    }
+
+    /// Revokes access and waits, as [`Mapping::unmap`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unmap<P: Pinned, D: Direction>(
+        &mut self,
+        mapping: Mapping<P, D, H::Item>,
+    ) -> Result<P, BackendError> {
+        let revoked = self.revoke(mapping);
+        Ok(self.wait(revoked)?)
+    }
+
+    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, Revoked<P, H::Item>> {
+        if !revoked.belongs_to(&self.domain) {
+            return revoked.poll();
+        }
+        revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
+    }
+
+    /// Waits for the buffer, as [`Revoked::wait`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, NotQuiesced<P, H::Item>> {
+        self.wait_within(revoked, None)
+    }
+
+    /// Waits for at most `limit`, as [`Revoked::wait_for`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_for<P: Pinned>(
+        &mut self,
+        revoked: Revoked<P, H::Item>,
+        limit: WaitLimit,
+    ) -> Result<P, NotQuiesced<P, H::Item>> {
+        self.wait_within(revoked, Some(limit))
+    }
+
+    fn wait_within<P: Pinned>(
+        &mut self,
+        revoked: Revoked<P, H::Item>,
+        limit: Option<WaitLimit>,
+    ) -> Result<P, NotQuiesced<P, H::Item>> {
+        if !revoked.belongs_to(&self.domain) {
+            return revoked.wait_within(limit);
+        }
+        revoked.wait_by(&mut self.owner, limit).map(|held| self.take_back(held))
+    }
+
+    fn take_back<P>(&mut self, (payload, share): (P, H::Item)) -> P {
+        self.domain.take_back(share);
+        payload
+    }
+}
+
+impl<H: Hold<Target = Domain>> Deref for Local<H> {
+    type Target = Domain;
+
+    fn deref(&self) -> &Domain {
+        &self.domain
+    }
+}
+
+impl<H: Hold<Target = Domain>> Drop for Local<H> {
+    /// O(windows held).
+    fn drop(&mut self) {
+        self.domain.retire_owner(&mut self.owner);
+    }
+}
+
+impl<H: Hold<Target = Domain>> fmt::Debug for Local<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("domain", &*self.domain).finish_non_exhaustive()
+    }
+}

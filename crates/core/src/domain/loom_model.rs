@@ -1,0 +1,177 @@
+//! Every interleaving (up to a few preemptions) of an owner that allocates, recycles and closes windows with threads that
+//! return addresses to them.
+//!
+//! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not ordered before the use by
+//! the next mapping at that address.
+
+use super::addresses::Addresses;
+use super::owner::{Anyone, Caller, Owner};
+use super::stats::BackendStats;
+use super::windows::MAX_BYTES;
+use super::{Backend, BackendError, Domain};
+use crate::access::Access;
+use crate::addr::IovaRange;
+use crate::invalidate::Ticket;
+use crate::iova::IovaSpace;
+use crate::mem::DmaMemory;
+use crate::sync::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+/// Maps nothing.
+struct Nothing;
+
+impl Backend for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        Ok(Ticket::COMPLETED)
+    }
+    fn is_completed(&self, _: Ticket) -> bool {
+        true
+    }
+    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+/// What is at the addresses of the first window: a cell for each half.
+struct Cells([UnsafeCell<u32>; 2]);
+// SAFETY: a cell is used by the mapping at its addresses alone; whether that holds is what loom checks.
+unsafe impl Send for Cells {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Cells {}
+
+struct World {
+    domain: Domain,
+    cells: Cells,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let domain = Domain::new(Box::new(Nothing), IovaSpace::new(39).unwrap());
+        Arc::new(Self { domain, cells: Cells([UnsafeCell::new(0), UnsafeCell::new(0)]) })
+    }
+
+    /// Uses the addresses, if they are in window `first`.
+    fn touch(&self, first: IovaRange, addresses: &Addresses) {
+        if let Some(offset) = addresses.iova.start().checked_offset_from(first.start())
+            && let Some(cell) = self.cells.0.get((offset / MAX_BYTES) as usize)
+        {
+            // SAFETY: the addresses are this mapping's; loom reports it if another one uses them still.
+            cell.with_mut(|cell| unsafe { *cell += 1 });
+        }
+    }
+
+    fn alloc(&self, owner: &mut Owner) -> Addresses {
+        owner.alloc(&self.domain, MAX_BYTES, 4096).unwrap()
+    }
+
+    /// Returns the window of the first allocation.
+    fn window(addresses: &Addresses) -> IovaRange {
+        IovaRange::new(addresses.iova.start(), 2 * MAX_BYTES).unwrap()
+    }
+
+    fn assert_all_returned(&self) {
+        let stats = self.domain.stats();
+        assert_eq!((stats.windows, stats.quarantined), (0, 0));
+        assert_eq!(self.domain.iovas.stats().bytes_in_use, 0);
+    }
+}
+
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Another thread returns half of a window while the owner returns the other half and maps on: it recycles the window or
+/// opens another one, and both uses of an address are ordered.
+#[test]
+fn loom_a_window_is_recycled_after_what_others_return() {
+    explore(3, || {
+        let world = World::new();
+        let mut owner = world.domain.register_owner();
+        let (sent, kept) = (world.alloc(&mut owner), world.alloc(&mut owner));
+        let first = World::window(&sent);
+        let other = Arc::clone(&world);
+        let other = thread::spawn(move || {
+            other.touch(first, &sent);
+            Anyone.release(&other.domain, sent);
+        });
+        world.touch(first, &kept);
+        owner.release(&world.domain, kept);
+        for _ in 0..2 {
+            let next = world.alloc(&mut owner);
+            world.touch(first, &next);
+            owner.release(&world.domain, next);
+        }
+        other.join().unwrap();
+        world.domain.retire_owner(&mut owner);
+        world.assert_all_returned();
+    });
+}
+
+/// The owner is dropped while other threads return what it has mapped: the window is closed once, after all uses.
+#[test]
+fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
+    explore(3, || {
+        let world = World::new();
+        let mut owner = world.domain.register_owner();
+        let sent = [world.alloc(&mut owner), world.alloc(&mut owner)];
+        let first = World::window(&sent[0]);
+        let threads = sent.map(|sent| {
+            let other = Arc::clone(&world);
+            thread::spawn(move || {
+                other.touch(first, &sent);
+                Anyone.release(&other.domain, sent);
+            })
+        });
+        world.domain.retire_owner(&mut owner);
+        // Whoever gets these addresses next uses them after all that is mapped there now.
+        if world.domain.iovas.alloc_at(first).is_ok() {
+            for cell in &world.cells.0 {
+                // SAFETY: as in `touch`.
+                cell.with_mut(|cell| unsafe { *cell = 0 });
+            }
+            world.domain.free_iova(first);
+        }
+        threads.map(|thread| thread.join().unwrap());
+        world.assert_all_returned();
+    });
+}
+
+/// Two threads return neighbours, which share a word, while the owner collects.
+#[test]
+fn loom_what_is_returned_beside_a_collection_is_collected_once() {
+    explore(3, || {
+        let world = World::new();
+        let mut owner = world.domain.register_owner();
+        let small: Vec<_> = (0..2).map(|_| owner.alloc(&world.domain, 4096, 4096).unwrap()).collect();
+        let threads: Vec<_> = small
+            .into_iter()
+            .map(|addresses| {
+                let other = Arc::clone(&world);
+                thread::spawn(move || Anyone.release(&other.domain, addresses))
+            })
+            .collect();
+        // Neither fits what the other leaves, so each looks at what has been returned.
+        let large: Vec<_> = (0..3).map(|_| world.alloc(&mut owner)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        large.into_iter().for_each(|addresses| owner.release(&world.domain, addresses));
+        assert!(world.domain.stats().windows <= 3);
+        world.domain.retire_owner(&mut owner);
+        world.assert_all_returned();
+    });
+}

@@ -1,0 +1,108 @@
+//! What a domain keeps for its owners: their counters, their windows, and the limit on what they hold.
+
+use super::counts::{Counts, OwnerShared, Sum};
+use super::owner::{Caller, Owner};
+use super::space::Domain;
+use super::stats::DomainStats;
+use super::window::{WINDOW_BYTES, Window};
+use crate::invalidate::Ticket;
+use crate::sync::Ordering;
+use alloc::sync::Arc;
+
+impl Domain {
+    /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it waits for its flush, as a
+    /// strict one does, and is counted ([`DomainStats::limited`]). At 0 all of them wait. By
+    /// default there is no limit; with one, each revocation takes a lock.
+    ///
+    /// What is quiesced and not returned counts too, so a caller that collects [`Revoked`](super::Revoked)s without
+    /// polling them is slowed down as well.
+    pub fn set_held_limit(&self, bytes: u64) {
+        self.held_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is: the next one reports it.
+    pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
+        let limit = self.held_limit.load(Ordering::Relaxed);
+        if limit == u64::MAX || (limit > 0 && held_bytes(&self.count_all().0) <= limit) {
+            return;
+        }
+        caller.counts(self).count_limited();
+        let _ = self.backend().wait(ticket);
+    }
+
+    /// Returns the statistics. O(owners).
+    pub fn stats(&self) -> DomainStats {
+        let (sum, owners) = self.count_all();
+        let (deferred, deferred_bytes) = self.pending.counts();
+        DomainStats {
+            maps: sum.maps,
+            maps_fixed: sum.maps_fixed,
+            revokes: sum.revokes,
+            unmaps: sum.unmaps,
+            live: sum.maps.saturating_sub(sum.revokes),
+            held_bytes: held_bytes(&sum),
+            limited: sum.limited,
+            owners,
+            windows: self.windows.load(Ordering::Relaxed),
+            deferred,
+            deferred_bytes,
+            quarantined: self.quarantined.load(Ordering::Relaxed),
+            quarantined_bytes: self.quarantined_bytes.load(Ordering::Relaxed),
+            static_mappings: self.statics.len() as u64,
+            iova_extents: self.iovas.stats().free as u64,
+            backend: self.backend().stats(),
+        }
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Returns the sum of all counters, and the number of owners.
+    pub(super) fn count_all(&self) -> (Sum, u64) {
+        // With the lock, so that no owner is counted twice or not at all while it is dropped.
+        let owners = self.owners.lock();
+        let all = || core::iter::once(&self.counts).chain(owners.iter().map(|owner| &*owner.counts));
+        let mut sum = Sum::default();
+        all().for_each(|counts| counts.add_revokes_to(&mut sum));
+        all().for_each(|counts| counts.add_rest_to(&mut sum));
+        (sum, owners.len() as u64)
+    }
+
+    pub(super) fn register_owner(&self) -> Owner {
+        let owner = Owner::new(self.backend().translates());
+        self.owners.lock().push(Arc::clone(&owner.shared));
+        owner
+    }
+
+    /// Closes the owner's windows that are empty, leaves the others to their mappings, and keeps its counts.
+    pub(super) fn retire_owner(&self, owner: &mut Owner) {
+        owner.close(self);
+        let mut sum = Sum::default();
+        let mut owners = self.owners.lock();
+        owner.shared.counts.add_revokes_to(&mut sum);
+        owner.shared.counts.add_rest_to(&mut sum);
+        self.counts.add_all(&sum);
+        owners.retain(|other| !Arc::ptr_eq(other, &owner.shared));
+    }
+
+    /// Opens a window for an owner; `None` if there are no addresses.
+    pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
+        let range = self.iovas.alloc(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
+        self.windows.fetch_add(1, Ordering::Relaxed);
+        Some(Window::new(range, Arc::clone(owner)))
+    }
+
+    /// Closes a window whose last share was given up, if there is one: nothing is mapped in it.
+    pub(super) fn close_window(&self, window: Option<Window>) {
+        if let Some(window) = window {
+            self.free_iova(window.range());
+            self.windows.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns how many bytes are held by a sum of counters that were read one after another.
+fn held_bytes(sum: &Sum) -> u64 {
+    u64::try_from(sum.held_bytes.cast_signed()).unwrap_or(0)
+}

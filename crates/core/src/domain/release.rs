@@ -1,0 +1,73 @@
+//! Returning addresses, and holding what a device may still reach.
+
+use super::addresses::{Addresses, Origin};
+use super::owner::{Anyone, Caller};
+use super::pending::PendingRelease;
+use super::space::Domain;
+use crate::invalidate::Ticket;
+use crate::known_bad::{self, Mistake};
+use alloc::boxed::Box;
+use core::mem::ManuallyDrop;
+
+impl Domain {
+    /// Returns the addresses of a mapping that no device can reach.
+    pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
+        caller.counts(self).count_unmapped();
+        if known_bad::makes(Mistake::IovaEarly) {
+            if let Origin::Window(share) = addresses.origin {
+                self.close_window(share.into_shared().into_inner());
+            }
+        } else {
+            caller.release(self, addresses);
+        }
+    }
+
+    /// Releases the addresses of a mapping that is not quiesced. A mistake.
+    pub(super) fn release_early(&self, Addresses { iova, origin }: &Addresses) {
+        match origin {
+            Origin::Fixed => {}
+            Origin::Space => self.free_iova(*iova),
+            Origin::Window(share) => share.window().give_back(*iova),
+        }
+    }
+
+    /// Takes over a buffer that a device may still reach: until its flush completes if that is `late`, else for good
+    /// (quarantined).
+    pub(super) fn keep_reachable<P: Send + 'static>(
+        &self,
+        payload: P,
+        addresses: Addresses,
+        late: Option<Ticket>,
+    ) {
+        let Some(ticket) = late else {
+            core::mem::forget(payload);
+            return self.count_quarantined(addresses.iova.len());
+        };
+        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
+        self.pending.push(PendingRelease { payload, addresses, ticket });
+    }
+
+    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1) while none is.
+    ///
+    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its memory.
+    pub fn release_late(&self) -> u64 {
+        let first = self.pending.first();
+        if first == Ticket::NEVER {
+            return 0;
+        }
+        let failed = self.backend().has_failed();
+        if failed || self.backend().is_completed(first) {
+            // One by one: a drop may do anything, so it runs without the lock.
+            while let Some(release) = self.pending.pop(|ticket| self.backend().is_completed(ticket)) {
+                self.finish_unmap(&mut Anyone, release.addresses);
+                drop(ManuallyDrop::into_inner(release.payload));
+            }
+        }
+        if failed {
+            while let Some(release) = self.pending.pop(|_| true) {
+                self.count_quarantined(release.addresses.iova.len());
+            }
+        }
+        self.pending.counts().0
+    }
+}

@@ -1,0 +1,175 @@
+//! An owner's windows against a list of what is live.
+
+use super::*;
+use crate::domain::addresses::Addresses;
+use crate::domain::owner::{Anyone, Caller, Owner};
+use crate::domain::window::WINDOW_BYTES;
+use crate::domain::windows::MAX_BYTES;
+use crate::testing::Random;
+
+/// What an owner may hold besides a multiple of what is live.
+const SPARE_BYTES: u64 = 64 * WINDOW_BYTES;
+
+#[derive(Clone, Debug)]
+enum Change {
+    Alloc(u64),
+    Free(usize),
+    FreeElsewhere(usize),
+    FreeMany(usize),
+    Prepare(u64),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let change = prop_oneof![
+        6 => (1u64..=16).prop_map(Change::Alloc),
+        2 => (1u64..=257).prop_map(Change::Alloc),
+        3 => any::<usize>().prop_map(Change::Free),
+        2 => any::<usize>().prop_map(Change::FreeElsewhere),
+        1 => (1usize..40).prop_map(Change::FreeMany),
+        1 => (1u64..=257).prop_map(Change::Prepare),
+    ];
+    proptest::collection::vec(change, 1..400)
+}
+
+fn is_in_window(addresses: &Addresses) -> bool {
+    matches!(addresses.origin, crate::domain::addresses::Origin::Window(_))
+}
+
+/// The live ranges, none of which overlap.
+#[derive(Default)]
+struct Model {
+    live: BTreeMap<u64, u64>,
+    bytes: u64,
+    peak: u64,
+}
+
+impl Model {
+    fn add(&mut self, addresses: &Addresses) -> bool {
+        let (start, end) = (addresses.iova.start().raw(), addresses.iova.end().raw());
+        let below = self.live.range(..end).next_back();
+        let free = below.is_none_or(|(_, &last)| last <= start);
+        self.live.insert(start, end);
+        self.bytes += if is_in_window(addresses) { end - start } else { 0 };
+        self.peak = self.peak.max(self.bytes);
+        free
+    }
+
+    fn remove(&mut self, addresses: &Addresses) {
+        self.live.remove(&addresses.iova.start().raw());
+        self.bytes -= if is_in_window(addresses) { addresses.iova.len() } else { 0 };
+    }
+}
+
+/// Returns whether no address was handed out twice, and the owner never held more than documented.
+fn run(domain: &Domain, owner: &mut Owner, changes: impl IntoIterator<Item = Change>) -> bool {
+    let (mut model, mut all, mut good) = (Model::default(), Vec::new(), true);
+    for change in changes {
+        match change {
+            Change::Alloc(pages) => {
+                let addresses = owner.alloc(domain, pages * 4096, 4096).unwrap();
+                good &= model.add(&addresses) && addresses.iova.len() == pages * 4096;
+                all.push(addresses);
+            }
+            Change::Prepare(pages) => owner.prepare(domain, pages * 4096),
+            Change::Free(i) | Change::FreeElsewhere(i) if !all.is_empty() => {
+                let addresses: Addresses = all.swap_remove(i % all.len());
+                model.remove(&addresses);
+                match change {
+                    Change::Free(_) => owner.release(domain, addresses),
+                    _ => Anyone.release(domain, addresses),
+                }
+            }
+            Change::FreeMany(count) => {
+                for addresses in all.drain(..count.min(all.len())) {
+                    model.remove(&addresses);
+                    owner.release(domain, addresses);
+                }
+            }
+            _ => {}
+        }
+        let held = domain.windows.load(Ordering::Relaxed) * WINDOW_BYTES;
+        good &= held <= 2 * model.peak + SPARE_BYTES + WINDOW_BYTES;
+    }
+    all.into_iter().for_each(|addresses| owner.release(domain, addresses));
+    good
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #[test]
+    fn no_address_is_handed_out_twice_before_it_returns(changes in changes(), bits in 13u32..30) {
+        let mock = Arc::new(Mock::default());
+        let domain = Domain::new(Box::new(mock), IovaSpace::new(bits.max(25)).unwrap());
+        let empty = domain.iovas.stats();
+        let mut owner = domain.register_owner();
+        prop_assert!(run(&domain, &mut owner, changes));
+        domain.retire_owner(&mut owner);
+        prop_assert_eq!(domain.iovas.stats(), empty);
+        prop_assert_eq!((domain.stats().windows, domain.stats().quarantined), (0, 0));
+    }
+}
+
+/// Returned at random, and partly by others, no window is ever entirely free: parts of them are used again.
+#[test]
+fn what_an_owner_holds_is_bounded_however_it_returns() {
+    for elsewhere in [0, 2, 9] {
+        let (_mock, domain, _) = domain();
+        let mut owner = domain.register_owner();
+        let (mut random, mut live) = (Random::new(7), 0);
+        let changes = std::iter::from_fn(|| {
+            let grows = live < 20_000 && random.below(64) != 0;
+            live += if grows { 1 } else { -1 };
+            Some(match grows {
+                true => Change::Alloc(1 + random.below(2) as u64),
+                false if random.below(10) < elsewhere => Change::FreeElsewhere(random.below(usize::MAX >> 1)),
+                false => Change::Free(random.below(usize::MAX >> 1)),
+            })
+        });
+        assert!(run(&domain, &mut owner, changes.take(150_000)), "{elsewhere} of 10 returned elsewhere");
+        // What others returned is collected when the owner needs addresses.
+        let kept = domain.stats().windows;
+        assert!(elsewhere > 0 || kept == 16 + 1, "{kept} windows are kept without anything in them");
+        domain.retire_owner(&mut owner);
+        assert_eq!(domain.stats().windows, 0);
+    }
+}
+
+#[test]
+fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    let alloc = |owner: &mut Owner, bytes| owner.alloc(&domain, bytes, 4096).unwrap();
+    let first: Vec<_> = (0..512).map(|_| alloc(&mut owner, 4096)).collect();
+    assert!(first.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start()));
+    assert!(first[0].iova.start().is_aligned(WINDOW_BYTES));
+    let start = first[0].iova.start();
+    let mut rest = first.into_iter();
+    let last = rest.next_back().unwrap();
+    rest.for_each(|addresses| owner.release(&domain, addresses));
+    // One page of it is live: all others are left alone.
+    let second = alloc(&mut owner, 4096);
+    assert!(!IovaRange::new(start, WINDOW_BYTES).unwrap().overlaps(&second.iova));
+    Anyone.release(&domain, last);
+    // Half a window does not fit behind `second` twice.
+    let large: Vec<_> = (0..2).map(|_| alloc(&mut owner, MAX_BYTES)).collect();
+    assert_eq!(large[1].iova.start(), start, "recycled, once what others returned is collected");
+    assert_eq!(domain.stats().windows, 2);
+    assert!(!is_in_window(&alloc(&mut owner, MAX_BYTES + 4096)), "longer than what comes from windows");
+}
+
+/// Where the address space has no window left, single pages come from what the owner has, and from the space.
+#[test]
+fn a_space_without_windows_still_serves_its_owners() {
+    let mock = Arc::new(Mock::default());
+    let domain = Domain::new(Box::new(mock), IovaSpace::new(23).unwrap()); // four windows, without the first page
+    let mut owner = domain.register_owner();
+    let all: Vec<_> = (0..2047).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+    assert_eq!(all.iter().filter(|addresses| is_in_window(addresses)).count(), 3 * 512);
+    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+    let odd = all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1).map(|(_, addresses)| addresses);
+    odd.for_each(|addresses| Anyone.release(&domain, addresses));
+    for _ in 0..1023 {
+        drop(owner.alloc(&domain, 4096, 4096).unwrap());
+    }
+    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+}

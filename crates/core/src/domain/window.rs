@@ -1,0 +1,96 @@
+//! A window: 2 MiB of I/O virtual addresses that one owner allocates from.
+
+use super::counts::OwnerShared;
+use super::granules::{GRANULES, Granules, WORDS, words};
+use crate::addr::IovaRange;
+use crate::iova::IovaSpace;
+use crate::share::Shared;
+use crate::sync::{AtomicU64, CachePadded, Ordering};
+use alloc::sync::Arc;
+use core::mem::ManuallyDrop;
+
+/// The length of a window, and its alignment: what one table page of the lowest level maps.
+pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
+
+/// What the owner of a window shares with those that return addresses to it.
+///
+/// Each mapping in a window has one share of it, and the owner a stock. The last share closes the window: while a mapping
+/// lives its addresses stay allocated, whether its owner still exists or not.
+#[derive(Debug)]
+pub(super) struct Window {
+    range: IovaRange,
+    owner: Arc<OwnerShared>,
+    /// Granules that others than the owner have returned and the owner has not collected.
+    returned: CachePadded<[AtomicU64; WORDS]>,
+}
+
+impl Window {
+    /// `range` is one window, aligned.
+    pub(super) fn new(range: IovaRange, owner: Arc<OwnerShared>) -> Self {
+        Self { range, owner, returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))) }
+    }
+
+    pub(super) fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// Returns the first granule of `iova` in the window, and their number.
+    pub(super) fn granules(&self, iova: IovaRange) -> (u32, u32) {
+        let first = iova.start().checked_offset_from(self.range.start()).unwrap_or(0);
+        let granule = |bytes: u64| u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(GRANULES);
+        (granule(first), granule(iova.len()))
+    }
+
+    /// Returns `iova` to the owner, from any thread, when no device can reach anything there.
+    pub(super) fn give_back(&self, iova: IovaRange) {
+        let (first, count) = self.granules(iova);
+        for (word, bits) in words(first, count) {
+            if let Some(word) = self.returned.get(word) {
+                // Release: what the last mapping did with the addresses comes before the next one.
+                word.fetch_or(bits, Ordering::Release);
+            }
+        }
+        self.owner.returned.fetch_add(count.into(), Ordering::Release);
+    }
+
+    /// Takes the granules that others have returned since the last call. For the owner alone.
+    pub(super) fn collect(&self) -> Granules {
+        let take = |word: &AtomicU64| match word.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => word.swap(0, Ordering::Acquire),
+        };
+        Granules(core::array::from_fn(|word| self.returned.get(word).map_or(0, take)))
+    }
+}
+
+/// A mapping's share of the window that its addresses are in. Dropping it leaves the window open for good, and with it the
+/// addresses in use: it is taken by what returns them.
+#[derive(Debug)]
+pub(super) struct WindowShare {
+    window: ManuallyDrop<Shared<Window>>,
+    /// The window's place among those of its owner.
+    slot: u32,
+}
+
+impl WindowShare {
+    pub(super) fn new(window: Shared<Window>, slot: u32) -> Self {
+        Self { window: ManuallyDrop::new(window), slot }
+    }
+
+    pub(super) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Whether it is a share of the same window.
+    pub(super) fn is_of(&self, window: &Window) -> bool {
+        core::ptr::eq(&raw const **self.window, window)
+    }
+
+    pub(super) fn into_shared(self) -> Shared<Window> {
+        ManuallyDrop::into_inner(self.window)
+    }
+}

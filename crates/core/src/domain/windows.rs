@@ -1,0 +1,277 @@
+//! An owner's windows: where its addresses come from.
+//!
+//! Addresses are handed out in order, so a burst of mappings is contiguous: it shares a table page and a flush. Those of a
+//! window that is used up are handed out again when all of them have returned; parts of one only when the owner holds more
+//! than [`LIVE_FACTOR`] times what is live and [`SPARE`] windows.
+
+use super::counts::OwnerShared;
+use super::granules::{GRANULES, Granules};
+use super::space::Domain;
+use super::window::{Window, WindowShare};
+use crate::addr::{Iova, IovaRange};
+use crate::iova::IovaSpace;
+use crate::share::{Hold, Shared, Stock};
+use crate::sync::Ordering;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// The longest range that comes from a window: half of one.
+pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
+/// An owner holds at most this multiple of the addresses that are live in its windows, and [`SPARE`] windows.
+const LIVE_FACTOR: u64 = 2;
+/// How many windows an owner may hold besides: 128 MiB of addresses.
+const SPARE: u64 = 64;
+/// How many windows without any live address are kept; more return to the address space.
+const EMPTY: usize = 16;
+/// How many windows are searched for a run that is long enough, before the address space is asked.
+const SEARCHED: usize = 32;
+/// What others have returned is collected as soon as it is this fraction of what is held: that repays the visit to each
+/// window.
+const COLLECT_FRACTION: u64 = 16;
+
+/// A window, as its owner sees it.
+struct Slot {
+    stock: Stock<Window>,
+    /// Granules that are not free: live, or part of the current run.
+    used: Granules,
+    /// How many are live: handed out and neither returned here nor collected.
+    live: u32,
+}
+
+/// The free granules that are handed out next, in order.
+#[derive(Clone, Copy)]
+struct Run {
+    slot: u32,
+    /// The address of the window's first granule.
+    base: Iova,
+    next: u32,
+    end: u32,
+}
+
+/// No window.
+const NONE: Run = Run { slot: u32::MAX, base: Iova::new(0), next: 0, end: 0 };
+
+/// The windows of one owner.
+pub(super) struct Windows {
+    owner: Arc<OwnerShared>,
+    slots: Vec<Option<Slot>>,
+    /// Slots without a window.
+    vacant: Vec<u32>,
+    /// Slots of windows in which nothing is live, other than that of the current run.
+    empty: Vec<u32>,
+    run: Run,
+    /// Windows held.
+    held: u64,
+    /// Granules live in all of them, those not collected included.
+    live: u64,
+    /// Granules collected so far.
+    collected: u64,
+    /// Where the next search for a run begins.
+    cursor: usize,
+}
+
+impl Windows {
+    pub(super) fn new(owner: Arc<OwnerShared>) -> Self {
+        Self {
+            owner,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            empty: Vec::new(),
+            run: NONE,
+            held: 0,
+            live: 0,
+            collected: 0,
+            cursor: 0,
+        }
+    }
+
+    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last if they fit there. `None`
+    /// if no window has room and the domain has none left. O(1), and a look at every window once in as many allocations.
+    #[inline]
+    pub(super) fn alloc(&mut self, domain: &Domain, bytes: u64) -> Option<(IovaRange, WindowShare)> {
+        let count = u32::try_from(bytes / IovaSpace::GRANULE).ok()?;
+        if self.run.end - self.run.next < count && !self.refill(domain, count) {
+            return None;
+        }
+        let slot = self.slots.get_mut(self.run.slot as usize)?.as_mut()?;
+        let start = self.run.base.checked_add(u64::from(self.run.next) * IovaSpace::GRANULE)?;
+        let range = IovaRange::new(start, bytes).ok()?;
+        self.run.next += count;
+        slot.live += count;
+        self.live += u64::from(count);
+        Some((range, WindowShare::new(slot.stock.issue(), self.run.slot)))
+    }
+
+    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous, if one window can have it.
+    pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
+        let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
+        if bytes <= MAX_BYTES && self.run.end - self.run.next < count {
+            self.refill(domain, count);
+        }
+    }
+
+    /// Takes back what one of these windows has handed out.
+    ///
+    /// # Errors
+    /// The share, if it is of another owner's window.
+    #[inline]
+    pub(super) fn free(
+        &mut self,
+        domain: &Domain,
+        iova: IovaRange,
+        share: WindowShare,
+    ) -> Result<(), WindowShare> {
+        let number = share.slot();
+        let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return Err(share) };
+        if !share.is_of(&slot.stock) {
+            return Err(share);
+        }
+        let (first, count) = slot.stock.granules(iova);
+        slot.stock.take_back(share.into_shared());
+        slot.used.clear(first, count);
+        slot.live -= count;
+        self.live -= u64::from(count);
+        if slot.live == 0 && number != self.run.slot {
+            self.emptied(domain, number);
+        }
+        Ok(())
+    }
+
+    /// Gives up all windows: each is closed with the last of its mappings.
+    pub(super) fn close(&mut self, domain: &Domain) {
+        self.run = NONE;
+        self.empty.clear();
+        for slot in self.slots.drain(..).flatten() {
+            domain.close_window(slot.stock.into_inner());
+        }
+        (self.held, self.live) = (0, 0);
+    }
+
+    /// Begins another run of at least `count` granules. Returns false if there is none.
+    #[cold]
+    fn refill(&mut self, domain: &Domain, count: u32) -> bool {
+        if self.next_run(domain, count) || self.take_empty() {
+            return true;
+        }
+        let over = self.is_over_bound();
+        if self.uncollected() > 0 && (over || self.repays_collection()) {
+            self.collect(domain);
+            if self.take_empty() {
+                return true;
+            }
+        }
+        if over && self.is_over_bound() {
+            return self.search(count, SEARCHED);
+        }
+        if let Some(window) = domain.open_window(&self.owner) {
+            self.add(window);
+            return self.take_empty();
+        }
+        // The space is exhausted: whatever is here is used, however long it takes to find.
+        self.collect(domain);
+        self.take_empty() || self.search(count, self.slots.len())
+    }
+
+    fn held_granules(&self) -> u64 {
+        self.held * u64::from(GRANULES)
+    }
+
+    /// Returns how many granules others have returned since they were collected last.
+    fn uncollected(&self) -> u64 {
+        // A granule may be collected before it is counted.
+        let more = self.owner.returned.load(Ordering::Acquire).wrapping_sub(self.collected).cast_signed();
+        u64::try_from(more).unwrap_or(0).min(self.live)
+    }
+
+    fn repays_collection(&self) -> bool {
+        self.slots.len() <= EMPTY || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
+    }
+
+    fn is_over_bound(&self) -> bool {
+        let live = self.live - self.uncollected();
+        self.held_granules() > LIVE_FACTOR * live + SPARE * u64::from(GRANULES)
+    }
+
+    /// Begins the run of at least `count` free granules at or behind `from` in window `number`, if there is one.
+    fn run_behind(&mut self, from: u32, number: u32, count: u32) -> bool {
+        let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return false };
+        let Some(run) = slot.used.free_run(from, count) else { return false };
+        slot.used.set(run.start, run.end - run.start);
+        self.run = Run { slot: number, base: slot.stock.range().start(), next: run.start, end: run.end };
+        true
+    }
+
+    /// Gives up the rest of the current run for the next one of its window, or gives up the run if that has none.
+    fn next_run(&mut self, domain: &Domain, count: u32) -> bool {
+        let run = core::mem::replace(&mut self.run, NONE);
+        let Some(Some(slot)) = self.slots.get_mut(run.slot as usize) else { return false };
+        slot.used.clear(run.next, run.end - run.next);
+        let is_empty = slot.live == 0;
+        if self.run_behind(run.end, run.slot, count) {
+            return true;
+        }
+        if is_empty {
+            self.emptied(domain, run.slot);
+        }
+        false
+    }
+
+    fn take_empty(&mut self) -> bool {
+        let Some(number) = self.empty.pop() else { return false };
+        self.run_behind(0, number, GRANULES)
+    }
+
+    fn add(&mut self, window: Window) {
+        let slot = Slot { stock: Shared::new(window).stock(), used: Granules::default(), live: 0 };
+        let number = match self.vacant.pop() {
+            Some(number) => number,
+            None => {
+                self.slots.push(None);
+                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        if let Some(vacant) = self.slots.get_mut(number as usize) {
+            *vacant = Some(slot);
+            self.empty.push(number);
+            self.held += 1;
+        }
+    }
+
+    /// Keeps the window `number`, in which nothing is live, or closes it if enough are kept.
+    fn emptied(&mut self, domain: &Domain, number: u32) {
+        if self.empty.len() < EMPTY {
+            return self.empty.push(number);
+        }
+        if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) {
+            self.held -= 1;
+            self.vacant.push(number);
+            domain.close_window(slot.stock.into_inner());
+        }
+    }
+
+    /// Collects what others have returned to any window. There is no current run.
+    fn collect(&mut self, domain: &Domain) {
+        for number in 0..self.slots.len() {
+            let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
+            let returned = slot.stock.collect();
+            let count = slot.used.clear_all(&returned);
+            slot.live -= count;
+            self.live -= u64::from(count);
+            self.collected = self.collected.wrapping_add(count.into());
+            if count > 0 && slot.live == 0 {
+                self.emptied(domain, u32::try_from(number).unwrap_or(u32::MAX));
+            }
+        }
+    }
+
+    /// Begins the first run of at least `count` granules in the next `windows` windows.
+    fn search(&mut self, count: u32, windows: usize) -> bool {
+        for _ in 0..windows.min(self.slots.len()) {
+            self.cursor = if self.cursor + 1 < self.slots.len() { self.cursor + 1 } else { 0 };
+            if u32::try_from(self.cursor).is_ok_and(|number| self.run_behind(0, number, count)) {
+                return true;
+            }
+        }
+        false
+    }
+}
