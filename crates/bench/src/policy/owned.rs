@@ -9,7 +9,7 @@ use pinfold::soft::{Port, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, PhysRange};
 use pinfold_core::domain::{
-    BackendError, Domain, DomainId, DomainOwner, MapError, NotQuiesced, Pinned, Revoked, Unrevoked,
+    BackendError, Domain, DomainId, Local, MapError, NotQuiesced, Pinned, Revoked, Unrevoked,
 };
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::share::Shared;
@@ -75,7 +75,7 @@ impl Policy for Pinfold {
     fn thread(&self) -> Box<dyn PolicyThread + '_> {
         Box::new(Thread {
             policy: self,
-            owner: self.domain.owner(),
+            owner: self.domain.local(),
             mapped: Vec::new(),
             free: Vec::new(),
             gathered: Vec::with_capacity(BATCH),
@@ -138,7 +138,7 @@ struct Held {
 
 struct Thread<'p> {
     policy: &'p Pinfold,
-    owner: DomainOwner,
+    owner: Local,
     /// By token.
     mapped: Vec<Option<Unrevoked<Payload>>>,
     /// The tokens that are free.
@@ -157,7 +157,7 @@ impl Thread<'_> {
     /// Revokes what is gathered.
     fn revoke_gathered(&mut self) {
         let first = self.gathered.first().and_then(|(_, since)| *since);
-        self.owner.revoke_all(self.gathered.drain(..).map(|(mapping, _)| mapping), &mut self.revoked);
+        self.owner.revoke_many(self.gathered.drain(..).map(|(mapping, _)| mapping), &mut self.revoked);
         let since = std::iter::once(first).chain(std::iter::repeat(None));
         self.held.extend(self.revoked.drain(..).zip(since).map(|(revoked, since)| Held { revoked, since }));
     }
@@ -241,7 +241,8 @@ impl PolicyThread for Thread<'_> {
         let mapping = mapping.ok_or(PolicyError::NotMapped { page })?;
         self.free.push(dma.token);
         if self.policy.unmap == Unmap::Wait {
-            let payload = self.owner.wait(mapping.revoke()).map_err(|NotQuiesced { error, .. }| error)?;
+            let revoked = self.owner.revoke(mapping);
+            let payload = self.owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
             freed.push(payload.range()?);
             return Ok(());
         }
@@ -251,7 +252,8 @@ impl PolicyThread for Thread<'_> {
         let at = self.unmaps % SAMPLE;
         if self.policy.unmap == Unmap::Revoke {
             let since = (at == 0).then(Instant::now);
-            self.held.push_back(Held { revoked: mapping.revoke(), since });
+            let revoked = self.owner.revoke(mapping);
+            self.held.push_back(Held { revoked, since });
         } else {
             // The first of its batch waits longest.
             let since = (self.gathered.is_empty() && at < BATCH as u64).then(Instant::now);

@@ -9,7 +9,7 @@ use crate::args::Protect;
 use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
-use pinfold_core::domain::{BackendError, Domain, MapError, Pinned, Revoked, Unrevoked};
+use pinfold_core::domain::{BackendError, Domain, Local, MapError, Pinned, Revoked, Unrevoked};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
@@ -92,7 +92,8 @@ struct Held<'d, B: Pinned> {
 /// A namespace as a target.
 pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> {
     info: TargetInfo,
-    domain: &'d Domain,
+    /// Maps for the thread that drives this target.
+    domain: Local<&'d Domain>,
     protect: Protect,
     namespace: Namespace,
     /// The requests at the controller; the index is the driver's tag.
@@ -132,7 +133,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         };
         Ok(Self {
             info,
-            domain,
+            domain: domain.local(),
             protect,
             namespace,
             in_flight: std::iter::repeat_with(|| None).take(depth).collect(),
@@ -256,7 +257,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         }
         if self.protect == Protect::Strict {
             for (io, buffer, result) in self.completed.drain(..) {
-                completed.push(returned(&self.info.name, io, buffer.unmap(), result));
+                completed.push(returned(&self.info.name, io, buffer.unmap(&mut self.domain), result));
             }
             return;
         }
@@ -274,7 +275,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             requests.push((io, result));
             Some(mapping)
         });
-        self.domain.revoke_all(mappings, &mut self.revoked);
+        self.domain.revoke_many(mappings, &mut self.revoked);
         debug_assert_eq!(self.revoked.len(), requests.len());
         let held = self.revoked.drain(..).zip(requests);
         self.held.extend(held.map(|(revoked, (io, result))| Held { io, revoked, result }));
@@ -286,7 +287,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         while at < self.held.len() {
             if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
                 let Held { io, revoked, result } = self.held.swap_remove(at);
-                completed.push(returned(&self.info.name, io, revoked.wait().map_err(Into::into), result));
+                let buffer = self.domain.wait(revoked).map_err(Into::into);
+                completed.push(returned(&self.info.name, io, buffer, result));
             } else {
                 at += 1;
             }
@@ -325,7 +327,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
 
     fn submit(&mut self, Request { mut io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
         let target = || self.info.name.clone();
-        let domain = self.domain;
+        let domain = &mut self.domain;
         let refused = |MapError { payload, error, .. }| SubmitError {
             buffer: payload,
             error: TargetError::Domain { target: target(), error },
@@ -337,7 +339,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         };
         io.set_queued();
         self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
-            buffer: payload.unmap().ok(),
+            buffer: payload.unmap(&mut self.domain).ok(),
             error: TargetError::Rejected { target: self.info.name.clone(), reason },
         })?;
         self.requests += 1;

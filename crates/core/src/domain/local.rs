@@ -103,12 +103,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
     }
 
-    /// Revokes access at once, as [`Mapping::revoke`] does.
-    pub fn revoke<P: Pinned, D: Direction>(
-        &mut self,
-        mapping: Mapping<P, D, H::Item>,
-    ) -> Revoked<P, H::Item> {
-        let unrevoked = Unrevoked::from(mapping);
+    /// Revokes access at once, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its direction.
+    pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Revoked<P, H::Item> {
+        let unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
             return unrevoked.revoke();
         }
@@ -118,9 +115,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// Revokes many mappings with one flush, and appends them to `revoked`, as [`Domain::revoke_all`] does.
     ///
     /// Allocates nothing if `revoked` has the capacity.
-    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P, H::Item>>>(
+    pub fn revoke_many<P: Pinned>(
         &mut self,
-        mappings: impl IntoIterator<Item = M>,
+        mappings: impl IntoIterator<Item: Into<Unrevoked<P, H::Item>>>,
         revoked: &mut Vec<Revoked<P, H::Item>>,
     ) {
         self.domain.revoke_all_by(&mut self.owner, mappings, revoked);
@@ -130,11 +127,8 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ///
     /// # Errors
     /// As there.
-    pub fn unmap<P: Pinned, D: Direction>(
-        &mut self,
-        mapping: Mapping<P, D, H::Item>,
-    ) -> Result<P, BackendError> {
-        let revoked = self.revoke(mapping);
+    pub fn unmap<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Result<P, BackendError> {
+        let revoked = self.revoke::<P>(mapping);
         Ok(self.wait(revoked)?)
     }
 

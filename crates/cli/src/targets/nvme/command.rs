@@ -2,7 +2,7 @@
 
 use crate::targets::target::Io;
 use pinfold_core::access::{FromDevice, ToDevice};
-use pinfold_core::domain::{BackendError, Domain, Mapping, Pinned};
+use pinfold_core::domain::{BackendError, Domain, Local, Mapping, Pinned};
 use pinfold_nvme::driver::{self, CommandError, Completion, InFlight, Quarantined};
 
 /// A buffer that is mapped for its command.
@@ -15,12 +15,12 @@ pub(super) enum Mapped<'d, B: Pinned> {
     Trim(B),
 }
 
-impl<B: Pinned> Mapped<'_, B> {
+impl<'d, B: Pinned> Mapped<'d, B> {
     /// Ends the mapping and waits for the flush.
-    pub(super) fn unmap(self) -> Result<B, BackendError> {
+    pub(super) fn unmap(self, domain: &mut Local<&'d Domain>) -> Result<B, BackendError> {
         match self {
-            Self::Read(buffer) => buffer.unmap(),
-            Self::Write(buffer) => buffer.unmap(),
+            Self::Read(buffer) => domain.unmap(buffer),
+            Self::Write(buffer) => domain.unmap(buffer),
             Self::Trim(buffer) => Ok(buffer),
         }
     }
