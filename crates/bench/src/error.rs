@@ -1,6 +1,7 @@
 //! The error of all suites.
 
 use crate::baseline::BaselineError;
+use crate::policy::PolicyError;
 use pinfold_core::frame::FrameError;
 use pinfold_core::mem::AccessError;
 use pinfold_core::{dma_pool, gather, page_pool};
@@ -94,6 +95,24 @@ pub enum BenchError {
     /// No device bound to VFIO could be opened.
     #[error(transparent)]
     Device(#[from] pinfold::vfio::OpenError),
+    /// A policy for DMA addresses failed.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// An address space refused to allocate or free addresses.
+    #[error(transparent)]
+    Iova(#[from] pinfold_core::iova::IovaError),
+    /// An I/O page table could not be changed.
+    #[error(transparent)]
+    Table(#[from] pinfold_core::table::TableError),
+    /// A range of addresses is invalid.
+    #[error(transparent)]
+    Range(#[from] pinfold_core::addr::RangeError),
+    /// The device model faulted.
+    #[error(transparent)]
+    Fault(#[from] pinfold::soft::Fault),
+    /// A baseline has no addresses, or does not know those that are freed.
+    #[error("the addresses of a baseline are exhausted, or were not allocated")]
+    Addresses,
     /// A second thread could not be started.
     #[error("cannot start a second thread for the measurement: {0}")]
     NoThread(#[source] std::io::Error),

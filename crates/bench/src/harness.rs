@@ -125,6 +125,11 @@ impl Samples {
     pub fn figure(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
         self.0.push(Sample { case, metric, unit, value, modelled: false });
     }
+
+    /// Records a figure that depends on a model of the hardware.
+    pub fn modelled(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
+        self.0.push(Sample { case, metric, unit, value, modelled: true });
+    }
 }
 
 /// Makes one complete run and records its figures.
@@ -197,6 +202,12 @@ impl<'w> Harness<'w> {
     #[must_use]
     pub fn once(self) -> Self {
         Self { options: Options { runs: 1, ..self.options }, first_round: 1, ..self }
+    }
+
+    /// Returns a runner that makes `runs` runs of each subject: for runs that take long.
+    #[must_use]
+    pub fn with_runs(self, runs: usize) -> Self {
+        Self { options: Options { runs, ..self.options }, ..self }
     }
 
     /// Returns the options.

@@ -55,7 +55,6 @@ mod magazines;
 mod memory;
 mod none;
 mod owned;
-#[cfg(test)]
 mod static_maps;
 mod stats;
 mod table;
@@ -68,3 +67,7 @@ pub use api::{Dma, Policy, PolicyError, PolicyThread};
 pub use kind::PolicyKind;
 pub use memory::Memory;
 pub use stats::PolicyStats;
+
+pub(crate) use magazine::Magazines;
+pub(crate) use static_maps::static_maps;
+pub(crate) use tree::Tree;

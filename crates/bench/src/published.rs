@@ -121,20 +121,7 @@ mod tests {
     use super::*;
 
     fn record(suite: &'static str, case: &'static str, subject: &'static str, median: f64) -> Record {
-        let (min, max, metric) = (median, median, Metric::Time);
-        Record {
-            suite,
-            case,
-            subject,
-            metric,
-            unit: "ns/op",
-            median,
-            min,
-            max,
-            runs: 1,
-            modelled: false,
-            note: None,
-        }
+        Record::of_runs(suite, case, subject, Metric::Time, median)
     }
 
     #[test]

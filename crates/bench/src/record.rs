@@ -61,6 +61,22 @@ impl Record {
     }
 }
 
+#[cfg(test)]
+impl Record {
+    /// Returns a record of three runs: half of `median`, `median`, and twice that.
+    pub(crate) fn of_runs(
+        suite: &'static str,
+        case: &'static str,
+        subject: &'static str,
+        metric: Metric,
+        median: f64,
+    ) -> Self {
+        let (min, max) = (median / 2.0, median * 2.0);
+        let (runs, modelled, note) = (3, false, None);
+        Self { suite, case, subject, metric, unit: "ns/op", median, min, max, runs, modelled, note }
+    }
+}
+
 /// Records as a table, with the ratio of each to the first subject of its case, and the notes below.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'r>(pub &'r [Record]);

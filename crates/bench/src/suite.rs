@@ -3,6 +3,7 @@
 pub mod buffer;
 pub mod frame;
 mod handle;
+pub mod iommu;
 pub mod page_pool;
 pub mod pool;
 pub mod vfio;
@@ -76,6 +77,14 @@ pub const SUITES: &[Suite] = &[
         cases: buffer::CASES,
         subjects: buffer::SUBJECTS,
         run: buffer::run,
+        unable: || None,
+    },
+    Suite {
+        name: "iommu",
+        about: "protection: request/response loops through every policy, addresses, tables, the life of a mapping",
+        cases: iommu::CASES,
+        subjects: iommu::SUBJECTS,
+        run: iommu::run,
         unable: || None,
     },
 ];

@@ -1,10 +1,16 @@
 //! The targets, beside what a run measured.
 //!
-//! Every target is a ratio of medians of the same run, because the speed of the machine drifts, or a figure that does not
-//! depend on the machine. Allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor:
+//! Nearly every target is a ratio of medians of the same run, because the speed of the machine drifts, or a figure that does
+//! not depend on the machine; those in nanoseconds, of the suite `iommu`, are for a processor of 2.5 GHz and more. Allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor:
 //! a ratio to a lock, or to a slow baseline, would mostly show what that one costs.
 
+mod figures;
+mod iommu;
+mod row;
+
 use crate::record::{Metric, Record};
+use figures::Figures;
+use row::{Better, Row, at_least, at_most};
 use std::fmt;
 
 /// The targets for which `records` has figures. Empty after a quick run: some targets depend on the size of the workload.
@@ -14,39 +20,6 @@ pub struct Targets<'r> {
     pub records: &'r [Record],
     /// Whether it was a quick run.
     pub quick: bool,
-}
-
-/// The direction that is better.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Better {
-    More,
-    Less,
-}
-
-struct Row {
-    what: &'static str,
-    figure: Option<f64>,
-    better: Better,
-    must: f64,
-    aim: f64,
-    unit: &'static str,
-}
-
-impl Row {
-    fn reaches(&self, figure: f64, limit: f64) -> bool {
-        match self.better {
-            Better::More => figure >= limit,
-            Better::Less => figure <= limit,
-        }
-    }
-}
-
-fn at_least(what: &'static str, figure: Option<f64>, must: f64, aim: f64) -> Row {
-    Row { what, figure, better: Better::More, must, aim, unit: "x" }
-}
-
-fn at_most(what: &'static str, figure: Option<f64>, must: f64, aim: f64, unit: &'static str) -> Row {
-    Row { what, figure, better: Better::Less, must, aim, unit }
 }
 
 /// The limit and the aim for the cost over the floor of checks, out-of-band state and frees from any thread, in every case.
@@ -69,34 +42,23 @@ const HOT_PATHS: [(&str, &str, &str); 9] = [
 ];
 
 impl Targets<'_> {
-    fn find(&self, suite: &str, case: &str, subject: &str, metric: Metric) -> Option<&Record> {
-        let mut measured = self.records.iter().filter(|r| r.is_measured());
-        measured.find(|r| (r.suite, r.case, r.subject, r.metric) == (suite, case, subject, metric))
-    }
-
-    fn median(&self, suite: &str, case: &str, subject: &str) -> Option<f64> {
-        self.find(suite, case, subject, Metric::Time).map(|r| r.median)
-    }
-
-    fn bytes(&self, suite: &str, case: &str, subject: &str) -> Option<f64> {
-        self.find(suite, case, subject, Metric::Bytes).map(|r| r.median)
-    }
-
-    /// Returns the ratio of two figures of one suite, each a case and a subject.
-    fn ratio(&self, suite: &str, over: (&str, &str), under: (&str, &str)) -> Option<f64> {
-        Some(self.median(suite, over.0, over.1)? / self.median(suite, under.0, under.1)?)
+    fn figures(&self) -> Figures<'_> {
+        Figures(self.records)
     }
 
     /// Returns the time to allocate and free one block of the workload, with the frees of this case.
     fn workload(&self, free: &str, subject: &str) -> Option<f64> {
-        Some(self.median("pool", "mpt3sas-alloc", subject)? + self.median("pool", free, subject)?)
+        Some(
+            self.figures().median("pool", "mpt3sas-alloc", subject)?
+                + self.figures().median("pool", free, subject)?,
+        )
     }
 
     /// Compares a subject with `thread-list`.
     fn floor(&self, what: &'static str, suite: &str, case: &str, subject: &str) -> Row {
         at_most(
             what,
-            self.ratio(suite, (case, subject), (case, "thread-list")),
+            self.figures().ratio(suite, (case, subject), (case, "thread-list")),
             OVER_FLOOR.0,
             OVER_FLOOR.1,
             "x",
@@ -109,12 +71,13 @@ impl Targets<'_> {
         rows.extend(self.page_pool_rows());
         rows.extend(self.buffer_rows());
         rows.extend(self.vfio_rows());
+        rows.extend(iommu::rows(self.figures()));
         rows.extend(self.hot_path_rows());
         rows
     }
 
     fn pool_rows(&self) -> Vec<Row> {
-        let ratio = |over, under| self.ratio("pool", over, under);
+        let ratio = |over, under| self.figures().ratio("pool", over, under);
         let floor = |what, case| self.floor(what, "pool", case, "pinfold");
         let (ordered, random) = ("mpt3sas-free", "mpt3sas-free-random");
         let workload = |free, over, under| Some(self.workload(free, over)? / self.workload(free, under)?);
@@ -150,7 +113,7 @@ impl Targets<'_> {
     }
 
     fn frame_rows(&self) -> Vec<Row> {
-        let ratio = |over, under| self.ratio("frame", over, under);
+        let ratio = |over, under| self.figures().ratio("frame", over, under);
         let floor = |what, case| self.floor(what, "frame", case, "pinfold");
         vec![
             floor("pair-4k: pinfold / thread-list", "pair-4k"),
@@ -173,7 +136,7 @@ impl Targets<'_> {
             ),
             at_most(
                 "1 TiB zone, bytes per frame",
-                self.bytes("frame", "zone-1t", "pinfold"),
+                self.figures().bytes("frame", "zone-1t", "pinfold"),
                 0.16,
                 0.16,
                 "B",
@@ -183,7 +146,8 @@ impl Targets<'_> {
 
     fn page_pool_rows(&self) -> Vec<Row> {
         let floor = |what, case, subject| self.floor(what, "page-pool", case, subject);
-        let counters = self.ratio("page-pool", ("local-64", "pinfold"), ("local-64", "pinfold-uncounted"));
+        let counters =
+            self.figures().ratio("page-pool", ("local-64", "pinfold"), ("local-64", "pinfold-uncounted"));
         vec![
             floor("page pool, local: pinfold / thread-list", "local", "pinfold"),
             floor("page pool, ring: pinfold / thread-list", "ring", "pinfold"),
@@ -193,12 +157,13 @@ impl Targets<'_> {
     }
 
     fn buffer_rows(&self) -> Vec<Row> {
-        let pages = |case| self.ratio("buffer", (case, "pages-4k"), (case, "pinfold"));
-        let bytes = |subject| self.bytes("buffer", "register-1g-model", subject);
+        let pages = |case| self.figures().ratio("buffer", (case, "pages-4k"), (case, "pinfold"));
+        let bytes = |subject| self.figures().bytes("buffer", "register-1g-model", subject);
         let table = || Some(bytes("pages-4k")? / bytes("pinfold")?);
-        let segments = self.find("buffer", "gather-8m", "pinfold", Metric::Segments).map(|r| r.median);
-        let locate = self.ratio("buffer", ("locate", "pinfold"), ("locate-1", "pinfold"));
-        let copy = |case: &&str| self.ratio("buffer", (*case, "pinfold"), (*case, "memcpy"));
+        let segments =
+            self.figures().find("buffer", "gather-8m", "pinfold", Metric::Segments).map(|r| r.median);
+        let locate = self.figures().ratio("buffer", ("locate", "pinfold"), ("locate-1", "pinfold"));
+        let copy = |case: &&str| self.figures().ratio("buffer", (*case, "pinfold"), (*case, "memcpy"));
         let copies = COPIES.iter().filter_map(copy).reduce(f64::max);
         vec![
             // Both pin the same memory, which takes most of the time.
@@ -216,7 +181,8 @@ impl Targets<'_> {
 
     /// Requests per second, beside the kernel's driver.
     fn vfio_rows(&self) -> Vec<Row> {
-        let rate = |subject| Some(self.find("vfio", "randread-4k-64", subject, Metric::Rate)?.median);
+        let rate =
+            |subject| Some(self.figures().find("vfio", "randread-4k-64", subject, Metric::Rate)?.median);
         let row =
             |what, over, under| at_least(what, rate(over).zip(rate(under)).map(|(o, u)| o / u), 1.0, 1.0);
         vec![
@@ -288,19 +254,7 @@ mod tests {
 
     fn record(case: &'static str, subject: &'static str, metric: Metric, figures: [f64; 3]) -> Record {
         let [min, median, max] = figures;
-        Record {
-            suite: "pool",
-            case,
-            subject,
-            metric,
-            unit: "",
-            median,
-            min,
-            max,
-            runs: 3,
-            modelled: false,
-            note: None,
-        }
+        Record { unit: "", min, max, ..Record::of_runs("pool", case, subject, metric, median) }
     }
 
     fn lines(records: &[Record]) -> String {

@@ -67,19 +67,7 @@ mod tests {
     use crate::record::{Metric, Record};
 
     fn record(figure: f64) -> Record {
-        Record {
-            suite: "s",
-            case: "a",
-            subject: "x",
-            metric: Metric::Time,
-            unit: "ns/op",
-            median: figure,
-            min: figure / 2.0,
-            max: figure * 2.0,
-            runs: 3,
-            modelled: false,
-            note: None,
-        }
+        Record::of_runs("s", "a", "x", Metric::Time, figure)
     }
 
     #[test]

@@ -2,21 +2,8 @@
 
 use super::*;
 
-pub(super) fn record(case: &'static str, subject: &'static str, median: f64) -> Record {
-    let (min, max, metric) = (median / 2.0, median * 2.0, Metric::Time);
-    Record {
-        suite: "s",
-        case,
-        subject,
-        metric,
-        unit: "ns/op",
-        median,
-        min,
-        max,
-        runs: 3,
-        modelled: false,
-        note: None,
-    }
+fn record(case: &'static str, subject: &'static str, median: f64) -> Record {
+    Record::of_runs("s", case, subject, Metric::Time, median)
 }
 
 /// Checks that all elements are closed in order, and returns the number of each.

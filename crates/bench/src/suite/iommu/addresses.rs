@@ -1,0 +1,162 @@
+//! The allocators of I/O virtual addresses as subjects.
+
+use super::payload::{Nothing, Untranslated};
+use crate::error::BenchError;
+use crate::policy::{Magazines, Tree};
+use pinfold_core::access::FromDevice;
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{Domain, Local, Mapping, NotQuiesced};
+use pinfold_core::iova::IovaSpace;
+use pinfold_core::share;
+
+const PAGE: u64 = 4096;
+const BITS: u32 = 48;
+
+/// Allocates ranges of pages for one thread.
+pub(super) trait Addresses: Sized {
+    /// A range in use.
+    type Range;
+    /// Creates one whose addresses are all free.
+    fn new() -> Result<Self, BenchError>;
+    /// Allocates `pages` pages.
+    fn alloc(&mut self, pages: u64) -> Result<Self::Range, BenchError>;
+    /// Allocates `pages` pages below 4 GiB; `None` if there are none.
+    fn alloc_low(&mut self, pages: u64) -> Result<Option<Self::Range>, BenchError>;
+    /// Frees a range.
+    fn free(&mut self, range: Self::Range) -> Result<(), BenchError>;
+    /// Returns how many entries describe what is in use.
+    fn entries(&self) -> usize;
+}
+
+/// The address space itself, shared by all threads.
+pub(super) struct Shared(IovaSpace);
+
+impl Addresses for Shared {
+    type Range = IovaRange;
+
+    fn new() -> Result<Self, BenchError> {
+        Ok(Self(IovaSpace::new(BITS)?))
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64) -> Result<IovaRange, BenchError> {
+        Ok(self.0.alloc(pages * PAGE, PAGE, None)?)
+    }
+
+    #[inline(always)]
+    fn alloc_low(&mut self, pages: u64) -> Result<Option<IovaRange>, BenchError> {
+        Ok(self.0.alloc(pages * PAGE, PAGE, Some(Iova::new(u32::MAX.into()))).ok())
+    }
+
+    #[inline(always)]
+    fn free(&mut self, range: IovaRange) -> Result<(), BenchError> {
+        Ok(self.0.free(range)?)
+    }
+
+    fn entries(&self) -> usize {
+        self.0.stats().allocated
+    }
+}
+
+/// An owner of a domain, over a backend without a table: the types of a mapping are included.
+pub(super) struct Owner {
+    owner: Local,
+}
+
+impl Addresses for Owner {
+    type Range = Mapping<Nothing, FromDevice>;
+
+    fn new() -> Result<Self, BenchError> {
+        let domain = share::Shared::new(Domain::new(Box::new(Untranslated), IovaSpace::new(BITS)?));
+        Ok(Self { owner: domain.local() })
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64) -> Result<Self::Range, BenchError> {
+        Ok(self.owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?)
+    }
+
+    fn alloc_low(&mut self, _: u64) -> Result<Option<Self::Range>, BenchError> {
+        Ok(None) // an owner has no limit of its own
+    }
+
+    #[inline(always)]
+    fn free(&mut self, range: Self::Range) -> Result<(), BenchError> {
+        let revoked = self.owner.revoke(range);
+        self.owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
+        Ok(())
+    }
+
+    fn entries(&self) -> usize {
+        usize::try_from(self.owner.stats().iova_extents).unwrap_or(usize::MAX)
+    }
+}
+
+macro_rules! tree {
+    ($(#[$doc:meta] $name:ident, $merges:literal;)*) => {$(
+        #[$doc]
+        pub(super) struct $name(crate::baseline::lock::KernelLock<Tree>);
+
+        impl Addresses for $name {
+            type Range = (u64, u64);
+
+            fn new() -> Result<Self, BenchError> {
+                Ok(Self(crate::baseline::lock::KernelLock::new(Tree::new($merges))))
+            }
+
+            #[inline(always)]
+            fn alloc(&mut self, pages: u64) -> Result<(u64, u64), BenchError> {
+                Ok((self.0.lock().alloc(pages).ok_or(BenchError::Addresses)?, pages))
+            }
+
+            #[inline(always)]
+            fn alloc_low(&mut self, pages: u64) -> Result<Option<(u64, u64)>, BenchError> {
+                Ok(self.0.lock().alloc_low(pages).map(|first| (first, pages)))
+            }
+
+            #[inline(always)]
+            fn free(&mut self, (first, pages): (u64, u64)) -> Result<(), BenchError> {
+                self.0.lock().free(first, pages).then_some(()).ok_or(BenchError::Addresses)
+            }
+
+            fn entries(&self) -> usize {
+                self.0.lock().entries()
+            }
+        }
+    )*};
+}
+tree! {
+    /// The tree with an entry per allocation.
+    Tree2015, false;
+    /// The tree whose entries merge.
+    TreeMerged, true;
+}
+
+/// The per-CPU caches.
+pub(super) struct Cached(Magazines);
+
+impl Addresses for Cached {
+    type Range = (u64, u64);
+
+    fn new() -> Result<Self, BenchError> {
+        Ok(Self(Magazines::new()))
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64) -> Result<(u64, u64), BenchError> {
+        Ok((self.0.alloc(pages).ok_or(BenchError::Addresses)?, pages))
+    }
+
+    fn alloc_low(&mut self, pages: u64) -> Result<Option<(u64, u64)>, BenchError> {
+        self.alloc(pages).map(Some) // below 4 GiB first, as the tree
+    }
+
+    #[inline(always)]
+    fn free(&mut self, (first, pages): (u64, u64)) -> Result<(), BenchError> {
+        self.0.free(first, pages).then_some(()).ok_or(BenchError::Addresses)
+    }
+
+    fn entries(&self) -> usize {
+        self.0.entries()
+    }
+}

@@ -1,0 +1,217 @@
+//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `live-1k`, `live-1m`, `flush-64p`.
+
+use super::payload::Nothing;
+use crate::error::BenchError;
+use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
+use crate::policy::{Dma, Memory, PolicyKind, PolicyThread};
+use crate::record::{Metric, Record};
+use crate::suite::handle::Rng;
+use pinfold::soft::{Effect, SoftBus, SoftConfig};
+use pinfold_core::access::{Access, FromDevice};
+use pinfold_core::domain::{Domain, Local, NotQuiesced};
+use pinfold_core::share::Shared;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How many mappings are revoked by one call in `domain-4k-batch`.
+const BATCH: usize = 256;
+
+type Outcome = Result<(), BenchError>;
+
+/// A software IOMMU whose flushes take no time: what is left is the cost of the domain and of the model's bookkeeping.
+fn free_flushes() -> SoftConfig {
+    SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() }
+}
+
+/// A domain whose flushes are free, and which maps [`Nothing`].
+struct Setup {
+    domain: Shared<Domain>,
+    _bus: SoftBus,
+}
+
+impl Setup {
+    fn new() -> Result<Self, BenchError> {
+        let (domain, bus) = pinfold::soft::domain(free_flushes())?;
+        Nothing::register(&domain)?;
+        Ok(Self { domain: Shared::new(domain), _bus: bus })
+    }
+}
+
+pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let setup = Setup::new()?;
+    let domain = &setup.domain;
+    let times = harness.scale(160_000);
+    let (small, large) = (1, 256);
+    harness.interleave(vec![
+        Subject::countable("pinfold", move |out| single(out, "domain-4k", &mut domain.local(), small, times)),
+        Subject::countable("pinfold-shared", move |out| shared(out, "domain-4k", domain, small, times)),
+        Subject::countable("pinfold", move |out| {
+            batches(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
+        }),
+        Subject::countable("pinfold", move |out| {
+            single(out, "domain-1m", &mut domain.local(), large, times / 8)
+        }),
+        Subject::countable("pinfold-shared", move |out| shared(out, "domain-1m", domain, large, times / 8)),
+    ])
+}
+
+/// Maps, revokes and waits for one payload at a time.
+fn single(out: &mut Samples, case: &'static str, owner: &mut Local, pages: u64, times: usize) -> Outcome {
+    let (cost, result) = Cost::of(|| -> Outcome {
+        for _ in 0..times {
+            let mapping = owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
+            let revoked = owner.revoke(mapping);
+            owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
+        }
+        Ok(())
+    });
+    result?;
+    out.cost(case, cost, times);
+    Ok(())
+}
+
+/// The same through the domain, without an owner.
+fn shared(out: &mut Samples, case: &'static str, domain: &Domain, pages: u64, times: usize) -> Outcome {
+    let (cost, result) = Cost::of(|| -> Outcome {
+        for _ in 0..times {
+            let mapping = domain.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
+            mapping.unmap()?;
+        }
+        Ok(())
+    });
+    result?;
+    out.cost(case, cost, times);
+    Ok(())
+}
+
+/// Maps [`BATCH`] payloads, revokes them by one call, and waits for them.
+fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usize) -> Outcome {
+    let (mut mapped, mut revoked) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
+    let (cost, result) = Cost::of(|| -> Outcome {
+        for _ in 0..rounds {
+            for _ in 0..BATCH {
+                mapped.push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
+            }
+            owner.revoke_many(mapped.drain(..), &mut revoked);
+            for one in revoked.drain(..) {
+                owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
+            }
+        }
+        Ok(())
+    });
+    result?;
+    out.cost(case, cost, rounds * BATCH);
+    Ok(())
+}
+
+/// Counts what one descriptor of 64 separately mapped pages needs: by one call, and page by page.
+pub(super) fn flush_64p(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    if COUNTS_RMW {
+        return Ok(Vec::new());
+    }
+    harness.once().interleave(vec![
+        Subject::new("pinfold", |out: &mut Samples| {
+            let setup = Setup::new()?;
+            let mut owner = setup.domain.local();
+            batches_of_64(&mut owner)?;
+            let before = owner.stats().backend.invalidations;
+            batches_of_64(&mut owner)?;
+            let after = owner.stats().backend.invalidations;
+            record_flushes(out, after.sent - before.sent, after.waits - before.waits);
+            Ok(())
+        }),
+        Subject::new("magazines-strict", |out: &mut Samples| {
+            let memory = Memory::new(64 * 4096)?;
+            let policy = PolicyKind::MagazinesStrict.create(&memory, &free_flushes())?;
+            let mut thread = policy.thread();
+            let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
+            let mapped: Vec<Dma> =
+                (0..64).map(|_| thread.map(page, Access::WRITE)).collect::<Result<_, _>>()?;
+            mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut Vec::new()))?;
+            let stats = policy.stats();
+            record_flushes(out, stats.invalidations, stats.waits);
+            Ok(())
+        }),
+    ])
+}
+
+fn batches_of_64(owner: &mut Local) -> Outcome {
+    let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
+    for _ in 0..64 {
+        mapped.push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
+    }
+    owner.revoke_many(mapped, &mut revoked);
+    for one in revoked {
+        owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few")]
+fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
+    out.figure("flush-64p", Metric::Count, "invalidations", invalidations as f64);
+    out.figure("flush-64p", Metric::Count, "waits/page", waits as f64 / 64.0);
+}
+
+/// Unmaps and maps at random among many mappings of one page, and records the longest single map and unmap.
+pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    if COUNTS_RMW {
+        return Ok(Vec::new());
+    }
+    let memory = Memory::new(4096)?;
+    let memory = &memory;
+    let (few, many, times) = (1000, harness.scale(1_000_000), harness.scale(100_000));
+    // A search of the tree takes milliseconds once addresses have been freed at random.
+    let kinds = [
+        (PolicyKind::PinfoldRevoke, times),
+        (PolicyKind::Magazines, times),
+        (PolicyKind::Tree2015, times / 500),
+    ];
+    let subjects = kinds.into_iter().flat_map(|(kind, times)| {
+        [("live-1k", few), ("live-1m", many)].map(|(case, live)| {
+            Subject::new(kind.name(), move |out: &mut Samples| among(out, case, kind, memory, live, times))
+        })
+    });
+    let rounds = harness.options().runs.min(3);
+    harness.with_runs(rounds).interleave(subjects.collect())
+}
+
+fn among(
+    out: &mut Samples,
+    case: &'static str,
+    kind: PolicyKind,
+    memory: &Arc<Memory>,
+    live: usize,
+    times: usize,
+) -> Outcome {
+    let policy = kind.create(memory, &free_flushes())?;
+    let mut thread = policy.thread();
+    let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
+    let (mut mapped, mut freed, mut longest) = (Vec::with_capacity(live), Vec::new(), Duration::ZERO);
+    for _ in 0..live {
+        let start = Instant::now();
+        mapped.push(thread.map(page, Access::WRITE)?);
+        longest = longest.max(start.elapsed());
+    }
+    let mut rng = Rng::new();
+    let mut exchange = |thread: &mut dyn PolicyThread, mapped: &mut Vec<Dma>| -> Outcome {
+        thread.unmap(mapped.swap_remove(rng.below(mapped.len())), &mut freed)?;
+        freed.clear();
+        mapped.push(thread.map(page, Access::WRITE)?);
+        Ok(())
+    };
+    // The addresses are in order at first.
+    (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped))?;
+    let (cost, result) = Cost::of(|| (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped)));
+    result?;
+    for _ in 0..times {
+        let start = Instant::now();
+        exchange(&mut *thread, &mut mapped)?;
+        longest = longest.max(start.elapsed());
+    }
+    out.cost(case, cost, times);
+    out.figure(case, Metric::Time, "us, longest call", longest.as_secs_f64() * 1e6);
+    let mut freed = Vec::new();
+    mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut freed))?;
+    Ok(thread.settle(&mut freed)?)
+}

@@ -1,0 +1,191 @@
+//! `rr-1`, `rr-2`, `rr-16`, `rr-200`: request/response loops through every policy.
+//!
+//! The workload of the study of 2015: many threads that each map a receive and a transmit buffer for one small packet, and
+//! unmap both. Between the two a thread gives up the processor, because a request/response loop always waits for the other
+//! side; the device then writes 64 bytes and reads 64 bytes through the IOMMU. The drivers' static mappings are present.
+
+use crate::error::BenchError;
+use crate::harness::{Harness, Samples, Subject};
+use crate::policy::{Dma, Memory, Policy, PolicyKind, PolicyThread, static_maps};
+use crate::record::{Metric, Record};
+use pinfold::soft::{Effect, Port, SoftConfig};
+use pinfold_core::access::Access;
+use pinfold_core::addr::PhysRange;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::{Builder, available_parallelism};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+/// The bytes of a packet.
+const PACKET: usize = 64;
+/// How many mappings the drivers keep in a full run.
+const STATIC: usize = 20_000;
+/// How many buffers a thread has: more than any policy holds, and two.
+const BUFFERS: u64 = 128;
+/// A thread needs little more than its loop.
+const STACK: usize = 64 << 10;
+
+/// The cases and their numbers of threads.
+const CASES: [(&str, usize); 4] = [("rr-1", 1), ("rr-2", 2), ("rr-16", 16), ("rr-200", 200)];
+
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let threads = CASES.iter().map(|(_, threads)| *threads as u64).max().unwrap_or(1);
+    let statics = harness.scale(STATIC);
+    let kept = static_maps(statics).sum::<u64>();
+    let bytes = (kept + threads * BUFFERS) * PAGE;
+    let memory = Memory::new(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+    let time = Duration::from_millis(if harness.options().quick { 4 } else { 80 });
+    let mut records = Vec::new();
+    for (case, threads) in CASES {
+        let subjects = PolicyKind::ALL.map(|kind| {
+            let memory = &memory;
+            Subject::new(kind.name(), move |out: &mut Samples| {
+                loops(out, &Workload { case, threads, statics, time }, kind, memory)
+            })
+        });
+        records.extend(harness.interleave(subjects.into())?);
+    }
+    Ok(records)
+}
+
+/// What runs, and for how long.
+struct Workload {
+    case: &'static str,
+    threads: usize,
+    /// How many mappings the drivers keep.
+    statics: usize,
+    time: Duration,
+}
+
+/// Runs the loops and records their figures.
+fn loops(
+    out: &mut Samples,
+    workload: &Workload,
+    kind: PolicyKind,
+    memory: &Arc<Memory>,
+) -> Result<(), BenchError> {
+    let Workload { case, threads, statics, time } = *workload;
+    let config = SoftConfig { effect: Effect::AtLast, ..SoftConfig::default() };
+    let policy = kind.create(memory, &config)?;
+    let mut drivers = policy.thread();
+    let (kept, next) = map_static(&mut *drivers, memory, statics)?;
+    let (transactions, elapsed) = serve_all(&*policy, threads, memory, next, time)?;
+    let stats = policy.stats();
+    let mut freed = Vec::new();
+    kept.into_iter().try_for_each(|dma| drivers.unmap(dma, &mut freed))?;
+    drivers.settle(&mut freed)?;
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
+    let figure = |count: u64| count as f64;
+    let each = |count: u64| figure(count) / figure(transactions.max(1));
+    out.modelled(case, Metric::Rate, "transactions/s", figure(transactions) / elapsed.as_secs_f64());
+    out.modelled(case, Metric::Count, "invalidations/op", each(stats.invalidations));
+    out.modelled(case, Metric::Count, "waits/op", each(stats.waits));
+    out.modelled(case, Metric::Count, "walk reads/op", each(stats.walk_reads));
+    out.modelled(case, Metric::Count, "entries", figure(stats.entries));
+    out.modelled(case, Metric::Bytes, "bytes held", figure(stats.held_bytes_peak));
+    if kind != PolicyKind::None {
+        out.modelled(case, Metric::Time, "us reachable", figure(stats.reachable_ns) / 1e3);
+    }
+    Ok(())
+}
+
+/// Makes the mappings that drivers keep, and returns them with the first page behind them.
+fn map_static(
+    drivers: &mut dyn PolicyThread,
+    memory: &Memory,
+    statics: usize,
+) -> Result<(Vec<Dma>, u64), BenchError> {
+    let (mut kept, mut next) = (Vec::with_capacity(statics), 0);
+    for pages in static_maps(statics) {
+        kept.push(drivers.map(part(memory, next, pages)?, Access::all())?);
+        next += pages;
+    }
+    Ok((kept, next))
+}
+
+fn part(memory: &Memory, first: u64, pages: u64) -> Result<PhysRange, BenchError> {
+    memory.range(first * PAGE, pages * PAGE).ok_or(BenchError::Addresses)
+}
+
+/// Runs `threads` loops at once, and returns their transactions and the time.
+fn serve_all(
+    policy: &dyn Policy,
+    threads: usize,
+    memory: &Memory,
+    first: u64,
+    time: Duration,
+) -> Result<(u64, Duration), BenchError> {
+    // A card with a queue, and a translation cache, per processor.
+    let queues = threads.min(available_parallelism().map_or(1, usize::from));
+    let ports: Vec<Port> = (0..queues).map(|_| policy.port()).collect();
+    let phase = AtomicU8::new(WAIT);
+    std::thread::scope(|scope| {
+        let spawn = |(thread, port)| {
+            let pages = (0..BUFFERS).map(|page| part(memory, first + thread * BUFFERS + page, 1));
+            let free: Vec<PhysRange> = pages.collect::<Result<_, _>>()?;
+            let phase = &phase;
+            let work = move || {
+                let mut handle = policy.thread();
+                while phase.load(Ordering::Acquire) == WAIT {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                serve(&mut *handle, port, free, phase)
+            };
+            Builder::new().stack_size(STACK).spawn_scoped(scope, work).map_err(BenchError::NoThread)
+        };
+        let running: Result<Vec<_>, BenchError> =
+            (0..threads as u64).zip(ports.iter().cycle()).map(spawn).collect();
+        phase.store(if running.is_ok() { GO } else { STOP }, Ordering::Release);
+        let running = running?;
+        let start = Instant::now();
+        std::thread::sleep(time);
+        phase.store(STOP, Ordering::Release);
+        let elapsed = start.elapsed();
+        let mut transactions = 0;
+        for thread in running {
+            transactions += thread.join().unwrap_or(Err(BenchError::Thread))?;
+        }
+        Ok((transactions, elapsed))
+    })
+}
+
+/// What the threads do: wait for the start, make transactions, end.
+const WAIT: u8 = 0;
+const GO: u8 = 1;
+const STOP: u8 = 2;
+
+/// Makes transactions until told to stop, and returns how many. All memory is returned in the end.
+fn serve(
+    thread: &mut dyn PolicyThread,
+    port: &Port,
+    mut free: Vec<PhysRange>,
+    phase: &AtomicU8,
+) -> Result<u64, BenchError> {
+    let (request, mut response) = ([1; PACKET], [0; PACKET]);
+    let all = free.len();
+    let mut transactions = 0;
+    while phase.load(Ordering::Acquire) == GO {
+        let [receive, transmit] = [take(thread, &mut free)?, take(thread, &mut free)?];
+        let receive = thread.map(receive, Access::WRITE)?;
+        let transmit = thread.map(transmit, Access::READ)?;
+        std::thread::yield_now();
+        port.write(receive.iova().start(), &request)?;
+        port.read(transmit.iova().start(), &mut response)?;
+        thread.unmap(receive, &mut free)?;
+        thread.unmap(transmit, &mut free)?;
+        transactions += 1;
+    }
+    thread.settle(&mut free)?;
+    if free.len() == all { Ok(transactions) } else { Err(BenchError::Short { asked: all, got: free.len() }) }
+}
+
+/// Returns a free buffer; waits if the policy holds all of them.
+fn take(thread: &mut dyn PolicyThread, free: &mut Vec<PhysRange>) -> Result<PhysRange, BenchError> {
+    if let Some(range) = free.pop() {
+        return Ok(range);
+    }
+    thread.settle(free)?;
+    free.pop().ok_or(BenchError::Addresses)
+}
