@@ -25,23 +25,24 @@
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, IovaRange};
-//! use pinfold_core::invalidate::{Batch, Flush, InvalidationQueue, Invalidator, QueueError, Ticket, WaitLimit};
+//! use pinfold_core::invalidate::{Descriptor, Flush, InvalidationQueue, Invalidator, QueueError, Ticket, WaitLimit};
 //! use std::sync::atomic::{AtomicU64, Ordering};
 //!
 //! /// A unit whose flushes complete at once.
 //! struct Unit(AtomicU64);
 //! impl InvalidationQueue for Unit {
-//!     fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-//!         for flush in batch.flushes() {
-//!             println!("drop what is cached for {}", flush.range);
+//!     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+//!         for descriptor in descriptors {
+//!             println!("{descriptor:?}"); // drops what is cached for a block of addresses
 //!         }
-//!         self.0.store(ticket.0, Ordering::Release);
+//!         if let Some(ticket) = wait {
+//!             self.0.store(ticket.0, Ordering::Release);
+//!         }
 //!         Ok(())
 //!     }
 //!     fn completed(&self) -> Ticket {
 //!         Ticket(self.0.load(Ordering::Acquire))
 //!     }
-//!     fn relax(&self, _polls: u64) {}
 //!     fn limit(&self) -> WaitLimit {
 //!         WaitLimit { time_ns: 1_000_000, polls: u64::MAX }
 //!     }
@@ -59,6 +60,14 @@
 
 mod batch;
 mod clock;
+mod costs;
+mod cover;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod cover_tests;
+mod descriptor;
+mod flight;
+mod flush;
 mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
@@ -66,13 +75,16 @@ mod queue;
 #[cfg(test)]
 mod snapshot;
 mod stats;
+mod submit;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 mod ticket;
 
-pub use batch::{Batch, Flush};
 pub use clock::MAX_IN_FLIGHT;
+pub use costs::FlushCosts;
+pub use descriptor::{Block, Descriptor, Scope};
+pub use flush::{Flush, FlushList};
 pub use invalidator::Invalidator;
 pub use queue::{InvalidationQueue, QueueError, WaitLimit};
 pub use stats::InvalidationStats;

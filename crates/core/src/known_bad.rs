@@ -26,6 +26,10 @@ pub enum Mistake {
     MapNotFlushed,
     /// A wait that reaches its deadline reports that the flush has completed.
     TimeoutIsCompletion,
+    /// The TLBs of devices are flushed before the IOTLB that they are filled from.
+    DeviceTlbFirst,
+    /// The waits that a unit has aborted are submitted again without their flushes.
+    AbortIsCompletion,
 }
 
 #[cfg(any(test, feature = "known-bad"))]
@@ -40,7 +44,7 @@ mod switches {
 
     impl Mistake {
         /// All of them.
-        pub const ALL: [Self; 9] = [
+        pub const ALL: [Self; 11] = [
             Self::NoFlush,
             Self::FlushBeforeClear,
             Self::TablePageEarly,
@@ -50,6 +54,8 @@ mod switches {
             Self::RollbackNotAwaited,
             Self::MapNotFlushed,
             Self::TimeoutIsCompletion,
+            Self::DeviceTlbFirst,
+            Self::AbortIsCompletion,
         ];
     }
 

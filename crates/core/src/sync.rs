@@ -78,6 +78,19 @@ pub(crate) fn relax(attempts: u32) {
     core::hint::spin_loop();
 }
 
+/// Waits before the next poll of what a device is about to change: it spins for 64 polls, and then yields.
+pub(crate) fn spin_then_yield(polls: u64) {
+    let _ = polls;
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(all(not(loom), feature = "std"))]
+    if polls >= 64 {
+        return std::thread::yield_now();
+    }
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}
+
 /// A cell whose owner is decided by a protocol of atomics; loom checks the protocol.
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(

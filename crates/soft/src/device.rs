@@ -2,10 +2,10 @@
 
 use crate::memory::inside;
 use crate::stats::PortStats;
-use crate::timeline::Invalidation;
 use crate::tlb::{Iotlb, Leaf, WalkCache};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::invalidate::{Descriptor, Scope};
 use pinfold_core::mem::DmaMemory;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +28,17 @@ impl State {
     pub(super) fn last_found(&self, generation: u64, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         let (then, memory) = self.last?;
         (then == generation && inside(memory, addr, len).is_some()).then_some(memory)
+    }
+
+    fn flush_iotlb(&mut self, scope: &Scope, leaf_only: bool) {
+        let Some(range) = scope.range() else {
+            self.tlb.drop_all();
+            return self.walks.drop_all();
+        };
+        self.tlb.drop_range(&range);
+        if !leaf_only {
+            self.walks.drop_range(&range);
+        }
     }
 
     /// Caches that the entry for `iova` at `level` is not present.
@@ -56,20 +67,11 @@ impl Device {
     }
 
     /// Drops what `due` invalidates.
-    pub(super) fn flush(&self, due: &[Invalidation]) {
+    pub(super) fn flush(&self, due: &[Descriptor]) {
         let mut state = self.state();
         for what in due {
-            match what {
-                Invalidation::Whole => {
-                    state.tlb.drop_all();
-                    state.walks.drop_all();
-                }
-                Invalidation::Range(flush) => {
-                    state.tlb.drop_range(&flush.range);
-                    if !flush.leaf_only {
-                        state.walks.drop_range(&flush.range);
-                    }
-                }
+            if let Descriptor::Iotlb { scope, leaf_only } = what {
+                state.flush_iotlb(scope, *leaf_only);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::stats::PortStats;
 use crate::unit::Unit;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::{BackendError, PhysExtent, PhysTranslator};
-use pinfold_core::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use pinfold_core::invalidate::{Descriptor, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::TablePage;
 use std::sync::Arc;
@@ -92,21 +92,24 @@ impl Drop for SoftQueue {
 }
 
 impl InvalidationQueue for SoftQueue {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        self.0.submit(batch, ticket);
-        Ok(())
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        self.0.submit(descriptors, wait)
+    }
+
+    fn accepts(&self) -> usize {
+        self.0.accepts()
     }
 
     fn completed(&self) -> Ticket {
         self.0.completed()
     }
 
-    fn relax(&self, polls: u64) {
-        if polls < 64 {
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
+    fn has_aborted(&self) -> bool {
+        self.0.has_aborted()
+    }
+
+    fn restart(&self) {
+        self.0.restart();
     }
 
     fn now_ns(&self) -> Option<u64> {

@@ -195,6 +195,7 @@ impl fmt::Debug for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        self.unit.remove_device(&self.device);
         let stats = std::mem::take(&mut self.device.state().stats);
         self.unit.add_closed(stats);
     }

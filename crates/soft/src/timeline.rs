@@ -1,38 +1,33 @@
-//! The timeline: when each request of each batch takes effect, and when each batch completes.
+//! The timeline: when each descriptor of each batch takes effect, and when each batch completes.
 //!
 //! Batches complete in any order, and are published in the order of their tickets. Between its submission and the
-//! completion of its batch each request takes effect at a time of its own, so that a half-executed batch is a state
-//! that devices run in.
+//! completion of its batch each descriptor takes effect at a time of its own, so that a half-executed batch is a state
+//! that devices run in. Fences alone keep an order.
 
-use crate::config::Effect;
+use crate::config::{Effect, SoftConfig};
 use crate::random::Random;
-use pinfold_core::invalidate::{Flush, Ticket};
+use pinfold_core::invalidate::{Descriptor, Ticket};
 use std::collections::VecDeque;
+use std::time::Duration;
 
-/// What a request invalidates in the caches of every device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Invalidation {
-    /// Everything.
-    Whole,
-    /// Everything cached for a range.
-    Range(Flush),
-}
-
-/// A request that has not taken effect yet, and when it will.
+/// A descriptor that has not taken effect yet, and when it will.
 #[derive(Debug)]
 struct Request {
-    what: Invalidation,
+    what: Descriptor,
     at_ns: u64,
 }
 
-/// A batch in flight.
+/// A batch in flight, or a part of one.
 #[derive(Debug)]
 struct Pending {
-    ticket: Ticket,
+    /// The ticket of the wait at its end; `None` for a part that is not the last.
+    ticket: Option<Ticket>,
     /// When it completes; `u64::MAX` for never.
     at_ns: u64,
-    /// The requests that have not taken effect yet. None is due later than the batch.
+    /// The descriptors that have not taken effect yet. None is due later than the part.
     requests: Vec<Request>,
+    /// The entries that it occupies in the queue.
+    entries: usize,
 }
 
 /// The batches in flight, in the order of their tickets.
@@ -42,9 +37,24 @@ pub(super) struct Timeline {
     last_ns: u64,
     random: Random,
     submitted: u64,
-    /// Requests that take effect together.
-    due: Vec<Invalidation>,
+    /// When the parts of a batch whose wait has not been submitted complete.
+    parts_ns: u64,
+    /// When everything before the last fence of that batch has taken effect.
+    fence_ns: u64,
+    /// Descriptors that take effect together.
+    due: Vec<Descriptor>,
     spare: Vec<Vec<Request>>,
+}
+
+/// What happened up to a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Progress {
+    /// The ticket up to which all batches are completed, if it has changed.
+    pub(super) completed: Option<Ticket>,
+    /// The entries of the queue that have become free.
+    pub(super) entries: usize,
+    /// Whether the unit has aborted everything in flight.
+    pub(super) aborted: bool,
 }
 
 impl Timeline {
@@ -54,61 +64,93 @@ impl Timeline {
             last_ns: 0,
             random: Random::new(seed),
             submitted: 0,
+            parts_ns: 0,
+            fence_ns: 0,
             due: Vec::new(),
             spare: Vec::new(),
         }
     }
 
-    /// Adds a batch at time `now_ns`, and calls `effect` with the requests that take effect at once, if there are any.
-    pub(super) fn add(
+    /// Adds a part of a batch at time `now_ns`: the last one if it has a wait.
+    pub(super) fn add(&mut self, part: &[Descriptor], wait: Option<Ticket>, now_ns: u64, model: &Model) {
+        self.last_ns = self.last_ns.max(now_ns).saturating_add(model.part_ns(part.len(), wait));
+        let hangs = model.hang_from.is_some_and(|first| self.submitted + 1 >= first);
+        let late_ns = if wait.is_some() { self.late_ns(model) } else { 0 };
+        let at_ns = if hangs { u64::MAX } else { self.last_ns.saturating_add(late_ns) };
+        let mut requests = self.spare.pop().unwrap_or_default();
+        let mut fences = part.iter().filter(|what| **what == Descriptor::Fence).count();
+        let mut from_ns = now_ns.max(self.fence_ns);
+        let mut to_ns = self.segment_end(from_ns, at_ns, fences);
+        for what in part {
+            if *what == Descriptor::Fence {
+                fences -= 1;
+                from_ns = to_ns.max(self.parts_ns);
+                self.fence_ns = from_ns;
+                to_ns = self.segment_end(from_ns, at_ns, fences);
+                continue;
+            }
+            let at_ns = if hangs { u64::MAX } else { self.effect_ns(from_ns, to_ns, model.effect) };
+            requests.push(Request { what: *what, at_ns });
+        }
+        self.submitted += u64::from(wait.is_some());
+        self.parts_ns = at_ns;
+        if wait.is_some() {
+            (self.parts_ns, self.fence_ns) = (0, 0);
+        }
+        let entries = part.len() + usize::from(wait.is_some());
+        self.pending.push_back(Pending { ticket: wait, at_ns, requests, entries });
+    }
+
+    /// Executes every descriptor that is due at `now_ns`: calls `effect` with them, if there are any, in an order that
+    /// respects the fences.
+    pub(super) fn advance(
         &mut self,
-        batch: impl IntoIterator<Item = Invalidation>,
-        ticket: Ticket,
         now_ns: u64,
         model: &Model,
-        effect: impl FnOnce(&[Invalidation]),
-    ) {
-        self.submitted += 1;
-        self.last_ns = self.last_ns.max(now_ns).saturating_add(model.cost_ns);
-        let hangs = model.hang_from.is_some_and(|first| self.submitted >= first);
-        let at_ns = if hangs { u64::MAX } else { self.last_ns.saturating_add(self.late_ns(model)) };
-        let mut requests = self.spare.pop().unwrap_or_default();
-        for what in batch {
-            let at_ns = if hangs { u64::MAX } else { self.effect_ns(now_ns, at_ns, model.effect) };
-            requests.push(Request { what, at_ns });
-        }
-        self.pending.push_back(Pending { ticket, at_ns, requests });
+        effect: impl FnOnce(&[Descriptor]),
+    ) -> Progress {
         self.take_effect(now_ns, effect);
+        let mut progress = Progress::default();
+        while let Some(part) = self.pending.pop_front_if(|part| part.at_ns <= now_ns) {
+            progress.entries += part.entries;
+            self.spare.push(part.requests);
+            let abort = model.abort_one_in.filter(|_| part.ticket.is_some());
+            if abort.is_some_and(|n| self.random.one_in(n)) {
+                // What has not taken effect never does.
+                progress.entries += self.pending.iter().map(|part| part.entries).sum::<usize>();
+                self.pending.clear();
+                (progress.aborted, self.parts_ns, self.fence_ns) = (true, 0, 0);
+                break;
+            }
+            progress.completed = part.ticket.or(progress.completed);
+        }
+        progress
     }
 
-    /// Executes every request that is due at `now_ns`. Returns the ticket up to which all batches are completed, if it has
-    /// changed.
-    pub(super) fn advance(&mut self, now_ns: u64, effect: impl FnOnce(&[Invalidation])) -> Option<Ticket> {
-        self.take_effect(now_ns, effect);
-        let mut completed = None;
-        while let Some(batch) = self.pending.pop_front_if(|batch| batch.at_ns <= now_ns) {
-            completed = Some(batch.ticket);
-            self.spare.push(batch.requests);
-        }
-        completed
-    }
-
-    /// Returns when the next request or batch is due; `u64::MAX` for never.
+    /// Returns when the next descriptor or batch is due; `u64::MAX` for never.
     pub(super) fn next_ns(&self) -> u64 {
-        let front = self.pending.front().map(|batch| batch.at_ns);
-        let requests = self.pending.iter().flat_map(|batch| &batch.requests).map(|request| request.at_ns);
+        let front = self.pending.front().map(|part| part.at_ns);
+        let requests = self.pending.iter().flat_map(|part| &part.requests).map(|request| request.at_ns);
         requests.chain(front).min().unwrap_or(u64::MAX)
     }
 
-    fn take_effect(&mut self, now_ns: u64, effect: impl FnOnce(&[Invalidation])) {
+    fn take_effect(&mut self, now_ns: u64, effect: impl FnOnce(&[Descriptor])) {
         self.due.clear();
-        for batch in &mut self.pending {
-            let due = batch.requests.extract_if(.., |request| request.at_ns <= now_ns);
+        for part in &mut self.pending {
+            let due = part.requests.extract_if(.., |request| request.at_ns <= now_ns);
             self.due.extend(due.map(|request| request.what));
         }
         if !self.due.is_empty() {
             effect(&self.due);
         }
+    }
+
+    /// Returns when everything before the next of `fences` fences has taken effect.
+    fn segment_end(&mut self, from_ns: u64, to_ns: u64, fences: usize) -> u64 {
+        if fences == 0 || to_ns == u64::MAX {
+            return to_ns;
+        }
+        from_ns + self.random.below(to_ns.saturating_sub(from_ns))
     }
 
     /// Returns a delay beyond the cost of a batch. Its logarithm is uniform: a thousandth of the limit is as likely as
@@ -121,15 +163,16 @@ impl Timeline {
         late >> self.random.below(11)
     }
 
-    fn effect_ns(&mut self, now_ns: u64, completed_ns: u64, effect: Effect) -> u64 {
+    fn effect_ns(&mut self, from_ns: u64, to_ns: u64, effect: Effect) -> u64 {
         match effect {
-            Effect::AtOnce => now_ns,
-            Effect::AtLast => completed_ns,
+            _ if to_ns <= from_ns => from_ns,
+            Effect::AtOnce => from_ns,
+            Effect::AtLast => to_ns,
             // The ends of the interval are the extreme cases: each is as likely as everything between them.
             Effect::AtRandom => match self.random.below(3) {
-                0 => now_ns,
-                1 => completed_ns,
-                _ => now_ns + self.random.below((completed_ns - now_ns).max(1)),
+                0 => from_ns,
+                1 => to_ns,
+                _ => from_ns + self.random.below(to_ns - from_ns),
             },
         }
     }
@@ -138,31 +181,68 @@ impl Timeline {
 /// The cost model.
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) effect: Effect,
-    pub(super) cost_ns: u64,
-    pub(super) late_ns: u64,
-    pub(super) hang_from: Option<u64>,
+    effect: Effect,
+    /// A batch of one descriptor.
+    batch_ns: u64,
+    /// Each further one.
+    descriptor_ns: u64,
+    late_ns: u64,
+    hang_from: Option<u64>,
+    abort_one_in: Option<u64>,
+}
+
+impl Model {
+    pub(super) fn new(config: &SoftConfig) -> Self {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            effect: config.effect,
+            batch_ns: ns(config.flush_cost),
+            descriptor_ns: ns(config.descriptor_cost.min(config.flush_cost)),
+            late_ns: ns(config.late_by),
+            hang_from: config.hang_from,
+            abort_one_in: config.abort_one_in,
+        }
+    }
+
+    /// Whether everything happens when it is submitted, so that the time does not matter.
+    pub(super) fn is_free(&self) -> bool {
+        self.batch_ns == 0 && self.late_ns == 0
+    }
+
+    /// Returns the cost of a part of a batch. The wait stands for the first descriptor.
+    fn part_ns(&self, descriptors: usize, wait: Option<Ticket>) -> u64 {
+        let (further, wait_ns) = match wait {
+            Some(_) => (descriptors.saturating_sub(1), self.batch_ns),
+            None => (descriptors, 0),
+        };
+        wait_ns.saturating_add(self.descriptor_ns.saturating_mul(further as u64))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinfold_core::addr::{Iova, IovaRange};
+    use pinfold_core::invalidate::Scope;
 
     fn model(effect: Effect) -> Model {
-        Model { effect, cost_ns: 10, late_ns: 1_000_000, hang_from: None }
+        let (batch_ns, descriptor_ns, late_ns) = (10, 0, 1_000_000);
+        Model { effect, batch_ns, descriptor_ns, late_ns, hang_from: None, abort_one_in: None }
     }
 
-    fn request(page: u64) -> Invalidation {
-        let range = IovaRange::new(Iova::new(page << 12), 4096).unwrap();
-        Invalidation::Range(Flush { range, leaf_only: true })
+    /// Descriptors that can be told from each other need no address.
+    fn request(n: u64) -> Descriptor {
+        if n.is_multiple_of(2) {
+            Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false }
+        } else {
+            Descriptor::DeviceTlb(Scope::Domain)
+        }
     }
 
     #[test]
     fn batches_complete_out_of_order_and_are_published_in_order() {
-        let mut line = Timeline::new(3);
+        let (mut line, model) = (Timeline::new(3), model(Effect::AtLast));
         for ticket in 1..=64 {
-            line.add([request(ticket)], Ticket(ticket), ticket, &model(Effect::AtLast), |_| {});
+            line.add(&[request(ticket)], Some(Ticket(ticket)), ticket, &model);
         }
         let times: Vec<u64> = line.pending.iter().map(|batch| batch.at_ns).collect();
         let overtaken = times.iter().zip(&times[1..]).filter(|(first, second)| second < first).count();
@@ -172,7 +252,7 @@ mod tests {
         let (mut published, mut effects) = (0, 0);
         while published < 64 {
             let now = line.next_ns();
-            if let Some(ticket) = line.advance(now, |due| effects += due.len()) {
+            if let Some(ticket) = line.advance(now, &model, |due| effects += due.len()).completed {
                 published = ticket.0;
             }
             let prefix = times.iter().take_while(|at| **at <= now).count() as u64;
@@ -183,32 +263,90 @@ mod tests {
     }
 
     #[test]
-    fn each_request_of_a_batch_takes_effect_at_its_own_time() {
-        let mut line = Timeline::new(5);
+    fn each_descriptor_of_a_batch_takes_effect_at_its_own_time() {
+        let (mut line, model) = (Timeline::new(5), model(Effect::AtRandom));
+        let batch: Vec<_> = (0..200).map(request).collect();
+        line.add(&batch, Some(Ticket(1)), 0, &model);
         let mut at_once = 0;
-        line.add((0..200).map(request), Ticket(1), 0, &model(Effect::AtRandom), |due| at_once = due.len());
+        assert_eq!(line.advance(0, &model, |due| at_once = due.len()), Progress::default());
         let over = line.pending[0].at_ns;
-        assert!((30..110).contains(&at_once), "{at_once} of 200 requests took effect at once");
+        assert!((30..110).contains(&at_once), "{at_once} of 200 descriptors took effect at once");
         let (mut steps, mut last) = (0, 0);
         while line.next_ns() < over {
             let now = line.next_ns();
-            assert!(now > last && line.advance(now, |_| steps += 1).is_none());
+            assert!(now > last && line.advance(now, &model, |_| steps += 1).completed.is_none());
             last = now;
         }
         assert!(steps > 20, "only {steps} effects between submission and completion");
         let mut rest = 0;
-        assert_eq!(line.advance(over, |due| rest = due.len()), Some(Ticket(1)));
-        assert!(rest > 30, "{rest} of 200 requests took effect at the last moment");
+        let progress = line.advance(over, &model, |due| rest = due.len());
+        assert_eq!(progress, Progress { completed: Some(Ticket(1)), entries: 201, aborted: false });
+        assert!(rest > 30, "{rest} of 200 descriptors took effect at the last moment");
         assert_eq!(line.next_ns(), u64::MAX);
+    }
+
+    /// Whatever the effects' times, what is behind a fence follows what is before it, also from another part.
+    #[test]
+    fn fences_keep_their_order() {
+        let (before, behind) = (request(0), request(1));
+        for (seed, effect) in
+            (0..600).zip([Effect::AtOnce, Effect::AtLast, Effect::AtRandom].into_iter().cycle())
+        {
+            let (mut line, model) = (Timeline::new(seed), Model { descriptor_ns: 3, ..model(effect) });
+            let batch = [before, before, before, Descriptor::Fence, behind, behind];
+            let cut = usize::try_from(seed % 5).unwrap();
+            line.add(&batch[..cut], None, 0, &model);
+            line.add(&batch[cut..], Some(Ticket(1)), 0, &model);
+            let mut order = Vec::new();
+            while line.next_ns() < u64::MAX {
+                line.advance(line.next_ns(), &model, |due| order.extend_from_slice(due));
+            }
+            assert_eq!(order, [before, before, before, behind, behind], "{effect:?}, cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_batch_costs_more_for_each_further_descriptor_however_it_is_cut() {
+        let exact = Model { late_ns: 0, descriptor_ns: 3, ..model(Effect::AtLast) };
+        let at = |cuts: &[usize]| {
+            let (mut line, batch) = (Timeline::new(1), [request(0); 5]);
+            let mut from = 0;
+            for &cut in cuts {
+                line.add(&batch[from..cut], None, 100, &exact);
+                from = cut;
+            }
+            line.add(&batch[from..], Some(Ticket(1)), 100, &exact);
+            line.pending.back().unwrap().at_ns
+        };
+        assert_eq!(at(&[]), 100 + 10 + 4 * 3);
+        assert_eq!(at(&[2]), 100 + 10 + 4 * 3);
+        assert_eq!(at(&[1, 3]), 100 + 10 + 4 * 3);
     }
 
     #[test]
     fn a_hanging_batch_never_takes_effect_and_blocks_the_following_ones() {
         let mut line = Timeline::new(1);
         let hangs = Model { hang_from: Some(2), late_ns: 0, ..model(Effect::AtOnce) };
+        let mut effects = Vec::new();
         for ticket in 1..=3 {
-            line.add([request(ticket)], Ticket(ticket), 0, &hangs, |due| assert_eq!(due, [request(1)]));
+            line.add(&[request(ticket)], Some(Ticket(ticket)), 0, &hangs);
+            line.advance(0, &hangs, |due| effects.extend_from_slice(due));
         }
-        assert_eq!(line.advance(u64::MAX - 1, |_| unreachable!()), Some(Ticket(1)));
+        assert_eq!(effects, [request(1)]);
+        assert_eq!(line.advance(u64::MAX - 1, &hangs, |_| unreachable!()).completed, Some(Ticket(1)));
+    }
+
+    /// An abort drops what is in flight: it takes no effect, and frees the queue.
+    #[test]
+    fn an_abort_drops_everything_in_flight() {
+        let mut line = Timeline::new(1);
+        let aborts = Model { abort_one_in: Some(1), late_ns: 0, ..model(Effect::AtLast) };
+        for ticket in 1..=3 {
+            line.add(&[request(ticket)], Some(Ticket(ticket)), 0, &aborts);
+        }
+        let mut effects = 0;
+        let progress = line.advance(10, &aborts, |due| effects += due.len());
+        assert_eq!(progress, Progress { completed: None, entries: 6, aborted: true });
+        assert_eq!((effects, line.next_ns()), (1, u64::MAX));
     }
 }

@@ -6,14 +6,14 @@ use crate::fault::{Fault, FaultLog};
 use crate::int::to_usize;
 use crate::memory::{Registry, TableMemory, inside};
 use crate::stats::PortStats;
-use crate::timeline::{Invalidation, Model, Timeline};
+use crate::timeline::{Model, Timeline};
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};
-use pinfold_core::invalidate::{Batch, Ticket};
+use pinfold_core::invalidate::{Descriptor, QueueError, Ticket};
 use pinfold_core::mem::DmaMemory;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 const PAGE: u64 = 4096;
 
@@ -28,12 +28,16 @@ pub(super) struct Unit {
     registry: RwLock<Registry>,
     /// Incremented when memory is unregistered.
     generation: AtomicU64,
-    devices: Mutex<Vec<Weak<Device>>>,
+    devices: Mutex<Vec<Arc<Device>>>,
     timeline: Mutex<Timeline>,
     model: Model,
     /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
     next_ns: AtomicU64,
     completed: AtomicU64,
+    /// The entries of the queue that are occupied. Changed with `timeline` held.
+    occupied: AtomicUsize,
+    /// Whether everything in flight was aborted, and the queue was not restarted.
+    aborted: AtomicBool,
     faults: Mutex<FaultLog>,
     /// The statistics of ports that were dropped.
     closed: Mutex<PortStats>,
@@ -44,8 +48,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Unit {
+    /// A flush of everything, IOTLB and device TLBs, with its fence and wait, fits into any queue.
+    const LEAST_ENTRIES: usize = 4;
+
     pub(super) fn new(config: SoftConfig) -> Result<Self, BackendError> {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Ok(Self {
             tables: TableMemory::new(config.table_bytes)?,
             start: Instant::now(),
@@ -54,14 +60,11 @@ impl Unit {
             generation: AtomicU64::new(0),
             devices: Mutex::default(),
             timeline: Mutex::new(Timeline::new(config.seed)),
-            model: Model {
-                effect: config.effect,
-                cost_ns: ns(config.flush_cost),
-                late_ns: ns(config.late_by),
-                hang_from: config.hang_from,
-            },
+            model: Model::new(&config),
             next_ns: AtomicU64::new(u64::MAX),
             completed: AtomicU64::new(0),
+            occupied: AtomicUsize::new(0),
+            aborted: AtomicBool::new(false),
             faults: Mutex::default(),
             closed: Mutex::default(),
             config,
@@ -141,34 +144,68 @@ impl Unit {
         Some(memory)
     }
 
-    pub(super) fn submit(&self, batch: &Batch, ticket: Ticket) {
+    pub(super) fn submit(&self, part: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let mut timeline = lock(&self.timeline);
-        let whole = batch.is_domain_flush().then_some(Invalidation::Whole);
-        let ranges = batch.flushes().iter().map(|flush| Invalidation::Range(*flush));
-        let requests = whole.into_iter().chain(ranges);
-        timeline.add(requests, ticket, self.now_ns(), &self.model, |due| self.flush(due));
-        self.next_ns.store(timeline.next_ns(), Ordering::Release);
+        if self.aborted.load(Ordering::Relaxed) || self.accepts() < part.len() + usize::from(wait.is_some()) {
+            return Err(QueueError::Full);
+        }
+        let now = if self.model.is_free() { 0 } else { self.now_ns() };
+        let entries = part.len() + usize::from(wait.is_some());
+        self.occupied.store(self.occupied.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
+        timeline.add(part, wait, now, &self.model);
+        self.advance(&mut timeline, now);
+        Ok(())
+    }
+
+    /// Returns how many entries of the queue are free.
+    pub(super) fn accepts(&self) -> usize {
+        let entries = self.config.queue_entries.max(Self::LEAST_ENTRIES);
+        entries.saturating_sub(self.occupied.load(Ordering::Relaxed))
     }
 
     /// Executes what is due. If another thread is already doing so, returns the last published ticket.
     pub(super) fn completed(&self) -> Ticket {
-        let now = self.now_ns();
-        if self.next_ns.load(Ordering::Acquire) <= now
-            && let Ok(mut timeline) = self.timeline.try_lock()
-        {
-            let completed = timeline.advance(now, |due| self.flush(due));
-            if let Some(ticket) = completed {
-                self.completed.store(ticket.0, Ordering::Release);
+        let next = self.next_ns.load(Ordering::Acquire);
+        if next < u64::MAX {
+            let now = self.now_ns();
+            if next <= now
+                && let Ok(mut timeline) = self.timeline.try_lock()
+            {
+                self.advance(&mut timeline, now);
             }
-            self.next_ns.store(timeline.next_ns(), Ordering::Release);
         }
         Ticket(self.completed.load(Ordering::Acquire))
     }
 
+    fn advance(&self, timeline: &mut Timeline, now: u64) {
+        let progress = timeline.advance(now, &self.model, |due| self.flush(due));
+        if let Some(ticket) = progress.completed {
+            self.completed.store(ticket.0, Ordering::Release);
+        }
+        if progress.aborted {
+            self.aborted.store(true, Ordering::Release);
+        }
+        if progress.entries > 0 {
+            let occupied = self.occupied.load(Ordering::Relaxed) - progress.entries;
+            self.occupied.store(occupied, Ordering::Relaxed);
+        }
+        self.next_ns.store(timeline.next_ns(), Ordering::Release);
+    }
+
+    pub(super) fn has_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    pub(super) fn restart(&self) {
+        self.aborted.store(false, Ordering::Release);
+    }
+
     pub(super) fn add_device(&self, device: &Arc<Device>) {
-        let mut devices = lock(&self.devices);
-        devices.retain(|device| device.strong_count() > 0);
-        devices.push(Arc::downgrade(device));
+        lock(&self.devices).push(Arc::clone(device));
+    }
+
+    pub(super) fn remove_device(&self, device: &Arc<Device>) {
+        lock(&self.devices).retain(|other| !Arc::ptr_eq(other, device));
     }
 
     pub(super) fn note_fault(&self, fault: Fault) {
@@ -189,7 +226,7 @@ impl Unit {
         sum
     }
 
-    fn flush(&self, due: &[Invalidation]) {
+    fn flush(&self, due: &[Descriptor]) {
         self.each_device(|device| device.flush(due));
     }
 
@@ -202,8 +239,6 @@ impl Unit {
     }
 
     fn each_device(&self, mut act: impl FnMut(&Device)) {
-        for device in lock(&self.devices).iter().filter_map(Weak::upgrade) {
-            act(&device);
-        }
+        lock(&self.devices).iter().for_each(|device| act(device));
     }
 }

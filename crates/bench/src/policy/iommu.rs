@@ -12,7 +12,7 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PhysRange};
 use pinfold_core::domain::PhysTranslator;
 use pinfold_core::invalidate::{
-    Batch, Flush, InvalidationQueue, Invalidator, MAX_IN_FLIGHT, QueueError, Ticket, WaitLimit,
+    Descriptor, Flush, InvalidationQueue, Invalidator, MAX_IN_FLIGHT, QueueError, Ticket, WaitLimit,
 };
 use std::sync::Arc;
 
@@ -21,8 +21,12 @@ use std::sync::Arc;
 struct Spinning(SoftQueue);
 
 impl InvalidationQueue for Spinning {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        self.0.submit(batch, ticket)
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        self.0.submit(descriptors, wait)
+    }
+
+    fn accepts(&self) -> usize {
+        self.0.accepts()
     }
 
     fn completed(&self) -> Ticket {

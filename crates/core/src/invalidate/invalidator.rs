@@ -1,36 +1,44 @@
 //! The invalidator: gathers requests, submits them in batches, and publishes their completion.
 
-use super::batch::{Batch, Flush};
+use super::batch::Batch;
 use super::clock::{Clock, MAX_IN_FLIGHT};
-use super::queue::{InvalidationQueue, QueueError, WaitLimit};
-use super::stats::InvalidationStats;
+use super::costs::FlushCosts;
+use super::flight::FlightCell;
+use super::flush::{Flush, FlushList, Pages, Requested};
+use super::queue::{InvalidationQueue, WaitLimit};
+use super::stats::{InvalidationStats, Sent};
 use super::ticket::{Ticket, WaitError};
 use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering};
 use core::fmt;
 use core::task::Poll;
 
-struct Open {
-    batch: Batch,
+pub(super) struct Open {
+    pub(super) batch: Batch,
     /// The ticket of the open batch.
-    ticket: u64,
-    stats: InvalidationStats,
+    pub(super) ticket: u64,
+    requested: Requested,
 }
 
 /// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their completion.
 pub struct Invalidator<Q> {
-    queue: Q,
-    open: Mutex<Open>,
+    pub(super) queue: Q,
+    /// What requesters need: held for an append, or to take the batch out.
+    pub(super) open: Mutex<Open>,
+    /// The batch being submitted.
+    pub(super) flight: FlightCell,
     /// The last ticket issued.
     requested: AtomicU64,
     /// The last ticket submitted to the queue.
-    submitted: CachePadded<AtomicU64>,
+    pub(super) submitted: CachePadded<AtomicU64>,
     /// The last completed ticket that has been observed. What other waiters poll.
-    completed: CachePadded<AtomicU64>,
+    pub(super) completed: CachePadded<AtomicU64>,
     depth: u64,
-    clock: Clock,
+    pub(super) costs: FlushCosts,
+    pub(super) clock: Clock,
     /// Whether the queue has refused a batch for good.
-    refused: AtomicBool,
+    pub(super) refused: AtomicBool,
+    pub(super) sent: Sent,
     waited: AtomicU64,
     wait_ns: AtomicU64,
     timed_out: AtomicU64,
@@ -51,13 +59,16 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     pub fn new(queue: Q) -> Self {
         Self {
             depth: queue.queue_depth().clamp(1, MAX_IN_FLIGHT),
+            costs: queue.costs(),
             clock: Clock::new(),
             refused: AtomicBool::new(false),
             queue,
-            open: Mutex::new(Open { batch: Batch::new(), ticket: 1, stats: InvalidationStats::default() }),
+            open: Mutex::new(Open { batch: Batch::new(), ticket: 1, requested: Requested::default() }),
+            flight: FlightCell::new(),
             requested: AtomicU64::new(0),
             submitted: CachePadded(AtomicU64::new(0)),
             completed: CachePadded(AtomicU64::new(0)),
+            sent: Sent::new(),
             waited: AtomicU64::new(0),
             wait_ns: AtomicU64::new(0),
             timed_out: AtomicU64::new(0),
@@ -70,7 +81,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Requests `flushes` and returns the ticket after which they have completed. The entries of each have been cleared
-    /// **before** the iterator yields it (which may clear them itself: the open batch cannot be submitted meanwhile).
+    /// **before** the iterator yields it.
     /// Nothing is submitted before [`submit`](Self::submit), [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
@@ -84,20 +95,47 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.publish_if_in_flight();
         let mut open = self.open.lock();
         let ticket = self.append(&mut open, flushes);
-        self.submit_open(&mut open);
+        self.submit_open(open);
+        ticket
+    }
+
+    /// Requests everything in `list`, which is empty afterwards, and submits the open batch as
+    /// [`request_and_submit`](Self::request_and_submit) does if `submit` is true. The lock is held for as many appends as the
+    /// list has ranges that do not abut.
+    pub fn request_list(&self, list: &mut FlushList, submit: bool) -> Ticket {
+        if list.is_empty() {
+            return Ticket::COMPLETED;
+        }
+        if submit {
+            self.publish_if_in_flight();
+        }
+        let mut open = self.open.lock();
+        for pages in list.pages() {
+            open.batch.push(*pages);
+        }
+        open.batch.count_merged(list.requested.flushes - list.pages().len() as u64);
+        open.requested.add(&list.requested);
+        let ticket = self.issue(&open);
+        if submit {
+            self.submit_open(open);
+        } else {
+            drop(open);
+        }
+        list.clear();
         ticket
     }
 
     fn append(&self, open: &mut Open, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        let before = open.stats.requested;
+        let before = open.requested.flushes;
         for flush in flushes {
-            open.stats.requested += 1;
-            open.stats.requested_tables += u64::from(!flush.leaf_only);
-            open.batch.push(flush);
+            let pages = Pages::new(&flush);
+            open.requested.count(&pages);
+            open.batch.push(pages);
         }
-        if open.stats.requested == before {
-            return Ticket::COMPLETED;
-        }
+        if open.requested.flushes == before { Ticket::COMPLETED } else { self.issue(open) }
+    }
+
+    fn issue(&self, open: &Open) -> Ticket {
         self.requested.store(open.ticket, Ordering::Release);
         Ticket(open.ticket)
     }
@@ -106,8 +144,9 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     pub fn submit(&self) {
         let submitted = self.publish_if_in_flight();
         let requested = self.requested.load(Ordering::Acquire) > submitted;
-        if requested && !self.is_full(submitted) && !self.refused.load(Ordering::Relaxed) {
-            self.submit_open(&mut self.open.lock());
+        let refused = self.refused.load(Ordering::Relaxed);
+        if requested && !self.is_full(submitted) && !refused && !self.flight.is_claimed() {
+            self.submit_open(self.open.lock());
         }
     }
 
@@ -116,11 +155,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.completed.load(Ordering::Acquire) < submitted {
             self.publish();
+            if self.queue.has_aborted() {
+                self.resubmit();
+            }
         }
         submitted
     }
 
-    fn is_full(&self, submitted: u64) -> bool {
+    pub(super) fn is_full(&self, submitted: u64) -> bool {
         // `completed` may have passed the `submitted` that the caller has read.
         submitted.saturating_sub(self.completed.load(Ordering::Acquire)) >= self.depth
     }
@@ -235,7 +277,12 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     /// Returns the statistics.
     pub fn stats(&self) -> InvalidationStats {
-        let mut stats = self.open.lock().stats;
+        let mut stats = InvalidationStats::default();
+        self.sent.add_to(&mut stats);
+        let requested = self.open.lock().requested;
+        stats.requested = requested.flushes;
+        stats.requested_tables = requested.tables;
+        stats.pages_requested = requested.pages;
         stats.waited = self.waited.load(Ordering::Relaxed);
         stats.wait_ns = self.wait_ns.load(Ordering::Relaxed);
         stats.timed_out = self.timed_out.load(Ordering::Relaxed);
@@ -243,41 +290,13 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Publishes what the queue has completed.
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let completed = self.queue.completed();
         // A ticket that was never submitted is not believed: its waiters time out. (It may also be that the submission
         // of this very ticket is not yet recorded; then the next poll finds it.)
-        if completed.0 <= self.submitted.load(Ordering::Acquire) {
+        let news = completed.0 > self.completed.load(Ordering::Relaxed);
+        if news && completed.0 <= self.submitted.load(Ordering::Acquire) {
             self.completed.fetch_max(completed.0, Ordering::AcqRel);
-        }
-    }
-
-    fn submit_open(&self, open: &mut Open) {
-        let full = self.is_full(self.submitted.load(Ordering::Relaxed));
-        if full || open.batch.is_empty() || self.refused.load(Ordering::Relaxed) {
-            return; // another thread was faster, or the unit has failed
-        }
-        let ticket = Ticket(open.ticket);
-        open.batch.merge();
-        if known_bad::makes(Mistake::NoFlush) {
-            open.batch.clear();
-        }
-        self.clock.start(ticket, self.queue.now_ns());
-        match self.queue.submit(&open.batch, ticket) {
-            Ok(()) => {
-                open.stats.sent += open.batch.flushes_sent();
-                open.stats.merged += open.batch.take_merged();
-                open.stats.domain_flushes += u64::from(open.batch.is_domain_flush());
-                open.stats.waits += 1;
-                open.batch.clear();
-                let in_flight = open.ticket - self.completed.load(Ordering::Relaxed);
-                open.stats.in_flight_peak = open.stats.in_flight_peak.max(in_flight);
-                self.submitted.store(open.ticket, Ordering::Release);
-                open.ticket += 1;
-            }
-            // The batch stays open, and its deadline counts from this first attempt.
-            Err(QueueError::Full) => {}
-            Err(QueueError::Failed) => self.refused.store(true, Ordering::Relaxed),
         }
     }
 }

@@ -21,19 +21,34 @@ fn owner(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) {
 
 #[test]
 fn loom_a_ticket_does_not_complete_before_its_flush() {
-    explore(false);
+    explore(false, usize::MAX, None);
 }
 
 #[test]
 fn loom_a_request_that_submits_does_not_complete_before_its_flush() {
-    explore(true);
+    explore(true, usize::MAX, None);
 }
 
-fn explore(submits: bool) {
+/// The queue accepts one descriptor at a time: flushes of a batch are in it while its wait is not.
+#[test]
+fn loom_a_batch_in_parts_does_not_complete_before_all_of_its_flushes() {
+    explore(true, 2, None);
+    explore(false, 1, None);
+}
+
+/// What is in flight or submitted in part when the unit aborts is flushed again before its ticket completes.
+#[test]
+fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
+    explore(true, usize::MAX, Some(0));
+    explore(true, 2, Some(1));
+}
+
+fn explore(submits: bool, accepts: usize, aborts_at: Option<u64>) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = None;
+    // With aborts there are too many interleavings to try them all.
+    model.preemption_bound = aborts_at.map(|_| 2);
     model.check(move || {
-        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
+        let inv = Arc::new(Invalidator::new(Snapshot::<2>::with(accepts, aborts_at)));
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || owner(&other, 1, submits));
         owner(&inv, 0, submits);

@@ -1,6 +1,7 @@
 //! The interface to the invalidation queue of an IOMMU.
 
-use super::batch::Batch;
+use super::costs::FlushCosts;
+use super::descriptor::Descriptor;
 use super::ticket::Ticket;
 
 /// How long a waiter waits; whichever limit is reached first.
@@ -12,11 +13,11 @@ pub struct WaitLimit {
     pub polls: u64,
 }
 
-/// Why a batch was not submitted; nothing of it was.
+/// Why descriptors were not submitted; none of them were.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The queue is full; the batch is submitted again at the next poll or wait.
+    /// The queue is full, or has aborted; the descriptors are submitted again at a later poll or wait.
     #[error("the invalidation queue is full")]
     Full,
     /// The unit has failed, as if [`InvalidationQueue::has_failed`] had returned true.
@@ -24,15 +25,21 @@ pub enum QueueError {
     Failed,
 }
 
-/// The invalidation queue of an IOMMU: carries out flushes.
+/// The invalidation queue of an IOMMU: carries out descriptors.
 pub trait InvalidationQueue: Send + Sync {
-    /// Submits all of a batch and, behind it, a wait whose completion makes [`completed`](Self::completed) return
-    /// `ticket`. Must not block until the flush has completed. Tickets come in ascending order, at most
-    /// [`queue_depth`](Self::queue_depth) of them in flight.
+    /// Submits descriptors and, if `wait` names a ticket, behind them a wait whose completion makes
+    /// [`completed`](Self::completed) return that ticket. Must not block until they have been carried out. A batch may come
+    /// in several parts, the last of which has the wait. Tickets come in ascending order, at most
+    /// [`queue_depth`](Self::queue_depth) of them in flight. One thread at a time calls it.
     ///
     /// # Errors
     /// [`QueueError`]; then nothing was submitted.
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError>;
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError>;
+
+    /// Returns how many descriptors the queue accepts now, the wait included. It decreases by submissions only.
+    fn accepts(&self) -> usize {
+        usize::MAX
+    }
 
     /// Returns the last ticket up to which *all* waits have completed. It never decreases, and reads memory only.
     ///
@@ -41,8 +48,12 @@ pub trait InvalidationQueue: Send + Sync {
     /// with it have ended.
     fn completed(&self) -> Ticket;
 
-    /// Pauses between two polls; `polls` counts from 0.
-    fn relax(&self, polls: u64);
+    /// Pauses between two polls; `polls` counts from 0. By default it spins for 64 polls, longer than a flush takes (1 to 2
+    /// us), and then yields the processor: on a machine with fewer processors than threads the thread that completes the
+    /// flush may not be running.
+    fn relax(&self, polls: u64) {
+        crate::sync::spin_then_yield(polls);
+    }
 
     /// Returns the time of a monotonic clock, if there is one.
     fn now_ns(&self) -> Option<u64> {
@@ -59,6 +70,36 @@ pub trait InvalidationQueue: Send + Sync {
     fn queue_depth(&self) -> u64 {
         1
     }
+
+    /// Returns what invalidations cost. It never changes.
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::default()
+    }
+
+    /// Returns the order of the largest block that a descriptor can name; by default 18, 1 GiB (VT-d: the maximum address
+    /// mask value of the capability register). It never changes.
+    fn max_order(&self) -> u32 {
+        18
+    }
+
+    /// Whether devices have TLBs of their own (ATS), which need descriptors of their own.
+    ///
+    /// It is called after the entries of a batch have been cleared. If it returns false, no such TLB is filled from what those
+    /// entries were before: a unit sets it before it lets a device fill its TLB, flushes its IOTLB in between, and orders
+    /// both sides by sequentially consistent fences.
+    fn has_device_tlbs(&self) -> bool {
+        false
+    }
+
+    /// Whether the unit has aborted the waits in flight (VT-d: an invalidation time-out error, because a device did not
+    /// answer). Their tickets do not complete, and the queue accepts nothing, until it is [restarted](Self::restart); then
+    /// they are submitted again, as one flush of the domain with the last ticket.
+    fn has_aborted(&self) -> bool {
+        false
+    }
+
+    /// Lets a queue that [has aborted](Self::has_aborted) accept descriptors again. The submitting thread calls it.
+    fn restart(&self) {}
 
     /// Whether the unit has failed: what is in flight never completes, and no batch is accepted.
     /// Once it is true it stays true; every waiter then returns at once.

@@ -1,8 +1,8 @@
 //! A queue for tests and models.
 
-use super::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use super::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::addr::Iova;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::thread;
 #[cfg(not(loom))]
@@ -16,26 +16,71 @@ pub(super) struct Snapshot<const PAGES: usize> {
     pub(super) cleared: [AtomicU64; PAGES],
     pub(super) flushed: [AtomicU64; PAGES],
     submitted: AtomicU64,
+    /// How many descriptors it accepts at a time.
+    accepts: usize,
+    /// The submission (counted from 0) that aborts.
+    aborts_at: Option<u64>,
+    /// Counts submissions: one thread at a time makes them.
+    submissions: AtomicU64,
+    aborted: AtomicBool,
 }
 
 impl<const PAGES: usize> Snapshot<PAGES> {
     pub(super) fn new() -> Self {
+        Self::with(usize::MAX, None)
+    }
+
+    pub(super) fn with(accepts: usize, aborts_at: Option<u64>) -> Self {
         let zeros = || core::array::from_fn(|_| AtomicU64::new(0));
-        Self { cleared: zeros(), flushed: zeros(), submitted: AtomicU64::new(0) }
+        Self {
+            cleared: zeros(),
+            flushed: zeros(),
+            submitted: AtomicU64::new(0),
+            accepts,
+            aborts_at,
+            submissions: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+        }
     }
 }
 
 impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        for flush in batch.flushes() {
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        let submission = self.submissions.load(Ordering::Relaxed);
+        self.submissions.store(submission + 1, Ordering::Relaxed);
+        if self.aborts_at == Some(submission) {
+            // What it accepts is lost, as what is in flight.
+            self.aborted.store(true, Ordering::Release);
+            return Ok(());
+        }
+        if self.aborted.load(Ordering::Relaxed) {
+            return Err(QueueError::Full);
+        }
+        for descriptor in descriptors {
+            let Descriptor::Iotlb { scope, .. } = descriptor else { continue };
             for (page, cleared) in (0..).zip(&self.cleared) {
-                if flush.range.contains(Iova::new((page as u64) << 12)) {
+                let at = Iova::new((page as u64) << 12);
+                if scope.range().is_none_or(|range| range.contains(at)) {
                     self.flushed[page].store(cleared.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
             }
         }
-        self.submitted.store(ticket.0, Ordering::Release);
+        if let Some(ticket) = wait {
+            self.submitted.store(ticket.0, Ordering::Release);
+        }
         Ok(())
+    }
+    fn accepts(&self) -> usize {
+        self.accepts
+    }
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::EXACT
+    }
+    fn has_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+    fn restart(&self) {
+        self.aborted.store(false, Ordering::Release);
     }
     fn completed(&self) -> Ticket {
         Ticket(self.submitted.load(Ordering::Acquire))

@@ -1,25 +1,36 @@
 //! Statistics of an invalidator.
 
+use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
 /// What an [`Invalidator`](super::Invalidator) has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct InvalidationStats {
-    /// Ranges requested: `merged + sent` when no batch is open or in flight. One for each range that was cleared, and
-    /// those of `requested_tables`.
+    /// Ranges requested: one for each range that was cleared, and those of `requested_tables`.
     pub requested: u64,
     /// Of these, ranges that cover table pages too: one for each request that retired some (and for each map, if entries
     /// that are not present are cached).
     pub requested_tables: u64,
+    /// Pages of 4096 bytes in the ranges requested.
+    pub pages_requested: u64,
+    /// Pages that were flushed for them: at most twice as many. A flush of the whole domain counts as the pages that were
+    /// requested, as what else it drops is unknown; see `domain_flushes`.
+    pub pages_flushed: u64,
     /// Ranges that needed no flush of their own, because another flush covered them.
     pub merged: u64,
-    /// Flushes submitted to the queue.
+    /// Flushes of the IOTLB submitted to the queue: a range that is not an aligned block may need several.
     pub sent: u64,
-    /// Of these, flushes of the whole domain, because a batch was full.
+    /// Of these, flushes of the whole domain, because that costs less than what they replace.
     pub domain_flushes: u64,
+    /// Flushes of the TLBs of devices submitted to the queue.
+    pub sent_device_tlb: u64,
     /// Waits submitted to the queue: one a batch.
     pub waits: u64,
+    /// Parts in which batches were submitted, because the queue did not accept all descriptors at once.
+    pub parts: u64,
+    /// How often the waits in flight were submitted again, because the unit had aborted them.
+    pub resubmitted: u64,
     /// The largest number of batches in flight so far.
     pub in_flight_peak: u64,
     /// Calls that had to wait.
@@ -34,18 +45,75 @@ impl fmt::Display for InvalidationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} flushes requested ({} for table pages), {} merged, {} sent ({} of the domain) in {} batches (peak {} in \
-             flight), {} waits ({} ns, {} timed out)",
+            "{} flushes requested ({} for table pages; {} pages), {} merged, {} sent ({} of the domain, {} to devices; {} \
+             pages) in {} batches (peak {} in flight, {} resubmitted), {} waits ({} ns, {} timed out)",
             self.requested,
             self.requested_tables,
+            self.pages_requested,
             self.merged,
             self.sent,
             self.domain_flushes,
+            self.sent_device_tlb,
+            self.pages_flushed,
             self.waits,
             self.in_flight_peak,
+            self.resubmitted,
             self.waited,
             self.wait_ns,
             self.timed_out
         )
+    }
+}
+
+/// A counter of one writer at a time: no read-modify-write.
+#[derive(Debug)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Adds `n`. The caller is the only writer.
+    pub(super) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the thread that submits counts.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) merged: Count,
+    pub(super) pages: Count,
+    pub(super) iotlb: Count,
+    pub(super) domain: Count,
+    pub(super) device_tlb: Count,
+    pub(super) waits: Count,
+    pub(super) parts: Count,
+    pub(super) resubmitted: Count,
+    pub(super) peak: Count,
+}
+
+impl Sent {
+    pub(super) fn new() -> Self {
+        let [merged, pages, iotlb, domain, device_tlb, waits, parts, resubmitted, peak] =
+            core::array::from_fn(|_| Count::new());
+        Self { merged, pages, iotlb, domain, device_tlb, waits, parts, resubmitted, peak }
+    }
+
+    pub(super) fn add_to(&self, stats: &mut InvalidationStats) {
+        stats.merged = self.merged.get();
+        stats.pages_flushed = self.pages.get();
+        stats.sent = self.iotlb.get();
+        stats.domain_flushes = self.domain.get();
+        stats.sent_device_tlb = self.device_tlb.get();
+        stats.waits = self.waits.get();
+        stats.parts = self.parts.get();
+        stats.resubmitted = self.resubmitted.get();
+        stats.in_flight_peak = self.peak.get();
     }
 }

@@ -1,15 +1,16 @@
 use super::*;
 use crate::addr::{Iova, IovaRange};
-use core::sync::atomic::{AtomicBool, Ordering};
-use proptest::prelude::*;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use snapshot::Snapshot;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// An invalidation queue whose batches the test completes.
-#[derive(Default)]
 struct Hand {
-    batches: std::sync::Mutex<Vec<(Ticket, Vec<Flush>, bool)>>,
+    /// The parts submitted; the ticket is 0 where there was no wait.
+    batches: std::sync::Mutex<Vec<(Ticket, Vec<Descriptor>)>>,
+    accepts: AtomicUsize,
+    device_tlbs: bool,
+    aborted: AtomicBool,
     completed: core::sync::atomic::AtomicU64,
     full: AtomicBool,
     relaxed: core::sync::atomic::AtomicU64,
@@ -20,16 +21,48 @@ struct Hand {
     fails_after: Option<u64>,
 }
 
+impl Default for Hand {
+    fn default() -> Self {
+        Self {
+            batches: std::sync::Mutex::default(),
+            accepts: usize::MAX.into(),
+            device_tlbs: false,
+            aborted: false.into(),
+            completed: 0.into(),
+            full: false.into(),
+            relaxed: 0.into(),
+            depth: 0,
+            gone: false.into(),
+            fails_after: None,
+        }
+    }
+}
+
 impl InvalidationQueue for Hand {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        if self.full.load(Ordering::SeqCst) {
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        if self.aborted.load(Ordering::SeqCst) || self.full.load(Ordering::SeqCst) {
             return Err(QueueError::Full);
         }
         if self.gone.load(Ordering::SeqCst) {
             return Err(QueueError::Failed);
         }
-        self.batches.lock().unwrap().push((ticket, batch.flushes().to_vec(), batch.is_domain_flush()));
+        self.batches.lock().unwrap().push((wait.unwrap_or_default(), descriptors.to_vec()));
         Ok(())
+    }
+    fn accepts(&self) -> usize {
+        self.accepts.load(Ordering::SeqCst)
+    }
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::EXACT
+    }
+    fn has_device_tlbs(&self) -> bool {
+        self.device_tlbs
+    }
+    fn has_aborted(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst)
+    }
+    fn restart(&self) {
+        self.aborted.store(false, Ordering::SeqCst);
     }
     fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::SeqCst))
@@ -52,6 +85,17 @@ fn flush(page: u64, pages: u64) -> Flush {
     IovaRange::new(Iova::new(page << 12), pages << 12).unwrap().into()
 }
 
+/// The blocks of leaves with these first pages and orders.
+fn blocks<const N: usize>(blocks: [(u64, u32); N]) -> Vec<Descriptor> {
+    let block = |(page, order)| Descriptor::Iotlb {
+        scope: Scope::Block(descriptor::Block::containing(page, order)),
+        leaf_only: true,
+    };
+    blocks.into_iter().map(block).collect()
+}
+
+const ALL: Descriptor = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+
 fn complete(invalidator: &Invalidator<Hand>, ticket: u64) {
     invalidator.queue().completed.store(ticket, Ordering::SeqCst);
 }
@@ -70,11 +114,12 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
     assert_eq!(inv.queue().batches.lock().unwrap().len(), 1);
     complete(&inv, 1);
     assert!(inv.is_completed(first) && !inv.is_completed(second));
-    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 3)], false));
+    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), blocks([(20, 1), (22, 0)])));
     complete(&inv, 2);
     assert!(inv.is_completed(second));
     let stats = inv.stats();
-    assert_eq!((stats.requested, stats.merged, stats.sent, stats.waits), (4, 2, 2, 2));
+    assert_eq!((stats.requested, stats.merged, stats.sent, stats.waits), (4, 2, 3, 2));
+    assert_eq!((stats.pages_requested, stats.pages_flushed, stats.parts), (4, 4, 2));
     assert_eq!(stats.requested_tables, 0);
 }
 
@@ -90,14 +135,14 @@ fn a_request_that_submits_appends_while_the_queue_is_full() {
     assert_eq!(submitted(), 1);
     complete(&inv, 1);
     assert_eq!(inv.request_and_submit([flush(22, 1)]), Ticket(2), "the same batch, which it submits");
-    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), vec![flush(20, 1), flush(22, 1)], false));
+    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), blocks([(20, 0), (22, 0)])));
     // A unit that refused a batch for good is not offered another one.
     inv.queue().gone.store(true, Ordering::SeqCst);
     complete(&inv, 2);
     assert_eq!(inv.request_and_submit([flush(30, 1)]), Ticket(3));
     assert!(inv.has_failed());
     inv.queue().gone.store(false, Ordering::SeqCst);
-    assert_eq!(inv.request_and_submit([flush(31, 1)]), Ticket(3));
+    assert_eq!(inv.request_and_submit([flush(31, 1)]), Ticket(4));
     assert_eq!(submitted(), 2);
 }
 
@@ -114,11 +159,11 @@ fn nothing_asked_needs_no_ticket() {
 fn a_full_batch_becomes_a_flush_of_the_whole_domain() {
     let inv = Invalidator::new(Hand::default());
     let apart = |i| flush(i * 2, 1);
-    for i in 0..Batch::CAPACITY as u64 + 1 {
+    for i in 0..batch::Batch::CAPACITY as u64 + 1 {
         inv.request([apart(i)]);
     }
     inv.submit();
-    assert_eq!(*inv.queue().batches.lock().unwrap(), [(Ticket(1), vec![], true)]);
+    assert_eq!(*inv.queue().batches.lock().unwrap(), [(Ticket(1), vec![ALL])]);
     let stats = inv.stats();
     assert_eq!((stats.requested, stats.merged, stats.sent, stats.domain_flushes), (257, 256, 1, 1));
 }
@@ -215,7 +260,7 @@ fn a_unit_that_refuses_a_batch_for_good_has_failed() {
 }
 
 #[test]
-fn as_many_batches_are_in_flight_as_the_sink_allows_and_they_are_published_in_order() {
+fn as_many_batches_are_in_flight_as_the_queue_allows_and_they_are_published_in_order() {
     let inv = Invalidator::new(Hand { depth: 3, ..Hand::default() });
     for page in 0..5 {
         inv.request([flush(page * 2, 1)]);
@@ -227,7 +272,7 @@ fn as_many_batches_are_in_flight_as_the_sink_allows_and_they_are_published_in_or
     assert!(inv.is_completed(Ticket(1)) && inv.is_completed(Ticket(2)) && !inv.is_completed(Ticket(3)));
     assert!(!inv.is_completed(Ticket(4)), "but it is submitted by who asks");
     assert_eq!(submitted(), 4);
-    assert_eq!(inv.queue().batches.lock().unwrap()[3].1, [flush(6, 1), flush(8, 1)]);
+    assert_eq!(inv.queue().batches.lock().unwrap()[3].1, blocks([(6, 0), (8, 0)]));
     complete(&inv, 4);
     assert!(inv.is_completed(Ticket(4)));
     assert_eq!(inv.stats().in_flight_peak, 3);
@@ -251,7 +296,7 @@ fn each_batch_has_its_own_deadline() {
 }
 
 #[test]
-fn a_sink_that_names_a_ticket_from_the_future_is_not_believed() {
+fn a_queue_that_names_a_ticket_from_the_future_is_not_believed() {
     let inv = Invalidator::new(Hand::default());
     let ticket = inv.request([flush(1, 1)]);
     inv.submit();
@@ -270,8 +315,8 @@ fn a_batch_that_a_full_queue_refuses_is_kept_and_retried() {
     inv.submit();
     assert!(!inv.is_completed(ticket));
     inv.queue().full.store(false, Ordering::SeqCst);
+    assert!(!inv.is_completed(ticket));
     complete(&inv, 1);
-    assert!(!inv.is_completed(ticket), "the sink's word from before the hand-over does not count for it");
     assert!(inv.is_completed(ticket));
     assert_eq!(inv.queue().batches.lock().unwrap().len(), 1);
 }
@@ -308,32 +353,104 @@ fn stress_what_completed_was_flushed_after_it_was_cleared() {
     assert_eq!(inv.stats().requested, 20_000);
 }
 
-proptest! {
-    #[test]
-    fn a_batch_covers_what_was_asked_and_nothing_else(
-        asked in proptest::collection::vec((0u64..200, 1u64..6, any::<bool>()), 1..80),
-    ) {
-        let mut batch = Batch::new();
-        let mut model = BTreeMap::new();
-        for &(page, pages, leaf_only) in &asked {
-            batch.push(Flush { leaf_only, ..flush(page, pages) });
-            for page in page..page + pages {
-                *model.entry(page).or_insert(true) &= leaf_only;
-            }
-        }
-        batch.merge();
-        let mut covered = BTreeMap::new();
-        let mut end = None;
-        for flush in batch.flushes() {
-            prop_assert!(end < Some(flush.range.start()), "ascending and apart");
-            end = Some(flush.range.end());
-            for page in flush.range.start().raw() >> 12..=flush.range.last().raw() >> 12 {
-                covered.insert(page, flush.leaf_only);
-            }
-        }
-        prop_assert!(covered.keys().eq(model.keys()));
-        // More may be flushed beyond leaves than was asked, never less.
-        prop_assert!(model.iter().all(|(page, leaf_only)| *leaf_only || !covered[page]));
-        prop_assert_eq!(batch.take_merged() + batch.flushes_sent(), asked.len() as u64);
+/// A queue that accepts three descriptors: a batch of five blocks goes in two parts, and its wait with the second.
+#[test]
+fn a_batch_goes_in_parts_and_its_wait_comes_last() {
+    let inv = Invalidator::new(Hand::default());
+    let accept = |n| inv.queue().accepts.store(n, Ordering::SeqCst);
+    accept(0);
+    let ticket = inv.request_and_submit((0..5).map(|i| flush(i * 2, 1)));
+    assert!(inv.queue().batches.lock().unwrap().is_empty());
+    accept(3);
+    inv.submit();
+    // The first part fills the queue; this one has made room before the next poll.
+    assert_eq!(
+        *inv.queue().batches.lock().unwrap(),
+        [(Ticket(0), blocks([(0, 0), (2, 0), (4, 0)])), (ticket, blocks([(6, 0), (8, 0)]))]
+    );
+    assert_eq!((inv.stats().parts, inv.stats().waits, inv.stats().sent), (2, 1, 5));
+    complete(&inv, 1);
+    assert!(inv.is_completed(ticket));
+    // Exactly as many as there is room for, and the wait by itself later.
+    accept(1);
+    let ticket = inv.request_and_submit([flush(20, 1)]);
+    assert_eq!(inv.queue().batches.lock().unwrap()[2..], [(Ticket(0), blocks([(20, 0)])), (ticket, vec![])]);
+}
+
+/// A batch that is stuck halfway has a deadline, and what is requested meanwhile gathers behind it.
+#[test]
+fn a_queue_that_fills_up_in_the_middle_of_a_batch_is_waited_for_no_longer_than_its_limit() {
+    let inv = Invalidator::new(Hand { accepts: 0.into(), ..Hand::default() });
+    let first = inv.request_and_submit([flush(0, 1)]);
+    let second = inv.request([flush(2, 1)]);
+    assert_eq!((first, second), (Ticket(1), Ticket(2)));
+    assert!(matches!(inv.wait(second), Err(WaitError::TimedOut { polls: 10, .. })));
+    assert!(matches!(inv.wait(first), Err(WaitError::TimedOut { polls: 10, .. })));
+    inv.queue().accepts.store(usize::MAX, Ordering::SeqCst);
+    assert!(!inv.is_completed(first));
+    complete(&inv, 1);
+    assert!(inv.is_completed(first) && !inv.is_completed(second));
+    assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), blocks([(2, 0)])));
+}
+
+/// The TLB of a device is filled from the IOTLB, so it is flushed after it.
+#[test]
+fn device_tlbs_are_flushed_behind_a_fence() {
+    let inv = Invalidator::new(Hand { device_tlbs: true, depth: 2, ..Hand::default() });
+    let table = Flush { leaf_only: false, ..flush(512, 512) };
+    inv.request_and_submit([flush(0, 1), table]);
+    let of_device =
+        |page, order| Descriptor::DeviceTlb(Scope::Block(descriptor::Block::containing(page, order)));
+    let mut expected = blocks([(0, 0), (512, 9)]);
+    expected[1] = match expected[1] {
+        Descriptor::Iotlb { scope, .. } => Descriptor::Iotlb { scope, leaf_only: false },
+        other => other,
+    };
+    expected.extend([Descriptor::Fence, of_device(0, 0), of_device(512, 9)]);
+    assert_eq!(inv.queue().batches.lock().unwrap()[0].1, expected);
+    inv.request_and_submit((0..=256).map(|i| flush(i * 2, 1)));
+    let all = [ALL, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
+    assert_eq!(inv.queue().batches.lock().unwrap()[1].1, all);
+    assert_eq!((inv.stats().sent, inv.stats().sent_device_tlb), (3, 3));
+}
+
+/// The waits in flight are submitted again as one flush of the domain, once; a batch submitted in part begins again.
+#[test]
+fn what_a_unit_aborted_is_submitted_again() {
+    let inv = Invalidator::new(Hand { depth: 3, ..Hand::default() });
+    let first = inv.request_and_submit([flush(0, 1)]);
+    let second = inv.request_and_submit([flush(2, 1)]);
+    complete(&inv, 1);
+    assert!(inv.is_completed(first));
+    inv.queue().aborted.store(true, Ordering::SeqCst);
+    assert!(!inv.is_completed(second) && !inv.is_completed(second));
+    assert!(!inv.queue().aborted.load(Ordering::SeqCst));
+    assert_eq!(inv.queue().batches.lock().unwrap()[2..], [(second, vec![ALL])]);
+    // Nothing is in flight: nothing is submitted again.
+    complete(&inv, 2);
+    assert!(inv.is_completed(second));
+    inv.queue().aborted.store(true, Ordering::SeqCst);
+    let third = inv.request_and_submit([flush(4, 1)]);
+    assert_eq!(inv.queue().batches.lock().unwrap()[3..], [(third, blocks([(4, 0)]))]);
+    assert_eq!(inv.stats().resubmitted, 1);
+}
+
+#[test]
+fn a_list_merges_what_abuts_and_counts_every_request() {
+    let (mut list, inv) = (FlushList::new(), Invalidator::new(Hand::default()));
+    assert_eq!(inv.request_list(&mut list, true), Ticket::COMPLETED);
+    for page in 0..1000 {
+        list.push(flush(page, 1)).unwrap();
     }
+    for i in 1..FlushList::CAPACITY as u64 {
+        list.push(flush(2000 + i * 2, 1)).unwrap();
+    }
+    assert_eq!(list.push(flush(1, 1)), Err(flush(1, 1)), "full, and not beside the last one");
+    assert_eq!(list.push(flush(2031, 2)), Ok(()), "beside the last one");
+    assert_eq!(inv.request_list(&mut list, false), Ticket(1));
+    assert!(list.is_empty() && inv.queue().batches.lock().unwrap().is_empty());
+    inv.submit();
+    let stats = inv.stats();
+    assert_eq!((stats.requested, stats.merged), (1000 + 15 + 1, 1000));
+    assert_eq!((stats.pages_requested, stats.pages_flushed), (1000 + 15 + 2, 1000 + 15 + 2));
 }

@@ -7,15 +7,13 @@ use crate::addr::{IovaRange, PhysAddr};
 use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
-use crate::invalidate::{Flush, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
+use crate::invalidate::{Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{Format, Retired, Table, TableError, TablePages};
 use core::fmt;
 use core::task::Poll;
 
-/// How many ranges are cleared before their flushes are requested.
-const CLEAR_BATCH: usize = 16;
 /// How often a map is attempted while table pages are reclaimed: other owners may take them first each time.
 const MAP_ATTEMPTS: u32 = 64;
 /// How often a map that needs table pages polls for those that another thread is retiring.
@@ -134,29 +132,20 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             return self.flush_then_clear(ranges);
         }
         self.reclaim();
-        let mut retired = Retired::new();
-        let (mut ticket, mut failed, mut more) = (Ticket::COMPLETED, None, true);
-        while more {
-            let mut cleared = [None; CLEAR_BATCH];
-            more = false;
-            for (flush, range) in cleared.iter_mut().zip(&mut *ranges) {
-                if let Err(error) = self.table.clear(range, &mut retired) {
-                    failed = Some(error);
-                    break;
-                }
-                *flush = Some(Flush { range, leaf_only: true });
+        let (mut retired, mut list) = (Retired::new(), FlushList::new());
+        let (mut ticket, mut failed) = (Ticket::COMPLETED, None);
+        for range in ranges {
+            if let Err(error) = self.table.clear(range, &mut retired) {
+                failed = Some(error);
+                break;
             }
-            if failed.is_none() {
-                more = cleared.last().is_some_and(Option::is_some);
+            let mut flush = Flush::from(range);
+            while let Err(full) = list.push(flush) {
+                ticket = ticket.max(self.invalidator.request_list(&mut list, false));
+                flush = full;
             }
-            let flushes = cleared.into_iter().flatten();
-            let complete = !more && retired.is_empty();
-            ticket = ticket.max(if complete {
-                self.invalidator.request_and_submit(flushes)
-            } else {
-                self.invalidator.request(flushes)
-            });
         }
+        ticket = ticket.max(self.invalidator.request_list(&mut list, retired.is_empty()));
         ticket = ticket.max(self.flush_retired(retired));
         failed.map_or(Ok(ticket), Err)
     }

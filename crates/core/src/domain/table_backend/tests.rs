@@ -2,7 +2,9 @@ use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
 use crate::domain::{Backend, BackendError};
-use crate::invalidate::{Batch, Flush, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit};
+use crate::invalidate::{
+    Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
+};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{TableError, TablePage, TablePages, VtdSecondStage};
@@ -23,7 +25,7 @@ struct Scattered {
     submitted: AtomicU64,
     hangs: AtomicBool,
     caches_not_present: bool,
-    /// What was flushed, without the borders between batches.
+    /// What was flushed, without the borders between blocks and between batches.
     batches: std::sync::Mutex<Vec<Flush>>,
     /// How many polls a batch takes.
     takes_polls: u64,
@@ -31,9 +33,19 @@ struct Scattered {
 }
 
 impl InvalidationQueue for Scattered {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
-        self.batches.lock().unwrap().extend_from_slice(batch.flushes());
-        self.submitted.store(ticket.0, Ordering::SeqCst);
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        let mut flushes = self.batches.lock().unwrap();
+        for descriptor in descriptors {
+            let Descriptor::Iotlb { scope, leaf_only } = *descriptor else { continue };
+            let range = scope.range().expect("these tests request little");
+            match flushes.last_mut().filter(|last: &&mut Flush| last.leaf_only == leaf_only) {
+                Some(last) if last.range.end() == range.start() => {
+                    last.range = last.range.merged(&range).unwrap();
+                }
+                _ => flushes.push(Flush { range, leaf_only }),
+            }
+        }
+        self.submitted.store(wait.unwrap().0, Ordering::SeqCst);
         self.polls.store(0, Ordering::SeqCst);
         Ok(())
     }
@@ -54,6 +66,9 @@ impl InvalidationQueue for Scattered {
     }
     fn limit(&self) -> WaitLimit {
         WaitLimit { time_ns: u64::MAX, polls: 10 }
+    }
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::EXACT
     }
     fn caches_not_present(&self) -> bool {
         self.caches_not_present

@@ -3,7 +3,7 @@
 use super::phys::{PhysExtent, PhysTranslator};
 use crate::addr::{PhysAddr, PhysRange};
 use crate::domain::error::BackendError;
-use crate::invalidate::{Batch, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use crate::invalidate::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::{TablePage, TablePages};
@@ -75,27 +75,35 @@ impl Walker {
 const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
 
 impl InvalidationQueue for Walker {
-    fn submit(&self, batch: &Batch, ticket: Ticket) -> Result<(), QueueError> {
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let mut held = self.held.lock();
-        for flush in batch.flushes() {
-            let (first, last) = (flush.range.start().raw() >> 12, flush.range.last().raw() >> 12);
+        for descriptor in descriptors {
+            let Descriptor::Iotlb { scope, leaf_only } = descriptor else { continue };
+            let Some(range) = scope.range() else {
+                *held = None;
+                continue;
+            };
+            let (first, last) = (range.start().raw() >> 12, range.last().raw() >> 12);
             let present = (first..=last).filter(|page| self.is_present(page << 12)).count();
             self.found_present_by_any.fetch_add(present as u64, Ordering::Relaxed);
-            if flush.leaf_only {
+            if *leaf_only {
                 self.found_present.fetch_add(present as u64, Ordering::Relaxed);
             } else if held.is_some_and(|(window, _)| (first >> 9..=last >> 9).contains(&window)) {
                 *held = None;
             }
         }
         drop(held);
-        self.submitted.store(ticket.0, Ordering::Release);
+        if let Some(ticket) = wait {
+            self.submitted.store(ticket.0, Ordering::Release);
+        }
         Ok(())
     }
     fn completed(&self) -> Ticket {
         Ticket(self.submitted.load(Ordering::Acquire))
     }
-    fn relax(&self, polls: u64) {
-        crate::sync::relax(u32::try_from(polls).unwrap_or(u32::MAX));
+    /// What it found present in a flush of leaves must be what was requested.
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::EXACT
     }
     fn limit(&self) -> WaitLimit {
         WaitLimit { time_ns: u64::MAX, polls: u64::MAX }

@@ -1,0 +1,136 @@
+//! The batch that is being submitted: taken out of the lock that requesters need, and owned by one thread at a time.
+
+use super::batch::Batch;
+use super::costs::FlushCosts;
+use super::cover::{MAX_BLOCKS, cover};
+use super::descriptor::{Descriptor, Scope};
+use crate::known_bad::{self, Mistake};
+use crate::sync::{AtomicBool, Ordering, UnsafeCell};
+use alloc::vec::Vec;
+
+/// A batch on its way into the queue, which may take several parts.
+#[derive(Debug)]
+pub(super) struct Flight {
+    /// Its ticket; 0 if there is no batch.
+    pub(super) ticket: u64,
+    pub(super) batch: Batch,
+    pub(super) descriptors: Vec<Descriptor>,
+    /// How many descriptors the queue has accepted.
+    pub(super) next: usize,
+    /// Whether the waits in flight were aborted and have not been submitted again.
+    pub(super) resubmit: bool,
+    pub(super) pages_flushed: u64,
+}
+
+impl Flight {
+    /// Expresses the batch in descriptors: IOTLBs first, and the TLBs of devices behind a fence, because a device may
+    /// fill its TLB from the IOTLB until that has been flushed (VT-d, "Device-TLB Invalidate").
+    pub(super) fn prepare(&mut self, costs: &FlushCosts, max_order: u32, device_tlbs: bool) {
+        self.batch.merge();
+        self.descriptors.clear();
+        let out = &mut self.descriptors;
+        let covered = (!self.batch.is_domain_flush())
+            .then(|| cover(self.batch.pages(), costs, max_order, out))
+            .flatten();
+        if covered.is_none() {
+            out.push(Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false });
+        }
+        self.pages_flushed = covered.unwrap_or(self.batch.requested());
+        if device_tlbs {
+            append_device_tlbs(out);
+        }
+        if known_bad::makes(Mistake::NoFlush) {
+            out.clear();
+        }
+        self.next = 0;
+    }
+
+    /// Returns the descriptors that the queue has not accepted yet.
+    pub(super) fn rest(&self) -> &[Descriptor] {
+        self.descriptors.get(self.next..).unwrap_or_default()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ticket = 0;
+        self.batch.clear();
+        self.descriptors.clear();
+        self.next = 0;
+    }
+}
+
+/// Appends, behind a fence, the flushes of device TLBs that correspond to those of the IOTLB.
+pub(super) fn append_device_tlbs(descriptors: &mut Vec<Descriptor>) {
+    let count = descriptors.len();
+    descriptors.push(Descriptor::Fence);
+    descriptors.extend_from_within(..count);
+    for descriptor in descriptors.iter_mut().skip(count + 1) {
+        if let Descriptor::Iotlb { scope, .. } = *descriptor {
+            *descriptor = Descriptor::DeviceTlb(scope);
+        }
+    }
+    if known_bad::makes(Mistake::DeviceTlbFirst) {
+        descriptors.rotate_left(count + 1);
+        descriptors.insert(count, Descriptor::Fence);
+        descriptors.pop();
+    }
+}
+
+/// A [`Flight`] that one thread at a time claims.
+#[derive(Debug)]
+pub(super) struct FlightCell {
+    claimed: AtomicBool,
+    flight: UnsafeCell<Flight>,
+}
+
+// SAFETY: the flight is `Send`, and accessed by the one `Claim` that exists only (`try_claim`).
+unsafe impl Sync for FlightCell {}
+
+impl FlightCell {
+    pub(super) fn new() -> Self {
+        let flight = Flight {
+            ticket: 0,
+            batch: Batch::new(),
+            // Blocks of the IOTLB and of device TLBs, and the fence between them.
+            descriptors: Vec::with_capacity(2 * MAX_BLOCKS + 1),
+            next: 0,
+            resubmit: false,
+            pages_flushed: 0,
+        };
+        Self { claimed: AtomicBool::new(false), flight: UnsafeCell::new(flight) }
+    }
+
+    /// Whether a thread has claimed it at this moment.
+    pub(super) fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the right to access the flight, unless another thread has it. Never waits.
+    pub(super) fn try_claim(&self) -> Option<Claim<'_>> {
+        if self.is_claimed() {
+            return None;
+        }
+        self.claimed
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| Claim(self))
+    }
+}
+
+/// The right to access a [`Flight`], until it is dropped.
+pub(super) struct Claim<'a>(&'a FlightCell);
+
+impl Claim<'_> {
+    pub(super) fn with<R>(&mut self, act: impl FnOnce(&mut Flight) -> R) -> R {
+        self.0.flight.with_mut(|flight| {
+            // SAFETY: `try_claim` changed `claimed` from false to true for this claim, so no other exists until its drop; the
+            // acquire of that exchange orders this after the release of the previous one. `&mut self` excludes itself.
+            act(unsafe { &mut *flight })
+        })
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.claimed.store(false, Ordering::Release);
+    }
+}

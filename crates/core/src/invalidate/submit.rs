@@ -1,0 +1,149 @@
+//! The side of the [`Invalidator`] that submits: one thread at a time, and not under the lock that requesters need.
+
+use super::descriptor::{Descriptor, Scope};
+use super::flight::Flight;
+use super::invalidator::{Invalidator, Open};
+use super::queue::{InvalidationQueue, QueueError};
+use super::ticket::Ticket;
+use crate::known_bad::{self, Mistake};
+use crate::sync::Ordering;
+use core::mem;
+use core::ops::DerefMut;
+
+impl<Q: InvalidationQueue> Invalidator<Q> {
+    /// Takes the open batch out of its lock and submits it. Returns at once if another thread is submitting, or if the queue
+    /// is full: whoever polls next submits what has gathered.
+    pub(super) fn submit_open(&self, open: impl DerefMut<Target = Open>) {
+        if self.refused.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(mut claim) = self.flight.try_claim() else { return };
+        claim.with(|flight| {
+            if flight.ticket == 0 {
+                if !self.take_batch(open, flight) {
+                    return;
+                }
+            } else {
+                drop(open);
+            }
+            if !self.recover(flight) {
+                return;
+            }
+            if self.send(flight) {
+                self.sent(flight);
+            } else {
+                // The batch stays, and its deadline counts from this first attempt.
+                self.clock.start(Ticket(flight.ticket), self.queue.now_ns());
+            }
+        });
+    }
+
+    /// Submits the waits in flight again if the unit has aborted them.
+    pub(super) fn resubmit(&self) {
+        if let Some(mut claim) = self.flight.try_claim() {
+            claim.with(|flight| self.recover(flight));
+        }
+    }
+
+    /// Moves the open batch to `flight`, which is empty, and prepares it after it has released the lock. Returns false if
+    /// there is nothing to submit, or if the queue is full.
+    fn take_batch(&self, mut open: impl DerefMut<Target = Open>, flight: &mut Flight) -> bool {
+        if open.batch.is_empty() || self.is_full(self.submitted.load(Ordering::Relaxed)) {
+            return false;
+        }
+        mem::swap(&mut open.batch, &mut flight.batch);
+        flight.ticket = open.ticket;
+        open.ticket += 1;
+        drop(open);
+        flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
+        true
+    }
+
+    /// Restarts a queue that has aborted, and replaces the batches in flight by one flush of the domain that ends with their
+    /// last ticket: it covers all of them, so their descriptors need not be kept, and it does no harm twice. A batch that was
+    /// submitted in part begins again. Returns false if that has to be tried again.
+    fn recover(&self, flight: &mut Flight) -> bool {
+        if self.queue.has_aborted() {
+            self.queue.restart();
+            flight.next = 0;
+            flight.resubmit = true;
+        }
+        if !flight.resubmit {
+            return true;
+        }
+        let last = self.submitted.load(Ordering::Relaxed);
+        if self.completed.load(Ordering::Acquire) < last {
+            let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+            let all = [flush, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
+            let needed = if self.queue.has_device_tlbs() { all.len() } else { 1 };
+            let part = if known_bad::makes(Mistake::AbortIsCompletion) { 0 } else { needed };
+            match self.queue.submit(all.get(..part).unwrap_or(&all), Some(Ticket(last))) {
+                Ok(()) => self.sent.resubmitted.add(1),
+                Err(error) => {
+                    self.note(error);
+                    return false;
+                }
+            }
+        }
+        flight.resubmit = false;
+        true
+    }
+
+    /// Submits as much of `flight` as the queue accepts. Returns whether that was all of it, the wait included.
+    fn send(&self, flight: &mut Flight) -> bool {
+        loop {
+            let (rest, space) = (flight.rest(), self.queue.accepts());
+            // The wait takes the place of one descriptor.
+            let wait = (rest.len() < space).then_some(Ticket(flight.ticket));
+            let part = rest.get(..space).unwrap_or(rest);
+            if space == 0 {
+                return false;
+            }
+            match self.queue.submit(part, wait) {
+                Ok(()) => flight.next += part.len(),
+                Err(error) => {
+                    self.note(error);
+                    return false;
+                }
+            }
+            self.sent.parts.add(1);
+            if wait.is_some() {
+                return true;
+            }
+        }
+    }
+
+    fn note(&self, error: QueueError) {
+        match error {
+            QueueError::Full => {}
+            QueueError::Failed => self.refused.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Counts and publishes a batch that has been submitted, and its completion if that was immediate. Only then no deadline
+    /// is needed, and no clock is read.
+    fn sent(&self, flight: &mut Flight) {
+        let (ticket, sent) = (flight.ticket, &self.sent);
+        for descriptor in &flight.descriptors {
+            match descriptor {
+                Descriptor::Iotlb { scope, .. } => {
+                    sent.iotlb.add(1);
+                    sent.domain.add(u64::from(*scope == Scope::Domain));
+                }
+                Descriptor::DeviceTlb(_) => sent.device_tlb.add(1),
+                Descriptor::Fence => {}
+            }
+        }
+        sent.merged.add(flight.batch.merged());
+        sent.pages.add(flight.pages_flushed);
+        sent.waits.add(1);
+        self.submitted.store(ticket, Ordering::Release);
+        flight.clear();
+        let in_flight = ticket - self.completed.load(Ordering::Relaxed).min(ticket);
+        sent.peak.add(in_flight.saturating_sub(sent.peak.get()));
+        self.publish();
+        if self.completed.load(Ordering::Relaxed) < ticket {
+            self.clock.start(Ticket(ticket), self.queue.now_ns());
+        }
+    }
+}
