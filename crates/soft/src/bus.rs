@@ -56,6 +56,12 @@ impl SoftBus {
         self.0.port()
     }
 
+    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4 KiB: it keeps what it has
+    /// found until it is flushed by a descriptor of its own, behind that of the IOTLB.
+    pub fn port_with_device_tlb(&self, entries: usize) -> Port {
+        self.0.port_with_device_tlb(entries)
+    }
+
     /// Returns the sum of the statistics of all ports.
     pub fn stats(&self) -> PortStats {
         self.0.stats()

@@ -18,6 +18,8 @@ pub(super) struct Device(Mutex<State>);
 pub(super) struct State {
     pub(super) tlb: Iotlb,
     pub(super) walks: WalkCache,
+    /// The device's own TLB (ATS), which only its own descriptor flushes.
+    pub(super) device_tlb: Option<Iotlb>,
     pub(super) stats: PortStats,
     /// The registered memory found last, and the generation of the registry at that time.
     pub(super) last: Option<(u64, DmaMemory<'static>)>,
@@ -41,6 +43,29 @@ impl State {
         }
     }
 
+    fn flush_device_tlb(&mut self, scope: &Scope) {
+        if let Some(tlb) = &mut self.device_tlb {
+            match scope.range() {
+                Some(range) => tlb.drop_range(&range),
+                None => tlb.drop_all(),
+            }
+        }
+    }
+
+    /// Drops all translations and table pages, also from the device's own TLB.
+    pub(super) fn drop_all(&mut self) {
+        self.flush_iotlb(&Scope::Domain, false);
+        self.flush_device_tlb(&Scope::Domain);
+    }
+
+    /// Drops the translations to memory for which `removed` is true.
+    pub(super) fn drop_memory(&mut self, removed: impl Fn(&DmaMemory<'_>) -> bool) {
+        self.tlb.drop_memory(&removed);
+        if let Some(tlb) = &mut self.device_tlb {
+            tlb.drop_memory(&removed);
+        }
+    }
+
     /// Caches that the entry for `iova` at `level` is not present.
     pub(super) fn put_absent(&mut self, level: u8, iova: Iova) {
         if level == 1 {
@@ -53,10 +78,11 @@ impl State {
 }
 
 impl Device {
-    pub(super) fn new(iotlb_entries: usize) -> Self {
+    pub(super) fn new(iotlb_entries: usize, device_tlb_entries: Option<usize>) -> Self {
         Self(Mutex::new(State {
             tlb: Iotlb::new(iotlb_entries),
             walks: WalkCache::new(),
+            device_tlb: device_tlb_entries.map(Iotlb::new),
             stats: PortStats::default(),
             last: None,
         }))
@@ -70,8 +96,11 @@ impl Device {
     pub(super) fn flush(&self, due: &[Descriptor]) {
         let mut state = self.state();
         for what in due {
-            if let Descriptor::Iotlb { scope, leaf_only } = what {
-                state.flush_iotlb(scope, *leaf_only);
+            match what {
+                Descriptor::Iotlb { scope, leaf_only } => state.flush_iotlb(scope, *leaf_only),
+                Descriptor::DeviceTlb(scope) => state.flush_device_tlb(scope),
+                // The timeline keeps the order.
+                Descriptor::Fence => {}
             }
         }
     }

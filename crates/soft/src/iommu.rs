@@ -56,7 +56,12 @@ impl SoftIommu {
 
     /// Connects a new device, with caches of its own.
     pub fn port(&self) -> Port {
-        Port::new(&self.0)
+        Port::new(&self.0, None)
+    }
+
+    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4 KiB.
+    pub fn port_with_device_tlb(&self, entries: usize) -> Port {
+        Port::new(&self.0, Some(entries))
     }
 
     /// Returns the sum of the statistics of all ports.
@@ -102,6 +107,10 @@ impl InvalidationQueue for SoftQueue {
 
     fn completed(&self) -> Ticket {
         self.0.completed()
+    }
+
+    fn has_device_tlbs(&self) -> bool {
+        self.0.has_device_tlbs()
     }
 
     fn has_aborted(&self) -> bool {

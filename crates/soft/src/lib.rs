@@ -3,6 +3,7 @@
 //! Device models access memory through a [`Port`], which translates every access as an IOMMU does:
 //!
 //! - its IOTLB keeps every entry until it is invalidated or evicted;
+//! - a device may have a TLB of its own (ATS), which is filled from the IOTLB and flushed after it;
 //! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them there;
 //! - each request of a batch takes effect at a time of its own, and batches complete late and out of order if so
 //!   [configured](SoftConfig); completions are published in order, as the sequence of an invalidation queue is;

@@ -15,13 +15,23 @@ use std::sync::Arc;
 
 #[inline]
 fn translate(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
-    if let Some(leaf) = state.tlb.get(iova) {
+    if let Some(leaf) = state.device_tlb.as_ref().and_then(|tlb| tlb.get(iova)) {
         state.stats.hits += 1;
         return Ok(leaf);
     }
-    state.stats.misses += 1;
-    let leaf = walk(unit, state, iova)?;
-    state.tlb.put(iova, leaf);
+    let leaf = if let Some(leaf) = state.tlb.get(iova) {
+        state.stats.hits += 1;
+        leaf
+    } else {
+        state.stats.misses += 1;
+        let leaf = walk(unit, state, iova)?;
+        state.tlb.put(iova, leaf);
+        leaf
+    };
+    // A device does not keep that there is no translation (PCIe, "Address Translation Services").
+    if let Some(tlb) = state.device_tlb.as_mut().filter(|_| leaf.memory.is_some()) {
+        tlb.put(iova, leaf);
+    }
     Ok(leaf)
 }
 
@@ -38,7 +48,8 @@ fn reach(unit: &Unit, state: &mut State, iova: Iova, need: Access) -> Result<Dma
     memory.part(offset, rest).map_err(|_| FaultKind::BadTable)
 }
 
-/// The connection of one device to memory. A clone is another device, with caches of its own.
+/// The connection of one device to memory. A clone is another device of the same kind, with caches of
+/// its own.
 ///
 /// Accesses are relaxed atomics, because a bus does not order bytes; [`read_u32_acquire`](Self::read_u32_acquire) and
 /// [`write_u32_release`](Self::write_u32_release) are ordered. An access across pages takes effect page by page up to the
@@ -46,16 +57,15 @@ fn reach(unit: &Unit, state: &mut State, iova: Iova, need: Access) -> Result<Dma
 pub struct Port {
     unit: Arc<Unit>,
     device: Arc<Device>,
+    device_tlb_entries: Option<usize>,
 }
 
 impl Port {
     /// Bytes moved before a waiting flush gets the device's lock.
     const BURST: usize = 64 << 10;
 
-    pub(super) fn new(unit: &Arc<Unit>) -> Self {
-        let device = Arc::new(Device::new(unit.config.iotlb_entries));
-        unit.add_device(&device);
-        Self { unit: Arc::clone(unit), device }
+    pub(super) fn new(unit: &Arc<Unit>, device_tlb_entries: Option<usize>) -> Self {
+        Self { unit: Arc::clone(unit), device: unit.add_device(device_tlb_entries), device_tlb_entries }
     }
 
     /// Reads from `iova`, across pages.
@@ -183,7 +193,7 @@ impl Port {
 
 impl Clone for Port {
     fn clone(&self) -> Self {
-        Self::new(&self.unit)
+        Self::new(&self.unit, self.device_tlb_entries)
     }
 }
 

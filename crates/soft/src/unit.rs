@@ -11,7 +11,7 @@ use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};
 use pinfold_core::invalidate::{Descriptor, QueueError, Ticket};
 use pinfold_core::mem::DmaMemory;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -29,6 +29,8 @@ pub(super) struct Unit {
     /// Incremented when memory is unregistered.
     generation: AtomicU64,
     devices: Mutex<Vec<Arc<Device>>>,
+    /// How many of them have a TLB of their own.
+    device_tlbs: AtomicUsize,
     timeline: Mutex<Timeline>,
     model: Model,
     /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
@@ -59,6 +61,7 @@ impl Unit {
             registry: RwLock::default(),
             generation: AtomicU64::new(0),
             devices: Mutex::default(),
+            device_tlbs: AtomicUsize::new(0),
             timeline: Mutex::new(Timeline::new(config.seed)),
             model: Model::new(&config),
             next_ns: AtomicU64::new(u64::MAX),
@@ -109,7 +112,7 @@ impl Unit {
         // A device that found the memory before it left the registry did so under its own lock: afterwards its access has
         // ended and what it found is dropped.
         let removed = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
-        self.each_device(|device| device.state().tlb.drop_memory(removed));
+        self.each_device(|device| device.state().drop_memory(removed));
     }
 
     /// Returns the registered memory around the start of `memory`, as far as it is contiguous.
@@ -200,12 +203,25 @@ impl Unit {
         self.aborted.store(false, Ordering::Release);
     }
 
-    pub(super) fn add_device(&self, device: &Arc<Device>) {
-        lock(&self.devices).push(Arc::clone(device));
+    /// Creates a device, with a TLB of its own of `device_tlb_entries` if there is such a number.
+    pub(super) fn add_device(&self, device_tlb_entries: Option<usize>) -> Arc<Device> {
+        let device = Arc::new(Device::new(self.config.iotlb_entries, device_tlb_entries));
+        lock(&self.devices).push(Arc::clone(&device));
+        // Its caches are empty: a queue that does not see it yet has cleared entries that it then does not find.
+        self.device_tlbs.fetch_add(usize::from(device_tlb_entries.is_some()), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        device
     }
 
     pub(super) fn remove_device(&self, device: &Arc<Device>) {
         lock(&self.devices).retain(|other| !Arc::ptr_eq(other, device));
+        let had_tlb = device.state().device_tlb.is_some();
+        self.device_tlbs.fetch_sub(usize::from(had_tlb), Ordering::SeqCst);
+    }
+
+    pub(super) fn has_device_tlbs(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.device_tlbs.load(Ordering::SeqCst) > 0
     }
 
     pub(super) fn note_fault(&self, fault: Fault) {
@@ -231,11 +247,7 @@ impl Unit {
     }
 
     fn drop_everywhere(&self) {
-        self.each_device(|device| {
-            let mut state = device.state();
-            state.tlb.drop_all();
-            state.walks.drop_all();
-        });
+        self.each_device(|device| device.state().drop_all());
     }
 
     fn each_device(&self, mut act: impl FnMut(&Device)) {

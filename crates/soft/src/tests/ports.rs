@@ -237,3 +237,34 @@ fn extents_end_at_pieces_and_registrations() {
         assert!(matches!(cache.run(&queue, last), Err(BackendError::NotRegistered { .. })));
     }
 }
+
+/// The device's own TLB outlasts a flush of the IOTLB, and not a flush of its own.
+#[test]
+fn a_device_tlb_is_flushed_by_its_own_descriptor() {
+    use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, Ticket};
+    let iommu = SoftIommu::new(SoftConfig { flush_cost: std::time::Duration::ZERO, ..SoftConfig::default() });
+    let iommu = iommu.unwrap();
+    let queue = iommu.queue();
+    assert!(!queue.has_device_tlbs());
+    let (plain, device) = (iommu.port(), iommu.port_with_device_tlb(16));
+    assert!(queue.has_device_tlbs());
+    let arena = Arena::new(1);
+    // SAFETY: unregistered below, before it is freed.
+    unsafe { queue.register_memory(arena.memory()) }.unwrap();
+    // SAFETY: one table of one level, attached here; the queue below is the only one.
+    let pages = unsafe { iommu.table_pages() };
+    pages[0].entries()[1].store(arena.memory().addr() as u64 | 3, Ordering::Release);
+    iommu.attach(iommu.table_phys(), 1);
+    let at = Iova::new(4096);
+    assert_eq!((plain.read_u64(at), device.read_u64(at)), (Ok(0), Ok(0)));
+    pages[0].entries()[1].store(0, Ordering::Release);
+    let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: true };
+    queue.submit(&[flush], Some(Ticket(1))).unwrap();
+    assert_eq!(queue.completed(), Ticket(1), "a flush that costs nothing completes at once");
+    assert_eq!((kind(plain.read_u64(at)), device.read_u64(at)), (Some(FaultKind::NotMapped), Ok(0)));
+    queue.submit(&[Descriptor::DeviceTlb(Scope::Domain)], Some(Ticket(2))).unwrap();
+    assert_eq!(kind(device.read_u64(at)), Some(FaultKind::NotMapped));
+    drop(device);
+    assert!(!queue.has_device_tlbs());
+    queue.unregister_memory(arena.memory());
+}
