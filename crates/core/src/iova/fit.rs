@@ -78,12 +78,14 @@ impl Tree {
         }
     }
 
-    /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels).
+    /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels). Opens their region if it has a map and
+    /// all of them.
     pub(super) fn first_fit(&mut self, class: usize, len: u64) -> Option<u64> {
-        self.settle();
+        self.close();
         let (mut at, mut level, mut base) = (self.root, self.level, 0);
         let found = loop {
             self.visit();
+            self.open.path[level as usize] = at;
             let node = self.nodes.get(at);
             match node.first_fit(level, base, class, len) {
                 Step::At(start) => break Some(start),
@@ -95,6 +97,8 @@ impl Tree {
             }
             level -= 1;
             if level == 0 {
+                self.open.map = at;
+                self.open.region = base >> REGION_SHIFT;
                 // A region that is not entirely free: an aligned run begins with it.
                 let bit = if class == 0 { self.maps.get(at).find(len) } else { Some(0) };
                 break bit.map(|bit| base + bit);

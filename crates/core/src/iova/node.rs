@@ -31,21 +31,9 @@ impl Summary {
         }
     }
 
-    /// The summary of a node, before summarised as `self`, of which one slot changes from `old` to `new`; `None` if that depends
-    /// on the other slots.
-    pub(super) fn replace(self, old: Self, new: Self) -> Option<Self> {
-        let [before, _, _] = old.best;
-        let [after, regions, large] = new.best;
-        if (old.head, old.tail, old.best) != (new.head, new.tail, [before, regions, large]) {
-            return None;
-        }
-        // Only the longest run inside changes, which no other slot takes part in.
-        let [longest, _, _] = self.best;
-        if after >= longest {
-            Some(Self { best: [after, self.best[1], self.best[2]], ..self })
-        } else {
-            (before < longest).then_some(self)
-        }
+    /// Whether it differs from `other` in nothing but the longest run.
+    pub(super) fn has_ends_of(self, other: Self) -> bool {
+        (self.head, self.tail) == (other.head, other.tail) && self.best[1..] == other.best[1..]
     }
 }
 
@@ -123,6 +111,10 @@ impl Node {
         }
     }
 
+    pub(super) fn put_longest(&mut self, slot: usize, longest: u64) {
+        self.best[0][slot] = longest;
+    }
+
     /// Whether no granule of a slot is free.
     pub(super) fn is_used(&self, slot: usize) -> bool {
         self.best[0][slot] == 0
@@ -136,10 +128,8 @@ impl Node {
     /// Summarises a node at `level` whose first granule is `base`.
     pub(super) fn summary(&self, level: u32, base: u64) -> Summary {
         let span = 1 << slot_shift(level);
-        // How many granules before each slot are free.
-        let (mut before, mut run, mut head) = ([0; FAN], 0, None);
-        for (before, (&slot_head, &slot_tail)) in before.iter_mut().zip(self.head.iter().zip(&self.tail)) {
-            *before = run;
+        let (mut run, mut head) = (0, None);
+        for (&slot_head, &slot_tail) in self.head.iter().zip(&self.tail) {
             if slot_head == span {
                 run += span;
             } else {
@@ -150,18 +140,28 @@ impl Node {
         let head = head.unwrap_or(run);
         // Slots begin at multiples of a region. With those of the largest alignment they do too, or the node is no larger.
         let [_, _, large] = ALIGNS;
-        let longest = |class: usize| {
-            let joined = (0..FAN).map(|slot| (before[slot] & !(ALIGNS[class] - 1)) + self.head[slot]);
-            joined.zip(self.best[class]).fold(0, |most, (joined, inside)| joined.max(inside).max(most))
-        };
         let largest = if span >= large {
-            longest(2)
+            self.longest(level, 2)
         } else if base & (large - 1) == 0 {
             head
         } else {
             0
         };
-        Summary { head, tail: run, best: [longest(0), longest(1), largest] }
+        Summary { head, tail: run, best: [self.longest(level, 0), self.longest(level, 1), largest] }
+    }
+
+    /// The longest run that begins at a multiple of `ALIGNS[class]`, of which a slot is a multiple.
+    #[inline]
+    pub(super) fn longest(&self, level: u32, class: usize) -> u64 {
+        let span = 1 << slot_shift(level);
+        let aligned = !(ALIGNS[class] - 1);
+        let (mut run, mut most) = (0, 0);
+        for slot in 0..FAN {
+            let joined = (run & aligned) + self.head[slot];
+            most = joined.max(self.best[class][slot]).max(most);
+            run = if self.head[slot] == span { run + span } else { self.tail[slot] };
+        }
+        most
     }
 
     /// Searches the slots for the first `len` free granules from a multiple of `ALIGNS[class]`.

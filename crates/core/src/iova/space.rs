@@ -49,8 +49,11 @@ impl Space {
         }
         let Some(start) = Self::find(tree, len, align, limit) else { return Ok(None) };
         let taken = Extent { start, end: start + len };
-        tree.prepare(taken.end, 1)?;
-        tree.take(taken);
+        let opened = taken.region() == Some(tree.open.region);
+        if !(opened && tree.take_part(taken)) {
+            tree.prepare(taken.end, 1)?;
+            tree.take(taken);
+        }
         Ok(Some(taken))
     }
 

@@ -12,7 +12,7 @@
 //! needs them ([`Tree::settle`]), so that allocations and frees in one region change its map and nothing else.
 
 use super::error::IovaError;
-use super::extent::{Extent, REGION_SHIFT};
+use super::extent::{Extent, REGION, REGION_SHIFT};
 use super::node::{FAN, NIL, Node, Summary, base_of, slot_of, slot_shift};
 use super::region::Region;
 use super::slab::Slab;
@@ -151,7 +151,7 @@ impl Tree {
     }
 
     /// Settles, and has no open region then.
-    fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.settle();
         self.open.region = NOWHERE;
     }
@@ -162,8 +162,43 @@ impl Tree {
             return;
         }
         let granule = self.open.region << REGION_SHIFT;
+        let old = self.nodes.get(self.open.path[1]).get(slot_of(1, granule));
+        let summary = self.maps.get(self.open.map).summary(granule);
+        // A burst ends with what it began with, or mostly with a longest run that is another one.
+        if summary.has_ends_of(old) && summary.head < REGION {
+            self.settle_longest(granule, old.best[0], summary.best[0]);
+        } else {
+            self.settle_all(granule, summary);
+        }
+    }
+
+    /// Changes the longest run recorded for the open region, on which no run beyond it depends.
+    fn settle_longest(&mut self, granule: u64, mut before: u64, mut after: u64) {
+        for level in 1..=self.level {
+            if before == after {
+                return;
+            }
+            let at = self.open.path[level as usize];
+            self.nodes.get_mut(at).put_longest(slot_of(level, granule), after);
+            if level == self.level {
+                return;
+            }
+            // What was the longest run of this node.
+            let above =
+                self.nodes.get(self.open.path[level as usize + 1]).get(slot_of(level + 1, granule)).best[0];
+            if after < above {
+                if before < above {
+                    return;
+                }
+                after = self.nodes.get(at).longest(level, 0);
+            }
+            before = above;
+        }
+    }
+
+    /// Changes the summary of the open region.
+    fn settle_all(&mut self, granule: u64, mut summary: Summary) {
         let mut child = self.open.map;
-        let mut summary = self.maps.get(child).summary(granule);
         for level in 1..=self.level {
             let at = self.open.path[level as usize];
             let slot = slot_of(level, granule);
@@ -174,14 +209,9 @@ impl Tree {
             } else if self.nodes.get(at).get(slot) == summary {
                 return;
             }
-            let old = self.nodes.get(at).get(slot);
             self.nodes.get_mut(at).put(slot, summary);
             if level < self.level {
-                let above =
-                    self.nodes.get(self.open.path[level as usize + 1]).get(slot_of(level + 1, granule));
-                summary = above
-                    .replace(old, summary)
-                    .unwrap_or_else(|| self.nodes.get(at).summary(level, base_of(level, granule)));
+                summary = self.nodes.get(at).summary(level, base_of(level, granule));
             }
             child = at;
         }
