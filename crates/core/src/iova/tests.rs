@@ -154,6 +154,45 @@ fn a_large_allocation_may_be_freed_in_any_pieces() {
     space.space.lock().check();
 }
 
+/// Cut at one end only, in more regions than there are spare maps at any time.
+#[test]
+fn a_piece_cut_at_either_end_finds_a_map() {
+    for (from, len) in [(0, 3), (509, 3), (300, 512), (0, 513), (511, 513)] {
+        let space = IovaSpace::new(48).unwrap();
+        let empty = space.stats();
+        let large = space.alloc(1000 * 512 * G, 512 * G, None).unwrap();
+        for i in (0..998).step_by(2) {
+            space.free(large.part((512 * i + from) * G, len * G).unwrap()).unwrap();
+        }
+        assert_eq!(space.stats().free, 499 + empty.free);
+        for i in (0..998).step_by(2) {
+            let part = large.part((512 * i + from) * G, len * G).unwrap();
+            space.alloc_at(part).unwrap();
+        }
+        space.space.lock().check();
+        space.free(large).unwrap();
+        assert_eq!(space.stats(), empty);
+    }
+}
+
+#[test]
+fn a_page_that_is_freed_at_once_leaves_no_map() {
+    let space = IovaSpace::new(48).unwrap();
+    for start in [HIGH, HIGH + 512 * 9 + 5, 1 << 30] {
+        space.alloc_at(range(start, 1)).unwrap();
+        space.free(range(start, 1)).unwrap();
+        space.space.lock().check();
+        // From here on the nodes above are there, or were.
+        let beside = range(start + 512, 1);
+        space.alloc_at(beside).unwrap();
+        space.alloc_at(range(start, 1)).unwrap();
+        space.free(range(start, 1)).unwrap();
+        space.space.lock().check();
+        space.free(beside).unwrap();
+    }
+    assert_eq!(space.stats(), IovaSpace::new(48).unwrap().stats());
+}
+
 #[test]
 fn metadata_follows_the_regions_in_use() {
     let space = IovaSpace::new(48).unwrap();
