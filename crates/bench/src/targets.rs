@@ -29,7 +29,7 @@ const OVER_FLOOR: (f64, f64) = (3.0, 2.0);
 const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"];
 
 /// The hot paths, which are to do without read-modify-writes: suite, case and subject of each.
-const HOT_PATHS: [(&str, &str, &str); 9] = [
+const HOT_PATHS: [(&str, &str, &str); 10] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
     ("pool", "pair-64", "pinfold"),
@@ -39,6 +39,7 @@ const HOT_PATHS: [(&str, &str, &str); 9] = [
     ("frame", "fill-64", "pinfold"),
     ("page-pool", "local", "pinfold"),
     ("page-pool", "ring", "pinfold-bulk"),
+    ("iommu", "domain-4k-batch", "pinfold"),
 ];
 
 impl Targets<'_> {

@@ -39,6 +39,7 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "an owner of a domain; in the cases of addresses over a backend without a table"),
+    ("pinfold-pinned", "a table page that is pinned for an owner: nothing is counted"),
     ("pinfold-shared", "the domain's own calls, or the address space's, without an owner"),
     ("pinfold-strict", "an owner: an unmap waits for its flush"),
     ("pinfold-revoke", "an owner: an unmap returns, and the memory is held until its flush has completed"),

@@ -5,7 +5,8 @@ use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PhysAddr};
-use pinfold_core::table::{Retired, Table, TablePage, TablePages, VtdSecondStage};
+use pinfold_core::table::{Retired, Table, TableError, TablePage, TablePages, VtdSecondStage};
+use std::cell::RefCell;
 
 const PAGE: u64 = 4096;
 /// What one table page of level 1 maps.
@@ -30,33 +31,43 @@ fn range(start: u64, len: u64) -> Result<IovaRange, BenchError> {
     Ok(IovaRange::new(Iova::new(start), len)?)
 }
 
-/// Maps and clears in a table page that other mappings keep in use.
+/// Maps and clears in a table page that other mappings keep in use, and in one that is pinned.
 pub(super) fn small(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    let table = table(16)?;
-    let rounds = harness.scale(3_200);
+    let (counted, pinned) = (table(16)?, table(16)?);
     // The last page of the window stays mapped.
-    table.map(range(2 * WINDOW - PAGE, PAGE)?, PhysAddr::new(0), Access::READ)?;
-    let table = &table;
+    counted.map(range(2 * WINDOW - PAGE, PAGE)?, PhysAddr::new(0), Access::READ)?;
+    let leaf = pinned.pin(Iova::new(WINDOW))?;
+    let (counted, pinned, leaf) = (&counted, &pinned, &leaf);
+    let retired = RefCell::new(Retired::new());
+    let retired = &retired;
+    let map = move |iova, phys| counted.map(iova, phys, Access::WRITE);
+    let clear = move |iova| counted.clear(iova, &mut retired.borrow_mut());
+    let map_pinned = move |iova, phys| pinned.map_pinned(leaf, iova, phys, Access::WRITE);
+    let clear_pinned = move |iova| pinned.clear_pinned(leaf, iova);
+    let (rounds, calls) = (harness.scale(3_200), harness.scale(51_200));
     harness.interleave(vec![
-        Subject::countable("pinfold", move |out| one_by_one(out, table, rounds)),
-        Subject::countable("pinfold", move |out| by_one_call(out, table, 16 * rounds)),
+        Subject::countable("pinfold", move |out| one_by_one(out, map, clear, rounds)),
+        Subject::countable("pinfold-pinned", move |out| one_by_one(out, map_pinned, clear_pinned, rounds)),
+        Subject::countable("pinfold", move |out| by_one_call(out, map, clear, calls)),
+        Subject::countable("pinfold-pinned", move |out| by_one_call(out, map_pinned, clear_pinned, calls)),
     ])
 }
 
-fn one_by_one(out: &mut Samples, table: &Table<VtdSecondStage>, rounds: usize) -> Outcome {
+fn one_by_one(
+    out: &mut Samples,
+    map: impl Fn(IovaRange, PhysAddr) -> Result<(), TableError>,
+    clear: impl Fn(IovaRange) -> Result<(), TableError>,
+    rounds: usize,
+) -> Outcome {
     let ranges: Vec<IovaRange> =
         (0..MANY).map(|page| range(WINDOW + page * PAGE, PAGE)).collect::<Result<_, _>>()?;
     let (mut mapped, mut cleared) = (Cost::default(), Cost::default());
-    let mut retired = Retired::new();
     for _ in 0..rounds {
-        let (cost, result) = Cost::of(|| {
-            ranges
-                .iter()
-                .try_for_each(|iova| table.map(*iova, PhysAddr::new(iova.start().raw()), Access::WRITE))
-        });
+        let (cost, result) =
+            Cost::of(|| ranges.iter().try_for_each(|iova| map(*iova, PhysAddr::new(iova.start().raw()))));
         result?;
         mapped = mapped + cost;
-        let (cost, result) = Cost::of(|| ranges.iter().try_for_each(|iova| table.clear(*iova, &mut retired)));
+        let (cost, result) = Cost::of(|| ranges.iter().try_for_each(|iova| clear(*iova)));
         result?;
         cleared = cleared + cost;
     }
@@ -66,15 +77,19 @@ fn one_by_one(out: &mut Samples, table: &Table<VtdSecondStage>, rounds: usize) -
     Ok(())
 }
 
-fn by_one_call(out: &mut Samples, table: &Table<VtdSecondStage>, calls: usize) -> Outcome {
+fn by_one_call(
+    out: &mut Samples,
+    map: impl Fn(IovaRange, PhysAddr) -> Result<(), TableError>,
+    clear: impl Fn(IovaRange) -> Result<(), TableError>,
+    calls: usize,
+) -> Outcome {
     let iova = range(WINDOW, MANY * PAGE)?;
     let (mut mapped, mut cleared) = (Cost::default(), Cost::default());
-    let mut retired = Retired::new();
     for _ in 0..calls {
-        let (cost, result) = Cost::of(|| table.map(iova, PhysAddr::new(PAGE), Access::WRITE));
+        let (cost, result) = Cost::of(|| map(iova, PhysAddr::new(PAGE)));
         result?;
         mapped = mapped + cost;
-        let (cost, result) = Cost::of(|| table.clear(iova, &mut retired));
+        let (cost, result) = Cost::of(|| clear(iova));
         result?;
         cleared = cleared + cost;
     }
