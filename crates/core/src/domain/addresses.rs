@@ -2,6 +2,7 @@
 
 use super::window::WindowShare;
 use crate::addr::IovaRange;
+use crate::table::PinnedLeaf;
 
 /// The addresses of a mapping. Dropping them leaves them in use for good.
 #[derive(Debug)]
@@ -25,6 +26,14 @@ pub(super) enum Origin {
 impl Addresses {
     pub(super) fn is_fixed(&self) -> bool {
         matches!(self.origin, Origin::Fixed)
+    }
+
+    /// Returns the pin of the window that they are in, if there is one.
+    pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
+        match &self.origin {
+            Origin::Window(share) => share.window().pin(),
+            Origin::Fixed | Origin::Space => None,
+        }
     }
 
     /// Returns how many bytes a revocation holds: none of memory that stays mapped.

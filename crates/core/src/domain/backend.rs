@@ -2,10 +2,12 @@
 
 use super::error::BackendError;
 use super::stats::BackendStats;
+use super::table_backend::phys::ExtentCache;
 use crate::access::Access;
 use crate::addr::IovaRange;
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::mem::DmaMemory;
+use crate::table::PinnedLeaf;
 use core::task::Poll;
 
 /// The owner of a domain's table: software, the kernel, or none.
@@ -38,6 +40,48 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// A device may reach any of the ranges for good.
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError>;
+
+    /// Pins what translates a window of 2 MiB, aligned, that one owner has to itself, so that mapping there needs no lookup and
+    /// shares nothing with other owners. `None` from a backend without such windows.
+    ///
+    /// # Errors
+    /// The window is mapped as any other range.
+    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
+        let _ = window;
+        Ok(None)
+    }
+
+    /// Maps `memory` at `iova` in the window of `pin`, as [`map`](Self::map) does. `extents` is the owner's.
+    ///
+    /// # Errors
+    /// As for `map`.
+    fn map_pinned(
+        &self,
+        pin: &PinnedLeaf,
+        extents: &mut ExtentCache,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        let _ = (pin, extents);
+        self.map(iova, memory, access)
+    }
+
+    /// Revokes access to all of `ranges`, as [`revoke`](Self::revoke) does. Those in a pinned window come with its pin.
+    ///
+    /// # Errors
+    /// As for `revoke`.
+    fn revoke_pinned(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
+        self.revoke(&mut ranges.map(|(range, _)| range))
+    }
+
+    /// Removes a pin, when nothing is mapped in its window.
+    fn unpin(&self, pin: PinnedLeaf) {
+        drop(pin);
+    }
 
     /// Whether the flush has completed. [`Ticket::NEVER`] never has.
     fn is_completed(&self, ticket: Ticket) -> bool;

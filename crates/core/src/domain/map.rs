@@ -10,6 +10,7 @@ use crate::access::{Access, Direction};
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::mem::DmaMemory;
+use crate::table::PinnedLeaf;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
@@ -74,15 +75,21 @@ impl<P> CleanUp for Unmapped<'_, P> {
     }
 }
 
-/// Joins ranges that follow each other.
-fn joined(ranges: impl Iterator<Item = IovaRange>) -> impl Iterator<Item = IovaRange> {
+/// Joins ranges that follow each other in one window, or outside of all pinned ones.
+fn joined<'p>(
+    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
+) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
     let mut ranges = ranges.peekable();
     core::iter::from_fn(move || {
-        let mut range = ranges.next()?;
-        while let Some(next) = ranges.next_if(|next| next.start() == range.end()) {
+        let (mut range, pin) = ranges.next()?;
+        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
+        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
+            next.0.start() == range.end() && address(next.1) == address(pin)
+        };
+        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
             range = range.merged(&next)?;
         }
-        Some(range)
+        Some((range, pin))
     })
 }
 
@@ -179,7 +186,7 @@ impl Domain {
         }
         let here = |new: &&Revoked<P, H>| new.belongs_to(self);
         let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
-        if any && let Ok(ticket) = self.backend().revoke(&mut ranges) {
+        if any && let Ok(ticket) = self.backend().revoke_pinned(&mut ranges) {
             drop(ranges);
             let here = |new: &&mut Revoked<P, H>| new.belongs_to(self) && new.to_revoke().is_some();
             for revoked in new.iter_mut().filter(here) {
@@ -199,12 +206,28 @@ impl Domain {
         access: Access,
     ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
         let addresses = self.alloc_for(caller, memory).map_err(|error| (None, error))?;
-        let Err(error) = self.backend().map(addresses.iova, memory, access) else { return Ok(addresses) };
+        let mapped = self.map_part(caller, &addresses, addresses.iova, memory, access);
+        let Err(error) = mapped else { return Ok(addresses) };
         if error.stays_reachable() {
             return Err((Some(addresses), error));
         }
         caller.release(self, addresses);
         Err((None, error))
+    }
+
+    /// Maps `memory` at `iova`, part of `addresses`.
+    fn map_part(
+        &self,
+        caller: &mut impl Caller,
+        addresses: &Addresses,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        match (addresses.pin(), caller.extents()) {
+            (Some(pin), Some(extents)) => self.backend().map_pinned(pin, extents, iova, memory, access),
+            _ => self.backend().map(iova, memory, access),
+        }
     }
 
     fn alloc_for(&self, caller: &mut impl Caller, memory: DmaMemory) -> Result<Addresses, BackendError> {
@@ -229,8 +252,8 @@ impl Domain {
             let len = piece.len() as u64;
             let differs = || BackendError::LengthsDiffer { iova, memory_bytes: piece.len() };
             let result = iova.part(mapped, len).ok_or_else(differs);
-            if let Err(error) = result.and_then(|at| self.backend().map(at, piece, access)) {
-                let error = self.undo_map(iova, mapped, error);
+            if let Err(error) = result.and_then(|at| self.map_part(caller, &addresses, at, piece, access)) {
+                let error = self.undo_map(&addresses, mapped, error);
                 if error.stays_reachable() {
                     return Err((Some(addresses), error));
                 }
@@ -242,11 +265,12 @@ impl Domain {
         Ok(addresses)
     }
 
-    /// Revokes the first `len` bytes of `iova` after `error`, and returns the error that says whether a device may reach
+    /// Revokes the first `len` bytes of `addresses` after `error`, and returns the error that says whether a device may reach
     /// them.
-    fn undo_map(&self, iova: IovaRange, len: u64, error: BackendError) -> BackendError {
+    fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
+        let iova = addresses.iova;
         let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) = self.backend().revoke(&mut core::iter::once(part)) else {
+        let Ok(ticket) = self.backend().revoke_pinned(&mut core::iter::once((part, addresses.pin()))) else {
             return BackendError::NotRevoked;
         };
         match self.backend().wait(ticket) {

@@ -13,6 +13,7 @@ use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::share::Shared;
+use crate::table::PinnedLeaf;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -91,8 +92,12 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
-        let Some(range) = self.to_revoke() else { return };
-        if let Ok(ticket) = self.domain.backend().revoke(&mut core::iter::once(range)) {
+        if self.addresses.is_fixed() {
+            return;
+        }
+        let mut range = self.to_revoke().into_iter();
+        let revoked = self.domain.backend().revoke_pinned(&mut range);
+        if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
         }
@@ -111,9 +116,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         }
     }
 
-    /// Returns the range that the backend has to revoke, if any.
-    fn to_revoke(&self) -> Option<IovaRange> {
-        (!self.addresses.is_fixed()).then_some(self.addresses.iova)
+    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
+    fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
+        (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
     }
 
     fn is_quiesced(&self) -> bool {
@@ -425,8 +430,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         self.0.set_ticket(ticket);
     }
 
-    /// Returns the range that the backend has to revoke, if any.
-    pub(super) fn to_revoke(&self) -> Option<IovaRange> {
+    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
+    pub(super) fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
         self.0.to_revoke()
     }
 }

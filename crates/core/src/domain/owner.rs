@@ -5,6 +5,7 @@ use super::counts::{Counts, OwnerShared};
 use super::error::BackendError;
 use super::space::Domain;
 use super::statics::Hit;
+use super::table_backend::phys::ExtentCache;
 use super::windows::{MAX_BYTES, Windows};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
@@ -21,6 +22,11 @@ pub(super) trait Caller {
 
     /// Returns the counters of what this caller does.
     fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
+
+    /// Returns what an owner keeps about the memory that it mapped last. Only an owner has addresses in pinned windows.
+    fn extents(&mut self) -> Option<&mut ExtentCache> {
+        None
+    }
 
     /// Returns where `memory` is mapped for its lifetime, as [`Domain::static_at`] does.
     fn static_at(
@@ -74,12 +80,20 @@ pub(super) struct Owner {
     translates: bool,
     /// The static mapping that was found last.
     hit: Option<Hit>,
+    /// The registered memory that was mapped last.
+    extents: ExtentCache,
 }
 
 impl Owner {
     pub(super) fn new(translates: bool) -> Self {
         let shared = Arc::new(OwnerShared::new());
-        Self { windows: Windows::new(Arc::clone(&shared)), shared, translates, hit: None }
+        Self {
+            windows: Windows::new(Arc::clone(&shared)),
+            shared,
+            translates,
+            hit: None,
+            extents: ExtentCache::new(),
+        }
     }
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous.
@@ -121,6 +135,10 @@ impl Caller for Owner {
 
     fn counts<'a>(&'a self, _: &'a Domain) -> &'a Counts {
         &self.shared.counts
+    }
+
+    fn extents(&mut self) -> Option<&mut ExtentCache> {
+        Some(&mut self.extents)
     }
 
     fn static_at(

@@ -90,13 +90,19 @@ impl Domain {
     pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
         let range = self.iovas.alloc(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
         self.windows.fetch_add(1, Ordering::Relaxed);
-        Some(Window::new(range, Arc::clone(owner)))
+        // Without a pin it is mapped as any other range.
+        let pin = self.backend().pin(range).ok().flatten();
+        Some(Window::new(range, pin, Arc::clone(owner)))
     }
 
     /// Closes a window whose last share was given up, if there is one: nothing is mapped in it.
     pub(super) fn close_window(&self, window: Option<Window>) {
         if let Some(window) = window {
-            self.free_iova(window.range());
+            let (range, pin) = window.into_parts();
+            if let Some(pin) = pin {
+                self.backend().unpin(pin);
+            }
+            self.free_iova(range);
             self.windows.fetch_sub(1, Ordering::Relaxed);
         }
     }

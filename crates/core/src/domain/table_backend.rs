@@ -3,7 +3,7 @@
 mod backend;
 #[cfg(all(test, loom))]
 mod loom_model;
-mod phys;
+pub(super) mod phys;
 mod reclaim;
 #[cfg(test)]
 #[cfg(not(loom))]

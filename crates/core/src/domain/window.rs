@@ -6,6 +6,7 @@ use crate::addr::IovaRange;
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::table::PinnedLeaf;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 
@@ -19,6 +20,8 @@ pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
 #[derive(Debug)]
 pub(super) struct Window {
     range: IovaRange,
+    /// The table page that translates the window, if its backend has it pinned.
+    pin: Option<PinnedLeaf>,
     owner: Arc<OwnerShared>,
     /// Granules that others than the owner have returned and the owner has not collected.
     returned: CachePadded<[AtomicU64; WORDS]>,
@@ -26,12 +29,21 @@ pub(super) struct Window {
 
 impl Window {
     /// `range` is one window, aligned.
-    pub(super) fn new(range: IovaRange, owner: Arc<OwnerShared>) -> Self {
-        Self { range, owner, returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))) }
+    pub(super) fn new(range: IovaRange, pin: Option<PinnedLeaf>, owner: Arc<OwnerShared>) -> Self {
+        Self { range, pin, owner, returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))) }
     }
 
     pub(super) fn range(&self) -> IovaRange {
         self.range
+    }
+
+    pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
+        self.pin.as_ref()
+    }
+
+    /// Returns the range and the pin of a window that is closed.
+    pub(super) fn into_parts(self) -> (IovaRange, Option<PinnedLeaf>) {
+        (self.range, self.pin)
     }
 
     /// Returns the first granule of `iova` in the window, and their number.

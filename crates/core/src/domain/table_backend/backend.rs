@@ -1,16 +1,16 @@
 //! [`TableBackend`]: maps by writing a table, revokes by clearing it and requesting a flush.
 
-use super::phys::PhysTranslator;
+use super::phys::{ExtentCache, PhysTranslator};
 use super::reclaim::DeferredReclaim;
 use crate::access::Access;
-use crate::addr::{IovaRange, PhysAddr};
+use crate::addr::{IovaRange, PhysAddr, PhysRange};
 use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
 use crate::invalidate::{Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::table::{Format, Retired, Table, TableError, TablePages};
+use crate::table::{Format, PinnedLeaf, Retired, Table, TableError, TablePages};
 use core::fmt;
 use core::task::Poll;
 
@@ -18,6 +18,9 @@ use core::task::Poll;
 const MAP_ATTEMPTS: u32 = 64;
 /// How often a map that needs table pages polls for those that another thread is retiring.
 const RETIRING_POLLS: u64 = 10_000;
+
+/// A range to be cleared, with the pin of its window if there is one.
+type Cleared<'r> = (IovaRange, Option<&'r PinnedLeaf>);
 
 /// A [`Backend`] that owns a table of format `F` and flushes through `Q`.
 pub struct TableBackend<F: Format, Q: InvalidationQueue + PhysTranslator> {
@@ -61,14 +64,19 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     /// Another owner may take the reclaimed pages first, and a parent is retired only after its last child has been
     /// reclaimed, so one attempt is not enough.
     fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        self.with_pages(|| self.table.map(iova, phys, access))
+    }
+
+    /// Attempts `change` again while it lacks table pages and some are retired.
+    fn with_pages<T>(&self, change: impl Fn() -> Result<T, TableError>) -> Result<T, TableError> {
         let mut attempts = 0;
         loop {
             let reclaimed = self.deferred.reclaimed(); // before the attempt, or progress made during it would be missed
-            let mapped = self.table.map(iova, phys, access);
+            let result = change();
             attempts += 1;
-            let exhausted = matches!(mapped, Err(TableError::NoPages { .. }));
+            let exhausted = matches!(result, Err(TableError::NoPages { .. }));
             if !exhausted || attempts == MAP_ATTEMPTS || !self.wait_for_retired(reclaimed) {
-                return mapped;
+                return result;
             }
         }
     }
@@ -126,7 +134,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
 
     /// Clears, then requests the flush and submits it if the queue is not full: in this order, or a walk between the two
     /// would stay cached. Takes no lock while it clears.
-    fn clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+    fn clear<'r>(&self, ranges: &mut dyn Iterator<Item = Cleared<'r>>) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
             return self.flush_then_clear(ranges);
@@ -134,8 +142,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         self.reclaim();
         let (mut retired, mut list) = (Retired::new(), FlushList::new());
         let (mut ticket, mut failed) = (Ticket::COMPLETED, None);
-        for range in ranges {
-            if let Err(error) = self.table.clear(range, &mut retired) {
+        for (range, pin) in ranges {
+            if let Err(error) = self.clear_one(range, pin, &mut retired) {
                 failed = Some(error);
                 break;
             }
@@ -150,16 +158,32 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         failed.map_or(Ok(ticket), Err)
     }
 
+    #[inline]
+    fn clear_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+        retired: &mut Retired,
+    ) -> Result<(), TableError> {
+        match pin {
+            Some(pin) => self.table.clear_pinned(pin, range),
+            None => self.table.clear(range, retired),
+        }
+    }
+
     /// The same in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
-    fn flush_then_clear(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, TableError> {
+    fn flush_then_clear<'r>(
+        &self,
+        ranges: &mut dyn Iterator<Item = Cleared<'r>>,
+    ) -> Result<Ticket, TableError> {
         let ranges: alloc::vec::Vec<_> = ranges.collect();
         self.reclaim();
-        let flushes = ranges.iter().map(|range| Flush { range: *range, leaf_only: false });
+        let flushes = ranges.iter().map(|(range, _)| Flush { range: *range, leaf_only: false });
         let ticket = self.invalidator.request(flushes);
         self.invalidator.submit();
         let mut retired = Retired::new();
-        ranges.into_iter().try_for_each(|range| self.table.clear(range, &mut retired))?;
+        ranges.into_iter().try_for_each(|(range, pin)| self.clear_one(range, pin, &mut retired))?;
         self.deferred.add(&self.table, retired, ticket);
         Ok(ticket)
     }
@@ -173,14 +197,58 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     }
 
     /// Undoes the first `mapped` bytes of a map that failed with `error`.
-    fn roll_back(&self, iova: IovaRange, mapped: u64, error: BackendError) -> BackendError {
+    fn roll_back(
+        &self,
+        iova: IovaRange,
+        pin: Option<&PinnedLeaf>,
+        mapped: u64,
+        error: BackendError,
+    ) -> BackendError {
         let Some(part) = iova.part(0, mapped) else { return error };
         let incomplete = |flush| BackendError::RollbackIncomplete { iova, flush };
-        match self.clear(&mut core::iter::once(part)) {
+        match self.clear(&mut core::iter::once((part, pin))) {
             Ok(_) if known_bad::makes(Mistake::RollbackNotAwaited) => error,
             Ok(ticket) => self.invalidator.wait(ticket).map_or_else(incomplete, |()| error),
             Err(_) => BackendError::NotRevoked,
         }
+    }
+
+    /// Maps `memory` run by run: `run` translates the start of what is left, in the window of `pin` if there is one.
+    fn map_runs(
+        &self,
+        iova: IovaRange,
+        pin: Option<&PinnedLeaf>,
+        memory: DmaMemory,
+        access: Access,
+        mut run: impl FnMut(DmaMemory) -> Result<PhysRange, BackendError>,
+    ) -> Result<(), BackendError> {
+        let len = memory.len() as u64;
+        let not_registered = || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
+        if iova.len() != len {
+            return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
+        }
+        let mut mapped = 0;
+        while mapped < len {
+            let mut step = || {
+                let at = usize::try_from(mapped).map_err(|_| not_registered())?;
+                let rest = memory.part(at, memory.len() - at).map_err(|_| not_registered())?;
+                let run = run(rest)?;
+                let piece = iova.part(mapped, run.len()).ok_or_else(not_registered)?;
+                match pin {
+                    Some(pin) => self.table.map_pinned(pin, piece, run.start(), access)?,
+                    None => self.map_run(piece, run.start(), access)?,
+                }
+                Ok(run.len())
+            };
+            mapped += match step() {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(self.roll_back(iova, pin, mapped, error)),
+            };
+        }
+        self.flush_not_present(iova).map_err(|flush| {
+            let error = BackendError::MapNotFlushed { iova, flush };
+            self.roll_back(iova, pin, len, error)
+        })
     }
 }
 
@@ -199,34 +267,41 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
     }
 
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
-        let len = memory.len() as u64;
-        let not_registered = || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
-        if iova.len() != len {
-            return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
-        }
-        let mut mapped = 0;
-        while mapped < len {
-            let step = || {
-                let at = usize::try_from(mapped).map_err(|_| not_registered())?;
-                let rest = memory.part(at, memory.len() - at).map_err(|_| not_registered())?;
-                let run = self.queue().run(rest)?;
-                let piece = iova.part(mapped, run.len()).ok_or_else(not_registered)?;
-                self.map_run(piece, run.start(), access)?;
-                Ok(run.len())
-            };
-            mapped += match step() {
-                Ok(bytes) => bytes,
-                Err(error) => return Err(self.roll_back(iova, mapped, error)),
-            };
-        }
-        self.flush_not_present(iova).map_err(|flush| {
-            let error = BackendError::MapNotFlushed { iova, flush };
-            self.roll_back(iova, len, error)
-        })
+        self.map_runs(iova, None, memory, access, |rest| self.queue().run(rest))
     }
 
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        Ok(self.clear(&mut ranges.map(|range| (range, None)))?)
+    }
+
+    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
+        Ok(Some(self.with_pages(|| self.table.pin(window.start()))?))
+    }
+
+    fn map_pinned(
+        &self,
+        pin: &PinnedLeaf,
+        extents: &mut ExtentCache,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        self.map_runs(iova, Some(pin), memory, access, |rest| extents.run(self.queue(), rest))
+    }
+
+    fn revoke_pinned(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         Ok(self.clear(ranges)?)
+    }
+
+    fn unpin(&self, pin: PinnedLeaf) {
+        let mut retired = Retired::new();
+        // Refused only if something is mapped there: then the page stays pinned, and the pin is leaked.
+        if self.table.unpin(pin, &mut retired).is_ok() {
+            self.flush_retired(retired);
+        }
     }
 
     fn is_completed(&self, ticket: Ticket) -> bool {

@@ -11,6 +11,9 @@ use crate::table::{TableError, TablePage, TablePages, VtdSecondStage};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+mod pinned;
 
 const PAGE: u64 = 4096;
 const RW: Access = Access::READ.union(Access::WRITE);

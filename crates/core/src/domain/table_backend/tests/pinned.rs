@@ -1,0 +1,208 @@
+//! A domain over a table: an owner's windows are pinned there.
+
+use super::*;
+use crate::access::{Bidirectional, FromDevice};
+use crate::domain::{Domain, DomainId, Mapping, Pinned};
+use crate::iova::IovaSpace;
+use crate::share::Shared;
+use crate::table::PinnedLeaf;
+
+const WINDOW_PAGES: u64 = 512;
+
+/// Memory of which only the addresses are used.
+#[derive(Debug)]
+struct Nowhere(usize);
+// SAFETY: nothing in these tests touches the memory.
+unsafe impl Pinned for Nowhere {
+    fn memory(&self) -> DmaMemory<'_> {
+        nowhere(self.0)
+    }
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+
+type Unit = Arc<TableBackend<VtdSecondStage, Scattered>>;
+
+/// The domain's backend, which the test keeps a look at.
+struct Seen(Unit);
+
+/// The caller's interface, handed through.
+impl Backend for Seen {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        self.0.map(iova, memory, access)
+    }
+    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        self.0.revoke(ranges)
+    }
+    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
+        self.0.pin(window)
+    }
+    fn map_pinned(
+        &self,
+        pin: &PinnedLeaf,
+        extents: &mut ExtentCache,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        self.0.map_pinned(pin, extents, iova, memory, access)
+    }
+    fn revoke_pinned(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
+        self.0.revoke_pinned(ranges)
+    }
+    fn unpin(&self, pin: PinnedLeaf) {
+        self.0.unpin(pin);
+    }
+    fn is_completed(&self, ticket: Ticket) -> bool {
+        self.0.is_completed(ticket)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+        self.0.wait(ticket)
+    }
+    fn stats(&self) -> crate::domain::BackendStats {
+        self.0.stats()
+    }
+}
+
+fn domain(pages: usize, queue: Scattered) -> (Unit, Shared<Domain>) {
+    let unit = Arc::new(paged(pages, queue));
+    let domain = Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
+    (unit, Shared::new(domain))
+}
+
+fn is_mapped(unit: &Unit, at: IovaRange) -> bool {
+    unit.table.translate(at.start()).is_some()
+}
+
+fn ordinary_map_is_refused(unit: &Unit, window: IovaRange) -> bool {
+    let inside = window.part(PAGE, PAGE).unwrap();
+    matches!(unit.map(inside, nowhere(1), RW), Err(BackendError::Table(TableError::Pinned { .. })))
+}
+
+fn window_of(mapping: &Mapping<Nowhere, FromDevice>) -> IovaRange {
+    let start = mapping.iova().start().raw() & !(WINDOW_PAGES * PAGE - 1);
+    IovaRange::new(Iova::new(start), WINDOW_PAGES * PAGE).unwrap()
+}
+
+#[test]
+fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
+    let (unit, domain) = domain(8, Scattered::default());
+    let pages = unit.stats().table_pages;
+    let mut local = domain.local();
+    let mapping = local.map(Nowhere(3), FromDevice).unwrap();
+    let window = window_of(&mapping);
+    for page in 0..3 {
+        let found = unit.table.translate(Iova::new(mapping.iova().start().raw() + page * PAGE)).unwrap();
+        assert_eq!(found.phys.raw(), (nowhere(3).addr() as u64 + page * PAGE) << 1);
+    }
+    assert!(ordinary_map_is_refused(&unit, window));
+    let other = local.map(Nowhere(1), FromDevice).unwrap();
+    drop(local.unmap(mapping).unwrap());
+    drop(local);
+    assert!(is_mapped(&unit, other.iova()) && ordinary_map_is_refused(&unit, window));
+    // Cleared through the pin by another thread, which also unpins the window of the owner that has gone.
+    let at = other.iova();
+    std::thread::spawn(move || drop(other)).join().unwrap();
+    assert!(!is_mapped(&unit, at));
+    assert!(!ordinary_map_is_refused(&unit, window));
+    revoke(&unit, window.part(PAGE, PAGE).unwrap());
+    while unit.wait_for_retired(unit.deferred.reclaimed()) {}
+    assert_eq!(unit.stats().table_pages, pages);
+    let stats = domain.stats();
+    assert_eq!((stats.windows, stats.quarantined, domain.iovas.stats().bytes_in_use), (0, 0, 0));
+}
+
+/// Contiguous mappings are one clear and one flush, of leaves alone.
+#[test]
+fn a_burst_is_one_flush_of_leaves() {
+    let (unit, domain) = domain(8, Scattered::default());
+    let mut local = domain.local();
+    let mappings = local.map_many((0..64).map(|_| Nowhere(1)), FromDevice).unwrap();
+    let all = IovaRange::new(mappings[0].iova().start(), 64 * PAGE).unwrap();
+    let mut revoked = Vec::new();
+    unit.queue().batches.lock().unwrap().clear();
+    local.revoke_many(mappings, &mut revoked);
+    assert_eq!(*unit.queue().batches.lock().unwrap(), [Flush { range: all, leaf_only: true }]);
+    revoked.into_iter().for_each(|one| drop(local.wait(one).unwrap()));
+}
+
+/// Memory that is not contiguous, and partly not registered: nothing stays mapped in the window.
+#[test]
+fn a_map_that_fails_in_a_pinned_window_is_taken_back_and_flushed() {
+    let (unit, domain) = domain(8, Scattered::default());
+    let mut local = domain.local();
+    let first = local.map(Nowhere(1), FromDevice).unwrap();
+    unit.queue().missing.lock().unwrap().insert(nowhere(3).addr() + 2 * 4096);
+    let failed = local.map(Nowhere(3), FromDevice).unwrap_err();
+    assert!(failed.payload.is_some() && matches!(failed.error, BackendError::NotRegistered { .. }));
+    let behind = IovaRange::new(Iova::new(first.iova().end().raw()), PAGE).unwrap();
+    assert!(!is_mapped(&unit, behind));
+    assert_eq!(
+        unit.queue().batches.lock().unwrap().last().map(|flush| flush.range.start()),
+        Some(behind.start())
+    );
+    unit.queue().missing.lock().unwrap().clear();
+    let (one, live) = (local.map(Nowhere(3), Bidirectional).unwrap(), domain.stats().live);
+    assert_eq!(live, 2);
+    drop((one, first));
+}
+
+/// Too few table pages for a pin: the window serves as ordinary addresses, and maps fail where no page is left.
+#[test]
+fn without_table_pages_an_owner_is_told_so() {
+    let (unit, domain) = domain(3, Scattered::default());
+    let (mut first, mut second) = (domain.local(), domain.local());
+    let kept = first.map(Nowhere(1), FromDevice).unwrap();
+    let refused = second.map(Nowhere(1), FromDevice).unwrap_err();
+    assert!(matches!(refused.error, BackendError::Table(TableError::NoPages { .. })));
+    drop((first, kept));
+    while unit.wait_for_retired(unit.deferred.reclaimed()) {}
+    drop(second.map(refused.payload.unwrap(), FromDevice).unwrap());
+}
+
+/// In caching mode a map through a pin waits for its flush too.
+#[test]
+fn a_map_through_a_pin_waits_in_caching_mode() {
+    let (unit, domain) = domain(8, Scattered { caches_not_present: true, ..Scattered::default() });
+    let mut local = domain.local();
+    let mapping = local.map(Nowhere(2), FromDevice).unwrap();
+    let flushes = unit.queue().batches.lock().unwrap().clone();
+    assert!(flushes.iter().any(|flush| flush.range == mapping.iova() && !flush.leaf_only));
+}
+
+/// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of one request for each
+/// revocation, or batch of them.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn owners_share_next_to_nothing() {
+    use crate::domain::{Local, Revoked};
+    use crate::sync::{rmw_count, rmw_reset};
+    const ROUNDS: usize = 200;
+    let (_unit, domain) = domain(64, Scattered::default());
+    let mut local = domain.local();
+    let batch = |local: &mut Local, many: usize| {
+        let mappings: Vec<_> = (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
+        let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(many);
+        local.revoke_many(mappings, &mut revoked);
+        revoked.into_iter().for_each(|one| drop(local.wait(one).unwrap()));
+    };
+    for (many, limit) in [(256, 0.02), (16, 0.5), (1, 8.0)] {
+        batch(&mut local, many);
+        rmw_reset();
+        (0..ROUNDS).for_each(|_| batch(&mut local, many));
+        let each = rmw_count() as f64 / (ROUNDS * many) as f64;
+        println!("{many} at a time: {each} read-modify-writes for a map and its revocation");
+        assert!(each <= limit, "{each} for {many} at a time");
+    }
+}
