@@ -125,7 +125,7 @@ impl<F: Format> Table<F> {
         if let Some(owner) = retired.owner.filter(|owner| *owner != self.root() && !retired.is_empty()) {
             return Err(TableError::OtherTable { owner, this: self.root() });
         }
-        Ok(RetiredRanges { table: self, next: retired.list.head, retired: PhantomData })
+        Ok(RetiredRanges { tree: &self.0, next: retired.list.head, retired: PhantomData })
     }
 
     /// Adds the pages of `from` to `into`. O(pages of `from`); allocates nothing.

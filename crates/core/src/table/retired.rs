@@ -3,15 +3,15 @@
 use super::directory::List;
 use super::format::Format;
 use super::page_index::PageIndex;
-use super::radix::Table;
 use super::store::span;
+use super::tree::Tree;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use core::marker::PhantomData;
 
 /// Table pages that have been unlinked and that a walker may still hold.
 ///
-/// Flush first, then [`Table::reclaim`]. Dropping it leaves the pages retired for good: the right
-/// end if a flush never completes.
+/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages retired for good: the right end
+/// if a flush never completes.
 ///
 /// The pages are a list threaded through the table's directory, so that collecting them allocates nothing.
 #[derive(Debug, Default)]
@@ -39,12 +39,12 @@ impl Retired {
     }
 }
 
-/// The addresses that retired pages translated, neighbours merged. See [`Table::retired_ranges`].
+/// The addresses that retired pages translated, neighbours merged. See [`Table::retired_ranges`](super::Table::retired_ranges).
 ///
 /// It takes the table's lock once for each range, and holds it for none.
 #[derive(Debug)]
 pub struct RetiredRanges<'a, F: Format> {
-    pub(super) table: &'a Table<F>,
+    pub(super) tree: &'a Tree<F>,
     pub(super) next: PageIndex,
     /// While they are borrowed, the pages stay on their list.
     pub(super) retired: PhantomData<&'a Retired>,
@@ -54,7 +54,7 @@ impl<F: Format> Iterator for RetiredRanges<'_, F> {
     type Item = IovaRange;
 
     fn next(&mut self) -> Option<IovaRange> {
-        let mut directory = self.table.0.directory.lock();
+        let mut directory = self.tree.directory.lock();
         let mut merged: Option<(u64, u64)> = None;
         while self.next != PageIndex::NONE {
             let meta = directory.of(self.next);
