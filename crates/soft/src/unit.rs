@@ -149,19 +149,25 @@ impl Unit {
 
     pub(super) fn submit(&self, part: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let mut timeline = lock(&self.timeline);
-        if self.aborted.load(Ordering::Relaxed) || self.accepts() < part.len() + usize::from(wait.is_some()) {
+        let entries = part.len() + usize::from(wait.is_some());
+        if self.aborted.load(Ordering::Relaxed) || self.free_entries() < entries {
             return Err(QueueError::Full);
         }
         let now = if self.model.is_free() { 0 } else { self.now_ns() };
-        let entries = part.len() + usize::from(wait.is_some());
         self.occupied.store(self.occupied.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
         timeline.add(part, wait, now, &self.model);
         self.advance(&mut timeline, now);
         Ok(())
     }
 
-    /// Returns how many entries of the queue are free.
+    /// Returns how many entries of the queue are free, those included that are due to become free: a batch of which nothing but
+    /// parts is in flight has no wait whose completion would free them.
     pub(super) fn accepts(&self) -> usize {
+        self.completed();
+        self.free_entries()
+    }
+
+    fn free_entries(&self) -> usize {
         let entries = self.config.queue_entries.max(Self::LEAST_ENTRIES);
         entries.saturating_sub(self.occupied.load(Ordering::Relaxed))
     }
@@ -181,7 +187,7 @@ impl Unit {
     }
 
     fn advance(&self, timeline: &mut Timeline, now: u64) {
-        let progress = timeline.advance(now, &self.model, |due| self.flush(due));
+        let progress = timeline.advance(now, |due| self.flush(due));
         if let Some(ticket) = progress.completed {
             self.completed.store(ticket.0, Ordering::Release);
         }

@@ -36,7 +36,8 @@ pub trait InvalidationQueue: Send + Sync {
     /// [`QueueError`]; then nothing was submitted.
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError>;
 
-    /// Returns how many descriptors the queue accepts now, the wait included. It decreases by submissions only.
+    /// Returns how many descriptors the queue accepts now, the wait included. It decreases by submissions only, and increases
+    /// while nothing else of the queue is called.
     fn accepts(&self) -> usize {
         usize::MAX
     }

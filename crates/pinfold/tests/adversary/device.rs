@@ -31,7 +31,12 @@ pub(crate) struct Device<'w> {
 
 impl<'w> Device<'w> {
     pub(crate) fn new(world: &'w World, iommu: &'w SoftBus, windows: &'w [(u64, u64)], seed: u64) -> Self {
-        let (port, random) = (iommu.port(), Random::new(seed));
+        let mut random = Random::new(seed);
+        // One of two has a TLB of its own.
+        let port = match seed >> 32 & 1 {
+            0 => iommu.port_with_device_tlb(random.pick(&[16, 256, 4096])),
+            _ => iommu.port(),
+        };
         Self { world, iommu, port, random, windows, landed: Vec::new(), accesses: 0, lands: 0 }
     }
 

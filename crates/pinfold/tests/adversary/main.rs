@@ -113,4 +113,6 @@ caught! {
     a_rollback_that_does_not_wait_is_caught RollbackNotAwaited,
     a_map_without_its_flush_in_caching_mode_is_caught MapNotFlushed,
     a_timeout_taken_for_completion_is_caught TimeoutIsCompletion,
+    a_device_tlb_flushed_first_is_caught DeviceTlbFirst,
+    an_abort_taken_for_completion_is_caught AbortIsCompletion,
 }

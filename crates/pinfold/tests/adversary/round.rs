@@ -60,6 +60,9 @@ fn config(random: &mut Random, seed: u64) -> SoftConfig {
     if seed % 4 == 1 {
         config.timeout = Duration::from_micros(random.pick(&[20, 200, 1000]));
     }
+    // And some units abort what is in flight.
+    config.abort_one_in = seed.is_multiple_of(2).then(|| 2 + random.below(20));
+    config.queue_entries = random.pick(&[4, 16, 256]);
     config.queue_depth = random.pick(&[1, 2, 4, 16]);
     // In turns, so that a dozen rounds have had all of it.
     config.caching_mode = seed.is_multiple_of(3);

@@ -268,3 +268,17 @@ fn a_device_tlb_is_flushed_by_its_own_descriptor() {
     assert!(!queue.has_device_tlbs());
     queue.unregister_memory(arena.memory());
 }
+
+/// A batch larger than the queue goes in parts, although nothing else is in flight that a waiter would poll for.
+#[test]
+fn a_batch_larger_than_the_queue_completes() {
+    let config = SoftConfig { queue_entries: 4, ..SoftConfig::default() };
+    let iommu = SoftIommu::new(config).unwrap();
+    let invalidator = Invalidator::new(iommu.queue());
+    let apart = |page: u64| Flush::from(IovaRange::new(Iova::new(page << 16), 4096).unwrap());
+    let ticket = invalidator.request_and_submit((0..50).map(apart));
+    invalidator.wait(ticket).unwrap();
+    let stats = invalidator.stats();
+    assert_eq!((stats.sent, stats.waits, stats.timed_out), (50, 1, 0));
+    assert!(stats.parts >= 13, "{stats}");
+}
