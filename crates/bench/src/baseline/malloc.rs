@@ -1,14 +1,14 @@
-//! `malloc`: the process's own allocator, aligned, as a program without a pool uses it. It knows no device addresses, and its
+//! `malloc`: the process's own allocator, as a program without a pool uses it. It knows no device addresses, and its
 //! memory is where the allocator puts it.
 
 use std::mem::MaybeUninit;
 
-/// A block of `N` bytes on a cache line of its own, from the process's allocator.
+/// A block of `N` bytes from the process's allocator, aligned as `malloc` aligns: more takes a slower path of glibc.
 #[derive(Debug)]
 pub struct Malloced<const N: usize>(Box<Line<N>>);
 
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(16))]
 struct Line<const N: usize>([MaybeUninit<u8>; N]);
 
 impl<const N: usize> Malloced<N> {

@@ -155,7 +155,7 @@ fn rbtree_allocates_from_the_first_page_of_its_list() {
 #[test]
 fn malloced_blocks_are_aligned() {
     let blocks: Vec<Malloced<100>> = (0..100).map(|_| Malloced::alloc()).collect();
-    assert!(blocks.iter().all(|b| b.address() % 64 == 0));
+    assert!(blocks.iter().all(|b| b.address() % 16 == 0));
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-block-local", "the same, each block freed through the Local"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
     ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
-    ("malloc", "the process's allocator, aligned to 64 bytes"),
+    ("malloc", "the process's allocator, aligned to 16 bytes"),
     ("lifo, thread-list", "unchecked stacks of blocks: under a lock, and of one thread (the floor)"),
     ("batches", "a list per thread before a stack under a lock, which it uses for 32 blocks at a time"),
 ];
