@@ -1,7 +1,7 @@
 //! Invalidation: requests in, tickets out.
 //!
 //! Clearing a table entry does not revoke a device's access: the IOMMU may have cached it, until it is invalidated.
-//! An [`Invalidator`] gathers the requests of all owners into one open [`Batch`], submits it to the [`InvalidationQueue`]
+//! An [`Invalidator`] gathers the requests of all owners into one open batch, submits it to the [`InvalidationQueue`]
 //! followed by one wait, and publishes the ticket of the last wait that has completed. Up to
 //! [`InvalidationQueue::queue_depth`] batches are in flight; while the queue is full, the open batch gathers, so a burst
 //! of requests costs one flush and one wait.

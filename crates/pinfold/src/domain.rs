@@ -1,7 +1,8 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 //!
 //! A driver can own a domain with all that it uses, and move between threads: mappings of a
-//! [`DomainLocal`](crate::DomainLocal) and blocks of a [`Shared`] pool hold a share of what they belong to, without a read-modify-write on the hot path.
+//! [`DomainLocal`](crate::DomainLocal) and blocks of a [`Shared`] pool hold a share of what they belong to, without a
+//! read-modify-write on the hot path.
 //!
 //! ```
 //! use pinfold::core::dma_pool::{Block, Local};

@@ -52,7 +52,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`BackendError::Iova`] if there is no such range, [`BackendError::NoTranslation`] if the backend does not
-    /// [translate](Backend::translates).
+    /// [translate](super::Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align)?))
     }
