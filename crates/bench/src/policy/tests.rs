@@ -116,7 +116,8 @@ fn memory_that_pinfold_frees_is_unreachable() {
         assert!(!stats.reused_while_reachable && stats.reachable_ns > 0);
         assert!((4096..=80 * 4096).contains(&stats.held_bytes_peak), "{}: {stats}", kind.name());
         if kind == PolicyKind::PinfoldBatch {
-            assert!(stats.waits <= 500 / 16 + 1, "{}: {stats}", kind.name());
+            // One for the rest, and one for the table page of the owner's window.
+            assert!(stats.waits <= 500 / 16 + 2, "{}: {stats}", kind.name());
         }
     }
 }

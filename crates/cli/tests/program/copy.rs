@@ -81,7 +81,8 @@ fn a_larger_file_with_its_report() {
     let domain = &report["stack"]["domain"];
     assert_eq!((&domain["maps"], &domain["maps_fixed"]), (&130.into(), &0.into()));
     assert_eq!(domain["quarantined"], 0);
-    assert!(domain["invalidations_asked"].as_u64().unwrap() >= 130);
+    // Those of neighbours that are revoked together are one.
+    assert!((2..=130).contains(&domain["invalidations_asked"].as_u64().unwrap()), "{domain}");
     let device = &report["stack"]["devices"][0];
     // 65 there and 65 back; a flush is one command more.
     assert_eq!((&device["requests"], &device["commands"]), (&130.into(), &131.into()));
