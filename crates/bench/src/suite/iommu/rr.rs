@@ -11,8 +11,8 @@ use crate::record::{Metric, Record};
 use pinfold::soft::{Effect, Port, SoftConfig};
 use pinfold_core::access::Access;
 use pinfold_core::addr::PhysRange;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism};
 use std::time::{Duration, Instant};
 
@@ -120,24 +120,28 @@ fn serve_all(
     // A card with a queue, and a translation cache, per processor.
     let queues = threads.min(available_parallelism().map_or(1, usize::from));
     let ports: Vec<Port> = (0..queues).map(|_| policy.port()).collect();
-    let phase = AtomicU8::new(WAIT);
+    let phase = AtomicU8::new(STOP);
+    // Held while threads are spawned; a thread that polled for the start would delay the others.
+    let gate = Mutex::new(());
     std::thread::scope(|scope| {
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let spawn = |(thread, port)| {
             let pages = (0..BUFFERS).map(|page| part(memory, first + thread * BUFFERS + page, 1));
             let free: Vec<PhysRange> = pages.collect::<Result<_, _>>()?;
-            let phase = &phase;
+            let (phase, gate) = (&phase, &gate);
             let work = move || {
                 let mut handle = policy.thread();
-                while phase.load(Ordering::Acquire) == WAIT {
-                    std::thread::sleep(Duration::from_micros(50));
-                }
+                drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
                 serve(&mut *handle, port, free, phase)
             };
             Builder::new().stack_size(STACK).spawn_scoped(scope, work).map_err(BenchError::NoThread)
         };
         let running: Result<Vec<_>, BenchError> =
             (0..threads as u64).zip(ports.iter().cycle()).map(spawn).collect();
-        phase.store(if running.is_ok() { GO } else { STOP }, Ordering::Release);
+        if running.is_ok() {
+            phase.store(GO, Ordering::Release);
+        }
+        drop(closed);
         let running = running?;
         let start = Instant::now();
         std::thread::sleep(time);
@@ -151,10 +155,9 @@ fn serve_all(
     })
 }
 
-/// What the threads do: wait for the start, make transactions, end.
-const WAIT: u8 = 0;
-const GO: u8 = 1;
-const STOP: u8 = 2;
+/// What the threads do: make transactions, or end.
+const GO: u8 = 0;
+const STOP: u8 = 1;
 
 /// Makes transactions until told to stop, and returns how many. All memory is returned in the end.
 fn serve(
