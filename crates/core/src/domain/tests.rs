@@ -4,6 +4,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
+use crate::sync::Mutex;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ const PAGE: usize = 4096;
 /// A backend that is a map from pages to memory, and whose flushes a test completes.
 #[derive(Default)]
 struct Mock {
-    pages: std::sync::Mutex<BTreeMap<u64, (usize, Access)>>,
+    pages: Mutex<BTreeMap<u64, (usize, Access)>>,
     last: AtomicU64,
     done: AtomicU64,
     flushes: AtomicU64,
@@ -60,7 +61,7 @@ impl Backend for Arc<Mock> {
         if memory.len() > 8 * PAGE {
             return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
         }
-        let mut pages = self.pages.lock().unwrap();
+        let mut pages = self.pages.lock();
         for (i, page) in numbers(iova).enumerate() {
             assert!(pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(), "mapped twice");
         }
@@ -74,7 +75,7 @@ impl Backend for Arc<Mock> {
         let mut any = false;
         for page in ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers) {
             any = true;
-            assert!(self.pages.lock().unwrap().remove(&page).is_some(), "not mapped");
+            assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
         }
         self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
         Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::COMPLETED })
@@ -155,9 +156,9 @@ fn a_buffer_is_returned_when_its_ticket_has_completed_and_not_before() {
     let (mock, domain, drops) = domain();
     let mapped = domain.map(Buf::new(2, &drops), FromDevice).unwrap();
     let (iova, addr) = (mapped.iova(), mapped.memory().addr());
-    assert_eq!(mock.pages.lock().unwrap()[&(iova.start().raw() / 4096)], (addr, Access::WRITE));
+    assert_eq!(mock.pages.lock()[&(iova.start().raw() / 4096)], (addr, Access::WRITE));
     let revoked = mapped.revoke();
-    assert!(mock.pages.lock().unwrap().is_empty());
+    assert!(mock.pages.lock().is_empty());
     let revoked = revoked.poll().expect_err("its ticket is not done");
     let other = domain.map(Buf::new(2, &drops), ToDevice).unwrap();
     assert!(!other.iova().overlaps(&iova), "its addresses are held");
@@ -339,7 +340,7 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     core::mem::forget(mapped.unmap().unwrap());
     assert_eq!(domain.stats().static_mappings, 1);
     domain.unmap_static(whole).unwrap();
-    assert!(mock.pages.lock().unwrap().is_empty());
+    assert!(mock.pages.lock().is_empty());
 }
 
 /// What is mapped for reads alone does not serve a mapping for writes.
@@ -369,7 +370,7 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     let memory = arena.memory().part(8192, PAGE).unwrap();
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let mapping = unsafe { domain.map_at(&place, piece, memory, Access::READ) }.unwrap();
-    assert_eq!((mapping.iova(), mock.pages.lock().unwrap().len()), (piece, 1));
+    assert_eq!((mapping.iova(), mock.pages.lock().len()), (piece, 1));
     assert!(!domain.map(Buf::new(4, &drops), Bidirectional).unwrap().iova().overlaps(&range));
     // As long as something is mapped in it, the range is not released.
     drop(place);
@@ -397,7 +398,7 @@ fn a_range_of_another_domain_is_refused() {
     assert!(matches!(map(&other, beside), Err(BackendError::NotReserved { .. })));
     let mapping = map(&other, iova).unwrap();
     assert_eq!(domain.unmap_static(mapping), Err(BackendError::NotRevoked));
-    assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.pages.lock().unwrap().len()), (0, 1));
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.pages.lock().len()), (0, 1));
 }
 
 /// Addresses behind which a device may reach something are not released.
@@ -486,7 +487,7 @@ proptest! {
                 _ => {}
             }
             // What the table says is what is mapped, no more and no less ...
-            let table: Vec<u64> = mock.pages.lock().unwrap().keys().copied().collect();
+            let table: Vec<u64> = mock.pages.lock().keys().copied().collect();
             let mut model: Vec<u64> = mapped.iter().flat_map(|m| numbers(m.iova())).collect();
             model.sort_unstable();
             prop_assert_eq!(table, model);

@@ -4,7 +4,7 @@ use super::*;
 use crate::domain::window::WINDOW_BYTES;
 
 fn pages(mock: &Mock) -> Vec<u64> {
-    mock.pages.lock().unwrap().keys().copied().collect()
+    mock.pages.lock().keys().copied().collect()
 }
 
 #[test]

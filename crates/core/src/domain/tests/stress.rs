@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::share::Shared;
+use crate::sync::Mutex;
 use crate::testing::Random;
-use std::sync::Mutex;
 
 #[test]
 fn stress_mappings_wander_between_owners_that_come_and_go() {
@@ -30,8 +30,8 @@ fn stress_mappings_wander_between_owners_that_come_and_go() {
                     let mut revoked = Vec::new();
                     local.revoke_many(mappings, &mut revoked);
                     let to = random.below(THREADS);
-                    hands[to].lock().unwrap().extend(revoked);
-                    let mine = std::mem::take(&mut *hands[me].lock().unwrap());
+                    hands[to].lock().extend(revoked);
+                    let mine = std::mem::take(&mut *hands[me].lock());
                     for (i, one) in mine.into_iter().enumerate() {
                         match i % 3 {
                             0 => drop(local.wait(one).unwrap()),
