@@ -31,6 +31,19 @@ pub(crate) enum StagedError {
     SameFile(String),
     /// The file system has too little free space.
     #[error(
+        "{name} cannot have {bytes} bytes: its file system has {free} free; free some space there, or name a path on \
+         another file system"
+    )]
+    NoSpace {
+        /// The destination.
+        name: String,
+        /// The length it needs.
+        bytes: u64,
+        /// The free space in bytes, that of the superuser included.
+        free: u64,
+    },
+    /// The file system, or its quota, did not grant the space.
+    #[error(
         "{name} cannot have {bytes} bytes: {error}; free some space there, or name a path on another file system"
     )]
     NoRoom {
@@ -117,9 +130,17 @@ impl Staged {
     }
 
     /// Reserves space for `bytes` bytes, if the file system can.
+    ///
+    /// A length beyond the free space is refused before anything is taken: `fallocate` would take all the free space
+    /// until it fails, and meanwhile every other program's writes there fail too.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), StagedError> {
         if bytes == 0 {
             return Ok(());
+        }
+        if let Some(free) = self.free_space()
+            && free < bytes
+        {
+            return Err(StagedError::NoSpace { name: self.shown.clone(), bytes, free });
         }
         match fs::fallocate(&self.file, fs::FallocateFlags::empty(), 0, bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -128,6 +149,12 @@ impl Staged {
             }
             Err(error) => Err(self.system("reserving its space", error)),
         }
+    }
+
+    /// Returns the free bytes of the file system, if it knows its size.
+    fn free_space(&self) -> Option<u64> {
+        let system = fs::fstatvfs(&self.file).ok()?;
+        (system.f_blocks != 0).then(|| system.f_bfree.saturating_mul(system.f_frsize))
     }
 
     /// Truncates the file to `bytes` bytes, flushes it, and renames it. When this succeeds, the destination is complete
@@ -359,7 +386,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
         let error = staged.reserve(1 << 60).unwrap_err();
-        let too_large = matches!(error, StagedError::System { error: Errno::FBIG, .. });
-        assert!(too_large || matches!(error, StagedError::NoRoom { .. }), "{error}");
+        assert!(matches!(error, StagedError::NoSpace { bytes, free, .. } if free < bytes), "{error}");
+        assert_eq!(staged.file().metadata().unwrap().blocks(), 0);
     }
 }

@@ -189,7 +189,7 @@ fn a_full_disk_leaves_nothing_behind() {
     let fits = pinfold(&["copy", &small, out.to_str().unwrap(), "--via", "soft:1M"]);
     // Lazily, since the kernel closes a ring and its file shortly after the program has ended.
     assert!(Command::new("umount").arg("-l").arg(&disk).status().unwrap().success());
-    ended.failed(1, &["out", "8388608 bytes", "free some space"]);
+    ended.failed(1, &["out", "8388608 bytes", "has 4194304 free", "free some space"]);
     assert_eq!(left, 0);
     fits.ok();
 }
