@@ -3,149 +3,21 @@ use crate::access::{Access, Bidirectional, FromDevice, ToDevice};
 use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use crate::iova::IovaSpace;
-use crate::mem::DmaMemory;
-use crate::sync::Mutex;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod future;
 mod local;
+mod mock;
+mod model;
 mod owned;
 mod pieces;
 mod stress;
 mod windows;
 
+use mock::{Buf, Mock, domain, numbers};
+
 const PAGE: usize = 4096;
-
-/// A backend that is a map from pages to memory, and whose flushes a test completes.
-#[derive(Default)]
-struct Mock {
-    pages: Mutex<BTreeMap<u64, (usize, Access)>>,
-    last: AtomicU64,
-    done: AtomicU64,
-    flushes: AtomicU64,
-    refuse_revoke: AtomicBool,
-    stick: AtomicBool,
-    /// Waiting completes what it waits for; else it times out.
-    obliging: AtomicBool,
-    /// The unit has failed for good.
-    failed: AtomicBool,
-    /// Panics instead of mapping or revoking.
-    panics: AtomicBool,
-    waits: AtomicU64,
-    /// Ranges revoked.
-    ranges: AtomicU64,
-}
-
-fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
-    iova.start().raw() / 4096..=iova.last().raw() / 4096
-}
-
-impl Backend for Arc<Mock> {
-    fn name(&self) -> &'static str {
-        "mock"
-    }
-    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
-        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
-        if self.stick.load(Ordering::SeqCst) {
-            let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
-            return Err(BackendError::RollbackIncomplete { iova, flush });
-        }
-        if memory.len() > 8 * PAGE {
-            return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
-        }
-        let mut pages = self.pages.lock();
-        for (i, page) in numbers(iova).enumerate() {
-            assert!(pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(), "mapped twice");
-        }
-        Ok(())
-    }
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
-        if self.refuse_revoke.load(Ordering::SeqCst) {
-            return Err(BackendError::NotRevoked);
-        }
-        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
-        let mut any = false;
-        for page in ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers) {
-            any = true;
-            assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
-        }
-        self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
-        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::COMPLETED })
-    }
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.done.load(Ordering::SeqCst) >= ticket.0
-    }
-    fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::SeqCst)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        self.waits.fetch_add(1, Ordering::SeqCst);
-        if self.has_failed() && !self.is_completed(ticket) {
-            return Err(WaitError::UnitFailed { ticket }.into());
-        }
-        if self.obliging.load(Ordering::SeqCst) {
-            self.done.fetch_max(ticket.0, Ordering::SeqCst);
-        }
-        let flush = WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 };
-        if self.is_completed(ticket) { Ok(()) } else { Err(flush.into()) }
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
-    }
-}
-
-/// Pinned memory that counts its drops.
-#[derive(Debug)]
-struct Buf {
-    base: NonNull<u8>,
-    layout: core::alloc::Layout,
-    fixed: Option<(DomainId, Iova)>,
-    drops: Arc<AtomicUsize>,
-}
-
-// SAFETY: only `memory()` reaches the bytes.
-unsafe impl Send for Buf {}
-// SAFETY: the memory is allocated in `new`, owned, and freed on drop; no reference into it is made.
-unsafe impl Pinned for Buf {
-    fn memory(&self) -> DmaMemory<'_> {
-        // SAFETY: see above.
-        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
-    }
-    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
-        self.fixed.filter(|(fixed, _)| *fixed == domain).map(|(_, iova)| iova)
-    }
-}
-
-impl Buf {
-    fn new(pages: usize, drops: &Arc<AtomicUsize>) -> Self {
-        let layout = core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap();
-        // SAFETY: the tests ask for at least one page.
-        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
-        Self { base, layout, fixed: None, drops: Arc::clone(drops) }
-    }
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        self.drops.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: from `alloc_zeroed` with this layout.
-        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
-    }
-}
-
-fn domain() -> (Arc<Mock>, Domain, Arc<AtomicUsize>) {
-    let mock = Arc::new(Mock::default());
-    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(39).unwrap());
-    (mock, domain, Arc::default())
-}
 
 fn set(flag: &AtomicBool) {
     flag.store(true, Ordering::SeqCst);
@@ -426,85 +298,4 @@ fn a_range_that_may_be_reached_is_kept() {
         }
     }
     assert_eq!(domain.iovas.stats().bytes_in_use, in_use + 2 * 4096);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Map(usize),
-    Revoke(usize),
-    RevokeAll,
-    Unmap(usize),
-    Poll(usize),
-    DropMapped(usize),
-    Complete,
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        4 => (1usize..10).prop_map(Step::Map),
-        2 => any::<usize>().prop_map(Step::Revoke),
-        1 => Just(Step::RevokeAll),
-        1 => any::<usize>().prop_map(Step::Unmap),
-        3 => any::<usize>().prop_map(Step::Poll),
-        1 => any::<usize>().prop_map(Step::DropMapped),
-        2 => Just(Step::Complete),
-    ];
-    proptest::collection::vec(step, 1..200)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    #[test]
-    fn a_domain_agrees_with_lists_of_what_is_mapped_and_held(steps in steps()) {
-        let (mock, domain, drops) = domain();
-        set(&mock.obliging);
-        let empty = domain.iovas.stats();
-        let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
-        let mut made = 0usize;
-        for step in steps {
-            match step {
-                Step::Map(pages) => match domain.map(Buf::new(pages, &drops), Bidirectional) {
-                    Ok(one) => { made += 1; prop_assert!(pages <= 8); mapped.push(one); }
-                    Err(refused) => { made += 1; prop_assert!(pages > 8 && refused.payload.is_some()); }
-                },
-                Step::Revoke(i) if !mapped.is_empty() => {
-                    revoked.push(mapped.swap_remove(i % mapped.len()).revoke());
-                }
-                Step::RevokeAll => domain.revoke_all(mapped.drain(..), &mut revoked),
-                Step::Unmap(i) if !mapped.is_empty() => {
-                    prop_assert!(mapped.swap_remove(i % mapped.len()).unmap().is_ok());
-                }
-                Step::Poll(i) if !revoked.is_empty() => {
-                    let one = revoked.swap_remove(i % revoked.len());
-                    let done = mock.done.load(Ordering::SeqCst) >= one.ticket().0;
-                    match one.poll() {
-                        Ok(_) => prop_assert!(done),
-                        Err(held) => { prop_assert!(!done); revoked.push(held); }
-                    }
-                }
-                Step::DropMapped(i) if !mapped.is_empty() => drop(mapped.swap_remove(i % mapped.len())),
-                Step::Complete => { mock.done.store(mock.last.load(Ordering::SeqCst), Ordering::SeqCst); }
-                _ => {}
-            }
-            // What the table says is what is mapped, no more and no less ...
-            let table: Vec<u64> = mock.pages.lock().keys().copied().collect();
-            let mut model: Vec<u64> = mapped.iter().flat_map(|m| numbers(m.iova())).collect();
-            model.sort_unstable();
-            prop_assert_eq!(table, model);
-            // ... no address is given out twice while it is mapped or held ...
-            let ranges = mapped.iter().map(Mapping::iova).chain(revoked.iter().map(Revoked::iova));
-            let mut pages: Vec<u64> = ranges.flat_map(numbers).collect();
-            let held = pages.len();
-            pages.sort_unstable();
-            pages.dedup();
-            prop_assert_eq!(pages.len(), held);
-            prop_assert_eq!(domain.iovas.stats().bytes_in_use, held as u64 * 4096);
-            // ... and no buffer is lost.
-            prop_assert_eq!(drops.load(Ordering::SeqCst), made - mapped.len() - revoked.len());
-            prop_assert_eq!(domain.stats().live, mapped.len() as u64);
-        }
-        drop((mapped, revoked));
-        prop_assert_eq!(drops.load(Ordering::SeqCst), made);
-        prop_assert_eq!(domain.iovas.stats(), empty);
-    }
 }

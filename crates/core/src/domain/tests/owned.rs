@@ -1,4 +1,5 @@
 use super::*;
+use crate::mem::DmaMemory;
 use crate::share::Shared;
 
 fn shared() -> (Arc<Mock>, Shared<Domain>, Arc<AtomicUsize>) {

@@ -1,6 +1,7 @@
 //! Payloads of several pieces of memory, and of parts of pages.
 
 use super::*;
+use crate::mem::DmaMemory;
 
 /// Two buffers, of which bytes 100 to 4196 and 5000 to 6000 are the data.
 struct Scattered([Buf; 2]);

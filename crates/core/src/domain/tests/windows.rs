@@ -6,6 +6,8 @@ use crate::domain::owner::{Anyone, Caller, Owner};
 use crate::domain::window::WINDOW_BYTES;
 use crate::domain::windows::MAX_BYTES;
 use crate::testing::Random;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 /// What an owner may hold besides a multiple of what is live.
 const SPARE_BYTES: u64 = 64 * WINDOW_BYTES;

@@ -1,0 +1,134 @@
+//! A backend and a payload that record what is done with them.
+
+use super::*;
+use crate::mem::DmaMemory;
+use crate::sync::Mutex;
+use core::ptr::NonNull;
+use std::collections::BTreeMap;
+
+/// A backend that is a map from pages to memory, and whose flushes a test completes.
+#[derive(Default)]
+pub(super) struct Mock {
+    pub(super) pages: Mutex<BTreeMap<u64, (usize, Access)>>,
+    pub(super) last: AtomicU64,
+    pub(super) done: AtomicU64,
+    pub(super) flushes: AtomicU64,
+    pub(super) refuse_revoke: AtomicBool,
+    pub(super) stick: AtomicBool,
+    /// Waiting completes what it waits for; else it times out.
+    pub(super) obliging: AtomicBool,
+    /// The unit has failed for good.
+    pub(super) failed: AtomicBool,
+    /// Panics instead of mapping or revoking.
+    pub(super) panics: AtomicBool,
+    pub(super) waits: AtomicU64,
+    /// Ranges revoked.
+    pub(super) ranges: AtomicU64,
+}
+
+pub(super) fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
+    iova.start().raw() / 4096..=iova.last().raw() / 4096
+}
+
+impl Backend for Arc<Mock> {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
+        if self.stick.load(Ordering::SeqCst) {
+            let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
+            return Err(BackendError::RollbackIncomplete { iova, flush });
+        }
+        if memory.len() > 8 * PAGE {
+            return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
+        }
+        let mut pages = self.pages.lock();
+        for (i, page) in numbers(iova).enumerate() {
+            assert!(pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(), "mapped twice");
+        }
+        Ok(())
+    }
+    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        if self.refuse_revoke.load(Ordering::SeqCst) {
+            return Err(BackendError::NotRevoked);
+        }
+        assert!(!self.panics.load(Ordering::SeqCst), "a backend");
+        let mut any = false;
+        for page in ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers) {
+            any = true;
+            assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
+        }
+        self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
+        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::COMPLETED })
+    }
+    fn is_completed(&self, ticket: Ticket) -> bool {
+        self.done.load(Ordering::SeqCst) >= ticket.0
+    }
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.has_failed() && !self.is_completed(ticket) {
+            return Err(WaitError::UnitFailed { ticket }.into());
+        }
+        if self.obliging.load(Ordering::SeqCst) {
+            self.done.fetch_max(ticket.0, Ordering::SeqCst);
+        }
+        let flush = WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 };
+        if self.is_completed(ticket) { Ok(()) } else { Err(flush.into()) }
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+/// Pinned memory that counts its drops.
+#[derive(Debug)]
+pub(super) struct Buf {
+    pub(super) base: NonNull<u8>,
+    pub(super) layout: core::alloc::Layout,
+    pub(super) fixed: Option<(DomainId, Iova)>,
+    pub(super) drops: Arc<AtomicUsize>,
+}
+
+// SAFETY: only `memory()` reaches the bytes.
+unsafe impl Send for Buf {}
+// SAFETY: the memory is allocated in `new`, owned, and freed on drop; no reference into it is made.
+unsafe impl Pinned for Buf {
+    fn memory(&self) -> DmaMemory<'_> {
+        // SAFETY: see above.
+        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+    }
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        self.fixed.filter(|(fixed, _)| *fixed == domain).map(|(_, iova)| iova)
+    }
+}
+
+impl Buf {
+    pub(super) fn new(pages: usize, drops: &Arc<AtomicUsize>) -> Self {
+        let layout = core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap();
+        // SAFETY: the tests ask for at least one page.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
+        Self { base, layout, fixed: None, drops: Arc::clone(drops) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: from `alloc_zeroed` with this layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+pub(super) fn domain() -> (Arc<Mock>, Domain, Arc<AtomicUsize>) {
+    let mock = Arc::new(Mock::default());
+    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(39).unwrap());
+    (mock, domain, Arc::default())
+}
