@@ -8,11 +8,16 @@ use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
 
-fn owner(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) {
+/// Clears the entry of a page, and requests its flush.
+fn request(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) -> Ticket {
     inv.queue().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
     let flush = [Flush::from(range)];
-    let ticket = if submits { inv.request_and_submit(flush) } else { inv.request(flush) };
+    if submits { inv.request_and_submit(flush) } else { inv.request(flush) }
+}
+
+fn owner(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) {
+    let ticket = request(inv, page, submits);
     while !inv.is_completed(ticket) {
         thread::yield_now();
     }
@@ -41,6 +46,20 @@ fn loom_a_batch_in_parts_does_not_complete_before_all_of_its_flushes() {
 fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
     explore(true, usize::MAX, Some(0));
     explore(true, 2, Some(1));
+}
+
+/// An owner that requests and then never runs again: others submit its request, and see it complete.
+#[test]
+fn loom_a_request_completes_without_the_owner_that_made_it() {
+    loom::model(|| {
+        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
+        let other = Arc::clone(&inv);
+        let thread = thread::spawn(move || request(&other, 1, false));
+        owner(&inv, 0, false);
+        let ticket = thread.join().unwrap();
+        inv.wait(ticket).unwrap();
+        assert_eq!(inv.queue().flushed[1].load(Ordering::Relaxed), 1);
+    });
 }
 
 fn explore(submits: bool, accepts: usize, aborts_at: Option<u64>) {
