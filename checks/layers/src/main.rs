@@ -5,9 +5,10 @@
 //! use its own row and lower layers. A crate's root only declares and re-exports its modules, and is in no layer.
 //!
 //! A file may use items of the modules that contain it, which use it in turn: they are one module. `--strict` counts that as
-//! a cycle too. Exits 1 with one line for each contradiction.
+//! a cycle too. The tests that ARCHITECTURE.md names must exist. Exits 1 with one line for each contradiction.
 
 mod imports;
+mod named;
 mod source;
 
 use imports::{Files, graph};
@@ -80,7 +81,8 @@ fn repository_path(root: &Path, file: &source::File) -> String {
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--strict");
     let root = Path::new(".");
-    let mut rows = rows(&std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default());
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
+    let mut rows = rows(&text);
     let mut wrong = Vec::new();
     if rows.is_empty() {
         wrong.push("ARCHITECTURE.md: no table `| layer | path | contents | unsafe |`".into());
@@ -121,6 +123,8 @@ fn main() {
             row.paths.join(", ")
         ));
     }
+    let missing = named::missing(&text, &root.join("crates"));
+    wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no test {name}")));
     wrong.iter().for_each(|line| eprintln!("{line}"));
     if !wrong.is_empty() {
         std::process::exit(1);
