@@ -5,6 +5,7 @@ SHELL := /bin/bash
 FILE ?=
 PROTECT ?= revoke
 WORK ?= target/run
+ACCESSES ?= 1000000000
 
 .PHONY: help
 help: ## Print this list
@@ -32,6 +33,11 @@ test: setup ## What every change must pass: format, lints, docs, tests, no_std, 
 .PHONY: test-all
 test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, fuzzing, the released program
 	scripts/test-all
+
+.PHONY: adversary
+adversary: setup ## 10^9 accesses of random devices, of which none may land after its mapping is quiesced (ACCESSES=...)
+	PINFOLD_ADVERSARY_ACCESSES=$(ACCESSES) cargo test --locked --profile ci -p pinfold --test adversary \
+		the_stack_without_mistakes -- --nocapture
 
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces

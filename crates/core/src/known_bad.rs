@@ -16,8 +16,10 @@ pub enum Mistake {
     TablePageEarly,
     /// Retired table pages are reclaimed after a flush of leaves alone.
     LeafFlushForTablePage,
-    /// I/O virtual addresses are released when they are revoked.
+    /// The domain's I/O virtual addresses are released when they are revoked.
     IovaEarly,
+    /// Addresses in an owner's window are returned to it when they are revoked.
+    WindowEarly,
     /// A buffer is returned before its ticket has completed.
     BufferEarly,
     /// A map that failed halfway does not wait for the flush of its rollback.
@@ -44,12 +46,13 @@ mod switches {
 
     impl Mistake {
         /// All of them.
-        pub const ALL: [Self; 11] = [
+        pub const ALL: [Self; 12] = [
             Self::NoFlush,
             Self::FlushBeforeClear,
             Self::TablePageEarly,
             Self::LeafFlushForTablePage,
             Self::IovaEarly,
+            Self::WindowEarly,
             Self::BufferEarly,
             Self::RollbackNotAwaited,
             Self::MapNotFlushed,

@@ -147,7 +147,9 @@ fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
             }
             world.domain.free_iova(first);
         }
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         world.assert_all_returned();
     });
 }

@@ -111,9 +111,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 
     fn set_ticket(&mut self, ticket: Ticket) {
         self.ticket = ticket;
-        if known_bad::makes(Mistake::IovaEarly) {
-            self.domain.release_early(&self.addresses);
-        }
+        self.domain.release_if_mistaken(&self.addresses);
     }
 
     /// Returns the range that the backend has to revoke, if any, with the pin of its window.

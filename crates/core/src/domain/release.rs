@@ -13,21 +13,23 @@ impl Domain {
     /// Returns the addresses of a mapping that no device can reach.
     pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
         caller.counts(self).count_unmapped();
-        if known_bad::makes(Mistake::IovaEarly) {
-            if let Origin::Window(share) = addresses.origin {
+        match addresses.origin {
+            Origin::Space if known_bad::makes(Mistake::IovaEarly) => {}
+            Origin::Window(share) if known_bad::makes(Mistake::WindowEarly) => {
                 self.close_window(share.into_shared().into_inner());
             }
-        } else {
-            caller.release(self, addresses);
+            _ => caller.release(self, addresses),
         }
     }
 
-    /// Releases the addresses of a mapping that is not quiesced. A mistake.
-    pub(super) fn release_early(&self, Addresses { iova, origin }: &Addresses) {
+    /// Releases the addresses of a mapping that is not quiesced, if that mistake is switched on.
+    pub(super) fn release_if_mistaken(&self, Addresses { iova, origin }: &Addresses) {
         match origin {
-            Origin::Fixed => {}
-            Origin::Space => self.free_iova(*iova),
-            Origin::Window(share) => share.window().give_back(*iova),
+            Origin::Space if known_bad::makes(Mistake::IovaEarly) => self.free_iova(*iova),
+            Origin::Window(share) if known_bad::makes(Mistake::WindowEarly) => {
+                share.window().give_back(*iova)
+            }
+            _ => {}
         }
     }
 

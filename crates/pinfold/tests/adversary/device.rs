@@ -23,21 +23,21 @@ pub(crate) struct Device<'w> {
     port: Port,
     random: Random,
     /// Pairs of addresses between which anything may be.
-    windows: &'w [(u64, u64)],
+    regions: &'w [(u64, u64)],
     landed: Vec<Landed>,
     accesses: u64,
     lands: u64,
 }
 
 impl<'w> Device<'w> {
-    pub(crate) fn new(world: &'w World, iommu: &'w SoftBus, windows: &'w [(u64, u64)], seed: u64) -> Self {
+    pub(crate) fn new(world: &'w World, iommu: &'w SoftBus, regions: &'w [(u64, u64)], seed: u64) -> Self {
         let mut random = Random::new(seed);
         // One of two has a TLB of its own.
         let port = match seed >> 32 & 1 {
             0 => iommu.port_with_device_tlb(random.pick(&[16, 256, 4096])),
             _ => iommu.port(),
         };
-        Self { world, iommu, port, random, windows, landed: Vec::new(), accesses: 0, lands: 0 }
+        Self { world, iommu, port, random, regions, landed: Vec::new(), accesses: 0, lands: 0 }
     }
 
     pub(crate) fn run(mut self) {
@@ -61,7 +61,7 @@ impl<'w> Device<'w> {
                 self.probe_page(base, pages);
             }
             _ => {
-                let (start, end) = self.random.pick(self.windows);
+                let (start, end) = self.random.pick(self.regions);
                 self.probe_page(start, (end - start) / PAGE);
             }
         }
@@ -82,7 +82,7 @@ impl<'w> Device<'w> {
         if self.random.one_in(4) {
             // Another page that is translated by the same table page.
             let near = (at.raw() & !(512 * PAGE - 1)) + self.random.below(512 * WORDS) * STEP;
-            if self.windows.iter().any(|(start, end)| (*start..*end).contains(&near)) {
+            if self.regions.iter().any(|(start, end)| (*start..*end).contains(&near)) {
                 return self.access(Iova::new(near), None, 0);
             }
         }

@@ -1,22 +1,26 @@
 //! A random adversary on the real stack: after `Quiesced` no access lands, and a stack with any one known mistake is
 //! caught.
 //!
-//! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, while devices do DMA at
-//! random. Every page carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether it
+//! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by one and in batches,
+//! through the domain and through handles with windows of their own; they hand mappings to each other and give up their
+//! handles. Meanwhile devices do DMA at random. Every page carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether it
 //! should have. Table pages are so few that they are constantly retired and used again; free ones are poisoned. The
 //! addresses lie around multiples of 1 GiB. What the IOMMU does when is drawn from the seed of each [`round`].
 //!
 //! Choices follow from the seed; what threads do to each other does not, so a seed repeats a round in kind and not to the
-//! instruction. `PINFOLD_ADVERSARY_SECONDS` makes the run without a mistake as long as asked, and
-//! `PINFOLD_ADVERSARY_SEED` sets the seed that all runs begin from.
+//! instruction. `PINFOLD_ADVERSARY_ACCESSES` makes the run without a mistake as long as that many accesses of devices need
+//! (`make adversary`: 10^9), `PINFOLD_ADVERSARY_SECONDS` as long as asked, and `PINFOLD_ADVERSARY_SEED` sets the seed that
+//! all runs begin from.
 #![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test, of small numbers")]
 
+use held::Through;
 use pinfold_core::known_bad::Mistake;
 use round::{Outcome, play};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 mod device;
+mod held;
 mod owner;
 mod round;
 mod tag;
@@ -34,25 +38,30 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// One at a time: each run has more threads than there are processors as it is.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Returns the number in `PINFOLD_ADVERSARY_<name>`.
+fn asked(name: &str) -> Option<u64> {
+    std::env::var(format!("PINFOLD_ADVERSARY_{name}")).ok().and_then(|asked| asked.parse().ok())
+}
+
 fn first_seed() -> u64 {
-    std::env::var("PINFOLD_ADVERSARY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+    asked("SEED").unwrap_or(1)
 }
 
 #[test]
 fn the_stack_without_mistakes_is_clean() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let asked = std::env::var("PINFOLD_ADVERSARY_SECONDS").ok().and_then(|s| s.parse().ok());
-    let asked = asked.map(Duration::from_secs);
+    let (accesses, seconds) = (asked("ACCESSES"), asked("SECONDS").map(Duration::from_secs));
+    let least = accesses.unwrap_or(ACCESSES);
     let start = Instant::now();
     let mut sum = Outcome::default();
-    let (mut rounds, mut caching, mut peak) = (0, 0, 0);
+    let (mut rounds, mut caching, mut peak, mut by_handle) = (0, 0, 0, 0);
     for seed in first_seed().. {
-        let outcome = play(seed, None, ROUND);
+        let outcome = play(seed, None, None, ROUND);
         assert_eq!(outcome.caught, None);
         let stats = outcome.stats;
         // A map that was refused while its flush was late is released, but was never counted as one.
-        let lost = (stats.live, stats.quarantined, stats.deferred);
-        assert_eq!(lost, (0, 0, 0), "seed {seed}");
+        let lost = (stats.live, stats.quarantined, stats.deferred, stats.windows);
+        assert_eq!(lost, (0, 0, 0, 0), "seed {seed}");
         assert!(stats.unmaps >= stats.maps, "seed {seed}: {stats:?}");
         rounds += 1;
         caching += u64::from(outcome.caching_mode);
@@ -62,31 +71,47 @@ fn the_stack_without_mistakes_is_clean() {
         sum.no_pages += outcome.no_pages;
         sum.late += outcome.late;
         sum.large += outcome.large;
+        sum.remote += outcome.remote;
+        by_handle += if outcome.through == Some(Through::Handles) { outcome.maps } else { 0 };
         peak = peak.max(stats.backend.invalidations.in_flight_peak);
-        let enough = sum.accesses >= ACCESSES && rounds >= 24;
-        if start.elapsed() >= asked.unwrap_or(if enough { Duration::ZERO } else { LONGEST }) {
+        let enough = sum.accesses >= least && rounds >= 24;
+        let longest = if accesses.is_some() { Duration::MAX } else { LONGEST };
+        if start.elapsed() >= seconds.unwrap_or(if enough { Duration::ZERO } else { longest }) {
             break;
         }
     }
-    println!("{rounds} rounds, {caching} in caching mode, {peak} batches in flight at most: {sum:?}");
-    // It was an adversary: it landed, and found table pages, superpages, and rounds of both kinds.
-    assert!(sum.accesses >= ACCESSES && sum.landed > ACCESSES / 20, "{sum:?}");
+    println!(
+        "no access of {} landed where none may ({} landed elsewhere) in {rounds} rounds and {:.1?}; {} maps, {by_handle} of \
+         them through handles alone; {} mappings ended at another owner; {caching} rounds in caching mode; {peak} batches in \
+         flight at most",
+        sum.accesses,
+        sum.landed,
+        start.elapsed(),
+        sum.maps,
+        sum.remote,
+    );
+    // It was an adversary: it landed, and found table pages, superpages, and rounds of all kinds.
+    assert!(sum.accesses >= least && sum.landed > least / 20, "{sum:?}");
     assert!(
         sum.maps > 500 && sum.no_pages > 10 && sum.large > 10 && caching > 1 && sum.late > 10 && peak > 2,
         "{sum:?}, {peak}"
     );
+    assert!(by_handle > 100 && sum.remote > 10, "{by_handle}, {sum:?}");
 }
 
 /// Plays rounds with `mistake` until one is caught.
-fn caught(mistake: Mistake) {
+fn caught(mistake: Mistake, through: Option<Through>) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let start = Instant::now();
     let (mut accesses, mut maps) = (0, 0);
     for seed in first_seed().. {
-        let outcome = play(seed, Some(mistake), ROUND);
+        let outcome = play(seed, Some(mistake), through, ROUND);
         (accesses, maps) = (accesses + outcome.accesses, maps + outcome.maps);
         if let Some(caught) = outcome.caught {
-            println!("{mistake:?} after {:?}, {accesses} accesses, {maps} maps: {caught}", start.elapsed());
+            println!(
+                "{mistake:?} ({through:?}) after {:?}, {accesses} accesses, {maps} maps: {caught}",
+                start.elapsed()
+            );
             return;
         }
         let spent = start.elapsed() >= BUDGET && accesses >= BUDGET_ACCESSES || start.elapsed() >= 4 * BUDGET;
@@ -94,13 +119,22 @@ fn caught(mistake: Mistake) {
     }
 }
 
+/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of owners alone.
 macro_rules! caught {
-    ($($test:ident $mistake:ident,)*) => {$(
-        #[test]
+    ($($test:ident $mistake:ident,)*) => {
+        $(#[test]
         fn $test() {
-            caught(Mistake::$mistake);
+            caught(Mistake::$mistake, None);
+        })*
+
+        mod in_windows {
+            use super::*;
+            $(#[test]
+            fn $test() {
+                caught(Mistake::$mistake, Some(Through::Handles));
+            })*
         }
-    )*};
+    };
 }
 
 caught! {
@@ -109,6 +143,7 @@ caught! {
     a_table_page_reclaimed_early_is_caught TablePageEarly,
     a_flush_of_leaves_for_a_table_page_is_caught LeafFlushForTablePage,
     an_iova_released_early_is_caught IovaEarly,
+    a_window_recycled_early_is_caught WindowEarly,
     a_buffer_given_back_early_is_caught BufferEarly,
     a_rollback_that_does_not_wait_is_caught RollbackNotAwaited,
     a_map_without_its_flush_in_caching_mode_is_caught MapNotFlushed,

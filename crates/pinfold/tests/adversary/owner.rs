@@ -1,53 +1,56 @@
 //! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns it again.
 
+use super::held::{Handle, Held, Mail, Revoked, Through};
 use super::tag::{self, Kind, PAGE, Tag};
 use super::world::{LIVE, Live, World};
 use pinfold::soft::Random;
-use pinfold::{Arena, Buffer, Domain};
+use pinfold::{Arena, Buffer};
 use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{BackendError, MapError, Mapping, NotQuiesced, Revoked};
-use pinfold_core::invalidate::WaitError;
+use pinfold_core::domain::{BackendError, Domain, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked};
+use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
 
-enum Held<'d> {
-    Read(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>),
-    Write(Mapping<Buffer, FromDevice, &'d pinfold_core::domain::Domain>),
-    Both(Mapping<Buffer, Bidirectional, &'d pinfold_core::domain::Domain>),
+/// What the owners of a round share.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'w, 'd> {
+    pub(crate) world: &'w World,
+    pub(crate) mail: &'w Mail<'d>,
+    pub(crate) domain: &'d Domain,
+    pub(crate) arena: &'w Arena,
+    pub(crate) through: Through,
 }
 
-pub(crate) struct Owner<'d> {
-    world: &'d World,
-    domain: &'d Domain,
-    arena: &'d Arena,
+pub(crate) struct Owner<'w, 'd> {
+    shared: Shared<'w, 'd>,
+    world: &'w World,
+    handle: Handle<'d>,
     first_slot: usize,
     random: Random,
     mapped: Vec<(Live, Held<'d>)>,
-    revoked: Vec<(Live, Revoked<Buffer, &'d pinfold_core::domain::Domain>)>,
+    revoked: Vec<(Live, Revoked<'d>)>,
     /// Owned again, and checked at times: nothing may change.
     kept: Vec<Buffer>,
     /// Whether it maps more than it takes back at present.
     grows: bool,
+    /// Whether it maps halves of windows above all, so that a window is soon used again.
+    halves: bool,
 }
 
 const KEPT: usize = 6;
 const REVOKED: usize = 12;
 
-impl<'d> Owner<'d> {
-    pub(crate) fn new(
-        world: &'d World,
-        domain: &'d Domain,
-        arena: &'d Arena,
-        number: usize,
-        seed: u64,
-    ) -> Self {
+impl<'w, 'd> Owner<'w, 'd> {
+    pub(crate) fn new(shared: Shared<'w, 'd>, number: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
         Self {
-            world,
-            domain,
-            arena,
+            shared,
+            world: shared.world,
+            handle: shared.domain.local(),
             first_slot: number * LIVE,
-            random: Random::new(seed),
+            halves: shared.through != Through::Domain && random.one_in(2),
+            random,
             mapped: Vec::new(),
             revoked: Vec::new(),
             kept: Vec::new(),
@@ -62,7 +65,11 @@ impl<'d> Owner<'d> {
         while let Some(held) = self.take() {
             self.unmap(held);
         }
-        while let Some((live, revoked)) = self.revoked.pop() {
+        // Each owner empties the mail after it has sent its last, so nothing is left in it.
+        while let Some(held) = self.shared.mail.take() {
+            self.unmap(held);
+        }
+        while let Some((live, revoked)) = self.revoked.pop().or_else(|| self.shared.mail.take_revoked()) {
             self.wait(live, revoked);
         }
         self.kept.iter().for_each(|buffer| self.check_owned(buffer));
@@ -82,10 +89,15 @@ impl<'d> Owner<'d> {
                 let (live, revoked) = self.revoked.swap_remove(self.random.index(self.revoked.len()));
                 self.wait(live, revoked);
             }
+            10 => self.exchange(),
             _ => {}
         }
         for (live, revoked) in std::mem::take(&mut self.revoked) {
-            match revoked.poll() {
+            let polled = match self.is_by_handle() {
+                true => self.handle.poll(revoked),
+                false => revoked.poll(),
+            };
+            match polled {
                 Ok(buffer) => self.quiesced(&live, buffer),
                 Err(revoked) => self.revoked.push((live, revoked)),
             }
@@ -95,8 +107,39 @@ impl<'d> Owner<'d> {
         }
     }
 
+    fn is_by_handle(&mut self) -> bool {
+        self.shared.through.is_by_handle(&mut self.random)
+    }
+
+    /// Takes what other owners have handed on, hands something on, or gives up the handle: its windows are then closed by the
+    /// last of their mappings, wherever that ends.
+    fn exchange(&mut self) {
+        let mail = self.shared.mail;
+        match self.random.below(8) {
+            0 | 1 => mail.take().into_iter().for_each(|held| {
+                self.world.counts.remote.fetch_add(1, Relaxed);
+                self.revoke(held);
+            }),
+            2 | 3 => mail.take_revoked().into_iter().for_each(|one| {
+                self.world.counts.remote.fetch_add(1, Relaxed);
+                self.revoked.push(one);
+            }),
+            4 | 5 => {
+                let refused = self.take().and_then(|held| mail.send(held));
+                refused.into_iter().for_each(|held| self.revoke(held));
+            }
+            6 => {
+                let refused = self.revoked.pop().and_then(|one| mail.send_revoked(one));
+                self.revoked.extend(refused);
+            }
+            _ if self.random.one_in(4) => self.handle = self.shared.domain.local(),
+            _ => {}
+        }
+    }
+
     fn bytes(&mut self) -> usize {
         let pages = match self.random.below(20) {
+            0..=15 if self.halves => 256,
             0..=6 => 1,
             7..=10 => 1 + self.random.below(16),
             11..=13 => 16 + self.random.below(112),
@@ -106,59 +149,90 @@ impl<'d> Owner<'d> {
         (pages * PAGE) as usize
     }
 
-    fn obtain(&mut self) -> Option<Buffer> {
+    fn obtain(&mut self, bytes: usize) -> Option<Buffer> {
         if !self.kept.is_empty() && self.random.below(2) == 0 {
             return Some(self.kept.swap_remove(self.random.index(self.kept.len())));
         }
-        let buffer = self.arena.alloc(self.bytes()).ok()?;
+        let buffer = self.shared.arena.alloc(bytes).ok()?;
         if self.world.untagged.load(Relaxed) {
             tag::write_kind(buffer.memory(), Kind::Owned);
         }
         Some(buffer)
     }
 
-    fn map(&mut self) {
+    fn free_slot(&self) -> Option<usize> {
         let used = |slot: &usize| self.mapped.iter().any(|(live, _)| live.slot == *slot);
-        let Some(slot) = (self.first_slot..self.first_slot + LIVE).find(|slot| !used(slot)) else { return };
-        if self.revoked.len() >= REVOKED {
+        (self.first_slot..self.first_slot + LIVE).find(|slot| !used(slot))
+    }
+
+    fn map(&mut self) {
+        if self.free_slot().is_none() || self.revoked.len() >= REVOKED {
             return;
         }
-        let Some(buffer) = self.obtain() else { return };
-        // It is unchanged since its last owner tagged it.
-        self.check_owned(&buffer);
+        let many = self.random.one_in(4) && self.is_by_handle();
+        let buffers: Vec<Buffer> = match many {
+            true => (0..LIVE - self.mapped.len()).map_while(|_| self.obtain(PAGE as usize)).collect(),
+            false => {
+                let bytes = self.bytes();
+                self.obtain(bytes).into_iter().collect()
+            }
+        };
+        // They are unchanged since their last owner tagged them.
+        buffers.iter().for_each(|buffer| self.check_owned(buffer));
         match self.random.below(3) {
-            0 => self.map_for(slot, buffer, ToDevice, Held::Read),
-            1 => self.map_for(slot, buffer, FromDevice, Held::Write),
-            _ => self.map_for(slot, buffer, Bidirectional, Held::Both),
+            0 => self.map_for(buffers, many, ToDevice, Held::Read),
+            1 => self.map_for(buffers, many, FromDevice, Held::Write),
+            _ => self.map_for(buffers, many, Bidirectional, Held::Both),
         }
     }
 
     fn map_for<D: Direction>(
         &mut self,
-        slot: usize,
-        buffer: Buffer,
+        mut buffers: Vec<Buffer>,
+        many: bool,
         direction: D,
-        hold: impl FnOnce(Mapping<Buffer, D, &'d pinfold_core::domain::Domain>) -> Held<'d>,
+        hold: impl Fn(Mapping<Buffer, D, &'d Domain>) -> Held<'d>,
     ) {
-        tag::write_kind(buffer.memory(), Kind::Leaving);
-        match self.domain.map(buffer, direction) {
-            Ok(mapped) => {
-                let (iova, pages) = (mapped.iova().start(), mapped.iova().len() / PAGE);
-                let generation = self.world.next_generation();
-                tag::write(mapped.memory(), |page| Tag::mapped(at(iova, page), generation));
-                let live = Live { slot, generation, iova, pages, access: D::ACCESS };
-                self.world.publish(&live);
-                self.world.counts.maps.fetch_add(1, Relaxed);
-                let large = pages == 512 && iova.is_aligned(512 * PAGE);
-                self.world.counts.large.fetch_add(u64::from(large), Relaxed);
-                self.mapped.push((live, hold(mapped)));
-            }
-            Err(refused) => self.refused(refused),
+        buffers.iter().for_each(|buffer| tag::write_kind(buffer.memory(), Kind::Leaving));
+        let asked = buffers.len();
+        let mapped = if many {
+            self.handle
+                .map_many(buffers, direction)
+                .map_err(|MapManyError { payloads, error, .. }| (payloads, error))
+        } else {
+            let Some(buffer) = buffers.pop() else { return };
+            let mapped = match self.is_by_handle() {
+                true => self.handle.map(buffer, direction),
+                false => self.shared.domain.map(buffer, direction),
+            };
+            let refused = |MapError { payload, error }| (payload.into_iter().collect(), error);
+            mapped.map(|mapping| vec![mapping]).map_err(refused)
+        };
+        match mapped {
+            Ok(mappings) => mappings.into_iter().for_each(|mapping| self.publish(mapping, &hold)),
+            Err((returned, error)) => self.refused(asked, returned, &error),
         }
     }
 
-    fn refused(&mut self, refused: MapError<Buffer>) {
-        match &refused.error {
+    fn publish<D: Direction>(
+        &mut self,
+        mapped: Mapping<Buffer, D, &'d Domain>,
+        hold: impl Fn(Mapping<Buffer, D, &'d Domain>) -> Held<'d>,
+    ) {
+        let Some(slot) = self.free_slot() else { return };
+        let (iova, pages) = (mapped.iova().start(), mapped.iova().len() / PAGE);
+        let generation = self.world.next_generation();
+        tag::write(mapped.memory(), |page| Tag::mapped(at(iova, page), generation));
+        let live = Live { slot, generation, iova, pages, access: D::ACCESS };
+        self.world.publish(&live);
+        self.world.counts.maps.fetch_add(1, Relaxed);
+        let large = pages == 512 && iova.is_aligned(512 * PAGE);
+        self.world.counts.large.fetch_add(u64::from(large), Relaxed);
+        self.mapped.push((live, hold(mapped)));
+    }
+
+    fn refused(&mut self, asked: usize, returned: Vec<Buffer>, error: &BackendError) {
+        match error {
             BackendError::Iova(_) => {}
             BackendError::Table(TableError::NoPages { .. }) => {
                 self.world.counts.no_pages.fetch_add(1, Relaxed);
@@ -169,12 +243,10 @@ impl<'d> Owner<'d> {
             }
             error => self.world.catch(|| format!("an owner's map failed: {error}")),
         }
-        match refused.payload {
-            // What was mapped of it was taken back and flushed: it is the owner's again.
-            Some(buffer) => self.keep(buffer),
-            // The domain drops it when the late flush has completed.
-            None => self.world.untagged.store(true, Relaxed),
-        }
+        // The domain drops what is missing when its late flush has completed.
+        self.world.untagged.fetch_or(returned.len() < asked, Relaxed);
+        // What was mapped of the rest was taken back and flushed: it is the owner's again.
+        returned.into_iter().for_each(|buffer| self.keep(buffer));
     }
 
     fn take(&mut self) -> Option<(Live, Held<'d>)> {
@@ -186,45 +258,44 @@ impl<'d> Owner<'d> {
         Some((live, held))
     }
 
+    fn revoked(&mut self, held: Held<'d>) -> Revoked<'d> {
+        let mapping = Unrevoked::from(held);
+        match self.is_by_handle() {
+            true => self.handle.revoke(mapping),
+            false => mapping.revoke(),
+        }
+    }
+
     fn unmap(&mut self, (live, held): (Live, Held<'d>)) {
-        let revoked = match held {
-            Held::Read(mapped) => mapped.revoke(),
-            Held::Write(mapped) => mapped.revoke(),
-            Held::Both(mapped) => mapped.revoke(),
-        };
+        let revoked = self.revoked(held);
         self.wait(live, revoked);
     }
 
     fn revoke(&mut self, (live, held): (Live, Held<'d>)) {
-        self.revoked.push((
-            live,
-            match held {
-                Held::Read(mapped) => mapped.revoke(),
-                Held::Write(mapped) => mapped.revoke(),
-                Held::Both(mapped) => mapped.revoke(),
-            },
-        ));
+        let revoked = self.revoked(held);
+        self.revoked.push((live, revoked));
     }
 
     fn revoke_all(&mut self) {
-        let (mut lives, mut reads) = (Vec::new(), Vec::new());
-        for (live, held) in std::mem::take(&mut self.mapped) {
-            match held {
-                Held::Read(mapped) => {
-                    self.world.withdraw(live.slot);
-                    lives.push(live);
-                    reads.push(mapped);
-                }
-                held => self.mapped.push((live, held)),
-            }
-        }
+        let (lives, held): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().unzip();
+        lives.iter().for_each(|live: &Live| self.world.withdraw(live.slot));
         let mut revoked = Vec::new();
-        self.domain.revoke_all(reads, &mut revoked);
+        match self.is_by_handle() {
+            true => self.handle.revoke_many(held, &mut revoked),
+            false => self.shared.domain.revoke_all(held, &mut revoked),
+        }
         self.revoked.extend(lives.into_iter().zip(revoked));
     }
 
-    fn wait(&mut self, live: Live, revoked: Revoked<Buffer, &'d pinfold_core::domain::Domain>) {
-        match revoked.wait() {
+    fn wait(&mut self, live: Live, revoked: Revoked<'d>) {
+        let limit = WaitLimit { time_ns: 1 + self.random.below(100_000), polls: u64::MAX };
+        let waited = match (self.is_by_handle(), self.random.one_in(4)) {
+            (true, true) => self.handle.wait_for(revoked, limit),
+            (true, false) => self.handle.wait(revoked),
+            (false, true) => revoked.wait_for(limit),
+            (false, false) => revoked.wait(),
+        };
+        match waited {
             Ok(buffer) => self.quiesced(&live, buffer),
             Err(NotQuiesced { revoked: Some(revoked), error }) if error.late_ticket().is_some() => {
                 self.world.counts.late.fetch_add(1, Relaxed);

@@ -1,7 +1,8 @@
 //! One round: a domain configured by a seed, with owners and devices in threads of their own.
 
 use super::device::Device;
-use super::owner::Owner;
+use super::held::{Mail, Through};
+use super::owner::{Owner, Shared};
 use super::tag::{self, Kind};
 use super::world::{OWNERS, World};
 use pinfold::soft::{Effect, Random, SoftConfig};
@@ -28,13 +29,16 @@ pub(crate) struct Outcome {
     pub(crate) no_pages: u64,
     pub(crate) late: u64,
     pub(crate) large: u64,
+    pub(crate) remote: u64,
     pub(crate) caching_mode: bool,
+    pub(crate) through: Option<Through>,
     pub(crate) stats: DomainStats,
 }
 
-/// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many levels. The extents
-/// are small, so that what is mapped spreads over several of them and goes away from them again.
-fn windows(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
+/// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many levels. The regions
+/// are small, so that what is mapped spreads over several of them and goes away from them again; some have room for an
+/// owner's window.
+fn regions(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
     let mut borders: Vec<u64> = (5..9).map(|gib| gib * GIB).collect();
     if levels > 3 {
         // The first that is taken: it needs pages of its own at level 3.
@@ -47,7 +51,7 @@ fn windows(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
     borders.into_iter().map(around).collect()
 }
 
-fn config(random: &mut Random, seed: u64) -> SoftConfig {
+fn config(random: &mut Random, seed: u64, through: Through) -> SoftConfig {
     let mut config = SoftConfig {
         seed,
         effect: random.pick(&[Effect::AtRandom, Effect::AtRandom, Effect::AtOnce, Effect::AtLast]),
@@ -69,51 +73,67 @@ fn config(random: &mut Random, seed: u64) -> SoftConfig {
     config.contiguous_bytes = seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
     config.levels = 3 + random.below(3) as u8;
     // A mapping across a border needs two pages of each level and the root: there is little more.
-    config.table_bytes = (2 * usize::from(config.levels) - 1 + random.index(4)) * 4096;
+    let mut table_pages = 2 * usize::from(config.levels) - 1 + random.index(4);
+    if through != Through::Domain {
+        // Some windows have a page of their own, others have to do without.
+        table_pages += random.index(8);
+    }
+    config.table_bytes = table_pages * 4096;
     config
 }
 
-/// Keeps everything out of the domain but `windows`: what lies below them is the arena's.
-fn fence(domain: &Domain, windows: &[(u64, u64)], bits: u32) {
+/// Keeps everything out of the domain but `regions`: what lies below them is the arena's.
+fn fence(domain: &Domain, regions: &[(u64, u64)], bits: u32) {
     let (mut from, end) = (4 * GIB, 1 << bits);
     let reserve_range = |from: u64, to: u64| {
         if from < to {
             domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
         }
     };
-    for &(start, stop) in windows {
+    for &(start, stop) in regions {
         reserve_range(from, start);
         from = stop;
     }
     reserve_range(from, end);
 }
 
-/// Plays one round with `mistake`.
-pub(crate) fn play(seed: u64, mistake: Option<Mistake>, length: Duration) -> Outcome {
+/// Returns what the owners of a round map through. In turns, and not in step with the rest of the configuration.
+fn through(seed: u64) -> Through {
+    match seed % 5 {
+        0 => Through::Both,
+        1 | 3 => Through::Domain,
+        _ => Through::Handles,
+    }
+}
+
+/// Plays one round with `mistake`, through what is asked for, or what the seed says.
+pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, length: Duration) -> Outcome {
     let mut random = Random::new(seed);
-    let config = config(&mut random, seed);
+    let through = asked.unwrap_or_else(|| through(seed));
+    let config = config(&mut random, seed, through);
     let (levels, caching_mode) = (config.levels, config.caching_mode);
-    let windows = windows(&mut random, levels);
-    let what = format!("seed {seed}, {config:?}");
+    let regions = regions(&mut random, levels);
+    let what = format!("seed {seed}, {through:?}, {config:?}");
     let domain = Domain::soft_with(config).unwrap();
-    fence(&domain, &windows, 12 + 9 * u32::from(levels));
+    fence(&domain, &regions, 12 + 9 * u32::from(levels));
     let arena = Arena::builder().size(ARENA).source(Source::Plain).build(&domain).unwrap();
-    // Too small for the windows, so it has its range below 4 GiB; the rest of that is closed.
+    // Too small for the regions, so it has its range below 4 GiB; the rest of that is closed.
     let end = arena.iova().raw() + ARENA;
     fence_below(&domain, arena.iova().raw(), end);
     let trap = arena.alloc(TRAP).unwrap();
     tag::write_kind(trap.memory(), Kind::Trap);
     let trap_at = trap.memory().addr() as u64;
-    let world = World::default();
+    let (world, mail) = (World::default(), Mail::default());
+    let shared = Shared { world: &world, mail: &mail, domain: &domain, arena: &arena, through };
     let iommu = domain.soft_bus().unwrap();
     std::thread::scope(|scope| {
         for number in 0..DEVICES {
-            let device = Device::new(&world, iommu, &windows, seed ^ (number + 1) << 32);
+            let device = Device::new(&world, iommu, &regions, seed ^ (number + 1) << 32);
             scope.spawn(move || device.run());
         }
         let owners: Vec<_> = (0..OWNERS)
             .map(|number| {
-                let owner = Owner::new(&world, &domain, &arena, number, seed ^ (number as u64 + 1) << 40);
+                let owner = Owner::new(shared, number, seed ^ (number as u64 + 1) << 40);
                 scope.spawn(move || {
                     known_bad::make(mistake);
                     known_bad::poison_free_table_pages(Some(trap_at));
@@ -146,7 +166,9 @@ pub(crate) fn play(seed: u64, mistake: Option<Mistake>, length: Duration) -> Out
         no_pages: count(&counts.no_pages),
         late: count(&counts.late),
         large: count(&counts.large),
+        remote: count(&counts.remote),
         caching_mode,
+        through: Some(through),
         stats: domain.stats(),
     }
 }

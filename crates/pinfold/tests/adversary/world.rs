@@ -43,6 +43,8 @@ pub(crate) struct Counts {
     pub(crate) late: AtomicU64,
     /// Buffers of 2 MiB that were mapped by one leaf's alignment.
     pub(crate) large: AtomicU64,
+    /// Mappings that ended at another owner than the one that made them.
+    pub(crate) remote: AtomicU64,
 }
 
 #[derive(Default)]
