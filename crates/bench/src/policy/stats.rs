@@ -11,6 +11,10 @@ pub struct PolicyStats {
     pub invalidations: u64,
     /// Waits submitted behind them: one a batch.
     pub waits: u64,
+    /// Pages of 4096 bytes whose translations were to be invalidated.
+    pub pages_requested: u64,
+    /// Pages invalidated for them. An invalidation of the whole domain counts as the pages requested.
+    pub pages_flushed: u64,
     /// Entries that describe the addresses in use: of a tree, of the pages' counts, or extents.
     pub entries: u64,
     /// Table entries that the IOMMU has read.
@@ -28,7 +32,8 @@ pub struct PolicyStats {
 
 impl PolicyStats {
     pub(super) fn with(self, flushes: InvalidationStats) -> Self {
-        Self { invalidations: flushes.sent, waits: flushes.waits, ..self }
+        let InvalidationStats { sent, waits, pages_requested, pages_flushed, .. } = flushes;
+        Self { invalidations: sent, waits, pages_requested, pages_flushed, ..self }
     }
 }
 

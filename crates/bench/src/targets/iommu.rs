@@ -54,9 +54,15 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
     let cycled = |subject| of("tables-16t", subject, "ns/2 MiB");
     let never_freed = cycled("pinfold").zip(cycled("never-freed")).map(|(pinfold, never)| pinfold / never);
     let live = figures.ratio(SUITE, ("live-1m", "pinfold-revoke"), ("live-1k", "pinfold-revoke"));
+    let flushed = ["pinfold-strict", "pinfold-revoke", "pinfold-batch"]
+        .map(|subject| of("rr-200", subject, "flushed/cleared"))
+        .into_iter()
+        .try_fold(0.0, |worst: f64, figure| Some(worst.max(figure?)));
     let longest = of("live-1m", "pinfold-revoke", "us, longest call");
     vec![
         at_most("static-50k, entries", of("static-50k", "pinfold-shared", "entries"), 10.0, 7.0, ""),
+        at_most("static-50k, bytes", of("static-50k", "pinfold-shared", "bytes"), 65536.0, 65536.0, "B"),
+        at_most("rr-200: pages flushed / requested, the worst", flushed, 2.0, 1.1, "x"),
         at_most(
             "tables-16t, bytes left",
             of("tables-16t", "pinfold", "bytes left"),

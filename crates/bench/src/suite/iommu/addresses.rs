@@ -26,6 +26,10 @@ pub(super) trait Addresses: Sized {
     fn free(&mut self, range: Self::Range) -> Result<(), BenchError>;
     /// Returns how many entries describe what is in use.
     fn entries(&self) -> usize;
+    /// Returns how many bytes describe the addresses, if the allocator knows.
+    fn metadata_bytes(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// The address space itself, shared by all threads.
@@ -55,6 +59,10 @@ impl Addresses for Shared {
 
     fn entries(&self) -> usize {
         self.0.stats().allocated
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        Some(self.0.metadata_bytes())
     }
 }
 

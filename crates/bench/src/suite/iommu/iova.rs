@@ -146,8 +146,11 @@ fn keep<A: Addresses>(out: &mut Samples) -> Outcome {
     let mut addresses = A::new()?;
     let kept: Vec<A::Range> =
         static_maps(LIVE).map(|pages| addresses.alloc(pages)).collect::<Result<_, _>>()?;
-    #[expect(clippy::cast_precision_loss, reason = "at most 50,000")]
-    let entries = addresses.entries() as f64;
-    out.figure("static-50k", Metric::Count, "entries", entries);
+    #[expect(clippy::cast_precision_loss, reason = "at most some megabytes")]
+    let figure = |count: usize| count as f64;
+    out.figure("static-50k", Metric::Count, "entries", figure(addresses.entries()));
+    if let Some(bytes) = addresses.metadata_bytes() {
+        out.figure("static-50k", Metric::Bytes, "bytes", figure(bytes));
+    }
     kept.into_iter().try_for_each(|range| addresses.free(range))
 }

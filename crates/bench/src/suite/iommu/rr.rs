@@ -82,6 +82,8 @@ fn loops(
     out.modelled(case, Metric::Rate, "transactions/s", figure(transactions) / elapsed.as_secs_f64());
     out.modelled(case, Metric::Count, "invalidations/op", each(stats.invalidations));
     out.modelled(case, Metric::Count, "waits/op", each(stats.waits));
+    let flushed = figure(stats.pages_flushed) / figure(stats.pages_requested.max(1));
+    out.modelled(case, Metric::Count, "flushed/cleared", flushed);
     out.modelled(case, Metric::Count, "walk reads/op", each(stats.walk_reads));
     out.modelled(case, Metric::Count, "entries", figure(stats.entries));
     out.modelled(case, Metric::Bytes, "bytes held", figure(stats.held_bytes_peak));
