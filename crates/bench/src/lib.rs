@@ -27,6 +27,7 @@ pub mod plot;
 pub mod policy;
 pub mod published;
 pub mod record;
+pub mod replay;
 pub mod suite;
 pub mod targets;
 

@@ -33,7 +33,7 @@ pub struct Plot<'r> {
 }
 
 /// Text with the characters that XML reserves replaced.
-struct Escaped<'a>(&'a str);
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,6 +9,8 @@ use std::fmt;
 pub struct PolicyStats {
     /// Invalidations submitted to the IOMMU.
     pub invalidations: u64,
+    /// Of these, invalidations of the whole domain.
+    pub domain_flushes: u64,
     /// Waits submitted behind them: one a batch.
     pub waits: u64,
     /// Pages of 4096 bytes whose translations were to be invalidated.
@@ -32,8 +34,8 @@ pub struct PolicyStats {
 
 impl PolicyStats {
     pub(super) fn with(self, flushes: InvalidationStats) -> Self {
-        let InvalidationStats { sent, waits, pages_requested, pages_flushed, .. } = flushes;
-        Self { invalidations: sent, waits, pages_requested, pages_flushed, ..self }
+        let InvalidationStats { sent, domain_flushes, waits, pages_requested, pages_flushed, .. } = flushes;
+        Self { invalidations: sent, domain_flushes, waits, pages_requested, pages_flushed, ..self }
     }
 }
 

@@ -1,0 +1,82 @@
+//! Why a trace could not be read or replayed.
+
+use crate::policy::PolicyError;
+use std::io;
+
+/// Why a trace could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file could not be read.
+    #[error("cannot read the trace: {0}")]
+    Read(#[source] io::Error),
+    /// It is of another format.
+    #[error("the trace is {found}: `{program} FILE | pinfold replay -` reads it")]
+    Format {
+        /// What it is.
+        found: &'static str,
+        /// The program that makes text of it.
+        program: &'static str,
+    },
+    /// It maps nothing.
+    #[error(
+        "none of {lines} lines is an event of the DMA interface ({damaged} cannot be read, {iommu} are of the IOMMU \
+         alone{}): `pinfold replay --how` explains how to record some",
+        .first.as_ref().map(|first| format!("; the first bad one: {first}")).unwrap_or_default()
+    )]
+    NoEvents {
+        /// How many lines there are.
+        lines: u64,
+        /// How many are damaged.
+        damaged: u64,
+        /// How many are events of the IOMMU, which name no device.
+        iommu: u64,
+        /// The first damaged one.
+        first: Option<String>,
+    },
+    /// More devices than a machine has.
+    #[error("line {line}: the trace names more than {limit} devices; is it one of several machines?")]
+    TooManyDevices {
+        /// The line.
+        line: u64,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// Why a trace could not be replayed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// A policy failed.
+    #[error("{policy}, {device}, operation {operation} of {operations}: {error}")]
+    Policy {
+        /// The policy.
+        policy: &'static str,
+        /// The device.
+        device: String,
+        /// The operation, counted from 1.
+        operation: usize,
+        /// How many the device has.
+        operations: usize,
+        /// What happened.
+        error: PolicyError,
+    },
+    /// A policy could not be created, or its memory.
+    #[error("cannot prepare the replay: {0}")]
+    Prepare(#[source] PolicyError),
+    /// The trace has no times.
+    #[error("the trace has no times in seconds, so it has no original timing: replay it with --timing fast")]
+    NoTimes,
+    /// A thread could not be started.
+    #[error("cannot start a thread for {device}: {error}")]
+    NoThread {
+        /// The device that it was for.
+        device: String,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// A thread ended early.
+    #[error("the thread of a device ended before it had completed its work")]
+    Thread,
+}

@@ -1,0 +1,222 @@
+//! Replays the operations of one device through one policy.
+
+use super::error::ReplayError;
+use super::footprint::{Addresses, Footprint};
+use super::memory::Places;
+use super::times::Times;
+use super::trace::{Device, Run};
+use crate::policy::{Dma, Policy, PolicyError, PolicyKind, PolicyStats, PolicyThread};
+use pinfold::soft::SoftConfig;
+use pinfold_core::addr::PhysRange;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// When the operations are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timing {
+    /// One after the other.
+    Fast,
+    /// At the times of the trace, relative to its first event.
+    Original,
+}
+
+/// How many operations are made between two reports of progress.
+const REPORT_EVERY: usize = 1 << 12;
+/// What a thread that waits for the time of an operation does not sleep for, because a sleep may take longer.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// What one policy did with the operations of one device.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The policy.
+    pub policy: PolicyKind,
+    /// What its addresses need.
+    pub footprint: Footprint,
+    /// Its statistics, those of amounts in use when the most bytes are mapped.
+    pub at_peak: PolicyStats,
+    /// Its statistics after the last operation, once no unmapped memory is reachable.
+    pub stats: PolicyStats,
+    /// The time of each map.
+    pub maps: Times,
+    /// The time of each unmap.
+    pub unmaps: Times,
+    /// How late the latest operation was made, in nanoseconds, with [`Timing::Original`].
+    pub late_ns: u64,
+    pub(super) addresses: Chosen,
+}
+
+/// The addresses that a policy chose, by the runs of a device's memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Chosen {
+    runs: Vec<Run>,
+    /// Which runs each mapping has.
+    mappings: Vec<(u32, u32)>,
+}
+
+impl Addresses for Chosen {
+    fn of(&self, mapping: u32) -> &[Run] {
+        let runs = self.mappings.get(mapping as usize);
+        let runs = runs.map(|(first, count)| *first as usize..*first as usize + *count as usize);
+        runs.and_then(|runs| self.runs.get(runs)).unwrap_or_default()
+    }
+}
+
+/// Replays the operations of a device through a policy of its own, calling `watch` with the number of operations made now and
+/// then. A mapping in several runs of memory is mapped run by run.
+///
+/// The policy's mappings that the trace never unmaps are left when it ends.
+///
+/// # Errors
+/// [`ReplayError::Prepare`], [`ReplayError::Policy`].
+pub fn replay(
+    device: &Device,
+    kind: PolicyKind,
+    places: &Places,
+    config: &SoftConfig,
+    timing: Timing,
+    watch: &(dyn Fn(usize) + Sync),
+) -> Result<Outcome, ReplayError> {
+    let policy = kind.create(places.memory(), config).map_err(ReplayError::Prepare)?;
+    let mut replay = Replay::new(device, places, &*policy);
+    let mut done = 0;
+    let made = replay.all(timing, &mut done, watch);
+    made.map_err(|error| ReplayError::Policy {
+        policy: kind.name(),
+        device: device.name.clone(),
+        operation: done + 1,
+        operations: device.operations.len(),
+        error,
+    })?;
+    let Replay { maps, unmaps, late_ns, at_peak, addresses, thread, .. } = replay;
+    // The statistics of a thread are complete when it ends.
+    drop(thread);
+    let stats = policy.stats();
+    let footprint = Footprint::of(device, &addresses);
+    let (maps, unmaps) = (Times::of(maps), Times::of(unmaps));
+    Ok(Outcome { policy: kind, footprint, at_peak, stats, maps, unmaps, late_ns, addresses })
+}
+
+struct Replay<'r> {
+    device: &'r Device,
+    places: &'r Places,
+    policy: &'r dyn Policy,
+    thread: Box<dyn PolicyThread + 'r>,
+    /// What is mapped, by mapping, and the vectors of those that no longer are.
+    live: HashMap<u32, Vec<Dma>>,
+    spare: Vec<Vec<Dma>>,
+    freed: Vec<PhysRange>,
+    addresses: Chosen,
+    /// In nanoseconds.
+    maps: Vec<u32>,
+    unmaps: Vec<u32>,
+    late_ns: u64,
+    at_peak: PolicyStats,
+}
+
+impl<'r> Replay<'r> {
+    fn new(device: &'r Device, places: &'r Places, policy: &'r dyn Policy) -> Self {
+        let (maps, runs) = (device.mappings.len(), device.memory.len());
+        Self {
+            device,
+            places,
+            policy,
+            thread: policy.thread(),
+            live: HashMap::new(),
+            spare: Vec::new(),
+            freed: Vec::new(),
+            addresses: Chosen { runs: Vec::with_capacity(runs), mappings: Vec::with_capacity(maps) },
+            maps: Vec::with_capacity(maps),
+            unmaps: Vec::with_capacity(maps),
+            late_ns: 0,
+            at_peak: PolicyStats::default(),
+        }
+    }
+
+    /// Makes all operations; `done` counts them.
+    fn all(
+        &mut self,
+        timing: Timing,
+        done: &mut usize,
+        watch: &(dyn Fn(usize) + Sync),
+    ) -> Result<(), PolicyError> {
+        let began = Instant::now();
+        for operation in &self.device.operations {
+            if timing == Timing::Original {
+                let late = sleep_until(began, operation.time_ns);
+                self.late_ns = self.late_ns.max(late);
+            }
+            if operation.unmaps {
+                self.unmap(operation.mapping)?
+            } else {
+                self.map(operation.mapping)?
+            }
+            *done += 1;
+            if *done == self.device.peak_at {
+                self.at_peak = self.policy.stats();
+            }
+            if done.is_multiple_of(REPORT_EVERY) {
+                watch(*done);
+            }
+        }
+        self.thread.settle(&mut self.freed)
+    }
+
+    /// Maps a mapping. What is timed is the calls of the policy.
+    fn map(&mut self, number: u32) -> Result<(), PolicyError> {
+        let Some(mapping) = self.device.mappings.get(number as usize) else { return Ok(()) };
+        let runs = self.device.memory_of(mapping);
+        let mut mapped = self.spare.pop().unwrap_or_default();
+        let mut took = Duration::ZERO;
+        for run in runs {
+            let whole = self.places.memory().whole();
+            let range =
+                self.places.range(*run).ok_or(PolicyError::Outside { range: whole, memory: whole })?;
+            let start = Instant::now();
+            let dma = self.thread.map(range, mapping.access)?;
+            took += start.elapsed();
+            mapped.push(dma);
+        }
+        self.maps.push(nanoseconds(took));
+        let place = (index(self.addresses.runs.len()), index(mapped.len()));
+        // Mappings are numbered in the order of their maps.
+        self.addresses.mappings.push(place);
+        let runs = mapped.iter().map(|dma| Run { start: dma.iova().start().raw(), len: dma.iova().len() });
+        self.addresses.runs.extend(runs);
+        self.live.insert(number, mapped);
+        Ok(())
+    }
+
+    fn unmap(&mut self, number: u32) -> Result<(), PolicyError> {
+        let Some(mut mapped) = self.live.remove(&number) else { return Ok(()) };
+        let start = Instant::now();
+        for dma in mapped.drain(..) {
+            self.thread.unmap(dma, &mut self.freed)?;
+        }
+        self.unmaps.push(nanoseconds(start.elapsed()));
+        // When memory is used again is what the trace says.
+        self.freed.clear();
+        self.spare.push(mapped);
+        Ok(())
+    }
+}
+
+/// Waits until `time_ns` after `began`, and returns how late that was noticed, in nanoseconds.
+fn sleep_until(began: Instant, time_ns: u64) -> u64 {
+    let until = Duration::from_nanos(time_ns);
+    while let Some(left) = until.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
+        match left.checked_sub(SPIN) {
+            Some(sleep) if !sleep.is_zero() => std::thread::sleep(sleep),
+            _ => std::thread::yield_now(),
+        }
+    }
+    u64::try_from(began.elapsed().saturating_sub(until).as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn nanoseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos()).unwrap_or(u32::MAX)
+}
+
+/// A trace has fewer than 2^32 runs: its builder leaves out what would be more.
+fn index(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,261 @@
+//! Whole traces: the sample, in every compression, and damaged ones.
+
+use super::*;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+
+const SAMPLE: &str = include_str!("../../samples/linux-6.12-nvme-ahci-e1000e.txt");
+
+fn read(text: impl AsRef<[u8]>) -> Result<Trace, TraceError> {
+    Trace::read(text.as_ref(), MAX_OPERATIONS, &|_| {})
+}
+
+fn device<'t>(trace: &'t Trace, name: &str) -> &'t Device {
+    trace.devices.iter().find(|device| device.name == name).unwrap()
+}
+
+/// Events as the kernel prints them, one microsecond apart.
+fn text(events: &[&str]) -> String {
+    let lines = events.iter().enumerate();
+    lines.map(|(at, event)| format!("  task-7     [001] .....     1.{at:06}: {event}\n")).collect()
+}
+
+#[test]
+fn the_sample_has_the_events_that_words_in_it_say() {
+    let trace = read(SAMPLE).unwrap();
+    // A second reader: an event is the word in front of its device, or of `IOMMU:`.
+    let mut words: HashMap<(&str, &str), u64> = HashMap::new();
+    for line in SAMPLE.lines() {
+        let all: Vec<&str> = line.split_whitespace().collect();
+        for pair in all.windows(2) {
+            if pair[1] == "IOMMU:" || pair[1].starts_with("0000:") {
+                *words.entry((pair[0], pair[1])).or_default() += 1;
+            }
+        }
+    }
+    let count = |event: &str, device: &str| words.get(&(event, device)).copied().unwrap_or(0);
+    for name in ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"] {
+        let counts = device(&trace, name).counts;
+        let maps = ["dma_map_page:", "dma_map_sg:", "dma_alloc:"].map(|event| count(event, name));
+        let unmaps = ["dma_unmap_page:", "dma_unmap_sg:", "dma_free:"].map(|event| count(event, name));
+        assert_eq!(counts.maps, maps.iter().sum::<u64>(), "{name}");
+        assert_eq!(counts.unmaps + counts.unmaps_without_map, unmaps.iter().sum::<u64>(), "{name}");
+        assert_eq!(counts.lists, count("dma_map_sg:", name), "{name}");
+        assert_eq!(counts.never_unmapped, counts.maps - counts.unmaps, "{name}");
+    }
+    let summary = &trace.summary;
+    let iommu = count("map:", "IOMMU:") + count("unmap:", "IOMMU:");
+    assert_eq!(summary.iommu_events, iommu);
+    // In file order the parts of the sample are separate: what is assigned and what is not is everything.
+    let assigned: u64 =
+        trace.devices.iter().map(|device| device.counts.iommu_maps + device.counts.iommu_unmaps).sum();
+    let unmaps_left_out: u64 = trace.devices.iter().map(|device| device.counts.unmaps_without_map).sum();
+    assert_eq!(assigned + summary.iommu_unassigned, iommu);
+    assert!(
+        summary.iommu_unassigned <= unmaps_left_out + 2,
+        "those of unmaps without a map, and cut ends: {summary:?}"
+    );
+    assert_eq!((summary.damaged, summary.losses, summary.other_events), (0, 0, 0));
+    assert_eq!((summary.lines, summary.cpus), (SAMPLE.lines().count() as u64, 2));
+}
+
+/// The numbers of `grep -c`, for instance `grep -c 'dma_map_sg: 0000:00:1f.2'`.
+#[test]
+fn the_sample_has_the_counts_of_grep() {
+    let trace = read(SAMPLE).unwrap();
+    let maps = ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"].map(|name| device(&trace, name).counts.maps);
+    assert_eq!(maps, MAPS_BY_GREP);
+    let ahci = device(&trace, "0000:00:1f.2").counts;
+    assert_eq!((ahci.lists, ahci.unmaps, ahci.never_unmapped), (10, 10, 6));
+    assert_eq!(ahci.without_memory, 0, "the memory of its allocations is in the IOMMU's events before them");
+}
+
+/// `grep -cE 'dma_(map_page|map_sg|alloc): DEVICE'` for the three devices.
+const MAPS_BY_GREP: [u64; 3] = [66, 16, 158];
+
+#[test]
+fn gzip_and_zstd_are_found_by_their_contents() {
+    let plain = format!("{:?}", read(SAMPLE).unwrap());
+    let (first, second) = SAMPLE.split_at(SAMPLE.len() / 2);
+    let gzip = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let zstd = |text: &str| {
+        ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+    };
+    let skipped = [&[0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3][..], &zstd(SAMPLE)].concat();
+    for compressed in [
+        gzip(SAMPLE),
+        [gzip(first), gzip(second)].concat(),
+        zstd(SAMPLE),
+        [zstd(first), zstd(second)].concat(),
+        skipped,
+    ] {
+        assert_eq!(format!("{:?}", read(compressed).unwrap()), plain);
+    }
+    let cut = |whole: &[u8]| whole[..whole.len() / 2].to_vec();
+    // zstd keeps what was decoded as long as later blocks may refer to it.
+    for compressed in [cut(&gzip(SAMPLE)), [zstd(first), cut(&zstd(second))].concat()] {
+        let half = read(compressed).unwrap();
+        assert!(half.summary.ended_early.is_some() && half.summary.lines > 10, "{:?}", half.summary);
+    }
+    for (magic, program) in
+        [(&b"\x17\x08\x44tracing6\0"[..], "trace-cmd report"), (b"BZh91AY", "bzip2"), (b"\xfd7zXZ\0\0", "xz")]
+    {
+        let error = read(magic).unwrap_err();
+        assert!(matches!(error, TraceError::Format { .. }) && error.to_string().contains(program), "{error}");
+    }
+}
+
+/// Gives one byte at a time, interrupted.
+struct Slow<'t>(&'t [u8], bool);
+
+impl Read for Slow<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 { Err(io::ErrorKind::Interrupted.into()) } else { self.0.read(&mut buf[..1]) }
+    }
+}
+
+#[test]
+fn short_reads_make_no_difference() {
+    let slow = Trace::read(Slow(SAMPLE.as_bytes(), false), MAX_OPERATIONS, &|_| {}).unwrap();
+    assert_eq!(format!("{slow:?}"), format!("{:?}", read(SAMPLE).unwrap()));
+}
+
+#[test]
+fn damaged_lines_and_losses_have_their_numbers() {
+    let long = "x".repeat(MAX_LINE + 1);
+    let good = text(&["dma_map_page: d dir=NONE dma_addr=1000 size=8 phys_addr=2000 attrs="]);
+    let bad = format!(
+        "# tracer: nop\n{long}\nCPU:0 [LOST 3 EVENTS]\nnonsense\n{good}CPU:1 [LOST EVENTS]\n\u{fffd}\u{0}\n"
+    );
+    let trace = read(bad.as_bytes()).unwrap();
+    let summary = trace.summary;
+    use parse::Damage;
+    assert_eq!(summary.first_damaged, [(2, Damage::TooLong), (4, Damage::NoEvent), (7, Damage::NoEvent)]);
+    assert_eq!((summary.lines, summary.damaged), (7, 3));
+    assert_eq!((summary.losses, summary.lost_events, summary.first_loss), (2, 3, 3));
+    // A line as long as is allowed, without an end.
+    let exact = format!("{good}{}", "x".repeat(MAX_LINE));
+    assert_eq!(read(exact).unwrap().summary.first_damaged, [(2, Damage::NoEvent)]);
+}
+
+#[test]
+fn without_an_event_the_advice_is_to_record_some() {
+    for nothing in ["", "# tracer: nop\n", "\0\u{1}\u{2}", "IOMMU\nIOMMU\n"] {
+        let error = read(nothing).unwrap_err();
+        assert!(matches!(error, TraceError::NoEvents { .. }), "{error}");
+        assert!(error.to_string().contains("pinfold replay --how"), "{error}");
+    }
+    let iommu = text(&["map: IOMMU: iova=0x7000 - 0x8000 paddr=0x5000 size=4096"]);
+    assert!(matches!(read(iommu), Err(TraceError::NoEvents { lines: 1, iommu: 1, damaged: 0, .. })));
+}
+
+#[test]
+fn every_kind_of_mapping_is_counted_and_ends() {
+    let trace = read(text(&[
+        "attach_device_to_domain: IOMMU: device=d",
+        "map: IOMMU: iova=0x7000 - 0x8000 paddr=0x5000 size=4096",
+        "dma_alloc: d dir=NONE dma_addr=7000 size=24 virt_addr=1 flags= attrs=",
+        "dma_alloc: d dir=NONE dma_addr=9000 size=24 virt_addr=1 flags= attrs=",
+        "dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=8 phys_addr=9000 attrs=",
+        "dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=8193 phys_addr=9000 attrs=",
+        "dma_map_sg: d dir=NONE dma_addrs={0x20000} sizes={0x3001} phys_addrs={0x1000,0x9000} attrs=",
+        "dma_unmap_page: d dir=TO_DEVICE dma_addr=7000 size=8 attrs=",
+        "dma_free: d dir=NONE dma_addr=7000 size=24 virt_addr=1 attrs=",
+        "unmap: IOMMU: iova=0x7000 - 0x8000 size=4096 unmapped_size=2097152",
+        "dma_unmap_sg: d dir=NONE phys_addrs={0x1000,0x9000} attrs=",
+        "dma_unmap_sg: d dir=NONE phys_addrs={0x1000,0x9000} attrs=",
+        "dma_map_sg_err: d dir=NONE dma_addrs={0x1000} err=-12 attrs=",
+        "io_page_fault: IOMMU:e1000e d iova=0x7000 flags=0x0001",
+    ]))
+    .unwrap();
+    let device = device(&trace, "d");
+    let expected = Counts {
+        maps: 5,
+        lists: 1,
+        split_evenly: 1,
+        without_memory: 1,
+        overlapping: 1,
+        unmaps: 3,
+        unmaps_without_map: 1,
+        never_unmapped: 2,
+        failed: 1,
+        peak_mappings: 5,
+        peak_bytes: (1 + 1 + 1 + 3 + 4) * 4096,
+        pages_unmapped: 1 + 1 + 4,
+        faults: 1,
+        attached: 1,
+        iommu_maps: 1,
+        iommu_unmaps: 1,
+        iommu_unmapped_pages: 1,
+        strict_flush_pages: 1,
+        iommu_unmaps_partial: 1,
+    };
+    assert_eq!(device.counts, expected);
+    assert_eq!(device.peak_at, 5, "after the fifth map");
+    let memory: Vec<&[Run]> = device.mappings.iter().map(|mapping| device.memory_of(mapping)).collect();
+    assert_eq!(memory[0], [Run { start: 0x5000, len: 4096 }], "as the IOMMU's event says");
+    assert_eq!(memory[3], [Run { start: 0x9000, len: 0x3000 }]);
+    // 12,289 bytes in two segments: 6,144 and 6,145.
+    assert_eq!(memory[4], [Run { start: 0x1000, len: 0x2000 }, Run { start: 0x9000, len: 0x2000 }]);
+    assert_eq!(trace.summary.duration_ns, Some(13_000));
+}
+
+#[test]
+fn the_limit_ends_the_reading() {
+    let mut seen = 0;
+    let trace = Trace::read(SAMPLE.as_bytes(), 10, &|_| {}).unwrap();
+    for device in &trace.devices {
+        seen += device.operations();
+    }
+    assert!(trace.summary.limited && seen == 10, "{seen}");
+    assert!(!read(SAMPLE).unwrap().summary.limited);
+}
+
+#[test]
+fn a_strict_flush_is_the_aligned_block_around_the_range() {
+    let trace = read(text(&[
+        "dma_map_page: d dir=NONE dma_addr=1ff000 size=8192 phys_addr=9000 attrs=",
+        "unmap: IOMMU: iova=0x1ff000 - 0x201000 size=8192 unmapped_size=8192",
+        "dma_unmap_page: d dir=NONE dma_addr=1ff000 size=8192 attrs=",
+    ]))
+    .unwrap();
+    let counts = trace.devices[0].counts;
+    assert_eq!((counts.iommu_unmapped_pages, counts.strict_flush_pages), (2, 1024), "across 2 MiB");
+}
+
+#[test]
+fn every_policy_replays_the_sample_and_keeps_what_it_promises() {
+    use crate::policy::PolicyKind;
+    let trace = read(SAMPLE).unwrap();
+    let places = Places::new(&trace).unwrap();
+    let config = pinfold::soft::SoftConfig::default();
+    for device in &trace.devices {
+        for kind in PolicyKind::ALL {
+            let outcome = replay(device, kind, &places, &config, Timing::Fast, &|_| {}).unwrap();
+            let who = format!("{}, {}", device.name, kind.name());
+            let Counts { maps, unmaps, .. } = device.counts;
+            assert_eq!((outcome.maps.count, outcome.unmaps.count), (maps, unmaps), "{who}");
+            let mapped: u64 = device.memory.iter().map(|run| run.pages()).sum();
+            assert!(outcome.footprint.pages <= mapped && outcome.footprint.extents_at_peak > 0, "{who}");
+            assert!(outcome.footprint.table_pages_at_peak <= outcome.footprint.table_pages_ever, "{who}");
+            let stats = outcome.stats;
+            match kind {
+                PolicyKind::None => assert_eq!((stats.invalidations, stats.waits), (0, 0), "{who}"),
+                PolicyKind::MagazinesStrict | PolicyKind::PinfoldStrict => {
+                    assert!(stats.waits >= unmaps, "{who}: {stats}");
+                }
+                _ => assert_eq!(stats.waits > 0, unmaps > 0, "{who}: {stats}"),
+            }
+            if kind.is_strict() {
+                assert_eq!((stats.reachable_ns, stats.held_bytes_peak), (0, 0), "{who}: {stats}");
+            } else if stats.reused_while_reachable && unmaps > 0 {
+                assert!(stats.reachable_ns > 0, "{who}: {stats}");
+            }
+        }
+    }
+}
