@@ -38,6 +38,8 @@ pub struct SoftConfig {
     pub caching_mode: bool,
     /// The first batch (counted from 1) that never completes: the IOMMU hangs.
     pub hang_from: Option<u64>,
+    /// The first batch (counted from 1) that the unit refuses for good: it has failed, and completes nothing that is in flight.
+    pub fail_from: Option<u64>,
     /// The most batches in flight, up to [`MAX_IN_FLIGHT`](pinfold_core::invalidate::MAX_IN_FLIGHT).
     pub queue_depth: u64,
     /// How long a waiter waits for a flush.
@@ -66,6 +68,7 @@ impl Default for SoftConfig {
             seed: 1,
             caching_mode: false,
             hang_from: None,
+            fail_from: None,
             queue_depth: 1,
             timeout: Duration::from_secs(5),
             table_bytes: 16 << 20,

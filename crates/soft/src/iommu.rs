@@ -121,13 +121,16 @@ impl InvalidationQueue for SoftQueue {
         self.0.restart();
     }
 
+    fn has_failed(&self) -> bool {
+        self.0.has_failed()
+    }
+
     fn now_ns(&self) -> Option<u64> {
         Some(self.0.now_ns())
     }
 
     fn limit(&self) -> WaitLimit {
-        let time_ns = u64::try_from(self.0.config.timeout.as_nanos()).unwrap_or(u64::MAX);
-        WaitLimit { time_ns, polls: u64::MAX }
+        WaitLimit::within(self.0.config.timeout)
     }
 
     fn queue_depth(&self) -> u64 {

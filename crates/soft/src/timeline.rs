@@ -128,6 +128,11 @@ impl Timeline {
         progress
     }
 
+    /// Returns how many batches have been submitted.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
     /// Returns when the next descriptor or batch is due; `u64::MAX` for never.
     pub(super) fn next_ns(&self) -> u64 {
         let front = self.pending.front().map(|part| part.at_ns);

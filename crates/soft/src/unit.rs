@@ -40,6 +40,8 @@ pub(super) struct Unit {
     occupied: AtomicUsize,
     /// Whether everything in flight was aborted, and the queue was not restarted.
     aborted: AtomicBool,
+    /// Whether the unit has refused a batch for good.
+    failed: AtomicBool,
     faults: Mutex<FaultLog>,
     /// The statistics of ports that were dropped.
     closed: Mutex<PortStats>,
@@ -68,6 +70,7 @@ impl Unit {
             completed: AtomicU64::new(0),
             occupied: AtomicUsize::new(0),
             aborted: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             faults: Mutex::default(),
             closed: Mutex::default(),
             config,
@@ -149,6 +152,12 @@ impl Unit {
 
     pub(super) fn submit(&self, part: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let mut timeline = lock(&self.timeline);
+        if self.config.fail_from.is_some_and(|first| timeline.submitted() + 1 >= first) {
+            // Nothing that is in flight takes effect or completes from here on.
+            self.next_ns.store(u64::MAX, Ordering::Release);
+            self.failed.store(true, Ordering::Release);
+            return Err(QueueError::Failed);
+        }
         let entries = part.len() + usize::from(wait.is_some());
         if self.aborted.load(Ordering::Relaxed) || self.free_entries() < entries {
             return Err(QueueError::Full);
@@ -203,6 +212,10 @@ impl Unit {
 
     pub(super) fn has_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     pub(super) fn restart(&self) {

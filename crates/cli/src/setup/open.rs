@@ -6,7 +6,7 @@ use super::options::TargetOptions;
 use super::resolve::{Medium, ResolvedTarget};
 use super::stack::Stack;
 use crate::targets::file::{FileOptions, FileTarget};
-use crate::targets::nvme::{NvmeOptions, NvmeStats, NvmeTarget};
+use crate::targets::nvme::{FLUSH_LIMIT, NvmeOptions, NvmeStats, NvmeTarget};
 use crate::targets::target::Target;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
@@ -85,6 +85,7 @@ impl<'d> OpenTarget<'d> {
                 namespace,
                 depth,
                 vector: device.vector(job, options),
+                flush_limit: FLUSH_LIMIT,
             };
             NvmeTarget::new(name.clone(), options)
                 .map_err(|error| OpenError::Driver { name: name.clone(), error })

@@ -9,7 +9,8 @@ use crate::args::Protect;
 use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
-use pinfold_core::domain::{BackendError, Domain, Local, MapError, Pinned, Revoked, Unrevoked};
+use pinfold_core::domain::{BackendError, Domain, Local, MapError, NotQuiesced, Pinned, Revoked, Unrevoked};
+use pinfold_core::invalidate::WaitLimit;
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 /// How long a wait lasts before the caller checks for a signal.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
+/// How long a buffer is held for its flush before its request ends with an error.
+pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The number of consecutive polls of a wait before it yields to other threads.
 const SPINS: u32 = 64;
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
@@ -80,11 +83,14 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     pub(crate) depth: usize,
     /// The interrupt that a wait sleeps for; without one it polls.
     pub(crate) vector: Option<Vector>,
+    /// How long a buffer is held for its flush: normally [`FLUSH_LIMIT`].
+    pub(crate) flush_limit: Duration,
 }
 
 /// A request whose mapping has been revoked, until the flush has completed.
 struct Held<'d, B: Pinned> {
     io: Io,
+    since: Instant,
     revoked: Revoked<B, &'d Domain>,
     result: Result<usize, TargetError>,
 }
@@ -95,6 +101,7 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     /// Maps for the thread that drives this target.
     domain: Local<&'d Domain>,
     protect: Protect,
+    flush_limit: Duration,
     namespace: Namespace,
     /// The requests at the controller; the index is the driver's tag.
     in_flight: Vec<Option<Command<'d, B>>>,
@@ -115,7 +122,7 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
 impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
     /// Creates a queue for a namespace.
     pub(crate) fn new(name: String, options: NvmeOptions<'d, R, S>) -> Result<Self, driver::Error> {
-        let NvmeOptions { domain, protect, controller, namespace, depth, vector } = options;
+        let NvmeOptions { domain, protect, controller, namespace, depth, vector, flush_limit } = options;
         let queue = match vector {
             None => controller.create_queue(depth)?,
             Some(vector) => controller.create_queue_with(depth, vector)?,
@@ -135,6 +142,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             info,
             domain: domain.local(),
             protect,
+            flush_limit,
             namespace,
             in_flight: std::iter::repeat_with(|| None).take(depth).collect(),
             completed: Vec::with_capacity(depth),
@@ -277,8 +285,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         });
         self.domain.revoke_many(mappings, &mut self.revoked);
         debug_assert_eq!(self.revoked.len(), requests.len());
-        let held = self.revoked.drain(..).zip(requests);
-        self.held.extend(held.map(|(revoked, (io, result))| Held { io, revoked, result }));
+        let (held, since) = (self.revoked.drain(..).zip(requests), Instant::now());
+        self.held.extend(held.map(|(revoked, (io, result))| Held { io, since, revoked, result }));
     }
 
     /// Returns the buffers whose flush has completed.
@@ -286,11 +294,33 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         let mut at = 0;
         while at < self.held.len() {
             if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
-                let Held { io, revoked, result } = self.held.swap_remove(at);
+                let Held { io, revoked, result, .. } = self.held.swap_remove(at);
                 let buffer = self.domain.wait(revoked).map_err(Into::into);
                 completed.push(returned(&self.info.name, io, buffer, result));
             } else {
                 at += 1;
+            }
+        }
+    }
+
+    /// Waits for the flushes of the buffers held, and gives up those that are held for too long: the domain keeps such a buffer
+    /// until its flush has completed.
+    fn quiesce(&mut self, completed: &mut Vec<Completion<B>>) {
+        let (revoked, requests): (Vec<_>, Vec<_>) = self
+            .held
+            .drain(..)
+            .map(|Held { io, since, revoked, result }| (revoked, (io, since, result)))
+            .unzip();
+        let outcomes = self.domain.wait_many_for(revoked, WaitLimit::within(WAIT_LIMIT));
+        for (outcome, (io, since, result)) in outcomes.zip(requests) {
+            match outcome {
+                Err(NotQuiesced { revoked: Some(revoked), .. }) if since.elapsed() < self.flush_limit => {
+                    self.held.push(Held { io, since, revoked, result });
+                }
+                outcome => {
+                    let buffer = outcome.map_err(Into::into);
+                    completed.push(returned(&self.info.name, io, buffer, result));
+                }
             }
         }
     }
@@ -367,6 +397,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
             polls += 1;
             if self.held.is_empty() && self.queue.has_interrupt() {
                 self.queue.sleep(WAIT_LIMIT);
+            } else if polls == SPINS && self.in_flight.iter().all(Option::is_none) {
+                // Nothing but flushes can complete.
+                self.quiesce(completed);
             } else if polls < SPINS {
                 std::hint::spin_loop();
             } else {

@@ -176,6 +176,17 @@ impl BackendError {
         matches!(self, Self::RollbackIncomplete { .. } | Self::NotRevoked | Self::Flush(_))
     }
 
+    /// Returns what a wait for `ticket` reports where one for a later ticket has ended with this error.
+    pub(super) fn for_ticket(self, ticket: Ticket) -> Self {
+        match self {
+            Self::Flush(WaitError::TimedOut { waited_ns, polls, .. }) => {
+                Self::Flush(WaitError::TimedOut { ticket, waited_ns, polls })
+            }
+            Self::Flush(WaitError::UnitFailed { .. }) => Self::Flush(WaitError::UnitFailed { ticket }),
+            other => other,
+        }
+    }
+
     /// Returns the ticket after which no device reaches the memory, if the flush is only late.
     pub fn late_ticket(&self) -> Option<Ticket> {
         match self {

@@ -7,7 +7,7 @@ use super::owner::Owner;
 use super::payload::Pinned;
 use super::space::Domain;
 use crate::access::Direction;
-use crate::invalidate::WaitLimit;
+use crate::invalidate::{Ticket, WaitLimit};
 use crate::share::{Hold, Shared, Stock};
 use alloc::vec::Vec;
 use core::fmt;
@@ -161,6 +161,34 @@ impl<H: Hold<Target = Domain>> Local<H> {
         limit: WaitLimit,
     ) -> Result<P, NotQuiesced<P, H::Item>> {
         self.wait_within(revoked, Some(limit))
+    }
+
+    /// Waits for all of `revoked` at once, for at most `limit` from now altogether, and yields the outcome of each in its order.
+    /// One wait, of the last of their tickets.
+    ///
+    /// What the iterator is not asked for is dropped as any [`Revoked`] is.
+    ///
+    /// # Errors
+    /// As for [`wait_for`](Self::wait_for), for each: those whose flush has not completed are returned, to be waited for again,
+    /// or quarantined if it never completes.
+    pub fn wait_many_for<P: Pinned>(
+        &mut self,
+        revoked: Vec<Revoked<P, H::Item>>,
+        limit: WaitLimit,
+    ) -> impl Iterator<Item = Result<P, NotQuiesced<P, H::Item>>> {
+        let here = revoked.iter().filter(|one| one.belongs_to(&self.domain) && !one.is_quiesced());
+        let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
+        let waited = last.map_or(Ok(()), |last| self.domain.backend().wait_for(last, limit));
+        revoked.into_iter().map(move |one| {
+            if !one.belongs_to(&self.domain) {
+                return one.wait_within(Some(limit));
+            }
+            let outcome = one.quiesce_by(&mut self.owner, |domain, ticket| match &waited {
+                Err(error) if !domain.backend().is_completed(ticket) => Err(error.clone().for_ticket(ticket)),
+                _ => Ok(()),
+            });
+            outcome.map(|held| self.take_back(held))
+        })
     }
 
     fn wait_within<P: Pinned>(

@@ -3,6 +3,7 @@
 use super::costs::FlushCosts;
 use super::descriptor::Descriptor;
 use super::ticket::Ticket;
+use core::time::Duration;
 
 /// How long a waiter waits; whichever limit is reached first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,6 +12,14 @@ pub struct WaitLimit {
     pub time_ns: u64,
     /// The number of polls.
     pub polls: u64,
+}
+
+impl WaitLimit {
+    /// Limits the time alone. A queue without a clock never reaches it.
+    pub const fn within(time: Duration) -> Self {
+        let time_ns = time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos() as u64);
+        Self { time_ns, polls: u64::MAX }
+    }
 }
 
 /// Why descriptors were not submitted; none of them were.

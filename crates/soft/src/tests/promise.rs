@@ -5,11 +5,11 @@ use crate::{Effect, FaultKind, Port, SoftConfig, SoftIommu, domain};
 use pinfold_core::access::{Access, Bidirectional};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Backend, BackendError, TableBackend};
-use pinfold_core::invalidate::WaitError;
+use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::known_bad::{self, Mistake};
 use pinfold_core::table::{TablePages, VtdSecondStage};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 const US: Duration = Duration::from_micros(1);
 
@@ -127,4 +127,62 @@ fn a_flush_that_hangs_is_an_error_and_its_buffer_is_not_reused() {
     drop(other);
     // Unregistered memory faults although no flush ever completes: it may be freed now.
     assert_eq!(word(&bus.port(), iova.start()), Err(FaultKind::NotMapped));
+}
+
+/// A queue that never answers costs a waiter its own limit: it gets the buffer's `Revoked` back, and the domain goes on.
+#[test]
+fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
+    let (domain, bus) = domain(SoftConfig { hang_from: Some(1), ..SoftConfig::default() }).unwrap();
+    let mut owner = domain.local();
+    let pages = |n: usize| (0..n).map(|_| bus.alloc_pages(1).unwrap());
+    let mut revoked = Vec::new();
+    let mappings = owner.map_many(pages(4), Bidirectional).unwrap();
+    owner.revoke_many(mappings, &mut revoked);
+    let start = Instant::now();
+    let one = revoked.pop().unwrap().wait_for(WaitLimit::within(2000 * US)).unwrap_err();
+    assert!(
+        matches!(one.error.late_ticket(), Some(ticket) if ticket == one.revoked.as_ref().unwrap().ticket())
+    );
+    revoked.extend(one.revoked);
+    let late = owner.wait_many_for(revoked, WaitLimit::within(2000 * US));
+    let late: Vec<_> = late.filter_map(|outcome| outcome.unwrap_err().revoked).collect();
+    let waited = start.elapsed();
+    assert!(late.len() == 4 && waited >= 4000 * US && waited < Duration::from_secs(4), "{waited:?}");
+    // Others map, and their devices read.
+    let other = domain.map(pages(1).next().unwrap(), Bidirectional).unwrap();
+    assert_eq!(word(&bus.port(), other.iova().start()), Ok(0));
+    let stats = domain.stats();
+    assert_eq!((stats.live, stats.deferred, stats.quarantined), (1, 0, 0));
+}
+
+/// A unit that dies ends all waits at once, also that for what was in flight, and once for each: what cannot be quiesced is
+/// quarantined, and a wait that begins later ends too.
+#[test]
+fn a_queue_that_dies_is_reported_to_every_waiter_at_once() {
+    const WAITERS: usize = 4;
+    let flush_cost = Duration::from_millis(500);
+    // The second batch is refused while the first is in flight.
+    let config = SoftConfig { fail_from: Some(2), flush_cost, queue_depth: 4, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let (start, ready) = (Instant::now(), Barrier::new(WAITERS));
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let waiter = |_| {
+            scope.spawn(|| {
+                let mapping = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
+                ready.wait();
+                mapping.revoke().wait().err().unwrap()
+            })
+        };
+        let waiters: Vec<_> = (0..WAITERS).map(waiter).collect();
+        waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect()
+    });
+    for failed in errors {
+        let is_dead = matches!(failed.error, BackendError::Flush(WaitError::UnitFailed { .. }));
+        assert!(is_dead && failed.revoked.is_none(), "{failed}");
+    }
+    let late = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
+    assert_eq!(word(&bus.port(), late.iova().start()), Ok(0), "maps need no flush");
+    assert!(matches!(late.unmap().err(), Some(BackendError::Flush(WaitError::UnitFailed { .. }))));
+    assert!(start.elapsed() < Duration::from_secs(4), "nothing waited for a deadline");
+    assert_eq!((domain.stats().quarantined, domain.stats().deferred), (WAITERS as u64 + 1, 0));
 }

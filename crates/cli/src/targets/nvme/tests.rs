@@ -6,6 +6,7 @@ use crate::engine::pump::{Plan, PumpStats, pump};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
+use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::spec::Status;
@@ -27,7 +28,10 @@ type Soft<'d> = NvmeTarget<'d, Buffer, ModelRegisters, Arena>;
 
 impl Setup {
     fn new(protect: Protect) -> Self {
-        let domain = pinfold::Domain::soft().unwrap();
+        Self::on(pinfold::Domain::soft().unwrap(), protect)
+    }
+
+    fn on(domain: pinfold::Domain, protect: Protect) -> Self {
         let mapping_policy =
             if protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
         let data = Arena::builder().size(1 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
@@ -45,7 +49,9 @@ impl Setup {
         let controller = Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
         let (domain, protect) = (&*self.domain, self.protect);
-        let options = NvmeOptions { domain, protect, controller, namespace, depth: 8, vector: None };
+        let flush_limit = Duration::from_millis(200);
+        let options =
+            NvmeOptions { domain, protect, controller, namespace, depth: 8, vector: None, flush_limit };
         NvmeTarget::new("soft".into(), options).unwrap()
     }
 
@@ -111,6 +117,31 @@ fn a_final_error_ends_the_run_and_returns_all_buffers() {
         assert_eq!(buffers.len(), 8);
         assert_eq!(target.stats().retries, 0);
         write_and_read_back(&mut target, &mut buffers);
+    }
+}
+
+/// An IOMMU that no longer answers, or has failed: the requests end with a typed error within their limit, and the buffers
+/// that the controller may still reach stay with the domain.
+#[test]
+fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
+    let hangs = SoftConfig { hang_from: Some(4), ..SoftConfig::default() };
+    let fails = SoftConfig { fail_from: Some(4), ..SoftConfig::default() };
+    for (config, is_hang) in [(hangs, true), (fails, false)] {
+        for protect in [Protect::Revoke, Protect::Strict] {
+            let config = SoftConfig { timeout: Duration::from_millis(200), ..config.clone() };
+            let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), protect);
+            let mut target = setup.target();
+            let mut buffers = setup.buffers();
+            let error = write(&mut target, &mut buffers).unwrap_err();
+            let EngineError::Target(TargetError::Domain { error, .. }) = error else { panic!("{error:?}") };
+            assert_eq!(error.late_ticket().is_some(), is_hang, "{protect:?}: {error}");
+            assert!(buffers.len() < 8, "{protect:?}");
+            drop(target);
+            let stats = setup.domain.stats();
+            let kept = 8 - buffers.len() as u64;
+            let expected = if is_hang { (kept, 0) } else { (0, kept) };
+            assert_eq!((stats.deferred, stats.quarantined), expected, "{protect:?}");
+        }
     }
 }
 

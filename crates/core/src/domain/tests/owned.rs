@@ -1,6 +1,7 @@
 use super::*;
 use crate::mem::DmaMemory;
 use crate::share::Shared;
+use core::time::Duration;
 
 fn shared() -> (Arc<Mock>, Shared<Domain>, Arc<AtomicUsize>) {
     let (mock, domain, drops) = domain();
@@ -80,6 +81,48 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     assert_eq!((stats.maps, stats.unmaps, stats.live), (4, 4, 0));
     drop((owner, domain));
     assert!(!is_domain_alive(&mock));
+}
+
+/// One wait for a batch: what is quiesced is returned, what is late is returned to be waited for again, and what never
+/// completes is quarantined. Each says so for its own ticket.
+#[test]
+fn a_batch_is_waited_for_with_one_deadline() {
+    let (mock, domain, drops) = shared();
+    mock.obliging.store(false, Ordering::SeqCst);
+    let mut owner = domain.local();
+    let revoke = |owner: &mut Local| {
+        let mapping = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
+        owner.revoke(mapping)
+    };
+    let mut revoked: Vec<_> = (0..4).map(|_| revoke(&mut owner)).collect();
+    mock.refuse_revoke.store(true, Ordering::SeqCst);
+    revoked.push(revoke(&mut owner));
+    mock.refuse_revoke.store(false, Ordering::SeqCst);
+    mock.done.store(2, Ordering::SeqCst);
+    let limit = WaitLimit::within(Duration::from_nanos(1));
+    let mut late = Vec::new();
+    for (n, outcome) in owner.wait_many_for(revoked, limit).enumerate() {
+        match outcome {
+            Ok(_) => assert!(n < 2),
+            Err(NotQuiesced { revoked: Some(one), error }) => {
+                assert_eq!((one.ticket().0, error.late_ticket()), (n as u64 + 1, Some(one.ticket())));
+                late.push(one);
+            }
+            Err(NotQuiesced { revoked: None, error }) => {
+                assert_eq!((n, error), (4, BackendError::NotRevoked));
+            }
+        }
+    }
+    assert_eq!((late.len(), mock.waits.load(Ordering::SeqCst), drops.load(Ordering::SeqCst)), (2, 1, 2));
+    mock.done.store(3, Ordering::SeqCst);
+    mock.failed.store(true, Ordering::SeqCst);
+    let mut outcomes = owner.wait_many_for(late, limit);
+    drop(outcomes.next().unwrap().unwrap());
+    let failed = outcomes.next().unwrap().unwrap_err();
+    let expected = BackendError::Flush(WaitError::UnitFailed { ticket: Ticket(4) });
+    assert!(failed.revoked.is_none() && failed.error == expected && outcomes.next().is_none());
+    drop(outcomes);
+    assert_eq!((owner.stats().quarantined, drops.load(Ordering::SeqCst)), (2, 3));
 }
 
 #[test]
