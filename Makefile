@@ -6,6 +6,7 @@ FILE ?=
 PROTECT ?= revoke
 WORK ?= target/run
 ACCESSES ?= 1000000000
+SOAK_SECONDS ?= 60
 
 .PHONY: help
 help: ## Print this list
@@ -38,6 +39,11 @@ test-all: test ## Also full sizes, every feature, counted read-modify-writes, lo
 adversary: setup ## 10^9 accesses of random devices, of which none may land after its mapping is quiesced (ACCESSES=...)
 	PINFOLD_ADVERSARY_ACCESSES=$(ACCESSES) cargo test --locked --profile ci -p pinfold --test adversary \
 		the_stack_without_mistakes -- --nocapture
+
+.PHONY: soak
+soak: setup ## 200 threads that map and revoke for 60 s beside random devices (SOAK_SECONDS=...)
+	PINFOLD_ADVERSARY_SOAK_SECONDS=$(SOAK_SECONDS) cargo test --locked --profile ci -p pinfold --test adversary \
+		a_soak_of_200_threads -- --nocapture
 
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces

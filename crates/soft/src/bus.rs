@@ -1,10 +1,10 @@
 //! The device side of a software IOMMU.
 
 use crate::config::SoftConfig;
-use crate::fault::Fault;
 use crate::iommu::SoftIommu;
 use crate::memory::HeapPages;
 use crate::port::Port;
+use crate::record::FaultReport;
 use crate::stats::PortStats;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, Domain, DomainId, Pinned, TableBackend};
@@ -67,9 +67,10 @@ impl SoftBus {
         self.0.stats()
     }
 
-    /// Returns the last 64 faults, oldest first.
-    pub fn faults(&self) -> Vec<Fault> {
-        self.0.faults()
+    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does. There are eight; once all
+    /// hold a fault, further ones are lost until this is called.
+    pub fn take_faults(&self) -> FaultReport {
+        self.0.take_faults()
     }
 
     /// Executes the flushes that are due, as a waiter's poll does.

@@ -12,7 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A device. The lock is held during DMA and during an invalidation: a completed flush has therefore waited for the accesses
 /// that used what it dropped, and no cache fill races with it.
 #[derive(Debug)]
-pub(super) struct Device(Mutex<State>);
+pub(super) struct Device {
+    /// Its bus, device and function, which its requests carry.
+    pub(super) source_id: u16,
+    state: Mutex<State>,
+}
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -78,18 +82,19 @@ impl State {
 }
 
 impl Device {
-    pub(super) fn new(iotlb_entries: usize, device_tlb_entries: Option<usize>) -> Self {
-        Self(Mutex::new(State {
+    pub(super) fn new(source_id: u16, iotlb_entries: usize, device_tlb_entries: Option<usize>) -> Self {
+        let state = State {
             tlb: Iotlb::new(iotlb_entries),
             walks: WalkCache::new(),
             device_tlb: device_tlb_entries.map(Iotlb::new),
             stats: PortStats::default(),
             last: None,
-        }))
+        };
+        Self { source_id, state: Mutex::new(state) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Drops what `due` invalidates.

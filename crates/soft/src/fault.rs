@@ -1,7 +1,6 @@
 //! Accesses that faulted.
 
 use pinfold_core::addr::Iova;
-use std::collections::VecDeque;
 
 /// Why a device's access faulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -25,9 +24,12 @@ pub enum FaultKind {
     /// An entry maps memory that is not registered.
     #[error("the entry maps memory that is not registered with the domain")]
     NotRegistered,
-    /// An entry has reserved bits set, or links to a page outside the table's memory.
-    #[error("a table entry is malformed")]
+    /// An entry links to a page outside the table's memory.
+    #[error("a table entry links to a page outside the table's memory")]
     BadTable,
+    /// An entry has reserved bits set.
+    #[error("a table entry has reserved bits set")]
+    ReservedBits,
 }
 
 /// A device's access that faulted.
@@ -38,23 +40,4 @@ pub struct Fault {
     pub iova: Iova,
     /// Why.
     pub kind: FaultKind,
-}
-
-/// The most recent faults.
-#[derive(Debug, Default)]
-pub(super) struct FaultLog(VecDeque<Fault>);
-
-impl FaultLog {
-    const CAPACITY: usize = 64;
-
-    pub(super) fn note(&mut self, fault: Fault) {
-        if self.0.len() == Self::CAPACITY {
-            self.0.pop_front();
-        }
-        self.0.push_back(fault);
-    }
-
-    pub(super) fn all(&self) -> Vec<Fault> {
-        self.0.iter().copied().collect()
-    }
 }

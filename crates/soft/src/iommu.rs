@@ -1,8 +1,8 @@
 //! A software IOMMU for a table that the caller keeps.
 
 use crate::config::SoftConfig;
-use crate::fault::Fault;
 use crate::port::Port;
+use crate::record::FaultReport;
 use crate::stats::PortStats;
 use crate::unit::Unit;
 use pinfold_core::addr::PhysAddr;
@@ -69,9 +69,10 @@ impl SoftIommu {
         self.0.stats()
     }
 
-    /// Returns the last 64 faults, oldest first.
-    pub fn faults(&self) -> Vec<Fault> {
-        self.0.faults()
+    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does. There are eight; once all
+    /// hold a fault, further ones are lost until this is called.
+    pub fn take_faults(&self) -> FaultReport {
+        self.0.take_faults()
     }
 
     /// Executes the flushes that are due, as a waiter's poll does.

@@ -11,7 +11,7 @@
 //! - it decodes table entries itself, not with the code that wrote them.
 //!
 //! It does no harm that a real IOMMU could not do: it accesses only memory that was registered with it, so a wrong entry is
-//! a [`Fault`] and not a wild access. Physical addresses are addresses in this process.
+//! a [`Fault`] and not a wild access. Faults are also [recorded](SoftBus::take_faults) as VT-d does. Physical addresses are addresses in this process.
 //!
 //! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t, previous) + cost, plus a random
 //! delay. Effects that are due happen when a waiter polls. A waiter therefore really waits, also on two cores.
@@ -50,6 +50,7 @@ mod iommu;
 mod memory;
 mod port;
 mod random;
+mod record;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -64,4 +65,5 @@ pub use fault::{Fault, FaultKind};
 pub use iommu::{SoftIommu, SoftQueue};
 pub use port::Port;
 pub use random::Random;
+pub use record::{FaultReason, FaultRecord, FaultReport};
 pub use stats::PortStats;

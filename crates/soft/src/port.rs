@@ -132,13 +132,23 @@ impl Port {
         self.access(iova, 8, Access::WRITE, |memory, _, _| memory.write_u64(0, value).is_ok())
     }
 
+    /// Returns the bus, device and function that its requests carry, as [`FaultRecord::source_id`](crate::FaultRecord::source_id) has it.
+    pub fn source_id(&self) -> u16 {
+        self.device.source_id
+    }
+
     /// Returns what this port has done so far.
     pub fn stats(&self) -> PortStats {
         self.device.state().stats
     }
 
     fn aligned(&self, iova: Iova, bytes: u64) -> Result<(), Fault> {
-        if iova.is_aligned(bytes) { Ok(()) } else { Err(self.fault(iova, FaultKind::Misaligned)) }
+        if iova.is_aligned(bytes) {
+            return Ok(());
+        }
+        // The device's own error: no request reaches the IOMMU.
+        self.device.state().stats.faults += 1;
+        Err(Fault { iova, kind: FaultKind::Misaligned })
     }
 
     /// Calls `act` for each piece of the access with its memory, its offset in the access, and its length.
@@ -151,7 +161,8 @@ impl Port {
         mut act: impl FnMut(DmaMemory<'_>, usize, usize) -> bool,
     ) -> Result<(), Fault> {
         if iova.checked_add(len as u64).is_none() {
-            return Err(self.fault(iova, FaultKind::TooWide));
+            self.device.state().stats.faults += 1;
+            return Err(self.note(Fault { iova, kind: FaultKind::TooWide }, need));
         }
         let mut done = 0;
         while done < len {
@@ -172,7 +183,7 @@ impl Port {
                     Err(kind) => {
                         state.stats.faults += 1;
                         drop(state);
-                        return Err(self.note(Fault { iova: at, kind }));
+                        return Err(self.note(Fault { iova: at, kind }, need));
                     }
                 }
             }
@@ -180,13 +191,8 @@ impl Port {
         Ok(())
     }
 
-    fn fault(&self, iova: Iova, kind: FaultKind) -> Fault {
-        self.device.state().stats.faults += 1;
-        self.note(Fault { iova, kind })
-    }
-
-    fn note(&self, fault: Fault) -> Fault {
-        self.unit.note_fault(fault);
+    fn note(&self, fault: Fault, need: Access) -> Fault {
+        self.unit.note_fault(self.device.source_id, fault, need);
         fault
     }
 }

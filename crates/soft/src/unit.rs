@@ -2,16 +2,18 @@
 
 use crate::config::SoftConfig;
 use crate::device::{Device, State};
-use crate::fault::{Fault, FaultLog};
+use crate::fault::Fault;
 use crate::int::to_usize;
 use crate::memory::{Registry, TableMemory, inside};
+use crate::record::{FaultReason, FaultRecord, FaultRegisters, FaultReport};
 use crate::stats::PortStats;
 use crate::timeline::{Model, Timeline};
+use pinfold_core::access::Access;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};
 use pinfold_core::invalidate::{Descriptor, QueueError, Ticket};
 use pinfold_core::mem::DmaMemory;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -29,6 +31,8 @@ pub(super) struct Unit {
     /// Incremented when memory is unregistered.
     generation: AtomicU64,
     devices: Mutex<Vec<Arc<Device>>>,
+    /// The source identifier of the next device. It wraps.
+    sources: AtomicU16,
     /// How many of them have a TLB of their own.
     device_tlbs: AtomicUsize,
     timeline: Mutex<Timeline>,
@@ -42,7 +46,7 @@ pub(super) struct Unit {
     aborted: AtomicBool,
     /// Whether the unit has refused a batch for good.
     failed: AtomicBool,
-    faults: Mutex<FaultLog>,
+    faults: Mutex<FaultRegisters>,
     /// The statistics of ports that were dropped.
     closed: Mutex<PortStats>,
 }
@@ -63,6 +67,7 @@ impl Unit {
             registry: RwLock::default(),
             generation: AtomicU64::new(0),
             devices: Mutex::default(),
+            sources: AtomicU16::new(8),
             device_tlbs: AtomicUsize::new(0),
             timeline: Mutex::new(Timeline::new(config.seed)),
             model: Model::new(&config),
@@ -224,7 +229,9 @@ impl Unit {
 
     /// Creates a device, with a TLB of its own of `device_tlb_entries` if there is such a number.
     pub(super) fn add_device(&self, device_tlb_entries: Option<usize>) -> Arc<Device> {
-        let device = Arc::new(Device::new(self.config.iotlb_entries, device_tlb_entries));
+        // Function 0 of each device: 00:01.0, 00:02.0 ... 01:00.0 and so on.
+        let source_id = self.sources.fetch_add(8, Ordering::Relaxed);
+        let device = Arc::new(Device::new(source_id, self.config.iotlb_entries, device_tlb_entries));
         lock(&self.devices).push(Arc::clone(&device));
         // Its caches are empty: a queue that does not see it yet has cleared entries that it then does not find.
         self.device_tlbs.fetch_add(usize::from(device_tlb_entries.is_some()), Ordering::SeqCst);
@@ -243,12 +250,15 @@ impl Unit {
         self.device_tlbs.load(Ordering::SeqCst) > 0
     }
 
-    pub(super) fn note_fault(&self, fault: Fault) {
-        lock(&self.faults).note(fault);
+    /// Records a request that the unit has blocked.
+    pub(super) fn note_fault(&self, source_id: u16, fault: Fault, need: Access) {
+        if let Some(reason) = FaultReason::of(fault.kind, need, self.root().is_some()) {
+            lock(&self.faults).record(FaultRecord::new(source_id, fault.iova, need, reason));
+        }
     }
 
-    pub(super) fn faults(&self) -> Vec<Fault> {
-        lock(&self.faults).all()
+    pub(super) fn take_faults(&self) -> FaultReport {
+        lock(&self.faults).take()
     }
 
     pub(super) fn add_closed(&self, stats: PortStats) {

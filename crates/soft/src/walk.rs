@@ -57,11 +57,11 @@ fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -
         1 => PageSize::Size4K,
         2 => PageSize::Size2M,
         3 => PageSize::Size1G,
-        _ => return Err(FaultKind::BadTable),
+        _ => return Err(FaultKind::ReservedBits),
     };
     let addr = entry & ADDRESS;
     if addr & size.mask() != 0 || entry >> 52 != 0 || entry & (7 << 8) != 0 {
-        return Err(FaultKind::BadTable);
+        return Err(FaultKind::ReservedBits);
     }
     let (addr, len) = (to_usize(addr), to_usize(size.bytes()));
     let memory = unit.find(state, addr, len).ok_or(FaultKind::NotRegistered)?;

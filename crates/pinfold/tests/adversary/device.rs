@@ -2,8 +2,8 @@
 //! anywhere near. It judges every access by what it finds.
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
-use super::world::{LIVE, Live, OWNERS, World};
-use pinfold::soft::{Fault, FaultKind, Port, Random, SoftBus};
+use super::world::{Live, World};
+use pinfold::soft::{Fault, FaultKind, FaultReason, Port, Random, SoftBus};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use std::sync::atomic::Ordering;
@@ -45,6 +45,7 @@ impl<'w> Device<'w> {
             for _ in 0..64 {
                 self.step();
             }
+            self.judge_records();
             // Time advances in the IOMMU also while no owner waits.
             self.iommu.advance();
         }
@@ -68,7 +69,7 @@ impl<'w> Device<'w> {
     }
 
     fn probe_live(&mut self) {
-        let Some(live) = self.world.live(self.random.index(OWNERS * LIVE)) else { return };
+        let Some(live) = self.world.live(self.random.index(self.world.slots())) else { return };
         let at = self.address(live.iova.raw(), live.pages);
         self.access(at, Some(live), 0);
     }
@@ -153,6 +154,16 @@ impl<'w> Device<'w> {
         if wrong {
             self.world
                 .catch(|| format!("an access to {at} landed: found {read:?}, live {live:?}, floor {floor}"));
+        }
+    }
+
+    /// What the unit has recorded of any device's faults: permissions that are missing, and nothing else.
+    fn judge_records(&self) {
+        for record in self.iommu.take_faults().records {
+            let denied = if record.is_read() { FaultReason::NoRead } else { FaultReason::NoWrite };
+            if record.reason() != Some(denied) {
+                self.world.catch(|| format!("recorded: {record}"));
+            }
         }
     }
 

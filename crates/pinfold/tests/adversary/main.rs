@@ -15,7 +15,7 @@
 
 use held::Through;
 use pinfold_core::known_bad::Mistake;
-use round::{Outcome, play};
+use round::{Outcome, Size, play};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,9 @@ mod round;
 mod tag;
 mod world;
 
-const ROUND: Duration = Duration::from_millis(300);
+const ROUND: Size = Size { owners: 3, devices: 2, arena_bytes: 32 << 20, length: Duration::from_millis(300) };
+/// The soak: more owners than any machine has processors, so that each is descheduled at every place.
+const SOAK: Size = Size { owners: 196, devices: 4, arena_bytes: 256 << 20, length: Duration::from_secs(5) };
 /// In how long a mistake must be caught; most are in the first round. On a machine that is busy with other things it
 /// also has that many accesses, in four times as long at most.
 const BUDGET: Duration = Duration::from_secs(30);
@@ -97,6 +99,23 @@ fn the_stack_without_mistakes_is_clean() {
         "{sum:?}, {peak}"
     );
     assert!(by_handle > 100 && sum.remote > 10, "{by_handle}, {sum:?}");
+}
+
+/// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says (`make soak`: 60 s).
+#[test]
+fn a_soak_of_200_threads_is_clean() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let length = asked("SOAK_SECONDS").map_or(SOAK.length, Duration::from_secs);
+    let outcome = play(first_seed() + 3, None, Some(Through::Both), Size { length, ..SOAK });
+    println!(
+        "200 threads for {length:?}: no access of {} landed where none may; {} maps, {} mappings ended at another owner, {} waits \
+         reached their deadline",
+        outcome.accesses, outcome.maps, outcome.remote, outcome.late
+    );
+    assert_eq!(outcome.caught, None);
+    let stats = outcome.stats;
+    assert_eq!((stats.live, stats.quarantined, stats.deferred, stats.windows, stats.owners), (0, 0, 0, 0, 0));
+    assert!(outcome.maps > 1000 && outcome.remote > 10 && outcome.landed > 1000, "{outcome:?}");
 }
 
 /// Plays rounds with `mistake` until one is caught.

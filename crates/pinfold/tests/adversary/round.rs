@@ -4,7 +4,7 @@ use super::device::Device;
 use super::held::{Mail, Through};
 use super::owner::{Owner, Shared};
 use super::tag::{self, Kind};
-use super::world::{OWNERS, World};
+use super::world::World;
 use pinfold::soft::{Effect, Random, SoftConfig};
 use pinfold::{Arena, Domain, Source};
 use pinfold_core::addr::{Iova, IovaRange};
@@ -13,11 +13,18 @@ use pinfold_core::known_bad::{self, Mistake};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-const DEVICES: u64 = 2;
-const ARENA: u64 = 32 << 20;
 const TRAP: usize = 2 << 20;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
+
+/// How large a round is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) owners: usize,
+    pub(crate) devices: u64,
+    pub(crate) arena_bytes: u64,
+    pub(crate) length: Duration,
+}
 
 /// What a round came to.
 #[derive(Debug, Default)]
@@ -38,20 +45,22 @@ pub(crate) struct Outcome {
 /// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many levels. The regions
 /// are small, so that what is mapped spreads over several of them and goes away from them again; some have room for an
 /// owner's window.
-fn regions(random: &mut Random, levels: u8) -> Vec<(u64, u64)> {
+fn regions(random: &mut Random, levels: u8, owners: usize) -> Vec<(u64, u64)> {
     let mut borders: Vec<u64> = (5..9).map(|gib| gib * GIB).collect();
     if levels > 3 {
         // The first that is taken: it needs pages of its own at level 3.
         borders.extend([512 * GIB, 1024 * GIB]);
     }
     let around = |border: u64| {
-        let (below, above) = (1 + random.below(3), 1 + random.below(3));
+        // Beyond three owners, more of them find room.
+        let most = 3 + owners as u64 / 4;
+        let (below, above) = (1 + random.below(most), 1 + random.below(most));
         (border - below * MIB - 64 * 1024, border + above * MIB + 128 * 1024)
     };
     borders.into_iter().map(around).collect()
 }
 
-fn config(random: &mut Random, seed: u64, through: Through) -> SoftConfig {
+fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> SoftConfig {
     let mut config = SoftConfig {
         seed,
         effect: random.pick(&[Effect::AtRandom, Effect::AtRandom, Effect::AtOnce, Effect::AtLast]),
@@ -76,7 +85,7 @@ fn config(random: &mut Random, seed: u64, through: Through) -> SoftConfig {
     let mut table_pages = 2 * usize::from(config.levels) - 1 + random.index(4);
     if through != Through::Domain {
         // Some windows have a page of their own, others have to do without.
-        table_pages += random.index(8);
+        table_pages += random.index(8) + owners / 4;
     }
     config.table_bytes = table_pages * 4096;
     config
@@ -107,31 +116,31 @@ fn through(seed: u64) -> Through {
 }
 
 /// Plays one round with `mistake`, through what is asked for, or what the seed says.
-pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, length: Duration) -> Outcome {
+pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, size: Size) -> Outcome {
     let mut random = Random::new(seed);
     let through = asked.unwrap_or_else(|| through(seed));
-    let config = config(&mut random, seed, through);
+    let config = config(&mut random, seed, through, size.owners);
     let (levels, caching_mode) = (config.levels, config.caching_mode);
-    let regions = regions(&mut random, levels);
+    let regions = regions(&mut random, levels, size.owners);
     let what = format!("seed {seed}, {through:?}, {config:?}");
     let domain = Domain::soft_with(config).unwrap();
     fence(&domain, &regions, 12 + 9 * u32::from(levels));
-    let arena = Arena::builder().size(ARENA).source(Source::Plain).build(&domain).unwrap();
+    let arena = Arena::builder().size(size.arena_bytes).source(Source::Plain).build(&domain).unwrap();
     // Too small for the regions, so it has its range below 4 GiB; the rest of that is closed.
-    let end = arena.iova().raw() + ARENA;
+    let end = arena.iova().raw() + size.arena_bytes;
     fence_below(&domain, arena.iova().raw(), end);
     let trap = arena.alloc(TRAP).unwrap();
     tag::write_kind(trap.memory(), Kind::Trap);
     let trap_at = trap.memory().addr() as u64;
-    let (world, mail) = (World::default(), Mail::default());
+    let (world, mail) = (World::new(size.owners), Mail::default());
     let shared = Shared { world: &world, mail: &mail, domain: &domain, arena: &arena, through };
     let iommu = domain.soft_bus().unwrap();
     std::thread::scope(|scope| {
-        for number in 0..DEVICES {
+        for number in 0..size.devices {
             let device = Device::new(&world, iommu, &regions, seed ^ (number + 1) << 32);
             scope.spawn(move || device.run());
         }
-        let owners: Vec<_> = (0..OWNERS)
+        let owners: Vec<_> = (0..size.owners)
             .map(|number| {
                 let owner = Owner::new(shared, number, seed ^ (number as u64 + 1) << 40);
                 scope.spawn(move || {
@@ -142,7 +151,7 @@ pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, 
             })
             .collect();
         let start = Instant::now();
-        while start.elapsed() < length && !world.stop.load(Relaxed) {
+        while start.elapsed() < size.length && !world.stop.load(Relaxed) {
             std::thread::sleep(Duration::from_millis(2));
         }
         world.stop.store(true, Relaxed);

@@ -5,7 +5,6 @@ use pinfold_core::addr::Iova;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-pub(crate) const OWNERS: usize = 3;
 /// The most mappings of one owner.
 pub(crate) const LIVE: usize = 8;
 const RECENT: usize = 32;
@@ -47,9 +46,8 @@ pub(crate) struct Counts {
     pub(crate) remote: AtomicU64,
 }
 
-#[derive(Default)]
 pub(crate) struct World {
-    live: [Slot; OWNERS * LIVE],
+    live: Box<[Slot]>,
     recent: [AtomicU64; RECENT],
     recent_next: AtomicU64,
     generation: AtomicU64,
@@ -61,6 +59,24 @@ pub(crate) struct World {
 }
 
 impl World {
+    pub(crate) fn new(owners: usize) -> Self {
+        Self {
+            live: (0..owners * LIVE).map(|_| Slot::default()).collect(),
+            recent: Default::default(),
+            recent_next: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            untagged: AtomicBool::new(false),
+            caught: Mutex::new(None),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The number of slots for mappings that are live.
+    pub(crate) fn slots(&self) -> usize {
+        self.live.len()
+    }
+
     pub(crate) fn next_generation(&self) -> u64 {
         // Never 0, also when the numbers wrap.
         (self.generation.fetch_add(1, Ordering::Relaxed) % 0xff_fffe) + 1

@@ -2,7 +2,7 @@
 
 use super::harness::{Arena, PAGE};
 use crate::int::to_usize;
-use crate::{Effect, Fault, FaultKind, SoftBus, SoftConfig, SoftIommu, domain};
+use crate::{Effect, Fault, FaultKind, FaultReason, SoftBus, SoftConfig, SoftIommu, domain};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{BackendError, Domain, PhysTranslator};
@@ -44,8 +44,8 @@ fn directions_are_checked_and_faults_are_logged() {
     assert_eq!(kind(port.read(Iova::new(0), &mut [0])), Some(FaultKind::NotMapped));
     assert_eq!(kind(port.read(Iova::new(1 << 60), &mut [0])), Some(FaultKind::TooWide));
     assert_eq!(kind(port.read(Iova::new(u64::MAX), &mut [0; 2])), Some(FaultKind::TooWide));
-    let faults = bus.faults();
-    assert_eq!((faults.len(), faults[0].kind), (7, FaultKind::NoWrite));
+    let faults = bus.take_faults().records;
+    assert_eq!((faults.len(), faults[0].reason()), (5, Some(FaultReason::NoWrite)), "two were misaligned");
     drop((read, write));
     assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
     drop(port);
@@ -281,4 +281,35 @@ fn a_batch_larger_than_the_queue_completes() {
     let stats = invalidator.stats();
     assert_eq!((stats.sent, stats.waits, stats.timed_out), (50, 1, 0));
     assert!(stats.parts >= 13, "{stats}");
+}
+
+/// The unit records what it has blocked: who asked for what, and why. What the device itself refuses is not recorded.
+#[test]
+fn blocked_requests_are_recorded_until_they_are_handled() {
+    let (domain, bus) = domain(SoftConfig::default()).unwrap();
+    let (first, second) = (bus.port(), bus.port_with_device_tlb(16));
+    let mapping = domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap();
+    let at = mapping.iova().start();
+    let beyond = at.checked_add(PAGE as u64).unwrap();
+    assert!(first.read_u64(at).is_err() && second.write_u64(beyond, 1).is_err());
+    assert!(first.read_u64(Iova::new(1 << 60)).is_err() && first.read_u64(Iova::new(3)).is_err());
+    assert!(second.write_u64(at, 1).is_ok());
+    let report = bus.take_faults();
+    let found: Vec<_> =
+        report.records.iter().map(|r| (r.source_id(), r.is_read(), r.page(), r.reason().unwrap())).collect();
+    let expected = [
+        (first.source_id(), true, at, FaultReason::NoRead),
+        (second.source_id(), false, beyond, FaultReason::NoWrite),
+        (first.source_id(), true, Iova::new(1 << 60), FaultReason::TooWide),
+    ];
+    assert_eq!((&found[..], report.overflow), (&expected[..], false));
+    assert!(first.source_id() != second.source_id());
+    // Without its domain the device has no table.
+    (0..9).for_each(|_| assert!(first.read_u64(at).is_err()));
+    drop(mapping);
+    drop(domain);
+    let report = bus.take_faults();
+    assert!(report.records.len() == 8 && report.overflow);
+    assert!(first.read_u64(at).is_err());
+    assert_eq!(bus.take_faults().records[0].reason(), Some(FaultReason::NoTable));
 }
