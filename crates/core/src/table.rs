@@ -1,4 +1,5 @@
-//! I/O page tables: radix trees that an IOMMU walks, over pages that the caller donates.
+//! I/O page tables: radix trees that an IOMMU walks, over pages that the caller donates, all at once or on demand
+//! ([`TableMemory`]).
 //!
 //! # Concurrency
 //! The owner of a range of I/O virtual addresses has exclusive rights to its entries; any number of owners may map and
@@ -57,6 +58,7 @@
 //! ```
 
 mod change;
+mod chunks;
 mod clear;
 mod directory;
 mod entries;
@@ -65,6 +67,7 @@ mod format;
 mod found;
 #[cfg(all(test, loom))]
 mod loom_model;
+mod memory;
 mod page_index;
 mod pages;
 mod pin;
@@ -79,6 +82,7 @@ mod tree;
 
 pub use error::TableError;
 pub use format::{Entry, Format, VtdSecondStage};
+pub use memory::{MAX_CHUNKS, TableMemory};
 pub use pages::{TablePage, TablePages};
 pub use pin::{PinnedLeaf, UnpinError};
 pub use radix::{Table, Translation};

@@ -10,7 +10,7 @@ use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, Domain, DomainId, Pinned, TableBackend};
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::{TablePages, VtdSecondStage};
+use pinfold_core::table::{Table, TablePages, VtdSecondStage};
 
 /// Creates a domain whose table the software IOMMU walks, and the bus for its devices.
 ///
@@ -18,13 +18,17 @@ use pinfold_core::table::{TablePages, VtdSecondStage};
 /// [`BackendError::NoMemory`] if the memory for the table cannot be allocated; [`BackendError::Table`] if the configuration
 /// asks for an unsupported number of levels.
 pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
-    let levels = config.levels;
+    let (levels, max_leaf) = (config.levels, config.max_leaf);
     let iommu = SoftIommu::new(config)?;
-    // SAFETY: the table that uses the pages holds the IOMMU, as its invalidation queue, and with it the memory. It is the
-    // only one, and neither the domain nor the bus gives access to the IOMMU.
+    // SAFETY: the table that uses the pages holds the IOMMU, by its queue and its source of pages, and with it the memory. It is
+    // the only one, and neither the domain nor the bus gives access to the IOMMU.
     let pages = unsafe { iommu.table_pages() };
+    // SAFETY: as above.
+    let more = unsafe { iommu.table_memory() };
     let pages = TablePages::new(pages, iommu.table_phys())?;
-    let backend = TableBackend::<VtdSecondStage, _>::new("soft", iommu.queue(), pages, levels)?;
+    let table =
+        Table::<VtdSecondStage>::new(pages, levels)?.with_memory(Box::new(more)).with_max_leaf(max_leaf);
+    let backend = TableBackend::new("soft", iommu.queue(), table);
     iommu.attach(backend.root(), levels);
     let iovas = IovaSpace::new(backend.bits())?;
     Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))

@@ -1,5 +1,6 @@
 //! The configuration of a software IOMMU.
 
+use pinfold_core::addr::PageSize;
 use std::time::Duration;
 
 /// When, between the submission and the completion of their batch, requests take effect.
@@ -44,8 +45,10 @@ pub struct SoftConfig {
     pub queue_depth: u64,
     /// How long a waiter waits for a flush.
     pub timeout: Duration,
-    /// Memory for I/O page tables, in bytes.
+    /// The most memory for I/O page tables, in bytes. It is allocated as it is used, in pieces that double: 256 KiB first.
     pub table_bytes: usize,
+    /// The largest leaf of the table, for drivers of hardware without larger ones.
+    pub max_leaf: PageSize,
     /// The largest physically contiguous piece of memory, rounded up to a power of two: a larger buffer is mapped in several
     /// steps, as scattered pages are. `None`: all memory is contiguous.
     pub contiguous_bytes: Option<u64>,
@@ -71,7 +74,9 @@ impl Default for SoftConfig {
             fail_from: None,
             queue_depth: 1,
             timeout: Duration::from_secs(5),
-            table_bytes: 16 << 20,
+            // 2 * 10^6 mappings that share no table page.
+            table_bytes: usize::try_from(8u64 << 30).unwrap_or(usize::MAX),
+            max_leaf: PageSize::Size1G,
             contiguous_bytes: None,
             levels: 4,
         }

@@ -9,7 +9,7 @@ use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::{BackendError, PhysExtent, PhysTranslator};
 use pinfold_core::invalidate::{Descriptor, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::TablePage;
+use pinfold_core::table::{TableMemory, TablePage, TablePages};
 use std::sync::Arc;
 
 /// A software IOMMU with one address space, without a table at first. A handle: a clone is the same IOMMU.
@@ -27,24 +27,34 @@ impl SoftIommu {
         Ok(Self(Arc::new(Unit::new(config)?)))
     }
 
-    /// Returns the pages for its table, initially zero. The walker follows links to these only.
+    /// Returns the first pages for its table, initially zero: 64, or as many as the limit
+    /// ([`SoftConfig::table_bytes`]) allows. The walker follows links to these only, and to those of
+    /// [`table_memory`](Self::table_memory).
     ///
     /// # Safety
     /// They are used only while this IOMMU, a clone of it or a port of it exists. Until the final
     /// [`detach`](Self::detach), they form one table, [`attach`](Self::attach) is called with its root and its number of
     /// levels, and only the table's own [`Invalidator`](pinfold_core::invalidate::Invalidator) submits to this IOMMU.
     pub unsafe fn table_pages(&self) -> &'static [TablePage] {
-        let pages = std::ptr::from_ref(self.0.tables.pages());
+        let pages = std::ptr::from_ref(self.0.tables.pages(0));
         // SAFETY: the memory is valid as long as the unit, which the caller's handle keeps alive.
         unsafe { &*pages }
     }
 
-    /// Returns the physical address of the [table pages](Self::table_pages).
-    pub fn table_phys(&self) -> PhysAddr {
-        self.0.tables.phys()
+    /// Returns the source of more pages for the same table, up to the limit. It keeps the IOMMU's memory.
+    ///
+    /// # Safety
+    /// As for [`table_pages`](Self::table_pages).
+    pub unsafe fn table_memory(&self) -> SoftTableMemory {
+        SoftTableMemory(Arc::clone(&self.0))
     }
 
-    /// Sets the table: the walker starts at `root`, one of the [table pages](Self::table_pages), with `levels` levels.
+    /// Returns the physical address of the [first table pages](Self::table_pages).
+    pub fn table_phys(&self) -> PhysAddr {
+        self.0.tables.phys(0)
+    }
+
+    /// Sets the table: the walker starts at `root`, one of the table pages, with `levels` levels.
     pub fn attach(&self, root: PhysAddr, levels: u8) {
         self.0.attach(root, levels);
     }
@@ -84,6 +94,22 @@ impl SoftIommu {
     /// backend, [detaches](Self::detach) the table: ports may outlive it, and every later access faults.
     pub fn queue(&self) -> SoftQueue {
         SoftQueue(Arc::clone(&self.0))
+    }
+}
+
+/// The source of a table's pages, for [`Table::with_memory`](pinfold_core::table::Table::with_memory). See
+/// [`SoftIommu::table_memory`].
+#[derive(Debug)]
+pub struct SoftTableMemory(Arc<Unit>);
+
+impl TableMemory for SoftTableMemory {
+    fn grow(&self, pages: u32) -> Option<TablePages> {
+        // SAFETY: whoever made this value has promised it.
+        unsafe { self.0.tables.grow(pages) }
+    }
+
+    fn advice(&self) -> &'static str {
+        "raise `SoftConfig::table_bytes`"
     }
 }
 

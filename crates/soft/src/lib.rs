@@ -52,6 +52,7 @@ mod port;
 mod random;
 mod record;
 mod stats;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -62,7 +63,7 @@ mod walk;
 pub use bus::{Pages, SoftBus, domain};
 pub use config::{Effect, SoftConfig};
 pub use fault::{Fault, FaultKind};
-pub use iommu::{SoftIommu, SoftQueue};
+pub use iommu::{SoftIommu, SoftQueue, SoftTableMemory};
 pub use port::Port;
 pub use random::Random;
 pub use record::{FaultReason, FaultRecord, FaultReport};

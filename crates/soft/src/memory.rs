@@ -1,10 +1,7 @@
 //! The memory that the software IOMMU may access.
 
-use crate::int::to_usize;
-use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::TablePage;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -49,8 +46,10 @@ pub(super) fn inside(memory: DmaMemory<'_>, addr: usize, len: usize) -> Option<D
 /// Owned, zeroed pages of the heap.
 #[derive(Debug)]
 pub(super) struct HeapPages {
-    base: NonNull<u8>,
+    allocated: NonNull<u8>,
     layout: Layout,
+    base: NonNull<u8>,
+    len: usize,
 }
 
 // SAFETY: the memory is accessed as `TablePage`s or as `DmaMemory` only, which are atomics.
@@ -60,52 +59,42 @@ unsafe impl Sync for HeapPages {}
 
 impl HeapPages {
     /// Allocates at least `bytes`, and at least a page, aligned to `align` (a power of two).
+    ///
+    /// The alignment is made here: the standard allocator writes zeros to aligned memory, which would take all of a large
+    /// allocation at once instead of page by page as it is used.
     pub(super) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, BackendError> {
         let error = BackendError::NoMemory { what, bytes, code: libc::ENOMEM };
-        let rounded = bytes.max(PAGE).checked_next_multiple_of(PAGE).ok_or(error.clone())?;
-        let layout = Layout::from_size_align(rounded, align.max(PAGE)).map_err(|_| error.clone())?;
+        let align = align.max(PAGE);
+        let len = bytes.max(PAGE).checked_next_multiple_of(PAGE).ok_or(error.clone())?;
+        let with_slack = len.checked_add(align).ok_or(error.clone())?;
+        let layout = Layout::from_size_align(with_slack, align_of::<u64>()).map_err(|_| error.clone())?;
         // SAFETY: the size of the layout is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        Ok(Self { base: NonNull::new(base).ok_or(error)?, layout })
+        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(error)?;
+        let skip = allocated.addr().get().next_multiple_of(align) - allocated.addr().get();
+        // SAFETY: `skip` is less than `align`, and `len + align` bytes were allocated.
+        let base = unsafe { allocated.add(skip) };
+        Ok(Self { allocated, layout, base, len })
+    }
+
+    /// Returns the start of the memory, for table pages.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Returns the number of bytes: a multiple of 4096.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     pub(super) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: allocated until `drop`; no reference into it exists.
-        unsafe { DmaMemory::from_raw(self.base, self.layout.size()) }
+        unsafe { DmaMemory::from_raw(self.base, self.len) }
     }
 }
 
 impl Drop for HeapPages {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this layout, and is freed once.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
-    }
-}
-
-/// The pages of the table.
-#[derive(Debug)]
-pub(super) struct TableMemory(HeapPages);
-
-impl TableMemory {
-    pub(super) fn new(bytes: usize) -> Result<Self, BackendError> {
-        HeapPages::new("the table of a software IOMMU", bytes, PAGE).map(Self)
-    }
-
-    pub(super) fn pages(&self) -> &[TablePage] {
-        let pages = self.0.layout.size() / PAGE;
-        // SAFETY: the allocation is zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives until `drop`; it is
-        // accessed through such slices only.
-        unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().cast(), pages) }
-    }
-
-    /// Returns the address of the first page, for the table and for the walker.
-    pub(super) fn phys(&self) -> PhysAddr {
-        PhysAddr::new(self.0.base.as_ptr().addr() as u64)
-    }
-
-    /// Returns the number of the page at `addr`, if it is one of these.
-    pub(super) fn page_at(&self, addr: u64) -> Option<usize> {
-        let page = to_usize(addr.checked_sub(self.phys().raw())? / PAGE as u64);
-        (page < self.pages().len()).then_some(page)
+        // SAFETY: `allocated` came from `alloc_zeroed` with this layout, and is freed once.
+        unsafe { dealloc(self.allocated.as_ptr(), self.layout) }
     }
 }

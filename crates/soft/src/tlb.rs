@@ -1,6 +1,7 @@
 //! The caches of a device: translations, and the table pages on the way to them.
 
 use crate::int::to_usize;
+use crate::tables::PageNumber;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PageSize};
 use pinfold_core::mem::DmaMemory;
@@ -125,7 +126,7 @@ impl Iotlb {
 /// A cached table page, by its number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    pub(super) page: usize,
+    pub(super) page: PageNumber,
     /// The access that the links on the way allow.
     pub(super) access: Access,
 }

@@ -4,9 +4,10 @@ use crate::config::SoftConfig;
 use crate::device::{Device, State};
 use crate::fault::Fault;
 use crate::int::to_usize;
-use crate::memory::{Registry, TableMemory, inside};
+use crate::memory::{Registry, inside};
 use crate::record::{FaultReason, FaultRecord, FaultRegisters, FaultReport};
 use crate::stats::PortStats;
+use crate::tables::{PageNumber, Tables};
 use crate::timeline::{Model, Timeline};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PhysAddr, PhysRange};
@@ -23,9 +24,9 @@ const PAGE: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) config: SoftConfig,
-    pub(super) tables: TableMemory,
+    pub(super) tables: Tables,
     start: Instant,
-    /// The offset of the root in the table memory, with the number of levels in the bits below 12; 0 means no table.
+    /// The number of the root, with the number of levels in the lower 3 bits; 0 means no table.
     root: AtomicU64,
     registry: RwLock<Registry>,
     /// Incremented when memory is unregistered.
@@ -61,7 +62,7 @@ impl Unit {
 
     pub(super) fn new(config: SoftConfig) -> Result<Self, BackendError> {
         Ok(Self {
-            tables: TableMemory::new(config.table_bytes)?,
+            tables: Tables::new(config.table_bytes)?,
             start: Instant::now(),
             root: AtomicU64::new(0),
             registry: RwLock::default(),
@@ -87,8 +88,8 @@ impl Unit {
     }
 
     pub(super) fn attach(&self, root: PhysAddr, levels: u8) {
-        let offset = root.checked_offset_from(self.tables.phys()).filter(|offset| offset % 4096 == 0);
-        let value = offset.map_or(0, |offset| offset | u64::from(levels.clamp(1, 5)));
+        let page = self.tables.page_at(root.raw()).filter(|_| root.is_aligned(PAGE));
+        let value = page.map_or(0, |page| page.pack() << 3 | u64::from(levels.clamp(1, 5)));
         self.root.store(value, Ordering::Release);
         self.drop_everywhere();
     }
@@ -99,9 +100,9 @@ impl Unit {
     }
 
     /// Returns the number of levels, and the number of the root among the table pages.
-    pub(super) fn root(&self) -> Option<(u8, usize)> {
+    pub(super) fn root(&self) -> Option<(u8, PageNumber)> {
         let root = self.root.load(Ordering::Acquire);
-        (root != 0).then_some(((root & 7) as u8, to_usize(root >> 12)))
+        (root != 0).then_some(((root & 7) as u8, PageNumber::unpack(root >> 3)))
     }
 
     /// # Safety

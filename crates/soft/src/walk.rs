@@ -32,7 +32,7 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
     loop {
         let shift = 12 + 9 * (u32::from(level) - 1);
         let index = to_usize(iova.raw() >> shift & 511);
-        let page = unit.tables.pages().get(at.page).ok_or(FaultKind::BadTable)?;
+        let page = unit.tables.page(at.page).ok_or(FaultKind::BadTable)?;
         let entry = page.entries().get(index).ok_or(FaultKind::BadTable)?.load(Ordering::Acquire);
         state.stats.walk_reads += 1;
         let access = at.access & Access::from_bits_truncate((entry & 3) as u8);

@@ -3,7 +3,9 @@
 use super::directory::{List, PageDirectory};
 use super::error::TableError;
 use super::format::{Entry, Format};
+use super::memory::TableMemory;
 use super::page_index::PageIndex;
+use super::pages::TablePages;
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
 use crate::access::Access;
 use crate::addr::{Iova, PhysAddr};
@@ -12,6 +14,7 @@ use crate::known_bad;
 /// The table's pages and their directory, with the lock held.
 pub(super) struct Locked<'a, F> {
     pub(super) store: &'a Store<F>,
+    pub(super) memory: Option<&'a dyn TableMemory>,
     pub(super) directory: &'a mut PageDirectory,
 }
 
@@ -32,9 +35,7 @@ impl<F: Format> Locked<'_, F> {
                 Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
                 Entry::Empty if at.level == target => break,
                 Entry::Empty => {
-                    if u32::from(at.level - target) > self.directory.available {
-                        return Err(TableError::NoPages { capacity: self.store.capacity() });
-                    }
+                    self.provide(u32::from(at.level - target))?;
                     at = self.extend(at, iova)?;
                 }
                 Entry::Link(_) | Entry::Retired(_) => {
@@ -91,6 +92,34 @@ impl<F: Format> Locked<'_, F> {
         Ok(Run { place, slot: first, len })
     }
 
+    /// Sees to it that `pages` pages are free: as many as there are, and at least these, are taken from the source.
+    fn provide(&mut self, pages: u32) -> Result<(), TableError> {
+        while pages > self.directory.available {
+            let capacity = self.store.chunks().capacity();
+            let more = capacity.max(pages).min(PageIndex::MAX_OFFSET);
+            let can_grow = self.store.chunks().can_grow();
+            let source = self.memory.filter(|_| can_grow);
+            let new = source.and_then(|memory| memory.grow(more)).ok_or_else(|| self.no_pages())?;
+            self.donate(new)?;
+        }
+        Ok(())
+    }
+
+    /// Adds pages to the table.
+    pub(super) fn donate(&mut self, pages: TablePages) -> Result<(), TableError> {
+        let no_memory = TableError::NoMemory { pages: pages.count };
+        self.store.chunks().capacity().checked_add(pages.count).ok_or(no_memory)?;
+        let metas = self.directory.prepare(pages.count).ok_or(no_memory)?;
+        self.store.chunks().add(pages)?;
+        self.directory.add(metas);
+        Ok(())
+    }
+
+    fn no_pages(&self) -> TableError {
+        let advice = self.memory.map_or("donate more, or reclaim what is retired", |memory| memory.advice());
+        TableError::NoPages { capacity: self.store.chunks().capacity(), advice }
+    }
+
     /// Returns the page that an entry links, or linked until it was retired.
     fn child(&self, place: Place, iova: u64) -> Result<Place, TableError> {
         let raw = self.store.raw(place.page, slot(iova, place.level));
@@ -130,7 +159,7 @@ impl<F: Format> Locked<'_, F> {
         let new = self
             .directory
             .alloc(at.page, here, level, iova & !(span(at.level) - 1))
-            .ok_or(TableError::NoPages { capacity: self.store.capacity() })?;
+            .ok_or_else(|| self.no_pages())?;
         if new.dirty || known_bad::POISONS {
             self.store.fill(new.page, 0);
         }

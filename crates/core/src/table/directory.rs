@@ -48,13 +48,28 @@ const BLANK: Meta = Meta {
     base: 0,
 };
 
+/// The metadata of one chunk: that of its first pages, and how many pages it has.
+#[derive(Debug)]
+pub(super) struct MetaChunk {
+    metas: Vec<Meta>,
+    count: u32,
+}
+
+impl MetaChunk {
+    fn is_used_up(&self) -> bool {
+        self.metas.len() >= self.count as usize
+    }
+}
+
 /// The directory of one table's pages.
 #[derive(Debug)]
 pub(super) struct PageDirectory {
-    pub(super) pages: Vec<Meta>,
+    /// The metadata of each chunk's pages that have been used; the others need not be zero.
+    chunks: Vec<MetaChunk>,
+    /// The first chunk that may have pages that have not been used.
+    filling: usize,
+    capacity: u32,
     free: PageIndex,
-    /// Pages from here on have never been used, and need not be zero.
-    unused: u32,
     pub(super) available: u32,
     /// Retired by a failed map or by a reclaim; added to the next clear.
     pub(super) pending: List,
@@ -69,18 +84,38 @@ pub(super) struct NewPage {
 }
 
 impl PageDirectory {
-    /// Creates the directory of `count` pages; `None` if it cannot be allocated.
-    pub(super) fn new(count: u32) -> Option<Self> {
-        let mut pages = Vec::new();
-        pages.try_reserve_exact(count as usize).ok()?;
-        pages.resize(count as usize, BLANK);
-        let (pending, free) = (List::default(), PageIndex::NONE);
-        Some(Self { pages, free, unused: 0, available: count, pending, retired: 0, high_water: 0 })
+    /// Creates the directory of no pages.
+    pub(super) fn new() -> Self {
+        Self {
+            chunks: Vec::new(),
+            filling: 0,
+            capacity: 0,
+            free: PageIndex::NONE,
+            available: 0,
+            pending: List::default(),
+            retired: 0,
+            high_water: 0,
+        }
+    }
+
+    /// Allocates the metadata of a chunk of `count` pages and a place for it; `None` if there is no memory.
+    pub(super) fn prepare(&mut self, count: u32) -> Option<MetaChunk> {
+        let mut metas = Vec::new();
+        metas.try_reserve_exact(count as usize).ok()?;
+        self.chunks.try_reserve(1).ok()?;
+        Some(MetaChunk { metas, count })
+    }
+
+    /// Adds a chunk that was prepared.
+    pub(super) fn add(&mut self, chunk: MetaChunk) {
+        self.capacity += chunk.count;
+        self.available += chunk.count;
+        self.chunks.push(chunk);
     }
 
     // Every page number below came from this directory (`page_at` checks those read from memory).
     pub(super) fn of(&mut self, page: PageIndex) -> &mut Meta {
-        &mut self.pages[page.index()]
+        &mut self.chunks[page.chunk()].metas[page.offset()]
     }
 
     /// Allocates a free page, the one freed last, with a home. O(1).
@@ -89,11 +124,14 @@ impl PageDirectory {
             let page = self.free;
             self.free = self.of(page).next;
             NewPage { page, dirty: false }
-        } else if (self.unused as usize) < self.pages.len() {
-            self.unused += 1;
-            NewPage { page: PageIndex(self.unused - 1), dirty: true }
         } else {
-            return None;
+            while self.chunks.get(self.filling)?.is_used_up() {
+                self.filling += 1;
+            }
+            let chunk = self.chunks.get_mut(self.filling)?;
+            let page = PageIndex::new(self.filling, chunk.metas.len())?;
+            chunk.metas.push(BLANK);
+            NewPage { page, dirty: true }
         };
         self.available -= 1;
         *self.of(new.page) = Meta { parent, slot, level, base, ..BLANK };
@@ -110,9 +148,7 @@ impl PageDirectory {
     }
 
     pub(super) fn in_use(&self) -> u32 {
-        // Neither term is more than the number of pages, which is a `u32`.
-        let all = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
-        all - self.available - self.retired
+        self.capacity - self.available - self.retired
     }
 
     /// Adds a page that has just been retired to a list. O(1).

@@ -102,12 +102,12 @@ pub enum TableError {
         leaf: IovaRange,
     },
     /// No table page is left.
-    #[error(
-        "all {capacity} table pages are in use or wait for a flush: donate more, or reclaim what is retired"
-    )]
+    #[error("all {capacity} table pages are in use or wait for a flush: {advice}")]
     NoPages {
         /// How many there are.
         capacity: u32,
+        /// What raises the limit: [`TableMemory::advice`](super::TableMemory::advice).
+        advice: &'static str,
     },
     /// No memory for the records of the pages.
     #[error("no memory for the records of {pages} table pages")]

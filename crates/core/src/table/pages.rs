@@ -1,6 +1,7 @@
 //! The table pages that a caller donates.
 
 use super::error::TableError;
+use super::page_index::PageIndex;
 use crate::addr::PhysAddr;
 use core::sync::atomic::AtomicU64;
 
@@ -43,13 +44,13 @@ impl TablePages {
     /// They are a table's from here on: nothing else may write them, and they must not be mapped for any device.
     ///
     /// # Errors
-    /// [`TableError::BadPages`] where there is not one page, or where `phys` is no multiple of 4096, or the end is beyond
-    /// 2^52.
+    /// [`TableError::BadPages`] where there is not one page, or more than 2^27 - 1, or where `phys` is no multiple of 4096, or
+    /// the end is beyond 2^52.
     pub fn new(pages: &'static [TablePage], phys: PhysAddr) -> Result<Self, TableError> {
         let bad = TableError::BadPages { phys, len: size_of_val(pages) };
         let count = u32::try_from(pages.len()).map_err(|_| bad)?;
         let end = phys.checked_add(u64::from(count) * 4096).ok_or(bad)?;
-        if count == 0 || count == u32::MAX || !phys.is_aligned(4096) || end.raw() > 1 << 52 {
+        if count == 0 || count > PageIndex::MAX_OFFSET || !phys.is_aligned(4096) || end.raw() > 1 << 52 {
             return Err(bad);
         }
         Ok(Self { pages, phys, count })

@@ -2,6 +2,7 @@
 
 use super::error::TableError;
 use super::format::{Entry, Format};
+use super::memory::TableMemory;
 use super::pages::TablePages;
 use super::retired::{Retired, RetiredRanges};
 use super::stats::TableStats;
@@ -9,6 +10,7 @@ use super::store::{slot, span};
 use super::tree::Tree;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use alloc::boxed::Box;
 use core::marker::PhantomData;
 
 /// The translation of an address.
@@ -37,8 +39,7 @@ impl<F: Format> Table<F> {
         if !(min..=max).contains(&levels) {
             return Err(TableError::Levels { format, levels, min, max });
         }
-        let no_memory = TableError::NoMemory { pages: pages.count };
-        Ok(Self(Tree::new(pages, levels).ok_or(no_memory)?))
+        Ok(Self(Tree::new(pages, levels)?))
     }
 
     /// Returns the table with no leaf larger than `size`, for hardware without larger ones (VT-d: capability
@@ -46,6 +47,13 @@ impl<F: Format> Table<F> {
     #[must_use]
     pub fn with_max_leaf(mut self, size: PageSize) -> Self {
         self.0.max_leaf = size;
+        self
+    }
+
+    /// Returns the table with a source of more pages, which it asks when it has none left.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Box<dyn TableMemory>) -> Self {
+        self.0.memory = Some(memory);
         self
     }
 
@@ -175,7 +183,7 @@ impl<F: Format> Table<F> {
     pub fn stats(&self) -> TableStats {
         let directory = self.0.directory.lock();
         TableStats {
-            capacity: self.0.store.capacity(),
+            capacity: self.0.store.chunks().capacity(),
             in_use: directory.in_use(),
             high_water: directory.high_water,
             retired: directory.retired,

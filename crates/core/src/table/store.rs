@@ -12,15 +12,13 @@
 //! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so it keeps its home, and its
 //! leaves are neither counted nor cleared but through the pin.
 
+use super::chunks::Chunks;
 use super::entries;
 use super::error::TableError;
 use super::format::{Entry, Format};
 use super::page_index::PageIndex;
-use super::pages::TablePages;
 use crate::addr::{Iova, PhysAddr};
-use crate::sync::{AtomicU64, Ordering, relax};
-use alloc::boxed::Box;
-use alloc::vec::Vec;
+use crate::sync::{Ordering, relax};
 use core::marker::PhantomData;
 
 /// Entries in a page.
@@ -106,53 +104,45 @@ impl PageState {
 
 #[derive(Debug)]
 pub(super) struct Store<F> {
-    pages: TablePages,
-    states: Box<[AtomicU64]>,
+    chunks: Chunks,
     levels: u8,
     format: PhantomData<F>,
 }
 
-/// Page 0 is the root.
-const ROOT: PageIndex = PageIndex(0);
-
 impl<F: Format> Store<F> {
-    pub(super) fn new(pages: TablePages, levels: u8) -> Option<Self> {
-        let mut states = Vec::new();
-        states.try_reserve_exact(pages.count as usize).ok()?;
-        states.resize_with(pages.count as usize, || AtomicU64::new(0));
-        Some(Self { pages, states: states.into_boxed_slice(), levels, format: PhantomData })
+    pub(super) fn new(levels: u8) -> Self {
+        Self { chunks: Chunks::new(), levels, format: PhantomData }
+    }
+
+    pub(super) fn chunks(&self) -> &Chunks {
+        &self.chunks
     }
 
     pub(super) fn levels(&self) -> u8 {
         self.levels
     }
 
-    pub(super) fn capacity(&self) -> u32 {
-        self.pages.count
-    }
-
     pub(super) fn root(&self) -> Place {
-        Place { page: ROOT, level: self.levels }
+        Place { page: PageIndex::ROOT, level: self.levels }
     }
 
     pub(super) fn phys(&self, page: PageIndex) -> PhysAddr {
-        PhysAddr::new(self.pages.phys.raw() + u64::from(page.0) * 4096)
+        self.chunks.phys(page)
     }
 
     /// Returns the page at `phys`, if it is one of the table's.
     pub(super) fn page_at(&self, phys: PhysAddr) -> Option<PageIndex> {
-        let page = u32::try_from(phys.checked_offset_from(self.pages.phys)? / 4096).ok()?;
-        (page < self.pages.count).then_some(PageIndex(page))
+        self.chunks.page_at(phys)
     }
 
     // `page` and `slot` are in range: pages come from the directory or from `page_at`, slots from `slot`.
     fn entry(&self, page: PageIndex, slot: u16) -> &core::sync::atomic::AtomicU64 {
-        &self.pages.pages[page.index()].entries()[usize::from(slot)]
+        &self.chunks.page(page).entries()[usize::from(slot)]
     }
 
     fn run(&self, run: Run) -> &[core::sync::atomic::AtomicU64] {
         let (first, len) = (usize::from(run.slot), usize::from(run.len));
-        &self.pages.pages[run.place.page.index()].entries()[first..first + len]
+        &self.chunks.page(run.place.page).entries()[first..first + len]
     }
 
     /// Returns how many entries of a run, from its first on, are `wanted`.
@@ -185,7 +175,7 @@ impl<F: Format> Store<F> {
     fn note_write(&self, page: PageIndex) {
         let _ = page;
         #[cfg(loom)]
-        self.states[page.index()].fetch_add(0, Ordering::Relaxed);
+        self.chunks.state(page).fetch_add(0, Ordering::Relaxed);
     }
 
     /// The same for reads.
@@ -193,7 +183,7 @@ impl<F: Format> Store<F> {
     fn note_read(&self, page: PageIndex) {
         let _ = page;
         #[cfg(loom)]
-        self.states[page.index()].load(Ordering::Relaxed);
+        self.chunks.state(page).load(Ordering::Relaxed);
     }
 
     pub(super) fn raw(&self, page: PageIndex, slot: u16) -> u64 {
@@ -220,24 +210,24 @@ impl<F: Format> Store<F> {
     }
 
     pub(super) fn state(&self, page: PageIndex) -> PageState {
-        PageState(self.states[page.index()].load(Ordering::Acquire))
+        PageState(self.chunks.state(page).load(Ordering::Acquire))
     }
 
     /// Begins a page's next generation, with nothing in it. Under the lock.
     pub(super) fn renew(&self, page: PageIndex) {
         let generation = self.state(page).generation().wrapping_add(1);
-        self.states[page.index()].store(generation << 32, Ordering::Release);
+        self.chunks.state(page).store(generation << 32, Ordering::Release);
     }
 
     /// Counts `n` more entries. Under the lock, or while the caller's own entries keep the count above 0.
     pub(super) fn count(&self, page: PageIndex, n: u16) {
-        self.states[page.index()].fetch_add(u64::from(n), Ordering::AcqRel);
+        self.chunks.state(page).fetch_add(u64::from(n), Ordering::AcqRel);
     }
 
     /// Pins a linked page that holds nothing; returns whether it does. Under the lock.
     pub(super) fn pin(&self, page: PageIndex) -> bool {
         let seen = self.state(page);
-        let word = &self.states[page.index()];
+        let word = self.chunks.state(page);
         // Fails if a thread that breaks the contract has begun to clear there.
         let pinned = seen.0 + (PINNED | 1);
         seen.is_unused() && word.compare_exchange(seen.0, pinned, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -245,12 +235,12 @@ impl<F: Format> Store<F> {
 
     /// Removes the pin of a page that holds nothing. Under the lock.
     pub(super) fn unpin(&self, page: PageIndex) {
-        self.states[page.index()].fetch_sub(PINNED | 1, Ordering::AcqRel);
+        self.chunks.state(page).fetch_sub(PINNED | 1, Ordering::AcqRel);
     }
 
     /// Counts `n` more entries if the page is still in the generation of `seen` and not empty.
     pub(super) fn count_if(&self, page: PageIndex, seen: PageState, n: u16) -> bool {
-        let word = &self.states[page.index()];
+        let word = self.chunks.state(page);
         let mut now = seen;
         while now.is_open() && now.generation() == seen.generation() {
             let more = now.0 + u64::from(n);
@@ -264,14 +254,14 @@ impl<F: Format> Store<F> {
 
     /// Counts `n` entries less; returns whether none is left.
     pub(super) fn uncount(&self, page: PageIndex, n: u16) -> bool {
-        let before = PageState(self.states[page.index()].fetch_sub(u64::from(n), Ordering::AcqRel));
+        let before = PageState(self.chunks.state(page).fetch_sub(u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)
     }
 
     /// Excludes other clears from the page if it is still in the generation of `seen` and not empty. From
     /// here to [`end_clear`](Self::end_clear) it keeps its home.
     pub(super) fn begin_clear(&self, page: PageIndex, seen: PageState) -> bool {
-        let word = &self.states[page.index()];
+        let word = self.chunks.state(page);
         let mut now = seen;
         let mut spins = 0;
         while now.is_open() && now.generation() == seen.generation() {
@@ -291,8 +281,7 @@ impl<F: Format> Store<F> {
 
     /// Admits other clears and counts `n` entries less; returns whether none is left.
     pub(super) fn end_clear(&self, page: PageIndex, n: u16) -> bool {
-        let before =
-            PageState(self.states[page.index()].fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
+        let before = PageState(self.chunks.state(page).fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)
     }
 

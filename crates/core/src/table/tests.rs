@@ -1,7 +1,7 @@
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 mod model;
 mod pinned;
@@ -21,12 +21,34 @@ struct Bench {
     _pages: Box<[TablePage]>,
 }
 
+/// A table that begins with one page and is given the others as it grows.
 fn bench(pages: usize, levels: u8) -> Bench {
     let owned: Box<[TablePage]> = (0..pages).map(|_| TablePage::filled(u64::MAX)).collect();
     // SAFETY: the pages live as long as the table, and are changed by it alone.
     let pages = unsafe { &*core::ptr::from_ref(&*owned) };
-    let table = Table::new(TablePages::new(pages, TABLES).unwrap(), levels).unwrap();
+    let pieces = Pieces { pages, given: AtomicUsize::new(0) };
+    let table = Table::new(pieces.grow(1).unwrap(), levels).unwrap().with_memory(Box::new(pieces));
     Bench { table, pages, _pages: owned }
+}
+
+const ADVICE: &str = "use a larger bench";
+
+/// Pages that lie together, given in pieces.
+struct Pieces {
+    pages: &'static [TablePage],
+    given: AtomicUsize,
+}
+
+impl TableMemory for Pieces {
+    fn grow(&self, pages: u32) -> Option<TablePages> {
+        let first = self.given.load(Ordering::SeqCst);
+        let end = self.pages.len().min(first + pages as usize);
+        self.given.store(end, Ordering::SeqCst);
+        TablePages::new(&self.pages[first..end], PhysAddr::new(TABLES.raw() + first as u64 * 4096)).ok()
+    }
+    fn advice(&self) -> &'static str {
+        ADVICE
+    }
 }
 
 impl Bench {
@@ -83,6 +105,11 @@ impl Bench {
         assert_eq!((stats.in_use, stats.retired), (1, 0));
         assert!((0..512).all(|i| self.entry(0, i) == 0), "the root is not empty");
     }
+}
+
+/// The error of a table that grows no more.
+fn full(capacity: usize) -> TableError {
+    TableError::NoPages { capacity: u32::try_from(capacity).unwrap(), advice: ADVICE }
 }
 
 /// A place in a list of `len` things.
@@ -146,6 +173,56 @@ fn one_range_becomes_the_largest_leaves_that_fit() {
     assert_eq!(b.at(G1).unwrap().1, M2);
 }
 
+/// A table grows by as many pages as it has, and translates through all of its chunks.
+#[test]
+fn a_table_grows_by_as_much_as_it_has_until_there_is_no_more() {
+    let b = bench(100, 3);
+    let windows = 97; // the root and one page of level 2 beside theirs: one page is left
+    for window in 0..windows {
+        b.map(window * M2, window * K4, K4).unwrap();
+    }
+    let stats = b.table.stats();
+    assert_eq!((stats.in_use, stats.capacity), (99, 100), "1, 2, 4, ... 64, and the rest");
+    b.map(G1 - M2, 0, K4).unwrap();
+    let error = b.map(G1 - 2 * M2, 0, K4).unwrap_err();
+    assert_eq!(error, full(100));
+    assert!(error.to_string().ends_with(ADVICE), "{error}");
+    let mut retired = Retired::new();
+    for window in 0..windows {
+        assert_eq!(b.at(window * M2), Some((window * K4, K4, 3)));
+        b.table.clear(range(window * M2, K4), &mut retired).unwrap();
+    }
+    b.table.clear(range(G1 - M2, K4), &mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+    assert_eq!(b.table.stats().capacity, 100, "pages stay with the table");
+}
+
+/// A source that gives one page at a time is asked no more once there are too many chunks.
+#[test]
+fn a_table_of_tiny_chunks_stops_at_their_number() {
+    struct Ones;
+    impl TableMemory for Ones {
+        fn grow(&self, _: u32) -> Option<TablePages> {
+            static NEXT: AtomicUsize = AtomicUsize::new(1);
+            let page = Box::leak(Box::new([TablePage::filled(0)]));
+            let phys = NEXT.fetch_add(2, Ordering::SeqCst) as u64 * 4096;
+            TablePages::new(page, PhysAddr::new(phys)).ok()
+        }
+        fn advice(&self) -> &'static str {
+            ADVICE
+        }
+    }
+    let table = Table::<VtdSecondStage>::new(Ones.grow(1).unwrap(), 3).unwrap().with_memory(Box::new(Ones));
+    let map = |window: u64| table.map(range(window * M2, K4), PhysAddr::new(window * K4), RW);
+    (0..30).for_each(|window| map(window).unwrap());
+    assert_eq!(map(30), Err(full(MAX_CHUNKS)));
+    for window in 0..30 {
+        let found = table.translate(Iova::new(window * M2)).unwrap();
+        assert_eq!(found.phys, PhysAddr::new(window * K4));
+    }
+}
+
 #[test]
 fn a_part_of_a_superpage_is_not_cleared_and_the_rest_neither() {
     let b = bench(8, 3);
@@ -191,7 +268,7 @@ fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
     assert!(b.table.retired_ranges(&retired).unwrap().eq([range(0, M2)]));
     // Elsewhere: the one free page is used, and then none is free although one is retired.
     b.map(M2, 0, K4).unwrap();
-    assert_eq!(b.map(2 * M2, 0, K4), Err(TableError::NoPages { capacity: 4 }));
+    assert_eq!(b.map(2 * M2, 0, K4), Err(full(4)));
     // At home: brought back, in the very page that a stale walk cache still holds.
     let entry = |i| b.entry(1, i);
     let gone = entry(0);
@@ -254,7 +331,7 @@ fn running_out_of_table_pages_rolls_back_exactly() {
                 return;
             }
             Err(e) => {
-                assert_eq!(e, TableError::NoPages { capacity: u32::try_from(capacity).unwrap() });
+                assert_eq!(e, full(capacity));
                 failures += 1;
                 for at in (start..start + len).step_by(4096) {
                     assert_eq!(b.at(at), None);

@@ -6,17 +6,19 @@ use super::directory::{List, PageDirectory};
 use super::error::TableError;
 use super::format::Format;
 use super::found::Found;
+use super::memory::TableMemory;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
 use super::store::{Place, Run, Store, span};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering};
+use alloc::boxed::Box;
+use core::fmt;
 
 /// The number of the table created last. No state of a table: it orders nothing and loom need not see it.
 static LAST_NUMBER: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
-#[derive(Debug)]
 pub(super) struct Tree<F: Format> {
     /// Which table this is: unique within the process, and never reused.
     pub(super) number: u64,
@@ -24,30 +26,39 @@ pub(super) struct Tree<F: Format> {
     pub(super) directory: Mutex<PageDirectory>,
     /// Whether pages wait to be added to the next `clear`.
     pending: AtomicBool,
+    /// Where more pages come from.
+    pub(super) memory: Option<Box<dyn TableMemory>>,
     /// The largest leaf.
     pub(super) max_leaf: PageSize,
 }
 
 impl<F: Format> Tree<F> {
-    /// Creates an empty tree; `None` if its metadata cannot be allocated.
-    pub(super) fn new(pages: TablePages, levels: u8) -> Option<Self> {
-        let mut directory = PageDirectory::new(pages.count)?;
-        let store = Store::<F>::new(pages, levels)?;
-        // The first page allocated is page 0, the root; it counts one more than it holds and is never empty.
+    /// Creates an empty tree in `pages`.
+    pub(super) fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
+        let mut directory = PageDirectory::new();
+        let store = Store::<F>::new(levels);
+        let no_memory = TableError::NoMemory { pages: pages.count };
+        Locked { store: &store, memory: None, directory: &mut directory }.donate(pages)?;
+        // The first page allocated is the root; it counts one more than it holds and is never empty.
         let root = store.root();
-        directory.alloc(root.page, 0, levels, 0);
+        directory.alloc(root.page, 0, levels, 0).ok_or(no_memory)?;
         store.fill(root.page, 0);
         store.renew(root.page);
         store.count(root.page, 1);
         let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
-        Some(Self { number, store, directory, pending, max_leaf: PageSize::Size1G })
+        Ok(Self { number, store, directory, pending, memory: None, max_leaf: PageSize::Size1G })
+    }
+
+    /// Returns the table's pages for a change of its shape.
+    pub(super) fn locked<'a>(&'a self, directory: &'a mut PageDirectory) -> Locked<'a, F> {
+        Locked { store: &self.store, memory: self.memory.as_deref(), directory }
     }
 
     /// Frees the pages of a list whose flush has completed, and returns how many.
     pub(super) fn reclaim(&self, list: List) -> u32 {
         let mut directory = self.directory.lock();
-        let freed = Locked { store: &self.store, directory: &mut directory }.reclaim(list);
+        let freed = self.locked(&mut directory).reclaim(list);
         self.update_pending(&directory);
         freed
     }
@@ -108,7 +119,7 @@ impl<F: Format> Tree<F> {
             return Ok(run);
         }
         let mut directory = self.directory.lock();
-        Locked { store: &self.store, directory: &mut directory }.reserve(iova, target, left)
+        self.locked(&mut directory).reserve(iova, target, left)
     }
 
     /// Returns the run up to the end of the page or of the range, if all of it is empty.
@@ -159,7 +170,7 @@ impl<F: Format> Tree<F> {
     /// Pins the page of level 1 that translates `window`.
     pub(super) fn pin(&self, window: u64) -> Result<PageIndex, TableError> {
         let mut directory = self.directory.lock();
-        let pinned = Locked { store: &self.store, directory: &mut directory }.pin(window);
+        let pinned = self.locked(&mut directory).pin(window);
         if pinned.is_err() {
             // The pages that it linked.
             self.retire_unused(&mut directory, window, None);
@@ -170,15 +181,15 @@ impl<F: Format> Tree<F> {
     /// Removes a pin of a page that holds nothing.
     pub(super) fn unpin(&self, page: PageIndex, retired: &mut List) {
         let mut directory = self.directory.lock();
-        Locked { store: &self.store, directory: &mut directory }.unpin(page, retired);
+        self.locked(&mut directory).unpin(page, retired);
     }
 
     pub(super) fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
         match into {
-            Some(list) => Locked { store: &self.store, directory }.retire_unused(iova, list),
+            Some(list) => self.locked(directory).retire_unused(iova, list),
             None => {
                 let mut pending: List = core::mem::take(&mut directory.pending);
-                Locked { store: &self.store, directory }.retire_unused(iova, &mut pending);
+                self.locked(directory).retire_unused(iova, &mut pending);
                 directory.pending = pending;
                 self.update_pending(directory);
             }
@@ -195,5 +206,14 @@ impl<F: Format> Tree<F> {
             directory.move_pending(retired);
             self.update_pending(&directory);
         }
+    }
+}
+
+impl<F: Format> fmt::Debug for Tree<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tree")
+            .field("format", &F::NAME)
+            .field("levels", &self.store.levels())
+            .finish_non_exhaustive()
     }
 }

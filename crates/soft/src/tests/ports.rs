@@ -143,6 +143,37 @@ fn caching_mode_caches_an_absent_entry_until_the_map_flushes() {
     domain.unregister_memory(arena.memory());
 }
 
+/// Mappings that share no table page: the table grows through many chunks, and the device finds all of them. At the limit the
+/// error names the option.
+#[test]
+fn table_memory_grows_as_it_is_used_up_to_a_limit() {
+    const WINDOWS: u64 = 1500;
+    // Four levels down to the first page, and one page of level 2 for 512 windows.
+    let pages = to_usize(2 + WINDOWS.div_ceil(512) + WINDOWS);
+    let config = SoftConfig { table_bytes: pages * PAGE, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let arena = Arena::new(2);
+    // SAFETY: unregistered below.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    let page = arena.memory().part(0, PAGE).unwrap();
+    page.write_u32(0, 42).unwrap();
+    let port = bus.port();
+    let place = domain.reserve_iova(2 << 30 << 2, 1 << 30).unwrap();
+    let at = |window: u64| IovaRange::new(after(place.range().start(), window << 21), 4096).unwrap();
+    // SAFETY: as above.
+    let map = |window| unsafe { domain.map_at(&place, at(window), page, pinfold_core::access::Access::READ) };
+    let mappings: Vec<_> = (0..WINDOWS).map(|window| map(window).unwrap()).collect();
+    for window in 0..WINDOWS {
+        assert_eq!(port.read_u32_acquire(at(window).start()), Ok(42), "window {window}");
+    }
+    let full = map(WINDOWS).unwrap_err().to_string();
+    assert!(full.contains("SoftConfig::table_bytes"), "{full}");
+    for mapping in mappings {
+        domain.unmap_static(mapping).unwrap();
+    }
+    domain.unregister_memory(arena.memory());
+}
+
 /// Writes a table one level at a time, with explicit flushes, so that what is cached at each level shows.
 #[test]
 fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() {

@@ -7,7 +7,7 @@ use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Backend, BackendError, TableBackend};
 use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::known_bad::{self, Mistake};
-use pinfold_core::table::{TablePages, VtdSecondStage};
+use pinfold_core::table::{Table, TablePages, VtdSecondStage};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,8 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     let iommu = SoftIommu::new(config).unwrap();
     // SAFETY: the table holds the IOMMU by its queue.
     let pages = TablePages::new(unsafe { iommu.table_pages() }, iommu.table_phys()).unwrap();
-    let backend = TableBackend::<VtdSecondStage, _>::new("test", iommu.queue(), pages, 4).unwrap();
+    let table = Table::<VtdSecondStage>::new(pages, 4).unwrap();
+    let backend = TableBackend::new("test", iommu.queue(), table);
     iommu.attach(backend.root(), 4);
     let arena = Arena::new(7);
     let (first, second, others) =

@@ -10,7 +10,7 @@ use crate::domain::stats::BackendStats;
 use crate::invalidate::{Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::table::{Format, PinnedLeaf, Retired, Table, TableError, TablePages};
+use crate::table::{Format, PinnedLeaf, Retired, Table, TableError};
 use core::fmt;
 use core::task::Poll;
 
@@ -31,17 +31,9 @@ pub struct TableBackend<F: Format, Q: InvalidationQueue + PhysTranslator> {
 }
 
 impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
-    /// Creates an empty table of `levels` levels in `pages`, flushed through `queue`.
-    ///
-    /// # Errors
-    /// [`TableError::Levels`].
-    pub fn new(name: &'static str, queue: Q, pages: TablePages, levels: u8) -> Result<Self, TableError> {
-        Ok(Self {
-            name,
-            table: Table::new(pages, levels)?,
-            invalidator: Invalidator::new(queue),
-            deferred: DeferredReclaim::default(),
-        })
+    /// Creates a backend over an empty `table`, which is flushed through `queue`.
+    pub fn new(name: &'static str, queue: Q, table: Table<F>) -> Self {
+        Self { name, table, invalidator: Invalidator::new(queue), deferred: DeferredReclaim::default() }
     }
 
     /// Returns where the hardware begins to walk.

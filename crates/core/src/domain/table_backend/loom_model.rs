@@ -8,7 +8,7 @@ use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::Backend;
-use crate::table::VtdSecondStage;
+use crate::table::{Table, VtdSecondStage};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -36,7 +36,7 @@ fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + 
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
         let (walker, table) = Walker::new(pages);
-        model(Arc::new(TableBackend::new("model", walker, table, 3).unwrap()));
+        model(Arc::new(TableBackend::new("model", walker, Table::new(table, 3).unwrap())));
     });
 }
 

@@ -7,7 +7,7 @@ use crate::invalidate::{
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::table::{TableError, TablePage, TablePages, VtdSecondStage};
+use crate::table::{Table, TableError, TablePage, TablePages, VtdSecondStage};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
@@ -111,7 +111,7 @@ fn at(page: u64, pages: u64) -> IovaRange {
 fn paged(pages: usize, sink: Scattered) -> TableBackend<VtdSecondStage, Scattered> {
     let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
     let pages = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
-    TableBackend::new("test", sink, pages, 3).unwrap()
+    TableBackend::new("test", sink, Table::new(pages, 3).unwrap())
 }
 
 fn revoke(paged: &TableBackend<VtdSecondStage, Scattered>, range: IovaRange) -> Ticket {
@@ -263,7 +263,7 @@ fn without_a_flush_table_pages_run_out_and_say_so() {
 
 fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
     let (walker, table) = walker::Walker::new(pages);
-    TableBackend::new("walked", walker, table, 3).unwrap()
+    TableBackend::new("walked", walker, Table::new(table, 3).unwrap())
 }
 
 /// A table page that was retired stays retired until its flush has completed, however many revocations come after.
@@ -407,7 +407,7 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
     assert!(paged.wait_for_retired(before));
     assert!(!paged.wait_for_retired(paged.deferred.reclaimed()), "none is on its way back");
     let full = paged.map(window(3), walker::page(3), RW).unwrap_err();
-    assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4 })), "{full}");
+    assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
 }
 
 /// Two owners use one window after the other and there are three table pages for all of them, while a device walks and

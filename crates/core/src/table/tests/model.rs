@@ -81,7 +81,7 @@ proptest! {
                         Err(TableError::AlreadyMapped { at }) => {
                             prop_assert_eq!(Some(at.raw()), first_in(&model, start, len));
                         }
-                        Err(e) => prop_assert_eq!(e, TableError::NoPages { capacity: u32::try_from(capacity).unwrap() }),
+                        Err(e) => prop_assert_eq!(e, full(capacity)),
                     }
                 }
                 4..8 => {

@@ -106,7 +106,7 @@ fn bad_pins_are_refused_and_change_nothing() {
 fn a_pin_that_runs_out_of_pages_leaves_none_linked() {
     for capacity in 1..4 {
         let b = bench(capacity, 4);
-        let full = TableError::NoPages { capacity: u32::try_from(capacity).unwrap() };
+        let full = full(capacity);
         assert_eq!(b.table.pin(Iova::new(G1)).unwrap_err(), full);
         b.is_pristine();
     }
