@@ -8,7 +8,7 @@ use super::page_index::PageIndex;
 use super::pages::TablePages;
 use super::store::{ENTRIES, Place, Run, Store, slot, span};
 use crate::access::Access;
-use crate::addr::{Iova, PhysAddr};
+use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::known_bad;
 
 /// The table's pages and their directory, with the lock held.
@@ -69,10 +69,10 @@ impl<F: Format> Locked<'_, F> {
         Err(TableError::AlreadyMapped { at: Iova::new(at) })
     }
 
-    /// Removes the pin of a page that holds nothing, and retires it.
+    /// Removes the pin of a page that holds nothing, and keeps or retires it.
     pub(super) fn unpin(&mut self, page: PageIndex, into: &mut List) {
         self.store.unpin(page);
-        self.retire_if_empty(page, into);
+        self.keep_or_retire(page, into);
     }
 
     /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.
@@ -99,8 +99,15 @@ impl<F: Format> Locked<'_, F> {
             let more = capacity.max(pages).min(PageIndex::MAX_OFFSET);
             let can_grow = self.store.chunks().can_grow();
             let source = self.memory.filter(|_| can_grow);
-            let new = source.and_then(|memory| memory.grow(more)).ok_or_else(|| self.no_pages())?;
-            self.donate(new)?;
+            if let Some(new) = source.and_then(|memory| memory.grow(more)) {
+                self.donate(new)?;
+                continue;
+            }
+            // None can be had but those that are kept: free after a flush.
+            let mut pending = core::mem::take(&mut self.directory.pending);
+            self.retire_kept(&mut pending);
+            self.directory.pending = pending;
+            return Err(self.no_pages());
         }
         Ok(())
     }
@@ -185,6 +192,58 @@ impl<F: Format> Locked<'_, F> {
         }
     }
 
+    /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear has emptied.
+    pub(super) fn keep_or_retire_unused(&mut self, iova: u64, into: &mut List) {
+        if let Ok(place) = self.store.descend(iova, 1) {
+            self.keep_or_retire(place.page, into);
+        }
+    }
+
+    /// Keeps an empty page of level 1 that is not kept yet, and retires the one that was kept longest in its place.
+    fn keep_or_retire(&mut self, page: PageIndex, into: &mut List) {
+        let meta = *self.directory.of(page);
+        if meta.level != 1 || meta.retired || !self.directory.can_keep() {
+            self.retire_if_empty(page, into);
+        } else if !self.store.state(page).is_kept()
+            && self.store.keep(page)
+            && let Some(oldest) = self.directory.keep(page)
+        {
+            self.store.unkeep(oldest);
+            self.retire_if_empty(oldest, into);
+        }
+    }
+
+    /// Ends the keeping of all pages, and retires those that are empty.
+    pub(super) fn retire_kept(&mut self, into: &mut List) {
+        while let Some(page) = self.directory.take_kept() {
+            self.store.unkeep(page);
+            self.retire_if_empty(page, into);
+        }
+    }
+
+    /// Retires the kept, empty pages in the place of 2 MiB leaves of `range`. Returns whether a retired page is in
+    /// the place of one: it can be a leaf after that page's flush. O(2 MiB pieces).
+    pub(super) fn make_room(&mut self, range: IovaRange, into: &mut List) -> bool {
+        let (mut at, end, mut any) =
+            (range.start().raw().next_multiple_of(span(2)), range.end().raw(), false);
+        while at.checked_add(span(2)).is_some_and(|next| next <= end) {
+            let Ok(place) = self.store.descend(at, 2) else { return any };
+            let entry = self.store.load(place, slot(at, place.level));
+            if let (Entry::Link(_), 2, Ok(child)) = (entry, place.level, self.child(place, at))
+                && self.store.state(child.page).is_kept()
+            {
+                self.directory.forget_kept(child.page);
+                self.store.unkeep(child.page);
+                self.retire_if_empty(child.page, into);
+                any |= self.directory.of(child.page).retired;
+            }
+            // A retired page of a higher level is linked again by the map.
+            any |= place.level == 2 && matches!(entry, Entry::Retired(_));
+            at = (at | (span(place.level) - 1)).saturating_add(1);
+        }
+        any
+    }
+
     /// Retires the last page on the path to `iova` if it is unused.
     pub(super) fn retire_unused(&mut self, iova: u64, into: &mut List) {
         if let Ok(place) = self.store.descend(iova, 1) {
@@ -197,8 +256,9 @@ impl<F: Format> Locked<'_, F> {
         let meta = self.directory.of(page);
         // A page that was relinked may still be on a list; reclaiming the list checks it again.
         let skip = meta.retired || meta.listed || page == self.store.root().page;
+        let state = self.store.state(page);
         // A thread that is clearing leaves of it checks again afterwards.
-        if skip || !self.store.state(page).is_unused() {
+        if skip || state.is_kept() || !state.is_unused() {
             return;
         }
         meta.retired = true;

@@ -66,7 +66,7 @@ impl<F: Format> Tree<F> {
         self.store.clear_run(run);
         if self.store.end_clear(run.place.page, cleared) {
             let mut directory = self.directory.lock();
-            self.retire_unused(&mut directory, iova, Some(retired));
+            self.locked(&mut directory).keep_or_retire_unused(iova, retired);
         }
     }
 

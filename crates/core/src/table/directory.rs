@@ -75,7 +75,15 @@ pub(super) struct PageDirectory {
     pub(super) pending: List,
     pub(super) retired: u32,
     pub(super) high_water: u32,
+    /// Pages that stay linked when they are empty, the oldest at `oldest`. All of them are linked.
+    kept: Vec<PageIndex>,
+    oldest: usize,
+    /// The most of them.
+    pub(super) most_kept: u32,
 }
+
+/// The most empty pages that stay linked, unless the table is asked for fewer.
+pub(super) const MOST_KEPT: u32 = 64;
 
 /// A page just allocated, and whether it must be zeroed first.
 pub(super) struct NewPage {
@@ -95,6 +103,9 @@ impl PageDirectory {
             pending: List::default(),
             retired: 0,
             high_water: 0,
+            kept: Vec::new(),
+            oldest: 0,
+            most_kept: MOST_KEPT,
         }
     }
 
@@ -103,6 +114,8 @@ impl PageDirectory {
         let mut metas = Vec::new();
         metas.try_reserve_exact(count as usize).ok()?;
         self.chunks.try_reserve(1).ok()?;
+        let kept = self.most_kept.min(MOST_KEPT) as usize;
+        self.kept.try_reserve_exact(kept.saturating_sub(self.kept.len())).ok()?;
         Some(MetaChunk { metas, count })
     }
 
@@ -149,6 +162,43 @@ impl PageDirectory {
 
     pub(super) fn in_use(&self) -> u32 {
         self.capacity - self.available - self.retired
+    }
+
+    /// Returns whether pages are kept at all: at most a sixteenth of them, so that a small table keeps none.
+    pub(super) fn can_keep(&self) -> bool {
+        self.most_kept.min(self.capacity / 16) > 0
+    }
+
+    /// Adds a page to those that are kept. Returns the one that was kept longest, if there are too many. O(1).
+    pub(super) fn keep(&mut self, page: PageIndex) -> Option<PageIndex> {
+        let most = self.most_kept.min(self.capacity / 16).min(MOST_KEPT) as usize;
+        // Its memory was reserved with the chunks.
+        if self.kept.len() < most {
+            self.kept.push(page);
+            return None;
+        }
+        let oldest = self.oldest % self.kept.len().max(1);
+        self.oldest = oldest + 1;
+        let place = self.kept.get_mut(oldest)?;
+        Some(core::mem::replace(place, page))
+    }
+
+    /// Removes and returns a page that is kept. O(1).
+    pub(super) fn take_kept(&mut self) -> Option<PageIndex> {
+        self.oldest = 0;
+        self.kept.pop()
+    }
+
+    /// Removes one page from those that are kept. O(kept).
+    pub(super) fn forget_kept(&mut self, page: PageIndex) {
+        if let Some(at) = self.kept.iter().position(|kept| *kept == page) {
+            self.kept.swap_remove(at);
+        }
+    }
+
+    /// Returns how many pages are kept.
+    pub(super) fn kept(&self) -> u32 {
+        u32::try_from(self.kept.len()).unwrap_or(u32::MAX)
     }
 
     /// Adds a page that has just been retired to a list. O(1).

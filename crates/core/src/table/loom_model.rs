@@ -182,3 +182,46 @@ fn loom_a_pinned_clear_runs_beside_a_pinned_map() {
         b.table.unpin(refused.leaf, &mut Retired::new()).unwrap();
     });
 }
+
+/// A table that keeps one empty page: a map in it, which counts from 0 without the lock, meets the clear elsewhere that evicts
+/// and retires it.
+#[test]
+fn loom_a_kept_page_is_counted_up_or_retired() {
+    explore(|| {
+        let b = bench(16);
+        b.map(0, 16 * K4);
+        b.map(M2, 17 * K4);
+        b.clear_and_reclaim(0);
+        assert_eq!((b.table.stats().kept, b.table.stats().in_use), (1, 4));
+        let other = b.clone();
+        let mapper = thread::spawn(move || other.map(K4, 18 * K4));
+        b.clear_and_reclaim(M2);
+        mapper.join().unwrap();
+        assert_eq!((b.at(0), b.at(K4), b.at(M2)), (None, Some(18 * K4), None));
+        b.clear_and_reclaim(K4);
+        let mut retired = Retired::new();
+        b.table.retire_kept(&mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        assert!(b.table.stats().in_use <= 2);
+    });
+}
+
+/// A kept page is used by two owners at once while a third thread retires what is kept.
+#[test]
+fn loom_a_kept_page_is_cleared_beside_its_eviction() {
+    explore(|| {
+        let b = bench(16);
+        b.map(0, 16 * K4);
+        b.clear_and_reclaim(0);
+        b.map(K4, 17 * K4);
+        let other = b.clone();
+        let clearer = thread::spawn(move || other.clear_and_reclaim(K4));
+        let mut retired = Retired::new();
+        b.table.retire_kept(&mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        clearer.join().unwrap();
+        b.map(K4, 18 * K4);
+        assert_eq!((b.at(0), b.at(K4)), (None, Some(18 * K4)));
+        b.clear_and_reclaim(K4);
+    });
+}

@@ -9,6 +9,9 @@
 //! few stores; those that map do not. So a leaf is found and cleared by one thread, and counted out once, even if two
 //! clear the same range against the contract; and the page keeps its home until the bit is cleared.
 //!
+//! Another bit marks a page that is kept: it stays linked when it is empty, and its count may rise from 0 without the lock. A page
+//! is retired only after the bit has been cleared, under the lock, and found empty then: from there on no count succeeds.
+//!
 //! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so it keeps its home, and its
 //! leaves are neither counted nor cleared but through the pin.
 
@@ -71,12 +74,19 @@ pub(super) struct PageState(u64);
 const CLEARING: u64 = 1 << 31;
 /// The page is pinned.
 const PINNED: u64 = 1 << 30;
+/// The page stays linked when it is empty, and its entries are counted without the lock from 0 on.
+const KEPT: u64 = 1 << 29;
 
 impl PageState {
     #[inline]
     pub(super) fn count(self) -> u32 {
-        // Bits 0 to 29; the generation is above bit 31.
-        u32::try_from(self.0 & (PINNED - 1)).unwrap_or(u32::MAX)
+        // Bits 0 to 28; the generation is above bit 31.
+        u32::try_from(self.0 & (KEPT - 1)).unwrap_or(u32::MAX)
+    }
+
+    #[inline]
+    pub(super) fn is_kept(self) -> bool {
+        self.0 & KEPT != 0
     }
 
     #[inline]
@@ -87,13 +97,19 @@ impl PageState {
     /// Whether entries of the page may be counted without the lock.
     #[inline]
     fn is_open(self) -> bool {
-        self.count() > 0 && !self.is_pinned()
+        (self.count() > 0 || self.is_kept()) && !self.is_pinned()
     }
 
     /// Whether the page holds nothing, and no thread is clearing leaves of it.
     #[inline]
     pub(super) fn is_unused(self) -> bool {
         self.count() == 0 && self.0 & CLEARING == 0
+    }
+
+    /// Whether taking away `n` entries leaves a page that is to be kept or retired now.
+    #[inline]
+    fn ends_with(self, n: u16) -> bool {
+        self.count() == u32::from(n) && !self.is_kept()
     }
 
     #[inline]
@@ -252,10 +268,24 @@ impl<F: Format> Store<F> {
         false
     }
 
-    /// Counts `n` entries less; returns whether none is left.
+    /// Keeps a linked page that holds nothing; returns whether it does. Under the lock.
+    pub(super) fn keep(&self, page: PageIndex) -> bool {
+        let seen = self.state(page);
+        let kept = seen.0 | KEPT;
+        let word = self.chunks.state(page);
+        // Fails if another thread has begun to clear there: it decides again when it ends.
+        seen.is_unused() && word.compare_exchange(seen.0, kept, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends the keeping of a page: if it is empty, it can be retired from here on. Under the lock.
+    pub(super) fn unkeep(&self, page: PageIndex) {
+        self.chunks.state(page).fetch_and(!KEPT, Ordering::AcqRel);
+    }
+
+    /// Counts `n` entries less; returns whether none is left and the page is not kept.
     pub(super) fn uncount(&self, page: PageIndex, n: u16) -> bool {
         let before = PageState(self.chunks.state(page).fetch_sub(u64::from(n), Ordering::AcqRel));
-        before.count() == u32::from(n)
+        before.ends_with(n)
     }
 
     /// Excludes other clears from the page if it is still in the generation of `seen` and not empty. From
@@ -279,7 +309,7 @@ impl<F: Format> Store<F> {
         false
     }
 
-    /// Admits other clears and counts `n` entries less; returns whether none is left.
+    /// Admits other clears and counts `n` entries less; returns whether none is left and the page is not kept.
     pub(super) fn end_clear(&self, page: PageIndex, n: u16) -> bool {
         let before = PageState(self.chunks.state(page).fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel));
         before.count() == u32::from(n)

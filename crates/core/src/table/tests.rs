@@ -3,6 +3,7 @@ use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+mod kept;
 mod model;
 mod pinned;
 mod stress;
@@ -28,7 +29,13 @@ fn bench(pages: usize, levels: u8) -> Bench {
     let pages = unsafe { &*core::ptr::from_ref(&*owned) };
     let pieces = Pieces { pages, given: AtomicUsize::new(0) };
     let table = Table::new(pieces.grow(1).unwrap(), levels).unwrap().with_memory(Box::new(pieces));
-    Bench { table, pages, _pages: owned }
+    Bench { table: table.with_kept_pages(0), pages, _pages: owned }
+}
+
+/// The same, keeping as many empty pages as it may.
+fn keeping(pages: usize, levels: u8) -> Bench {
+    let Bench { table, pages, _pages } = bench(pages, levels);
+    Bench { table: table.with_kept_pages(64), pages, _pages }
 }
 
 const ADVICE: &str = "use a larger bench";
@@ -89,6 +96,9 @@ impl Bench {
 
     /// As if a flush had followed, until nothing is left to take back.
     fn settle(&self) {
+        let mut retired = Retired::new();
+        self.table.retire_kept(&mut retired).unwrap();
+        self.table.reclaim(retired).unwrap();
         loop {
             let mut retired = Retired::new();
             self.table.collect_retired(&mut retired).unwrap();

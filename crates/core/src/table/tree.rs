@@ -119,7 +119,12 @@ impl<F: Format> Tree<F> {
             return Ok(run);
         }
         let mut directory = self.directory.lock();
-        self.locked(&mut directory).reserve(iova, target, left)
+        let reserved = self.locked(&mut directory).reserve(iova, target, left);
+        if reserved.is_err() {
+            // A shortage of pages retires those that are kept.
+            self.update_pending(&directory);
+        }
+        reserved
     }
 
     /// Returns the run up to the end of the page or of the range, if all of it is empty.
@@ -149,7 +154,7 @@ impl<F: Format> Tree<F> {
         // And the pages that the failed step linked.
         if let Some(iova) = range.start().raw().checked_add(reserved) {
             let mut directory = self.directory.lock();
-            self.retire_unused(&mut directory, iova, None);
+            self.retire_unused(&mut directory, iova);
         }
     }
 
@@ -163,7 +168,7 @@ impl<F: Format> Tree<F> {
     fn release(&self, run: Run, iova: u64) {
         if self.store.uncount(run.place.page, run.len) {
             let mut directory = self.directory.lock();
-            self.retire_unused(&mut directory, iova, None);
+            self.retire_unused(&mut directory, iova);
         }
     }
 
@@ -173,7 +178,7 @@ impl<F: Format> Tree<F> {
         let pinned = self.locked(&mut directory).pin(window);
         if pinned.is_err() {
             // The pages that it linked.
-            self.retire_unused(&mut directory, window, None);
+            self.retire_unused(&mut directory, window);
         }
         pinned
     }
@@ -184,20 +189,33 @@ impl<F: Format> Tree<F> {
         self.locked(&mut directory).unpin(page, retired);
     }
 
-    pub(super) fn retire_unused(&self, directory: &mut PageDirectory, iova: u64, into: Option<&mut List>) {
-        match into {
-            Some(list) => self.locked(directory).retire_unused(iova, list),
-            None => {
-                let mut pending: List = core::mem::take(&mut directory.pending);
-                self.locked(directory).retire_unused(iova, &mut pending);
-                directory.pending = pending;
-                self.update_pending(directory);
-            }
-        }
+    /// Retires the last page on the path to `iova` if it is unused, for the next clear.
+    fn retire_unused(&self, directory: &mut PageDirectory, iova: u64) {
+        let mut pending: List = core::mem::take(&mut directory.pending);
+        self.locked(directory).retire_unused(iova, &mut pending);
+        directory.pending = pending;
+        self.update_pending(directory);
     }
 
     fn update_pending(&self, directory: &PageDirectory) {
         self.pending.store(directory.pending.len > 0, Ordering::Release);
+    }
+
+    /// Retires empty pages in the place of larger leaves of a mapping. Returns whether a retired page is in the place of one.
+    pub(super) fn make_room(&self, range: IovaRange, phys: PhysAddr, retired: &mut List) -> bool {
+        let large = PageSize::Size2M;
+        if self.max_leaf < large
+            || range.len() < large.bytes()
+            || (range.start().raw() ^ phys.raw()) & large.mask() != 0
+        {
+            return false;
+        }
+        self.locked(&mut self.directory.lock()).make_room(range, retired)
+    }
+
+    /// Retires the empty pages that are kept.
+    pub(super) fn retire_kept(&self, retired: &mut List) {
+        self.locked(&mut self.directory.lock()).retire_kept(retired);
     }
 
     pub(super) fn collect_pending(&self, retired: &mut List) {

@@ -3,7 +3,7 @@
 use super::phys::{ExtentCache, PhysTranslator};
 use super::reclaim::DeferredReclaim;
 use crate::access::Access;
-use crate::addr::{IovaRange, PhysAddr, PhysRange};
+use crate::addr::{IovaRange, PageSize, PhysAddr, PhysRange};
 use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
@@ -55,7 +55,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     ///
     /// Another owner may take the reclaimed pages first, and a parent is retired only after its last child has been
     /// reclaimed, so one attempt is not enough.
-    fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+    pub(super) fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
         self.with_pages(|| self.table.map(iova, phys, access))
     }
 
@@ -100,6 +100,21 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             self.queue().relax(polls);
         }
         false
+    }
+
+    /// Retires the empty table pages in the place of superpages of a mapping, and waits for their flush: once for a range that
+    /// was used with 4 KiB leaves before. If the flush does not complete, the mapping gets these leaves again.
+    pub(super) fn make_room(&self, iova: IovaRange, phys: PhysAddr) {
+        let mut retired = Retired::new();
+        // An error is found by the map, too.
+        if self.table.make_room(iova, phys, &mut retired) != Ok(true) {
+            return;
+        }
+        self.flush_retired(retired);
+        if self.invalidator.wait(self.deferred.last()).is_ok() {
+            self.reclaim();
+            self.reclaim();
+        }
     }
 
     /// Requests the flushes of retired table pages, of links as well as leaves, and defers their reclaim until then.
@@ -259,6 +274,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
     }
 
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+        self.reclaim();
         self.map_runs(iova, None, memory, access, |rest| self.queue().run(rest))
     }
 

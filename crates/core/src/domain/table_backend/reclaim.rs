@@ -1,16 +1,16 @@
 //! Deferred reclaim: retired table pages, until the flush that covers them has completed.
 
 use crate::invalidate::Ticket;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::{Format, Retired, Table};
 
 /// Retired table pages that wait for their flush. Its lock is held for list operations only: not while entries are
 /// cleared, and not while a flush is waited for.
-#[derive(Default)]
 pub(super) struct DeferredReclaim {
     lists: Mutex<Lists>,
-    /// Whether there are any pages, so that a clear that finds none takes no lock.
-    any: AtomicBool,
+    /// The ticket that the next pages to be reclaimed wait for, `u64::MAX` if there are none: so that a map or clear that
+    /// finds none due takes no lock.
+    due: AtomicU64,
     /// Pages reclaimed so far. Written with the lock held.
     reclaimed: AtomicU64,
 }
@@ -26,6 +26,23 @@ struct Lists {
     waiting: Pending,
 }
 
+impl Lists {
+    /// If no pages are waiting, lets those gathered wait. Returns the ticket that the waiting ones are due with.
+    fn advance(&mut self) -> u64 {
+        if self.waiting.0.is_empty() {
+            self.waiting = core::mem::take(&mut self.open);
+        }
+        if self.waiting.0.is_empty() { u64::MAX } else { self.waiting.1.0 }
+    }
+}
+
+impl Default for DeferredReclaim {
+    fn default() -> Self {
+        let lists = Mutex::new(Lists::default());
+        Self { lists, due: AtomicU64::new(u64::MAX), reclaimed: AtomicU64::new(0) }
+    }
+}
+
 impl DeferredReclaim {
     /// Adds pages whose flush has been requested and completes with `ticket`.
     pub(super) fn add<F: Format>(&self, table: &Table<F>, retired: Retired, ticket: Ticket) {
@@ -33,12 +50,14 @@ impl DeferredReclaim {
         // Fails only if the pages belong to another table, which does not happen; they would stay retired.
         let _ = table.append(&mut lists.open.0, retired);
         lists.open.1 = lists.open.1.max(ticket);
-        self.any.store(true, Ordering::Release);
+        let due = lists.advance();
+        self.due.store(due, Ordering::Release);
     }
 
     /// Reclaims the pages whose ticket `is_completed`, and then lets those gathered meanwhile wait for theirs.
     pub(super) fn reclaim<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
-        if !self.any.load(Ordering::Acquire) {
+        let due = self.due.load(Ordering::Acquire);
+        if due == u64::MAX || !is_completed(Ticket(due)) {
             return;
         }
         let mut lists = self.lists.lock();
@@ -48,10 +67,8 @@ impl DeferredReclaim {
             drop(table.reclaim(retired)); // as in `add`
             self.reclaimed.fetch_add(pages, Ordering::Release);
         }
-        if lists.waiting.0.is_empty() {
-            lists.waiting = core::mem::take(&mut lists.open);
-        }
-        self.any.store(!lists.waiting.0.is_empty(), Ordering::Release);
+        let due = lists.advance();
+        self.due.store(due, Ordering::Release);
     }
 
     /// Returns the ticket after which all pages held here can be reclaimed.

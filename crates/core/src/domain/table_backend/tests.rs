@@ -299,7 +299,7 @@ fn links_are_flushed_where_a_table_page_was_retired() {
 /// Table pages far from each other are flushed each by itself, and not with everything between them; neighbours together.
 #[test]
 fn retired_table_pages_are_flushed_one_by_one() {
-    let paged = paged(16, Scattered::default());
+    let paged = paged(15, Scattered::default()); // so few that none is kept
     let windows = [0, 1, 1000, 200_000, 200_001];
     for window in windows {
         paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
@@ -312,6 +312,48 @@ fn retired_table_pages_are_flushed_one_by_one() {
     let window = |first: u64, count: u64| at(first * 512, count * 512);
     let flushed = tables(&paged.queue().batches.lock().unwrap());
     assert_eq!(flushed, [window(0, 2), window(1000, 1), window(200_000, 2)]);
+}
+
+/// A mapping that is alone in its table page is flushed as leaves alone, however often it is mapped: its page is kept.
+#[test]
+fn the_table_page_of_a_lone_mapping_is_not_flushed_each_time() {
+    let paged = paged(64, Scattered::default());
+    for _ in 0..10 {
+        paged.map(at(7, 1), nowhere(1), RW).unwrap();
+        let ticket = revoke(&paged, at(7, 1));
+        paged.wait(ticket).unwrap();
+    }
+    let stats = paged.stats();
+    let sent = stats.invalidations;
+    assert_eq!((sent.requested, sent.requested_tables, stats.table_pages), (10, 0, 3));
+}
+
+/// After 4 KiB use of a range all of it gets superpages again, at the price of one flush.
+#[test]
+fn superpages_return_after_4_kib_use_of_their_range() {
+    let paged = walked(64);
+    let region = at(0, 4 * 512);
+    let phys = PhysAddr::new(1 << 30);
+    for window in 0..4 {
+        paged.map(at(window * 512 + 3, 1), walker::page(window), RW).unwrap();
+    }
+    for window in 0..4 {
+        let ticket = paged.revoke(&mut core::iter::once(at(window * 512 + 3, 1))).unwrap();
+        paged.wait(ticket).unwrap();
+    }
+    assert_eq!(paged.table.stats().kept, 4);
+    for waits in [1, 0] {
+        let before = paged.stats().invalidations.requested_tables;
+        paged.make_room(region, phys);
+        paged.map_run(region, phys, RW).unwrap();
+        assert_eq!(paged.stats().invalidations.requested_tables - before, waits);
+        for window in 0..4 {
+            let size = paged.table.translate(Iova::new(window << 21)).unwrap().size;
+            assert_eq!(size, crate::addr::PageSize::Size2M);
+        }
+        let ticket = paged.revoke(&mut core::iter::once(region)).unwrap();
+        paged.wait(ticket).unwrap();
+    }
 }
 
 /// However many ranges are revoked together, their ticket is that of the last flush of them all.

@@ -33,11 +33,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_map_of_leaves(
-        capacity in 6usize..30,
+        capacity in 6usize..40,
+        keeps: bool,
         levels in 3u8..=5,
         ops in proptest::collection::vec((0u8..10, any::<u64>(), any::<u64>(), any::<u64>()), 200),
     ) {
-        let b = bench(capacity, levels);
+        let b = if keeps { keeping(capacity, levels) } else { bench(capacity, levels) };
         let mut model = Model::new();
         let mut ranges: Vec<IovaRange> = Vec::new();
         let mut flushing: VecDeque<Retired> = VecDeque::new();
@@ -69,8 +70,8 @@ proptest! {
                                 let (found, size, bits) = b.at(at).unwrap();
                                 prop_assert_eq!((found, bits), (p, u64::from(access.bits())));
                                 prop_assert!((at | p).is_multiple_of(size) && at + size <= start + len);
-                                // Only a page that waits to be reclaimed may stand in the way of a larger leaf.
-                                if stats.retired == 0 && flushing.is_empty() {
+                                // Only a page that is kept, or waits to be reclaimed, may stand in the way of a larger leaf.
+                                if stats.retired == 0 && stats.kept == 0 && flushing.is_empty() {
                                     prop_assert_eq!(size, largest(at, p, start + len - at));
                                 }
                                 model.insert(at, (size, p, access.bits()));

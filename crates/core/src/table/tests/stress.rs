@@ -7,11 +7,19 @@ use std::collections::VecDeque;
 /// owner installs into it, all the time.
 #[test]
 fn stress_owners_share_table_pages() {
+    share_table_pages(&bench(40, 3));
+}
+
+/// The same, with pages that are kept, evicted and kept again.
+#[test]
+fn stress_owners_share_kept_table_pages() {
+    share_table_pages(&keeping(40, 3));
+}
+
+fn share_table_pages(b: &Bench) {
     const OWNERS: u64 = 4;
-    let b = bench(40, 3);
     crate::testing::scope(|scope| {
         for owner in 0..OWNERS {
-            let b = &b;
             scope.spawn(move || {
                 let mut random = crate::testing::Random::new(owner + 1);
                 let mut random = |n: u64| random.next() % n;

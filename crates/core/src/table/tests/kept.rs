@@ -1,0 +1,106 @@
+//! Pages that stay linked when they are empty.
+
+use super::*;
+
+/// A table that has been given all of its pages and holds one mapping far away.
+fn grown(pages: usize) -> Bench {
+    let b = keeping(pages, 3);
+    let windows = pages as u64 - 2; // beside the root and a page of level 2
+    (0..windows).for_each(|window| b.map(100 * G1 + window % 512 * M2, 0, K4).unwrap());
+    let mut retired = Retired::new();
+    (1..windows).for_each(|window| b.table.clear(range(100 * G1 + window * M2, K4), &mut retired).unwrap());
+    b.table.retire_kept(&mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    assert_eq!((b.table.stats().in_use, b.table.stats().kept), (3, 0));
+    b
+}
+
+fn clear(b: &Bench, iova: u64) -> Retired {
+    let mut retired = Retired::new();
+    b.table.clear(range(iova, K4), &mut retired).unwrap();
+    retired
+}
+
+#[test]
+fn the_page_of_a_lone_mapping_stays_linked() {
+    let b = grown(64);
+    for round in 0..10 {
+        b.map(round * K4, round * K4, K4).unwrap();
+        assert_eq!(b.at(round * K4), Some((round * K4, K4, 3)));
+        assert!(clear(&b, round * K4).is_empty());
+        assert_eq!(b.at(round * K4), None);
+        assert_eq!((b.table.stats().in_use, b.table.stats().kept), (5, 1));
+    }
+    let twice = b.table.clear(range(0, K4), &mut Retired::new());
+    assert_eq!(twice, Err(TableError::NotMapped { at: Iova::new(0) }));
+    let mut retired = clear(&b, 100 * G1);
+    b.table.retire_kept(&mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+}
+
+/// A sixteenth of the pages, at most 64, are kept: a page that becomes empty beyond them retires the one kept longest.
+#[test]
+fn no_more_than_the_limit_are_kept() {
+    for (pages, most) in [(64, 4), (80, 5)] {
+        let b = grown(pages);
+        for window in 0..most + 3 {
+            b.map(window * M2, 0, K4).unwrap();
+            let retired = clear(&b, window * M2);
+            let expected = window.checked_sub(most).map(|oldest| range(oldest * M2, M2));
+            assert!(b.table.retired_ranges(&retired).unwrap().eq(expected), "{window} of {most}");
+            b.table.reclaim(retired).unwrap();
+        }
+        assert_eq!(u64::from(b.table.stats().kept), most);
+        // One that is in use when its turn comes is kept anew when it is empty.
+        b.map(3 * M2, 0, K4).unwrap();
+        b.map(most * M2 + 10 * M2, 0, K4).unwrap();
+        assert!(clear(&b, most * M2 + 10 * M2).is_empty());
+        let retired = clear(&b, 3 * M2);
+        assert_eq!(retired.len(), 1);
+        b.table.reclaim(retired).unwrap();
+        b.table.reclaim(clear(&b, 100 * G1)).unwrap();
+        b.is_pristine();
+    }
+}
+
+#[test]
+fn a_superpage_takes_the_place_of_a_kept_page_after_its_flush() {
+    let b = grown(64);
+    b.map(M2 + K4, 0, K4).unwrap();
+    assert!(clear(&b, M2 + K4).is_empty());
+    let (iova, phys) = (range(0, 3 * M2), PhysAddr::new(8 * M2));
+    let mut retired = Retired::new();
+    assert_eq!(b.table.make_room(iova, PhysAddr::new(K4), &mut retired), Ok(false), "it gets no superpages");
+    assert_eq!(b.table.make_room(range(K4, M2), PhysAddr::new(K4), &mut retired), Ok(false));
+    assert!(retired.is_empty());
+    assert_eq!(b.table.make_room(iova, phys, &mut retired), Ok(true));
+    assert!(b.table.retired_ranges(&retired).unwrap().eq([range(M2, M2)]));
+    assert_eq!(b.table.make_room(iova, phys, &mut Retired::new()), Ok(true), "it still waits for the flush");
+    b.table.reclaim(retired).unwrap();
+    assert_eq!(b.table.make_room(iova, phys, &mut Retired::new()), Ok(false));
+    b.table.map(iova, phys, RW).unwrap();
+    assert_eq!([0, M2, 2 * M2].map(|at| b.at(at).unwrap().1), [M2; 3]);
+    let mut retired = clear(&b, 100 * G1);
+    b.table.clear(iova, &mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+}
+
+/// Kept pages are not missing elsewhere for longer than a flush.
+#[test]
+fn a_shortage_retires_what_is_kept() {
+    let b = grown(64);
+    for window in 0..4 {
+        b.map(window * M2, 0, K4).unwrap();
+        assert!(clear(&b, window * M2).is_empty());
+    }
+    let free = 64 - u64::from(b.table.stats().in_use);
+    (0..free).for_each(|window| b.map((100 + window) * M2, 0, K4).unwrap());
+    assert_eq!(b.map(10 * M2, 0, K4), Err(full(64)));
+    let mut retired = Retired::new();
+    b.table.collect_retired(&mut retired).unwrap();
+    assert_eq!((retired.len(), b.table.stats().kept), (4, 0));
+    b.table.reclaim(retired).unwrap();
+    b.map(10 * M2, 0, K4).unwrap();
+}
