@@ -65,6 +65,7 @@ mod entries;
 mod error;
 mod format;
 mod found;
+mod levels;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod memory;
@@ -73,6 +74,7 @@ mod pages;
 mod pin;
 mod radix;
 mod retired;
+mod state;
 mod stats;
 mod store;
 #[cfg(test)]
@@ -82,7 +84,8 @@ mod tree;
 
 pub use error::TableError;
 pub use format::{Entry, Format, VtdSecondStage};
-pub use memory::{MAX_CHUNKS, TableMemory};
+pub use memory::TableMemory;
+pub use page_index::MAX_CHUNKS;
 pub use pages::{TablePage, TablePages};
 pub use pin::{PinnedLeaf, UnpinError};
 pub use radix::{Table, Translation};

@@ -3,3 +3,4 @@
 mod harness;
 mod ports;
 mod promise;
+mod tables;

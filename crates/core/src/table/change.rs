@@ -3,32 +3,33 @@
 use super::directory::{List, PageDirectory};
 use super::error::TableError;
 use super::format::{Entry, Format};
+use super::levels::{ENTRIES, slot, span};
 use super::memory::TableMemory;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
-use super::store::{ENTRIES, Place, Run, Store, slot, span};
+use super::store::{Place, Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use crate::known_bad;
 
 /// The table's pages and their directory, with the lock held.
-pub(super) struct Locked<'a, F> {
-    pub(super) store: &'a Store<F>,
-    pub(super) memory: Option<&'a dyn TableMemory>,
-    pub(super) directory: &'a mut PageDirectory,
+pub(super) struct Locked<'t, 'd, F> {
+    pub(super) store: &'t Store<F>,
+    pub(super) memory: Option<&'t dyn TableMemory>,
+    pub(super) directory: &'d mut PageDirectory,
 }
 
-impl<F: Format> Locked<'_, F> {
+impl<'t, F: Format> Locked<'t, '_, F> {
     /// Links the path to `iova` down to level `target` if possible, and reserves the run of empty entries there, at most
     /// `most` bytes, by counting them. Nothing is written to them.
     ///
     /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger leaf, the run
     /// consists of leaves in that page.
-    pub(super) fn reserve(&mut self, iova: u64, mut target: u8, most: u64) -> Result<Run, TableError> {
+    pub(super) fn reserve(&mut self, iova: u64, mut target: u8, most: u64) -> Result<Run<'t>, TableError> {
         let mut at = self.store.root();
         loop {
             let here = slot(iova, at.level);
-            if self.store.state(at.page).is_pinned() {
+            if at.page.state().is_pinned() {
                 return Err(TableError::Pinned { at: Iova::new(iova) });
             }
             match self.store.load(at, here) {
@@ -46,13 +47,13 @@ impl<F: Format> Locked<'_, F> {
                         }
                         target -= 1;
                     }
-                    self.relink(child.page);
+                    self.relink(child.page.index());
                     at = child;
                 }
             }
         }
         let run = self.empty_run(at, iova, most)?;
-        self.store.count(at.page, run.len);
+        at.page.count(run.len);
         Ok(run)
     }
 
@@ -61,9 +62,9 @@ impl<F: Format> Locked<'_, F> {
         // As the first entry would be reserved, so that a page links or returns in the same way.
         let run = self.reserve(window, 1, span(1))?;
         let page = run.place.page;
-        self.store.uncount(page, run.len);
-        if self.store.pin(page) {
-            return Ok(page);
+        page.uncount(run.len);
+        if page.pin() {
+            return Ok(page.index());
         }
         let at = self.first_leaf(run.place, window)?.unwrap_or(window);
         Err(TableError::AlreadyMapped { at: Iova::new(at) })
@@ -71,12 +72,12 @@ impl<F: Format> Locked<'_, F> {
 
     /// Removes the pin of a page that holds nothing, and keeps or retires it.
     pub(super) fn unpin(&mut self, page: PageIndex, into: &mut List) {
-        self.store.unpin(page);
+        self.store.page(page).unpin();
         self.keep_or_retire(page, into);
     }
 
     /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.
-    fn empty_run(&self, place: Place, iova: u64, most: u64) -> Result<Run, TableError> {
+    fn empty_run(&self, place: Place<'t>, iova: u64, most: u64) -> Result<Run<'t>, TableError> {
         let first = slot(iova, place.level);
         let mut len = 0;
         while first + len < ENTRIES && (u64::from(len) + 1) * span(place.level) <= most {
@@ -117,7 +118,7 @@ impl<F: Format> Locked<'_, F> {
         let no_memory = TableError::NoMemory { pages: pages.count };
         self.store.chunks().capacity().checked_add(pages.count).ok_or(no_memory)?;
         let metas = self.directory.prepare(pages.count).ok_or(no_memory)?;
-        self.store.chunks().add(pages)?;
+        self.store.chunks().add(&pages)?;
         self.directory.add(metas);
         Ok(())
     }
@@ -128,10 +129,10 @@ impl<F: Format> Locked<'_, F> {
     }
 
     /// Returns the page that an entry links, or linked until it was retired.
-    fn child(&self, place: Place, iova: u64) -> Result<Place, TableError> {
+    fn child(&self, place: Place<'t>, iova: u64) -> Result<Place<'t>, TableError> {
         let raw = self.store.raw(place.page, slot(iova, place.level));
         let page = match F::parse(raw, place.level) {
-            Entry::Link(phys) | Entry::Retired(phys) => self.store.page_at(phys),
+            Entry::Link(phys) | Entry::Retired(phys) => self.store.page_at(place.page, phys),
             Entry::Empty | Entry::Leaf { .. } => None,
         };
         let page = page.ok_or(TableError::Damaged { at: Iova::new(iova), entry: raw })?;
@@ -139,8 +140,8 @@ impl<F: Format> Locked<'_, F> {
     }
 
     /// Returns the first address that is mapped through `place`, whose first address is `base`.
-    fn first_leaf(&self, place: Place, base: u64) -> Result<Option<u64>, TableError> {
-        if self.store.state(place.page).count() == 0 {
+    fn first_leaf(&self, place: Place<'t>, base: u64) -> Result<Option<u64>, TableError> {
+        if place.page.state().count() == 0 {
             return Ok(None);
         }
         for index in 0..ENTRIES {
@@ -160,25 +161,22 @@ impl<F: Format> Locked<'_, F> {
     }
 
     /// Links a new page below `at` on the path to `iova`.
-    fn extend(&mut self, at: Place, iova: u64) -> Result<Place, TableError> {
-        let here = slot(iova, at.level);
-        let level = at.level - 1;
-        let new = self
-            .directory
-            .alloc(at.page, here, level, iova & !(span(at.level) - 1))
-            .ok_or_else(|| self.no_pages())?;
+    fn extend(&mut self, at: Place<'t>, iova: u64) -> Result<Place<'t>, TableError> {
+        let (here, level) = (slot(iova, at.level), at.level - 1);
+        let new = self.directory.alloc(at.page.index(), here).ok_or_else(|| self.no_pages())?;
+        let page = self.store.page(new.page);
         if new.dirty || known_bad::POISONS {
-            self.store.fill(new.page, 0);
+            self.store.fill(page, 0);
         }
-        self.store.renew(new.page);
+        page.renew(iova, level);
         // Leaves are written without the lock: a thread that maps the same addresses at the same time, against the
         // contract, finds them in use instead of corrupting the table.
-        if !self.store.install(at.page, here, new.page) {
+        if !self.store.install(at.page, here, page) {
             self.directory.free(new.page);
             return Err(TableError::AlreadyMapped { at: Iova::new(iova) });
         }
-        self.store.count(at.page, 1);
-        Ok(Place { page: new.page, level })
+        at.page.count(1);
+        Ok(Place { page, level })
     }
 
     /// Links a retired page again, at its home: a walker that still holds the old link is then correct.
@@ -188,37 +186,41 @@ impl<F: Format> Locked<'_, F> {
             meta.retired = false;
             let (parent, slot) = (meta.parent, meta.slot);
             self.directory.retired -= 1;
-            self.store.set(parent, slot, F::link(self.store.phys(page)));
+            let link = F::link(self.store.page(page).phys());
+            self.store.set(self.store.page(parent), slot, link);
         }
     }
 
     /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear has emptied.
     pub(super) fn keep_or_retire_unused(&mut self, iova: u64, into: &mut List) {
         if let Ok(place) = self.store.descend(iova, 1) {
-            self.keep_or_retire(place.page, into);
+            self.keep_or_retire(place.page.index(), into);
         }
     }
 
     /// Keeps an empty page of level 1 that is not kept yet, and retires the one that was kept longest in its place.
     fn keep_or_retire(&mut self, page: PageIndex, into: &mut List) {
-        let meta = *self.directory.of(page);
-        if meta.level != 1 || meta.retired || !self.directory.can_keep() {
+        let kept = self.store.page(page);
+        if kept.level() != 1 || self.directory.of(page).retired || !self.directory.can_keep() {
             self.retire_if_empty(page, into);
-        } else if !self.store.state(page).is_kept()
-            && self.store.keep(page)
+        } else if !kept.state().is_kept()
+            && kept.keep()
             && let Some(oldest) = self.directory.keep(page)
         {
-            self.store.unkeep(oldest);
-            self.retire_if_empty(oldest, into);
+            self.end_keeping(oldest, into);
         }
     }
 
     /// Ends the keeping of all pages, and retires those that are empty.
     pub(super) fn retire_kept(&mut self, into: &mut List) {
         while let Some(page) = self.directory.take_kept() {
-            self.store.unkeep(page);
-            self.retire_if_empty(page, into);
+            self.end_keeping(page, into);
         }
+    }
+
+    fn end_keeping(&mut self, page: PageIndex, into: &mut List) {
+        self.store.page(page).unkeep();
+        self.retire_if_empty(page, into);
     }
 
     /// Retires the kept, empty pages in the place of 2 MiB leaves of `range`. Returns whether a retired page is in
@@ -230,12 +232,12 @@ impl<F: Format> Locked<'_, F> {
             let Ok(place) = self.store.descend(at, 2) else { return any };
             let entry = self.store.load(place, slot(at, place.level));
             if let (Entry::Link(_), 2, Ok(child)) = (entry, place.level, self.child(place, at))
-                && self.store.state(child.page).is_kept()
+                && child.page.state().is_kept()
             {
-                self.directory.forget_kept(child.page);
-                self.store.unkeep(child.page);
-                self.retire_if_empty(child.page, into);
-                any |= self.directory.of(child.page).retired;
+                let page = child.page.index();
+                self.directory.forget_kept(page);
+                self.end_keeping(page, into);
+                any |= self.directory.of(page).retired;
             }
             // A retired page of a higher level is linked again by the map.
             any |= place.level == 2 && matches!(entry, Entry::Retired(_));
@@ -247,7 +249,7 @@ impl<F: Format> Locked<'_, F> {
     /// Retires the last page on the path to `iova` if it is unused.
     pub(super) fn retire_unused(&mut self, iova: u64, into: &mut List) {
         if let Ok(place) = self.store.descend(iova, 1) {
-            self.retire_if_empty(place.page, into);
+            self.retire_if_empty(place.page.index(), into);
         }
     }
 
@@ -255,8 +257,9 @@ impl<F: Format> Locked<'_, F> {
     fn retire_if_empty(&mut self, page: PageIndex, into: &mut List) {
         let meta = self.directory.of(page);
         // A page that was relinked may still be on a list; reclaiming the list checks it again.
-        let skip = meta.retired || meta.listed || page == self.store.root().page;
-        let state = self.store.state(page);
+        let skip = meta.retired || meta.listed || meta.parent == PageIndex::NONE;
+        let this = self.store.page(page);
+        let state = this.state();
         // A thread that is clearing leaves of it checks again afterwards.
         if skip || state.is_kept() || !state.is_unused() {
             return;
@@ -264,7 +267,7 @@ impl<F: Format> Locked<'_, F> {
         meta.retired = true;
         meta.listed = true;
         let (parent, slot) = (meta.parent, meta.slot);
-        self.store.set(parent, slot, F::retired(self.store.phys(page)));
+        self.store.set(self.store.page(parent), slot, F::retired(this.phys()));
         self.directory.retired += 1;
         self.directory.push(into, page);
     }
@@ -281,15 +284,17 @@ impl<F: Format> Locked<'_, F> {
                 self.retire_if_empty(page, &mut pending);
                 continue;
             }
-            let (parent, slot, level) = (meta.parent, meta.slot, meta.level);
-            self.store.set(parent, slot, 0);
+            let (parent, slot) = (meta.parent, meta.slot);
+            let (this, parent_page) = (self.store.page(page), self.store.page(parent));
+            self.store.set(parent_page, slot, 0);
             self.directory.retired -= 1;
             if let Some(trap) = known_bad::trap() {
-                self.store.fill(page, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, level));
+                self.store
+                    .fill(this, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, this.level()));
             }
             self.directory.free(page);
             freed += 1;
-            if self.store.uncount(parent, 1) {
+            if parent_page.uncount(1) {
                 self.retire_if_empty(parent, &mut pending);
             }
         }

@@ -27,26 +27,16 @@ pub(super) struct Meta {
     /// The page that holds the entry which links this one, and the entry's number in it.
     pub(super) parent: PageIndex,
     pub(super) slot: u16,
-    pub(super) level: u8,
     /// Unlinked, not yet reclaimed.
     pub(super) retired: bool,
     /// On a list of retired pages (a page that was relinked is still on its list).
     pub(super) listed: bool,
     /// The next page of the same list, or of the free ones.
     pub(super) next: PageIndex,
-    /// The first address that the page translates.
-    pub(super) base: u64,
 }
 
-const BLANK: Meta = Meta {
-    parent: PageIndex::NONE,
-    slot: 0,
-    level: 0,
-    retired: false,
-    listed: false,
-    next: PageIndex::NONE,
-    base: 0,
-};
+const BLANK: Meta =
+    Meta { parent: PageIndex::NONE, slot: 0, retired: false, listed: false, next: PageIndex::NONE };
 
 /// The metadata of one chunk: that of its first pages, and how many pages it has.
 #[derive(Debug)]
@@ -132,7 +122,7 @@ impl PageDirectory {
     }
 
     /// Allocates a free page, the one freed last, with a home. O(1).
-    pub(super) fn alloc(&mut self, parent: PageIndex, slot: u16, level: u8, base: u64) -> Option<NewPage> {
+    pub(super) fn alloc(&mut self, parent: PageIndex, slot: u16) -> Option<NewPage> {
         let new = if self.free != PageIndex::NONE {
             let page = self.free;
             self.free = self.of(page).next;
@@ -147,7 +137,7 @@ impl PageDirectory {
             NewPage { page, dirty: true }
         };
         self.available -= 1;
-        *self.of(new.page) = Meta { parent, slot, level, base, ..BLANK };
+        *self.of(new.page) = Meta { parent, slot, ..BLANK };
         self.high_water = self.high_water.max(self.in_use() + self.retired);
         Some(new)
     }

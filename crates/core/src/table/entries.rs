@@ -9,6 +9,9 @@ const BLOCK: usize = 8;
 #[inline]
 pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     let wanted = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
+    if let [entry] = entries {
+        return usize::from(wanted(entry));
+    }
     let blocks = entries.chunks_exact(BLOCK);
     let whole = blocks.take_while(|block| block.iter().fold(true, |all, entry| all & wanted(entry))).count();
     let checked = whole * BLOCK;

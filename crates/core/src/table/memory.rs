@@ -31,7 +31,7 @@ use super::pages::TablePages;
 pub trait TableMemory: Send + Sync {
     /// Returns more pages for the same table, or `None` if there are none.
     ///
-    /// A table asks for as many `pages` as it has, so that it grows in [`MAX_CHUNKS`] steps at most; fewer are accepted where
+    /// A table asks for as many `pages` as it has, so that it grows in [`MAX_CHUNKS`](super::MAX_CHUNKS) steps at most; fewer are accepted where
     /// there are no more. It is called with the table's lock held: it must not use the table.
     fn grow(&self, pages: u32) -> Option<TablePages>;
 
@@ -39,6 +39,3 @@ pub trait TableMemory: Send + Sync {
     /// [`TableError::NoPages`](super::TableError::NoPages).
     fn advice(&self) -> &'static str;
 }
-
-/// The most pieces of memory that one table consists of. Pieces that double in size reach 2^27 pages, 512 GiB, long before.
-pub const MAX_CHUNKS: usize = 32;

@@ -2,10 +2,11 @@
 
 use super::error::TableError;
 use super::format::Format;
+use super::levels::{ENTRIES, slot, span};
 use super::page_index::PageIndex;
 use super::radix::Table;
 use super::retired::Retired;
-use super::store::{ENTRIES, Place, Run, slot, span};
+use super::store::{Place, Run};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::fmt;
@@ -137,7 +138,7 @@ impl<F: Format> Table<F> {
 
     /// Returns the entries of `iova` in a pinned page.
     #[inline]
-    fn pinned_run(&self, leaf: &PinnedLeaf, iova: IovaRange, phys: PhysAddr) -> Result<Run, TableError> {
+    fn pinned_run(&self, leaf: &PinnedLeaf, iova: IovaRange, phys: PhysAddr) -> Result<Run<'_>, TableError> {
         if leaf.table != self.0.number {
             return Err(TableError::OtherTable { owner: leaf.root, this: self.root() });
         }
@@ -149,7 +150,8 @@ impl<F: Format> Table<F> {
         }
         // Inside the window, so at most all entries of the page.
         let len = u16::try_from(iova.len() / span(1)).unwrap_or(ENTRIES);
-        Ok(Run { place: Place { page: leaf.page, level: 1 }, slot: slot(iova.start().raw(), 1), len })
+        let place = Place { page: self.0.store.page(leaf.page), level: 1 };
+        Ok(Run { place, slot: slot(iova.start().raw(), 1), len })
     }
 }
 

@@ -3,11 +3,11 @@
 use super::directory::MOST_KEPT;
 use super::error::TableError;
 use super::format::{Entry, Format};
+use super::levels::{slot, span};
 use super::memory::TableMemory;
 use super::pages::TablePages;
 use super::retired::{Retired, RetiredRanges};
 use super::stats::TableStats;
-use super::store::{slot, span};
 use super::tree::Tree;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
@@ -34,7 +34,7 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the metadata of the pages
-    /// (40 bytes each) cannot be allocated.
+    /// (28 bytes each) cannot be allocated.
     pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
         let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
         if !(min..=max).contains(&levels) {
@@ -69,7 +69,7 @@ impl<F: Format> Table<F> {
 
     /// Returns the physical address of the root.
     pub fn root(&self) -> PhysAddr {
-        self.0.store.phys(self.0.store.root().page)
+        self.0.store.root_phys()
     }
 
     /// Returns the number of levels.
@@ -79,7 +79,7 @@ impl<F: Format> Table<F> {
 
     /// Returns how many bits of address the table translates.
     pub fn bits(&self) -> u32 {
-        12 + 9 * u32::from(self.levels())
+        self.0.store.bits()
     }
 
     /// Maps `iova` to the memory from `phys`, with the largest leaves that fit. O(leaves + table pages touched).
@@ -239,30 +239,34 @@ impl<F: Format> Table<F> {
         if access.is_empty() {
             return Err(TableError::NoAccess { range: iova });
         }
-        let end = phys.checked_add(iova.len()).map_or(u64::MAX, PhysAddr::raw);
-        if end > 1 << F::PHYS_BITS {
-            return Err(TableError::PhysOutside { phys, len: iova.len(), bits: F::PHYS_BITS });
+        let bits = self.0.phys_bits;
+        // No wrap: the range of addresses is inside the table, so its length is at most 2^57.
+        if phys.raw() >> bits != 0 || (phys.raw() + (iova.len() - 1)) >> bits != 0 {
+            return Err(TableError::PhysOutside { phys, len: iova.len(), bits });
         }
         Ok(())
     }
 
     /// Checks that a range is whole pages inside this table.
+    #[inline]
     pub(super) fn check(&self, range: IovaRange, phys: PhysAddr) -> Result<(), TableError> {
-        if !range.is_aligned(4096) || !phys.is_aligned(4096) {
+        let (start, len) = (range.start().raw(), range.len());
+        if (start | len | phys.raw()) & 0xfff != 0 {
             return Err(TableError::Misaligned { iova: range, phys });
         }
-        if range.end().raw() > 1 << self.bits() {
+        if range.last().raw() >> self.bits() != 0 {
             return Err(TableError::Outside { range, bits: self.bits() });
         }
         Ok(())
     }
 
+    /// Makes a list this table's, if it is empty or already is.
+    #[inline]
     pub(super) fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
         let this = self.root();
         match retired.owner {
-            Some(owner) if owner != this && !retired.is_empty() => {
-                Err(TableError::OtherTable { owner, this })
-            }
+            Some(owner) if owner == this => Ok(()),
+            Some(owner) if !retired.is_empty() => Err(TableError::OtherTable { owner, this }),
             _ => {
                 retired.owner = Some(this);
                 Ok(())

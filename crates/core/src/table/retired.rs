@@ -2,8 +2,8 @@
 
 use super::directory::List;
 use super::format::Format;
+use super::levels::span;
 use super::page_index::PageIndex;
-use super::store::span;
 use super::tree::Tree;
 use crate::addr::{Iova, IovaRange, PhysAddr};
 use core::marker::PhantomData;
@@ -58,7 +58,8 @@ impl<F: Format> Iterator for RetiredRanges<'_, F> {
         let mut merged: Option<(u64, u64)> = None;
         while self.next != PageIndex::NONE {
             let meta = directory.of(self.next);
-            let (start, end) = (meta.base, meta.base + span(meta.level + 1));
+            let page = self.tree.store.page(self.next);
+            let (start, end) = (page.base(), page.base() + span(page.level() + 1));
             merged = match merged {
                 None => Some((start, end)),
                 Some((first, last)) if start <= last && first <= end => {

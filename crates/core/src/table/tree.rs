@@ -6,10 +6,11 @@ use super::directory::{List, PageDirectory};
 use super::error::TableError;
 use super::format::Format;
 use super::found::Found;
+use super::levels::span;
 use super::memory::TableMemory;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
-use super::store::{Place, Run, Store, span};
+use super::store::{Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -30,28 +31,31 @@ pub(super) struct Tree<F: Format> {
     pub(super) memory: Option<Box<dyn TableMemory>>,
     /// The largest leaf.
     pub(super) max_leaf: PageSize,
+    /// How many bits of physical address an entry holds.
+    pub(super) phys_bits: u32,
 }
 
 impl<F: Format> Tree<F> {
     /// Creates an empty tree in `pages`.
     pub(super) fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
-        let mut directory = PageDirectory::new();
-        let store = Store::<F>::new(levels);
         let no_memory = TableError::NoMemory { pages: pages.count };
-        Locked { store: &store, memory: None, directory: &mut directory }.donate(pages)?;
+        let (store, mut directory) = (Store::<F>::new(&pages, levels)?, PageDirectory::new());
+        let metas = directory.prepare(pages.count).ok_or(no_memory)?;
+        directory.add(metas);
         // The first page allocated is the root; it counts one more than it holds and is never empty.
+        directory.alloc(PageIndex::NONE, 0).ok_or(no_memory)?;
         let root = store.root();
-        directory.alloc(root.page, 0, levels, 0).ok_or(no_memory)?;
         store.fill(root.page, 0);
-        store.renew(root.page);
-        store.count(root.page, 1);
+        root.page.renew(0, levels);
+        root.page.count(1);
         let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { number, store, directory, pending, memory: None, max_leaf: PageSize::Size1G })
+        let (memory, max_leaf, phys_bits) = (None, PageSize::Size1G, F::PHYS_BITS);
+        Ok(Self { number, store, directory, pending, memory, max_leaf, phys_bits })
     }
 
     /// Returns the table's pages for a change of its shape.
-    pub(super) fn locked<'a>(&'a self, directory: &'a mut PageDirectory) -> Locked<'a, F> {
+    pub(super) fn locked<'t, 'd>(&'t self, directory: &'d mut PageDirectory) -> Locked<'t, 'd, F> {
         Locked { store: &self.store, memory: self.memory.as_deref(), directory }
     }
 
@@ -78,16 +82,47 @@ impl<F: Format> Tree<F> {
     }
 
     /// Maps `iova` to the memory from `phys`: reserves all entries, then writes them.
+    #[inline]
     pub(super) fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        // The usual case: leaves of 4 KiB in one table page, which is linked already.
+        let start = iova.start().raw();
+        if iova.len() < PageSize::Size2M.bytes()
+            && let Some(run) = self.reserve_linked(start, iova.len(), 1)
+        {
+            if run.bytes() == iova.len() {
+                self.write(run, phys, access);
+                return Ok(());
+            }
+            return self.map_rest(iova, phys, access, run);
+        }
+        self.map_all(iova, phys, access)
+    }
+
+    #[inline(never)]
+    fn map_all(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+        match self.reserve(iova, phys, 0) {
+            Ok(run) => self.map_rest(iova, phys, access, run),
+            Err(error) => {
+                self.unreserve(iova, 0);
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps a range of which the `first` run is reserved, and reserves the rest before.
+    #[inline(never)]
+    fn map_rest(
+        &self,
+        iova: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+        first: Run<'_>,
+    ) -> Result<(), TableError> {
         let mut runs = Found::default();
-        let mut done = 0;
+        runs.push(first);
+        let mut done = first.bytes();
         while done < iova.len() {
             match self.reserve(iova, phys, done) {
-                // The usual case, all in one table page.
-                Ok(run) if run.bytes() == iova.len() => {
-                    self.write(run, phys, access);
-                    return Ok(());
-                }
                 Ok(run) => {
                     runs.push(run);
                     done += run.bytes();
@@ -108,16 +143,18 @@ impl<F: Format> Tree<F> {
     }
 
     /// Reserves the next run of a mapping by counting its entries, without the lock if its page is linked already.
-    fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run, TableError> {
+    fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run<'_>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let target = self.leaf_level(iova, PhysAddr::new(phys.raw() + done), left);
-        if let Some((place, state)) = self.store.descend_unlocked(iova, target)
-            && place.level == target
-            && let Some(run) = self.all_empty(place, iova, left)
-            && self.store.count_if(place.page, state, run.len)
-        {
+        if let Some(run) = self.reserve_linked(iova, left, target) {
             return Ok(run);
         }
+        self.reserve_locked(iova, target, left)
+    }
+
+    /// Reserves the same with the lock, and links what is missing.
+    #[inline(never)]
+    fn reserve_locked(&self, iova: u64, target: u8, left: u64) -> Result<Run<'_>, TableError> {
         let mut directory = self.directory.lock();
         let reserved = self.locked(&mut directory).reserve(iova, target, left);
         if reserved.is_err() {
@@ -127,15 +164,20 @@ impl<F: Format> Tree<F> {
         reserved
     }
 
-    /// Returns the run up to the end of the page or of the range, if all of it is empty.
+    /// Reserves the run up to the end of the page or of `left` bytes without the lock, if the page at level `target` is in use
+    /// and all of the run is empty.
     #[inline]
-    fn all_empty(&self, place: Place, iova: u64, left: u64) -> Option<Run> {
+    fn reserve_linked(&self, iova: u64, left: u64, target: u8) -> Option<Run<'_>> {
+        let (place, state) = self.store.descend_unlocked(iova, target)?;
         let run = Run::longest(place, iova, left);
-        (self.store.leading(run, |raw| raw == 0) == run.len).then_some(run)
+        (place.level == target
+            && self.store.leading(run, |raw| raw == 0) == run.len
+            && place.page.count_if(state, run.len))
+        .then_some(run)
     }
 
     /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not changed.
-    fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run, TableError> {
+    fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run<'_>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let mut run = Run::longest(self.store.descend(iova, 1)?, iova, left);
         run.len = self.store.leading(run, |raw| raw == 0);
@@ -158,15 +200,16 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    pub(super) fn write(&self, run: Run, phys: PhysAddr, access: Access) {
+    #[inline]
+    pub(super) fn write(&self, run: Run<'_>, phys: PhysAddr, access: Access) {
         let (start, level) = (phys.raw(), run.place.level);
         self.store
             .write_run(run, |number| F::leaf(PhysAddr::new(start + number * span(level)), access, level));
     }
 
     /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
-    fn release(&self, run: Run, iova: u64) {
-        if self.store.uncount(run.place.page, run.len) {
+    fn release(&self, run: Run<'_>, iova: u64) {
+        if run.place.page.uncount(run.len) {
             let mut directory = self.directory.lock();
             self.retire_unused(&mut directory, iova);
         }

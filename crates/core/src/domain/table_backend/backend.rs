@@ -243,7 +243,12 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
                 let piece = iova.part(mapped, run.len()).ok_or_else(not_registered)?;
                 match pin {
                     Some(pin) => self.table.map_pinned(pin, piece, run.start(), access)?,
-                    None => self.map_run(piece, run.start(), access)?,
+                    None => {
+                        if run.len() >= PageSize::Size2M.bytes() {
+                            self.make_room(piece, run.start());
+                        }
+                        self.map_run(piece, run.start(), access)?;
+                    }
                 }
                 Ok(run.len())
             };

@@ -1,0 +1,93 @@
+//! The domain's table: how it grows, and that superpages return.
+
+use super::harness::{Arena, PAGE};
+use crate::{SoftBus, SoftConfig, domain};
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{Domain, Reservation};
+use std::sync::Arc;
+
+const WINDOW: u64 = 2 << 20;
+const RW: Access = Access::READ.union(Access::WRITE);
+
+fn at(place: &Reservation, offset: u64, len: u64) -> IovaRange {
+    IovaRange::new(Iova::new(place.range().start().raw() + offset), len).unwrap()
+}
+
+/// A domain with registered memory, and a place for mappings.
+fn with_place(config: SoftConfig, arena: &Arc<Arena>, bytes: u64) -> (Domain, SoftBus, Reservation) {
+    let (domain, bus) = domain(config).unwrap();
+    // SAFETY: the tests keep the arena until they have unregistered it.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    let place = domain.reserve_iova(bytes, 1 << 30).unwrap();
+    (domain, bus, place)
+}
+
+/// What a device without any cached entry needs to read all pages of a range: entries of its IOTLB, and entries of tables.
+fn cost_of_reading(bus: &SoftBus, range: IovaRange) -> (u64, u64) {
+    let (before, port) = (bus.stats(), bus.port());
+    for page in 0..range.len() / PAGE as u64 {
+        port.read_u32_acquire(Iova::new(range.start().raw() + page * PAGE as u64)).unwrap();
+    }
+    drop(port);
+    let after = bus.stats();
+    (after.misses - before.misses, after.walk_reads - before.walk_reads)
+}
+
+/// A range that was used with 4 KiB pages gets one leaf of 2 MiB, as soon as it is mapped as a whole.
+#[test]
+fn superpages_return_after_4_kib_use() {
+    let arena = Arena::aligned(512, 2 << 20);
+    let (domain, bus, place) = with_place(SoftConfig::default(), &arena, 4 * WINDOW);
+    let whole = at(&place, WINDOW, WINDOW);
+    for _ in 0..3 {
+        let small = |page: u64| at(&place, WINDOW + page * PAGE as u64, PAGE as u64);
+        let part = |page: usize| arena.memory().part(page * PAGE, PAGE).unwrap();
+        let map = |page: u64| {
+            // SAFETY: the arena is registered until all of it is unmapped.
+            unsafe { domain.map_at(&place, small(page), part(usize::try_from(page).unwrap()), RW) }.unwrap()
+        };
+        let mappings: Vec<_> = (0..512).map(map).collect();
+        assert_eq!(cost_of_reading(&bus, whole), (512, 512 + 3));
+        mappings.into_iter().for_each(|mapping| domain.unmap_static(mapping).unwrap());
+        // SAFETY: as above.
+        let mapping = unsafe { domain.map_at(&place, whole, arena.memory(), RW) }.unwrap();
+        assert_eq!(cost_of_reading(&bus, whole), (1, 3));
+        domain.unmap_static(mapping).unwrap();
+    }
+    domain.unregister_memory(arena.memory());
+}
+
+/// Mappings that share no table page of level 1: 20,000, or 10^6 with `PINFOLD_BIG` (4 GiB of tables), with the default limit.
+#[test]
+fn a_million_windows_have_a_table_page_each() {
+    let windows: u64 = if std::env::var_os("PINFOLD_BIG").is_some() { 1_000_000 } else { 20_000 };
+    let arena = Arena::new(1);
+    let (domain, bus, place) = with_place(SoftConfig::default(), &arena, windows * WINDOW);
+    let place_of = |window: u64| at(&place, window * WINDOW, PAGE as u64);
+    // SAFETY: the arena is registered until all mappings are removed.
+    let map = |window| unsafe { domain.map_at(&place, place_of(window), arena.memory(), RW) }.unwrap();
+    let mappings: Vec<_> = (0..windows).map(map).collect();
+    assert!(domain.stats().backend.table_pages > windows);
+    arena.memory().write_u32(0, 42).unwrap();
+    let port = bus.port();
+    for window in (0..windows).step_by(997) {
+        assert_eq!(port.read_u32_acquire(place_of(window).start()), Ok(42), "window {window}");
+    }
+    mappings.into_iter().for_each(|mapping| domain.unmap_static(mapping).unwrap());
+    let left = domain.stats().backend;
+    assert!(left.table_pages + left.table_pages_retired < 256, "{left:?}");
+    domain.unregister_memory(arena.memory());
+}
+
+/// A limit is no allocation: neither memory nor time is spent on what is not used.
+#[test]
+fn a_limit_beyond_all_memory_costs_nothing() {
+    let arena = Arena::new(1);
+    let config = SoftConfig { table_bytes: usize::MAX, ..SoftConfig::default() };
+    let (domain, _bus, place) = with_place(config, &arena, WINDOW);
+    // SAFETY: the arena is registered until the mapping is removed.
+    let mapping = unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
+    domain.unmap_static(mapping).unwrap();
+    domain.unregister_memory(arena.memory());
+}
