@@ -195,6 +195,7 @@ impl<A: Address> AddrRange<A> {
     ///
     /// # Errors
     /// [`RangeError::Empty`] if `len` is 0, [`RangeError::Wraps`] if `start + len` is more than 64 bits.
+    #[inline]
     pub fn new(start: A, len: u64) -> Result<Self, RangeError> {
         let raw = start.raw();
         let len = NonZeroU64::new(len).ok_or(RangeError::Empty { kind: A::KIND, start: raw })?;
@@ -235,11 +236,13 @@ impl<A: Address> AddrRange<A> {
     }
 
     /// Whether `address` lies in the range.
+    #[inline]
     pub fn contains(&self, address: A) -> bool {
         self.start <= address && address < self.end()
     }
 
     /// Whether all of `other` lies in the range.
+    #[inline]
     pub fn covers(&self, other: &Self) -> bool {
         self.start <= other.start && other.end() <= self.end()
     }
@@ -258,6 +261,7 @@ impl<A: Address> AddrRange<A> {
     }
 
     /// Returns the part of `len` bytes at `offset`, or `None` if that is empty or not inside.
+    #[inline]
     pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
         let len = NonZeroU64::new(len)?;
         if offset.checked_add(len.get())? > self.len.get() {
@@ -267,6 +271,7 @@ impl<A: Address> AddrRange<A> {
     }
 
     /// Whether start and length are both multiples of `align`, a power of two.
+    #[inline]
     pub fn is_aligned(&self, align: u64) -> bool {
         (self.start.raw() | self.len.get()) & (align - 1) == 0
     }

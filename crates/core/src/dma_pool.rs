@@ -105,7 +105,6 @@ mod raw;
 mod row;
 mod row_ref;
 mod source;
-mod spin_lock;
 mod stats;
 mod terms;
 mod turn;

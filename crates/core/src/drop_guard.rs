@@ -13,11 +13,13 @@ pub(crate) trait CleanUp: Sized {
 pub(crate) struct DropGuard<T: CleanUp>(ManuallyDrop<T>);
 
 impl<T: CleanUp> DropGuard<T> {
+    #[inline(always)]
     pub(crate) fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
     }
 
     /// Returns the value; its clean-up does not run.
+    #[inline(always)]
     pub(crate) fn into_inner(self) -> T {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped nor used again, so the value is taken once.
@@ -34,12 +36,14 @@ impl<T: CleanUp> Drop for DropGuard<T> {
 
 impl<T: CleanUp> Deref for DropGuard<T> {
     type Target = T;
+    #[inline(always)]
     fn deref(&self) -> &T {
         &self.0
     }
 }
 
 impl<T: CleanUp> DerefMut for DropGuard<T> {
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
     }

@@ -24,12 +24,13 @@ pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 pub(crate) use core::sync::atomic::Ordering;
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
-pub(crate) use counting::count_own_lock;
-#[cfg(all(not(loom), feature = "count-rmw"))]
 pub use counting::{lock_count, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
+mod spin_lock;
+
+pub(crate) use spin_lock::{Guard, SpinLock};
 
 /// A lock for paths that are not hot.
 ///

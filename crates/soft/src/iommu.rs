@@ -136,6 +136,11 @@ impl InvalidationQueue for SoftQueue {
         self.0.completed()
     }
 
+    fn after_submission(&self) -> (Ticket, Option<u64>) {
+        let (completed, now_ns) = self.0.after_submission();
+        (completed, Some(now_ns))
+    }
+
     fn has_device_tlbs(&self) -> bool {
         self.0.has_device_tlbs()
     }

@@ -195,6 +195,8 @@ pub(super) struct Model {
     late_ns: u64,
     hang_from: Option<u64>,
     abort_one_in: Option<u64>,
+    /// Whether some batch fails, hangs or aborts.
+    goes_wrong: bool,
 }
 
 impl Model {
@@ -207,12 +209,13 @@ impl Model {
             late_ns: ns(config.late_by),
             hang_from: config.hang_from,
             abort_one_in: config.abort_one_in,
+            goes_wrong: config.fail_from.or(config.hang_from).or(config.abort_one_in).is_some(),
         }
     }
 
-    /// Whether everything happens when it is submitted, so that the time does not matter.
-    pub(super) fn is_free(&self) -> bool {
-        self.batch_ns == 0 && self.late_ns == 0
+    /// Whether everything happens when it is submitted, so that nothing is ever in flight.
+    pub(super) fn is_immediate(&self) -> bool {
+        self.batch_ns == 0 && self.late_ns == 0 && !self.goes_wrong
     }
 
     /// Returns the cost of a part of a batch. The wait stands for the first descriptor.
@@ -232,7 +235,7 @@ mod tests {
 
     fn model(effect: Effect) -> Model {
         let (batch_ns, descriptor_ns, late_ns) = (10, 0, 1_000_000);
-        Model { effect, batch_ns, descriptor_ns, late_ns, hang_from: None, abort_one_in: None }
+        Model { effect, batch_ns, descriptor_ns, late_ns, hang_from: None, abort_one_in: None, goes_wrong: false }
     }
 
     /// Descriptors that can be told from each other need no address.

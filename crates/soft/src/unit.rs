@@ -14,13 +14,13 @@ use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};
 use pinfold_core::invalidate::{Descriptor, QueueError, Ticket};
 use pinfold_core::mem::DmaMemory;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 const PAGE: u64 = 4096;
 
-/// Lock order: `timeline`, `devices`, a device's state, `registry`, `faults`.
+/// Lock order: `line`, a device's state, `registry`, `faults`.
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) config: SoftConfig,
@@ -31,17 +31,18 @@ pub(super) struct Unit {
     registry: RwLock<Registry>,
     /// Incremented when memory is unregistered.
     generation: AtomicU64,
-    devices: Mutex<Vec<Arc<Device>>>,
+    line: Mutex<Line>,
     /// The source identifier of the next device. It wraps.
     sources: AtomicU16,
-    /// How many of them have a TLB of their own.
+    /// How many devices have a TLB of their own.
     device_tlbs: AtomicUsize,
-    timeline: Mutex<Timeline>,
     model: Model,
     /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
     next_ns: AtomicU64,
     completed: AtomicU64,
-    /// The entries of the queue that are occupied. Changed with `timeline` held.
+    /// When the last batch was submitted.
+    submitted_ns: AtomicU64,
+    /// The entries of the queue that are occupied. Changed with `line` held.
     occupied: AtomicUsize,
     /// Whether everything in flight was aborted, and the queue was not restarted.
     aborted: AtomicBool,
@@ -50,6 +51,13 @@ pub(super) struct Unit {
     faults: Mutex<FaultRegisters>,
     /// The statistics of ports that were dropped.
     closed: Mutex<PortStats>,
+}
+
+/// What is to be flushed when, and the devices that it is flushed from: under one lock, which a submission takes once.
+#[derive(Debug)]
+struct Line {
+    timeline: Timeline,
+    devices: Vec<Arc<Device>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -67,13 +75,13 @@ impl Unit {
             root: AtomicU64::new(0),
             registry: RwLock::default(),
             generation: AtomicU64::new(0),
-            devices: Mutex::default(),
+            line: Mutex::new(Line { timeline: Timeline::new(config.seed), devices: Vec::new() }),
             sources: AtomicU16::new(8),
             device_tlbs: AtomicUsize::new(0),
-            timeline: Mutex::new(Timeline::new(config.seed)),
             model: Model::new(&config),
             next_ns: AtomicU64::new(u64::MAX),
             completed: AtomicU64::new(0),
+            submitted_ns: AtomicU64::new(0),
             occupied: AtomicUsize::new(0),
             aborted: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -157,8 +165,8 @@ impl Unit {
     }
 
     pub(super) fn submit(&self, part: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
-        let mut timeline = lock(&self.timeline);
-        if self.config.fail_from.is_some_and(|first| timeline.submitted() + 1 >= first) {
+        let mut line = lock(&self.line);
+        if self.config.fail_from.is_some_and(|first| line.timeline.submitted() + 1 >= first) {
             // Nothing that is in flight takes effect or completes from here on.
             self.next_ns.store(u64::MAX, Ordering::Release);
             self.failed.store(true, Ordering::Release);
@@ -168,11 +176,25 @@ impl Unit {
         if self.aborted.load(Ordering::Relaxed) || self.free_entries() < entries {
             return Err(QueueError::Full);
         }
-        let now = if self.model.is_free() { 0 } else { self.now_ns() };
+        if self.model.is_immediate() {
+            // Nothing is ever in flight: what the timeline would do at once.
+            flush(&line.devices, part);
+            if let Some(ticket) = wait {
+                self.completed.store(ticket.0, Ordering::Release);
+            }
+            return Ok(());
+        }
+        let now = self.now_ns();
         self.occupied.store(self.occupied.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
-        timeline.add(part, wait, now, &self.model);
-        self.advance(&mut timeline, now);
+        line.timeline.add(part, wait, now, &self.model);
+        self.submitted_ns.store(now, Ordering::Relaxed);
+        self.advance(&mut line, now);
         Ok(())
+    }
+
+    /// Returns the last published ticket, and the time of the last submission: for the thread that made it.
+    pub(super) fn after_submission(&self) -> (Ticket, u64) {
+        (Ticket(self.completed.load(Ordering::Acquire)), self.submitted_ns.load(Ordering::Relaxed))
     }
 
     /// Returns how many entries of the queue are free, those included that are due to become free: a batch of which nothing but
@@ -193,16 +215,17 @@ impl Unit {
         if next < u64::MAX {
             let now = self.now_ns();
             if next <= now
-                && let Ok(mut timeline) = self.timeline.try_lock()
+                && let Ok(mut line) = self.line.try_lock()
             {
-                self.advance(&mut timeline, now);
+                self.advance(&mut line, now);
             }
         }
         Ticket(self.completed.load(Ordering::Acquire))
     }
 
-    fn advance(&self, timeline: &mut Timeline, now: u64) {
-        let progress = timeline.advance(now, |due| self.flush(due));
+    fn advance(&self, line: &mut Line, now: u64) {
+        let Line { timeline, devices } = line;
+        let progress = timeline.advance(now, |due| flush(devices, due));
         if let Some(ticket) = progress.completed {
             self.completed.store(ticket.0, Ordering::Release);
         }
@@ -233,22 +256,23 @@ impl Unit {
         // Function 0 of each device: 00:01.0, 00:02.0 ... 01:00.0 and so on.
         let source_id = self.sources.fetch_add(8, Ordering::Relaxed);
         let device = Arc::new(Device::new(source_id, self.config.iotlb_entries, device_tlb_entries));
-        lock(&self.devices).push(Arc::clone(&device));
-        // Its caches are empty: a queue that does not see it yet has cleared entries that it then does not find.
-        self.device_tlbs.fetch_add(usize::from(device_tlb_entries.is_some()), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        lock(&self.line).devices.push(Arc::clone(&device));
+        // Its caches are empty, so it reads the entries that a queue which does not see it yet had cleared before
+        // `has_device_tlbs`: acquire, of the exchange there, which is before this in the order of changes of this word.
+        self.device_tlbs.fetch_add(usize::from(device_tlb_entries.is_some()), Ordering::AcqRel);
         device
     }
 
     pub(super) fn remove_device(&self, device: &Arc<Device>) {
-        lock(&self.devices).retain(|other| !Arc::ptr_eq(other, device));
+        lock(&self.line).devices.retain(|other| !Arc::ptr_eq(other, device));
         let had_tlb = device.state().device_tlb.is_some();
-        self.device_tlbs.fetch_sub(usize::from(had_tlb), Ordering::SeqCst);
+        self.device_tlbs.fetch_sub(usize::from(had_tlb), Ordering::AcqRel);
     }
 
     pub(super) fn has_device_tlbs(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.device_tlbs.load(Ordering::SeqCst) > 0
+        // An exchange reads the last value, so a device that it does not see is added after it (`add_device`). It costs half
+        // of a fence.
+        self.device_tlbs.compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed).is_err()
     }
 
     /// Records a request that the unit has blocked.
@@ -272,15 +296,15 @@ impl Unit {
         sum
     }
 
-    fn flush(&self, due: &[Descriptor]) {
-        self.each_device(|device| device.flush(due));
-    }
-
     fn drop_everywhere(&self) {
         self.each_device(|device| device.state().drop_all());
     }
 
     fn each_device(&self, mut act: impl FnMut(&Device)) {
-        lock(&self.devices).iter().for_each(|device| act(device));
+        lock(&self.line).devices.iter().for_each(|device| act(device));
     }
+}
+
+fn flush(devices: &[Arc<Device>], due: &[Descriptor]) {
+    devices.iter().for_each(|device| device.flush(due));
 }

@@ -24,11 +24,13 @@ pub(super) enum Origin {
 }
 
 impl Addresses {
+    #[inline(always)]
     pub(super) fn is_fixed(&self) -> bool {
         matches!(self.origin, Origin::Fixed)
     }
 
     /// Returns the pin of the window that they are in, if there is one.
+    #[inline(always)]
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         match &self.origin {
             Origin::Window(share) => share.window().pin(),
@@ -37,6 +39,7 @@ impl Addresses {
     }
 
     /// Returns how many bytes a revocation holds: none of memory that stays mapped.
+    #[inline(always)]
     pub(super) fn held_bytes(&self) -> u64 {
         if self.is_fixed() { 0 } else { self.iova.len() }
     }

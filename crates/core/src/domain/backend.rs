@@ -78,6 +78,14 @@ pub trait Backend: Send + Sync {
         self.revoke(&mut ranges.map(|(range, _)| range))
     }
 
+    /// Revokes access to one range, as [`revoke_pinned`](Self::revoke_pinned) does.
+    ///
+    /// # Errors
+    /// As for `revoke`.
+    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+        self.revoke_pinned(&mut core::iter::once((range, pin)))
+    }
+
     /// Removes a pin, when nothing is mapped in its window.
     fn unpin(&self, pin: PinnedLeaf) {
         drop(pin);
@@ -120,7 +128,8 @@ pub trait Backend: Send + Sync {
     /// Returns the statistics.
     fn stats(&self) -> BackendStats;
 
-    /// Whether it translates. If not, a device finds memory at its physical address, and all other memory too.
+    /// Whether it translates. If not, a device finds memory at its physical address, and all other memory too. It never
+    /// changes.
     fn translates(&self) -> bool {
         true
     }
@@ -130,7 +139,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its physical address.
+    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its physical address. A
+    /// backend that [translates](Self::translates) is not asked.
     ///
     /// # Errors
     /// [`BackendError::NotContiguous`], [`BackendError::Movable`], [`BackendError::PhysAddrUnknown`].

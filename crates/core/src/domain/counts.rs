@@ -61,6 +61,7 @@ impl Counts {
         }
     }
 
+    #[inline]
     pub(super) fn count_map(&self, fixed: bool) {
         if fixed {
             self.add(&self.maps_fixed, 1);
@@ -69,16 +70,19 @@ impl Counts {
     }
 
     /// Counts a revocation after which `bytes` are held until they are returned.
+    #[inline]
     pub(super) fn count_revoked(&self, bytes: u64) {
         self.add(&self.revokes, 1);
         self.add(&self.held_bytes, bytes);
     }
 
+    #[inline]
     pub(super) fn count_unmapped(&self) {
         self.add(&self.unmaps, 1);
     }
 
     /// Counts `bytes` as no longer held: returned, or left with the domain.
+    #[inline]
     pub(super) fn count_no_longer_held(&self, bytes: u64) {
         self.add(&self.held_bytes, bytes.wrapping_neg());
     }

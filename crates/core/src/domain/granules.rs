@@ -37,6 +37,14 @@ impl Granules {
     /// Marks them as free.
     #[inline]
     pub(super) fn clear(&mut self, first: u32, count: u32) {
+        let bit = first % 64;
+        if bit + count < 64
+            && let Some(word) = self.0.get_mut((first / 64) as usize)
+        {
+            // All in one word, as most are.
+            *word &= !(((1 << count) - 1) << bit);
+            return;
+        }
         for (word, bits) in words(first, count) {
             if let Some(word) = self.0.get_mut(word) {
                 *word &= !bits;

@@ -58,6 +58,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ///
     /// # Errors
     /// As there.
+    #[inline(always)]
     pub fn map<P: Pinned, D: Direction>(
         &mut self,
         payload: P,
@@ -104,6 +105,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     }
 
     /// Revokes access at once, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its direction.
+    #[inline(always)]
     pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Revoked<P, H::Item> {
         let unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
@@ -127,6 +129,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ///
     /// # Errors
     /// As there.
+    #[inline(always)]
     pub fn unmap<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Result<P, BackendError> {
         let revoked = self.revoke::<P>(mapping);
         Ok(self.wait(revoked)?)
@@ -136,6 +139,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ///
     /// # Errors
     /// As there.
+    #[inline(always)]
     pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, Revoked<P, H::Item>> {
         if !revoked.belongs_to(&self.domain) {
             return revoked.poll();
@@ -147,6 +151,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ///
     /// # Errors
     /// As there.
+    #[inline(always)]
     pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, NotQuiesced<P, H::Item>> {
         self.wait_within(revoked, None)
     }
@@ -191,6 +196,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         })
     }
 
+    #[inline(always)]
     fn wait_within<P: Pinned>(
         &mut self,
         revoked: Revoked<P, H::Item>,
@@ -202,6 +208,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.wait_by(&mut self.owner, limit).map(|held| self.take_back(held))
     }
 
+    #[inline(always)]
     fn take_back<P>(&mut self, (payload, share): (P, H::Item)) -> P {
         self.domain.take_back(share);
         payload

@@ -117,6 +117,7 @@ impl Domain {
     }
 
     /// Returns the payload with its addresses.
+    #[inline(always)]
     pub(super) fn map_payload<P: Pinned, D: Direction>(
         &self,
         caller: &mut impl Caller,
@@ -199,6 +200,7 @@ impl Domain {
 
     /// Maps memory at addresses of the domain's choice. An error comes with the addresses through which a device may
     /// still reach the memory, if any.
+    #[inline(always)]
     pub(super) fn map_fresh(
         &self,
         caller: &mut impl Caller,
@@ -216,6 +218,7 @@ impl Domain {
     }
 
     /// Maps `memory` at `iova`, part of `addresses`.
+    #[inline(always)]
     fn map_part(
         &self,
         caller: &mut impl Caller,
@@ -230,9 +233,12 @@ impl Domain {
         }
     }
 
+    #[inline(always)]
     fn alloc_for(&self, caller: &mut impl Caller, memory: DmaMemory) -> Result<Addresses, BackendError> {
         check_pages(memory)?;
-        if let Some(required) = self.backend().required_iova(memory)? {
+        if !self.translates
+            && let Some(required) = self.backend().required_iova(memory)?
+        {
             self.iovas.alloc_at(required)?;
             return Ok(Addresses { iova: required, origin: Origin::Space });
         }
@@ -295,7 +301,7 @@ impl Domain {
             align = align.max(alignment(piece));
         }
         let first = payload.memory();
-        if self.backend().required_iova(first)?.is_some() {
+        if !self.translates && self.backend().required_iova(first)?.is_some() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }

@@ -89,14 +89,14 @@ struct Held<P: Pinned, H: Deref<Target = Domain>> {
 }
 
 impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
+    #[inline(always)]
     fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
         if self.addresses.is_fixed() {
             return;
         }
-        let mut range = self.to_revoke().into_iter();
-        let revoked = self.domain.backend().revoke_pinned(&mut range);
+        let revoked = self.domain.backend().revoke_one(self.addresses.iova, self.addresses.pin());
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
@@ -104,11 +104,13 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     }
 
     /// Counts it as revoked, with a ticket that never completes: should the backend panic, the payload is quarantined.
+    #[inline(always)]
     fn begin_revoke(&mut self, caller: &mut impl Caller) {
         self.revoked = true;
         caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
     }
 
+    #[inline(always)]
     fn set_ticket(&mut self, ticket: Ticket) {
         self.ticket = ticket;
         self.domain.release_if_mistaken(&self.addresses);
@@ -119,6 +121,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
     }
 
+    #[inline(always)]
     fn is_quiesced(&self) -> bool {
         self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
@@ -126,6 +129,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     }
 
     /// Waits by `wait`.
+    #[inline(always)]
     fn quiesce(
         &mut self,
         wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
@@ -140,6 +144,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     }
 
     /// Returns the payload. Only when quiesced.
+    #[inline(always)]
     fn release(self, caller: &mut impl Caller) -> (P, H) {
         let Self { payload, domain, addresses, .. } = self;
         caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
@@ -198,6 +203,7 @@ pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<D
 );
 
 impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
+    #[inline(always)]
     pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
         let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
         let (revoked, late) = (false, false);
@@ -291,6 +297,7 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<
 pub struct Unrevoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(DropGuard<Held<P, H>>);
 
 impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>> for Unrevoked<P, H> {
+    #[inline(always)]
     fn from(mapping: Mapping<P, D, H>) -> Self {
         Self(mapping.0)
     }
@@ -302,11 +309,13 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         self.revoke_by(&mut Anyone)
     }
 
+    #[inline(always)]
     pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
         self.0.revoke(caller);
         Revoked(self.0)
     }
 
+    #[inline(always)]
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
@@ -377,11 +386,13 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         self.wait_by(&mut Anyone, limit).map(|(payload, _)| payload)
     }
 
+    #[inline(always)]
     pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, H), Self> {
         self.0.domain.release_late();
         if self.is_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
+    #[inline(always)]
     pub(super) fn wait_by(
         self,
         caller: &mut impl Caller,
@@ -393,6 +404,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         })
     }
 
+    #[inline(always)]
     pub(super) fn quiesce_by(
         mut self,
         caller: &mut impl Caller,
@@ -416,6 +428,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }

@@ -24,6 +24,7 @@ pub(super) trait Caller {
     fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
 
     /// Returns what an owner keeps about the memory that it mapped last. Only an owner has addresses in pinned windows.
+    #[inline(always)]
     fn extents(&mut self) -> Option<&mut ExtentCache> {
         None
     }
@@ -46,6 +47,7 @@ impl Caller for Anyone {
         Ok(Addresses { iova: domain.alloc_iova(len, align)?, origin: Origin::Space })
     }
 
+    #[inline(always)]
     fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
         match origin {
             Origin::Fixed => {}
@@ -57,6 +59,7 @@ impl Caller for Anyone {
         }
     }
 
+    #[inline(always)]
     fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts {
         domain.counts()
     }
@@ -76,8 +79,6 @@ impl Caller for Anyone {
 pub(super) struct Owner {
     pub(super) shared: Arc<OwnerShared>,
     windows: Windows,
-    /// Whether addresses can be chosen at all.
-    translates: bool,
     /// The static mapping that was found last.
     hit: Option<Hit>,
     /// The registered memory that was mapped last.
@@ -85,20 +86,14 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn new(translates: bool) -> Self {
+    pub(super) fn new() -> Self {
         let shared = Arc::new(OwnerShared::new());
-        Self {
-            windows: Windows::new(Arc::clone(&shared)),
-            shared,
-            translates,
-            hit: None,
-            extents: ExtentCache::new(),
-        }
+        Self { windows: Windows::new(Arc::clone(&shared)), shared, hit: None, extents: ExtentCache::new() }
     }
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous.
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
-        if self.translates {
+        if domain.translates {
             self.windows.prepare(domain, bytes);
         }
     }
@@ -112,7 +107,7 @@ impl Owner {
 impl Caller for Owner {
     #[inline]
     fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
-        if self.translates
+        if domain.translates
             && len <= MAX_BYTES
             && let Some((iova, share)) = self.windows.alloc(domain, len)
         {
@@ -121,7 +116,7 @@ impl Caller for Owner {
         Anyone.alloc(domain, len, align)
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
         let origin = match origin {
             Origin::Window(share) => match self.windows.free(domain, iova, share) {
@@ -133,10 +128,12 @@ impl Caller for Owner {
         Anyone.release(domain, Addresses { iova, origin });
     }
 
+    #[inline(always)]
     fn counts<'a>(&'a self, _: &'a Domain) -> &'a Counts {
         &self.shared.counts
     }
 
+    #[inline(always)]
     fn extents(&mut self) -> Option<&mut ExtentCache> {
         Some(&mut self.extents)
     }

@@ -21,9 +21,17 @@ impl Domain {
     }
 
     /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is: the next one reports it.
+    #[inline(always)]
     pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
         let limit = self.held_limit.load(Ordering::Relaxed);
-        if limit == u64::MAX || (limit > 0 && held_bytes(&self.count_all().0) <= limit) {
+        if limit != u64::MAX {
+            self.limit_held_to(limit, caller, ticket);
+        }
+    }
+
+    #[cold]
+    fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
+        if limit > 0 && held_bytes(&self.count_all().0) <= limit {
             return;
         }
         caller.counts(self).count_limited();
@@ -70,7 +78,7 @@ impl Domain {
     }
 
     pub(super) fn register_owner(&self) -> Owner {
-        let owner = Owner::new(self.backend().translates());
+        let owner = Owner::new();
         self.owners.lock().push(Arc::clone(&owner.shared));
         owner
     }

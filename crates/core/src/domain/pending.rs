@@ -28,6 +28,7 @@ impl PendingReleases {
         Self { held: Mutex::new(Vec::new()), first: AtomicU64::new(Ticket::NEVER.0) }
     }
 
+    #[inline]
     pub(super) fn first(&self) -> Ticket {
         Ticket(self.first.load(Ordering::Acquire))
     }

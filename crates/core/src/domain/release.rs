@@ -11,6 +11,7 @@ use core::mem::ManuallyDrop;
 
 impl Domain {
     /// Returns the addresses of a mapping that no device can reach.
+    #[inline(always)]
     pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
         caller.counts(self).count_unmapped();
         match addresses.origin {
@@ -52,11 +53,17 @@ impl Domain {
     /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1) while none is.
     ///
     /// Maps, revocations and waits do this too; a program that makes none calls it to recover its memory.
+    #[inline]
     pub fn release_late(&self) -> u64 {
-        let first = self.pending.first();
-        if first == Ticket::NEVER {
-            return 0;
+        match self.pending.first() {
+            Ticket::NEVER => 0,
+            first => self.release_from(first),
         }
+    }
+
+    /// Drops what is late and has completed, if the `first` of it has.
+    #[cold]
+    fn release_from(&self, first: Ticket) -> u64 {
         let failed = self.backend().has_failed();
         if failed || self.backend().is_completed(first) {
             // One by one: a drop may do anything, so it runs without the lock.

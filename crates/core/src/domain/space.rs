@@ -19,6 +19,8 @@ use core::fmt;
 pub struct Domain {
     id: DomainId,
     backend: Box<dyn Backend>,
+    /// Whether the backend translates.
+    pub(super) translates: bool,
     pub(super) iovas: Arc<IovaSpace>,
     pub(super) statics: Statics,
     pub(super) pending: PendingReleases,
@@ -38,6 +40,7 @@ impl Domain {
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
         Self {
             id: DomainId::next(),
+            translates: backend.translates(),
             backend,
             iovas: Arc::new(iovas),
             statics: Statics::new(),
@@ -89,7 +92,7 @@ impl Domain {
     }
 
     pub(super) fn alloc_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
-        if !self.backend.translates() {
+        if !self.translates {
             return Err(BackendError::NoTranslation);
         }
         Ok(self.iovas.alloc(len, align, None)?)
@@ -125,6 +128,7 @@ impl fmt::Debug for Domain {
 
 pub(super) const PAGE_BYTES: usize = 4096;
 
+#[inline]
 pub(super) fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
     let (addr, len) = (memory.addr(), memory.len());
     let pages = len > 0 && (addr | len).is_multiple_of(PAGE_BYTES);
@@ -132,9 +136,9 @@ pub(super) fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
 }
 
 /// Returns the alignment that lets the table use its largest leaves.
+#[inline]
 pub(super) fn alignment(memory: DmaMemory) -> u64 {
-    let usable = |size: &PageSize| {
-        memory.len() as u64 >= size.bytes() && (memory.addr() as u64).is_multiple_of(size.bytes())
-    };
+    let (addr, len) = (memory.addr() as u64, memory.len() as u64);
+    let usable = |size: &PageSize| len >= size.bytes() && addr & size.mask() == 0;
     PageSize::ALL.iter().rev().find(|size| usable(size)).map_or(PageSize::Size4K.bytes(), |size| size.bytes())
 }

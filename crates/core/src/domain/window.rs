@@ -33,10 +33,12 @@ impl Window {
         Self { range, pin, owner, returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))) }
     }
 
+    #[inline(always)]
     pub(super) fn range(&self) -> IovaRange {
         self.range
     }
 
+    #[inline(always)]
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         self.pin.as_ref()
     }
@@ -47,6 +49,7 @@ impl Window {
     }
 
     /// Returns the first granule of `iova` in the window, and their number.
+    #[inline(always)]
     pub(super) fn granules(&self, iova: IovaRange) -> (u32, u32) {
         let first = iova.start().checked_offset_from(self.range.start()).unwrap_or(0);
         let granule = |bytes: u64| u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(GRANULES);
@@ -89,19 +92,23 @@ impl WindowShare {
         Self { window: ManuallyDrop::new(window), slot }
     }
 
+    #[inline(always)]
     pub(super) fn window(&self) -> &Window {
         &self.window
     }
 
+    #[inline(always)]
     pub(super) fn slot(&self) -> u32 {
         self.slot
     }
 
     /// Whether it is a share of the same window.
+    #[inline(always)]
     pub(super) fn is_of(&self, window: &Window) -> bool {
         core::ptr::eq(&raw const **self.window, window)
     }
 
+    #[inline(always)]
     pub(super) fn into_shared(self) -> Shared<Window> {
         ManuallyDrop::into_inner(self.window)
     }

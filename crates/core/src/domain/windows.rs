@@ -87,7 +87,7 @@ impl Windows {
 
     /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last if they fit there. `None`
     /// if no window has room and the domain has none left. O(1), and a look at every window once in as many allocations.
-    #[inline]
+    #[inline(always)]
     pub(super) fn alloc(&mut self, domain: &Domain, bytes: u64) -> Option<(IovaRange, WindowShare)> {
         let count = u32::try_from(bytes / IovaSpace::GRANULE).ok()?;
         if self.run.end - self.run.next < count && !self.refill(domain, count) {
@@ -114,7 +114,7 @@ impl Windows {
     ///
     /// # Errors
     /// The share, if it is of another owner's window.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(
         &mut self,
         domain: &Domain,

@@ -1,6 +1,6 @@
 //! The open batch: the requests that one wait will cover.
 
-use super::flush::Pages;
+use super::flush::{Pages, Requested};
 use alloc::vec::Vec;
 
 /// Requests that gather until they are submitted together, followed by one wait.
@@ -11,6 +11,21 @@ pub(super) struct Batch {
     merged: u64,
     /// The pages requested.
     requested: u64,
+}
+
+/// What requesters change, under a lock.
+pub(super) struct Open {
+    pub(super) batch: Batch,
+    /// The ticket of the open batch.
+    pub(super) ticket: u64,
+    /// All that was ever requested.
+    pub(super) requested: Requested,
+}
+
+impl Open {
+    pub(super) fn new() -> Self {
+        Self { batch: Batch::new(), ticket: 1, requested: Requested::default() }
+    }
 }
 
 impl Batch {
@@ -48,6 +63,7 @@ impl Batch {
     }
 
     /// Adds a request. Constant time, unless the batch is full: then neighbours are merged first.
+    #[inline]
     pub(super) fn push(&mut self, pages: Pages) {
         self.requested = self.requested.saturating_add(pages.count());
         if self.domain_flush || self.pages.last_mut().is_some_and(|last| last.join(&pages)) {
@@ -74,6 +90,9 @@ impl Batch {
 
     /// Merges what abuts or overlaps.
     pub(super) fn merge(&mut self) {
+        if self.pages.len() < 2 {
+            return;
+        }
         let before = self.pages.len();
         self.pages.sort_unstable_by_key(|pages| pages.first);
         self.pages.dedup_by(|next, kept| kept.join(next));

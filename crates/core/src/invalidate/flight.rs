@@ -1,6 +1,6 @@
 //! The batch that is being submitted: taken out of the lock that requesters need, and owned by one thread at a time.
 
-use super::batch::Batch;
+use super::batch::{Batch, Open};
 use super::costs::FlushCosts;
 use super::cover::{MAX_BLOCKS, cover};
 use super::descriptor::{Descriptor, Scope};
@@ -78,6 +78,7 @@ pub(super) fn append_device_tlbs(descriptors: &mut Vec<Descriptor>) {
 /// A [`Flight`] that one thread at a time claims.
 #[derive(Debug)]
 pub(super) struct FlightCell {
+    /// Set with the lock of `Open` held, so by a load and a store.
     claimed: AtomicBool,
     flight: UnsafeCell<Flight>,
 }
@@ -105,14 +106,16 @@ impl FlightCell {
     }
 
     /// Returns the right to access the flight, unless another thread has it. Never waits.
-    pub(super) fn try_claim(&self) -> Option<Claim<'_>> {
-        if self.is_claimed() {
+    ///
+    /// `open` is what the caller has the lock of: claims exclude each other by that.
+    pub(super) fn try_claim(&self, open: &mut Open) -> Option<Claim<'_>> {
+        let _ = open;
+        // Acquire: what the previous claim did comes before this one.
+        if self.claimed.load(Ordering::Acquire) {
             return None;
         }
-        self.claimed
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Claim(self))
+        self.claimed.store(true, Ordering::Relaxed);
+        Some(Claim(self))
     }
 }
 
@@ -122,8 +125,9 @@ pub(super) struct Claim<'a>(&'a FlightCell);
 impl Claim<'_> {
     pub(super) fn with<R>(&mut self, act: impl FnOnce(&mut Flight) -> R) -> R {
         self.0.flight.with_mut(|flight| {
-            // SAFETY: `try_claim` changed `claimed` from false to true for this claim, so no other exists until its drop; the
-            // acquire of that exchange orders this after the release of the previous one. `&mut self` excludes itself.
+            // SAFETY: `try_claim` found `claimed` false and set it for this claim, with the one lock of `Open` held that all
+            // calls hold, so no other claim exists until its drop; the acquire of that load orders this after the release of
+            // the previous one. `&mut self` excludes itself.
             act(unsafe { &mut *flight })
         })
     }

@@ -29,6 +29,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
+    #[inline]
     pub(super) fn new(flush: &Flush) -> Self {
         let (first, last) = (flush.range.start().raw() >> PAGE_SHIFT, flush.range.last().raw() >> PAGE_SHIFT);
         Self { first, end: last + 1, leaf_only: flush.leaf_only }

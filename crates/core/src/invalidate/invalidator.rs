@@ -1,31 +1,24 @@
 //! The invalidator: gathers requests, submits them in batches, and publishes their completion.
 
-use super::batch::Batch;
+use super::batch::Open;
 use super::clock::{Clock, MAX_IN_FLIGHT};
 use super::costs::FlushCosts;
 use super::flight::FlightCell;
-use super::flush::{Flush, FlushList, Pages, Requested};
+use super::flush::{Flush, FlushList, Pages};
 use super::queue::{InvalidationQueue, WaitLimit};
 use super::stats::{InvalidationStats, Sent};
 use super::ticket::{Ticket, WaitError};
 use crate::known_bad::{self, Mistake};
-use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, CachePadded, Ordering, SpinLock};
 use core::fmt;
 use core::task::Poll;
-
-pub(super) struct Open {
-    pub(super) batch: Batch,
-    /// The ticket of the open batch.
-    pub(super) ticket: u64,
-    requested: Requested,
-}
 
 /// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their completion.
 pub struct Invalidator<Q> {
     pub(super) queue: Q,
     /// What requesters need: held for an append, or to take the batch out.
-    pub(super) open: Mutex<Open>,
-    /// The batch being submitted.
+    pub(super) open: SpinLock<Open>,
+    /// The batch being submitted. Claimed with `open` held.
     pub(super) flight: FlightCell,
     /// The last ticket issued.
     requested: AtomicU64,
@@ -63,7 +56,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             clock: Clock::new(),
             refused: AtomicBool::new(false),
             queue,
-            open: Mutex::new(Open { batch: Batch::new(), ticket: 1, requested: Requested::default() }),
+            open: SpinLock::new(Open::new()),
             flight: FlightCell::new(),
             requested: AtomicU64::new(0),
             submitted: CachePadded(AtomicU64::new(0)),
@@ -96,6 +89,23 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         let mut open = self.open.lock();
         let ticket = self.append(&mut open, flushes);
         self.submit_open(open);
+        ticket
+    }
+
+    /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by itself if nothing has gathered.
+    pub fn request_one(&self, flush: Flush) -> Ticket {
+        self.publish_if_in_flight();
+        let pages = Pages::new(&flush);
+        let mut open = self.open.lock();
+        open.requested.count(&pages);
+        let ticket = self.issue(&open);
+        match self.submit_one(open, pages) {
+            Ok(()) => {}
+            Err(mut open) => {
+                open.batch.push(pages);
+                self.submit_open(open);
+            }
+        }
         ticket
     }
 
@@ -151,17 +161,23 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Publishes what has completed, if anything is in flight. Returns the last ticket submitted.
+    #[inline]
     fn publish_if_in_flight(&self) -> u64 {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.completed.load(Ordering::Acquire) < submitted {
-            self.publish();
-            if self.queue.has_aborted() {
-                self.resubmit();
-            }
+            self.publish_in_flight();
         }
         submitted
     }
 
+    fn publish_in_flight(&self) {
+        self.publish();
+        if self.queue.has_aborted() {
+            self.resubmit();
+        }
+    }
+
+    #[inline]
     pub(super) fn is_full(&self, submitted: u64) -> bool {
         // `completed` may have passed the `submitted` that the caller has read.
         submitted.saturating_sub(self.completed.load(Ordering::Acquire)) >= self.depth
@@ -173,10 +189,12 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Whether the flush has completed. Submits the open batch if the queue is not full, but does not wait.
+    #[inline]
     pub fn is_completed(&self, ticket: Ticket) -> bool {
-        if self.completed.load(Ordering::Acquire) >= ticket.0 {
-            return true;
-        }
+        self.completed.load(Ordering::Acquire) >= ticket.0 || self.is_completed_now(ticket)
+    }
+
+    fn is_completed_now(&self, ticket: Ticket) -> bool {
         self.submit();
         self.completed.load(Ordering::Acquire) >= ticket.0
     }
@@ -193,7 +211,15 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// [`WaitError::TimedOut`] past the deadline: a device may reach what the flush covers until it completes, and the
     /// ticket may be waited for again. [`WaitError::UnitFailed`] if it never completes. [`WaitError::Unknown`] if
     /// no such ticket was issued.
+    #[inline]
     pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {
+        if self.completed.load(Ordering::Acquire) >= ticket.0 {
+            return Ok(());
+        }
+        self.wait_until_overdue(ticket)
+    }
+
+    fn wait_until_overdue(&self, ticket: Ticket) -> Result<(), WaitError> {
         timeout_or_mistake(self.wait_while(ticket, |_| self.overdue(ticket)))
     }
 
@@ -291,7 +317,11 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     /// Publishes what the queue has completed.
     pub(super) fn publish(&self) {
-        let completed = self.queue.completed();
+        self.publish_up_to(self.queue.completed());
+    }
+
+    /// Publishes that the queue has completed everything up to `completed`.
+    pub(super) fn publish_up_to(&self, completed: Ticket) {
         // A ticket that was never submitted is not believed: its waiters time out. (It may also be that the submission
         // of this very ticket is not yet recorded; then the next poll finds it.)
         let news = completed.0 > self.completed.load(Ordering::Relaxed);

@@ -58,6 +58,12 @@ pub trait InvalidationQueue: Send + Sync {
     /// with it have ended.
     fn completed(&self) -> Ticket;
 
+    /// Returns what [`completed`](Self::completed) and [`now_ns`](Self::now_ns) return, to the thread that has just submitted a
+    /// batch. A queue that knows both overrides it, and saves reading its clock twice.
+    fn after_submission(&self) -> (Ticket, Option<u64>) {
+        (self.completed(), self.now_ns())
+    }
+
     /// Pauses between two polls; `polls` counts from 0. By default it spins for 64 polls, longer than a flush takes (1 to 2
     /// us), and then yields the processor: on a machine with fewer processors than threads the thread that completes the
     /// flush may not be running.
@@ -96,7 +102,7 @@ pub trait InvalidationQueue: Send + Sync {
     ///
     /// It is called after the entries of a batch have been cleared. If it returns false, no such TLB is filled from what those
     /// entries were before: a unit sets it before it lets a device fill its TLB, flushes its IOTLB in between, and orders
-    /// both sides by sequentially consistent fences.
+    /// both sides: by sequentially consistent fences, or by read-modify-writes of one word.
     fn has_device_tlbs(&self) -> bool {
         false
     }

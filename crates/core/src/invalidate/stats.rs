@@ -75,10 +75,12 @@ impl Count {
     }
 
     /// Adds `n`. The caller is the only writer.
+    #[inline]
     pub(super) fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
 
+    #[inline]
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

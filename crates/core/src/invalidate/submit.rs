@@ -1,23 +1,24 @@
 //! The side of the [`Invalidator`] that submits: one thread at a time, and not under the lock that requesters need.
 
+use super::batch::Open;
 use super::descriptor::{Descriptor, Scope};
 use super::flight::Flight;
-use super::invalidator::{Invalidator, Open};
+use super::flush::Pages;
+use super::invalidator::Invalidator;
 use super::queue::{InvalidationQueue, QueueError};
 use super::ticket::Ticket;
 use crate::known_bad::{self, Mistake};
-use crate::sync::Ordering;
+use crate::sync::{Guard, Ordering};
 use core::mem;
-use core::ops::DerefMut;
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Takes the open batch out of its lock and submits it. Returns at once if another thread is submitting, or if the queue
     /// is full: whoever polls next submits what has gathered.
-    pub(super) fn submit_open(&self, open: impl DerefMut<Target = Open>) {
+    pub(super) fn submit_open(&self, mut open: Guard<'_, Open>) {
         if self.refused.load(Ordering::Relaxed) {
             return;
         }
-        let Some(mut claim) = self.flight.try_claim() else { return };
+        let Some(mut claim) = self.flight.try_claim(&mut open) else { return };
         claim.with(|flight| {
             if flight.ticket == 0 {
                 if !self.take_batch(open, flight) {
@@ -26,28 +27,67 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             } else {
                 drop(open);
             }
-            if !self.recover(flight) {
-                return;
-            }
-            if self.send(flight) {
-                self.sent(flight);
-            } else {
-                // The batch stays, and its deadline counts from this first attempt.
-                self.clock.start(Ticket(flight.ticket), self.queue.now_ns());
-            }
+            self.submit_flight(flight);
         });
+    }
+
+    /// Submits a batch that is prepared, or what is left of it.
+    fn submit_flight(&self, flight: &mut Flight) {
+        if !self.recover(flight) {
+            return;
+        }
+        if self.send(flight) {
+            self.sent(flight);
+        } else {
+            // The batch stays, and its deadline counts from this first attempt.
+            self.clock.start(Ticket(flight.ticket), self.queue.now_ns());
+        }
+    }
+
+    /// Submits `pages` as a batch of their own, with the open ticket, if nothing has gathered and the queue is not full.
+    ///
+    /// # Errors
+    /// The lock: nothing has changed.
+    pub(super) fn submit_one<'o>(
+        &self,
+        mut open: Guard<'o, Open>,
+        pages: Pages,
+    ) -> Result<(), Guard<'o, Open>> {
+        let gathered = !open.batch.is_empty();
+        let full = self.is_full(self.submitted.load(Ordering::Relaxed));
+        if gathered || full || self.refused.load(Ordering::Relaxed) {
+            return Err(open);
+        }
+        let Some(mut claim) = self.flight.try_claim(&mut open) else { return Err(open) };
+        claim.with(|flight| {
+            if flight.ticket != 0 {
+                return Err(open);
+            }
+            flight.ticket = open.ticket;
+            open.ticket += 1;
+            drop(open);
+            flight.batch.push(pages);
+            self.prepare(flight);
+            self.submit_flight(flight);
+            Ok(())
+        })
+    }
+
+    fn prepare(&self, flight: &mut Flight) {
+        flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
     }
 
     /// Submits the waits in flight again if the unit has aborted them.
     pub(super) fn resubmit(&self) {
-        if let Some(mut claim) = self.flight.try_claim() {
+        let claim = self.flight.try_claim(&mut self.open.lock());
+        if let Some(mut claim) = claim {
             claim.with(|flight| self.recover(flight));
         }
     }
 
     /// Moves the open batch to `flight`, which is empty, and prepares it after it has released the lock. Returns false if
     /// there is nothing to submit, or if the queue is full.
-    fn take_batch(&self, mut open: impl DerefMut<Target = Open>, flight: &mut Flight) -> bool {
+    fn take_batch(&self, mut open: Guard<'_, Open>, flight: &mut Flight) -> bool {
         if open.batch.is_empty() || self.is_full(self.submitted.load(Ordering::Relaxed)) {
             return false;
         }
@@ -55,7 +95,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         flight.ticket = open.ticket;
         open.ticket += 1;
         drop(open);
-        flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
+        self.prepare(flight);
         true
     }
 
@@ -141,9 +181,10 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         flight.clear();
         let in_flight = ticket - self.completed.load(Ordering::Relaxed).min(ticket);
         sent.peak.add(in_flight.saturating_sub(sent.peak.get()));
-        self.publish();
+        let (completed, now_ns) = self.queue.after_submission();
+        self.publish_up_to(completed);
         if self.completed.load(Ordering::Relaxed) < ticket {
-            self.clock.start(Ticket(ticket), self.queue.now_ns());
+            self.clock.start(Ticket(ticket), now_ns);
         }
     }
 }

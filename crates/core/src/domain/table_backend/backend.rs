@@ -178,6 +178,23 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
+    /// Clears one range, as [`clear`](Self::clear) does many: without a list.
+    fn clear_single(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, TableError> {
+        #[cfg(any(test, feature = "known-bad"))]
+        if known_bad::makes(Mistake::FlushBeforeClear) {
+            return self.flush_then_clear(&mut core::iter::once((range, pin)));
+        }
+        self.reclaim();
+        let mut retired = Retired::new();
+        self.clear_one(range, pin, &mut retired)?;
+        let leaves = Flush::from(range);
+        if retired.is_empty() {
+            return Ok(self.invalidator.request_one(leaves));
+        }
+        let ticket = self.invalidator.request([leaves]);
+        Ok(ticket.max(self.flush_retired(retired)))
+    }
+
     /// The same in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
     fn flush_then_clear<'r>(
@@ -307,6 +324,10 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
     ) -> Result<Ticket, BackendError> {
         Ok(self.clear(ranges)?)
+    }
+
+    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+        Ok(self.clear_single(range, pin)?)
     }
 
     fn unpin(&self, pin: PinnedLeaf) {

@@ -1,13 +1,13 @@
 //! [`SpinLock`]: a lock that is held for a few instructions.
 
-use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
+use super::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};
 
 /// A lock that costs one atomic read-modify-write to acquire and a plain store to release, half the cost of one that can
 /// wake a sleeper. A waiting thread spins, then backs off by `relax`, so that a holder of lower priority makes
 /// progress.
 #[derive(Debug)]
-pub(super) struct SpinLock<T> {
+pub(crate) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
@@ -17,17 +17,17 @@ pub(super) struct SpinLock<T> {
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     #[inline(always)]
-    pub(super) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         if !self.try_take() {
             self.wait();
         }
         #[cfg(all(not(loom), feature = "count-rmw"))]
-        crate::sync::count_own_lock();
+        super::counting::count_own_lock();
         Guard(self)
     }
 
@@ -50,7 +50,7 @@ impl<T> SpinLock<T> {
 }
 
 /// Holds the lock until it is dropped.
-pub(super) struct Guard<'h, T>(&'h SpinLock<T>);
+pub(crate) struct Guard<'h, T>(&'h SpinLock<T>);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
