@@ -73,8 +73,15 @@ impl Timeline {
         }
     }
 
-    /// Adds a part of a batch at time `now_ns`: the last one if it has a wait.
-    pub(super) fn add(&mut self, part: &[Descriptor], wait: Option<Ticket>, now_ns: u64, model: &Model) {
+    /// Adds a part of a batch at time `now_ns`: the last one if it has a wait. Returns when the first of its descriptors takes
+    /// effect, or when it completes if it has none.
+    pub(super) fn add(
+        &mut self,
+        part: &[Descriptor],
+        wait: Option<Ticket>,
+        now_ns: u64,
+        model: &Model,
+    ) -> u64 {
         self.last_ns = self.last_ns.max(now_ns).saturating_add(model.part_ns(part.len(), wait));
         let hangs = model.hang_from.is_some_and(|first| self.submitted + 1 >= first);
         let aborts = wait.is_some() && model.abort_one_in.is_some_and(|n| self.random.one_in(n));
@@ -82,7 +89,7 @@ impl Timeline {
         let at_ns = if hangs { u64::MAX } else { self.last_ns.saturating_add(late_ns) };
         let mut requests = self.spare.pop().unwrap_or_default();
         let mut fences = part.iter().filter(|what| **what == Descriptor::Fence).count();
-        let mut from_ns = now_ns.max(self.fence_ns);
+        let (mut from_ns, mut first_ns) = (now_ns.max(self.fence_ns), at_ns);
         let mut to_ns = self.segment_end(from_ns, at_ns, fences);
         for what in part {
             if *what == Descriptor::Fence {
@@ -95,6 +102,7 @@ impl Timeline {
             // Of a batch that aborts, any part may have been carried out.
             let never = hangs || aborts && self.random.one_in(2);
             let at_ns = if never { u64::MAX } else { self.effect_ns(from_ns, to_ns, model.effect) };
+            first_ns = first_ns.min(at_ns);
             requests.push(Request { what: *what, at_ns });
         }
         self.submitted += u64::from(wait.is_some());
@@ -104,6 +112,7 @@ impl Timeline {
         }
         let entries = part.len() + usize::from(wait.is_some());
         self.pending.push_back(Pending { ticket: wait, at_ns, requests, entries, aborts });
+        first_ns
     }
 
     /// Executes every descriptor that is due at `now_ns`: calls `effect` with them, if there are any, in an order that
@@ -235,7 +244,15 @@ mod tests {
 
     fn model(effect: Effect) -> Model {
         let (batch_ns, descriptor_ns, late_ns) = (10, 0, 1_000_000);
-        Model { effect, batch_ns, descriptor_ns, late_ns, hang_from: None, abort_one_in: None, goes_wrong: false }
+        Model {
+            effect,
+            batch_ns,
+            descriptor_ns,
+            late_ns,
+            hang_from: None,
+            abort_one_in: None,
+            goes_wrong: false,
+        }
     }
 
     /// Descriptors that can be told from each other need no address.

@@ -186,9 +186,13 @@ impl Unit {
         }
         let now = self.now_ns();
         self.occupied.store(self.occupied.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
-        line.timeline.add(part, wait, now, &self.model);
+        let next = line.timeline.add(part, wait, now, &self.model).min(self.next_ns.load(Ordering::Relaxed));
         self.submitted_ns.store(now, Ordering::Relaxed);
-        self.advance(&mut line, now);
+        if next <= now {
+            self.advance(&mut line, now);
+        } else {
+            self.next_ns.store(next, Ordering::Release);
+        }
         Ok(())
     }
 
