@@ -311,7 +311,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
                     return part;
                 }
                 // Frames may have been freed in it since the claim.
-                self.zone.ensure_visible(region);
+                self.zone.leave_full(region);
             }
             self.region = self.slot.and_then(|slot| self.zone.reserve(slot));
             if self.region.is_none() {

@@ -201,3 +201,40 @@ fn loom_a_range_against_a_free() {
         assert_eq!(zone.taken(), 512);
     });
 }
+
+/// A search for a run lowers the limit of the region while a run is freed there: the run is found, by it or afterwards.
+#[test]
+fn loom_a_limit_is_not_lowered_below_what_is_free() {
+    model(|| {
+        let (zone, first) = full(0);
+        zone.free(first, Order::PAGE).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            let neighbour = Frame::inside(first.index() + 1);
+            move || zone.free(neighbour, Order::PAGE).unwrap()
+        });
+        let pair = Order::new(1).unwrap();
+        let early = zone.alloc(pair).ok();
+        other.join().unwrap();
+        let late = zone.alloc(pair).ok();
+        assert_eq!((early.is_some(), early.or(late)), (late.is_none(), Some(first)));
+    });
+}
+
+/// The same where the limit is low already, and where two frees raise it.
+#[test]
+fn loom_a_limit_that_was_lowered_is_raised() {
+    model(|| {
+        let (zone, first) = full(0);
+        let pair = Order::new(1).unwrap();
+        assert!(zone.alloc(pair).is_err());
+        let free = |index: u32| {
+            let (zone, frame) = (zone.clone(), Frame::inside(first.index() + index));
+            thread::spawn(move || zone.free(frame, Order::PAGE).unwrap())
+        };
+        let threads = [free(0), free(1)];
+        let early = zone.alloc(pair).ok();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(early.or_else(|| zone.alloc(pair).ok()), Some(first));
+    });
+}

@@ -72,23 +72,40 @@ fn lowest(bits: u64, n: u32) -> u64 {
     bits & !rest
 }
 
+/// For each order, the bits of a word at which an aligned run can start.
+const STARTS: [u64; 7] = [
+    !0,
+    0x5555_5555_5555_5555,
+    0x1111_1111_1111_1111,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0000_0001_0000_0001,
+    1,
+];
+/// The order of a whole word.
+pub(super) const MAX_INNER: u8 = 6;
+
 /// Returns the bits at which an aligned run of 2^order set bits starts; order 0..=6.
 fn run_starts(bits: u64, order: u8) -> u64 {
-    /// For each order, the bits at which an aligned run can start.
-    const STARTS: [u64; 7] = [
-        !0,
-        0x5555_5555_5555_5555,
-        0x1111_1111_1111_1111,
-        0x0101_0101_0101_0101,
-        0x0001_0001_0001_0001,
-        0x0000_0001_0000_0001,
-        1,
-    ];
     let mut starts = bits;
     for step in 0..order {
         starts &= starts >> (1 << step);
     }
     starts & STARTS.get(usize::from(order)).copied().unwrap_or(0)
+}
+
+/// Returns the highest order of an aligned run of set bits; `None` if there are none.
+pub(super) fn max_order_of(bits: u64) -> Option<u8> {
+    let (mut starts, mut order) = (bits, None);
+    for (step, aligned) in (0..).zip(STARTS) {
+        starts &= aligned;
+        if starts == 0 {
+            break;
+        }
+        order = Some(step);
+        starts &= starts >> (1_u32 << step).min(63);
+    }
+    order
 }
 
 /// Returns the parts, word by word, of `frames` frames from `first`.
@@ -156,6 +173,22 @@ impl Map {
         self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
     }
 
+    /// Returns the highest order of an aligned run of free frames in a region, at most that of half of it; 0 if there is none.
+    /// Sequentially consistent, like `is_whole`.
+    pub(super) fn max_order(&self, region: u32) -> u8 {
+        let words = self.region(region);
+        let free = |word: &AtomicU64| !word.load(Ordering::SeqCst);
+        let mut order = words.iter().filter_map(|word| max_order_of(free(word))).max().unwrap_or(0);
+        while (MAX_INNER..MAX_INNER + 2).contains(&order) {
+            let run = 2 << (order - MAX_INNER);
+            if !words.chunks_exact(run).any(|run| run.iter().all(|word| free(word) == !0)) {
+                break;
+            }
+            order += 1;
+        }
+        order
+    }
+
     /// Returns how many frames of the region are allocated.
     pub(super) fn taken_in(&self, region: u32) -> u32 {
         self.region(region).iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
@@ -205,12 +238,12 @@ impl Map {
         self.claim_with(part.word, all).mask != 0
     }
 
-    /// Frees frames. Returns whether the whole word is free now.
+    /// Frees frames. Returns which frames of the word are free now.
     ///
     /// # Errors
     /// The first frame of `part` that is already free. Nothing has changed then.
     #[inline(always)]
-    pub(super) fn release(&self, part: Part) -> Result<bool, Frame> {
+    pub(super) fn release(&self, part: Part) -> Result<u64, Frame> {
         let word = self.word(part.word);
         let mut old = word.load(Ordering::Relaxed);
         loop {
@@ -220,7 +253,7 @@ impl Map {
             }
             // Sequentially consistent: the hints are read next.
             match word.compare_exchange_weak(old, old & !part.mask, Ordering::SeqCst, Ordering::Relaxed) {
-                Ok(_) => return Ok(old == part.mask),
+                Ok(_) => return Ok(!old | part.mask),
                 Err(now) => old = now,
             }
         }

@@ -4,28 +4,42 @@
 //! a look at the map, and every free by a look at the hints.
 
 use super::hints::{Hints, total_order};
+use super::limits::Lowering;
 use super::map::WORDS;
 use super::zone::Zone;
 use crate::sync::Ordering;
 
+/// How many regions, or groups of them, are skipped for each that is tried before a whole region is split.
+const MAX_SKIPPED: usize = 16;
+
 impl Zone {
-    /// Tries regions until `attempt` succeeds: at most `patience` partly free ones, then whole ones, then all others. Twice,
-    /// since a region may move from one set to another meanwhile.
-    pub(super) fn search<T>(&self, patience: usize, mut attempt: impl FnMut(u32) -> Option<T>) -> Option<T> {
+    /// Tries regions until `attempt`, which looks for a run of `order`, succeeds: at most `patience` partly free ones, then
+    /// whole ones, then all others. Twice, since a region may move from one set to another meanwhile.
+    ///
+    /// Regions whose [limit](Limits) is below `order` are skipped. Each attempt in a partly free region that fails lowers its
+    /// limit, so that it is repeated only after a free there.
+    pub(super) fn search<T>(
+        &self,
+        order: u8,
+        patience: usize,
+        mut attempt: impl FnMut(u32) -> Option<T>,
+    ) -> Option<T> {
+        if order > 0 {
+            self.limits.use_from_now_on();
+        }
         for _ in 0..2 {
-            let mut tried = 0;
-            let mut from = 0;
-            while let Some(region) = self.partial.next_from(from).filter(|_| tried < patience) {
+            let (mut tried, most) = (0, patience.saturating_mul(MAX_SKIPPED));
+            let mut walk = Walk::new(self, order);
+            while tried < patience
+                && let Some(region) = walk.next(most)
+            {
                 if let found @ Some(_) = attempt(region) {
                     return found;
                 }
-                if !self.map.has_free(region) {
-                    self.remove_hint(&self.partial, region);
-                }
-                (from, tried) = (region + 1, tried + 1);
+                walk.failed(region);
+                tried += 1;
             }
-            let resume = from;
-            from = 0;
+            let mut from = 0;
             while let Some(region) = self.whole.next_from(from) {
                 if let found @ Some(_) = attempt(region) {
                     return found;
@@ -35,13 +49,13 @@ impl Zone {
                 }
                 from = region + 1;
             }
-            from = resume;
-            while let Some(region) = self.partial.next_from(from) {
+            while let Some(region) = walk.next(usize::MAX) {
                 if let found @ Some(_) = attempt(region) {
                     return found;
                 }
-                from = region + 1;
+                walk.failed(region);
             }
+            drop(walk);
             if let found @ Some(_) = self.slots.reserved().find_map(&mut attempt) {
                 self.counters.stolen();
                 return found;
@@ -118,6 +132,93 @@ impl Zone {
     pub(super) fn ensure_visible(&self, region: u32) {
         if !self.partial.has(region) && !self.whole.has(region) && self.map.has_free(region) {
             self.partial.set(region);
+        }
+    }
+
+    /// Ensures that a region in which no frame was found is visible if it has one now, and has a low limit if not.
+    pub(super) fn leave_full(&self, region: u32) {
+        self.ensure_visible(region);
+        if self.limits.is_used() && !self.map.has_free(region) {
+            self.limits.note_full(region, || self.map.max_order(region));
+        }
+    }
+}
+
+/// A walk over the partly free regions that may have a run of an order.
+struct Walk<'z> {
+    zone: &'z Zone,
+    order: u8,
+    from: u32,
+    /// How many regions and groups were skipped by their limits.
+    skipped: usize,
+    /// The region that the walk was at last, if its group may have no such run.
+    last: Option<u32>,
+    lowering: Option<Lowering<'z>>,
+}
+
+impl<'z> Walk<'z> {
+    fn new(zone: &'z Zone, order: u8) -> Self {
+        Self { zone, order, from: 0, skipped: 0, last: None, lowering: None }
+    }
+
+    /// Returns the next region to try, where the walk stays; `None` after the last, or if `most` have been skipped.
+    fn next(&mut self, most: usize) -> Option<u32> {
+        while self.skipped < most {
+            let next = self.zone.partial.next_from(self.from);
+            if self.order == 0 {
+                return next;
+            }
+            if let Some(last) = self.last.filter(|last| next.is_none_or(|next| next / 64 != last / 64)) {
+                self.lower_groups(last);
+                self.last = None;
+            }
+            let region = next?;
+            match self.zone.limits.skip(region, self.order) {
+                None => return next,
+                Some(behind) => {
+                    // Where single regions are skipped, that the group was not is out of date.
+                    self.last = (behind == region + 1).then_some(region).or(self.last);
+                    self.from = behind;
+                    self.skipped += 1;
+                }
+            }
+        }
+        None
+    }
+
+    /// Goes on behind a region where the attempt failed.
+    fn failed(&mut self, region: u32) {
+        let zone = self.zone;
+        self.from = region + 1;
+        if !zone.map.has_free(region) && zone.partial.take(region) {
+            zone.leave_full(region);
+        }
+        if self.order > 0 {
+            self.lower(|lowering| lowering.region(region, || zone.map.max_order(region)));
+            self.last = Some(region);
+        }
+    }
+
+    /// Lowers the limits of the groups that `region` is in. Full regions are in no set, so the walk has not seen them.
+    fn lower_groups(&mut self, region: u32) {
+        let (zone, order, first) = (self.zone, self.order, region / 64 * 64);
+        let unseen = move |&region: &u32| {
+            zone.limits.skip(region, order).is_none() && !zone.partial.has(region) && !zone.whole.has(region)
+        };
+        self.lower(|lowering| {
+            for region in (first..zone.regions().min(first + 64)).filter(unseen) {
+                lowering.region(region, || zone.map.max_order(region));
+            }
+            lowering.groups(region);
+        });
+    }
+
+    fn lower(&mut self, change: impl FnOnce(&Lowering<'z>)) {
+        if self.lowering.is_none() {
+            self.lowering = self.zone.limits.lower();
+        }
+        if let Some(lowering) = &self.lowering {
+            change(lowering);
         }
     }
 }

@@ -47,7 +47,7 @@ impl Zone {
     pub(super) fn alloc_large(&self, order: Order) -> Result<Frame, FrameError> {
         let run = order.frames();
         let found = match run {
-            ..REGION => self.search(MAX_PARTIAL, |region| {
+            ..REGION => self.search(order.get(), MAX_PARTIAL, |region| {
                 let mut places = (0..REGION / run).map(|i| region * REGION + i * run);
                 places.find(|&first| self.claim_range(first, run)).map(Frame::inside)
             }),
@@ -119,6 +119,7 @@ impl Zone {
         for region in first / REGION..(first + run).div_ceil(REGION) {
             if first <= region * REGION && (region + 1) * REGION <= first + run {
                 self.remove_hint(&self.whole, region);
+                self.limits.note_claimed(region);
             } else {
                 self.update_hints_after_claim(region);
             }

@@ -5,6 +5,7 @@ use crate::share::Shared;
 use std::collections::BTreeSet;
 
 mod fragments;
+mod limits;
 mod marks;
 mod model;
 mod stress;

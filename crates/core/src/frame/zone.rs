@@ -3,6 +3,7 @@
 use super::counters::{Counters, FrameStats};
 use super::error::FrameError;
 use super::hints::{Hints, total_order};
+use super::limits::Limits;
 use super::map::{Map, Part, REGION, WORDS};
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 use super::slots::Slots;
@@ -21,6 +22,8 @@ pub struct Zone {
     pub(super) partial: Hints,
     /// Regions with all frames free.
     pub(super) whole: Hints,
+    /// The longest runs that regions may have.
+    pub(super) limits: Limits,
     /// The word of the last frame that was allocated without a [`Local`](super::Local).
     pub(super) rover: CachePadded<AtomicU32>,
     /// Which regions owners have reserved: see [`Zone::reserve`].
@@ -39,7 +42,7 @@ impl Zone {
 
     /// Creates a zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`].
     ///
-    /// Its metadata is 0.126 byte per frame and about 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
+    /// Its metadata is 0.128 byte per frame and about 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
     /// fraction of a millisecond where the system provides zeroed memory.
     ///
     /// # Errors
@@ -68,6 +71,7 @@ impl Zone {
             map,
             partial,
             whole: Hints::new(regions, whole),
+            limits: Limits::new(regions),
             rover: CachePadded(AtomicU32::new(0)),
             slots: Slots::new(slots),
             counters: Counters::new(),
@@ -83,7 +87,8 @@ impl Zone {
 
     /// Returns how many bytes the metadata takes.
     pub fn metadata_bytes(&self) -> usize {
-        size_of::<Self>() + self.map.bytes() + self.partial.bytes() + self.whole.bytes() + self.slots.bytes()
+        let hints = self.partial.bytes() + self.whole.bytes() + self.limits.bytes();
+        size_of::<Self>() + self.map.bytes() + hints + self.slots.bytes()
     }
 
     /// Returns how many frames are allocated in the map: those in use and those in magazines. Exact while no other thread
@@ -116,7 +121,8 @@ impl Zone {
         &self.counters
     }
 
-    /// Allocates a run of 2^order frames, aligned to its size. O(1) for order 0; a run may check each partly free region.
+    /// Allocates a run of 2^order frames, aligned to its size. O(1) for order 0. For a run, a region where it was not found
+    /// is looked at again only after a free there.
     ///
     /// Frames in the magazines of owners are unavailable.
     ///
@@ -168,9 +174,9 @@ impl Zone {
     pub(super) fn alloc_uncounted(&self, order: Order) -> Result<Frame, FrameError> {
         let part = match order.get() {
             0 => self.claim_some(1),
-            order @ 1..=6 => {
-                self.search(MAX_PARTIAL, |region| self.claim_order_in(region, order)).unwrap_or(Part::NONE)
-            }
+            order @ 1..=6 => self
+                .search(order, MAX_PARTIAL, |region| self.claim_order_in(region, order))
+                .unwrap_or(Part::NONE),
             _ => return self.alloc_large(order),
         };
         if part.mask == 0 { Err(self.exhausted(order)) } else { Ok(part.first()) }
@@ -214,8 +220,9 @@ impl Zone {
     #[cold]
     fn claim_slow(&self, n: u32) -> Part {
         let region = self.rover.load(Ordering::Relaxed) / WORDS;
-        let part =
-            self.claim_in(region, n).or_else(|| self.search(usize::MAX, |region| self.claim_in(region, n)));
+        let part = self
+            .claim_in(region, n)
+            .or_else(|| self.search(0, usize::MAX, |region| self.claim_in(region, n)));
         match part {
             Some(part) => {
                 self.rover.store(part.word, Ordering::SeqCst);
@@ -255,10 +262,11 @@ impl Zone {
     /// Frees frames in the map. O(1).
     #[inline(always)]
     pub(super) fn release(&self, part: Part) -> Result<(), FrameError> {
-        let emptied = self.map.release(part).map_err(|frame| FrameError::DoubleFree { frame })?;
+        let free = self.map.release(part).map_err(|frame| FrameError::DoubleFree { frame })?;
         total_order();
         let region = part.region();
-        if emptied {
+        self.limits.note_free(region, free);
+        if free == !0 {
             self.word_emptied(region);
         } else if !self.partial.has(region) && !self.whole.has(region) {
             self.partial.set(region);

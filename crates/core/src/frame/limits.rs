@@ -1,0 +1,216 @@
+//! [`Limits`]: the largest run that a region may have free, so that a search does not look at those that have none.
+
+use super::hints::total_order;
+use super::map::{MAX_INNER, max_order_of};
+use crate::sync::{AtomicBool, AtomicU8, Ordering};
+use alloc::boxed::Box;
+
+/// The largest order that a limit distinguishes: half a region. Wholly free ones are found by their hints.
+const TOP: u8 = 8;
+/// The bits of a limit.
+const LIMIT: u8 = 0x0f;
+/// The levels above have not been raised yet. For regions only.
+const PENDING: u8 = 0x40;
+/// A thread computes a new limit.
+const LOWERING: u8 = 0x80;
+/// How many of a level one of the next covers.
+const FAN_OUT: u32 = 64;
+/// Regions, groups of 64, and groups of 4,096: at most 128 of these in a zone.
+const LEVELS: usize = 3;
+
+/// For each region, and for groups of them, an upper bound on the order of the runs that are free in it.
+///
+/// The invariant: *a limit is never below what is free*, so a search that skips by limits misses nothing. A free changes
+/// the map, reads the region's limit, and raises it where that is too low, then those above. Who lowers a limit marks it,
+/// reads the map (or the level below), and replaces the mark by what it has found; a free that sees the mark removes it,
+/// so the limit stays. All of these are sequentially consistent: either the free sees the mark, or the map was read
+/// after it. One thread at a time lowers; others do without.
+///
+/// Limits are lowered only in zones that have been asked for runs: for single frames they are of no use, and a free reads
+/// one byte.
+#[derive(Debug)]
+pub(super) struct Limits {
+    levels: [Box<[AtomicU8]>; LEVELS],
+    /// Whether a run has been asked for.
+    used: AtomicBool,
+    lowering: AtomicBool,
+}
+
+impl Limits {
+    pub(super) fn new(regions: u32) -> Self {
+        let level = |count: u32| (0..count).map(|_| AtomicU8::new(TOP)).collect();
+        let groups = regions.div_ceil(FAN_OUT);
+        Self {
+            levels: [level(regions), level(groups), level(groups.div_ceil(FAN_OUT))],
+            used: AtomicBool::new(false),
+            lowering: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.levels.iter().map(|level| size_of_val(&**level)).sum()
+    }
+
+    /// Notes that a run is asked for.
+    pub(super) fn use_from_now_on(&self) {
+        if !self.is_used() {
+            self.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn byte(&self, level: usize, index: u32) -> Option<&AtomicU8> {
+        self.levels.get(level)?.get(index as usize)
+    }
+
+    /// Lowers the limit of a region whose frames all belong to the caller now: until it frees one, nothing is free there.
+    pub(super) fn note_claimed(&self, region: u32) {
+        if self.is_used()
+            && let Some(byte) = self.byte(0, region)
+        {
+            // A limit that is being raised or lowered becomes no lower than it should: those who do it look again.
+            byte.store(0, Ordering::SeqCst);
+            self.note_last_of_group(region);
+        }
+    }
+
+    /// Lowers the limits of the groups that `region` is in, if it is the last of one: regions mostly fill in order, so by then
+    /// all of the group have.
+    fn note_last_of_group(&self, region: u32) {
+        if region % FAN_OUT == FAN_OUT - 1
+            && let Some(lowering) = self.lower()
+        {
+            lowering.groups(region);
+        }
+    }
+
+    /// Lowers the limit of a region that is full to what `find` finds in the map.
+    pub(super) fn note_full(&self, region: u32, find: impl FnOnce() -> u8) {
+        if let Some(lowering) = self.lower() {
+            lowering.region(region, find);
+        }
+        self.note_last_of_group(region);
+    }
+
+    /// Raises the limits where they are below what a free has made free: `free` are the free frames of a word of `region` now.
+    #[inline(always)]
+    pub(super) fn note_free(&self, region: u32, free: u64) {
+        let Some(limit) = self.byte(0, region).map(|byte| byte.load(Ordering::SeqCst)) else { return };
+        if limit != TOP {
+            // A free word may be part of a longer run.
+            let order = if free == !0 { TOP } else { max_order_of(free).unwrap_or(0) };
+            // A mark is above every limit.
+            if order > limit || limit > LIMIT {
+                self.raise(region, order);
+            }
+        }
+    }
+
+    #[cold]
+    fn raise(&self, region: u32, order: u8) {
+        let Some(byte) = self.byte(0, region) else { return };
+        let mut old = byte.load(Ordering::SeqCst);
+        while old & LIMIT < order || old & (PENDING | LOWERING) != 0 {
+            let new = (old & LIMIT).max(order) | PENDING;
+            if new != old
+                && let Err(now) = byte.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+            {
+                old = now;
+                continue;
+            }
+            total_order();
+            self.raise_above(region, new & LIMIT);
+            // Fails if another free has raised it further, which is then above all of this.
+            match byte.compare_exchange(new, new & LIMIT, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    fn raise_above(&self, region: u32, order: u8) {
+        let mut index = region;
+        for level in 1..LEVELS {
+            index /= FAN_OUT;
+            let Some(byte) = self.byte(level, index) else { return };
+            let mut old = byte.load(Ordering::SeqCst);
+            while old & LIMIT < order || old & LOWERING != 0 {
+                let new = (old & LIMIT).max(order);
+                match byte.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
+                    Ok(_) => break,
+                    Err(now) => old = now,
+                }
+            }
+            total_order();
+        }
+    }
+
+    /// Returns the next region that may have a run of `order`, if `region` has none.
+    pub(super) fn skip(&self, region: u32, order: u8) -> Option<u32> {
+        let mut width = FAN_OUT.pow(2);
+        for level in (0..LEVELS).rev() {
+            let limit = self.byte(level, region / width)?.load(Ordering::SeqCst) & LIMIT;
+            if limit < order {
+                return Some((region / width + 1) * width);
+            }
+            width /= FAN_OUT;
+        }
+        None
+    }
+
+    /// Returns the right to lower limits, unless another thread has it. Never waits.
+    pub(super) fn lower(&self) -> Option<Lowering<'_>> {
+        let claimed = self.lowering.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        claimed.ok().map(|_| Lowering(self))
+    }
+}
+
+/// The right to lower limits, until it is dropped.
+pub(super) struct Lowering<'l>(&'l Limits);
+
+impl Lowering<'_> {
+    /// Lowers the limit of a region to what `find` finds in the map.
+    pub(super) fn region(&self, region: u32, find: impl FnOnce() -> u8) {
+        self.replace(0, region, find);
+    }
+
+    /// Lowers the limits of the groups that `region` is in to the highest below them.
+    pub(super) fn groups(&self, region: u32) {
+        let mut index = region;
+        for level in 1..LEVELS {
+            index /= FAN_OUT;
+            self.replace(level, index, || {
+                let below = self.0.levels.get(level - 1).map(|below| &**below).unwrap_or_default();
+                let members = below.iter().skip((index * FAN_OUT) as usize).take(FAN_OUT as usize);
+                members.map(|byte| byte.load(Ordering::SeqCst) & LIMIT).max().unwrap_or(TOP)
+            });
+        }
+    }
+
+    fn replace(&self, level: usize, index: u32, find: impl FnOnce() -> u8) {
+        let Some(byte) = self.0.byte(level, index) else { return };
+        let old = byte.load(Ordering::SeqCst);
+        // A region whose groups are being raised is left alone.
+        if old & LIMIT == 0 || old & PENDING != 0 {
+            return;
+        }
+        let marked = old | LOWERING;
+        if byte.compare_exchange(old, marked, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            total_order();
+            let new = find().min(TOP);
+            // Fails if a free has removed the mark.
+            _ = byte.compare_exchange(marked, new, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Lowering<'_> {
+    fn drop(&mut self) {
+        self.0.lowering.store(false, Ordering::Release);
+    }
+}
+
+const _: () = assert!(MAX_INNER < TOP, "a free word counts as half a region");

@@ -1,0 +1,87 @@
+//! Searches for runs skip regions that have none, and miss none that has.
+
+use super::*;
+use crate::frame::zone::MAX_PARTIAL;
+use crate::testing::Random;
+
+/// Regions in more than one group of groups.
+const REGIONS: u32 = 64 * 64 + 100;
+
+/// Returns a zone of which about one frame of `one_in` is free.
+fn scattered(one_in: usize, random: &mut Random) -> (Zone, Vec<bool>) {
+    let zone = Zone::new(REGIONS * 512).unwrap();
+    let mut free = vec![false; (REGIONS * 512) as usize];
+    // Limits are kept from here on.
+    let pair = Order::new(1).unwrap();
+    zone.free(zone.alloc(pair).unwrap(), pair).unwrap();
+    while zone.alloc(Order::HUGE).is_ok() {}
+    for frame in 0..REGIONS * 512 {
+        if random.below(one_in) == 0 {
+            zone.free(Frame::inside(frame), Order::PAGE).unwrap();
+            free[frame as usize] = true;
+        }
+    }
+    (zone, free)
+}
+
+/// Returns how many aligned runs of `order` are free.
+fn runs(free: &[bool], order: u8) -> usize {
+    free.chunks_exact(1 << order).filter(|run| run.iter().all(|free| *free)).count()
+}
+
+#[test]
+fn every_run_is_found_and_no_other() {
+    let mut random = Random::new(7);
+    let (zone, mut free) = scattered(6, &mut random);
+    for o in (1..=8).rev() {
+        let order = Order::new(o).unwrap();
+        let mut found = 0;
+        let expected = runs(&free, o);
+        while let Ok(first) = zone.alloc(order) {
+            let run = &mut free[first.index() as usize..][..1 << o];
+            assert!(run.iter().all(|free| *free));
+            run.fill(false);
+            found += 1;
+        }
+        assert_eq!(found, expected, "order {o}");
+        // Some are freed again: these are found, although all limits were lowered.
+        for _ in 0..20 {
+            let at = random.below(free.len()) >> o << o;
+            let run = &mut free[at..][..1 << o];
+            if run.iter().any(|free| *free) {
+                continue;
+            }
+            run.fill(true);
+            let first = Frame::inside(u32::try_from(at).unwrap());
+            zone.free(first, order).unwrap();
+            assert_eq!(zone.alloc(order), Ok(first));
+            run.fill(false);
+        }
+    }
+}
+
+#[test]
+fn a_refused_run_is_looked_for_again_only_where_frames_were_freed() {
+    let mut random = Random::new(8);
+    let (zone, free) = scattered(100, &mut random);
+    let order = (1..).find(|&order| runs(&free, order) == 0).unwrap();
+    let tries = |order: u8| {
+        let mut tries = 0;
+        assert!(
+            zone.search(order, MAX_PARTIAL, |_| {
+                tries += 1;
+                None::<()>
+            })
+            .is_none()
+        );
+        tries
+    };
+    assert!(tries(order) < 100, "limits are exact where regions were full");
+    assert_eq!(tries(order), 0);
+    let whole_word = free.chunks_exact(64).position(|word| word.iter().all(|free| !free)).unwrap();
+    let first = Frame::inside(u32::try_from(whole_word * 64).unwrap());
+    zone.free(first, Order::new(6).unwrap()).unwrap();
+    assert_eq!(tries(8), 1, "whether its neighbours are free is not known before");
+    assert_eq!(tries(8), 0);
+    assert_eq!(zone.alloc(Order::new(6).unwrap()), Ok(first));
+}
