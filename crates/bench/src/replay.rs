@@ -49,7 +49,7 @@ pub use footprint::Footprint;
 pub use memory::Places;
 pub use picture::Picture;
 pub use read::MAX_OPERATIONS;
-pub use run::{Outcome, Timing, replay};
+pub use run::{Outcome, Timing, replay, replay_all};
 pub use source::MAX_LINE;
 pub use times::Times;
 pub use trace::{Counts, Device, Run, Summary, Trace};

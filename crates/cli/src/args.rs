@@ -5,10 +5,12 @@ mod help;
 pub(crate) mod io;
 pub(crate) mod job_file;
 mod parse;
+mod replay;
 pub(crate) mod stack;
 pub(crate) mod target;
 
 pub(crate) use io::{IoArgs, OutputFormat, Rw};
+pub(crate) use replay::{ReplayArgs, TimingArg};
 pub(crate) use stack::{Memory, Protect, StackArgs};
 pub(crate) use target::TargetSpec;
 
@@ -53,6 +55,9 @@ pub(crate) enum Command {
     /// Measure Pinfold side by side with what it replaces
     #[command(after_long_help = help::BENCH.long, after_help = help::BENCH.examples)]
     Bench(BenchArgs),
+    /// Replay a recorded trace of the kernel's DMA mappings through every policy
+    #[command(after_long_help = help::REPLAY.long, after_help = help::REPLAY.examples)]
+    Replay(ReplayArgs),
     /// Bind devices to vfio-pci, so that programs can drive them
     #[command(after_long_help = help::BIND.long, after_help = help::BIND.examples)]
     Bind(BindArgs),

@@ -7,3 +7,4 @@ pub(crate) mod doctor;
 pub(crate) mod io;
 pub(crate) mod nvme;
 pub(crate) mod pools;
+pub(crate) mod replay;

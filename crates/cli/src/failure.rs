@@ -11,6 +11,7 @@ use crate::setup::stack::StackError;
 use crate::setup::staged::StagedError;
 use crate::targets::error::TargetError;
 use crate::units::ByteSize;
+use pinfold_bench::replay::{ReplayError, TraceError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -113,6 +114,28 @@ pub(crate) enum Failure {
         /// The system's error.
         error: std::io::Error,
     },
+    /// A trace could not be read.
+    #[error("{name}: {error}")]
+    Trace {
+        /// The file.
+        name: String,
+        /// What happened.
+        error: TraceError,
+    },
+    /// A trace could not be replayed.
+    #[error("{error}{}", if .error.is_table_full() { "; --table-bytes gives it more" } else { "" })]
+    Replay {
+        /// What happened.
+        error: ReplayError,
+    },
+    /// A picture could not be written.
+    #[error("{} could not be written: {error}; name a writable folder with --svg", path.display())]
+    Svg {
+        /// The picture, or its folder.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
     /// The signal handlers could not be installed.
     #[error("handlers for signals could not be installed: {0}")]
     Signals(std::io::Error),
@@ -124,6 +147,12 @@ pub(crate) enum Failure {
 impl From<TargetError> for Failure {
     fn from(error: TargetError) -> Self {
         Self::Engine(error.into())
+    }
+}
+
+impl From<ReplayError> for Failure {
+    fn from(error: ReplayError) -> Self {
+        Self::Replay { error }
     }
 }
 

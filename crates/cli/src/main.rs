@@ -31,7 +31,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{bench, bind, copy, doctor, io, nvme, pools};
+use commands::{bench, bind, copy, doctor, io, nvme, pools, replay};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -66,6 +66,7 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
         Command::Nvme(args) => nvme::run(&args),
         Command::Pools(args) => pools::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Bind(args) => bind::bind(&args),
         Command::Unbind(args) => bind::unbind(&args),
         Command::Completions { shell } => {

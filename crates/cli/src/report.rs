@@ -7,6 +7,7 @@ pub(crate) mod io;
 pub(crate) mod nvme;
 mod nvme_text;
 mod remedies;
+pub(crate) mod replay;
 mod requests;
 pub(crate) mod stack;
 mod stack_text;

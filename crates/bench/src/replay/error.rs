@@ -1,6 +1,8 @@
 //! Why a trace could not be read or replayed.
 
 use crate::policy::PolicyError;
+use pinfold_core::domain::BackendError;
+use pinfold_core::table::TableError;
 use std::io;
 
 /// Why a trace could not be read.
@@ -79,4 +81,16 @@ pub enum ReplayError {
     /// A thread ended early.
     #[error("the thread of a device ended before it had completed its work")]
     Thread,
+}
+
+impl ReplayError {
+    /// Returns whether the I/O page table was too small.
+    pub fn is_table_full(&self) -> bool {
+        use BackendError::Table;
+        let Self::Policy { error, .. } = self else { return false };
+        matches!(
+            error,
+            PolicyError::NoTablePages { .. } | PolicyError::Backend(Table(TableError::NoPages { .. }))
+        )
+    }
 }

@@ -4,11 +4,12 @@ use super::error::ReplayError;
 use super::footprint::{Addresses, Footprint};
 use super::memory::Places;
 use super::times::Times;
-use super::trace::{Device, Run};
+use super::trace::{Device, Run, Trace};
 use crate::policy::{Dma, Policy, PolicyError, PolicyKind, PolicyStats, PolicyThread};
 use pinfold::soft::SoftConfig;
 use pinfold_core::addr::PhysRange;
 use std::collections::HashMap;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// When the operations are made.
@@ -34,7 +35,7 @@ pub struct Outcome {
     pub footprint: Footprint,
     /// Its statistics, those of amounts in use when the most bytes are mapped.
     pub at_peak: PolicyStats,
-    /// Its statistics after the last operation, once no unmapped memory is reachable.
+    /// Its statistics after the last operation, once nothing that was unmapped is reachable.
     pub stats: PolicyStats,
     /// The time of each map.
     pub maps: Times,
@@ -59,6 +60,37 @@ impl Addresses for Chosen {
         let runs = runs.map(|(first, count)| *first as usize..*first as usize + *count as usize);
         runs.and_then(|runs| self.runs.get(runs)).unwrap_or_default()
     }
+}
+
+/// Replays all devices of a trace through policies of one kind, calling `watch` with the number of operations that a device
+/// has made now and then. [`Timing::Fast`] replays one device after the other, [`Timing::Original`] all at the same time, each
+/// on a thread of its own. Returns the outcomes in the order of the devices.
+///
+/// # Errors
+/// [`ReplayError`]; without times in the trace [`Timing::Original`] is [`ReplayError::NoTimes`].
+pub fn replay_all(
+    trace: &Trace,
+    kind: PolicyKind,
+    places: &Places,
+    config: &SoftConfig,
+    timing: Timing,
+    watch: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Outcome>, ReplayError> {
+    let one = |device| replay(device, kind, places, config, timing, watch);
+    if timing == Timing::Fast {
+        return trace.devices.iter().map(one).collect();
+    }
+    if trace.summary.duration_ns.is_none() {
+        return Err(ReplayError::NoTimes);
+    }
+    std::thread::scope(|scope| {
+        let start = |device| {
+            let started = Builder::new().spawn_scoped(scope, move || one(device));
+            started.map_err(|error| ReplayError::NoThread { device: device.name.clone(), error })
+        };
+        let running: Vec<_> = trace.devices.iter().map(start).collect::<Result<_, _>>()?;
+        running.into_iter().map(|thread| thread.join().unwrap_or(Err(ReplayError::Thread))).collect()
+    })
 }
 
 /// Replays the operations of a device through a policy of its own, calling `watch` with the number of operations made now and
@@ -88,9 +120,11 @@ pub fn replay(
         error,
     })?;
     let Replay { maps, unmaps, late_ns, at_peak, addresses, thread, .. } = replay;
-    // The statistics of a thread are complete when it ends.
-    drop(thread);
     let stats = policy.stats();
+    // What a thread itself counts is complete when it ends; what is still mapped is then unmapped.
+    drop(thread);
+    let PolicyStats { held_bytes_peak, reachable_ns, .. } = policy.stats();
+    let stats = PolicyStats { held_bytes_peak, reachable_ns, ..stats };
     let footprint = Footprint::of(device, &addresses);
     let (maps, unmaps) = (Times::of(maps), Times::of(unmaps));
     Ok(Outcome { policy: kind, footprint, at_peak, stats, maps, unmaps, late_ns, addresses })

@@ -259,3 +259,44 @@ fn every_policy_replays_the_sample_and_keeps_what_it_promises() {
         }
     }
 }
+
+#[test]
+fn original_timing_takes_as_long_as_the_trace() {
+    use crate::policy::PolicyKind;
+    let lines = [
+        " t-1 [0] ..... 1.000000: dma_map_page: a dir=NONE dma_addr=1000 size=8 phys_addr=9000 attrs=\n",
+        " t-1 [0] ..... 1.010000: dma_map_page: b dir=NONE dma_addr=1000 size=8 phys_addr=9000 attrs=\n",
+        " t-1 [0] ..... 1.030000: dma_unmap_page: a dir=NONE dma_addr=1000 size=8 attrs=\n",
+    ];
+    let config = pinfold::soft::SoftConfig::default();
+    let run = |text: &str| {
+        let trace = read(text).unwrap();
+        let places = Places::new(&trace).unwrap();
+        replay_all(&trace, PolicyKind::Magazines, &places, &config, Timing::Original, &|_| {})
+    };
+    let began = std::time::Instant::now();
+    let outcomes = run(&lines.concat()).unwrap();
+    assert!(began.elapsed() >= std::time::Duration::from_millis(30), "{:?}", began.elapsed());
+    assert_eq!(outcomes.iter().map(|outcome| outcome.maps.count).collect::<Vec<_>>(), [1, 1]);
+    let timeless = run(&lines.concat().replace("1.0", ""));
+    assert!(matches!(timeless, Err(ReplayError::NoTimes)), "{timeless:?}");
+}
+
+#[test]
+fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
+    use crate::policy::PolicyKind;
+    let trace = read(SAMPLE).unwrap();
+    let places = Places::new(&trace).unwrap();
+    let config = pinfold::soft::SoftConfig { table_bytes: 4096, ..Default::default() };
+    for kind in [PolicyKind::Magazines, PolicyKind::PinfoldStrict] {
+        let error = replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| {}).unwrap_err();
+        assert!(error.is_table_full(), "{error}");
+    }
+    let error = replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| {})
+        .unwrap_err();
+    let words = error.to_string();
+    assert!(
+        words.contains("magazines") && words.contains("operation 1 of") && words.contains("table pages"),
+        "{words}"
+    );
+}

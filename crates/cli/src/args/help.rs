@@ -208,6 +208,31 @@ SIGINT ends it at once, without leaving anything behind.
   pinfold bench --plot plots"
 }
 
+help! { REPLAY:
+    "\
+A trace is the text that Linux's tracer prints for the events dma:* and iommu:*; --how explains how to record one. Each \
+device of the trace gets a domain of its own, and its maps and unmaps are made through each policy in turn, over a model of \
+an IOMMU. The physical addresses are those of the trace, the I/O addresses are chosen by the policy; no data is moved. What \
+the kernel's own allocator needed is the row `recorded`. docs/replay.md explains every figure.
+
+Lines that cannot be read are left out and counted, with the numbers of the first five. Unmaps of what the trace does not map \
+are left out. With --timing original the replay takes as long as the trace, for each policy.
+
+Exit codes:
+  0    all was replayed
+  1    the trace has no usable event, or a policy failed; one line on standard error says why
+  2    the command line asks for something unknown or impossible
+
+SIGINT ends it at once.
+
+";
+    "  pinfold replay --how
+  pinfold replay trace.zst
+  pinfold replay trace.txt --policy magazines,pinfold-batch --timing original
+  pinfold replay trace.gz --svg pictures
+  trace-cmd report | pinfold replay - --json"
+}
+
 help! { COMPLETIONS: ;
     "  pinfold completions bash > ~/.local/share/bash-completion/completions/pinfold
   pinfold completions zsh > ~/.zfunc/_pinfold"

@@ -5,12 +5,22 @@ use crate::common::{Folder, bytes, finish, pinfold, start, words};
 #[test]
 fn help_names_every_command_the_targets_and_the_exit_codes() {
     let help = pinfold(&["--help"]).ok();
-    for part in
-        ["copy", "io", "doctor", "pools", "bench", "completions", "man", "soft:SIZE", "130", "Examples:"]
-    {
+    for part in [
+        "copy",
+        "io",
+        "doctor",
+        "pools",
+        "bench",
+        "replay",
+        "completions",
+        "man",
+        "soft:SIZE",
+        "130",
+        "Examples:",
+    ] {
         assert!(help.contains(part), "{part}");
     }
-    for command in ["copy", "io", "doctor", "pools", "bench", "completions", "man"] {
+    for command in ["copy", "io", "doctor", "pools", "bench", "replay", "completions", "man"] {
         assert!(pinfold(&[command, "--help"]).ok().contains("Examples:"), "{command}");
     }
     assert!(pinfold(&["--version"]).ok().starts_with("pinfold 0"));

@@ -19,6 +19,8 @@ mod jobs;
 #[cfg(test)]
 mod nvme;
 #[cfg(test)]
+mod replay;
+#[cfg(test)]
 mod signals;
 #[cfg(test)]
 mod streams;

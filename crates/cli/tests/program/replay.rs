@@ -1,0 +1,110 @@
+//! `replay`: its report, its pictures, and what it refuses.
+
+use crate::common::{Ended, Folder, finish_with, pinfold};
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+fn sample() -> String {
+    format!("{}/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn objects(ended: Ended) -> Vec<serde_json::Value> {
+    assert_eq!(ended.err, "", "no progress without a terminal");
+    ended.ok().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
+    let all = objects(pinfold(&["replay", &sample(), "--json"]));
+    assert_eq!(all.len(), 1 + 3 * (1 + 10), "nine policies, and what was recorded");
+    let trace = &all[0];
+    assert_eq!(
+        (&trace["devices"], &trace["damaged"], &trace["timing"]),
+        (&3.into(), &0.into(), &"fast".into())
+    );
+    for device in ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"] {
+        let of =
+            |policy: &str| all.iter().find(|row| row["device"] == device && row["policy"] == policy).unwrap();
+        let counts = all.iter().find(|row| row["device"] == device && row["maps"].is_u64()).unwrap();
+        for policy in ["tree-2015", "identity", "pinfold-strict", "none"] {
+            let row = of(policy);
+            assert_eq!(row["map"]["count"], counts["maps"], "{row}");
+            assert!(row["extents_at_peak"].as_u64() > Some(0) && row["modelled"] == true, "{row}");
+        }
+        assert_eq!(of("pinfold-strict")["reachable_ns"], 0);
+        assert!(of("none")["reachable_ns"].is_null());
+        let recorded = of("recorded");
+        assert!(recorded["map"].is_null() && recorded["span_bytes"].as_u64() > Some(0), "{recorded}");
+    }
+}
+
+#[test]
+fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written() {
+    let folder = Folder::new();
+    let args = ["replay", &sample(), "--policy", "pinfold-batch,magazines", "--svg", &folder.arg("a/b")];
+    let out = pinfold(&args).ok();
+    for part in ["780 lines", "0000:00:1f.2: 16 maps (10 scatter lists)", "recorded", "reachable", "extents"]
+    {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    assert!(!out.contains("tree-2015") && out.find("magazines") < out.find("pinfold-batch"), "{out}");
+    let names = std::fs::read_dir(folder.path("a/b")).unwrap();
+    let mut names: Vec<String> = names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names.len(), 9);
+    assert_eq!(names[0], "0000_00_02.0-magazines.svg");
+    for name in names {
+        let picture = std::fs::read_to_string(folder.path("a/b").join(name)).unwrap();
+        assert!(
+            picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("fill-opacity")
+        );
+    }
+}
+
+#[test]
+fn a_trace_is_read_from_standard_input() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(["replay", "-", "--policy", "none", "--json", "--limit", "100"]);
+    command.stdin(File::open(sample()).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let all = objects(finish_with(command));
+    assert_eq!((&all[0]["trace"], &all[0]["limited"]), (&"-".into(), &true.into()));
+}
+
+#[test]
+fn damage_is_reported_and_does_not_stop_the_replay() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(sample()).unwrap();
+    let damaged =
+        text.replace("\n          <idle>-0       [001] ..s1.    11.901072", "\nCPU:1 [LOST 7 EVENTS]\nx");
+    let path = folder.file("trace", damaged.as_bytes());
+    let out = pinfold(&["replay", &path, "--policy", "none"]).ok();
+    for part in ["1 damaged lines", "line 21: not a line of a trace", "events were lost 1 time (7 in all"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+}
+
+#[test]
+fn how_explains_recording_and_needs_no_trace() {
+    let how = pinfold(&["replay", "--how"]).ok();
+    for part in ["trace-cmd record", "buffer_size_kb", "events/dma/enable", "pinfold replay"] {
+        assert!(how.contains(part), "{part}");
+    }
+    assert!(how.lines().all(|line| line.chars().count() <= 128));
+}
+
+#[test]
+fn what_cannot_be_replayed_is_refused_with_advice() {
+    pinfold(&["replay"]).failed(2, &["<TRACE>"]);
+    pinfold(&["replay", "x", "--policy", "lazy"]).failed(2, &["lazy", "magazines-strict"]);
+    pinfold(&["replay", "x", "--limit", "0"]).failed(2, &["--limit", "0"]);
+    let folder = Folder::new();
+    let missing = folder.arg("missing");
+    pinfold(&["replay", &missing]).failed(1, &[&missing, "cannot read the trace"]);
+    let empty = folder.file("empty", b"# tracer: nop\n");
+    pinfold(&["replay", &empty]).failed(1, &[&empty, "pinfold replay --how"]);
+    let binary = folder.file("trace.dat", b"\x17\x08\x44tracing6\0");
+    pinfold(&["replay", &binary]).failed(1, &["trace-cmd report FILE | pinfold replay -"]);
+    pinfold(&["replay", &sample(), "--svg", &empty]).failed(1, &[&empty, "--svg"]);
+    pinfold(&["replay", &sample(), "--policy", "magazines", "--table-bytes", "4k"])
+        .failed(1, &["magazines", "operation 1 of", "--table-bytes"]);
+}
