@@ -83,7 +83,7 @@ mod tests;
 mod tree;
 
 pub use error::TableError;
-pub use format::{Entry, Format, VtdSecondStage};
+pub use format::{Entry, Format, VtdFirstStage, VtdSecondStage};
 pub use memory::TableMemory;
 pub use page_index::MAX_CHUNKS;
 pub use pages::{TablePage, TablePages};

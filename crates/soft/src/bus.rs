@@ -1,6 +1,6 @@
 //! The device side of a software IOMMU.
 
-use crate::config::SoftConfig;
+use crate::config::{SoftConfig, Stage};
 use crate::iommu::SoftIommu;
 use crate::memory::HeapPages;
 use crate::port::Port;
@@ -10,26 +10,33 @@ use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, Domain, DomainId, Pinned, TableBackend};
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::{Table, TablePages, VtdSecondStage};
+use pinfold_core::table::{Format, Table, TablePages, VtdFirstStage, VtdSecondStage};
 
 /// Creates a domain whose table the software IOMMU walks, and the bus for its devices.
 ///
 /// # Errors
 /// [`BackendError::NoMemory`] if the memory for the table cannot be allocated; [`BackendError::Table`] if the configuration
-/// asks for an unsupported number of levels.
+/// asks for an unsupported number of levels, or for physical addresses that do not reach the table.
 pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
-    let (levels, max_leaf) = (config.levels, config.max_leaf);
-    let iommu = SoftIommu::new(config)?;
+    let iommu = SoftIommu::new(config.clone())?;
+    match config.stage {
+        Stage::First => with_table::<VtdFirstStage>(&config, iommu),
+        Stage::Second => with_table::<VtdSecondStage>(&config, iommu),
+    }
+}
+
+/// Creates the only table that uses the IOMMU's pages, and the domain over it.
+fn with_table<F: Format>(config: &SoftConfig, iommu: SoftIommu) -> Result<(Domain, SoftBus), BackendError> {
     // SAFETY: the table that uses the pages holds the IOMMU, by its queue and its source of pages, and with it the memory. It is
     // the only one, and neither the domain nor the bus gives access to the IOMMU.
     let pages = unsafe { iommu.table_pages() };
     // SAFETY: as above.
     let more = unsafe { iommu.table_memory() };
     let pages = TablePages::new(pages, iommu.table_phys())?;
-    let table =
-        Table::<VtdSecondStage>::new(pages, levels)?.with_memory(Box::new(more)).with_max_leaf(max_leaf);
+    let table = Table::<F>::new(pages, config.levels)?.with_phys_bits(config.phys_bits)?;
+    let table = table.with_memory(Box::new(more)).with_max_leaf(config.max_leaf);
     let backend = TableBackend::new("soft", iommu.queue(), table);
-    iommu.attach(backend.root(), levels);
+    iommu.attach(backend.root(), config.levels);
     let iovas = IovaSpace::new(backend.bits())?;
     Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))
 }

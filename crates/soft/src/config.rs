@@ -14,6 +14,16 @@ pub enum Effect {
     AtRandom,
 }
 
+/// The format of the table, by the stage of translation that uses it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// [`VtdFirstStage`](pinfold_core::table::VtdFirstStage): 4 or 5 levels, 47 or 56 bits of address; what can be written can
+    /// also be read.
+    First,
+    /// [`VtdSecondStage`](pinfold_core::table::VtdSecondStage).
+    Second,
+}
+
 /// The configuration of a software IOMMU. Start from [`SoftConfig::default`]: fields may be added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
@@ -52,8 +62,13 @@ pub struct SoftConfig {
     /// The largest physically contiguous piece of memory, rounded up to a power of two: a larger buffer is mapped in several
     /// steps, as scattered pages are. `None`: all memory is contiguous.
     pub contiguous_bytes: Option<u64>,
-    /// Levels of the table: 3 for 39 bits of address, 4 for 48, 5 for 57.
+    /// Levels of the table: 3 for 39 bits of address, 4 for 48, 5 for 57 (second stage).
     pub levels: u8,
+    /// The format of the table.
+    pub stage: Stage,
+    /// How many bits a physical address has, at most 52; higher ones are reserved in every entry. Physical addresses are
+    /// addresses in this process, which have 47 bits or more.
+    pub phys_bits: u32,
 }
 
 impl Default for SoftConfig {
@@ -79,6 +94,8 @@ impl Default for SoftConfig {
             max_leaf: PageSize::Size1G,
             contiguous_bytes: None,
             levels: 4,
+            stage: Stage::Second,
+            phys_bits: 52,
         }
     }
 }

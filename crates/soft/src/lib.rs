@@ -61,7 +61,7 @@ mod unit;
 mod walk;
 
 pub use bus::{Pages, SoftBus, domain};
-pub use config::{Effect, SoftConfig};
+pub use config::{Effect, SoftConfig, Stage};
 pub use fault::{Fault, FaultKind};
 pub use iommu::{SoftIommu, SoftQueue, SoftTableMemory};
 pub use port::Port;

@@ -115,10 +115,11 @@ impl<'t, F: Format> Locked<'t, '_, F> {
 
     /// Adds pages to the table.
     pub(super) fn donate(&mut self, pages: TablePages) -> Result<(), TableError> {
+        pages.are_below(self.store.phys_bits())?;
         let no_memory = TableError::NoMemory { pages: pages.count };
         self.store.chunks().capacity().checked_add(pages.count).ok_or(no_memory)?;
         let metas = self.directory.prepare(pages.count).ok_or(no_memory)?;
-        self.store.chunks().add(&pages)?;
+        self.store.chunks().add(pages)?;
         self.directory.add(metas);
         Ok(())
     }

@@ -24,8 +24,7 @@ pub(super) struct PageRecord {
 #[derive(Debug)]
 pub(super) struct Chunk {
     number: usize,
-    pages: &'static [TablePage],
-    phys: PhysAddr,
+    pages: TablePages,
     records: Box<[PageRecord]>,
 }
 
@@ -51,7 +50,7 @@ impl<'t> Page<'t> {
 
     pub(super) fn phys(self) -> PhysAddr {
         // In range: `TablePages::new` has checked the end of the chunk.
-        PhysAddr::new(self.chunk.phys.raw() + self.offset as u64 * PAGE_BYTES)
+        PhysAddr::new(self.chunk.pages.phys.raw() + self.offset as u64 * PAGE_BYTES)
     }
 
     pub(super) fn index(self) -> PageIndex {
@@ -66,21 +65,21 @@ impl PartialEq for Page<'_> {
 }
 
 impl Chunk {
-    fn new(number: usize, pages: &TablePages) -> Result<Self, TableError> {
+    fn new(number: usize, pages: TablePages) -> Result<Self, TableError> {
         let records = zeroed_records(pages.count as usize);
         let records = records.ok_or(TableError::NoMemory { pages: pages.count })?;
-        Ok(Self { number, pages: pages.pages, phys: pages.phys, records })
+        Ok(Self { number, pages, records })
     }
 
     #[inline]
     fn page(&self, offset: usize) -> Option<Page<'_>> {
-        Some(Page { chunk: self, memory: self.pages.get(offset)?, offset })
+        Some(Page { chunk: self, memory: self.pages.pages.get(offset)?, offset })
     }
 
     /// Returns the page at `phys`, if it is one of the chunk's.
     #[inline]
     fn page_at(&self, phys: PhysAddr) -> Option<Page<'_>> {
-        self.page(usize::try_from(phys.raw().wrapping_sub(self.phys.raw()) / PAGE_BYTES).ok()?)
+        self.page(usize::try_from(phys.raw().wrapping_sub(self.pages.phys.raw()) / PAGE_BYTES).ok()?)
     }
 }
 
@@ -96,22 +95,23 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    pub(super) fn new(pages: &TablePages) -> Result<Self, TableError> {
+    pub(super) fn new(pages: TablePages) -> Result<Self, TableError> {
         let (others, len) = ([const { Once::new() }; MAX_CHUNKS - 1], AtomicUsize::new(1));
         let bad = TableError::BadPages { phys: pages.phys, len: 0 };
-        let (root, first) = (pages.pages.first().ok_or(bad)?, Chunk::new(0, pages)?);
-        Ok(Self { root, first, others, len, capacity: AtomicU32::new(pages.count) })
+        let (root, capacity) = (pages.pages.first().ok_or(bad)?, AtomicU32::new(pages.count));
+        Ok(Self { root, first: Chunk::new(0, pages)?, others, len, capacity })
     }
 
     /// Adds pages. Under the lock.
-    pub(super) fn add(&self, pages: &TablePages) -> Result<(), TableError> {
-        let no_memory = TableError::NoMemory { pages: pages.count };
+    pub(super) fn add(&self, pages: TablePages) -> Result<(), TableError> {
+        let count = pages.count;
+        let no_memory = TableError::NoMemory { pages: count };
         let len = self.len.load(Ordering::Relaxed);
         let free = self.others.get(len - 1).ok_or(no_memory)?;
         let chunk = Chunk::new(len, pages)?;
         free.call_once(|| chunk);
         self.len.store(len + 1, Ordering::Release);
-        self.capacity.fetch_add(pages.count, Ordering::Relaxed);
+        self.capacity.fetch_add(count, Ordering::Relaxed);
         Ok(())
     }
 
@@ -134,7 +134,7 @@ impl Chunks {
     /// Returns the physical address of the first page.
     #[inline]
     pub(super) fn root_phys(&self) -> PhysAddr {
-        self.first.phys
+        self.first.pages.phys
     }
 
     /// Returns the page of a number that came from the directory.
@@ -158,9 +158,17 @@ impl Chunks {
     }
 
     fn page_anywhere(&self, phys: PhysAddr) -> Option<Page<'_>> {
+        self.newest_first().find_map(|chunk| chunk.page_at(phys))
+    }
+
+    fn newest_first(&self) -> impl Iterator<Item = &Chunk> {
         let others = self.others.iter().take(self.len.load(Ordering::Acquire) - 1).rev();
-        let mut chunks = others.filter_map(Once::get).chain([&self.first]);
-        chunks.find_map(|chunk| chunk.page_at(phys))
+        others.filter_map(Once::get).chain([&self.first])
+    }
+
+    /// Checks that a physical address of `bits` bits reaches all pages.
+    pub(super) fn are_below(&self, bits: u32) -> Result<(), TableError> {
+        self.newest_first().try_for_each(|chunk| chunk.pages.are_below(bits))
     }
 }
 

@@ -55,4 +55,14 @@ impl TablePages {
         }
         Ok(Self { pages, phys, count })
     }
+
+    /// Checks that a physical address of `bits` bits reaches all of them.
+    pub(super) fn are_below(&self, bits: u32) -> Result<(), TableError> {
+        let len = u64::from(self.count) * Self::PAGE_BYTES as u64;
+        // No wrap: the end is at most 2^52.
+        if (self.phys.raw() + (len - 1)) >> bits != 0 {
+            return Err(TableError::PhysOutside { phys: self.phys, len, bits });
+        }
+        Ok(())
+    }
 }

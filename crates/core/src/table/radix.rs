@@ -51,6 +51,17 @@ impl<F: Format> Table<F> {
         self
     }
 
+    /// Returns the table for a machine whose physical addresses have `bits` bits: fewer than an entry holds, and the others are
+    /// reserved (VT-d: the host address width; x86: `MAXPHYADDR`). No more than an entry holds.
+    ///
+    /// # Errors
+    /// [`TableError::PhysOutside`] if pages of the table lie beyond. A map for which it grows by such pages fails likewise.
+    pub fn with_phys_bits(mut self, bits: u32) -> Result<Self, TableError> {
+        let bits = bits.min(F::PHYS_BITS);
+        self.0.store.limit_phys(bits)?;
+        Ok(self)
+    }
+
     /// Returns the table with a source of more pages, which it asks when it has none left.
     #[must_use]
     pub fn with_memory(mut self, memory: Box<dyn TableMemory>) -> Self {
@@ -239,7 +250,7 @@ impl<F: Format> Table<F> {
         if access.is_empty() {
             return Err(TableError::NoAccess { range: iova });
         }
-        let bits = self.0.phys_bits;
+        let bits = self.0.store.phys_bits();
         // No wrap: the range of addresses is inside the table, so its length is at most 2^57.
         if phys.raw() >> bits != 0 || (phys.raw() + (iova.len() - 1)) >> bits != 0 {
             return Err(TableError::PhysOutside { phys, len: iova.len(), bits });

@@ -54,13 +54,14 @@ pub(super) struct Store<F> {
     chunks: Chunks,
     levels: u8,
     bits: u32,
+    phys_bits: u32,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Store<F> {
-    pub(super) fn new(pages: &TablePages, levels: u8) -> Result<Self, TableError> {
-        let (chunks, bits) = (Chunks::new(pages)?, 12 + 9 * u32::from(levels));
-        Ok(Self { chunks, levels, bits, format: PhantomData })
+    pub(super) fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
+        let (chunks, bits) = (Chunks::new(pages)?, F::bits(levels));
+        Ok(Self { chunks, levels, bits, phys_bits: F::PHYS_BITS, format: PhantomData })
     }
 
     pub(super) fn chunks(&self) -> &Chunks {
@@ -75,6 +76,19 @@ impl<F: Format> Store<F> {
     #[inline]
     pub(super) fn bits(&self) -> u32 {
         self.bits
+    }
+
+    /// Returns how many bits a physical address has.
+    #[inline]
+    pub(super) fn phys_bits(&self) -> u32 {
+        self.phys_bits
+    }
+
+    /// Refuses memory beyond `bits` bits from now on.
+    pub(super) fn limit_phys(&mut self, bits: u32) -> Result<(), TableError> {
+        self.chunks.are_below(bits)?;
+        self.phys_bits = bits;
+        Ok(())
     }
 
     #[inline]

@@ -15,15 +15,46 @@ const G1: u64 = 1 << 30;
 const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
 const RW: Access = Access::all();
 
-/// A table, its memory (full of rubbish at first), and a walker of its own that knows VT-d and not this module.
-struct Bench {
-    table: Table<VtdSecondStage>,
+/// What a walker knows of a format: the bits of an entry, without the code that writes them.
+trait Decode: Format {
+    /// Whether an entry is present, and whether the device may read (1) and write (2) through it.
+    fn access(entry: u64) -> Option<u64>;
+    /// What a mapping for `access` gives.
+    fn given(access: u64) -> u64;
+}
+
+impl Decode for VtdSecondStage {
+    fn access(entry: u64) -> Option<u64> {
+        (entry & 3 != 0).then_some(entry & 3)
+    }
+    fn given(access: u64) -> u64 {
+        access
+    }
+}
+
+impl Decode for VtdFirstStage {
+    fn access(entry: u64) -> Option<u64> {
+        // Present; of user mode; accessed, and dirty if it can be written, so that no unit writes it.
+        let valid = entry & 0x24 == 0x24 && (entry & 2 == 0 || entry & 0x80 == 0 || entry & 0x40 != 0);
+        (entry & 1 != 0).then(|| {
+            assert!(valid, "{entry:#x}");
+            1 | entry & 2
+        })
+    }
+    fn given(access: u64) -> u64 {
+        access | 1
+    }
+}
+
+/// A table, its memory (full of rubbish at first), and a walker of its own that knows the format and not this module.
+struct Bench<F: Format = VtdSecondStage> {
+    table: Table<F>,
     pages: &'static [TablePage],
     _pages: Box<[TablePage]>,
 }
 
 /// A table that begins with one page and is given the others as it grows.
-fn bench(pages: usize, levels: u8) -> Bench {
+fn bench<F: Format>(pages: usize, levels: u8) -> Bench<F> {
     let owned: Box<[TablePage]> = (0..pages).map(|_| TablePage::filled(u64::MAX)).collect();
     // SAFETY: the pages live as long as the table, and are changed by it alone.
     let pages = unsafe { &*core::ptr::from_ref(&*owned) };
@@ -33,7 +64,7 @@ fn bench(pages: usize, levels: u8) -> Bench {
 }
 
 /// The same, keeping as many empty pages as it may.
-fn keeping(pages: usize, levels: u8) -> Bench {
+fn keeping<F: Format>(pages: usize, levels: u8) -> Bench<F> {
     let Bench { table, pages, _pages } = bench(pages, levels);
     Bench { table: table.with_kept_pages(64), pages, _pages }
 }
@@ -58,7 +89,7 @@ impl TableMemory for Pieces {
     }
 }
 
-impl Bench {
+impl<F: Decode> Bench<F> {
     fn entry(&self, page: u64, index: u64) -> u64 {
         let (page, index) = (usize::try_from(page).unwrap(), usize::try_from(index).unwrap());
         self.pages[page].entries()[index].load(Ordering::Relaxed)
@@ -70,12 +101,10 @@ impl Bench {
             let shift = 3 + 9 * level;
             let index = (iova >> shift) & 511;
             let entry = self.entry((page - TABLES.raw()) / 4096, index);
-            if entry & 3 == 0 {
-                return None;
-            }
+            let access = F::access(entry)?;
             let address = entry & 0x000f_ffff_ffff_f000;
             if level == 1 || entry & 0x80 != 0 {
-                return Some((address + (iova & ((1 << shift) - 1)), 1 << shift, entry & 3));
+                return Some((address + (iova & ((1 << shift) - 1)), 1 << shift, access));
             }
             page = address;
         }
@@ -133,7 +162,7 @@ fn range(iova: u64, len: u64) -> IovaRange {
 
 #[test]
 fn bad_arguments_are_refused() {
-    let b = bench(8, 3);
+    let b: Bench = bench(8, 3);
     let r = range(K4, K4);
     let phys = PhysAddr::new(K4);
     assert!(matches!(b.map(K4 + 1, K4, K4), Err(TableError::Misaligned { .. })));
@@ -156,7 +185,7 @@ fn bad_arguments_are_refused() {
 
 #[test]
 fn one_range_becomes_the_largest_leaves_that_fit() {
-    let b = bench(64, 4);
+    let b: Bench = bench(64, 4);
     // 4 KiB up to the first 2 MiB line, 2 MiB up to the first 1 GiB line, and down again.
     let (start, end) = (G1 - M2 - K4, 2 * G1 + M2 + K4);
     b.map(start, 8 * G1 + start, end - start).unwrap();
@@ -186,7 +215,7 @@ fn one_range_becomes_the_largest_leaves_that_fit() {
 /// A table grows by as many pages as it has, and translates through all of its chunks.
 #[test]
 fn a_table_grows_by_as_much_as_it_has_until_there_is_no_more() {
-    let b = bench(100, 3);
+    let b: Bench = bench(100, 3);
     let windows = 97; // the root and one page of level 2 beside theirs: one page is left
     for window in 0..windows {
         b.map(window * M2, window * K4, K4).unwrap();
@@ -235,7 +264,7 @@ fn a_table_of_tiny_chunks_stops_at_their_number() {
 
 #[test]
 fn a_part_of_a_superpage_is_not_cleared_and_the_rest_neither() {
-    let b = bench(8, 3);
+    let b: Bench = bench(8, 3);
     b.map(M2 - K4, 4 * M2 - K4, K4 + 2 * M2).unwrap();
     let mut retired = Retired::new();
     let cut = range(M2 - K4, K4 + M2 + K4);
@@ -256,7 +285,7 @@ fn a_part_of_a_superpage_is_not_cleared_and_the_rest_neither() {
 
 #[test]
 fn what_is_mapped_is_not_overwritten() {
-    let b = bench(16, 3);
+    let b: Bench = bench(16, 3);
     b.map(M2 + 5 * K4, K4, K4).unwrap();
     let at = Iova::new(M2 + 5 * K4);
     for (iova, len) in [(M2, M2), (0, G1), (M2, 6 * K4), (M2 + 5 * K4, K4), (0, 4 * M2)] {
@@ -270,7 +299,7 @@ fn what_is_mapped_is_not_overwritten() {
 
 #[test]
 fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
-    let b = bench(4, 3); // the root and three: one way down and one more page
+    let b: Bench = bench(4, 3); // the root and three: one way down and one more page
     b.map(0, 0, K4).unwrap();
     let mut retired = Retired::new();
     b.table.clear(range(0, K4), &mut retired).unwrap();
@@ -297,7 +326,7 @@ fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
 
 #[test]
 fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
-    let b = bench(4, 3);
+    let b: Bench = bench(4, 3);
     b.map(0, 0, K4).unwrap();
     let mut first = Retired::new();
     b.table.clear(range(0, K4), &mut first).unwrap();
@@ -313,7 +342,7 @@ fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
 
 #[test]
 fn pages_of_another_table_are_returned() {
-    let (a, b) = (bench(8, 3), bench(8, 3));
+    let (a, b): (Bench, Bench) = (bench(8, 3), bench(8, 3));
     // Both benches claim the same physical address; give one another.
     let pages = TablePages::new(b.pages, PhysAddr::new(0x1000_0000)).unwrap();
     let other = Table::<VtdSecondStage>::new(pages, 3).unwrap();
@@ -332,7 +361,7 @@ fn running_out_of_table_pages_rolls_back_exactly() {
     let (start, len) = (G1 - 2 * M2 - K4, 5 * M2 + 2 * K4);
     let mut failures = 0;
     for capacity in 1..20 {
-        let b = bench(capacity, 4);
+        let b: Bench = bench(capacity, 4);
         match b.map(start, K4, len) {
             Ok(()) => {
                 assert_eq!(b.at(start + len - 1), Some((K4 + len - 1, K4, 3)));
@@ -355,7 +384,7 @@ fn running_out_of_table_pages_rolls_back_exactly() {
 
 #[test]
 fn a_million_mappings_leave_nothing_but_the_root() {
-    let b = bench(2100, 4);
+    let b: Bench = bench(2100, 4);
     let at = |i: u64| (7 * G1 + i * K4, (i ^ 0x55) * K4);
     for i in 0..1_000_000 {
         b.map(at(i).0, at(i).1, K4).unwrap();
@@ -370,4 +399,48 @@ fn a_million_mappings_leave_nothing_but_the_root() {
     // What one flush a level has not reached yet: at most one way down.
     assert!(b.table.stats().in_use <= 3);
     b.is_pristine();
+}
+
+#[test]
+fn the_first_stage_translates_the_lower_half_and_grants_reads() {
+    let b: Bench<VtdFirstStage> = bench(16, 4);
+    assert_eq!(b.table.bits(), 47);
+    let last = range((1 << 47) - K4, K4);
+    for (access, given) in [(Access::READ, 1), (Access::WRITE, 3), (RW, 3)] {
+        b.table.map(last, PhysAddr::new(5 * K4), access).unwrap();
+        assert_eq!(b.at(last.start().raw()), Some((5 * K4, K4, given)));
+        b.table.clear(last, &mut Retired::new()).unwrap();
+    }
+    // Not canonical, and the upper half, at its two ends.
+    for start in [(1 << 47) - K4, 1 << 47, (1 << 48) - 2 * K4, 0xffff_8000_0000_0000, u64::MAX - 2 * K4 + 1] {
+        let beyond = range(start, if start < 1 << 47 { 2 * K4 } else { K4 });
+        assert_eq!(
+            b.table.map(beyond, PhysAddr::new(0), RW),
+            Err(TableError::Outside { range: beyond, bits: 47 })
+        );
+    }
+    let pages = TablePages::new(b.pages, TABLES).unwrap();
+    let three = Table::<VtdFirstStage>::new(pages, 3).map(drop);
+    assert!(matches!(three, Err(TableError::Levels { levels: 3, min: 4, max: 5, .. })));
+}
+
+#[test]
+fn physical_addresses_end_where_the_machine_says() {
+    let b: Bench = bench(8, 3);
+    let table = b.table.with_phys_bits(36).unwrap();
+    let top = 1 << 36;
+    let beyond = |phys, len, bits| Err(TableError::PhysOutside { phys: PhysAddr::new(phys), len, bits });
+    for (phys, len) in
+        [(top, K4), (top - K4, 2 * K4), (0, 2 * top), (1 << 63, K4), (u64::MAX - 2 * K4 + 1, K4)]
+    {
+        assert_eq!(table.map(range(0, len), PhysAddr::new(phys), RW), beyond(phys, len, 36));
+    }
+    table.map(range(0, K4), PhysAddr::new(top - K4), RW).unwrap();
+    // Pages of the table itself beyond the width.
+    let width = TABLES.raw().ilog2();
+    let b: Bench = bench(8, 3);
+    assert_eq!(b.table.with_phys_bits(width).map(drop), beyond(TABLES.raw(), K4, width));
+    let b: Bench = bench(8, 3);
+    let table = b.table.with_phys_bits(99).unwrap();
+    assert_eq!(table.map(range(0, K4), PhysAddr::new(1 << 52), RW), beyond(1 << 52, K4, 52));
 }

@@ -31,16 +31,15 @@ pub(super) struct Tree<F: Format> {
     pub(super) memory: Option<Box<dyn TableMemory>>,
     /// The largest leaf.
     pub(super) max_leaf: PageSize,
-    /// How many bits of physical address an entry holds.
-    pub(super) phys_bits: u32,
 }
 
 impl<F: Format> Tree<F> {
     /// Creates an empty tree in `pages`.
     pub(super) fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
-        let no_memory = TableError::NoMemory { pages: pages.count };
-        let (store, mut directory) = (Store::<F>::new(&pages, levels)?, PageDirectory::new());
-        let metas = directory.prepare(pages.count).ok_or(no_memory)?;
+        let count = pages.count;
+        let no_memory = TableError::NoMemory { pages: count };
+        let (store, mut directory) = (Store::<F>::new(pages, levels)?, PageDirectory::new());
+        let metas = directory.prepare(count).ok_or(no_memory)?;
         directory.add(metas);
         // The first page allocated is the root; it counts one more than it holds and is never empty.
         directory.alloc(PageIndex::NONE, 0).ok_or(no_memory)?;
@@ -50,8 +49,8 @@ impl<F: Format> Tree<F> {
         root.page.count(1);
         let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let (memory, max_leaf, phys_bits) = (None, PageSize::Size1G, F::PHYS_BITS);
-        Ok(Self { number, store, directory, pending, memory, max_leaf, phys_bits })
+        let (memory, max_leaf) = (None, PageSize::Size1G);
+        Ok(Self { number, store, directory, pending, memory, max_leaf })
     }
 
     /// Returns the table's pages for a change of its shape.

@@ -1,10 +1,11 @@
 //! The domain's table: how it grows, and that superpages return.
 
 use super::harness::{Arena, PAGE};
-use crate::{SoftBus, SoftConfig, domain};
-use pinfold_core::access::Access;
+use crate::{Fault, FaultKind, SoftBus, SoftConfig, Stage, domain};
+use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Domain, Reservation};
+use pinfold_core::domain::{BackendError, Domain, Reservation};
+use pinfold_core::table::TableError;
 use std::sync::Arc;
 
 const WINDOW: u64 = 2 << 20;
@@ -90,4 +91,48 @@ fn a_limit_beyond_all_memory_costs_nothing() {
     let mapping = unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
     domain.unmap_static(mapping).unwrap();
     domain.unregister_memory(arena.memory());
+}
+
+/// The same domain over a first-stage table: leaves of both sizes, every direction, the end of its addresses.
+#[test]
+fn a_first_stage_table_translates_and_grants_reads_with_writes() {
+    let config = SoftConfig { stage: Stage::First, ..SoftConfig::default() };
+    let arena = Arena::aligned(512 + 3, 2 << 20);
+    let (domain, bus, place) = with_place(config, &arena, WINDOW);
+    // SAFETY: the arena is registered until it is unmapped.
+    let large = unsafe {
+        domain.map_at(&place, at(&place, 0, WINDOW), arena.memory().part(0, 512 * PAGE).unwrap(), RW)
+    };
+    let large = large.unwrap();
+    assert_eq!(cost_of_reading(&bus, at(&place, 0, WINDOW)), (1, 3));
+    let port = bus.port();
+    let kind = |result: Result<u32, Fault>| result.map_err(|fault| fault.kind);
+    let to = domain.map(arena.page(512), ToDevice).unwrap();
+    let from = domain.map(arena.page(513), FromDevice).unwrap();
+    let both = domain.map(arena.page(514), Bidirectional).unwrap();
+    for (iova, writes) in [(to.iova(), false), (from.iova(), true), (both.iova(), true)] {
+        assert_eq!(kind(port.read_u32_acquire(iova.start())), Ok(0), "what is present can be read");
+        let written = port.write_u32_release(iova.start(), 7).map_err(|fault| fault.kind);
+        assert_eq!(written, if writes { Ok(()) } else { Err(FaultKind::NoWrite) });
+    }
+    let iova = from.iova().start();
+    drop(from.unmap().unwrap());
+    assert_eq!(kind(port.read_u32_acquire(iova)), Err(FaultKind::NotMapped));
+    for beyond in [1 << 47, 1 << 48, 0xffff_8000_0000_0000] {
+        assert_eq!(kind(port.read_u32_acquire(Iova::new(beyond))), Err(FaultKind::TooWide));
+    }
+    drop((to.unmap().unwrap(), both.unmap().unwrap()));
+    domain.unmap_static(large).unwrap();
+    domain.unregister_memory(arena.memory());
+    let three = SoftConfig { stage: Stage::First, levels: 3, ..SoftConfig::default() };
+    let error = crate::domain(three).map(drop).unwrap_err().to_string();
+    assert!(error.contains("3 levels"), "{error}");
+}
+
+/// Tables that the unit's physical addresses do not reach are refused.
+#[test]
+fn physical_addresses_have_the_width_of_the_unit() {
+    let narrow = SoftConfig { phys_bits: 24, ..SoftConfig::default() };
+    let error = domain(narrow).map(drop).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::PhysOutside { bits: 24, .. })), "{error}");
 }

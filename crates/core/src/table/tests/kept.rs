@@ -4,7 +4,7 @@ use super::*;
 
 /// A table that has been given all of its pages and holds one mapping far away.
 fn grown(pages: usize) -> Bench {
-    let b = keeping(pages, 3);
+    let b: Bench = keeping(pages, 3);
     let windows = pages as u64 - 2; // beside the root and a page of level 2
     (0..windows).for_each(|window| b.map(100 * G1 + window % 512 * M2, 0, K4).unwrap());
     let mut retired = Retired::new();

@@ -20,7 +20,7 @@ fn mapped_already(at: u64) -> TableError {
 
 #[test]
 fn a_pinned_page_is_changed_through_its_pin_alone() {
-    let b = bench(8, 3);
+    let b: Bench = bench(8, 3);
     let pin = b.table.pin(Iova::new(M2)).unwrap();
     assert_eq!(pin.window(), range(M2, M2));
     assert_eq!(b.table.pin(Iova::new(M2)).unwrap_err(), TableError::Pinned { at: Iova::new(M2) });
@@ -59,7 +59,7 @@ fn a_pinned_page_is_changed_through_its_pin_alone() {
 
 #[test]
 fn bad_pins_are_refused_and_change_nothing() {
-    let b = bench(8, 3);
+    let b: Bench = bench(8, 3);
     for at in [K4, M2 + K4, 1, u64::MAX] {
         assert_eq!(b.table.pin(Iova::new(at)).unwrap_err(), TableError::NoWindow { at: Iova::new(at) });
     }
@@ -91,7 +91,7 @@ fn bad_pins_are_refused_and_change_nothing() {
     let pin = refused.leaf;
     b.table.clear_pinned(&pin, range(5 * K4, K4)).unwrap();
     // The pin and the retired pages of another table.
-    let other = bench(8, 3);
+    let other: Bench = bench(8, 3);
     let refused = other.table.unpin(pin, &mut Retired::new()).unwrap_err();
     assert!(matches!(refused.error, TableError::OtherTable { .. }));
     let pin = refused.leaf;
@@ -105,12 +105,12 @@ fn bad_pins_are_refused_and_change_nothing() {
 #[test]
 fn a_pin_that_runs_out_of_pages_leaves_none_linked() {
     for capacity in 1..4 {
-        let b = bench(capacity, 4);
+        let b: Bench = bench(capacity, 4);
         let full = full(capacity);
         assert_eq!(b.table.pin(Iova::new(G1)).unwrap_err(), full);
         b.is_pristine();
     }
-    let b = bench(4, 4);
+    let b: Bench = bench(4, 4);
     let pin = b.table.pin(Iova::new(G1)).unwrap();
     let mut retired = Retired::new();
     b.table.unpin(pin, &mut retired).unwrap();
@@ -118,39 +118,57 @@ fn a_pin_that_runs_out_of_pages_leaves_none_linked() {
     b.is_pristine();
 }
 
+type Op = (u8, u64, u64, u64);
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    proptest::collection::vec((0u8..7, 0..WINDOWS, 0u64..512, 1u64..40), 150)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    /// Windows that are pinned or not, and pages that are mapped: every call succeeds or fails as the page map says.
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn pins_agree_with_a_page_map(
-        capacity in 4usize..9,
-        ops in proptest::collection::vec((0u8..7, 0..WINDOWS, 0u64..512, 1u64..40), 150),
-    ) {
-        let b = bench(capacity, 3);
-        let mut pins: Vec<Option<PinnedLeaf>> = (0..WINDOWS).map(|_| None).collect();
-        let mut mapped: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut flushing = Vec::new();
-        for (step, (kind, window, first, count)) in (0u64..).zip(ops) {
-            let pinned = &mut pins[usize::try_from(window).unwrap()];
-            let there = pages(window, first, count.min(512 - first));
-            let (start, end) = (there.start().raw(), there.end().raw());
-            let phys = (step + 1) * M2;
-            let in_window = |mapped: &BTreeMap<u64, u64>| mapped.range(window * M2..(window + 1) * M2).next().map(|(at, _)| *at);
-            let first_mapped = mapped.range(start..end).next().map(|(at, _)| *at);
-            let first_hole = (start..end).step_by(4096).find(|at| !mapped.contains_key(at));
-            let mut retired = Retired::new();
-            match kind {
-                0 => match (b.table.pin(Iova::new(window * M2)), &pinned) {
-                    (Ok(pin), None) => {
-                        prop_assert_eq!(in_window(&mapped), None);
-                        *pinned = Some(pin);
-                    }
-                    (Err(TableError::Pinned { .. }), Some(_)) => {}
-                    (Err(TableError::AlreadyMapped { at }), None) => prop_assert_eq!(Some(at.raw()), in_window(&mapped)),
-                    (Err(TableError::NoPages { .. }), None) => {}
-                    (other, _) => prop_assert!(false, "{other:?}"),
-                },
-                1 => if let Some(pin) = pinned.take() {
+    fn pins_agree_with_a_page_map(capacity in 4usize..9, ops in ops()) {
+        pins_agree::<VtdSecondStage>(capacity, ops)?;
+    }
+
+    #[test]
+    fn pins_agree_with_a_page_map_in_the_first_stage(capacity in 5usize..10, ops in ops()) {
+        pins_agree::<VtdFirstStage>(capacity, ops)?;
+    }
+}
+
+/// Windows that are pinned or not, and pages that are mapped: every call succeeds or fails as the page map says.
+fn pins_agree<F: Decode>(capacity: usize, ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let b: Bench<F> = bench(capacity, F::MIN_LEVELS);
+    let mut pins: Vec<Option<PinnedLeaf>> = (0..WINDOWS).map(|_| None).collect();
+    let mut mapped: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut flushing = Vec::new();
+    for (step, (kind, window, first, count)) in (0u64..).zip(ops) {
+        let pinned = &mut pins[usize::try_from(window).unwrap()];
+        let there = pages(window, first, count.min(512 - first));
+        let (start, end) = (there.start().raw(), there.end().raw());
+        let phys = (step + 1) * M2;
+        let in_window = |mapped: &BTreeMap<u64, u64>| {
+            mapped.range(window * M2..(window + 1) * M2).next().map(|(at, _)| *at)
+        };
+        let first_mapped = mapped.range(start..end).next().map(|(at, _)| *at);
+        let first_hole = (start..end).step_by(4096).find(|at| !mapped.contains_key(at));
+        let mut retired = Retired::new();
+        match kind {
+            0 => match (b.table.pin(Iova::new(window * M2)), &pinned) {
+                (Ok(pin), None) => {
+                    prop_assert_eq!(in_window(&mapped), None);
+                    *pinned = Some(pin);
+                }
+                (Err(TableError::Pinned { .. }), Some(_)) => {}
+                (Err(TableError::AlreadyMapped { at }), None) => {
+                    prop_assert_eq!(Some(at.raw()), in_window(&mapped))
+                }
+                (Err(TableError::NoPages { .. }), None) => {}
+                (other, _) => prop_assert!(false, "{other:?}"),
+            },
+            1 => {
+                if let Some(pin) = pinned.take() {
                     match (b.table.unpin(pin, &mut retired), in_window(&mapped)) {
                         (Ok(()), None) => {}
                         (Err(UnpinError { error, leaf }), Some(at)) => {
@@ -159,57 +177,62 @@ proptest! {
                         }
                         (other, _) => prop_assert!(false, "{other:?}"),
                     }
-                },
-                2 | 3 => {
-                    let result = match pinned {
-                        Some(pin) => b.table.map_pinned(pin, there, PhysAddr::new(phys), RW),
-                        None => b.table.map(there, PhysAddr::new(phys), RW),
-                    };
-                    match (result, first_mapped) {
-                        (Ok(()), None) => mapped.extend((start..end).step_by(4096).map(|at| (at, phys + at - start))),
-                        (Err(error), Some(at)) => prop_assert_eq!(error, mapped_already(at)),
-                        (Err(TableError::NoPages { .. }), None) if pinned.is_none() => {}
-                        (other, _) => prop_assert!(false, "{other:?}"),
-                    }
                 }
-                4 | 5 => {
-                    let result = match pinned {
-                        Some(pin) => b.table.clear_pinned(pin, there),
-                        None => b.table.clear(there, &mut retired),
-                    };
-                    prop_assert_eq!(result, first_hole.map_or(Ok(()), |at| Err(not_mapped(at))));
-                    if first_hole.is_none() {
-                        mapped.retain(|at, _| !there.contains(Iova::new(*at)));
+            }
+            2 | 3 => {
+                let result = match pinned {
+                    Some(pin) => b.table.map_pinned(pin, there, PhysAddr::new(phys), RW),
+                    None => b.table.map(there, PhysAddr::new(phys), RW),
+                };
+                match (result, first_mapped) {
+                    (Ok(()), None) => {
+                        mapped.extend((start..end).step_by(4096).map(|at| (at, phys + at - start)))
                     }
+                    (Err(error), Some(at)) => prop_assert_eq!(error, mapped_already(at)),
+                    (Err(TableError::NoPages { .. }), None) if pinned.is_none() => {}
+                    (other, _) => prop_assert!(false, "{other:?}"),
                 }
-                // What does not come through the pin.
-                _ => if pinned.is_some() {
+            }
+            4 | 5 => {
+                let result = match pinned {
+                    Some(pin) => b.table.clear_pinned(pin, there),
+                    None => b.table.clear(there, &mut retired),
+                };
+                prop_assert_eq!(result, first_hole.map_or(Ok(()), |at| Err(not_mapped(at))));
+                if first_hole.is_none() {
+                    mapped.retain(|at, _| !there.contains(Iova::new(*at)));
+                }
+            }
+            // What does not come through the pin.
+            _ => {
+                if pinned.is_some() {
                     let at = Iova::new(start);
                     prop_assert_eq!(b.table.map(there, PhysAddr::new(0), RW), Err(TableError::Pinned { at }));
                     prop_assert_eq!(b.table.clear(there, &mut retired), Err(TableError::Pinned { at }));
                 } else if let Some(retired) = flushing.pop() {
                     b.table.reclaim(retired).unwrap();
-                },
+                }
             }
-            flushing.push(retired);
-            for at in (start.saturating_sub(K4)..=end).step_by(4096) {
-                prop_assert_eq!(b.at(at).map(|found| found.0), mapped.get(&at).copied(), "{:#x}", at);
-            }
-        }
-        let mut retired = Retired::new();
-        for at in mapped.into_keys() {
-            match &pins[usize::try_from(at / M2).unwrap()] {
-                Some(pin) => b.table.clear_pinned(pin, range(at, K4)).unwrap(),
-                None => b.table.clear(range(at, K4), &mut retired).unwrap(),
-            }
-        }
-        for pin in pins.into_iter().flatten() {
-            b.table.unpin(pin, &mut retired).unwrap();
         }
         flushing.push(retired);
-        for retired in flushing {
-            b.table.reclaim(retired).unwrap();
+        for at in (start.saturating_sub(K4)..=end).step_by(4096) {
+            prop_assert_eq!(b.at(at).map(|found| found.0), mapped.get(&at).copied(), "{:#x}", at);
         }
-        b.is_pristine();
     }
+    let mut retired = Retired::new();
+    for at in mapped.into_keys() {
+        match &pins[usize::try_from(at / M2).unwrap()] {
+            Some(pin) => b.table.clear_pinned(pin, range(at, K4)).unwrap(),
+            None => b.table.clear(range(at, K4), &mut retired).unwrap(),
+        }
+    }
+    for pin in pins.into_iter().flatten() {
+        b.table.unpin(pin, &mut retired).unwrap();
+    }
+    flushing.push(retired);
+    for retired in flushing {
+        b.table.reclaim(retired).unwrap();
+    }
+    b.is_pristine();
+    Ok(())
 }

@@ -77,7 +77,7 @@ fn share_table_pages(b: &Bench) {
 #[test]
 fn stress_two_clears_of_one_range_count_it_once() {
     const PAGES: u64 = 400;
-    let b = bench(8, 3);
+    let b: Bench = bench(8, 3);
     b.map(500 * K4, 77 * K4, K4).unwrap();
     let turn = std::sync::Barrier::new(2);
     let cleared = core::sync::atomic::AtomicU64::new(0);
@@ -116,7 +116,7 @@ fn stress_two_clears_of_one_range_count_it_once() {
 /// a second thread clears what its owner maps. Table pages are few, so they are retired and reused all the time.
 #[test]
 fn stress_pins_beside_maps_and_reclaims() {
-    let b = bench(9, 3);
+    let b: Bench = bench(9, 3);
     crate::testing::scope(|scope| {
         for owner in 0..2u64 {
             let b = &b;
