@@ -59,7 +59,9 @@ impl<'w> Device<'w> {
             3..=5 => self.probe_landed(),
             6 => {
                 let (base, pages) = self.world.recent(self.random.index(64));
-                self.probe_page(base, pages);
+                // Or behind it, where a window goes on: what is mapped there may be taken back before anyone knows of it.
+                let behind = if self.random.one_in(2) { pages * PAGE } else { 0 };
+                self.probe_page(base + behind, pages);
             }
             _ => {
                 let (start, end) = self.random.pick(self.regions);
