@@ -28,13 +28,13 @@ impl Driver {
     fn new(domain: &Domain, arena: &Arena) -> Result<Self, Box<dyn Error>> {
         let mut domain = domain.local();
         let descriptors = domain.map(arena.alloc(ENTRIES * DESCRIPTOR_BYTES)?, Bidirectional)?;
-        let mut ring = Vec::with_capacity(ENTRIES);
-        for entry in 0..ENTRIES {
-            let mapping = domain.map(arena.alloc(BUFFER_BYTES)?, FromDevice)?;
+        let buffers: Result<Vec<_>, _> = (0..ENTRIES).map(|_| arena.alloc(BUFFER_BYTES)).collect();
+        // All of them or none, at consecutive addresses.
+        let ring = domain.map_many(buffers?, FromDevice)?;
+        for (entry, mapping) in ring.iter().enumerate() {
             let at = entry * DESCRIPTOR_BYTES;
             descriptors.memory().write_u64(at, mapping.iova().start().raw().to_le())?;
             descriptors.memory().write_u64(at + 8, mapping.iova().len().to_le())?;
-            ring.push(mapping);
         }
         Ok(Self { domain, descriptors, ring })
     }

@@ -1,5 +1,6 @@
 //! The options of the memory stack, which several commands share.
 
+use crate::units::ByteSize;
 use clap::{Args, ValueEnum};
 
 /// How the memory stack is used.
@@ -9,6 +10,11 @@ pub(crate) struct StackArgs {
     #[arg(long, value_enum, default_value_t = Protect::Revoke)]
     pub(crate) protect: Protect,
 
+    /// The most bytes of buffers that wait for their flush: a completion that exceeds it waits, as with `--protect strict`, and 0
+    /// means that all do [default: no limit]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) held_limit: Option<ByteSize>,
+
     /// Where the DMA memory comes from
     #[arg(long, alias = "mem", value_enum, default_value_t = Memory::Auto)]
     pub(crate) memory: Memory,
@@ -16,7 +22,7 @@ pub(crate) struct StackArgs {
 
 impl Default for StackArgs {
     fn default() -> Self {
-        Self { protect: Protect::Revoke, memory: Memory::Auto }
+        Self { protect: Protect::Revoke, held_limit: None, memory: Memory::Auto }
     }
 }
 

@@ -230,6 +230,8 @@ pub(crate) struct DomainReport {
     pub(crate) maps: u64,
     /// Those that needed no change of the table.
     pub(crate) maps_fixed: u64,
+    /// Revocations that waited because too many bytes were held.
+    pub(crate) limited: u64,
     /// Buffers that are quarantined, since a device may still reach them.
     pub(crate) quarantined: u64,
     /// Free extents of I/O virtual addresses.
@@ -262,6 +264,7 @@ impl DomainReport {
             backend: domain.name(),
             maps: stats.maps,
             maps_fixed: stats.maps_fixed,
+            limited: stats.limited,
             quarantined: stats.quarantined,
             iova_extents: stats.iova_extents,
             table_pages: stats.backend.table_pages,

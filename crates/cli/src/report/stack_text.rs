@@ -131,6 +131,10 @@ impl DomainReport {
             fixed => format!(", {} of them permanent", grouped(fixed)),
         };
         line(out, "mappings", format_args!("{}{fixed}", grouped(self.maps)));
+        if self.limited > 0 {
+            let waits = counted(self.limited, "revocation");
+            line(out, "held limit", format_args!("{waits} waited for their flush because of it"));
+        }
         if self.quarantined > 0 {
             line(out, "quarantined", format_args!("{}", counted(self.quarantined, "buffer")));
         }

@@ -83,6 +83,9 @@ impl Stack {
         let data_bytes = allocated.checked_mul(count.max(1)).ok_or_else(too_much)?;
         let mapping_policy =
             if args.protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
+        if let Some(limit) = args.held_limit {
+            domain.set_held_limit(limit.0);
+        }
         let mut builder = Arena::builder().size(data_bytes as u64).mapping_policy(mapping_policy);
         if let Some(source) = source(args.memory) {
             builder = builder.source(source);

@@ -28,6 +28,18 @@ fn size_is_moved_once() {
     assert!((600..835).contains(&read), "{read} of 1024 are reads");
 }
 
+/// A limit of 0 makes each batch wait; one that the buffers cannot reach makes none.
+#[test]
+fn the_held_limit_makes_revocations_wait() {
+    for (limit, waits) in [("0", true), ("8k", true), ("1M", false)] {
+        let result = json(&format!("soft:1M --rw randread --iodepth 16 --held-limit {limit}"));
+        let domain = &result["stack"]["domain"];
+        assert_eq!(domain["limited"].as_u64().unwrap() > 0, waits, "{limit}: {domain}");
+        assert_eq!(result["read"]["requests"], 256);
+    }
+    pinfold(&words("io soft:1M --held-limit x")).failed(2, &["--held-limit", "is not a size"]);
+}
+
 #[test]
 fn the_runtime_ends_the_run() {
     let began = std::time::Instant::now();
