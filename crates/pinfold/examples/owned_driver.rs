@@ -1,19 +1,18 @@
 //! A driver that owns all that it uses: domain, arena, descriptor ring and mapped buffers in one struct, which moves
 //! between threads and drops in any order.
 //!
-//! The device is a toy: a thread that reads 16-byte descriptors (address, length) from a ring and fills the buffers.
+//! The device is the model of a network card: a thread that receives a frame into each buffer of its ring.
 //!
 //! `cargo run --example owned_driver`
 
 use pinfold::core::access::{Bidirectional, FromDevice};
-use pinfold::core::addr::Iova;
 use pinfold::core::domain::Mapping;
+use pinfold::soft::{Nic, NicEvent};
 use pinfold::{Arena, Buffer, Domain, DomainLocal};
 use std::error::Error;
 
 const ENTRIES: usize = 8;
 const BUFFER_BYTES: usize = 4096;
-/// Two little-endian words: the address and the length of a buffer.
 const DESCRIPTOR_BYTES: usize = 16;
 
 /// Fields in any order: nothing in it borrows from another field.
@@ -34,7 +33,8 @@ impl Driver {
         for (entry, mapping) in ring.iter().enumerate() {
             let at = entry * DESCRIPTOR_BYTES;
             descriptors.memory().write_u64(at, mapping.iova().start().raw().to_le())?;
-            descriptors.memory().write_u64(at + 8, mapping.iova().len().to_le())?;
+            descriptors.memory().write_u32(at + 8, u32::try_from(mapping.iova().len())?.to_le())?;
+            descriptors.memory().store_release_u32(at + 12, Nic::OWNED.to_le())?;
         }
         Ok(Self { domain, descriptors, ring })
     }
@@ -47,16 +47,13 @@ impl Driver {
     }
 }
 
-/// Fills the buffers of the ring at `ring`, each with its number.
-fn device(port: &pinfold::soft::Port, ring: Iova) -> Result<(), Box<dyn Error + Send + Sync>> {
+/// Receives a frame for each buffer of the ring: its bytes are its number.
+fn receive_frames(card: &mut Nic) -> Result<(), Box<dyn Error + Send + Sync>> {
     for entry in 0..ENTRIES {
-        let mut descriptor = [0; DESCRIPTOR_BYTES];
-        let at = ring.checked_add((entry * DESCRIPTOR_BYTES) as u64).ok_or("the ring wraps")?;
-        port.read(at, &mut descriptor)?;
-        let (addr, len) = descriptor.split_at(8);
-        let addr = Iova::new(u64::from_le_bytes(addr.try_into()?));
-        let len = usize::try_from(u64::from_le_bytes(len.try_into()?))?;
-        port.write(addr, &vec![u8::try_from(entry)?; len])?;
+        let frame = [u8::try_from(entry)?; BUFFER_BYTES];
+        if card.receive(&frame)? != NicEvent::Moved(BUFFER_BYTES) {
+            return Err(format!("frame {entry} was dropped").into());
+        }
     }
     Ok(())
 }
@@ -69,8 +66,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The driver keeps alive what it needs.
     drop((domain, arena));
 
+    // It only receives, so it needs no second ring.
     let ring = driver.descriptors.iova().start();
-    std::thread::scope(|scope| scope.spawn(|| device(&port, ring)).join())
+    let mut card = Nic::new(port, ring, ring, u32::try_from(ENTRIES)?);
+    std::thread::scope(|scope| scope.spawn(|| receive_frames(&mut card)).join())
         .map_err(|_| "the device panicked")?
         .map_err(|error| error.to_string())?;
 
@@ -86,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("{ENTRIES} buffers of {BUFFER_BYTES} bytes received through a ring of descriptors");
     // The domain went with the driver: the device finds nothing.
-    if device(&port, ring).is_ok() {
+    if receive_frames(&mut card).is_ok() {
         return Err("the device reached memory after the driver was dropped".into());
     }
     Ok(())
