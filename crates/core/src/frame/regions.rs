@@ -16,7 +16,7 @@ impl Zone {
     /// Tries regions until `attempt`, which looks for a run of `order`, succeeds: at most `patience` partly free ones, then
     /// whole ones, then all others. Twice, since a region may move from one set to another meanwhile.
     ///
-    /// Regions whose [limit](Limits) is below `order` are skipped. Each attempt in a partly free region that fails lowers its
+    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a partly free region that fails lowers its
     /// limit, so that it is repeated only after a free there.
     pub(super) fn search<T>(
         &self,

@@ -14,7 +14,7 @@ const PAGE_BYTES: u64 = TablePages::PAGE_BYTES as u64;
 /// What is known of a page without the lock.
 #[derive(Debug)]
 pub(super) struct PageRecord {
-    /// A generation, some bits and a count: see [`PageState`](super::store::PageState).
+    /// A generation, some bits and a count: see [`PageState`](super::state::PageState).
     pub(super) state: AtomicU64,
     /// The first address that the page translates, with its level in the lowest bits. Written when a generation begins, before anything is counted in it.
     pub(super) home: AtomicU64,
