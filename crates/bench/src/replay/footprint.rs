@@ -2,11 +2,7 @@
 
 use super::trace::{Device, Operation, Run};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
-
-const PAGE: u64 = 4096;
-/// The pages of a table page's entries: 2 MiB.
-const TABLE: u64 = 512;
+use std::collections::HashSet;
 
 /// What addresses need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -50,10 +46,13 @@ pub(super) fn live_after(operations: &[Operation], count: usize, addresses: &dyn
             live.insert(*mapping);
         }
     }
-    let mut runs: Vec<Run> = live.into_iter().flat_map(|mapping| addresses.of(mapping)).copied().collect();
+    merged(live.into_iter().flat_map(|mapping| addresses.of(mapping)).copied().collect())
+}
+
+/// Sorts runs, and joins those that abut or overlap, as those of one page do with the physical address as address.
+fn merged(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_unstable();
     runs.dedup_by(|next, run| {
-        // With the physical address as address, mappings of one page overlap.
         let joins = next.start <= run.end();
         if joins {
             run.len = run.end().max(next.end()) - run.start;
@@ -77,51 +76,46 @@ impl Device {
 }
 
 impl Footprint {
-    /// Computes what the mappings of a device need at `addresses`. O(n log n); memory for each 2 MiB ever used.
+    /// Computes what the mappings of a device need at `addresses`. O(n log n), however large the mappings are.
     pub(super) fn of(device: &Device, addresses: &dyn Addresses) -> Self {
-        let (mut low, mut high) = (u64::MAX, 0);
-        let mut used: HashMap<u64, [u64; (TABLE / 64) as usize]> = HashMap::new();
         let maps = device.operations.iter().filter(|operation| !operation.unmaps);
-        for run in maps.flat_map(|operation| addresses.of(operation.mapping)) {
-            (low, high) = (low.min(run.start), high.max(run.end()));
-            let (first, behind) = (run.start / PAGE, run.end() / PAGE);
-            for word in first / 64..behind.div_ceil(64) {
-                let from = first.saturating_sub(word * 64);
-                let to = (behind - word * 64).min(64);
-                let words = used.entry(word / (TABLE / 64)).or_default();
-                // 8 words of 64 pages are a table page.
-                if let Some(bits) = words.get_mut((word % (TABLE / 64)) as usize) {
-                    *bits |= u64::MAX >> (64 - (to - from)) << from;
-                }
-            }
-        }
+        let ever = merged(maps.flat_map(|operation| addresses.of(operation.mapping)).copied().collect());
         let peak = live_after(&device.operations, device.peak_at, addresses);
-        let tables = peak.iter().flat_map(|run| run.start / PAGE / TABLE..=(run.end() - 1) / PAGE / TABLE);
+        let (low, high) = (ever.first().map_or(0, |run| run.start), ever.last().map_or(0, |run| run.end()));
         Self {
-            span_bytes: high.saturating_sub(low),
-            pages: used.values().flatten().map(|word| u64::from(word.count_ones())).sum(),
+            span_bytes: high - low,
+            pages: ever.iter().map(|run| run.pages()).sum(),
             extents_at_peak: peak.len() as u64,
-            table_pages_at_peak: table_pages(tables),
-            table_pages_ever: table_pages(used.into_keys()),
+            table_pages_at_peak: table_pages(&peak),
+            table_pages_ever: table_pages(&ever),
         }
     }
 }
 
-/// Returns how many pages a table of four levels has with these of the lowest level.
-fn table_pages(lowest: impl IntoIterator<Item = u64>) -> u64 {
-    let mut level: HashSet<u64> = lowest.into_iter().collect();
+/// Returns how many pages a table of four levels has that maps these runs, which are sorted and do not overlap.
+fn table_pages(runs: &[Run]) -> u64 {
+    // A page of the lowest level maps 2 MiB, one of the next 512 times as much. The root always exists.
+    let below_root: u64 = [21, 30, 39].map(|shift| covered(runs, shift)).iter().sum();
+    below_root + 1
+}
+
+/// Returns how many aligned blocks of 2^`shift` bytes the runs touch.
+fn covered(runs: &[Run], shift: u32) -> u64 {
+    let mut last = None;
     let mut count = 0;
-    for _ in 1..4 {
-        count += level.len() as u64;
-        level = level.iter().map(|number| number / TABLE).collect();
+    for run in runs.iter().filter(|run| run.len > 0) {
+        let (first, end) = (run.start >> shift, (run.end() - 1) >> shift);
+        count += end - first + u64::from(last != Some(first));
+        last = Some(end);
     }
-    // The root always exists.
-    count + 1
+    count
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PAGE: u64 = 4096;
 
     /// A device whose mappings `runs` are mapped in order, and of which the first is unmapped in the end.
     fn device(runs: &[(u64, u64)]) -> Device {
@@ -149,7 +143,7 @@ mod tests {
 
     #[test]
     fn pages_are_counted_once_each() {
-        assert_eq!(footprint(&[(0x3f000, 66), (0x3e000, 2), (0x40000, 64)]).pages, 67, "across three words");
+        assert_eq!(footprint(&[(0x3f000, 66), (0x3e000, 2), (0x40000, 64)]).pages, 67);
         assert_eq!(footprint(&[(0, 1), (0x3f000, 1), (0x20_0000, 512)]).pages, 514);
     }
 
@@ -160,6 +154,9 @@ mod tests {
         // In different halves of the address space nothing is shared but the root.
         let far = footprint(&[(0x1000, 1), (1 << 47, 1)]);
         assert_eq!((far.table_pages_at_peak, far.table_pages_ever), (7, 7));
+        // 4 GiB each, a thousand times: no memory for each page.
+        let large: Vec<(u64, u64)> = (0..1000).map(|at| (at << 33, 1 << 20)).collect();
+        assert_eq!(footprint(&large).table_pages_ever, 1000 * (2048 + 4) + 16 + 1);
     }
 
     #[test]
