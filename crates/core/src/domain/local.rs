@@ -169,7 +169,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     }
 
     /// Waits for all of `revoked` at once, for at most `limit` from now altogether, and yields the outcome of each in its order.
-    /// One wait, of the last of their tickets.
+    /// One wait, of the last of their tickets; those of another domain are waited for one by one.
     ///
     /// What the iterator is not asked for is dropped as any [`Revoked`] is.
     ///

@@ -85,6 +85,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             1 | 2 => self.take().into_iter().for_each(|held| self.unmap(held)),
             3..=7 => self.take().into_iter().for_each(|held| self.revoke(held)),
             8 if !self.grows => self.revoke_all(),
+            9 if self.revoked.len() > REVOKED / 3 && self.is_by_handle() => self.wait_all(),
             9 if self.revoked.len() > REVOKED / 2 => {
                 let (live, revoked) = self.revoked.swap_remove(self.random.index(self.revoked.len()));
                 self.wait(live, revoked);
@@ -289,13 +290,25 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     fn wait(&mut self, live: Live, revoked: Revoked<'d>) {
         let limit = WaitLimit { time_ns: 1 + self.random.below(100_000), polls: u64::MAX };
-        let waited = match (self.is_by_handle(), self.random.one_in(4)) {
+        let outcome = match (self.is_by_handle(), self.random.one_in(4)) {
             (true, true) => self.handle.wait_for(revoked, limit),
             (true, false) => self.handle.wait(revoked),
             (false, true) => revoked.wait_for(limit),
             (false, false) => revoked.wait(),
         };
-        match waited {
+        self.waited(live, outcome);
+    }
+
+    /// Waits for all that is revoked, with one deadline.
+    fn wait_all(&mut self) {
+        let limit = WaitLimit { time_ns: 1 + self.random.below(100_000), polls: u64::MAX };
+        let (lives, revoked): (Vec<_>, Vec<_>) = std::mem::take(&mut self.revoked).into_iter().unzip();
+        let outcomes: Vec<_> = self.handle.wait_many_for(revoked, limit).collect();
+        lives.into_iter().zip(outcomes).for_each(|(live, outcome)| self.waited(live, outcome));
+    }
+
+    fn waited(&mut self, live: Live, outcome: Result<Buffer, NotQuiesced<Buffer, &'d Domain>>) {
+        match outcome {
             Ok(buffer) => self.quiesced(&live, buffer),
             Err(NotQuiesced { revoked: Some(revoked), error }) if error.late_ticket().is_some() => {
                 self.world.counts.late.fetch_add(1, Relaxed);
