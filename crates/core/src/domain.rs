@@ -70,6 +70,8 @@
 
 mod addresses;
 mod backend;
+#[cfg(feature = "bench-internals")]
+mod bare;
 mod counts;
 mod error;
 mod future;
@@ -98,6 +100,8 @@ mod window;
 mod windows;
 
 pub use backend::Backend;
+#[cfg(feature = "bench-internals")]
+pub use bare::BareAddresses;
 pub use error::BackendError;
 pub use future::Quiesced;
 pub use id::DomainId;

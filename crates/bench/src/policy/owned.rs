@@ -3,6 +3,7 @@
 
 use super::api::{Dma, Policy, PolicyError, PolicyThread};
 use super::memory::Memory;
+use super::slots::Slots;
 use super::stats::PolicyStats;
 use super::table::LEVELS;
 use pinfold::soft::{Port, SoftBus, SoftConfig};
@@ -20,9 +21,7 @@ use std::time::Instant;
 
 /// How many mappings `pinfold-batch` revokes at a time.
 const BATCH: usize = 16;
-/// How many revoked mappings a thread has before it looks whether their flushes have completed.
-const POLL_AT: usize = 16;
-/// How many it has at most; then it waits.
+/// How many revoked mappings a thread has at most; then it waits.
 const HELD: usize = 64;
 /// One of this many unmaps is timed.
 const SAMPLE: u64 = 64;
@@ -76,11 +75,10 @@ impl Policy for Pinfold {
         Box::new(Thread {
             policy: self,
             owner: self.domain.local(),
-            mapped: Vec::new(),
-            free: Vec::new(),
+            mapped: Slots::new(),
             gathered: Vec::with_capacity(BATCH),
             revoked: Vec::with_capacity(BATCH),
-            held: VecDeque::with_capacity(HELD + BATCH),
+            held: VecDeque::new(),
             unmaps: 0,
             held_bytes: 0,
             held_bytes_peak: 0,
@@ -139,10 +137,7 @@ struct Held {
 struct Thread<'p> {
     policy: &'p Pinfold,
     owner: Local,
-    /// By token.
-    mapped: Vec<Option<Unrevoked<Payload>>>,
-    /// The tokens that are free.
-    free: Vec<usize>,
+    mapped: Slots<Unrevoked<Payload>>,
     /// Unmapped, and revoked with the next ones, with the time of the first.
     gathered: Vec<(Unrevoked<Payload>, Option<Instant>)>,
     revoked: Vec<Revoked<Payload>>,
@@ -220,32 +215,20 @@ impl PolicyThread for Thread<'_> {
             }
             .map_err(failed);
         let (iova, mapping) = mapping?;
-        let token = match self.free.pop() {
-            Some(token) => {
-                if let Some(slot) = self.mapped.get_mut(token) {
-                    *slot = Some(mapping);
-                }
-                token
-            }
-            None => {
-                self.mapped.push(Some(mapping));
-                self.mapped.len() - 1
-            }
-        };
-        Ok(Dma { iova, memory, token })
+        Ok(Dma { iova, memory, token: self.mapped.put(mapping) })
     }
 
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
         let page = dma.iova.start().raw() / 4096;
-        let mapping = self.mapped.get_mut(dma.token).and_then(Option::take);
-        let mapping = mapping.ok_or(PolicyError::NotMapped { page })?;
-        self.free.push(dma.token);
+        let mapping = self.mapped.take(dma.token).ok_or(PolicyError::NotMapped { page })?;
         if self.policy.unmap == Unmap::Wait {
             let revoked = self.owner.revoke(mapping);
             let payload = self.owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
             freed.push(payload.range()?);
             return Ok(());
         }
+        // What earlier calls revoked, which has completed meanwhile: a thread then uses the same few buffers again.
+        self.poll(freed)?;
         self.unmaps += 1;
         self.held_bytes += dma.memory.len();
         self.held_bytes_peak = self.held_bytes_peak.max(self.held_bytes);
@@ -261,9 +244,6 @@ impl PolicyThread for Thread<'_> {
             if self.gathered.len() == BATCH {
                 self.revoke_gathered();
             }
-        }
-        if self.held.len() >= POLL_AT {
-            self.poll(freed)?;
         }
         while self.held.len() >= HELD {
             self.wait(freed)?;

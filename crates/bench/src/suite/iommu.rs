@@ -38,7 +38,8 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "an owner of a domain; in the cases of addresses over a backend without a table"),
+    ("pinfold", "an owner of a domain; in the cases of addresses, its addresses alone"),
+    ("pinfold-mapping", "the same with the life of a mapping around them, over a backend without a table"),
     ("pinfold-pinned", "a table page that is pinned for an owner: nothing is counted"),
     ("pinfold-shared", "the domain's own calls, or the address space's, without an owner"),
     ("pinfold-strict", "an owner: an unmap waits for its flush"),
@@ -53,6 +54,8 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("identity", "the physical address, counted per page, strict"),
     ("never-freed", "the same table, which frees no page"),
     ("none", "all memory mapped once: no protection"),
+    ("copies", "rr-*: the copying of a transaction alone, without mappings, a device or a pause"),
+    ("empty-loop", "live-*: nothing, called and timed as often: what the machine itself pauses for"),
 ];
 
 /// Measures the suite.

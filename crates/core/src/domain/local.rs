@@ -31,8 +31,8 @@ use core::ops::Deref;
 ///
 /// Everything else that a [`Domain`] offers is available through `Deref`.
 pub struct Local<H: Hold<Target = Domain> = Stock<Domain>> {
-    domain: H,
-    owner: Owner,
+    pub(super) domain: H,
+    pub(super) owner: Owner,
 }
 
 impl Domain {

@@ -5,7 +5,7 @@ use crate::error::BenchError;
 use crate::policy::{Magazines, Tree};
 use pinfold_core::access::FromDevice;
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Domain, Local, Mapping, NotQuiesced};
+use pinfold_core::domain::{BareAddresses, Domain, Local, Mapping, NotQuiesced};
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::share;
 
@@ -66,22 +66,54 @@ impl Addresses for Shared {
     }
 }
 
-/// An owner of a domain, over a backend without a table: the types of a mapping are included.
-pub(super) struct Owner {
-    owner: Local,
+fn owner() -> Result<Local, BenchError> {
+    let domain = share::Shared::new(Domain::new(Box::new(Untranslated), IovaSpace::new(BITS)?));
+    Ok(domain.local())
 }
 
+/// An owner of a domain: its addresses alone.
+pub(super) struct Owner(Local);
+
 impl Addresses for Owner {
+    type Range = BareAddresses;
+
+    fn new() -> Result<Self, BenchError> {
+        Ok(Self(owner()?))
+    }
+
+    #[inline(always)]
+    fn alloc(&mut self, pages: u64) -> Result<BareAddresses, BenchError> {
+        Ok(self.0.alloc_addresses(pages * PAGE)?)
+    }
+
+    fn alloc_low(&mut self, _: u64) -> Result<Option<BareAddresses>, BenchError> {
+        Ok(None) // an owner has no limit of its own
+    }
+
+    #[inline(always)]
+    fn free(&mut self, range: BareAddresses) -> Result<(), BenchError> {
+        self.0.free_addresses(range);
+        Ok(())
+    }
+
+    fn entries(&self) -> usize {
+        usize::try_from(self.0.stats().iova_extents).unwrap_or(usize::MAX)
+    }
+}
+
+/// The same with everything that a mapping is, over a backend without a table.
+pub(super) struct Mapped(Local);
+
+impl Addresses for Mapped {
     type Range = Mapping<Nothing, FromDevice>;
 
     fn new() -> Result<Self, BenchError> {
-        let domain = share::Shared::new(Domain::new(Box::new(Untranslated), IovaSpace::new(BITS)?));
-        Ok(Self { owner: domain.local() })
+        Ok(Self(owner()?))
     }
 
     #[inline(always)]
     fn alloc(&mut self, pages: u64) -> Result<Self::Range, BenchError> {
-        Ok(self.owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?)
+        Ok(self.0.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?)
     }
 
     fn alloc_low(&mut self, _: u64) -> Result<Option<Self::Range>, BenchError> {
@@ -90,13 +122,13 @@ impl Addresses for Owner {
 
     #[inline(always)]
     fn free(&mut self, range: Self::Range) -> Result<(), BenchError> {
-        let revoked = self.owner.revoke(range);
-        self.owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
+        let revoked = self.0.revoke(range);
+        self.0.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
         Ok(())
     }
 
     fn entries(&self) -> usize {
-        usize::try_from(self.owner.stats().iova_extents).unwrap_or(usize::MAX)
+        usize::try_from(self.0.stats().iova_extents).unwrap_or(usize::MAX)
     }
 }
 

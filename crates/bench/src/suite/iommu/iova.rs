@@ -1,6 +1,6 @@
 //! Addresses alone: `iova-pair`, `iova-128`, `iova-worst`, `static-50k`.
 
-use super::addresses::{Addresses, Cached, Owner, Shared, Tree2015, TreeMerged};
+use super::addresses::{Addresses, Cached, Mapped, Owner, Shared, Tree2015, TreeMerged};
 use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::policy::static_maps;
@@ -20,6 +20,7 @@ pub(super) fn pairs(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(400_000);
     let mut records = harness.interleave(vec![
         Subject::countable("pinfold", pair::<Owner>("iova-pair", 1, times)),
+        Subject::countable("pinfold-mapping", pair::<Mapped>("iova-pair", 1, times)),
         Subject::countable("pinfold-shared", pair::<Shared>("iova-pair", 1, times)),
         Subject::new("magazines", pair::<Cached>("iova-pair", 1, times)),
         Subject::new("tree-2015", pair::<Tree2015>("iova-pair", 1, times)),
@@ -28,6 +29,7 @@ pub(super) fn pairs(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let (live, times) = (harness.scale(LIVE), harness.scale(40_000));
     records.extend(harness.interleave(vec![
         Subject::countable("pinfold", among::<Owner>(live, times)),
+        Subject::countable("pinfold-mapping", among::<Mapped>(live, times)),
         Subject::countable("pinfold-shared", among::<Shared>(live, times)),
         Subject::new("magazines", among::<Cached>(live, times)),
         Subject::new("tree-2015", among::<Tree2015>(live, times)),

@@ -11,7 +11,7 @@ use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::domain::{Domain, Local, NotQuiesced};
 use pinfold_core::share::Shared;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many mappings are revoked by one call in `domain-4k-batch`.
 const BATCH: usize = 256;
@@ -153,6 +153,53 @@ fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
     out.figure("flush-64p", Metric::Count, "waits/page", waits as f64 / 64.0);
 }
 
+/// The unit of the longest call. The time is the thread's own, so that what else runs on the processor does not count; page
+/// faults do, and interrupts, which the subject `empty-loop` shows by itself.
+const LONGEST: &str = "us, longest call";
+
+/// Returns the processor time that this thread has used.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
+}
+
+/// The longest of several calls.
+struct Longest {
+    last: Duration,
+    longest: Duration,
+}
+
+impl Longest {
+    fn new() -> Self {
+        Self { last: thread_time(), longest: Duration::ZERO }
+    }
+
+    /// Begins a call.
+    fn begin(&mut self) {
+        self.last = thread_time();
+    }
+
+    /// Notes that a call has ended, and begins the next one.
+    fn note(&mut self) {
+        let now = thread_time();
+        self.longest = self.longest.max(now.saturating_sub(self.last));
+        self.last = now;
+    }
+
+    fn record(&self, out: &mut Samples, case: &'static str) {
+        out.figure(case, Metric::Time, LONGEST, self.longest.as_secs_f64() * 1e6);
+    }
+}
+
+/// Calls nothing as often as [`among`] maps and unmaps, and records the longest time for it.
+fn empty_loop(out: &mut Samples, case: &'static str, calls: usize) -> Outcome {
+    let mut longest = Longest::new();
+    (0..calls).for_each(|_| longest.note());
+    longest.record(out, case);
+    Ok(())
+}
+
 /// Unmaps and maps at random among many mappings of one page, and records the longest single map and unmap.
 pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
@@ -172,8 +219,11 @@ pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             Subject::new(kind.name(), move |out: &mut Samples| among(out, case, kind, memory, live, times))
         })
     });
+    let empty = [("live-1k", few), ("live-1m", many)].map(|(case, live)| {
+        Subject::new("empty-loop", move |out: &mut Samples| empty_loop(out, case, live + times))
+    });
     let rounds = harness.options().runs.min(3);
-    harness.with_runs(rounds).interleave(subjects.collect())
+    harness.with_runs(rounds).interleave(subjects.chain(empty).collect())
 }
 
 fn among(
@@ -187,11 +237,10 @@ fn among(
     let policy = kind.create(memory, &free_flushes())?;
     let mut thread = policy.thread();
     let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
-    let (mut mapped, mut freed, mut longest) = (Vec::with_capacity(live), Vec::new(), Duration::ZERO);
+    let (mut mapped, mut freed, mut longest) = (Vec::with_capacity(live), Vec::new(), Longest::new());
     for _ in 0..live {
-        let start = Instant::now();
         mapped.push(thread.map(page, Access::WRITE)?);
-        longest = longest.max(start.elapsed());
+        longest.note();
     }
     let mut rng = Rng::new();
     let mut exchange = |thread: &mut dyn PolicyThread, mapped: &mut Vec<Dma>| -> Outcome {
@@ -204,13 +253,13 @@ fn among(
     (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped))?;
     let (cost, result) = Cost::of(|| (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped)));
     result?;
+    longest.begin();
     for _ in 0..times {
-        let start = Instant::now();
         exchange(&mut *thread, &mut mapped)?;
-        longest = longest.max(start.elapsed());
+        longest.note();
     }
     out.cost(case, cost, times);
-    out.figure(case, Metric::Time, "us, longest call", longest.as_secs_f64() * 1e6);
+    longest.record(out, case);
     let mut freed = Vec::new();
     mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut freed))?;
     Ok(thread.settle(&mut freed)?)

@@ -11,6 +11,7 @@ use crate::record::{Metric, Record};
 use pinfold::soft::{Effect, Port, SoftConfig};
 use pinfold_core::access::Access;
 use pinfold_core::addr::PhysRange;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism};
@@ -44,7 +45,9 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 loops(out, &Workload { case, threads, statics, time }, kind, memory)
             })
         });
-        records.extend(harness.interleave(subjects.into())?);
+        let workload = Workload { case, threads, statics, time };
+        let copies = Subject::new("copies", move |out: &mut Samples| copies(out, &workload));
+        records.extend(harness.interleave(subjects.into_iter().chain([copies]).collect())?);
     }
     Ok(records)
 }
@@ -155,6 +158,39 @@ fn serve_all(
         }
         Ok((transactions, elapsed))
     })
+}
+
+/// Copies the packets of transactions, and does nothing else: what all policies have in common and none could avoid.
+fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
+    let phase = AtomicU8::new(GO);
+    let copy = || {
+        let (request, mut response) = ([1u8; PACKET], [0u8; PACKET]);
+        let (mut receive, transmit) = ([0u8; PACKET], [2u8; PACKET]);
+        let mut transactions = 0u64;
+        while phase.load(Ordering::Acquire) == GO {
+            black_box(&mut receive).copy_from_slice(black_box(&request));
+            black_box(&mut response).copy_from_slice(black_box(&transmit));
+            transactions += 1;
+        }
+        transactions
+    };
+    let (transactions, elapsed) = std::thread::scope(|scope| {
+        let spawn =
+            |_| Builder::new().stack_size(STACK).spawn_scoped(scope, copy).map_err(BenchError::NoThread);
+        let running: Result<Vec<_>, BenchError> = (0..workload.threads).map(spawn).collect();
+        let start = Instant::now();
+        if running.is_ok() {
+            std::thread::sleep(workload.time);
+        }
+        phase.store(STOP, Ordering::Release);
+        let elapsed = start.elapsed();
+        let transactions = running?.into_iter().map(|thread| thread.join().unwrap_or(0)).sum::<u64>();
+        Ok::<_, BenchError>((transactions, elapsed))
+    })?;
+    #[expect(clippy::cast_precision_loss, reason = "a count of a short run")]
+    let transactions = transactions as f64;
+    out.figure(workload.case, Metric::Rate, "transactions/s", transactions / elapsed.as_secs_f64());
+    Ok(())
 }
 
 /// What the threads do: make transactions, or end.
