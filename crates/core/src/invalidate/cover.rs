@@ -17,6 +17,15 @@ pub(super) fn cover(
     max_order: u32,
     out: &mut Vec<Descriptor>,
 ) -> Option<u64> {
+    if let [one] = pages {
+        // A block as it is, as most single requests are.
+        let order = one.count().trailing_zeros();
+        if one.count().is_power_of_two() && one.first.is_multiple_of(one.count()) && order <= max_order {
+            let scope = Scope::Block(Block::containing(one.first, order));
+            out.push(Descriptor::Iotlb { scope, leaf_only: one.leaf_only });
+            return Some(one.count());
+        }
+    }
     let mark = out.len();
     let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Some(0) };
     let mut cover = Cover { costs, max_order, limit: mark + MAX_BLOCKS, out };

@@ -8,12 +8,16 @@ use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
 
-/// Clears the entry of a page, and requests its flush.
+/// Clears the entry of a page, and requests its flush: one page by itself if it `submits`, the other by the general path.
 fn request(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) -> Ticket {
     inv.queue().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
-    let flush = [Flush::from(range)];
-    if submits { inv.request_and_submit(flush) } else { inv.request(flush) }
+    let flush = Flush::from(range);
+    match submits {
+        true if page == 0 => inv.request_one(flush),
+        true => inv.request_and_submit([flush]),
+        false => inv.request([flush]),
+    }
 }
 
 fn owner(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) {
@@ -46,6 +50,28 @@ fn loom_a_batch_in_parts_does_not_complete_before_all_of_its_flushes() {
 fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
     explore(true, usize::MAX, Some(0));
     explore(true, 2, Some(1));
+}
+
+/// Two requests that each become a batch of their own if they can: one of them meets the other in the flight, or gathers.
+#[test]
+fn loom_a_single_request_does_not_complete_before_its_flush() {
+    loom::model(|| {
+        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
+        let single = |inv: &Invalidator<Snapshot<2>>, page: usize| {
+            inv.queue().cleared[page].store(1, Ordering::Relaxed);
+            let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
+            let ticket = inv.request_one(Flush::from(range));
+            while !inv.is_completed(ticket) {
+                thread::yield_now();
+            }
+            assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
+        };
+        let other = Arc::clone(&inv);
+        let thread = thread::spawn(move || single(&other, 1));
+        single(&inv, 0);
+        thread.join().unwrap();
+        assert_eq!(inv.stats().requested, 2);
+    });
 }
 
 /// An owner that requests and then never runs again: others submit its request, and see it complete.

@@ -126,23 +126,28 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
 /// A revoke requests and submits at once; while the queue is full its request gathers.
 #[test]
 fn a_request_that_submits_appends_while_the_queue_is_full() {
+    assert_eq!(Invalidator::new(Hand::default()).request_and_submit([]), Ticket::COMPLETED);
+    appends_while_full(|inv, flush| inv.request_and_submit([flush]));
+    appends_while_full(|inv, flush| inv.request_one(flush));
+}
+
+fn appends_while_full(request: impl Fn(&Invalidator<Hand>, Flush) -> Ticket) {
     let inv = Invalidator::new(Hand::default());
     let submitted = || inv.queue().batches.lock().unwrap().len();
-    assert_eq!(inv.request_and_submit([]), Ticket::COMPLETED);
-    assert_eq!(inv.request_and_submit([flush(10, 1)]), Ticket(1));
+    assert_eq!(request(&inv, flush(10, 1)), Ticket(1));
     assert_eq!(submitted(), 1);
-    assert_eq!(inv.request_and_submit([flush(20, 1)]), Ticket(2));
+    assert_eq!(request(&inv, flush(20, 1)), Ticket(2));
     assert_eq!(submitted(), 1);
     complete(&inv, 1);
-    assert_eq!(inv.request_and_submit([flush(22, 1)]), Ticket(2), "the same batch, which it submits");
+    assert_eq!(request(&inv, flush(22, 1)), Ticket(2), "the same batch, which it submits");
     assert_eq!(inv.queue().batches.lock().unwrap()[1], (Ticket(2), blocks([(20, 0), (22, 0)])));
     // A unit that refused a batch for good is not offered another one.
     inv.queue().gone.store(true, Ordering::SeqCst);
     complete(&inv, 2);
-    assert_eq!(inv.request_and_submit([flush(30, 1)]), Ticket(3));
+    assert_eq!(request(&inv, flush(30, 1)), Ticket(3));
     assert!(inv.has_failed());
     inv.queue().gone.store(false, Ordering::SeqCst);
-    assert_eq!(inv.request_and_submit([flush(31, 1)]), Ticket(4));
+    assert_eq!(request(&inv, flush(31, 1)), Ticket(4));
     assert_eq!(submitted(), 2);
 }
 
