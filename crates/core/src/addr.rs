@@ -214,23 +214,27 @@ impl<A: Address> AddrRange<A> {
     }
 
     /// Returns the first address.
+    #[inline]
     pub fn start(&self) -> A {
         self.start
     }
 
     /// Returns the first address after the range.
+    #[inline]
     pub fn end(&self) -> A {
         // No wrap: the constructors check this sum.
         A::new(self.start.raw() + self.len.get())
     }
 
     /// Returns the last address of the range.
+    #[inline]
     pub fn last(&self) -> A {
         A::new(self.start.raw() + (self.len.get() - 1))
     }
 
     /// Returns the length in bytes, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
+    #[inline]
     pub fn len(&self) -> u64 {
         self.len.get()
     }

@@ -105,7 +105,7 @@ impl Owner {
 }
 
 impl Caller for Owner {
-    #[inline]
+    #[inline(always)]
     fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
         if domain.translates
             && len <= MAX_BYTES

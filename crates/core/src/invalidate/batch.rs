@@ -89,10 +89,14 @@ impl Batch {
     }
 
     /// Merges what abuts or overlaps.
+    #[inline]
     pub(super) fn merge(&mut self) {
-        if self.pages.len() < 2 {
-            return;
+        if self.pages.len() > 1 {
+            self.merge_all();
         }
+    }
+
+    fn merge_all(&mut self) {
         let before = self.pages.len();
         self.pages.sort_unstable_by_key(|pages| pages.first);
         self.pages.dedup_by(|next, kept| kept.join(next));

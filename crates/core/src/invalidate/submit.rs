@@ -102,14 +102,20 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Restarts a queue that has aborted, and replaces the batches in flight by one flush of the domain that ends with their
     /// last ticket: it covers all of them, so their descriptors need not be kept, and it does no harm twice. A batch that was
     /// submitted in part begins again. Returns false if that has to be tried again.
+    #[inline]
     fn recover(&self, flight: &mut Flight) -> bool {
+        if !flight.resubmit && !self.queue.has_aborted() {
+            return true;
+        }
+        self.recover_now(flight)
+    }
+
+    #[cold]
+    fn recover_now(&self, flight: &mut Flight) -> bool {
         if self.queue.has_aborted() {
             self.queue.restart();
             flight.next = 0;
             flight.resubmit = true;
-        }
-        if !flight.resubmit {
-            return true;
         }
         let last = self.submitted.load(Ordering::Relaxed);
         if self.completed.load(Ordering::Acquire) < last {
@@ -182,7 +188,12 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         let in_flight = ticket - self.completed.load(Ordering::Relaxed).min(ticket);
         sent.peak.add(in_flight.saturating_sub(sent.peak.get()));
         let (completed, now_ns) = self.queue.after_submission();
-        self.publish_up_to(completed);
+        if completed.0 == ticket {
+            // No ticket above it can be published while this thread submits, so a store does not lower what others publish.
+            self.completed.store(ticket, Ordering::Release);
+        } else {
+            self.publish_up_to(completed);
+        }
         if self.completed.load(Ordering::Relaxed) < ticket {
             self.clock.start(Ticket(ticket), now_ns);
         }

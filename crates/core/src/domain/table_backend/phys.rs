@@ -64,6 +64,7 @@ impl PhysExtent {
 
     /// Returns the part of the extent at the start of `memory`, at most its length; `None` if the extent does not contain
     /// that address.
+    #[inline]
     pub fn run(&self, memory: DmaMemory) -> Option<PhysRange> {
         let offset = memory.addr().checked_sub(self.addr)? as u64;
         let rest = self.phys.len().checked_sub(offset)?;
@@ -105,6 +106,7 @@ impl ExtentCache {
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`].
+    #[inline]
     pub fn run(
         &mut self,
         translator: &(impl PhysTranslator + ?Sized),
