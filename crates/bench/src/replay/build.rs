@@ -7,6 +7,8 @@ use pinfold_core::access::Access;
 use std::collections::HashMap;
 
 const PAGE: u64 = 4096;
+/// How many segments of a scatter list newer kernels record.
+const RECORDED_SEGMENTS: usize = 128;
 
 /// What an unmap names.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -22,20 +24,20 @@ enum Key {
 struct Live {
     mapping: u32,
     pages: u64,
-    /// The memory that was invented for it.
-    invented: Option<Run>,
+    /// Its memory, if that is not the trace's.
+    synthetic: Option<Run>,
 }
 
 /// Physical memory for allocations whose address is not recorded: above all that is recorded, each in pages of its own.
 #[derive(Debug, Default)]
-pub(super) struct Segments {
+pub(super) struct SyntheticMemory {
     /// Pages that were handed out.
     used: u64,
     /// Free ones, by their number of pages.
     free: HashMap<u64, Vec<Run>>,
 }
 
-impl Segments {
+impl SyntheticMemory {
     const BASE: u64 = MAX_ADDRESS;
 
     fn take(&mut self, len: u64) -> Run {
@@ -59,7 +61,7 @@ pub(super) struct Builder {
     live: HashMap<Key, Vec<Live>>,
     live_mappings: u64,
     live_pages: u64,
-    /// Invented memory that was freed, until the next map takes it back.
+    /// Synthetic memory that was freed, until the next map returns it.
     returned: Vec<Run>,
 }
 
@@ -85,26 +87,27 @@ impl Builder {
         action: &Action<'_>,
         time_ns: u64,
         calls: &mut [Call],
-        segments: &mut Segments,
+        synthetic: &mut SyntheticMemory,
     ) {
-        self.returned.drain(..).for_each(|run| segments.give_back(run));
+        self.returned.drain(..).for_each(|run| synthetic.give_back(run));
         let mut runs = Vec::new();
         let Some((key, access)) = addresses(action, &mut runs) else { return };
         let counts = &mut self.device.counts;
         counts.maps += 1;
         counts.lists += u64::from(matches!(action, Action::MapList { .. }));
+        counts.truncated += u64::from(matches!(action, Action::MapList { truncated: true, .. }));
         counts.iommu_maps += calls.len() as u64;
         let pages = runs.iter().map(|run| run.pages()).sum();
         calls.sort_unstable_by_key(|call| call.iova);
         let mut memory = Vec::new();
-        let mut invented = None;
+        let mut own = None;
         if !recorded(action, &mut memory) && !from_calls(calls, &runs, &mut memory) {
             if estimated(action, &mut memory) {
                 counts.split_evenly += 1;
             } else {
                 counts.without_memory += 1;
-                let run = segments.take(pages * PAGE);
-                invented = Some(run);
+                let run = synthetic.take(pages * PAGE);
+                own = Some(run);
                 memory.push(run);
             }
         }
@@ -117,7 +120,7 @@ impl Builder {
         device.operations.push(Operation { time_ns, mapping: number, unmaps: false });
         let same = self.live.entry(key).or_default();
         device.counts.overlapping += u64::from(!same.is_empty());
-        same.push(Live { mapping: number, pages, invented });
+        same.push(Live { mapping: number, pages, synthetic: own });
         self.live_mappings += 1;
         self.live_pages += pages;
         let counts = &mut device.counts;
@@ -133,7 +136,7 @@ impl Builder {
         let key = match *action {
             Action::Unmap { allocated: false, address, .. } => Key::Mapped(address),
             Action::Unmap { allocated: true, address, .. } => Key::Allocated(address),
-            Action::UnmapList { memory, .. } => Key::List(memory.iter().collect()),
+            Action::UnmapList { memory, .. } => self.list(memory),
             _ => return None,
         };
         let Some(same) = self.live.get_mut(&key) else {
@@ -145,7 +148,7 @@ impl Builder {
         if same.is_empty() {
             self.live.remove(&key);
         }
-        self.returned.extend(live.invented);
+        self.returned.extend(live.synthetic);
         self.live_mappings -= 1;
         self.live_pages -= live.pages;
         self.device.counts.unmaps += 1;
@@ -153,6 +156,16 @@ impl Builder {
         self.device.operations.push(Operation { time_ns, mapping: live.mapping, unmaps: true });
         let mapping = self.device.mappings.get(live.mapping as usize)?;
         hull(self.device.addresses_of(mapping))
+    }
+
+    /// Returns what the unmap of a scatter list names. Kernels that truncate the list of a long map do not truncate that of its
+    /// unmap.
+    fn list(&self, memory: List<'_>) -> Key {
+        let all = Key::List(memory.iter().collect());
+        if memory.count() <= RECORDED_SEGMENTS || self.live.contains_key(&all) {
+            return all;
+        }
+        Key::List(memory.iter().take(RECORDED_SEGMENTS).collect())
     }
 
     /// Counts an unmap of the IOMMU's driver that belongs to this device.

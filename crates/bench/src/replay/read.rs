@@ -1,7 +1,7 @@
 //! Reads a trace: from lines to devices with mappings.
 
 use super::assign::{Assigner, Call, Context};
-use super::build::{Builder, Segments};
+use super::build::{Builder, SyntheticMemory};
 use super::error::TraceError;
 use super::parse::{Action, Damage, Event, Line};
 use super::source::{self, Lines, Piece};
@@ -62,7 +62,7 @@ struct Reader {
     devices: Vec<Builder>,
     by_name: HashMap<String, usize>,
     assigner: Assigner,
-    segments: Segments,
+    synthetic: SyntheticMemory,
     cpus: HashSet<u32>,
     /// The times of the first event, and of the latest.
     first_ns: Option<u64>,
@@ -145,7 +145,7 @@ impl Reader {
             _ => {
                 let Some(hull) = Builder::hull_of(&event.action) else { return Ok(()) };
                 self.assigner.take(context, true, hull, &mut self.calls);
-                device.map(&event.action, time_ns, &mut self.calls, &mut self.segments);
+                device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
                 self.operations += 1;
             }
         }

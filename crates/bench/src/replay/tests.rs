@@ -177,6 +177,7 @@ fn every_kind_of_mapping_is_counted_and_ends() {
     let expected = Counts {
         maps: 5,
         lists: 1,
+        truncated: 0,
         split_evenly: 1,
         without_memory: 1,
         overlapping: 1,
@@ -203,6 +204,25 @@ fn every_kind_of_mapping_is_counted_and_ends() {
     // 12,289 bytes in two segments: 6,144 and 6,145.
     assert_eq!(memory[4], [Run { start: 0x1000, len: 0x2000 }, Run { start: 0x9000, len: 0x2000 }]);
     assert_eq!(trace.summary.duration_ns, Some(13_000));
+}
+
+/// Kernels that record 128 segments of a map record all of its unmap.
+#[test]
+fn a_truncated_list_is_unmapped_by_the_whole_one() {
+    let list = |count: u64, step: u64| {
+        let numbers: Vec<String> = (1..=count).map(|at| format!("{:#x}", at * step)).collect();
+        format!("{{{}}}", numbers.join(","))
+    };
+    let sizes = format!("{{{}}}", vec!["0x1000"; 128].join(","));
+    let (recorded, whole) = (list(128, 0x2000), list(300, 0x2000));
+    let map = format!(
+        "dma_map_sg: d dir=NONE nents=128/300 ents=128/300 [TRUNCATED] dma_addrs={} sizes={sizes} phys_addrs={recorded} attrs=",
+        list(128, 0x1000)
+    );
+    let unmap = format!("dma_unmap_sg: d dir=NONE phys_addrs={whole} attrs=");
+    let counts = read(text(&[&map, &unmap, &unmap])).unwrap().devices[0].counts;
+    assert_eq!((counts.truncated, counts.unmaps, counts.unmaps_without_map), (1, 1, 1));
+    assert_eq!(counts.peak_bytes, 128 * 4096);
 }
 
 #[test]

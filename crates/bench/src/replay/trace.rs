@@ -96,6 +96,8 @@ pub struct Counts {
     pub maps: u64,
     /// Of these, scatter lists.
     pub lists: u64,
+    /// Of these, scatter lists of which the kernel recorded the first segments only: the others are left out.
+    pub truncated: u64,
     /// Of these, scatter lists (and allocations in segments) for which the sizes of the segments are not recorded: they are
     /// taken to be equal.
     pub split_evenly: u64,

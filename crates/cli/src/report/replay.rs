@@ -208,6 +208,10 @@ fn counts(out: &mut String, line: &DeviceLine<'_>) {
         (counts.overlapping, "maps at an address that was still in use"),
         (counts.without_memory, "allocations without a physical address, in memory of their own"),
         (counts.split_evenly, "scatter lists without the sizes of their segments, taken to be equal"),
+        (
+            counts.truncated,
+            "scatter lists of which the kernel recorded the first segments only: the others are left out",
+        ),
         (counts.failed, "maps that failed"),
         (counts.faults, "accesses to what was not mapped"),
         (
