@@ -10,12 +10,13 @@ use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use pinfold_core::domain::{BackendError, Domain, Local, MapError, NotQuiesced, Pinned, Revoked, Unrevoked};
-use pinfold_core::invalidate::WaitLimit;
+use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
     Vector,
 };
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The largest request.
@@ -107,7 +108,7 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     in_flight: Vec<Option<Command<'d, B>>>,
     /// Requests whose command has completed, until their mappings are revoked as one batch.
     completed: Vec<(Io, Mapped<'d, B>, Result<usize, TargetError>)>,
-    held: Vec<Held<'d, B>>,
+    held: VecDeque<Held<'d, B>>,
     revoked: Vec<Revoked<B, &'d Domain>>,
     /// Buffers of commands that did not complete: the controller may still reach them.
     quarantined: Vec<Quarantine<'d, B>>,
@@ -146,7 +147,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             namespace,
             in_flight: std::iter::repeat_with(|| None).take(depth).collect(),
             completed: Vec::with_capacity(depth),
-            held: Vec::with_capacity(depth),
+            held: VecDeque::with_capacity(depth),
             revoked: Vec::with_capacity(depth),
             quarantined: Vec::new(),
             requests: 0,
@@ -289,17 +290,16 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         self.held.extend(held.map(|(revoked, (io, result))| Held { io, since, revoked, result }));
     }
 
-    /// Returns the buffers whose flush has completed.
+    /// Returns the buffers whose flush has completed. Flushes complete in the order of their requests, so one look is enough
+    /// where the first has not.
     fn release(&mut self, completed: &mut Vec<Completion<B>>) {
-        let mut at = 0;
-        while at < self.held.len() {
-            if self.held.get(at).is_some_and(|held| held.revoked.is_quiesced()) {
-                let Held { io, revoked, result, .. } = self.held.swap_remove(at);
-                let buffer = self.domain.wait(revoked).map_err(Into::into);
-                completed.push(returned(&self.info.name, io, buffer, result));
-            } else {
-                at += 1;
-            }
+        // What could not be revoked has no flush to wait for.
+        let ended =
+            |revoked: &Revoked<B, &Domain>| revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER;
+        while let Some(held) = self.held.pop_front_if(|held| ended(&held.revoked)) {
+            let Held { io, revoked, result, .. } = held;
+            let buffer = self.domain.wait(revoked).map_err(Into::into);
+            completed.push(returned(&self.info.name, io, buffer, result));
         }
     }
 
@@ -315,7 +315,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         for (outcome, (io, since, result)) in outcomes.zip(requests) {
             match outcome {
                 Err(NotQuiesced { revoked: Some(revoked), .. }) if since.elapsed() < self.flush_limit => {
-                    self.held.push(Held { io, since, revoked, result });
+                    self.held.push_back(Held { io, since, revoked, result });
                 }
                 outcome => {
                     let buffer = outcome.map_err(Into::into);
