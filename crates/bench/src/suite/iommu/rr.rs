@@ -160,10 +160,14 @@ fn serve_all(
     })
 }
 
-/// Copies the packets of transactions, and does nothing else: what all policies have in common and none could avoid.
+/// Copies the packets of transactions, and does nothing else: what all policies have in common and none could avoid. One thread
+/// per processor: more would share it.
 fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
+    let threads = workload.threads.min(available_parallelism().map_or(1, usize::from));
     let phase = AtomicU8::new(GO);
+    let gate = Mutex::new(());
     let copy = || {
+        drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
         let (request, mut response) = ([1u8; PACKET], [0u8; PACKET]);
         let (mut receive, transmit) = ([0u8; PACKET], [2u8; PACKET]);
         let mut transactions = 0u64;
@@ -175,10 +179,12 @@ fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
         transactions
     };
     let (transactions, elapsed) = std::thread::scope(|scope| {
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let spawn =
             |_| Builder::new().stack_size(STACK).spawn_scoped(scope, copy).map_err(BenchError::NoThread);
-        let running: Result<Vec<_>, BenchError> = (0..workload.threads).map(spawn).collect();
+        let running: Result<Vec<_>, BenchError> = (0..threads).map(spawn).collect();
         let start = Instant::now();
+        drop(closed);
         if running.is_ok() {
             std::thread::sleep(workload.time);
         }
