@@ -22,6 +22,8 @@ pub(super) trait Addresses: Sized {
     fn alloc(&mut self, pages: u64) -> Result<Self::Range, BenchError>;
     /// Allocates `pages` pages below 4 GiB; `None` if there are none.
     fn alloc_low(&mut self, pages: u64) -> Result<Option<Self::Range>, BenchError>;
+    /// Returns where a range begins: what a device would be given.
+    fn start(range: &Self::Range) -> u64;
     /// Frees a range.
     fn free(&mut self, range: Self::Range) -> Result<(), BenchError>;
     /// Returns how many entries describe what is in use.
@@ -50,6 +52,11 @@ impl Addresses for Shared {
     #[inline(always)]
     fn alloc_low(&mut self, pages: u64) -> Result<Option<IovaRange>, BenchError> {
         Ok(self.0.alloc(pages * PAGE, PAGE, Some(Iova::new(u32::MAX.into()))).ok())
+    }
+
+    #[inline(always)]
+    fn start(range: &IovaRange) -> u64 {
+        range.start().raw()
     }
 
     #[inline(always)]
@@ -91,6 +98,11 @@ impl Addresses for Owner {
     }
 
     #[inline(always)]
+    fn start(range: &BareAddresses) -> u64 {
+        range.range().start().raw()
+    }
+
+    #[inline(always)]
     fn free(&mut self, range: BareAddresses) -> Result<(), BenchError> {
         self.0.free_addresses(range);
         Ok(())
@@ -118,6 +130,11 @@ impl Addresses for Mapped {
 
     fn alloc_low(&mut self, _: u64) -> Result<Option<Self::Range>, BenchError> {
         Ok(None) // an owner has no limit of its own
+    }
+
+    #[inline(always)]
+    fn start(range: &Self::Range) -> u64 {
+        range.iova().start().raw()
     }
 
     #[inline(always)]
@@ -155,6 +172,11 @@ macro_rules! tree {
             }
 
             #[inline(always)]
+            fn start((first, _): &(u64, u64)) -> u64 {
+                *first
+            }
+
+            #[inline(always)]
             fn free(&mut self, (first, pages): (u64, u64)) -> Result<(), BenchError> {
                 self.0.lock().free(first, pages).then_some(()).ok_or(BenchError::Addresses)
             }
@@ -189,6 +211,11 @@ impl Addresses for Cached {
 
     fn alloc_low(&mut self, pages: u64) -> Result<Option<(u64, u64)>, BenchError> {
         self.alloc(pages).map(Some) // below 4 GiB first, as the tree
+    }
+
+    #[inline(always)]
+    fn start((first, _): &(u64, u64)) -> u64 {
+        *first
     }
 
     #[inline(always)]
