@@ -14,6 +14,8 @@ pub enum Mistake {
     FlushBeforeClear,
     /// Retired table pages are reclaimed before their ticket has completed.
     TablePageEarly,
+    /// A table page of this level is free when it is retired.
+    TablePageEarlyAt(u8),
     /// Retired table pages are reclaimed after a flush of leaves alone.
     LeafFlushForTablePage,
     /// The domain's I/O virtual addresses are released when they are revoked.
@@ -46,10 +48,14 @@ mod switches {
 
     impl Mistake {
         /// All of them.
-        pub const ALL: [Self; 12] = [
+        pub const ALL: [Self; 16] = [
             Self::NoFlush,
             Self::FlushBeforeClear,
             Self::TablePageEarly,
+            Self::TablePageEarlyAt(1),
+            Self::TablePageEarlyAt(2),
+            Self::TablePageEarlyAt(3),
+            Self::TablePageEarlyAt(4),
             Self::LeafFlushForTablePage,
             Self::IovaEarly,
             Self::WindowEarly,

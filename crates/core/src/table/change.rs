@@ -10,7 +10,7 @@ use super::pages::TablePages;
 use super::store::{Place, Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr};
-use crate::known_bad;
+use crate::known_bad::{self, Mistake};
 
 /// The table's pages and their directory, with the lock held.
 pub(super) struct Locked<'t, 'd, F> {
@@ -266,10 +266,13 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             return;
         }
         meta.retired = true;
-        meta.listed = true;
         let (parent, slot) = (meta.parent, meta.slot);
         self.store.set(self.store.page(parent), slot, F::retired(this.phys()));
         self.directory.retired += 1;
+        if known_bad::makes(Mistake::TablePageEarlyAt(this.level())) {
+            return self.free(page, into);
+        }
+        self.directory.of(page).listed = true;
         self.directory.push(into, page);
     }
 
@@ -285,21 +288,26 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                 self.retire_if_empty(page, &mut pending);
                 continue;
             }
-            let (parent, slot) = (meta.parent, meta.slot);
-            let (this, parent_page) = (self.store.page(page), self.store.page(parent));
-            self.store.set(parent_page, slot, 0);
-            self.directory.retired -= 1;
-            if let Some(trap) = known_bad::trap() {
-                self.store
-                    .fill(this, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, this.level()));
-            }
-            self.directory.free(page);
+            self.free(page, &mut pending);
             freed += 1;
-            if parent_page.uncount(1) {
-                self.retire_if_empty(parent, &mut pending);
-            }
         }
         self.directory.pending = pending;
         freed
+    }
+
+    /// Frees a retired page, which no walker can hold. If its parent is then empty, retires that.
+    fn free(&mut self, page: PageIndex, into: &mut List) {
+        let meta = self.directory.of(page);
+        let (parent_index, slot) = (meta.parent, meta.slot);
+        let (this, parent) = (self.store.page(page), self.store.page(parent_index));
+        self.store.set(parent, slot, 0);
+        self.directory.retired -= 1;
+        if let Some(trap) = known_bad::trap() {
+            self.store.fill(this, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, this.level()));
+        }
+        self.directory.free(page);
+        if parent.uncount(1) {
+            self.retire_if_empty(parent_index, into);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::addr::PhysAddr;
+use core::sync::atomic::AtomicU64;
 
 mod first_stage;
 mod second_stage;
@@ -61,5 +62,14 @@ pub trait Format: Send + Sync + 'static {
     /// afford.
     fn is_leaf(entry: u64, level: u8) -> bool {
         matches!(Self::parse(entry, level), Entry::Leaf { .. })
+    }
+    /// Makes entries that the table has just written visible to a walker that does not look into the processor's caches
+    /// (VT-d: extended capability register, "Page-walk Coherency" 0), in the order of the calls: a page is written back before
+    /// the link to it. Nothing is to be done for a walker that does, which is the default.
+    ///
+    /// Called after every write, before the call of the table that made it returns; so before a flush is requested.
+    #[inline]
+    fn write_back(entries: &[AtomicU64]) {
+        let _ = entries;
     }
 }

@@ -172,6 +172,10 @@ impl<F: Format> Table<F> {
     /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation hint
     /// 0): the addresses that each of the retired pages translated, neighbours on the list merged. O(pages).
     ///
+    /// Each is the whole range that the page translated, aligned: what a unit has cached of a link may serve any address in it, and
+    /// only a flush with hint 0 that names the address drops it (VT-d, "IOTLB Invalidate": leaf and non-leaf entries that
+    /// correspond to the addresses given by ADDR and AM).
+    ///
     /// They need not be near what was cleared: pages of a failed map, or of higher levels that became empty by a
     /// [`reclaim`](Self::reclaim), are added to the next `clear`.
     ///

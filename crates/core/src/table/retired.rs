@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 /// Table pages that have been unlinked and that a walker may still hold.
 ///
 /// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages retired for good: the right end
-/// if a flush never completes.
+/// if a flush never completes. Those that a map has linked again meanwhile then stay linked for good.
 ///
 /// The pages are a list threaded through the table's directory, so that collecting them allocates nothing.
 #[derive(Debug, Default)]

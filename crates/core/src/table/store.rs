@@ -124,6 +124,7 @@ impl<F: Format> Store<F> {
     pub(super) fn write_run(&self, run: Run<'_>, entry: impl Fn(u64) -> u64) {
         note_write(run.place.page);
         entries::write(run.entries(), entry);
+        F::write_back(run.entries());
     }
 
     /// Clears the entries of a run.
@@ -131,6 +132,7 @@ impl<F: Format> Store<F> {
     pub(super) fn clear_run(&self, run: Run<'_>) {
         note_write(run.place.page);
         entries::clear(run.entries());
+        F::write_back(run.entries());
     }
 
     #[inline]
@@ -146,20 +148,26 @@ impl<F: Format> Store<F> {
 
     pub(super) fn set(&self, page: Page<'_>, slot: u16, value: u64) {
         note_write(page);
-        entry(page, slot).store(value, Ordering::Release);
+        let entry = entry(page, slot);
+        entry.store(value, Ordering::Release);
+        F::write_back(core::slice::from_ref(entry));
     }
 
     /// Links a page into an entry if that is empty; returns whether it was.
     pub(super) fn install(&self, page: Page<'_>, slot: u16, child: Page<'_>) -> bool {
         let link = F::link(child.phys());
         note_write(page);
-        entry(page, slot).compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let entry = entry(page, slot);
+        let installed = entry.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        F::write_back(core::slice::from_ref(entry));
+        installed
     }
 
     pub(super) fn fill(&self, page: Page<'_>, value: u64) {
         for slot in 0..ENTRIES {
             entry(page, slot).store(value, Ordering::Relaxed);
         }
+        F::write_back(page.memory().entries());
     }
 
     /// Returns the last page on the path to `iova` that is at level `down_to` or above.

@@ -2,8 +2,11 @@ use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::sync::atomic::{AtomicUsize, Ordering};
+use formats::Decode;
 
+mod formats;
 mod kept;
+mod levels;
 mod model;
 mod pinned;
 mod stress;
@@ -14,37 +17,6 @@ const G1: u64 = 1 << 30;
 /// Where the hardware finds the table pages: not where the process does.
 const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
 const RW: Access = Access::all();
-
-/// What a walker knows of a format: the bits of an entry, without the code that writes them.
-trait Decode: Format {
-    /// Whether an entry is present, and whether the device may read (1) and write (2) through it.
-    fn access(entry: u64) -> Option<u64>;
-    /// What a mapping for `access` gives.
-    fn given(access: u64) -> u64;
-}
-
-impl Decode for VtdSecondStage {
-    fn access(entry: u64) -> Option<u64> {
-        (entry & 3 != 0).then_some(entry & 3)
-    }
-    fn given(access: u64) -> u64 {
-        access
-    }
-}
-
-impl Decode for VtdFirstStage {
-    fn access(entry: u64) -> Option<u64> {
-        // Present; of user mode; accessed, and dirty if it can be written, so that no unit writes it.
-        let valid = entry & 0x24 == 0x24 && (entry & 2 == 0 || entry & 0x80 == 0 || entry & 0x40 != 0);
-        (entry & 1 != 0).then(|| {
-            assert!(valid, "{entry:#x}");
-            1 | entry & 2
-        })
-    }
-    fn given(access: u64) -> u64 {
-        access | 1
-    }
-}
 
 /// A table, its memory (full of rubbish at first), and a walker of its own that knows the format and not this module.
 struct Bench<F: Format = VtdSecondStage> {
@@ -92,7 +64,7 @@ impl TableMemory for Pieces {
 impl<F: Decode> Bench<F> {
     fn entry(&self, page: u64, index: u64) -> u64 {
         let (page, index) = (usize::try_from(page).unwrap(), usize::try_from(index).unwrap());
-        self.pages[page].entries()[index].load(Ordering::Relaxed)
+        F::read(&self.pages[page].entries()[index])
     }
 
     fn walk(&self, iova: u64) -> Option<(u64, u64, u64)> {
@@ -399,48 +371,4 @@ fn a_million_mappings_leave_nothing_but_the_root() {
     // What one flush a level has not reached yet: at most one way down.
     assert!(b.table.stats().in_use <= 3);
     b.is_pristine();
-}
-
-#[test]
-fn the_first_stage_translates_the_lower_half_and_grants_reads() {
-    let b: Bench<VtdFirstStage> = bench(16, 4);
-    assert_eq!(b.table.bits(), 47);
-    let last = range((1 << 47) - K4, K4);
-    for (access, given) in [(Access::READ, 1), (Access::WRITE, 3), (RW, 3)] {
-        b.table.map(last, PhysAddr::new(5 * K4), access).unwrap();
-        assert_eq!(b.at(last.start().raw()), Some((5 * K4, K4, given)));
-        b.table.clear(last, &mut Retired::new()).unwrap();
-    }
-    // Not canonical, and the upper half, at its two ends.
-    for start in [(1 << 47) - K4, 1 << 47, (1 << 48) - 2 * K4, 0xffff_8000_0000_0000, u64::MAX - 2 * K4 + 1] {
-        let beyond = range(start, if start < 1 << 47 { 2 * K4 } else { K4 });
-        assert_eq!(
-            b.table.map(beyond, PhysAddr::new(0), RW),
-            Err(TableError::Outside { range: beyond, bits: 47 })
-        );
-    }
-    let pages = TablePages::new(b.pages, TABLES).unwrap();
-    let three = Table::<VtdFirstStage>::new(pages, 3).map(drop);
-    assert!(matches!(three, Err(TableError::Levels { levels: 3, min: 4, max: 5, .. })));
-}
-
-#[test]
-fn physical_addresses_end_where_the_machine_says() {
-    let b: Bench = bench(8, 3);
-    let table = b.table.with_phys_bits(36).unwrap();
-    let top = 1 << 36;
-    let beyond = |phys, len, bits| Err(TableError::PhysOutside { phys: PhysAddr::new(phys), len, bits });
-    for (phys, len) in
-        [(top, K4), (top - K4, 2 * K4), (0, 2 * top), (1 << 63, K4), (u64::MAX - 2 * K4 + 1, K4)]
-    {
-        assert_eq!(table.map(range(0, len), PhysAddr::new(phys), RW), beyond(phys, len, 36));
-    }
-    table.map(range(0, K4), PhysAddr::new(top - K4), RW).unwrap();
-    // Pages of the table itself beyond the width.
-    let width = TABLES.raw().ilog2();
-    let b: Bench = bench(8, 3);
-    assert_eq!(b.table.with_phys_bits(width).map(drop), beyond(TABLES.raw(), K4, width));
-    let b: Bench = bench(8, 3);
-    let table = b.table.with_phys_bits(99).unwrap();
-    assert_eq!(table.map(range(0, K4), PhysAddr::new(1 << 52), RW), beyond(1 << 52, K4, 52));
 }

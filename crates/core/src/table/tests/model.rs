@@ -53,6 +53,21 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+    /// A walker that sees only what has been written back finds the same, at once.
+    #[test]
+    fn agrees_with_a_map_of_leaves_for_a_walker_that_is_not_coherent(
+        capacity in 6usize..40,
+        keeps: bool,
+        levels in 3u8..=5,
+        ops in ops(),
+    ) {
+        formats::forget_written_back();
+        agrees::<formats::NonCoherent>(capacity, keeps, levels, ops)?;
+    }
+}
+
 fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let b: Bench<F> = if keeps { keeping(capacity, levels) } else { bench(capacity, levels) };
     let mut model = Model::new();
