@@ -140,17 +140,17 @@ fn caught(mistake: Mistake, through: Option<Through>) {
 
 /// Two tests of each mistake: through whatever the seed of a round says, and through the windows of owners alone.
 macro_rules! caught {
-    ($($test:ident $mistake:ident,)*) => {
+    ($($test:ident $mistake:ident $(($level:literal))?,)*) => {
         $(#[test]
         fn $test() {
-            caught(Mistake::$mistake, None);
+            caught(Mistake::$mistake $(($level))?, None);
         })*
 
         mod in_windows {
             use super::*;
             $(#[test]
             fn $test() {
-                caught(Mistake::$mistake, Some(Through::Handles));
+                caught(Mistake::$mistake $(($level))?, Some(Through::Handles));
             })*
         }
     };
@@ -160,6 +160,9 @@ caught! {
     no_flush_is_caught NoFlush,
     a_flush_before_the_clear_is_caught FlushBeforeClear,
     a_table_page_reclaimed_early_is_caught TablePageEarly,
+    a_table_page_of_level_1_reclaimed_early_is_caught TablePageEarlyAt(1),
+    a_table_page_of_level_2_reclaimed_early_is_caught TablePageEarlyAt(2),
+    a_table_page_of_level_3_reclaimed_early_is_caught TablePageEarlyAt(3),
     a_flush_of_leaves_for_a_table_page_is_caught LeafFlushForTablePage,
     an_iova_released_early_is_caught IovaEarly,
     a_window_recycled_early_is_caught WindowEarly,
