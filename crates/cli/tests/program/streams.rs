@@ -94,8 +94,10 @@ fn a_thread_that_cannot_be_started_is_reported() {
     let jobs = format!("io {file} --numjobs 3");
     limited_user(1, &jobs)
         .failed(1, &["handlers for signals", "no thread", "Resource temporarily unavailable"]);
-    limited_user(2, &jobs).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
-    limited_user(3, &jobs).failed(1, &["no thread for job 2 of 3"]);
+    // Jobs that do not end before the last of them is started.
+    let long = format!("{jobs} --time-based --runtime 60");
+    limited_user(2, &long).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
+    limited_user(3, &long).failed(1, &["no thread for job 2 of 3"]);
     limited_user(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
     let bench = "bench page-pool --quick --runs 1 --json";
     limited_user(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
