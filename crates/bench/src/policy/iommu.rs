@@ -14,6 +14,7 @@ use pinfold_core::domain::PhysTranslator;
 use pinfold_core::invalidate::{
     Descriptor, Flush, InvalidationQueue, Invalidator, MAX_IN_FLIGHT, QueueError, Ticket, WaitLimit,
 };
+use pinfold_core::table::TableMemory;
 use std::sync::Arc;
 
 /// The queue as a kernel waits for it: spinning, with interrupts off.
@@ -66,9 +67,11 @@ impl Iommu {
         let config = SoftConfig { queue_depth: MAX_IN_FLIGHT, levels: LEVELS, ..config.clone() };
         let iommu = SoftIommu::new(config)?;
         // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this invalidator submits.
-        let pages = unsafe { iommu.table_pages() };
-        let table = Table::new(pages, iommu.table_phys());
-        iommu.attach(iommu.table_phys(), LEVELS);
+        let memory_of_table = unsafe { iommu.table_memory() };
+        // All of it in one piece, which takes memory as it is used: the baselines' table does not grow.
+        let pages = memory_of_table.grow(u32::MAX).ok_or(PolicyError::NoTablePages { pages: 0 })?;
+        let table = Table::new(pages.pages(), pages.phys());
+        iommu.attach(pages.phys(), LEVELS);
         let queue = iommu.queue();
         // SAFETY: `drop` unregisters it, and `Self` keeps it until then.
         unsafe { queue.register_memory(memory.dma()) }?;

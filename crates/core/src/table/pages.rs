@@ -56,6 +56,16 @@ impl TablePages {
         Ok(Self { pages, phys, count })
     }
 
+    /// Returns the pages.
+    pub const fn pages(&self) -> &'static [TablePage] {
+        self.pages
+    }
+
+    /// Returns where the hardware finds the first of them.
+    pub const fn phys(&self) -> PhysAddr {
+        self.phys
+    }
+
     /// Checks that a physical address of `bits` bits reaches all of them.
     pub(super) fn are_below(&self, bits: u32) -> Result<(), TableError> {
         let len = u64::from(self.count) * Self::PAGE_BYTES as u64;
