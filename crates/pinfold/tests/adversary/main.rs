@@ -103,6 +103,7 @@ fn the_stack_without_mistakes_is_clean() {
 
 /// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says (`make soak`: 60 s).
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
 fn a_soak_of_200_threads_is_clean() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let length = asked("SOAK_SECONDS").map_or(SOAK.length, Duration::from_secs);
@@ -138,10 +139,12 @@ fn caught(mistake: Mistake, through: Option<Through>) {
     }
 }
 
-/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of owners alone.
+/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of owners alone. Without
+/// optimisation those that take some seconds are left out.
 macro_rules! caught {
-    ($($test:ident $mistake:ident $(($level:literal))?,)*) => {
+    ($($(#[$attribute:meta])* $test:ident $mistake:ident $(($level:literal))?,)*) => {
         $(#[test]
+        $(#[$attribute])*
         fn $test() {
             caught(Mistake::$mistake $(($level))?, None);
         })*
@@ -149,6 +152,7 @@ macro_rules! caught {
         mod in_windows {
             use super::*;
             $(#[test]
+            #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
             fn $test() {
                 caught(Mistake::$mistake $(($level))?, Some(Through::Handles));
             })*
@@ -160,16 +164,19 @@ caught! {
     no_flush_is_caught NoFlush,
     a_flush_before_the_clear_is_caught FlushBeforeClear,
     a_table_page_reclaimed_early_is_caught TablePageEarly,
+    #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
     a_table_page_of_level_1_reclaimed_early_is_caught TablePageEarlyAt(1),
     a_table_page_of_level_2_reclaimed_early_is_caught TablePageEarlyAt(2),
     a_table_page_of_level_3_reclaimed_early_is_caught TablePageEarlyAt(3),
     a_flush_of_leaves_for_a_table_page_is_caught LeafFlushForTablePage,
     an_iova_released_early_is_caught IovaEarly,
+    #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
     a_window_recycled_early_is_caught WindowEarly,
     a_buffer_given_back_early_is_caught BufferEarly,
     a_rollback_that_does_not_wait_is_caught RollbackNotAwaited,
     a_map_without_its_flush_in_caching_mode_is_caught MapNotFlushed,
     a_timeout_taken_for_completion_is_caught TimeoutIsCompletion,
     a_device_tlb_flushed_first_is_caught DeviceTlbFirst,
+    #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
     an_abort_taken_for_completion_is_caught AbortIsCompletion,
 }

@@ -58,7 +58,7 @@ fn stress_of_two_frees_of_one_block_one_is_valid() {
             let mut local = pool.local();
             for round in 0..rounds {
                 while turn.load(Ordering::Acquire) < 2 * round + 1 {
-                    std::hint::spin_loop();
+                    std::thread::yield_now();
                 }
                 let blocks = shared.lock().clone();
                 let ok = blocks.iter().rev().filter(|&&block| local.free_raw(block).is_ok()).count();
@@ -74,7 +74,7 @@ fn stress_of_two_frees_of_one_block_one_is_valid() {
             let ok = blocks.iter().filter(|&&block| local.free_raw(block).is_ok()).count();
             freed.fetch_add(ok, Ordering::Relaxed);
             while turn.load(Ordering::Acquire) < 2 * round + 2 {
-                std::hint::spin_loop();
+                std::thread::yield_now();
             }
         }
     });
