@@ -44,7 +44,7 @@ fn a_file_is_written_by_all_jobs() {
 fn interrupts_and_polling_transfer_the_same_bytes() {
     for protect in ["static", "revoke", "strict"] {
         for rest in ["--iodepth 1", "--iodepth 64", "--iodepth 1 --poll", "--iodepth 64 --poll"] {
-            let line = "soft:16M --rw randrw --bsrange 512-128k --number-ios 200 --verify";
+            let line = "soft:4M --rw randrw --bsrange 512-128k --number-ios 200 --verify";
             let result = json(&format!("{line} --protect {protect} {rest}"));
             assert_eq!(result["verified"]["requests"], 200, "{protect} {rest}");
             let device = &result["stack"]["devices"][0];
