@@ -107,16 +107,27 @@ fn the_stack_without_mistakes_is_clean() {
 fn a_soak_of_200_threads_is_clean() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let length = asked("SOAK_SECONDS").map_or(SOAK.length, Duration::from_secs);
-    let outcome = play(first_seed() + 3, None, Some(Through::Both), Size { length, ..SOAK });
-    println!(
-        "200 threads for {length:?}: no access of {} landed where none may; {} maps, {} mappings ended at another owner, {} waits \
-         reached their deadline",
-        outcome.accesses, outcome.maps, outcome.remote, outcome.late
-    );
-    assert_eq!(outcome.caught, None);
-    let stats = outcome.stats;
-    assert_eq!((stats.live, stats.quarantined, stats.deferred, stats.windows, stats.owners), (0, 0, 0, 0, 0));
-    assert!(outcome.maps > 1000 && outcome.remote > 10 && outcome.landed > 1000, "{outcome:?}");
+    let (start, mut maps, mut remote, mut landed) = (Instant::now(), 0, 0, 0);
+    // One round, and more on a machine that is too busy for one to do its work.
+    for seed in first_seed() + 3.. {
+        let outcome = play(seed, None, Some(Through::Both), Size { length, ..SOAK });
+        println!(
+            "200 threads for {length:?}: no access of {} landed where none may; {} maps, {} mappings ended at another owner, {} \
+             waits reached their deadline",
+            outcome.accesses, outcome.maps, outcome.remote, outcome.late
+        );
+        assert_eq!(outcome.caught, None);
+        let stats = outcome.stats;
+        let lost = (stats.live, stats.quarantined, stats.deferred, stats.windows, stats.owners);
+        assert_eq!(lost, (0, 0, 0, 0, 0), "seed {seed}");
+        maps += outcome.maps;
+        remote += outcome.remote;
+        landed += outcome.landed;
+        if maps > 1000 && remote > 10 && landed > 1000 {
+            break;
+        }
+        assert!(start.elapsed() < 2 * LONGEST, "{maps} maps, {remote} ended elsewhere, {landed} landed");
+    }
 }
 
 /// Plays rounds with `mistake` until one is caught.
