@@ -68,10 +68,15 @@ impl Iommu {
         let iommu = SoftIommu::new(config)?;
         // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this invalidator submits.
         let memory_of_table = unsafe { iommu.table_memory() };
-        // All of it in one piece, which takes memory as it is used: the baselines' table does not grow.
-        let pages = memory_of_table.grow(u32::MAX).ok_or(PolicyError::NoTablePages { pages: 0 })?;
-        let table = Table::new(pages.pages(), pages.phys());
-        iommu.attach(pages.phys(), LEVELS);
+        // What is left in one piece, which takes memory as it is used: the baselines' table does not grow. A small limit has been
+        // given out with the first piece.
+        let (pages, phys) = match memory_of_table.grow(u32::MAX) {
+            Some(rest) => (rest.pages(), rest.phys()),
+            // SAFETY: as above; no other piece was given out.
+            None => (unsafe { iommu.table_pages() }, iommu.table_phys()),
+        };
+        let table = Table::new(pages, phys);
+        iommu.attach(phys, LEVELS);
         let queue = iommu.queue();
         // SAFETY: `drop` unregisters it, and `Self` keeps it until then.
         unsafe { queue.register_memory(memory.dma()) }?;
