@@ -13,8 +13,8 @@ const LIMIT: u8 = 0x0f;
 const PENDING: u8 = 0x40;
 /// A thread computes a new limit.
 const LOWERING: u8 = 0x80;
-/// How many of a level one of the next covers.
-const FAN_OUT: u32 = 64;
+/// How many of a level one of the next covers: regions in a group.
+pub(super) const FAN_OUT: u32 = 64;
 /// Regions, groups of 64, and groups of 4,096: at most 128 of these in a zone.
 const LEVELS: usize = 3;
 

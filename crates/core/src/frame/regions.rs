@@ -4,7 +4,7 @@
 //! a look at the map, and every free by a look at the hints.
 
 use super::hints::{Hints, total_order};
-use super::limits::Lowering;
+use super::limits::{FAN_OUT, Lowering};
 use super::map::WORDS;
 use super::zone::Zone;
 use crate::sync::Ordering;
@@ -16,8 +16,8 @@ impl Zone {
     /// Tries regions until `attempt`, which looks for a run of `order`, succeeds: at most `patience` partly free ones, then
     /// whole ones, then all others. Twice, since a region may move from one set to another meanwhile.
     ///
-    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a partly free region that fails lowers its
-    /// limit, so that it is repeated only after a free there.
+    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a partly free region that
+    /// fails lowers its limit, so that it is repeated only after a free there.
     pub(super) fn search<T>(
         &self,
         order: u8,
@@ -168,7 +168,9 @@ impl<'z> Walk<'z> {
             if self.order == 0 {
                 return next;
             }
-            if let Some(last) = self.last.filter(|last| next.is_none_or(|next| next / 64 != last / 64)) {
+            if let Some(last) =
+                self.last.filter(|last| next.is_none_or(|next| next / FAN_OUT != last / FAN_OUT))
+            {
                 self.lower_groups(last);
                 self.last = None;
             }
@@ -201,12 +203,12 @@ impl<'z> Walk<'z> {
 
     /// Lowers the limits of the groups that `region` is in. Full regions are in no set, so the walk has not seen them.
     fn lower_groups(&mut self, region: u32) {
-        let (zone, order, first) = (self.zone, self.order, region / 64 * 64);
+        let (zone, order, first) = (self.zone, self.order, region / FAN_OUT * FAN_OUT);
         let unseen = move |&region: &u32| {
             zone.limits.skip(region, order).is_none() && !zone.partial.has(region) && !zone.whole.has(region)
         };
         self.lower(|lowering| {
-            for region in (first..zone.regions().min(first + 64)).filter(unseen) {
+            for region in (first..zone.regions().min(first + FAN_OUT)).filter(unseen) {
                 lowering.region(region, || zone.map.max_order(region));
             }
             lowering.groups(region);
