@@ -1,0 +1,251 @@
+//! From the greeting to the end of option haggling: "Fixed newstyle negotiation".
+
+use crate::error::HandshakeError;
+use crate::export::{Export, Session};
+use crate::option::{ContextRequest, Fields, InfoRequest, reply, reply_info};
+use crate::protocol::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, HandshakeFlags, OPTION_MAGIC, TransmissionFlags,
+    option, option_reply,
+};
+
+/// The longest option that is looked at: a name and two hundred context queries.
+const MAX_OPTION: u32 = 16 << 10;
+/// The longest option that is skipped and refused; the connection ends at any longer one.
+const MAX_SKIPPED: u32 = 1 << 20;
+/// The most options of one client.
+const MAX_OPTIONS: u32 = 256;
+
+/// What follows a call of [`Handshake::advance`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// More input is needed, or all of it was not used yet.
+    Continue,
+    /// The handshake is complete; what follows are requests.
+    Transmission(Session),
+    /// The client ends the connection: send the output, then close.
+    Closed,
+}
+
+enum State {
+    ClientFlags,
+    Header,
+    Payload { option: u32 },
+    Skip { option: u32, left: u32 },
+}
+
+/// The handshake of one connection. It holds at most 16 KiB of input.
+pub struct Handshake {
+    state: State,
+    /// The bytes of the current item, up to `needed`.
+    item: Vec<u8>,
+    needed: usize,
+    flags: HandshakeFlags,
+    session: Session,
+    options: u32,
+}
+
+impl Handshake {
+    /// Starts a handshake by appending the greeting to `output`.
+    pub fn new(output: &mut Vec<u8>) -> Self {
+        output.extend(GREETING_MAGIC.to_be_bytes());
+        output.extend(OPTION_MAGIC.to_be_bytes());
+        let flags = HandshakeFlags::all().bits();
+        output.extend(u16::try_from(flags).unwrap_or_default().to_be_bytes());
+        Self {
+            state: State::ClientFlags,
+            item: Vec::new(),
+            needed: 4,
+            flags: HandshakeFlags::empty(),
+            session: Session::default(),
+            options: 0,
+        }
+    }
+
+    /// Processes input up to the end of one item at most, appends the reply to `output`, and returns how many bytes it has used.
+    /// Call it again with the rest, after sending the output; a call appends at most 20 KiB. O(bytes).
+    ///
+    /// # Errors
+    /// [`HandshakeError`]; close the connection.
+    pub fn advance(
+        &mut self,
+        export: &Export,
+        input: &[u8],
+        output: &mut Vec<u8>,
+    ) -> Result<(usize, Step), HandshakeError> {
+        if let State::Skip { option, left } = &mut self.state {
+            let used = (*left as usize).min(input.len());
+            *left -= u32::try_from(used).unwrap_or(*left);
+            if *left == 0 {
+                let option = *option;
+                reply(output, option, option_reply::TOO_BIG, b"the option is too long");
+                self.expect(State::Header, 16);
+            }
+            return Ok((used, Step::Continue));
+        }
+        let used = self.needed.saturating_sub(self.item.len()).min(input.len());
+        self.item.extend(input.iter().take(used));
+        if self.item.len() < self.needed {
+            return Ok((used, Step::Continue));
+        }
+        let item = std::mem::take(&mut self.item);
+        let step = match self.state {
+            State::ClientFlags => self.client_flags(&item)?,
+            State::Header => self.header(&item, export, output)?,
+            State::Payload { option } => self.option(option, &item, export, output)?,
+            State::Skip { .. } => Step::Continue,
+        };
+        Ok((used, step))
+    }
+
+    fn expect(&mut self, state: State, needed: usize) {
+        (self.state, self.needed) = (state, needed);
+    }
+
+    /// "Client flags".
+    fn client_flags(&mut self, item: &[u8]) -> Result<Step, HandshakeError> {
+        let found = Fields::new(item).u32().unwrap_or_default();
+        self.flags = HandshakeFlags::from_bits(found).ok_or(HandshakeError::UnknownFlags { found })?;
+        self.expect(State::Header, 16);
+        Ok(Step::Continue)
+    }
+
+    fn header(&mut self, item: &[u8], export: &Export, output: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+        let mut fields = Fields::new(item);
+        let mut header = || Some((fields.u64()?, fields.u32()?, fields.u32()?));
+        let (found, option, length) = header().unwrap_or_default();
+        if found != OPTION_MAGIC {
+            return Err(HandshakeError::Magic { found });
+        }
+        self.options += 1;
+        if self.options > MAX_OPTIONS {
+            return Err(HandshakeError::TooManyOptions { limit: MAX_OPTIONS });
+        }
+        if !self.flags.contains(HandshakeFlags::FIXED_NEWSTYLE) && option != option::EXPORT_NAME {
+            return Err(HandshakeError::NotFixed { option });
+        }
+        match length {
+            0 => return self.option(option, &[], export, output),
+            1..=MAX_OPTION => self.expect(State::Payload { option }, length as usize),
+            // The option that has no reply for errors is not skipped.
+            ..=MAX_SKIPPED if option != option::EXPORT_NAME => {
+                self.state = State::Skip { option, left: length }
+            }
+            _ => return Err(HandshakeError::TooLong { option, length, limit: MAX_SKIPPED }),
+        }
+        Ok(Step::Continue)
+    }
+
+    fn option(
+        &mut self,
+        option: u32,
+        payload: &[u8],
+        export: &Export,
+        output: &mut Vec<u8>,
+    ) -> Result<Step, HandshakeError> {
+        self.expect(State::Header, 16);
+        let ack = |output: &mut Vec<u8>| reply(output, option, option_reply::ACK, &[]);
+        let malformed =
+            |output: &mut Vec<u8>| reply(output, option, option_reply::INVALID, b"malformed option");
+        match option {
+            option::EXPORT_NAME => return self.export_name(payload, export, output),
+            option::ABORT => {
+                ack(output);
+                return Ok(Step::Closed);
+            }
+            option::LIST if payload.is_empty() => {
+                let name = export.name.as_bytes();
+                let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+                let parts = [&length, name, export.description.as_bytes()].concat();
+                reply(output, option, option_reply::SERVER, &parts);
+                ack(output);
+            }
+            option::STRUCTURED_REPLY if payload.is_empty() => {
+                self.session.structured = true;
+                ack(output);
+            }
+            option::INFO | option::GO => match InfoRequest::parse(payload) {
+                Some(wanted) if !export.is_called(wanted.name) => unknown(output, option),
+                Some(wanted) => {
+                    reply_info(output, option, export, self.transmission_flags(export), wanted);
+                    ack(output);
+                    if option == option::GO {
+                        return Ok(Step::Transmission(self.session));
+                    }
+                }
+                None => malformed(output),
+            },
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.contexts(option, payload, export, output);
+            }
+            option::LIST | option::STRUCTURED_REPLY => malformed(output),
+            // STARTTLS among them: without TLS it is answered like an unknown option.
+            _ => reply(output, option, option_reply::UNSUPPORTED, b"unsupported option"),
+        }
+        Ok(Step::Continue)
+    }
+
+    /// "`NBD_OPT_EXPORT_NAME`".
+    fn export_name(
+        &self,
+        name: &[u8],
+        export: &Export,
+        output: &mut Vec<u8>,
+    ) -> Result<Step, HandshakeError> {
+        if !export.is_called(name) {
+            let name = String::from_utf8_lossy(name.get(..64).unwrap_or(name)).into_owned();
+            return Err(HandshakeError::NoSuchExport { name });
+        }
+        output.extend(export.size.to_be_bytes());
+        output.extend(self.transmission_flags(export).to_be_bytes());
+        if !self.flags.contains(HandshakeFlags::NO_ZEROES) {
+            output.extend([0; 124]);
+        }
+        Ok(Step::Transmission(self.session))
+    }
+
+    /// "`NBD_OPT_LIST_META_CONTEXT`", "`NBD_OPT_SET_META_CONTEXT`".
+    fn contexts(&mut self, option: u32, payload: &[u8], export: &Export, output: &mut Vec<u8>) {
+        let sets = option == option::SET_META_CONTEXT;
+        if sets {
+            // A failure deselects everything, too.
+            self.session.base_allocation = false;
+        }
+        let Some(request) = ContextRequest::parse(payload, !sets).filter(|_| self.session.structured) else {
+            return reply(output, option, option_reply::INVALID, b"malformed, or without structured replies");
+        };
+        if !export.is_called(request.name) {
+            return unknown(output, option);
+        }
+        // A list without a query lists everything; a selection without one selects nothing.
+        if request.matches || (!sets && request.queries == 0) {
+            self.session.base_allocation |= sets;
+            let id = if sets { BASE_ALLOCATION_ID } else { 0 };
+            let payload = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
+            reply(output, option, option_reply::META_CONTEXT, &payload);
+        }
+        reply(output, option, option_reply::ACK, &[]);
+    }
+
+    fn transmission_flags(&self, export: &Export) -> u16 {
+        let df =
+            if self.session.structured { TransmissionFlags::SEND_DF } else { TransmissionFlags::empty() };
+        (export.flags - TransmissionFlags::SEND_DF | df).bits()
+    }
+}
+
+impl Export {
+    /// Whether a client means this export.
+    fn is_called(&self, name: &[u8]) -> bool {
+        name.is_empty() || name == self.name.as_bytes()
+    }
+}
+
+fn unknown(output: &mut Vec<u8>, option: u32) {
+    reply(output, option, option_reply::UNKNOWN, b"no such export");
+}
+
+impl std::fmt::Debug for Handshake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handshake").field("session", &self.session).finish_non_exhaustive()
+    }
+}
