@@ -229,7 +229,7 @@ impl Handshake {
     fn transmission_flags(&self, export: &Export) -> u16 {
         let df =
             if self.session.structured { TransmissionFlags::SEND_DF } else { TransmissionFlags::empty() };
-        (export.flags - TransmissionFlags::SEND_DF | df).bits()
+        ((export.flags - TransmissionFlags::SEND_DF) | df).bits()
     }
 }
 

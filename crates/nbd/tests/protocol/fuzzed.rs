@@ -70,7 +70,7 @@ fn transmit(
 ) -> Option<usize> {
     if reader.payload() > 0 {
         let used = piece.len().min(reader.payload() as usize);
-        reader.take_payload(used as u32);
+        reader.take_payload(u32::try_from(used).unwrap_or(u32::MAX));
         outcome.payload += used as u64;
         return Some(used);
     }

@@ -1,4 +1,5 @@
 //! Conversations with the state machine, and properties of any of them.
+#![allow(clippy::unwrap_used, reason = "helpers outside of test functions, too")]
 
 mod fuzzed;
 
@@ -10,28 +11,32 @@ use proptest::prelude::*;
 
 const GREETING: usize = 18;
 
+fn len32(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap()
+}
+
 fn opt(number: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
     bytes.extend(number.to_be_bytes());
-    bytes.extend((payload.len() as u32).to_be_bytes());
+    bytes.extend(len32(payload).to_be_bytes());
     bytes.extend(payload);
     bytes
 }
 
 fn string(text: &str) -> Vec<u8> {
-    [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
+    [&len32(text.as_bytes()).to_be_bytes(), text.as_bytes()].concat()
 }
 
 fn info(name: &str, wanted: &[u16]) -> Vec<u8> {
     let mut bytes = string(name);
-    bytes.extend((wanted.len() as u16).to_be_bytes());
+    bytes.extend(u16::try_from(wanted.len()).unwrap().to_be_bytes());
     bytes.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
     bytes
 }
 
 fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
     let mut bytes = string(name);
-    bytes.extend((queries.len() as u32).to_be_bytes());
+    bytes.extend(u32::try_from(queries.len()).unwrap().to_be_bytes());
     queries.iter().for_each(|query| bytes.extend(string(query)));
     bytes
 }
