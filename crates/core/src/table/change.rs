@@ -136,6 +136,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             Entry::Link(phys) | Entry::Retired(phys) => self.store.page_at(place.page, phys),
             Entry::Empty | Entry::Leaf { .. } => None,
         };
+        let page = page.filter(|page| self.directory.has(page.index()));
         let page = page.ok_or(TableError::Damaged { at: Iova::new(iova), entry: raw })?;
         Ok(Place { page, level: place.level - 1 })
     }
@@ -194,9 +195,15 @@ impl<'t, F: Format> Locked<'t, '_, F> {
 
     /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear has emptied.
     pub(super) fn keep_or_retire_unused(&mut self, iova: u64, into: &mut List) {
-        if let Ok(place) = self.store.descend(iova, 1) {
-            self.keep_or_retire(place.page.index(), into);
+        if let Some(page) = self.last_page(iova) {
+            self.keep_or_retire(page, into);
         }
+    }
+
+    /// Returns the last page on the path to `iova`; `None` if the path is damaged.
+    fn last_page(&self, iova: u64) -> Option<PageIndex> {
+        let page = self.store.descend(iova, 1).ok()?.page.index();
+        self.directory.has(page).then_some(page)
     }
 
     /// Keeps an empty page of level 1 that is not kept yet, and retires the one that was kept longest in its place.
@@ -249,8 +256,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
 
     /// Retires the last page on the path to `iova` if it is unused.
     pub(super) fn retire_unused(&mut self, iova: u64, into: &mut List) {
-        if let Ok(place) = self.store.descend(iova, 1) {
-            self.retire_if_empty(place.page.index(), into);
+        if let Some(page) = self.last_page(iova) {
+            self.retire_if_empty(page, into);
         }
     }
 

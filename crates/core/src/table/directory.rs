@@ -116,7 +116,12 @@ impl PageDirectory {
         self.chunks.push(chunk);
     }
 
-    // Every page number below came from this directory (`page_at` checks those read from memory).
+    /// Whether a page was ever used. A link in damaged memory may lead to any of the table's memory.
+    pub(super) fn has(&self, page: PageIndex) -> bool {
+        self.chunks.get(page.chunk()).is_some_and(|chunk| page.offset() < chunk.metas.len())
+    }
+
+    // Every page number below came from this directory, or was found there (`has`).
     pub(super) fn of(&mut self, page: PageIndex) -> &mut Meta {
         &mut self.chunks[page.chunk()].metas[page.offset()]
     }

@@ -182,7 +182,8 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::OtherTable`] if the pages belong to another table.
     pub fn retired_ranges<'a>(&'a self, retired: &'a Retired) -> Result<RetiredRanges<'a, F>, TableError> {
-        if let Some(owner) = retired.owner.filter(|owner| *owner != self.root() && !retired.is_empty()) {
+        let other = retired.owner.filter(|(number, _)| *number != self.0.number && !retired.is_empty());
+        if let Some((_, owner)) = other {
             return Err(TableError::OtherTable { owner, this: self.root() });
         }
         Ok(RetiredRanges { tree: &self.0, next: retired.list.head, retired: PhantomData })
@@ -207,7 +208,7 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// The pages, if they belong to another table.
     pub fn reclaim(&self, retired: Retired) -> Result<u32, Retired> {
-        if !retired.is_empty() && retired.owner != Some(self.root()) {
+        if !retired.is_empty() && retired.owner.is_none_or(|(number, _)| number != self.0.number) {
             return Err(retired);
         }
         if retired.is_empty() {
@@ -278,12 +279,14 @@ impl<F: Format> Table<F> {
     /// Makes a list this table's, if it is empty or already is.
     #[inline]
     pub(super) fn adopt(&self, retired: &mut Retired) -> Result<(), TableError> {
-        let this = self.root();
         match retired.owner {
-            Some(owner) if owner == this => Ok(()),
-            Some(owner) if !retired.is_empty() => Err(TableError::OtherTable { owner, this }),
+            // Not the root: a later table may have the same one.
+            Some((number, _)) if number == self.0.number => Ok(()),
+            Some((_, owner)) if !retired.is_empty() => {
+                Err(TableError::OtherTable { owner, this: self.root() })
+            }
             _ => {
-                retired.owner = Some(this);
+                retired.owner = Some((self.0.number, self.root()));
                 Ok(())
             }
         }

@@ -18,8 +18,8 @@ use core::marker::PhantomData;
 #[must_use = "flush, then free the pages with `Table::reclaim`"]
 pub struct Retired {
     pub(super) list: List,
-    /// The root of the table that the pages belong to.
-    pub(super) owner: Option<PhysAddr>,
+    /// The number of the table that the pages belong to, and its root.
+    pub(super) owner: Option<(u64, PhysAddr)>,
 }
 
 impl Retired {

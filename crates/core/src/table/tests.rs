@@ -4,6 +4,7 @@ use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use formats::Decode;
 
+mod damage;
 mod formats;
 mod kept;
 mod levels;
