@@ -80,6 +80,9 @@ mod submit;
 #[cfg(not(loom))]
 mod tests;
 mod ticket;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod unwind_tests;
 
 pub use clock::MAX_IN_FLIGHT;
 pub use costs::FlushCosts;

@@ -31,10 +31,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         });
     }
 
-    /// Submits a batch that is prepared, or what is left of it.
+    /// Submits a batch, or what is left of it.
     fn submit_flight(&self, flight: &mut Flight) {
         if !self.recover(flight) {
             return;
+        }
+        // Here, where it is done again if the queue panics meanwhile: a wait without descriptors would flush nothing.
+        if flight.descriptors.is_empty() {
+            flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
         }
         if self.send(flight) {
             self.sent(flight);
@@ -67,14 +71,9 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             open.ticket += 1;
             drop(open);
             flight.batch.push(pages);
-            self.prepare(flight);
             self.submit_flight(flight);
             Ok(())
         })
-    }
-
-    fn prepare(&self, flight: &mut Flight) {
-        flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
     }
 
     /// Submits the waits in flight again if the unit has aborted them.
@@ -85,8 +84,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    /// Moves the open batch to `flight`, which is empty, and prepares it after it has released the lock. Returns false if
-    /// there is nothing to submit, or if the queue is full.
+    /// Moves the open batch to `flight`, which is empty, and releases the lock. Returns false if there is nothing to submit,
+    /// or if the queue is full.
     fn take_batch(&self, mut open: Guard<'_, Open>, flight: &mut Flight) -> bool {
         if open.batch.is_empty() || self.is_full(self.submitted.load(Ordering::Relaxed)) {
             return false;
@@ -94,8 +93,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         mem::swap(&mut open.batch, &mut flight.batch);
         flight.ticket = open.ticket;
         open.ticket += 1;
-        drop(open);
-        self.prepare(flight);
         true
     }
 

@@ -1,0 +1,105 @@
+//! A queue that panics: whatever it was asked, no ticket completes before a flush that covers it was submitted.
+
+use super::*;
+use crate::addr::{Iova, IovaRange};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+/// Completes at once what is submitted, and panics when it is called for the `panics_at`th time.
+struct Fragile {
+    calls: AtomicU64,
+    panics_at: u64,
+    /// The pages flushed; what each ticket stands for.
+    flushed: Mutex<Vec<Descriptor>>,
+    last: AtomicU64,
+}
+
+impl Fragile {
+    fn call(&self) {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        assert_ne!(call, self.panics_at, "a queue");
+    }
+}
+
+impl InvalidationQueue for Fragile {
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        self.call();
+        self.flushed.lock().unwrap().extend_from_slice(descriptors);
+        if let Some(ticket) = wait {
+            self.last.store(ticket.0, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+    fn accepts(&self) -> usize {
+        self.call();
+        2
+    }
+    fn completed(&self) -> Ticket {
+        self.call();
+        Ticket(self.last.load(Ordering::SeqCst))
+    }
+    fn now_ns(&self) -> Option<u64> {
+        self.call();
+        Some(0)
+    }
+    fn max_order(&self) -> u32 {
+        self.call();
+        18
+    }
+    fn has_device_tlbs(&self) -> bool {
+        self.call();
+        false
+    }
+    fn has_aborted(&self) -> bool {
+        self.call();
+        false
+    }
+    fn costs(&self) -> FlushCosts {
+        FlushCosts::EXACT
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: u64::MAX, polls: 100 }
+    }
+}
+
+fn page(number: u64) -> Flush {
+    IovaRange::new(Iova::new(number << 12), 4096).unwrap().into()
+}
+
+/// Whether what was submitted covers page `number`.
+fn covers(inv: &Invalidator<Fragile>, number: u64) -> bool {
+    inv.queue().flushed.lock().unwrap().iter().any(|what| match what {
+        Descriptor::Iotlb { scope, .. } => {
+            scope.range().is_none_or(|range| range.covers(&page(number).range))
+        }
+        Descriptor::Fence | Descriptor::DeviceTlb(_) => false,
+    })
+}
+
+#[test]
+fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
+    for panics_at in 0..60 {
+        let flushed = Mutex::default();
+        let inv = Invalidator::new(Fragile { calls: 0.into(), panics_at, flushed, last: 0.into() });
+        let mut tickets = Vec::new();
+        for step in (0..64).step_by(16) {
+            // What gathers in an open batch is submitted by whoever polls next, and that one has the panic.
+            tickets.push((step, inv.request([page(step), page(step + 2)])));
+            let _ = catch_unwind(AssertUnwindSafe(|| inv.submit()));
+            if let Ok(one) = catch_unwind(AssertUnwindSafe(|| inv.request_one(page(step + 8)))) {
+                tickets.push((step + 8, one));
+            }
+            for (number, ticket) in &tickets {
+                let completed = *ticket <= inv.completed();
+                assert!(!completed || covers(&inv, *number), "call {panics_at} panics: page {number}");
+            }
+        }
+        // The queue panics once, so everything completes in the end.
+        for (number, ticket) in tickets {
+            let first = catch_unwind(AssertUnwindSafe(|| inv.wait(ticket)));
+            first.unwrap_or_else(|_| inv.wait(ticket)).unwrap();
+            assert!(covers(&inv, number), "call {panics_at} panics: page {number} completed without a flush");
+        }
+    }
+}
