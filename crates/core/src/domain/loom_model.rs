@@ -4,7 +4,7 @@
 //! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not ordered before the use by
 //! the next mapping at that address.
 
-use super::addresses::Addresses;
+use super::addresses::{Addresses, Origin};
 use super::owner::{Anyone, Caller, Owner};
 use super::stats::BackendStats;
 use super::windows::MAX_BYTES;
@@ -14,7 +14,7 @@ use crate::addr::IovaRange;
 use crate::invalidate::Ticket;
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
-use crate::sync::UnsafeCell;
+use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -175,5 +175,55 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
         assert!(world.domain.stats().windows <= 3);
         world.domain.retire_owner(&mut owner);
         world.assert_all_returned();
+    });
+}
+
+/// Completes the tickets up to the one that it was told.
+struct Told(Arc<AtomicU64>);
+
+impl Backend for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        Ok(Ticket::COMPLETED)
+    }
+    fn is_completed(&self, ticket: Ticket) -> bool {
+        self.0.load(Ordering::Acquire) >= ticket.0
+    }
+    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+/// A payload is late, and its flush completes while another thread releases: one of the two releases it, once, whichever of
+/// them the other finds at it.
+#[test]
+fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
+    explore(3, || {
+        let (told, dropped) = (Arc::new(AtomicU64::new(1)), std::sync::Arc::new(()));
+        let domain = Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
+        for ticket in 1..=2 {
+            let iova = domain.alloc_iova(4096, 4096).unwrap();
+            let addresses = Addresses { iova, origin: Origin::Space };
+            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, Some(Ticket(ticket)));
+        }
+        let other = Arc::clone(&domain);
+        let other = thread::spawn(move || other.release_late());
+        told.store(2, Ordering::Release);
+        domain.release_late();
+        other.join().unwrap();
+        assert_eq!(std::sync::Arc::strong_count(&dropped), 1);
+        assert_eq!((domain.stats().deferred, domain.iovas.stats().bytes_in_use), (0, 0));
     });
 }

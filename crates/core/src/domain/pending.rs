@@ -5,9 +5,9 @@
 
 use super::addresses::Addresses;
 use crate::invalidate::Ticket;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use alloc::collections::BTreeMap;
 use core::mem::ManuallyDrop;
 
 /// A buffer that a device may reach until `ticket` has completed. Dropping it leaks the buffer.
@@ -18,14 +18,37 @@ pub(super) struct PendingRelease {
 }
 
 pub(super) struct PendingReleases {
-    held: Mutex<Vec<PendingRelease>>,
+    held: Mutex<Held>,
     /// The first ticket of those held; [`Ticket::NEVER`] if there are none.
     first: AtomicU64,
+    /// Whether a thread is releasing: a payload that is dropped may release others, which would nest without a bound.
+    releasing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Held {
+    /// By their tickets, and a number that tells those of one ticket apart.
+    by_ticket: BTreeMap<(Ticket, u64), PendingRelease>,
+    next: u64,
+}
+
+/// The right to release, until it is dropped.
+pub(super) struct Releasing<'p>(&'p AtomicBool);
+
+impl Drop for Releasing<'_> {
+    fn drop(&mut self) {
+        // A read-modify-write: who looks for what is due from here on sees what a caller saw that was refused before.
+        self.0.swap(false, Ordering::AcqRel);
+    }
 }
 
 impl PendingReleases {
     pub(super) fn new() -> Self {
-        Self { held: Mutex::new(Vec::new()), first: AtomicU64::new(Ticket::NEVER.0) }
+        Self {
+            held: Mutex::new(Held::default()),
+            first: AtomicU64::new(Ticket::NEVER.0),
+            releasing: AtomicBool::new(false),
+        }
     }
 
     #[inline]
@@ -35,27 +58,42 @@ impl PendingReleases {
 
     pub(super) fn push(&self, release: PendingRelease) {
         let mut held = self.held.lock();
-        held.push(release);
+        let key = (release.ticket, held.next);
+        held.next += 1;
+        held.by_ticket.insert(key, release);
         self.update_first(&held);
     }
 
-    /// Removes one whose ticket is `ready`. O(buffers held).
+    /// Returns the right to release, unless another call has it: that one looks again after it has ended.
+    pub(super) fn try_begin(&self) -> Option<Releasing<'_>> {
+        (!self.releasing.swap(true, Ordering::AcqRel)).then(|| Releasing(&self.releasing))
+    }
+
+    /// Removes the one with the first ticket, if that is `ready`. O(log buffers held).
     pub(super) fn pop(&self, ready: impl Fn(Ticket) -> bool) -> Option<PendingRelease> {
         let mut held = self.held.lock();
-        let at = held.iter().position(|release| ready(release.ticket))?;
-        let release = held.swap_remove(at);
+        let first = held.by_ticket.first_entry().filter(|first| ready(first.key().0))?;
+        let release = first.remove();
         self.update_first(&held);
         Some(release)
     }
 
-    fn update_first(&self, held: &[PendingRelease]) {
-        let first = held.iter().map(|release| release.ticket.0).min().unwrap_or(Ticket::NEVER.0);
-        self.first.store(first, Ordering::Release);
+    fn update_first(&self, held: &Held) {
+        let first = held.by_ticket.first_key_value().map_or(Ticket::NEVER, |((ticket, _), _)| *ticket);
+        self.first.store(first.0, Ordering::Release);
     }
 
-    /// Returns the number of buffers and their bytes.
+    /// Returns the number of buffers.
+    pub(super) fn len(&self) -> u64 {
+        self.held.lock().by_ticket.len() as u64
+    }
+
+    /// Returns the number of buffers and their bytes. O(buffers held).
     pub(super) fn counts(&self) -> (u64, u64) {
         let held = self.held.lock();
-        (held.len() as u64, held.iter().map(|release| release.addresses.iova.len()).sum())
+        (
+            held.by_ticket.len() as u64,
+            held.by_ticket.values().map(|release| release.addresses.iova.len()).sum(),
+        )
     }
 }

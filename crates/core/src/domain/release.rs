@@ -63,20 +63,25 @@ impl Domain {
 
     /// Drops what is late and has completed, if the `first` of it has.
     #[cold]
-    fn release_from(&self, first: Ticket) -> u64 {
-        let failed = self.backend().has_failed();
-        if failed || self.backend().is_completed(first) {
+    fn release_from(&self, mut first: Ticket) -> u64 {
+        while first != Ticket::NEVER {
+            let failed = self.backend().has_failed();
+            if !failed && !self.backend().is_completed(first) {
+                break;
+            }
+            let Some(releasing) = self.pending.try_begin() else { break };
             // One by one: a drop may do anything, so it runs without the lock.
             while let Some(release) = self.pending.pop(|ticket| self.backend().is_completed(ticket)) {
                 self.finish_unmap(&mut Anyone, release.addresses);
                 drop(ManuallyDrop::into_inner(release.payload));
             }
-        }
-        if failed {
-            while let Some(release) = self.pending.pop(|_| true) {
+            while failed && let Some(release) = self.pending.pop(|_| true) {
                 self.count_quarantined(release.addresses.iova.len());
             }
+            drop(releasing);
+            // What another call found due meanwhile, it left to this one.
+            first = self.pending.first();
         }
-        self.pending.counts().0
+        self.pending.len()
     }
 }
