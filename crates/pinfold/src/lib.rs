@@ -1,9 +1,9 @@
 //! The DMA memory stack for user space.
 //!
 //! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`], [`registered`]); the I/O address
-//! spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a software IOMMU; files through io_uring ([`uring`]); and what
-//! the machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`], re-exported as [`core`], so that
-//! one dependency is enough.
+//! spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a software IOMMU; files through io_uring ([`uring`]); `AF_XDP`
+//! sockets ([`xdp`]); and what the machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`],
+//! re-exported as [`core`], so that one dependency is enough.
 //!
 //! ```
 //! use pinfold::{Arena, DmaPool, Domain, FromDevice};
@@ -55,6 +55,7 @@ pub mod registered;
 mod sys;
 pub mod uring;
 pub mod vfio;
+pub mod xdp;
 
 #[cfg(feature = "soft")]
 pub use backend::soft;

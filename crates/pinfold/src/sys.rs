@@ -1,8 +1,9 @@
 //! System calls, each in a small function with the proof of its unsafe block and the first kernel that has it, and parsers
 //! for `/proc` and `/sys`. Uses nothing above it.
 //!
-//! rustix where it has the call, libc where it does not (`mbind`, `AF_XDP` sockets).
+//! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
 
+pub(crate) mod bpf;
 pub(crate) mod cpu;
 mod errno;
 pub mod hugepages;
@@ -11,6 +12,7 @@ pub(crate) mod iommufd;
 pub(crate) mod limits;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
+pub(crate) mod netdev;
 pub(crate) mod numa;
 pub(crate) mod pages;
 pub(crate) mod query;
@@ -22,6 +24,7 @@ pub(crate) mod text;
 pub(crate) mod uring;
 pub(crate) mod userfault;
 pub(crate) mod vfio;
+pub(crate) mod xdp;
 
 pub use errno::Errno;
 pub(crate) use errno::bytes;

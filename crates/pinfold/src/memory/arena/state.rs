@@ -164,10 +164,20 @@ impl State {
         Ok(Run { first, frames })
     }
 
-    pub(super) fn alloc_order(&self, order: Order) -> Result<Run, FrameError> {
+    pub(crate) fn alloc_order(&self, order: Order) -> Result<Run, FrameError> {
         let first = self.zone.alloc(order)?;
         self.update_peak();
         Ok(Run::of_order(first, order))
+    }
+
+    /// Frees what `alloc_order` returned and no device can reach.
+    pub(crate) fn free_order(&self, first: Frame, order: Order) {
+        self.free(Run::of_order(first, order));
+    }
+
+    /// Returns all of the memory.
+    pub(crate) fn region_memory(&self) -> DmaMemory<'_> {
+        self.region.memory()
     }
 
     pub(super) fn update_peak(&self) {

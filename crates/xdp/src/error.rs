@@ -1,0 +1,311 @@
+//! Errors, with the value, the limit, and the next step.
+//!
+//! ```
+//! use pinfold_xdp::{Interface, OpenError, Socket};
+//!
+//! let error = pinfold_xdp::redirect::interface("no-such-link").unwrap_err();
+//! assert!(matches!(error, OpenError::NoInterface { .. }));
+//! println!("{error}"); // no interface no-such-link: `ip link` lists them
+//! ```
+
+use crate::packet::Packet;
+use pinfold::memory::arena::BuildError;
+use pinfold::page_pool::CreateError;
+use pinfold::xdp::{CallError, Interface};
+use pinfold::{Errno, MemlockLimit};
+use std::time::{Duration, Instant};
+
+/// Why a queue could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such interface in this network namespace.
+    #[error("no interface {name}: `ip link` lists them")]
+    NoInterface {
+        /// The name.
+        name: String,
+    },
+    /// The interface has fewer queues.
+    #[error("{interface} has no queue {queue}{}", queues_known(*.queues))]
+    NoQueue {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+        /// How many it has, if the driver says so.
+        queues: Option<u32>,
+    },
+    /// Another socket has the queue.
+    #[error(
+        "queue {queue} of {interface} is in use by another AF_XDP socket: `ss --xdp --processes` names its program"
+    )]
+    QueueBusy {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// The interface has a program already.
+    #[error(
+        "{interface} has an XDP program already, which is not replaced: end the program that attached it, or run \
+         `sudo ip link set dev {interface} xdp off` if nothing needs it"
+    )]
+    ProgramPresent {
+        /// The interface.
+        interface: String,
+    },
+    /// Packets may be larger than what a chunk holds.
+    #[error(
+        "the MTU of {interface} is {mtu}, and a chunk of {chunk} bytes holds packets up to an MTU of {limit}: {}",
+        larger_chunk(*.chunk, *.mtu, interface)
+    )]
+    Mtu {
+        /// The interface.
+        interface: String,
+        /// Its MTU.
+        mtu: u32,
+        /// The largest MTU that fits.
+        limit: u32,
+        /// The size of a chunk in bytes.
+        chunk: u32,
+    },
+    /// The process lacks capabilities.
+    #[error(
+        "{call}: not permitted; AF_XDP needs {}: run it as root, or once: sudo setcap \
+         cap_net_raw,cap_net_admin,cap_bpf+ep {program}",
+        needed(missing)
+    )]
+    Privileges {
+        /// The call that was refused.
+        call: &'static str,
+        /// What the thread lacks.
+        missing: Vec<&'static str>,
+        /// The running program.
+        program: String,
+    },
+    /// The memory exceeds `RLIMIT_MEMLOCK`.
+    #[error(
+        "{bytes} bytes for packets cannot be locked ({limit}): {}, or give the process CAP_IPC_LOCK",
+        .limit.raise_command(*.bytes)
+    )]
+    Memlock {
+        /// The size of the memory in bytes.
+        bytes: u64,
+        /// The limit.
+        limit: MemlockLimit,
+    },
+    /// Zero-copy was required.
+    #[error(
+        "the driver of {interface} has no zero-copy for queue {queue}: leave the choice to the kernel, or copy"
+    )]
+    NoZeroCopy {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// The interface is down.
+    #[error("{interface} is down: sudo ip link set dev {interface} up")]
+    Down {
+        /// The interface.
+        interface: String,
+    },
+    /// The sizes of rings or memory do not fit each other.
+    #[error(
+        "rings of {fill} (fill), {completion} (completion), {receive} (receive) and {transmit} (transmit) entries with {chunks} \
+         chunks: each must be a power of two from 64 to {limit}, and the fill ring not larger than the chunks"
+    )]
+    Sizes {
+        /// Entries of the fill ring.
+        fill: u32,
+        /// Entries of the completion ring.
+        completion: u32,
+        /// Entries of the receive ring.
+        receive: u32,
+        /// Entries of the transmit ring.
+        transmit: u32,
+        /// The number of chunks.
+        chunks: u64,
+        /// The largest ring.
+        limit: u32,
+    },
+    /// The memory could not be obtained.
+    #[error(transparent)]
+    Memory(#[from] BuildError),
+    /// The page pool could not be created.
+    #[error(transparent)]
+    Pool(#[from] CreateError),
+    /// Another call failed.
+    #[error("{interface}: {error}")]
+    Call {
+        /// The interface.
+        interface: String,
+        /// The call.
+        error: CallError,
+    },
+}
+
+fn queues_known(queues: Option<u32>) -> String {
+    match queues {
+        Some(1) => ": it has one, queue 0".to_owned(),
+        Some(queues) => format!(": it has {queues}, 0 to {}", queues - 1),
+        None => ": `ethtool --show-channels` lists them".to_owned(),
+    }
+}
+
+fn larger_chunk(chunk: u32, mtu: u32, interface: &str) -> String {
+    let limit = crate::socket::mtu_limit(4096);
+    if chunk < 4096 && mtu <= limit {
+        "use chunks of 4096 bytes".to_owned()
+    } else {
+        format!("sudo ip link set dev {interface} mtu {limit}")
+    }
+}
+
+fn needed(missing: &[&str]) -> String {
+    if missing.is_empty() { "more than its capabilities allow".to_owned() } else { missing.join(", ") }
+}
+
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
+const ENOMEM: i32 = 12;
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+const ENODEV: i32 = 19;
+const EINVAL: i32 = 22;
+const E2BIG: i32 = 7;
+const EOPNOTSUPP: i32 = 95;
+const ENETDOWN: i32 = 100;
+const ENOBUFS: i32 = 105;
+
+/// How long a queue or a program is waited for.
+const RELEASE: Duration = Duration::from_millis(500);
+
+/// Repeats a call while what it needs is in use: the kernel releases a queue and a program some time after the process that had
+/// them has ended.
+pub(crate) fn while_busy<T>(call: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
+    let end = Instant::now() + RELEASE;
+    loop {
+        match call() {
+            Err(error) if [EBUSY, EEXIST].contains(&error.errno.raw()) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Returns whether the driver cannot run a program.
+pub(crate) fn is_unsupported(errno: Errno) -> bool {
+    errno.raw() == EOPNOTSUPP
+}
+
+/// Translates a failed look-up.
+pub(crate) fn of_lookup(name: &str, error: CallError) -> OpenError {
+    match error.errno.raw() {
+        ENODEV => OpenError::NoInterface { name: name.to_owned() },
+        _ => OpenError::Call { interface: name.to_owned(), error },
+    }
+}
+
+/// Translates a failure to attach the program.
+pub(crate) fn of_attach(interface: &Interface, error: CallError) -> OpenError {
+    match error.errno.raw() {
+        EBUSY | EEXIST => OpenError::ProgramPresent { interface: interface.name().to_owned() },
+        _ => general(interface, error),
+    }
+}
+
+/// Translates a failure to create the socket over `bytes` bytes.
+pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> OpenError {
+    match error.errno.raw() {
+        ENOBUFS | ENOMEM => OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() },
+        _ => general(interface, error),
+    }
+}
+
+/// Translates a failure to bind to a queue or to enter its socket.
+pub(crate) fn of_bind(interface: &Interface, queue: u32, error: CallError) -> OpenError {
+    let name = interface.name().to_owned();
+    match error.errno.raw() {
+        EBUSY => OpenError::QueueBusy { interface: name, queue },
+        EINVAL | E2BIG => OpenError::NoQueue { interface: name, queue, queues: interface.queues() },
+        EOPNOTSUPP => OpenError::NoZeroCopy { interface: name, queue },
+        ENETDOWN => OpenError::Down { interface: name },
+        _ => general(interface, error),
+    }
+}
+
+fn general(interface: &Interface, error: CallError) -> OpenError {
+    match error.errno.raw() {
+        EPERM | EACCES => OpenError::Privileges {
+            call: error.call,
+            missing: pinfold::xdp::missing_capabilities(),
+            program: std::env::current_exe()
+                .map_or_else(|_| "PROGRAM".to_owned(), |path| path.display().to_string()),
+        },
+        _ => OpenError::Call { interface: interface.name().to_owned(), error },
+    }
+}
+
+/// Why an open socket failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// The interface is down, or has been removed.
+    #[error("queue {queue} of {interface}: the interface is down or was removed")]
+    Gone {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// A call failed.
+    #[error("queue {queue} of {interface}: {error}")]
+    Call {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+        /// The call.
+        error: CallError,
+    },
+}
+
+impl SocketError {
+    pub(crate) fn new(interface: &Interface, queue: u32, error: CallError) -> Self {
+        let interface = interface.name().to_owned();
+        match error.errno.raw() {
+            ENETDOWN | ENODEV => Self::Gone { interface, queue },
+            _ => Self::Call { interface, queue, error },
+        }
+    }
+}
+
+/// A packet that cannot be sent by this socket, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("a packet of {} bytes cannot be sent: {why}", packet.len())]
+pub struct TransmitError {
+    /// The packet, which the caller owns again.
+    pub packet: Packet,
+    /// Why.
+    pub why: TransmitRefused,
+}
+
+/// Why a packet was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransmitRefused {
+    /// It lies in the memory of another socket.
+    #[error("it lies in the memory of another socket")]
+    Foreign,
+    /// It is too short or too long for the interface.
+    #[error("the interface sends 14 to {limit} bytes")]
+    Length {
+        /// The largest packet in bytes.
+        limit: usize,
+    },
+    /// The transmit ring is full.
+    #[error("the transmit ring is full")]
+    Full,
+}

@@ -1,0 +1,264 @@
+//! A socket's rings with the chunks in them: each chunk that the kernel may access is owned here.
+//!
+//! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of its chunk: the kernel's
+//! entries are looked up there, never trusted. So a chunk has one owner at any time: the pool, the rings, or a packet.
+// The one unsafe call of the crate: opening a socket, whose contract is what this file keeps.
+#![allow(unsafe_code)]
+
+use super::chunk::Chunk;
+use super::ring::{Consumer, Producer};
+use pinfold::xdp::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// How long a drop waits for what is being sent.
+const DRAIN: Duration = Duration::from_millis(200);
+/// `XDP_RING_NEED_WAKEUP`.
+const NEED_WAKEUP: u32 = 1;
+
+/// Who has a chunk of the UMEM.
+#[derive(Debug, Default)]
+enum Slot {
+    /// The pool, or a packet.
+    #[default]
+    Elsewhere,
+    /// The kernel, to write a packet into it.
+    Filled(Chunk),
+    /// The kernel, to send it.
+    Sending(Chunk),
+}
+
+/// A received packet: its chunk, and where in it the packet is.
+pub(crate) struct Received {
+    pub(crate) chunk: Chunk,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+}
+
+/// A socket, its rings, and the chunks that the kernel has. Dropped in this order: the kernel lets go of the chunks when the
+/// socket and the mappings of its rings are gone.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    socket: RawSocket,
+    fill: Producer<RingMemory, 1>,
+    completion: Consumer<RingMemory, 1>,
+    receive: Consumer<RingMemory, 2>,
+    transmit: Producer<RingMemory, 2>,
+    slots: Box<[Slot]>,
+    /// log2 of the size of a chunk.
+    shift: u32,
+    need_wakeup: bool,
+    filled: u32,
+    sending: u32,
+    unknown: u64,
+}
+
+impl Rings {
+    /// Creates the socket and its rings over all of the UMEM, in chunks of `2^shift` bytes.
+    pub(crate) fn open(
+        umem: Umem,
+        shift: u32,
+        sizes: RingSizes,
+        need_wakeup: bool,
+    ) -> Result<Self, CallError> {
+        let slots = umem.memory().len() >> shift;
+        // SAFETY: an address is entered in a ring only together with the `Chunk` it belongs to, which moves into `slots` and
+        // stays there until the address comes back (`take`) or this value is dropped: `slots` after the socket and the
+        // rings, and what is still being sent never. A chunk is a page or fragment of a pool over this UMEM (`place_of`
+        // checks that), which owns its memory and lends no reference into it.
+        let (socket, memories) = unsafe { RawSocket::open(umem, 1 << shift, sizes) }?;
+        let RingMemories { fill, completion, receive, transmit } = memories;
+        Ok(Self {
+            socket,
+            fill: Producer::new(fill),
+            completion: Consumer::new(completion),
+            receive: Consumer::new(receive),
+            transmit: Producer::new(transmit),
+            slots: (0..slots).map(|_| Slot::Elsewhere).collect(),
+            shift,
+            need_wakeup,
+            filled: 0,
+            sending: 0,
+            unknown: 0,
+        })
+    }
+
+    pub(crate) fn socket(&self) -> &RawSocket {
+        &self.socket
+    }
+
+    /// Returns how many chunks are in the fill ring, or being written to.
+    pub(crate) fn filled(&self) -> u32 {
+        self.filled
+    }
+
+    /// Returns how many packets are being sent.
+    pub(crate) fn sending(&self) -> u32 {
+        self.sending
+    }
+
+    /// Returns how many entries of the kernel named no chunk that it had.
+    pub(crate) fn unknown(&self) -> u64 {
+        self.unknown
+    }
+
+    /// Returns the chunk's address and the number of its slot, if it is a whole chunk of this UMEM that is not in a ring.
+    #[inline]
+    fn place_of(&self, chunk: &Chunk) -> Option<(u64, usize)> {
+        let memory = chunk.memory();
+        let address = self.socket.umem().address_of(memory)?;
+        let whole = address.trailing_zeros() >= self.shift && memory.len() >> self.shift == 1;
+        let at = usize::try_from(address >> self.shift).ok()?;
+        (whole && matches!(self.slots.get(at), Some(Slot::Elsewhere))).then_some((address, at))
+    }
+
+    /// Fills up to `wanted` places of the fill ring with chunks from `next`; returns how many.
+    #[inline]
+    pub(crate) fn fill(&mut self, wanted: u32, mut next: impl FnMut() -> Option<Chunk>) -> u32 {
+        let room = self.fill.room(wanted).min(wanted);
+        for _ in 0..room {
+            let Some(chunk) = next() else { break };
+            let Some((address, at)) = self.place_of(&chunk) else { continue };
+            let Some(slot) = self.slots.get_mut(at) else { continue };
+            *slot = Slot::Filled(chunk);
+            self.fill.push([address]);
+        }
+        let count = self.fill.publish();
+        self.filled += count;
+        count
+    }
+
+    /// Has the driver look at the fill ring if it asks for that.
+    pub(crate) fn wake_receive(&self) {
+        if self.need_wakeup && is_set(&self.fill) {
+            // It fails where the driver is busy, and is repeated with the next batch.
+            let _ = self.socket.kick_receive();
+        }
+    }
+
+    /// Takes up to `most` packets that were received; returns how many.
+    #[inline]
+    pub(crate) fn receive(&mut self, most: usize, mut each: impl FnMut(Received)) -> usize {
+        let mut count = 0;
+        while count < most {
+            let Some([address, length]) = self.receive.pop() else { break };
+            let Some((chunk, offset)) = self.take(address, false) else { continue };
+            self.filled = self.filled.saturating_sub(1);
+            // The length is the first four bytes of the word.
+            let [a, b, c, d, ..] = length.to_ne_bytes();
+            each(Received { chunk, offset, len: u32::from_ne_bytes([a, b, c, d]) });
+            count += 1;
+        }
+        self.receive.release();
+        count
+    }
+
+    /// Returns how many packets can be queued for sending; reads the kernel's index only if fewer than `wanted` are known to.
+    pub(crate) fn transmit_room(&mut self, wanted: u32) -> u32 {
+        self.transmit.room(wanted)
+    }
+
+    /// Queues a packet for sending.
+    ///
+    /// # Errors
+    /// The chunk, if it is not of this UMEM or the ring is full.
+    pub(crate) fn transmit(&mut self, chunk: Chunk, offset: u32, len: u32) -> Result<(), Chunk> {
+        let place = self.place_of(&chunk).filter(|_| self.transmit.room(1) > 0);
+        let Some((address, at)) = place else { return Err(chunk) };
+        let Some(slot) = self.slots.get_mut(at) else { return Err(chunk) };
+        *slot = Slot::Sending(chunk);
+        let [a, b, c, d] = len.to_ne_bytes();
+        let address = address.wrapping_add(u64::from(offset));
+        self.transmit.push([address, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]);
+        self.sending += 1;
+        Ok(())
+    }
+
+    /// Passes what was queued to the kernel, which sends it.
+    ///
+    /// # Errors
+    /// [`CallError`] if the interface is down or gone. What was queued stays queued.
+    pub(crate) fn flush(&mut self) -> Result<(), CallError> {
+        self.transmit.publish();
+        // The kernel sends some 32 packets in a call and asks to be called again.
+        for _ in 0..1024 {
+            // The flag is read after the entries are visible, or a kernel that just went to sleep would be missed.
+            fence(Ordering::SeqCst);
+            if self.sending == 0 || (self.need_wakeup && !is_set(&self.transmit)) {
+                return Ok(());
+            }
+            match self.socket.kick_transmit() {
+                Ok(()) => return Ok(()),
+                Err(error) if error.errno.raw() == EAGAIN => {}
+                // The driver's ring is full; the next flush goes on.
+                Err(error) if [EBUSY, ENOBUFS].contains(&error.errno.raw()) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the chunks of packets that have been sent; returns how many.
+    pub(crate) fn complete(&mut self, mut each: impl FnMut(Chunk)) -> u32 {
+        let mut count = 0;
+        while let Some([address]) = self.completion.pop() {
+            let Some((chunk, _)) = self.take(address, true) else { continue };
+            count += 1;
+            each(chunk);
+        }
+        self.completion.release();
+        self.sending = self.sending.saturating_sub(count);
+        count
+    }
+
+    /// Takes the chunk at an address that the kernel returned, and the address's offset in it.
+    #[inline]
+    fn take(&mut self, address: u64, sent: bool) -> Option<(Chunk, u32)> {
+        // Below the size of a chunk, at most 4096.
+        let offset = u32::try_from(address & ((1 << self.shift) - 1)).unwrap_or(0);
+        let slot = usize::try_from(address >> self.shift).ok().and_then(|at| self.slots.get_mut(at));
+        if let Some(slot) = slot {
+            match (std::mem::take(slot), sent) {
+                (Slot::Filled(chunk), false) | (Slot::Sending(chunk), true) => return Some((chunk, offset)),
+                (other, _) => *slot = other,
+            }
+        }
+        self.unknown += 1;
+        None
+    }
+}
+
+/// `errno(3)`, as the system has them on every architecture that Linux shares them among.
+const EAGAIN: i32 = 11;
+const EBUSY: i32 = 16;
+const ENOBUFS: i32 = 105;
+
+fn is_set<const N: usize>(ring: &Producer<RingMemory, N>) -> bool {
+    ring.memory().flags().is_none_or(|flags| flags.load(Ordering::Relaxed) & NEED_WAKEUP != 0)
+}
+
+impl Drop for Rings {
+    /// Waits for what is being sent. What is still being sent then is quarantined: the network stack may read it after the
+    /// socket is closed.
+    fn drop(&mut self) {
+        let end = Instant::now() + DRAIN;
+        while self.sending > 0 && Instant::now() < end {
+            if self.flush().is_err() {
+                break;
+            }
+            if self.complete(drop) == 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        if self.sending == 0 {
+            return;
+        }
+        tracing::error!(packets = self.sending, "the pages of packets that were not sent are quarantined");
+        for slot in &mut self.slots {
+            // What is filled stays until the socket is closed.
+            if matches!(slot, Slot::Sending(_)) {
+                std::mem::forget(std::mem::take(slot));
+            }
+        }
+    }
+}

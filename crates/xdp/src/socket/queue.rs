@@ -1,0 +1,302 @@
+//! [`Socket`]: the rings of one queue and the pool that feeds them.
+
+use super::options::{ChunkSize, LINK_HEADER, Options, mtu_limit};
+use crate::error::{self, OpenError, SocketError, TransmitError, TransmitRefused};
+use crate::packet::Packet;
+use crate::redirect::Redirect;
+use crate::rings::{Chunk, Received, Rings};
+use crate::stats::{SocketReport, Traffic};
+use pinfold::Arena;
+use pinfold::page_pool::{AllocError, Config, Destroyed, Holder, PagePool, Tag, TooManyTags};
+use pinfold::xdp::{Interface, RingSizes, Umem};
+use std::time::Duration;
+
+/// The fill ring is refilled when this many of its places are empty.
+const BATCH: u32 = 64;
+/// The holder of the pages that are in the fill ring, or were received and not passed on.
+const HOLDER: &str = "socket";
+/// The smallest packet that is sent: a header of Ethernet.
+const SHORTEST: usize = 14;
+
+/// A socket on one queue of an interface, with its own memory. It belongs to one thread at a time; the packets that it
+/// received may go to others.
+#[derive(Debug)]
+pub struct Socket {
+    /// Dropped first: then the kernel has no more chunks.
+    rings: Rings,
+    pool: PagePool<Umem>,
+    /// Holds the program that passes packets here.
+    redirect: Option<Redirect>,
+    interface: Interface,
+    queue: u32,
+    chunk: ChunkSize,
+    /// How many chunks the kernel has when the fill ring is full.
+    fill: u32,
+    holder: Tag,
+    traffic: Traffic,
+    /// Set once the interface has been removed: the kernel says so only once.
+    gone: bool,
+}
+
+impl Options {
+    /// Opens a socket on the queue and fills its fill ring. It receives when a program passes it packets
+    /// ([`Socket::redirect`]).
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(self, interface: &Interface) -> Result<Socket, OpenError> {
+        let Self { queue, chunk, memory, rings, .. } = self;
+        self.check(interface)?;
+        let umem = Umem::new(Arena::builder().size(memory).build_unmapped()?);
+        let bytes = umem.memory().len() as u64;
+        // Twice what the rings hold: pages that the program returned and the consumer has not collected.
+        let returned = (rings.fill * 2).min(1 << 20);
+        let name = format!("{}-{queue}", interface.name());
+        let pool = PagePool::new(umem.clone(), &name, Config { ring: returned, ..Config::default() })?;
+        let holder = pool.tag(HOLDER).unwrap_or(Tag::NONE);
+        let opened = Rings::open(umem, chunk.shift(), rings, self.need_wakeup);
+        let opened = opened.map_err(|error| error::of_memory(interface, bytes, error))?;
+        if let Some(busy) = self.busy_poll {
+            let set = opened.socket().prefer_busy_poll(busy.time, busy.budget);
+            set.map_err(|error| error::of_memory(interface, bytes, error))?;
+        }
+        let bind = || opened.socket().bind(interface, queue, self.copying.zero_copy(), self.need_wakeup);
+        error::while_busy(bind).map_err(|error| error::of_bind(interface, queue, error))?;
+        let mut socket = Socket {
+            rings: opened,
+            pool,
+            redirect: None,
+            interface: interface.clone(),
+            queue,
+            chunk,
+            fill: rings.fill,
+            holder,
+            traffic: Traffic::default(),
+            gone: false,
+        };
+        socket.refill(1);
+        Ok(socket)
+    }
+
+    /// Checks what the kernel would refuse without a reason, or accept and drop every packet.
+    fn check(&self, interface: &Interface) -> Result<(), OpenError> {
+        let Self { queue, chunk, memory, rings, .. } = *self;
+        let name = || interface.name().to_owned();
+        if interface.queues().is_some_and(|queues| queue >= queues) {
+            return Err(OpenError::NoQueue { interface: name(), queue, queues: interface.queues() });
+        }
+        if !interface.is_up() {
+            return Err(OpenError::Down { interface: name() });
+        }
+        let (mtu, limit) = (interface.mtu(), mtu_limit(chunk.bytes()));
+        if mtu > limit {
+            return Err(OpenError::Mtu { interface: name(), mtu, limit, chunk: chunk.bytes() });
+        }
+        let RingSizes { fill, completion, receive, transmit } = rings;
+        let chunks = memory >> chunk.shift();
+        let valid = |size: u32| size.is_power_of_two() && (64..=Self::MAX_RING).contains(&size);
+        if ![fill, completion, receive, transmit].into_iter().all(valid) || u64::from(fill) > chunks {
+            let limit = Self::MAX_RING;
+            return Err(OpenError::Sizes { fill, completion, receive, transmit, chunks, limit });
+        }
+        Ok(())
+    }
+}
+
+impl Socket {
+    /// Returns the default options.
+    pub fn options() -> Options {
+        Options::default()
+    }
+
+    /// Has the program pass the packets of the queue here from now on, as long as the socket lives.
+    ///
+    /// # Errors
+    /// [`OpenError`], for instance if the program is on another interface.
+    pub fn redirect(&mut self, redirect: &Redirect) -> Result<(), OpenError> {
+        redirect.enter(self.queue, self.rings.socket())?;
+        self.redirect = Some(redirect.clone());
+        Ok(())
+    }
+
+    /// Returns the interface, as it was when the socket was opened.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Returns the number of the queue.
+    pub fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// Returns whether the driver writes to the socket's pages itself.
+    pub fn is_zero_copy(&self) -> bool {
+        self.rings.socket().is_zero_copy()
+    }
+
+    /// Appends up to `most` packets that have been received, and refills the fill ring; returns how many. Makes no system call
+    /// unless the driver asks for one. O(packets).
+    #[inline]
+    pub fn receive(&mut self, packets: &mut Vec<Packet>, most: usize) -> usize {
+        let mut bytes = 0;
+        let count = self.rings.receive(most, |Received { chunk, offset, len }| {
+            bytes += u64::from(len);
+            packets.push(Packet::new(chunk, offset, len));
+        });
+        self.traffic.received += count as u64;
+        self.traffic.received_bytes += bytes;
+        self.refill(BATCH);
+        count
+    }
+
+    /// Refills the fill ring if at least `least` of its places are empty.
+    #[inline]
+    fn refill(&mut self, least: u32) {
+        let wanted = self.fill.saturating_sub(self.rings.filled());
+        if wanted < least {
+            return;
+        }
+        let (pool, chunk, holder) = (&mut self.pool, self.chunk, self.holder);
+        let filled = self.rings.fill(wanted, || allocate(pool, chunk, holder).ok());
+        if filled > 0 {
+            self.rings.wake_receive();
+        }
+    }
+
+    /// Waits until a packet has been received; returns false if none was within `limit`.
+    ///
+    /// # Errors
+    /// [`SocketError::Gone`] if the interface has been removed.
+    pub fn wait(&mut self, limit: Duration) -> Result<bool, SocketError> {
+        // Pages that came back since the last packet: without them the kernel might never receive another one.
+        self.refill(1);
+        self.collect();
+        if self.gone {
+            return Err(SocketError::Gone { interface: self.interface.name().to_owned(), queue: self.queue });
+        }
+        let waited = self.rings.socket().wait(false, limit);
+        waited.map_err(|error| {
+            let error = SocketError::new(&self.interface, self.queue, error);
+            self.gone = matches!(error, SocketError::Gone { .. });
+            error
+        })
+    }
+
+    /// Returns a packet's page to the pool. One of another socket is dropped, which returns it to its own.
+    #[inline]
+    pub fn recycle(&mut self, packet: Packet) {
+        let (chunk, ..) = packet.into_parts();
+        chunk.recycle(&mut self.pool);
+    }
+
+    /// Makes a packet of these bytes, to be sent.
+    ///
+    /// # Errors
+    /// [`AllocError`] if no page is free, or the bytes do not fit into a chunk.
+    pub fn packet(&mut self, bytes: &[u8]) -> Result<Packet, AllocError> {
+        let limit = self.chunk.bytes() as usize;
+        if bytes.len() > limit {
+            return Err(AllocError::Fragment { len: bytes.len(), limit });
+        }
+        let chunk = allocate(&mut self.pool, self.chunk, self.holder)?;
+        // It fits, as was just checked.
+        let _ = chunk.memory().copy_from_slice(0, bytes);
+        Ok(Packet::new(chunk, 0, u32::try_from(bytes.len()).unwrap_or(u32::MAX)))
+    }
+
+    /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool when it has been sent.
+    ///
+    /// # Errors
+    /// [`TransmitError`] with the packet: it lies in another socket's memory, has a length that the interface does not send, or
+    /// the ring is full.
+    pub fn transmit(&mut self, packet: Packet) -> Result<(), TransmitError> {
+        let refuse = |packet, why| Err(TransmitError { packet, why });
+        let limit = (self.interface.mtu() + LINK_HEADER) as usize;
+        if packet.len() < SHORTEST || packet.len() > limit {
+            return refuse(packet, TransmitRefused::Length { limit });
+        }
+        if self.rings.transmit_room(1) == 0 {
+            self.collect();
+            if self.rings.transmit_room(1) == 0 {
+                return refuse(packet, TransmitRefused::Full);
+            }
+        }
+        let (chunk, offset, len) = packet.into_parts();
+        let queued = self.rings.transmit(chunk, offset, len);
+        queued.or_else(|chunk| refuse(Packet::new(chunk, offset, len), TransmitRefused::Foreign))
+    }
+
+    /// Has the kernel send what is queued, and returns the pages of what has been sent to the pool.
+    ///
+    /// # Errors
+    /// [`SocketError`] if the interface is down; what is queued stays queued.
+    pub fn flush(&mut self) -> Result<(), SocketError> {
+        let flushed = self.rings.flush();
+        self.collect();
+        flushed.map_err(|error| SocketError::new(&self.interface, self.queue, error))
+    }
+
+    /// Returns the pages of what has been sent to the pool; returns how many packets are still being sent.
+    pub fn collect(&mut self) -> u32 {
+        let pool = &mut self.pool;
+        self.traffic.sent += u64::from(self.rings.complete(|chunk| chunk.recycle(pool)));
+        self.rings.sending()
+    }
+
+    /// Returns the tag for a holder's name, for [`Packet::hold_for`].
+    ///
+    /// # Errors
+    /// [`TooManyTags`].
+    pub fn holder(&self, name: &str) -> Result<Tag, TooManyTags> {
+        self.pool.tag(name)
+    }
+
+    /// Returns the packets received and sent so far. O(1).
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Returns all counters, and who holds pages. One system call, and O(pages).
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn stats(&self) -> Result<SocketReport, SocketError> {
+        let kernel = self.rings.socket().stats();
+        Ok(SocketReport {
+            traffic: self.traffic,
+            kernel: kernel.map_err(|error| SocketError::new(&self.interface, self.queue, error))?,
+            unknown_entries: self.rings.unknown(),
+            in_kernel: u64::from(self.rings.filled()) + u64::from(self.rings.sending()),
+            pool: self.pool.stats(),
+            counts: self.pool.counts(),
+            holders: self.pool.holders(),
+        })
+    }
+
+    /// Closes the socket: the kernel gives up its chunks, and what packets still hold can be observed.
+    pub fn close(self) -> Closed {
+        let Self { rings, pool, redirect, .. } = self;
+        drop(rings);
+        drop(redirect);
+        Closed(pool.close())
+    }
+}
+
+#[inline]
+fn allocate(pool: &mut PagePool<Umem>, chunk: ChunkSize, holder: Tag) -> Result<Chunk, AllocError> {
+    Ok(match chunk {
+        ChunkSize::Page => Chunk::Page(pool.alloc_for(holder)?),
+        ChunkSize::HalfPage => Chunk::Part(pool.alloc_fragment(chunk.bytes() as usize)?),
+    })
+}
+
+/// A closed socket, to observe who still holds packets. Dropping it does not affect them.
+#[derive(Debug)]
+pub struct Closed(Destroyed<Umem>);
+
+impl Closed {
+    /// Returns who holds pages now: fewer as packets are dropped. O(pages).
+    pub fn holders(&self) -> Vec<Holder> {
+        self.0.holders()
+    }
+}

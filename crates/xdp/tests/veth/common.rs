@@ -1,0 +1,140 @@
+//! A network namespace for the calling thread, with two interfaces that are connected to each other.
+
+use pinfold_xdp::{Interface, Options, Packet, Redirect, Socket, redirect};
+use rustix::thread::UnshareFlags;
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The address of the kernel's end, and the one that it sends to.
+const HERE: &str = "10.99.0.1";
+const THERE: &str = "10.99.0.2";
+const PORT: u16 = 7000;
+
+/// Two interfaces: the kernel sends through `v0`, and sockets receive on `v1`.
+pub(crate) struct Wire {
+    queues: u32,
+}
+
+impl Wire {
+    /// Moves the calling thread into a new namespace and creates the pair; `None`, with a message, where that is not allowed.
+    pub(crate) fn new(queues: u32, mtu: u32) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs root, for a network namespace");
+            return None;
+        }
+        if Command::new("ip").arg("-V").output().is_err() {
+            eprintln!("SKIPPED: needs ip (sudo apt-get install iproute2)");
+            return None;
+        }
+        // SAFETY: a new network namespace concerns sockets that are created later, and nothing in memory.
+        let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) };
+        if let Err(errno) = unshared {
+            eprintln!("SKIPPED: no network namespace: {errno}");
+            return None;
+        }
+        let queues_of = |name: &str| format!("{name} mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
+        run(&format!("ip link add {} type veth peer name {}", queues_of("v0"), queues_of("v1")));
+        for name in ["v0", "v1"] {
+            // No address of IPv6, whose own packets would be counted.
+            std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1").ok();
+            run(&format!("ip link set dev {name} addrgenmode none"));
+        }
+        run("ip link set dev lo up");
+        run("ip link set dev v0 up");
+        run("ip link set dev v1 up");
+        run(&format!("ip addr add {HERE}/24 dev v0"));
+        let mac = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        assert!(mac.contains("v1:"), "the namespace has no v1: {mac}");
+        run(&format!("ip link set dev v1 address {}", mac_text(MAC)));
+        run(&format!("ip neigh add {THERE} lladdr {} dev v0 nud permanent", mac_text(MAC)));
+        Some(Self { queues })
+    }
+
+    /// Returns the end that sockets receive on.
+    pub(crate) fn far(&self) -> Interface {
+        redirect::interface("v1").unwrap()
+    }
+
+    /// Returns the kernel's end.
+    pub(crate) fn near(&self) -> Interface {
+        redirect::interface("v0").unwrap()
+    }
+
+    /// Opens one socket for each queue of the far end, and passes them its packets.
+    pub(crate) fn receive(&self, options: Options) -> Vec<Socket> {
+        let interface = self.far();
+        let redirect = Redirect::attach(&interface).unwrap();
+        let open = |queue| {
+            let mut socket = options.queue(queue).open(&interface).unwrap();
+            socket.redirect(&redirect).unwrap();
+            socket
+        };
+        (0..self.queues).map(open).collect()
+    }
+
+    /// Returns a socket of the kernel whose datagrams arrive at the far end.
+    pub(crate) fn sender(&self) -> UdpSocket {
+        let socket = UdpSocket::bind((HERE, 0)).unwrap();
+        socket.connect((THERE, PORT)).unwrap();
+        socket
+    }
+
+    /// Returns what the near end's driver has dropped, because the far end did not keep up. (What the far end's driver counts
+    /// are the packets that the socket refused, which counts them itself.)
+    pub(crate) fn driver_drops(&self) -> u64 {
+        let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
+        // "drop" of the transmitted packets.
+        line.split_whitespace().nth(11).unwrap().parse().unwrap()
+    }
+}
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Runs a command in the namespace of the calling thread.
+pub(crate) fn run(command: &str) {
+    let mut words = command.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Returns the number that a datagram begins with.
+pub(crate) fn number_of(packet: &Packet) -> Option<u64> {
+    let mut bytes = [0; 50];
+    let bytes = packet.peek(&mut bytes);
+    // Ethernet, IPv4, UDP to the port.
+    let is_numbered = bytes.len() == 50 && bytes[12..14] == [8, 0] && bytes[36..38] == PORT.to_be_bytes();
+    is_numbered.then(|| u64::from_be_bytes(bytes[42..50].try_into().unwrap()))
+}
+
+/// Receives on all sockets until `each` returns false, or nothing is being sent and nothing has arrived for 300 ms; `each`
+/// is called with each packet.
+pub(crate) fn receive_until(
+    sockets: &mut [Socket],
+    is_sending: impl Fn() -> bool,
+    mut each: impl FnMut(&mut Socket, Packet) -> bool,
+) {
+    let (mut last, mut packets) = (Instant::now(), Vec::new());
+    while last.elapsed() < Duration::from_millis(300) {
+        if is_sending() {
+            last = Instant::now();
+        }
+        for socket in &mut *sockets {
+            if socket.receive(&mut packets, 64) == 0 {
+                socket.wait(Duration::from_millis(1)).unwrap();
+                continue;
+            }
+            last = Instant::now();
+            for packet in packets.drain(..) {
+                if !each(socket, packet) {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Numbered streams of the kernel's own datagrams: every packet arrives once, or is counted as dropped with its cause.
+
+use crate::common::{Wire, number_of, receive_until};
+use pinfold_xdp::{ChunkSize, RingSizes, Socket};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Sends `count` numbered datagrams of `bytes` bytes.
+fn send(sender: &std::net::UdpSocket, count: u64, bytes: usize) {
+    let mut datagram = vec![0x5a; bytes];
+    for number in 0..count {
+        datagram[..8].copy_from_slice(&number.to_be_bytes());
+        sender.send(&datagram).unwrap();
+    }
+}
+
+#[test]
+fn every_packet_of_a_stream_is_received_or_counted() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    for (chunk, bytes) in [(ChunkSize::Page, 22), (ChunkSize::HalfPage, 22), (ChunkSize::HalfPage, 1472)] {
+        let before = wire.driver_drops();
+        let mut sockets = wire.receive(Socket::options().chunk(chunk));
+        let sender = wire.sender();
+        const SENT: u64 = 50_000;
+        let sending = std::thread::spawn(move || send(&sender, SENT, bytes));
+        let mut seen = BTreeSet::new();
+        receive_until(
+            &mut sockets,
+            || !sending.is_finished(),
+            |socket, packet| {
+                if let Some(number) = number_of(&packet) {
+                    assert_eq!(packet.len(), bytes + 42);
+                    let mut all = Vec::new();
+                    packet.append_to(&mut all);
+                    assert!(all[50..].iter().all(|byte| *byte == 0x5a));
+                    assert!(seen.insert(number), "{number} arrived twice");
+                }
+                socket.recycle(packet);
+                true
+            },
+        );
+        sending.join().unwrap();
+        let report = sockets[0].stats().unwrap();
+        let dropped = report.kernel_drops() + wire.driver_drops() - before;
+        assert_eq!(seen.len() as u64 + dropped, SENT, "{report}, drivers {}", wire.driver_drops() - before);
+        assert!(seen.len() > 1000, "{report}");
+        assert_eq!(report.unknown_entries, 0);
+    }
+}
+
+#[test]
+fn packets_that_the_program_holds_are_held_and_the_rest_is_counted() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let rings = RingSizes { fill: 64, completion: 64, receive: 64, transmit: 64 };
+    // 128 chunks: the program can hold that many, and then the kernel has none.
+    let mut sockets = wire.receive(Socket::options().rings(rings).memory(128 << 12));
+    let before = wire.driver_drops();
+    let archive = sockets[0].holder("archive").unwrap();
+    let sender = wire.sender();
+    // Slowly, so that the driver drops nothing.
+    let sending = std::thread::spawn(move || {
+        for number in 0..400u64 {
+            sender.send(&[&number.to_be_bytes()[..], &[0; 14]].concat()).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    });
+    let mut held = Vec::new();
+    receive_until(
+        &mut sockets,
+        || !sending.is_finished(),
+        |_, packet| {
+            packet.hold_for(archive);
+            held.push(packet);
+            true
+        },
+    );
+    sending.join().unwrap();
+    let report = sockets[0].stats().unwrap();
+    assert_eq!(held.len(), 128, "{report}");
+    let numbered = held.iter().filter_map(number_of).count() as u64;
+    let others = held.len() as u64 - numbered;
+    let dropped = report.kernel_drops() + wire.driver_drops() - before;
+    assert!(numbered + dropped >= 400 && numbered + dropped <= 400 + others + 8, "{report}");
+    assert!(report.kernel.fill_ring_empty > 0, "{report}");
+    let named = report.holders.iter().find(|holder| holder.name.as_deref() == Some("archive")).unwrap();
+    assert_eq!(named.pages, 128);
+    // Returned on another thread: the socket receives again.
+    let (to_other, at_other) = mpsc::channel();
+    let other = std::thread::spawn(move || at_other.into_iter().for_each(|packets: Vec<_>| drop(packets)));
+    to_other.send(held).unwrap();
+    drop(to_other);
+    other.join().unwrap();
+    let again = wire.sender();
+    let mut count = 0;
+    // The kernel gets chunks before the packets arrive.
+    assert!(!sockets[0].wait(Duration::from_millis(1)).unwrap());
+    let sending = std::thread::spawn(move || send(&again, 50, 22));
+    receive_until(
+        &mut sockets,
+        || !sending.is_finished(),
+        |socket, packet| {
+            count += usize::from(number_of(&packet).is_some());
+            socket.recycle(packet);
+            true
+        },
+    );
+    sending.join().unwrap();
+    assert_eq!(count, 50, "{}", sockets[0].stats().unwrap());
+}
+
+#[test]
+fn queues_are_received_by_threads_of_their_own() {
+    let Some(wire) = Wire::new(2, 1500) else { return };
+    let sockets = wire.receive(Socket::options());
+    let before = wire.driver_drops();
+    let (count, sent) = (16u64, 2_000u64);
+    // Each source port is one flow, which the kernel assigns to a queue.
+    let senders: Vec<_> = (0..count).map(|_| wire.sender()).collect();
+    let sending = Arc::new(AtomicBool::new(true));
+    let is_sending = Arc::clone(&sending);
+    let sender = std::thread::spawn(move || {
+        for sender in &senders {
+            send(sender, sent, 22);
+        }
+        is_sending.store(false, Ordering::Release);
+    });
+    let receivers: Vec<_> = sockets
+        .into_iter()
+        .map(|socket| {
+            let sending = Arc::clone(&sending);
+            std::thread::spawn(move || {
+                let (mut sockets, mut count) = ([socket], 0u64);
+                receive_until(
+                    &mut sockets,
+                    || sending.load(Ordering::Acquire),
+                    |socket, packet| {
+                        count += u64::from(number_of(&packet).is_some());
+                        socket.recycle(packet);
+                        true
+                    },
+                );
+                (count, sockets[0].stats().unwrap())
+            })
+        })
+        .collect();
+    sender.join().unwrap();
+    let reports: Vec<_> = receivers.into_iter().map(|receiver| receiver.join().unwrap()).collect();
+    let received: u64 = reports.iter().map(|(count, _)| count).sum();
+    let dropped: u64 = reports.iter().map(|(_, report)| report.kernel_drops()).sum();
+    assert_eq!(received + dropped + wire.driver_drops() - before, count * sent, "{reports:?}");
+}

@@ -1,0 +1,90 @@
+//! Sending: what a mirror returns reaches the kernel's own sockets, and pages come back from the completion ring.
+
+use crate::common::{Wire, number_of, receive_until};
+use pinfold_xdp::error::TransmitRefused;
+use pinfold_xdp::{Redirect, RingSizes, Socket, protocol};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_mirror_answers_datagrams() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let mut sockets = wire.receive(Socket::options());
+    let sender = wire.sender();
+    sender.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let asking = std::thread::spawn(move || {
+        for number in 0..1000u64 {
+            let question = [&number.to_be_bytes()[..], b" are you there?"].concat();
+            sender.send(&question).unwrap();
+            let mut answer = [0; 64];
+            let len = sender.recv(&mut answer).unwrap();
+            assert_eq!(&answer[..len], question);
+        }
+    });
+    let mut reflected = 0;
+    receive_until(
+        &mut sockets,
+        || !asking.is_finished(),
+        |socket, mut packet| {
+            if number_of(&packet).is_none() || !protocol::reflect(&mut packet) {
+                socket.recycle(packet);
+                return true;
+            }
+            socket.transmit(packet).unwrap();
+            socket.flush().unwrap();
+            reflected += 1;
+            true
+        },
+    );
+    asking.join().unwrap();
+    assert_eq!(reflected, 1000);
+    let socket = &mut sockets[0];
+    let end = Instant::now() + Duration::from_secs(5);
+    while socket.collect() > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let report = socket.stats().unwrap();
+    assert_eq!((report.traffic.sent, report.kernel.transmit_invalid), (1000, 0), "{report}");
+    // The kernel has what the fill ring holds, and nothing else is in use.
+    assert_eq!(report.pool.in_use, report.in_kernel, "{report}");
+}
+
+#[test]
+fn packets_that_cannot_be_sent_come_back() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let rings = RingSizes { fill: 64, completion: 64, receive: 64, transmit: 64 };
+    let mut far = Socket::options().rings(rings).open(&wire.far()).unwrap();
+    let mut near = Socket::options().rings(rings).open(&wire.near()).unwrap();
+    let frame = [&[2, 0, 0, 0, 0, 0x11, 2, 0, 0, 0, 0, 0x12, 0x88, 0xb5][..], &[7; 50]].concat();
+    let foreign = near.packet(&frame).unwrap();
+    let refused = far.transmit(foreign).unwrap_err();
+    assert_eq!(refused.why, TransmitRefused::Foreign);
+    assert_eq!(refused.packet.len(), 64);
+    let short = far.packet(&frame[..13]).unwrap();
+    let why = far.transmit(short).unwrap_err().why;
+    assert_eq!(why, TransmitRefused::Length { limit: 1518 });
+    assert!(far.packet(&[0; 4097]).is_err());
+    // Unless it is flushed, the ring fills up.
+    for _ in 0..64 {
+        let packet = far.packet(&frame).unwrap();
+        far.transmit(packet).unwrap();
+    }
+    let packet = far.packet(&frame).unwrap();
+    assert_eq!(far.transmit(packet).unwrap_err().why, TransmitRefused::Full);
+    // What was queued arrives at the other end, once a program passes it there.
+    let redirect = Redirect::attach(&wire.near()).unwrap();
+    near.redirect(&redirect).unwrap();
+    far.flush().unwrap();
+    let (mut count, mut sockets) = (0, [near]);
+    receive_until(
+        &mut sockets,
+        || false,
+        |socket, packet| {
+            let mut bytes = Vec::new();
+            packet.append_to(&mut bytes);
+            count += usize::from(bytes == frame);
+            socket.recycle(packet);
+            true
+        },
+    );
+    assert_eq!(count, 64);
+}
