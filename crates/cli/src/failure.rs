@@ -123,7 +123,7 @@ pub(crate) enum Failure {
         error: TraceError,
     },
     /// A trace could not be replayed.
-    #[error("{error}{}", if .error.is_table_full() { "; --table-bytes gives it more" } else { "" })]
+    #[error("{}", replay_error(error))]
     Replay {
         /// What happened.
         error: ReplayError,
@@ -142,6 +142,18 @@ pub(crate) enum Failure {
     /// The report could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
+}
+
+/// Formats why a replay failed, with the option to raise where the policy's error names a field.
+fn replay_error(error: &ReplayError) -> String {
+    match error.table_full() {
+        Some((policy, device, operation)) => {
+            format!(
+                "{policy}, {device}, operation {operation}: the I/O page table is full; raise --table-bytes"
+            )
+        }
+        None => error.to_string(),
+    }
 }
 
 impl From<TargetError> for Failure {

@@ -20,6 +20,9 @@ pub enum TraceError {
         /// The program that makes text of it.
         program: &'static str,
     },
+    /// It has no line.
+    #[error("the trace is empty: `pinfold replay --how` explains how to record one")]
+    Empty,
     /// It maps nothing.
     #[error(
         "none of {lines} lines is an event of the DMA interface ({damaged} cannot be read, {iommu} are of the IOMMU \
@@ -84,13 +87,14 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// Returns whether the I/O page table was too small.
-    pub fn is_table_full(&self) -> bool {
+    /// Returns the policy, the device and the operation for which the I/O page table was too small, if that is the error.
+    pub fn table_full(&self) -> Option<(&'static str, &str, usize)> {
         use BackendError::Table;
-        let Self::Policy { error, .. } = self else { return false };
-        matches!(
+        let Self::Policy { policy, device, operation, error, .. } = self else { return None };
+        let full = matches!(
             error,
             PolicyError::NoTablePages { .. } | PolicyError::Backend(Table(TableError::NoPages { .. }))
-        )
+        );
+        full.then_some((*policy, device, *operation))
     }
 }

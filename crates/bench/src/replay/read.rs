@@ -26,8 +26,8 @@ impl Trace {
     /// counted ([`Summary::damaged`]); input that ends with an error is used up to there ([`Summary::ended_early`]).
     ///
     /// # Errors
-    /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::NoEvents`],
-    /// [`TraceError::TooManyDevices`].
+    /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::Empty`],
+    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`].
     pub fn read(input: impl Read, limit: u64, watch: &dyn Fn(u64)) -> Result<Self, TraceError> {
         let mut lines = Lines::new(source::open(input)?);
         let mut reader = Reader { limit, ..Reader::default() };
@@ -190,6 +190,9 @@ impl Reader {
     fn finish(self) -> Result<Trace, TraceError> {
         let Self { mut summary, devices, assigner, cpus, first_ns, latest_ns, timeless, .. } = self;
         let devices: Vec<Device> = devices.into_iter().filter_map(Builder::finish).collect();
+        if summary.lines == 0 {
+            return Err(TraceError::Empty);
+        }
         if devices.is_empty() {
             return Err(TraceError::NoEvents {
                 lines: summary.lines,

@@ -15,8 +15,9 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// With any low four bits in the first byte: zstd's frames for applications.
 const ZSTD_SKIPPED: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 /// Formats that are refused, with the program that reads them.
-const REFUSED: [(&[u8], &str, &str); 3] = [
+const REFUSED: [(&[u8], &str, &str); 4] = [
     (b"\x17\x08\x44tracing", "trace-cmd's binary format", "trace-cmd report"),
+    (b"PERFILE2", "perf's binary format", "perf script -i"),
     (b"\xfd7zXZ\0", "compressed by xz", "xz -dc"),
     (b"BZh", "compressed by bzip2", "bzip2 -dc"),
 ];
@@ -71,7 +72,12 @@ struct Frames<R> {
     /// Keeps its buffers from frame to frame.
     decoder: FrameDecoder,
     inside: bool,
+    /// Why the frame ended early: reported once what was decoded before has been read.
+    broken: Option<io::Error>,
 }
+
+/// An empty last block, and a checksum for frames that have one.
+const END: [u8; 7] = [1, 0, 0, 0, 0, 0, 0];
 
 impl<R: BufRead> Read for Frames<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -83,8 +89,7 @@ impl<R: BufRead> Read for Frames<R> {
                 if self.decoder.is_finished() {
                     self.end()?;
                 } else {
-                    let one = BlockDecodingStrategy::UptoBlocks(1);
-                    self.decoder.decode_blocks(&mut self.input, one).map_err(invalid)?;
+                    self.decode()?;
                 }
             }
             if self.inside {
@@ -97,7 +102,7 @@ impl<R: BufRead> Read for Frames<R> {
 
 impl<R: BufRead> Frames<R> {
     fn new(input: R) -> Self {
-        Self { input, decoder: FrameDecoder::new(), inside: false }
+        Self { input, decoder: FrameDecoder::new(), inside: false, broken: None }
     }
 
     /// Begins the next frame, or skips it if it is one for applications. Returns false at the end of the input.
@@ -117,8 +122,28 @@ impl<R: BufRead> Frames<R> {
         Ok(true)
     }
 
+    /// Decodes a block. The decoder keeps what later blocks may refer to, up to megabytes, until the frame ends: so a frame whose
+    /// next block cannot be decoded is ended here, and what precedes that block is not lost.
+    fn decode(&mut self) -> io::Result<()> {
+        let one = || BlockDecodingStrategy::UptoBlocks(1);
+        let Err(error) = self.decoder.decode_blocks(&mut self.input, one()) else { return Ok(()) };
+        let error = if self.input.fill_buf()?.is_empty() {
+            io::Error::new(io::ErrorKind::UnexpectedEof, "the compressed data is truncated")
+        } else {
+            invalid(error)
+        };
+        match self.decoder.decode_blocks(&END[..], one()) {
+            Ok(_) => self.broken = Some(error),
+            Err(_) => return Err(error),
+        }
+        Ok(())
+    }
+
     fn end(&mut self) -> io::Result<()> {
         self.inside = false;
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
         match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
             (Some(expected), Some(found)) if expected != found => {
                 Err(invalid("the checksum of a frame is wrong"))

@@ -96,14 +96,24 @@ fn gzip_and_zstd_are_found_by_their_contents() {
         assert_eq!(format!("{:?}", read(compressed).unwrap()), plain);
     }
     let cut = |whole: &[u8]| whole[..whole.len() / 2].to_vec();
-    // zstd keeps what was decoded as long as later blocks may refer to it.
-    for compressed in [cut(&gzip(SAMPLE)), [zstd(first), cut(&zstd(second))].concat()] {
+    // zstd's decoder keeps what later blocks may refer to: with blocks of 128 KiB, all of the first one.
+    let long = SAMPLE.repeat(4);
+    for compressed in [cut(&gzip(SAMPLE)), cut(&zstd(&long)), [zstd(first), cut(&zstd(&long))].concat()] {
         let half = read(compressed).unwrap();
         assert!(half.summary.ended_early.is_some() && half.summary.lines > 10, "{:?}", half.summary);
     }
-    for (magic, program) in
-        [(&b"\x17\x08\x44tracing6\0"[..], "trace-cmd report"), (b"BZh91AY", "bzip2"), (b"\xfd7zXZ\0\0", "xz")]
-    {
+    let mut damaged = zstd(&long);
+    let at = damaged.len() / 2;
+    damaged[at..at + 64].fill(0xff);
+    let half = read(damaged).unwrap().summary;
+    assert!(half.ended_early.is_some() && half.lines > 10, "{half:?}");
+    let formats: [(&[u8], &str); 4] = [
+        (b"\x17\x08\x44tracing6\0", "trace-cmd report"),
+        (b"PERFILE2h\0", "perf script -i"),
+        (b"BZh91AY", "bzip2"),
+        (b"\xfd7zXZ\0\0", "xz"),
+    ];
+    for (magic, program) in formats {
         let error = read(magic).unwrap_err();
         assert!(matches!(error, TraceError::Format { .. }) && error.to_string().contains(program), "{error}");
     }
@@ -145,7 +155,13 @@ fn damaged_lines_and_losses_have_their_numbers() {
 
 #[test]
 fn without_an_event_the_advice_is_to_record_some() {
-    for nothing in ["", "# tracer: nop\n", "\0\u{1}\u{2}", "IOMMU\nIOMMU\n"] {
+    for empty in
+        [&b""[..], &ruzstd::encoding::compress_to_vec(&b""[..], ruzstd::encoding::CompressionLevel::Fastest)]
+    {
+        let error = read(empty).unwrap_err();
+        assert!(matches!(error, TraceError::Empty) && error.to_string().contains("--how"), "{error}");
+    }
+    for nothing in ["# tracer: nop\n", "\0\u{1}\u{2}", "IOMMU\nIOMMU\n"] {
         let error = read(nothing).unwrap_err();
         assert!(matches!(error, TraceError::NoEvents { .. }), "{error}");
         assert!(error.to_string().contains("pinfold replay --how"), "{error}");
@@ -310,7 +326,7 @@ fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
     let config = pinfold::soft::SoftConfig { table_bytes: 4096, ..Default::default() };
     for kind in [PolicyKind::Magazines, PolicyKind::PinfoldStrict] {
         let error = replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| {}).unwrap_err();
-        assert!(error.is_table_full(), "{error}");
+        assert_eq!(error.table_full().map(|(policy, ..)| policy), Some(kind.name()), "{error}");
     }
     let error = replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| {})
         .unwrap_err();

@@ -166,7 +166,9 @@ impl<'t> Report<'t> {
         note(*other_events, "events of something else");
         note(summary.iommu_unassigned, "calls of the IOMMU's driver belong to no event of the DMA interface");
         note(summary.out_of_order, "events are earlier than the one before");
-        note(summary.damaged, "damaged lines, left out:");
+        if summary.damaged > 0 {
+            let _ = writeln!(out, "  {}, left out:", counted(summary.damaged, "damaged line"));
+        }
         for (line, damage) in &summary.first_damaged {
             let _ = writeln!(out, "    line {}: {damage}", grouped(*line));
         }

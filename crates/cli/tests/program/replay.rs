@@ -78,7 +78,7 @@ fn damage_is_reported_and_does_not_stop_the_replay() {
         text.replace("\n          <idle>-0       [001] ..s1.    11.901072", "\nCPU:1 [LOST 7 EVENTS]\nx");
     let path = folder.file("trace", damaged.as_bytes());
     let out = pinfold(&["replay", &path, "--policy", "none"]).ok();
-    for part in ["1 damaged lines", "line 21: not a line of a trace", "events were lost 1 time (7 in all"] {
+    for part in ["1 damaged line,", "line 21: not a line of a trace", "events were lost 1 time (7 in all"] {
         assert!(out.contains(part), "{part}: {out}");
     }
 }
