@@ -64,7 +64,8 @@ impl FlushQueues {
     ) -> Result<(), PolicyError> {
         let mut queue = self.cpus.here().lock();
         self.free_finished(&mut queue, &free)?;
-        if queue.entries.len() == ENTRIES {
+        // While another CPU's flush has started and not finished, ours finishes as one that is too early for the latest entries.
+        while queue.entries.len() >= ENTRIES {
             self.flush(iommu)?;
             self.free_finished(&mut queue, &free)?;
         }
@@ -122,5 +123,27 @@ impl FlushQueues {
             let queue = queue.lock();
             (bytes + queue.peak_bytes, ns.max(queue.reachable_ns))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Memory;
+    use pinfold::soft::SoftConfig;
+    use pinfold_core::addr::Iova;
+
+    #[test]
+    fn a_queue_is_bounded_while_the_flush_of_another_cpu_hangs() {
+        let iommu = Iommu::new(&Memory::new(4096).unwrap(), &SoftConfig::default()).unwrap();
+        let queues = FlushQueues::new();
+        queues.started.fetch_add(1, Ordering::AcqRel);
+        for page in 1..=4 * ENTRIES as u64 {
+            let iova = IovaRange::new(Iova::new(page * 4096), 4096).unwrap();
+            queues.add(&iommu, iova, |_| Ok(())).unwrap();
+            for queue in queues.cpus.iter() {
+                assert!(queue.lock().entries.len() <= ENTRIES, "after {page} entries");
+            }
+        }
     }
 }
