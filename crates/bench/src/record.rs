@@ -85,7 +85,7 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<14}{:>9}",
+            "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<18}{:>9}",
             "case", "subject", "median", "min", "max", "runs", "unit", "ratio"
         )?;
         let mut first: Option<&Record> = None;
@@ -98,7 +98,7 @@ impl fmt::Display for Table<'_> {
             let base = first.map_or(record.median, |f| f.median);
             writeln!(
                 f,
-                "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<14}{:>8.2}x{}",
+                "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<18}{:>8.2}x{}",
                 if same_case { "" } else { record.case },
                 record.subject,
                 digits(record.median),
@@ -126,7 +126,31 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Formats a figure with two decimals, or four if it is below 1.
+/// Formats a figure with two decimals; with four if it is below 1, and none from a million on, so that a column holds it.
 fn digits(figure: f64) -> String {
-    if figure.abs() < 1.0 { format!("{figure:.4}") } else { format!("{figure:.2}") }
+    let decimals = match figure.abs() {
+        below if below < 1.0 => 4,
+        below if below < 1e6 => 2,
+        _ => 0,
+    };
+    format!("{figure:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stay_apart() {
+        for figure in [0.0, 0.00001, 0.99999, 1.0, 999_999.994, 264_037_071.69, 13_107_200.0, 9.9e9] {
+            for unit in ["transactions/s", "invalidations/op", "us, longest call"] {
+                let record =
+                    Record { unit, ..Record::of_runs("iommu", "rr-200", "pinfold", Metric::Rate, figure) };
+                let text = Table(std::slice::from_ref(&record)).to_string();
+                let line = text.lines().nth(1).unwrap();
+                let words = line.split_whitespace().count();
+                assert_eq!(words, 7 + unit.split(' ').count(), "{line}");
+            }
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub(super) const CASES: &[Entry] = &[
     ("iova-128", "the same for 128 pages, beside 50,000 ranges of 8 pages and as many holes"),
     (
         "iova-worst",
-        "allocate one page or two below 4 GiB among 10^6 ranges: the 99.9th percentile of the calls",
+        "allocate one page or two below 4 GiB among 10^6 ranges: the 99.9th percentile of 40,000 calls (the tree: the worst of 32)",
     ),
     ("map-4k, clear-4k", "one entry of a table, in a table page that is in use"),
     ("map-1m, clear-1m", "the same for 256 entries by one call"),
@@ -52,7 +52,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
         "Linux since: per-CPU caches over a tree; lazy flushes, or one per unmap",
     ),
     ("identity", "the physical address, counted per page, strict"),
-    ("never-freed", "the same table, which frees no page"),
+    ("never-freed", "the same table, which frees no page; it uses 1 GiB of addresses again and again"),
     ("none", "all memory mapped once: no protection"),
     ("copies", "rr-*: the copying of a transaction alone, without mappings, a device or a pause"),
     ("empty-loop", "live-*: nothing, called and timed as often: what the machine itself pauses for"),
