@@ -40,6 +40,52 @@
 //! println!("{report}");
 //! # Ok(()) }
 //! ```
+//!
+//! # Deadlines
+//!
+//! A flush that does not complete is *late*, and its buffers are neither lost nor reused. The IOMMU here hangs at its second
+//! batch of flushes; everything else continues.
+//!
+//! ```
+//! use pinfold::soft::SoftConfig;
+//! use pinfold::{Arena, Buffer, Domain, FromDevice, NotQuiesced, ToDevice, Unrevoked, WaitLimit};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft_with(SoftConfig { hang_from: Some(2), ..SoftConfig::default() })?;
+//! let device = domain.port().ok_or("only models have ports")?;
+//! let arena = Arena::builder().size(4 << 20).build(&domain)?;
+//! let mut owner = domain.local();
+//! let (mut quiesced, mut revoked) = (0, Vec::new());
+//! for _ in 0..2 {
+//!     let received = owner.map(arena.alloc(4096)?, FromDevice)?;
+//!     let sent = owner.map(arena.alloc(4096)?, ToDevice)?;
+//!     device.write(received.iova().start(), b"a packet")?;
+//!     owner.revoke_many([Unrevoked::from(received), sent.into()], &mut revoked); // one flush for both
+//!     let limit = WaitLimit::within(Duration::from_millis(20));
+//!     for outcome in owner.wait_many_for(std::mem::take(&mut revoked), limit) {
+//!         match outcome {
+//!             Ok(buffer) => {
+//!                 let mut buffer: Buffer = buffer; // no device reaches it: it can be read
+//!                 println!("{:?}", &buffer.as_slice()?[..8]);
+//!                 quiesced += 1;
+//!             }
+//!             // Late: kept here to be waited for again. Dropped, it would stay with the domain until its flush completes.
+//!             Err(NotQuiesced { revoked: Some(late), error }) => {
+//!                 println!("{error}");
+//!                 revoked.push(late);
+//!             }
+//!             // The unit has failed: a device may reach the buffer for good, so it is quarantined, and counted.
+//!             Err(NotQuiesced { revoked: None, error }) => return Err(error.into()),
+//!         }
+//!     }
+//! }
+//! assert_eq!((quiesced, revoked.len()), (2, 2));
+//! drop(revoked); // does not wait again
+//! assert_eq!(domain.stats().deferred, 2);
+//! assert!(owner.map(arena.alloc(4096)?, FromDevice).is_ok());
+//! # Ok(()) }
+//! ```
 
 use pinfold_core::domain::Local;
 use pinfold_core::share::Shared;

@@ -39,8 +39,10 @@
 //! | mapping | a buffer mapped into a domain for one direction |
 //! | mapping policy | whether memory is mapped as a whole for its lifetime, or only the parts in use |
 //! | segment | a range that the device can address in one piece: `Iova` and length |
-//! | ticket | a position in an invalidation queue; when it has completed, so has the flush |
+//! | window | 2 MiB of a domain's addresses that one owner allocates from, in order |
+//! | ticket | a position in an invalidation queue; when it has completed, so has the flush: [`Ticket`] |
 //! | revoked, quiesced | the entry is cleared and a flush requested; the flush has completed |
+//! | late, deferred | the flush is past its deadline and may still complete; the domain holds the memory until then |
 //! | quarantine | memory that a device may still reach: never reused, counted |
 //! | register, unregister | make memory known to a domain or a ring; the reverse |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -66,7 +68,10 @@ pub use pinfold_core as core;
 pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice};
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
 pub use pinfold_core::dma_pool::{self, DmaPool};
-pub use pinfold_core::domain::{BackendError, Local as DomainLocal, Mapping, Pinned, Revoked};
+pub use pinfold_core::domain::{
+    BackendError, Local as DomainLocal, MapError, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
+};
+pub use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
 pub use pinfold_core::mem::DmaMemory;
 pub use pinfold_core::page_pool::{self, PagePool};
 pub use pinfold_core::share;

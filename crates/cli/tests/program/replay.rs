@@ -106,5 +106,5 @@ fn what_cannot_be_replayed_is_refused_with_advice() {
     pinfold(&["replay", &binary]).failed(1, &["trace-cmd report FILE | pinfold replay -"]);
     pinfold(&["replay", &sample(), "--svg", &empty]).failed(1, &[&empty, "--svg"]);
     pinfold(&["replay", &sample(), "--policy", "magazines", "--table-bytes", "4k"])
-        .failed(1, &["magazines", "operation 1 of", "--table-bytes"]);
+        .failed(1, &["magazines", "operation 1:", "--table-bytes"]);
 }

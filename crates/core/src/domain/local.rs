@@ -22,8 +22,8 @@ use core::ops::Deref;
 /// order, so that mappings made one after another are contiguous and share a table page and a flush. A window is used again
 /// when all that was mapped in it has been returned. Longer mappings get addresses from the domain.
 ///
-/// What an owner holds back is bounded: at most twice the addresses of its live mappings in windows, and 128 MiB. Mappings
-/// that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
+/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows had at their peak, and 128 MiB.
+/// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
 /// been dropped, to the domain with the last of their window.
 ///
 /// Its calls count in counters of their own, take no lock and make no atomic read-modify-write, except where windows change
@@ -114,7 +114,8 @@ impl<H: Hold<Target = Domain>> Local<H> {
         unrevoked.revoke_by(&mut self.owner)
     }
 
-    /// Revokes many mappings with one flush, and appends them to `revoked`, as [`Domain::revoke_all`] does.
+    /// Revokes many mappings with one flush, and appends them to `revoked`, as [`Domain::revoke_all`] does. Mappings of different
+    /// directions are passed as [`Unrevoked`]: `[Unrevoked::from(received), sent.into()]`.
     ///
     /// Allocates nothing if `revoked` has the capacity.
     pub fn revoke_many<P: Pinned>(
@@ -156,7 +157,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         self.wait_within(revoked, None)
     }
 
-    /// Waits for at most `limit`, as [`Revoked::wait_for`] does.
+    /// Waits for at most `limit`, for instance [`WaitLimit::within`] a duration, as [`Revoked::wait_for`] does.
     ///
     /// # Errors
     /// As there.

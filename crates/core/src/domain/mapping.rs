@@ -374,7 +374,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         self.wait_within(None)
     }
 
-    /// Waits for at most `limit`, counted from now, and returns the buffer: for one whose deadline has passed.
+    /// Waits for at most `limit`, counted from now, and returns the buffer: for a deadline of the caller's own
+    /// ([`WaitLimit::within`] a duration), before or after that of the flush.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
