@@ -98,7 +98,7 @@ impl fmt::Display for Table<'_> {
             let base = first.map_or(record.median, |f| f.median);
             writeln!(
                 f,
-                "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<18}{:>8.2}x{}",
+                "{:<22}{:<20}{:>12}{:>12}{:>12}{:>6}  {:<18}{:>9}{}",
                 if same_case { "" } else { record.case },
                 record.subject,
                 digits(record.median),
@@ -106,7 +106,7 @@ impl fmt::Display for Table<'_> {
                 digits(record.max),
                 record.runs,
                 record.unit,
-                if base == 0.0 { f64::NAN } else { record.median / base },
+                if base == 0.0 { "-".to_owned() } else { format!("{:.2}x", record.median / base) },
                 if record.modelled { "  modelled" } else { "" },
             )?;
         }
