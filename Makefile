@@ -48,6 +48,7 @@ soak: setup ## 200 threads that map and revoke for 60 s beside random devices (S
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench
+	@echo; scripts/io-protect
 	@echo; scripts/fio-beside
 
 .PHONY: vm-test
