@@ -145,7 +145,7 @@ impl fmt::Display for Picture<'_> {
         writeln!(f, r#"<text x="12" y="24" font-size="15">{}</text>"#, Escaped(&title))?;
         writeln!(
             f,
-            r#"<text x="12" y="44" fill="dimgray">{} maps, at most {} at a time; {} extents when the most bytes are mapped; a row is {} KiB</text>"#,
+            r#"<text x="12" y="44" fill="dimgray">{} maps, at most {} at a time; {} extents when the most bytes are mapped; a row is {} KiB; darker: more of it is mapped</text>"#,
             self.device.counts.maps,
             self.device.counts.peak_mappings,
             peak.len(),
