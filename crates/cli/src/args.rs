@@ -6,11 +6,13 @@ pub(crate) mod io;
 pub(crate) mod job_file;
 mod parse;
 mod replay;
+mod serve;
 pub(crate) mod stack;
 pub(crate) mod target;
 
 pub(crate) use io::{IoArgs, OutputFormat, Rw};
 pub(crate) use replay::{ReplayArgs, TimingArg};
+pub(crate) use serve::ServeArgs;
 pub(crate) use stack::{Memory, Protect, StackArgs};
 pub(crate) use target::TargetSpec;
 
@@ -43,6 +45,9 @@ pub(crate) enum Command {
     /// Run a workload on a target and measure it, with fio's options
     #[command(after_long_help = help::IO.long, after_help = help::IO.examples)]
     Io(IoArgs),
+    /// Serve a target as a network block device (NBD)
+    #[command(after_long_help = help::SERVE.long, after_help = help::SERVE.examples)]
+    Serve(ServeArgs),
     /// Report what this machine supports, what is missing, and the command that fixes it
     #[command(after_long_help = help::DOCTOR.long, after_help = help::DOCTOR.examples)]
     Doctor(DoctorArgs),

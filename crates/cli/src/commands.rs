@@ -8,3 +8,4 @@ pub(crate) mod io;
 pub(crate) mod nvme;
 pub(crate) mod pools;
 pub(crate) mod replay;
+pub(crate) mod serve;

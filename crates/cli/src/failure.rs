@@ -4,6 +4,7 @@ use crate::args::job_file::JobFileError;
 use crate::engine::error::EngineError;
 use crate::kernel::KernelError;
 use crate::output::OutputError;
+use crate::server::error::ServeError;
 use crate::setup::error::OpenError;
 use crate::setup::limits::LimitError;
 use crate::setup::memory::MemoryError;
@@ -97,6 +98,9 @@ pub(crate) enum Failure {
         /// The hash of the destination.
         destination_hash: String,
     },
+    /// The server could not start, or an event loop failed.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// A device could not be bound or unbound.
     #[error(transparent)]
     Bind(#[from] pinfold::pci::BindError),
@@ -182,6 +186,7 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Limit(_)
+            | Self::Serve(ServeError::Buffers { .. })
             | Self::Memory(_)
             | Self::JobFile(_)
             | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. }) => Exit::Usage,

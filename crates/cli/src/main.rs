@@ -5,6 +5,7 @@
 //! | [`commands`], [`failure`] | the commands; why one failed |
 //! | [`report`] | what a run did, as text, as JSON, and as fio's JSON |
 //! | [`setup`], [`engine`] | from names to open targets and their memory; the engines that keep requests in flight |
+//! | [`server`] | the network block server, from sockets to targets |
 //! | [`targets`] | what bytes are read from and written to |
 //! | [`args`], [`man`] | the command line and the man page |
 //! | [`kernel`] | fio on the kernel's driver, for `bench` |
@@ -24,6 +25,7 @@ mod output;
 mod progress;
 mod random;
 mod report;
+mod server;
 mod setup;
 mod signal;
 mod targets;
@@ -31,7 +33,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{bench, bind, copy, doctor, io, nvme, pools, replay};
+use commands::{bench, bind, copy, doctor, io, nvme, pools, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -62,6 +64,7 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
     match command {
         Command::Copy(args) => copy::run(&args),
         Command::Io(args) => io::run(&args, given),
+        Command::Serve(args) => serve::run(&args),
         Command::Doctor(args) => doctor::run(args),
         Command::Nvme(args) => nvme::run(&args),
         Command::Pools(args) => pools::run(args),

@@ -9,6 +9,7 @@ mod nvme_text;
 mod remedies;
 pub(crate) mod replay;
 mod requests;
+pub(crate) mod serve;
 pub(crate) mod stack;
 mod stack_text;
 mod text;

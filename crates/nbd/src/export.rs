@@ -90,6 +90,10 @@ impl Export {
             }
             _ => return Err(ErrorNumber::Invalid),
         };
+        let writes = matches!(operation, Operation::Write | Operation::Trim | Operation::WriteZeroes { .. });
+        if writes && self.flags.contains(TransmissionFlags::READ_ONLY) {
+            return Err(ErrorNumber::NotPermitted);
+        }
         let needed = match operation {
             Operation::Flush => TransmissionFlags::SEND_FLUSH,
             Operation::Trim => TransmissionFlags::SEND_TRIM,
@@ -111,10 +115,6 @@ impl Export {
 
     fn check_range(&self, request: Request) -> Result<Request, ErrorNumber> {
         let Request { operation, offset, length, .. } = request;
-        let writes = matches!(operation, Operation::Write | Operation::Trim | Operation::WriteZeroes { .. });
-        if writes && self.flags.contains(TransmissionFlags::READ_ONLY) {
-            return Err(ErrorNumber::NotPermitted);
-        }
         if offset.checked_add(length.into()).is_none_or(|end| end > self.size) {
             let grows = matches!(operation, Operation::Write | Operation::WriteZeroes { .. });
             return Err(if grows { ErrorNumber::NoSpace } else { ErrorNumber::Invalid });

@@ -115,6 +115,30 @@ hold) is refused before any is allocated.
   pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 100000 --size 64M --verify"
 }
 
+help! { SERVE:
+    targets!(),
+    "\
+Any NBD client can use the target: Linux (nbd-client), QEMU, libnbd (nbdcopy, nbdinfo, nbdsh), fio. The data of an existing \
+file, image or device is what clients see and change; --read-only keeps it. A client's flush, or a write with FUA, is durable \
+when it is answered, as far as the target has durable storage; a flush on one connection covers the completed writes of all.
+
+Clients are not authenticated and the data is not encrypted: use a Unix socket, whose folder decides who may connect, or an \
+address that only trusted hosts reach.
+
+SIGTERM or SIGINT ends the server with exit code 0: the requests that it has received are answered first, for at most 5 s, and \
+the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
+
+Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds all of it. \
+A client for whose requests there is no memory waits, and what it sends stays in its socket.
+
+",
+    exits!();
+    "  pinfold serve disk.img --nbd unix:/run/disk.sock
+  pinfold serve soft:1G --nbd 127.0.0.1:10809 --name scratch
+  pinfold serve vfio:0000:01:00.0 --nbd unix:/run/nvme.sock --read-only --threads 2
+  nbdcopy 'nbd+unix:///?socket=/run/disk.sock' copy.img"
+}
+
 help! { DOCTOR:
     "\
 It changes nothing. The exit code is 0 even if something is missing.

@@ -85,7 +85,7 @@ impl Ledger {
     pub(super) fn random_extent(&mut self, direction: IoDirection, lengths: Lengths) -> Option<Extent> {
         let region = match direction {
             IoDirection::Write => self.blocks.min(self.writes.len() as u64),
-            IoDirection::Read | IoDirection::Trim => self.blocks,
+            IoDirection::Read | IoDirection::Trim | IoDirection::Flush => self.blocks,
         };
         let max = (lengths.max as u64).min(region).max(1);
         let min = (lengths.min as u64).clamp(1, max);

@@ -196,7 +196,9 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         let Some(mut buffer) = self.idle.pop() else { return Err(EngineError::NoBuffers) };
         let prepared = match direction {
             IoDirection::Write => self.ledger.write(extent, &mut buffer),
-            IoDirection::Read | IoDirection::Trim => self.ledger.spoil(extent, &mut buffer),
+            IoDirection::Read | IoDirection::Trim | IoDirection::Flush => {
+                self.ledger.spoil(extent, &mut buffer)
+            }
         };
         if let Err(error) = prepared {
             self.idle.push(buffer);

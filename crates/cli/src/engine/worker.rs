@@ -3,6 +3,7 @@
 use crate::histogram::Histogram;
 use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// The completed requests of one direction: bytes and latencies.
@@ -77,6 +78,8 @@ pub(crate) struct WorkerStats {
     pub(crate) writes: RequestStats,
     /// The trims.
     pub(crate) trims: RequestStats,
+    /// The flushes.
+    pub(crate) flushes: RequestStats,
     /// How many requests were in flight with each request that was submitted.
     pub(crate) depths: Classes,
     /// How many requests were submitted between two collections.
@@ -91,6 +94,7 @@ impl WorkerStats {
             IoDirection::Read => &mut self.reads,
             IoDirection::Write => &mut self.writes,
             IoDirection::Trim => &mut self.trims,
+            IoDirection::Flush => &mut self.flushes,
         }
     }
 
@@ -104,6 +108,7 @@ impl WorkerStats {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
         self.trims.add(&other.trims);
+        self.flushes.add(&other.flushes);
         self.depths.add(&other.depths);
         self.submitted.add(&other.submitted);
         self.collected.add(&other.collected);
@@ -154,7 +159,12 @@ impl<'t, B> Worker<'t, B> {
         len: usize,
         buffer: B,
     ) -> Result<(), SubmitError<B>> {
-        self.target.submit(Request { io: Io::new(direction, offset, len), buffer })?;
+        self.submit_io(Io::new(direction, offset, len), buffer)
+    }
+
+    /// Issues a request.
+    pub(crate) fn submit_io(&mut self, io: Io, buffer: B) -> Result<(), SubmitError<B>> {
+        self.target.submit(Request { io, buffer })?;
         self.in_flight += 1;
         self.unreported += 1;
         self.stats.depths.record_depth(self.in_flight);
@@ -176,6 +186,27 @@ impl<'t, B> Worker<'t, B> {
             true => self.target.wait(&mut self.completed),
             false => self.target.poll(&mut self.completed),
         };
+        let count = self.pass_on(each);
+        polled.map(|()| count)
+    }
+
+    /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how long to wait at most; not at all
+    /// with nothing in flight. What the target gave up is passed to `each`.
+    pub(crate) fn arm(&mut self, each: impl FnMut(Completion<B>)) -> Option<Duration> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let wait = self.target.arm(&mut self.completed);
+        if self.pass_on(each) > 0 { Some(Duration::ZERO) } else { Some(wait) }
+    }
+
+    /// Returns the target's descriptor for completions.
+    pub(crate) fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.target.completion_fd()
+    }
+
+    /// Passes what has completed to `each`, and returns how many requests that were.
+    fn pass_on(&mut self, each: impl FnMut(Completion<B>)) -> usize {
         let count = self.completed.len();
         self.stats.collected.record_batch(count);
         if count > 0 {
@@ -188,7 +219,7 @@ impl<'t, B> Worker<'t, B> {
             }
             self.completed.drain(..).for_each(each);
         }
-        polled.map(|()| count)
+        count
     }
 
     /// Waits for all requests in flight, ignores their outcome, and returns their buffers in `buffers`.

@@ -104,7 +104,7 @@ impl Throttle {
         match direction {
             IoDirection::Read => reads,
             IoDirection::Write => writes,
-            IoDirection::Trim => trims,
+            IoDirection::Trim | IoDirection::Flush => trims,
         }
     }
 

@@ -58,6 +58,7 @@ impl<B: DataBuffer> Fake<B> {
             max_depth: 1024,
             max_transfer: usize::MAX,
             no_trim: None,
+            trim_zeroes: true,
         };
         Self {
             data,
@@ -111,6 +112,7 @@ impl<B: DataBuffer> Fake<B> {
                 buffer.write_at(0, &vec![0xdd; padded]).unwrap();
                 io.len
             }
+            IoDirection::Flush => 0,
             IoDirection::Trim => {
                 self.data[at..at + io.len].fill(0);
                 io.len

@@ -8,7 +8,9 @@ use pinfold_core::domain::Pinned;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// The largest request.
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
@@ -18,6 +20,8 @@ pub(crate) const MAX_DEPTH: usize = 4096;
 pub(crate) const BLOCK: usize = 512;
 /// A system call submits at most this many requests, so that the device has work while more are prepared.
 const BATCH: usize = 32;
+/// How long an event loop waits for the ring at most; the kernel completes everything.
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
 impl DataBuffer for Buffer {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -55,13 +59,15 @@ pub(crate) struct FileOptions {
 #[derive(Debug)]
 pub(crate) struct FileTarget<'m, B: Pinned> {
     info: TargetInfo,
-    file: File,
+    /// The same file, for trims and flushes.
+    for_ranges: File,
     queue: FileQueue<'m, B>,
     /// The requests in the queue; the index is the queue's tag.
     in_flight: Vec<Option<Io>>,
     free: Vec<usize>,
     finished: Vec<uring::Completion<B>>,
-    trimmed: Vec<Completion<B>>,
+    /// Requests that were executed at once.
+    executed: Vec<Completion<B>>,
     /// How many requests are queued and not submitted to the kernel.
     unsubmitted: usize,
 }
@@ -80,7 +86,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             path: path.into(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         };
-        let for_trims = file.try_clone().map_err(system)?;
+        let for_ranges = file.try_clone().map_err(system)?;
         let queue = FileQueue::new(
             file,
             path,
@@ -102,15 +108,16 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             max_depth: MAX_DEPTH,
             max_transfer: MAX_TRANSFER,
             no_trim: None,
+            trim_zeroes: true,
         };
         Ok(Self {
             info,
-            file: for_trims,
+            for_ranges,
             queue,
             in_flight: vec![None; depth],
             free: (0..depth).rev().collect(),
             finished: Vec::with_capacity(depth),
-            trimmed: Vec::new(),
+            executed: Vec::new(),
             unsubmitted: 0,
         })
     }
@@ -150,7 +157,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     }
 
     fn complete(&mut self, completed: &mut Vec<Completion<B>>) {
-        completed.append(&mut self.trimmed);
+        completed.append(&mut self.executed);
         for done in self.finished.drain(..) {
             let Some(tag) = usize::try_from(done.tag).ok() else { continue };
             let Some(io) = self.in_flight.get_mut(tag).and_then(Option::take) else { continue };
@@ -168,10 +175,19 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     /// Punches a hole, at once: a queue has no such operation.
     fn trim(&mut self, io: Io, buffer: B) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let trimmed = rustix::fs::fallocate(&self.file, flags, io.offset, io.len as u64);
+        let trimmed = rustix::fs::fallocate(&self.for_ranges, flags, io.offset, io.len as u64);
         let error = |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
         let result = trimmed.map(|()| io.len).map_err(error);
-        self.trimmed.push(Completion { io, buffer: Some(buffer), result });
+        self.executed.push(Completion { io, buffer: Some(buffer), result });
+    }
+
+    /// Flushes, at once, what has been written through any descriptor of the file.
+    fn flush(&mut self, io: Io, buffer: B) {
+        let error =
+            |errno| FileError::System { call: "fdatasync", path: Path::new(&self.info.name).into(), errno };
+        let flushed = rustix::fs::fdatasync(&self.for_ranges).map_err(error);
+        let result = flushed.map(|()| 0).map_err(TargetError::from);
+        self.executed.push(Completion { io, buffer: Some(buffer), result });
     }
 }
 
@@ -188,6 +204,11 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
             IoDirection::Trim => {
                 io.set_queued();
                 self.trim(io, buffer);
+                return Ok(());
+            }
+            IoDirection::Flush => {
+                io.set_queued();
+                self.flush(io, buffer);
                 return Ok(());
             }
         };
@@ -218,7 +239,7 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
     }
 
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
-        if !self.trimmed.is_empty() {
+        if !self.executed.is_empty() {
             return self.poll(completed);
         }
         self.unsubmitted = 0;
@@ -226,6 +247,22 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         let waited = self.queue.wait((self.queue.in_flight() / 8).max(1), &mut self.finished);
         self.complete(completed);
         Ok(waited.map(|_| ())?)
+    }
+
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.completion_fd()
+    }
+
+    fn arm(&mut self, _completed: &mut Vec<Completion<B>>) -> Duration {
+        if self.unsubmitted > 0 {
+            self.submit_batch();
+        }
+        // Without a ring, a submission executes all.
+        if self.executed.is_empty() && self.queue.completion_fd().is_some() {
+            MAX_WAIT
+        } else {
+            Duration::ZERO
+        }
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {

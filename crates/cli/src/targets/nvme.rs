@@ -17,6 +17,7 @@ use pinfold_nvme::driver::{
     Vector,
 };
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// The largest request.
@@ -27,6 +28,8 @@ const WAIT_LIMIT: Duration = Duration::from_millis(50);
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The number of consecutive polls of a wait before it yields to other threads.
 const SPINS: u32 = 64;
+/// How long an event loop polls for a flush before it sleeps for as long between two polls.
+const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: u32 = 32;
 /// The number of attempts of a command whose status permits a retry.
@@ -138,6 +141,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             max_depth: controller.max_depth(),
             max_transfer: MAX_TRANSFER,
             no_trim: (!discards).then_some("the controller has no Dataset Management command (ONCS bit 2)"),
+            trim_zeroes: namespace.discard_zeroes,
         };
         Ok(Self {
             info,
@@ -185,19 +189,26 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
         let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
         let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
-        let attempt =
-            match buffer {
-                Mapped::Read(buffer) => queue.read(nsid, slba, blocks, buffer).map(Attempt::Read).map_err(
-                    |Rejected { payload, reason }| Rejected { payload: Mapped::Read(payload), reason },
-                ),
-                Mapped::Write(buffer) => queue.write(nsid, slba, blocks, buffer).map(Attempt::Write).map_err(
-                    |Rejected { payload, reason }| Rejected { payload: Mapped::Write(payload), reason },
-                ),
-                Mapped::Trim(buffer) => match queue.discard(nsid, slba, blocks) {
-                    Ok(in_flight) => Ok(Attempt::Trim(in_flight, buffer)),
-                    Err(Rejected { reason, .. }) => Err(Rejected { payload: Mapped::Trim(buffer), reason }),
-                },
-            }?;
+        let attempt = match buffer {
+            Mapped::Read(buffer) => queue
+                .read(nsid, slba, blocks, buffer)
+                .map(Attempt::Read)
+                .map_err(|Rejected { payload, reason }| Rejected { payload: Mapped::Read(payload), reason }),
+            Mapped::Write(buffer) => queue
+                .write(nsid, slba, blocks, buffer)
+                .map(Attempt::Write)
+                .map_err(|Rejected { payload, reason }| Rejected { payload: Mapped::Write(payload), reason }),
+            Mapped::Not(buffer) => {
+                let submitted = match io.direction {
+                    IoDirection::Flush => queue.flush(nsid),
+                    _ => queue.discard(nsid, slba, blocks),
+                };
+                match submitted {
+                    Ok(in_flight) => Ok(Attempt::WithoutData(in_flight, buffer)),
+                    Err(Rejected { reason, .. }) => Err(Rejected { payload: Mapped::Not(buffer), reason }),
+                }
+            }
+        }?;
         let tag = attempt.tag();
         if let Some(place) = self.in_flight.get_mut(tag) {
             *place = Some(Command { io, attempts, attempt });
@@ -276,7 +287,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             let mapping = match buffer {
                 Mapped::Read(buffer) => Unrevoked::from(buffer),
                 Mapped::Write(buffer) => Unrevoked::from(buffer),
-                Mapped::Trim(buffer) => {
+                Mapped::Not(buffer) => {
                     completed.push(Completion { io, buffer: Some(buffer), result });
                     return None;
                 }
@@ -365,7 +376,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         let buffer = match io.direction {
             IoDirection::Read => Mapped::Read(domain.map(buffer, FromDevice).map_err(refused)?),
             IoDirection::Write => Mapped::Write(domain.map(buffer, ToDevice).map_err(refused)?),
-            IoDirection::Trim => Mapped::Trim(buffer),
+            IoDirection::Trim | IoDirection::Flush => Mapped::Not(buffer),
         };
         io.set_queued();
         self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
@@ -406,6 +417,23 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
                 std::thread::yield_now();
             }
         }
+    }
+
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.interrupt_fd()
+    }
+
+    fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
+        self.unsubmitted = 0;
+        let wait = self.queue.arm_interrupt();
+        let wait = if self.queue.has_interrupt() { wait } else { Duration::ZERO };
+        // No descriptor reports the end of a flush, which normally takes microseconds.
+        let Some(held) = self.held.front() else { return wait };
+        let held = held.since.elapsed();
+        if held >= self.flush_limit {
+            self.quiesce(completed);
+        }
+        if held < FLUSH_POLLS || held >= self.flush_limit { Duration::ZERO } else { FLUSH_POLLS.min(wait) }
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {

@@ -12,6 +12,9 @@ pub(crate) enum IoDirection {
     Write,
     /// Deallocates the range; the buffer is not used.
     Trim,
+    /// Makes completed writes durable, as [`sync`](super::target::Target::sync) does, beside other requests; neither the range nor
+    /// the buffer is used.
+    Flush,
 }
 
 /// The record of one I/O. It passes from the engine through the target to the completion.
@@ -24,6 +27,8 @@ pub(crate) struct Io {
     /// The number of bytes. If it is not a multiple of the target's block, a write fills the last block from the buffer
     /// (which the caller has zeroed there), and a read may overwrite more of the buffer.
     pub(crate) len: usize,
+    /// The number by which the engine knows it, if it needs one.
+    pub(crate) tag: u64,
     /// When the engine issued it.
     pub(crate) issued: Instant,
     /// When the target had queued it: before the system call or doorbell that submits a whole batch.
@@ -34,7 +39,12 @@ impl Io {
     /// Creates the record of an I/O that is issued now.
     pub(crate) fn new(direction: IoDirection, offset: u64, len: usize) -> Self {
         let now = Instant::now();
-        Self { direction, offset, len, issued: now, queued: now }
+        Self { direction, offset, len, tag: 0, issued: now, queued: now }
+    }
+
+    /// Sets the number by which the engine knows it.
+    pub(crate) fn tagged(self, tag: u64) -> Self {
+        Self { tag, ..self }
     }
 
     /// Notes that the target has queued it.
@@ -49,6 +59,7 @@ impl fmt::Display for Io {
             IoDirection::Read => "reading",
             IoDirection::Write => "writing",
             IoDirection::Trim => "deallocating",
+            IoDirection::Flush => "flushing after",
         };
         write!(f, "{verb} {} bytes at {}", self.len, self.offset)
     }

@@ -2,6 +2,8 @@
 
 use super::error::TargetError;
 pub(crate) use super::record::{Io, IoDirection};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// A data buffer that the program owns at the moment.
 pub(crate) trait DataBuffer {
@@ -59,6 +61,8 @@ pub(crate) struct TargetInfo {
     pub(crate) max_transfer: usize,
     /// Why it cannot deallocate ranges, if it cannot.
     pub(crate) no_trim: Option<&'static str>,
+    /// Whether a deallocated range reads as zeroes.
+    pub(crate) trim_zeroes: bool,
 }
 
 /// What bytes are read from and written to.
@@ -71,6 +75,18 @@ pub(crate) trait Target<B> {
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
+    /// Returns a descriptor that becomes readable when something may have completed, for an event loop; `None` if the target has
+    /// to be polled. See [`arm`](Self::arm).
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd) until the next completion. Adds to
+    /// `completed` what it had to give up. Returns how long to wait at most before the next poll: zero if that may return
+    /// something now.
+    fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
+        let _ = completed;
+        Duration::ZERO
+    }
     /// Makes what was written durable, as far as the target has durable storage.
     fn sync(&mut self) -> Result<(), TargetError>;
 }

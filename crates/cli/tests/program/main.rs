@@ -21,6 +21,8 @@ mod nvme;
 #[cfg(test)]
 mod replay;
 #[cfg(test)]
+mod serve;
+#[cfg(test)]
 mod signals;
 #[cfg(test)]
 mod streams;

@@ -10,6 +10,7 @@ use pinfold_core::mem::DmaMemory;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
@@ -126,6 +127,12 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     /// Returns the number of transfers that are queued or in flight; the queue owns their buffers.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.vacant.len()
+    }
+
+    /// Returns the ring's descriptor, which is readable while completions can be [polled](Self::poll), for `epoll`; `None` without a
+    /// ring, where [`submit`](Self::submit) executes the transfers.
+    pub fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.ring.fd()
     }
 
     /// Returns the length of the file, or the size of the block device, in bytes.

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use setup::Made;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// The most that goes in one transfer: below the kernel's own 2 GiB less a page, and whole blocks.
@@ -61,6 +61,14 @@ impl Ring {
     /// Whether it is bound to the thread that created it.
     pub(super) fn one_thread(&self) -> bool {
         matches!(self, Self::Uring(ring) if ring.made.one_thread)
+    }
+
+    /// The ring's descriptor.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Uring(ring) => Some(ring.made.ring.as_fd()),
+            Self::Plain(_) => None,
+        }
     }
 
     pub(super) fn fixed_bytes(&self) -> u64 {

@@ -210,7 +210,9 @@ impl Target<Vec<u8>> for Sparse {
                 match request.io.direction {
                     IoDirection::Write => drop(self.held.insert(at, block.to_vec())),
                     IoDirection::Read => block.copy_from_slice(&self.held[&at]),
-                    IoDirection::Trim => unreachable!("a verified workload does not trim"),
+                    IoDirection::Trim | IoDirection::Flush => {
+                        unreachable!("a verified workload does not trim")
+                    }
                 }
             }
             let Request { io, buffer } = request;

@@ -11,8 +11,8 @@ pub(super) enum Mapped<'d, B: Pinned> {
     Read(Mapping<B, FromDevice, &'d Domain>),
     /// The device reads it.
     Write(Mapping<B, ToDevice, &'d Domain>),
-    /// The device does not use it.
-    Trim(B),
+    /// Not mapped: the command moves no data.
+    Not(B),
 }
 
 impl<'d, B: Pinned> Mapped<'d, B> {
@@ -21,7 +21,7 @@ impl<'d, B: Pinned> Mapped<'d, B> {
         match self {
             Self::Read(buffer) => domain.unmap(buffer),
             Self::Write(buffer) => domain.unmap(buffer),
-            Self::Trim(buffer) => Ok(buffer),
+            Self::Not(buffer) => Ok(buffer),
         }
     }
 }
@@ -40,7 +40,7 @@ pub(super) struct Command<'d, B: Pinned> {
 pub(super) enum Attempt<'d, B: Pinned> {
     Read(InFlight<Mapping<B, FromDevice, &'d Domain>>),
     Write(InFlight<Mapping<B, ToDevice, &'d Domain>>),
-    Trim(InFlight<()>, B),
+    WithoutData(InFlight<()>, B),
 }
 
 /// The buffer of a command that did not complete. Held, so that its memory is not reused.
@@ -65,7 +65,7 @@ impl<'d, B: Pinned> Attempt<'d, B> {
         match self {
             Self::Read(in_flight) => in_flight.tag(),
             Self::Write(in_flight) => in_flight.tag(),
-            Self::Trim(in_flight, _) => in_flight.tag(),
+            Self::WithoutData(in_flight, _) => in_flight.tag(),
         }
     }
 
@@ -86,10 +86,12 @@ impl<'d, B: Pinned> Attempt<'d, B> {
                 driver::Outcome::TimedOut(payload) => Outcome::TimedOut(Err(Quarantine::Write(payload))),
                 driver::Outcome::Foreign(in_flight, _) => Outcome::Foreign(Self::Write(in_flight)),
             },
-            Self::Trim(in_flight, buffer) => match in_flight.finish(completion) {
-                driver::Outcome::Completed { result, .. } => Outcome::Completed(Mapped::Trim(buffer), result),
+            Self::WithoutData(in_flight, buffer) => match in_flight.finish(completion) {
+                driver::Outcome::Completed { result, .. } => Outcome::Completed(Mapped::Not(buffer), result),
                 driver::Outcome::TimedOut(_) => Outcome::TimedOut(Ok(buffer)),
-                driver::Outcome::Foreign(in_flight, _) => Outcome::Foreign(Self::Trim(in_flight, buffer)),
+                driver::Outcome::Foreign(in_flight, _) => {
+                    Outcome::Foreign(Self::WithoutData(in_flight, buffer))
+                }
             },
         }
     }

@@ -1,0 +1,67 @@
+//! The options of `serve`.
+
+use super::parse::{depth, target};
+use super::stack::StackArgs;
+use super::target::TargetSpec;
+use crate::server::address::NbdAddress;
+use crate::units::ByteSize;
+use clap::Args;
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// What to serve: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
+    #[arg(value_name = "TARGET", value_parser = target())]
+    pub(crate) target: TargetSpec,
+
+    /// Where clients connect: unix:PATH, or HOST:PORT (10809 is NBD's port, 0 any)
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) nbd: NbdAddress,
+
+    /// Refuse writes, and open the target for reading alone
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
+    /// The name of the export; clients that ask for none get it, too
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) name: String,
+
+    /// A description of the export, for clients that list it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) description: String,
+
+    /// The most clients at a time; more are refused
+    #[arg(long, value_name = "MAX", default_value_t = 1024, value_parser = count(1 << 20))]
+    pub(crate) connections: usize,
+
+    /// The memory of all payloads together: a client for whose requests there is none has to wait
+    #[arg(long, value_name = "SIZE", default_value = "64M", allow_negative_numbers = true)]
+    pub(crate) buffers: ByteSize,
+
+    /// The number of threads, each with its own queue [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = count(256))]
+    pub(crate) threads: Option<usize>,
+
+    /// The number of requests in flight of each thread
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = depth, allow_negative_numbers = true)]
+    pub(crate) iodepth: u64,
+
+    /// Use the page cache of a file, instead of O_DIRECT
+    #[arg(long)]
+    pub(crate) cached: bool,
+
+    /// Poll controllers for completions instead of sleeping until an interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
+
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+
+    /// Print one JSON object when clients can connect, and one at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn count(most: u64) -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::<usize>::new().range(1..=most)
+}

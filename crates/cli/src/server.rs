@@ -1,0 +1,33 @@
+//! The network block server: connections on one side, a target on the other, and memory that both reach in between.
+//!
+//! Each event loop is a thread with its own queue at the target, its own share of the memory and its own connections.
+//! A payload is received into a buffer that moves into the target's request; what a read returns is sent from the buffer that
+//! the target filled. Nothing is received for which there is no memory.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`address`], [`listener`], [`stream`] | where clients connect; accepting them; their sockets |
+//! | [`payload`], [`slab`] | the memory of payloads, bounded; places with generations |
+//! | [`outgoing`], [`connection`] | replies that wait to be sent; what is known of a client |
+//! | [`operation`], [`extents`] | a request at the target; which parts of a file are allocated |
+//! | [`event_loop`], [`receive`], [`transmit`] | one thread's connections, from input to replies |
+//! | [`run`] | all threads, from the first connection to the last reply |
+
+pub(crate) mod address;
+pub(crate) mod connection;
+pub(crate) mod error;
+pub(crate) mod event_loop;
+pub(crate) mod extents;
+pub(crate) mod listener;
+pub(crate) mod operation;
+pub(crate) mod outgoing;
+pub(crate) mod payload;
+mod receive;
+pub(crate) mod run;
+pub(crate) mod slab;
+pub(crate) mod stats;
+pub(crate) mod stream;
+mod transmit;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! What is known of a client.
+
+use super::outgoing::Outgoing;
+use super::slab::Key;
+use super::stream::Stream;
+use pinfold::Buffer;
+use pinfold_nbd::{Handshake, Request, RequestReader, Session};
+use std::time::Instant;
+
+/// The bytes that one call receives besides a payload: 146 headers.
+pub(super) const INPUT: usize = 4096;
+/// The most requests of a client that are executed at the same time.
+const MAX_OPERATIONS: usize = 256;
+/// The most parts of replies that wait for a client.
+const MAX_OUTGOING: usize = 1024;
+
+/// Where a connection is in the protocol.
+pub(super) enum Phase {
+    /// Options are being negotiated.
+    Handshake(Handshake),
+    /// Requests are being received.
+    Transmission(Session, RequestReader),
+}
+
+/// Bytes that were received and not used yet.
+pub(super) struct Input {
+    pub(super) bytes: Box<[u8; INPUT]>,
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+impl Input {
+    /// Returns what was received.
+    pub(super) fn unused(&self) -> &[u8] {
+        self.bytes.get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// Counts bytes as used.
+    pub(super) fn take(&mut self, used: usize) {
+        self.start = (self.start + used).min(self.end);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Returns space for at most `limit` bytes. Everything received before must have been used.
+    pub(super) fn space(&mut self, limit: usize) -> &mut [u8] {
+        (self.start, self.end) = (0, 0);
+        self.bytes.get_mut(..limit.min(INPUT)).unwrap_or_default()
+    }
+}
+
+/// The payload of a write that is being received.
+pub(super) struct Receiving {
+    /// The operation.
+    pub(super) operation: Key,
+    /// Where in the export the buffer's first byte goes.
+    pub(super) offset: u64,
+    /// The buffer, once there is one.
+    pub(super) buffer: Option<Buffer>,
+    /// How many bytes it will hold, and how many it holds.
+    pub(super) wanted: usize,
+    pub(super) filled: usize,
+}
+
+/// A client.
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    pub(super) phase: Phase,
+    pub(super) input: Input,
+    pub(super) outgoing: Outgoing,
+    /// The payload of the present write; without one, a payload is discarded.
+    pub(super) receiving: Option<Receiving>,
+    /// A request that waits for memory.
+    pub(super) waiting: Option<Request>,
+    /// Whether the last request was a write: then headers are received alone, and payloads directly into their buffers.
+    pub(super) writes: bool,
+    /// Whether the socket may have input, or space for output.
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// Whether the client has closed its end: input ends without another event.
+    pub(super) hung_up: bool,
+    /// Nothing more is received; it is closed when all replies are sent.
+    pub(super) ending: bool,
+    /// Whether it is in the list of connections to be served.
+    pub(super) listed: bool,
+    /// Requests at the target.
+    pub(super) operations: usize,
+    /// Bytes of memory that it holds.
+    pub(super) held: usize,
+    /// When bytes were last moved.
+    pub(super) progress: Instant,
+}
+
+impl Connection {
+    /// Greets a client.
+    pub(super) fn new(stream: Stream) -> Self {
+        let mut greeting = Vec::new();
+        let handshake = Handshake::new(&mut greeting);
+        let mut outgoing = Outgoing::default();
+        outgoing.push(super::outgoing::Part::Bytes(greeting));
+        Self {
+            stream,
+            phase: Phase::Handshake(handshake),
+            input: Input { bytes: Box::new([0; INPUT]), start: 0, end: 0 },
+            outgoing,
+            receiving: None,
+            waiting: None,
+            writes: false,
+            readable: true,
+            writable: true,
+            hung_up: false,
+            ending: false,
+            listed: false,
+            operations: 0,
+            held: 0,
+            progress: Instant::now(),
+        }
+    }
+
+    /// Returns whether the client has to take replies before more of its requests are accepted.
+    pub(super) fn is_saturated(&self) -> bool {
+        self.operations >= MAX_OPERATIONS || self.outgoing.len() >= MAX_OUTGOING
+    }
+
+    /// Returns whether nothing remains to be done for a connection that is ending.
+    pub(super) fn is_done(&self) -> bool {
+        self.ending && self.operations == 0 && self.outgoing.is_empty() && self.waiting.is_none()
+    }
+}

@@ -1,0 +1,41 @@
+//! Why the server could not start.
+
+use super::address::NbdAddress;
+use std::io;
+
+/// Why the server could not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {error}; name another address with --nbd")]
+    Listen {
+        /// The address.
+        address: NbdAddress,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// Another server is there.
+    #[error("{0}: a server listens there already; stop it, or name another address with --nbd")]
+    InUse(NbdAddress),
+    /// A system call of an event loop failed.
+    #[error("an event loop cannot work: {call}: {error}; raise `ulimit -n`")]
+    EventLoop {
+        /// The call.
+        call: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// A thread could not be started.
+    #[error("a thread of the server could not be started: {0}; lower --threads")]
+    Thread(io::Error),
+    /// Too little memory to serve any client.
+    #[error("--buffers {asked}: {threads} threads need at least {needed} bytes")]
+    Buffers {
+        /// The value.
+        asked: u64,
+        /// How many threads there are.
+        threads: usize,
+        /// The least.
+        needed: u64,
+    },
+}

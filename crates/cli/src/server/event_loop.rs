@@ -1,0 +1,319 @@
+//! One thread of the server: its connections, its queue at the target, its memory.
+//!
+//! A turn of the loop takes the target's completions, serves the connections on its list (replies first, then requests), and
+//! looks for events; it sleeps only when the list is empty and the target has nothing to report.
+
+use super::connection::Connection;
+use super::error::ServeError;
+use super::operation::{Issue, Operation};
+use super::payload::Payloads;
+use super::slab::{Key, Slab};
+use super::stats::ServeStats;
+use super::stream::Stream;
+use crate::engine::worker::{Worker, WorkerStats};
+use crate::signal::Interrupt;
+use crate::targets::target::{Completion, Target, TargetInfo};
+use pinfold::Buffer;
+use pinfold_nbd::Export;
+use pinfold_nvme::EventFd;
+use rustix::event::{Timespec, epoll};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// The longest sleep: how soon a signal is noticed.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// How often a connection that waits for memory tries again: another event loop may have returned some.
+const MEMORY_RETRY: Duration = Duration::from_millis(5);
+/// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the replies of the last requests may take after a signal.
+const DRAIN: Duration = Duration::from_secs(5);
+/// How long the loop rests after the target could not be polled.
+const AFTER_FAILURE: Duration = Duration::from_millis(10);
+/// The words of events that are no connection's.
+const WAKE: u64 = u64::MAX;
+const TARGET: u64 = u64::MAX - 1;
+
+/// What all event loops share.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'s> {
+    /// What is served.
+    pub(crate) export: &'s Export,
+    /// The file, if the target is one: for its extents.
+    pub(crate) file: Option<&'s File>,
+    /// How many clients are connected to the server.
+    pub(crate) connected: &'s AtomicUsize,
+    /// Raised to end the server.
+    pub(crate) interrupt: &'s Interrupt,
+}
+
+/// New clients of an event loop.
+pub(crate) struct Inbox {
+    /// The clients.
+    pub(crate) streams: Receiver<Stream>,
+    /// Signalled when there are some.
+    pub(crate) wake: Arc<EventFd>,
+}
+
+/// One thread of the server.
+pub(crate) struct EventLoop<'s, 't> {
+    pub(super) shared: Shared<'s>,
+    pub(super) info: TargetInfo,
+    worker: Worker<'t, Buffer>,
+    depth: usize,
+    epoll: OwnedFd,
+    inbox: Inbox,
+    pub(super) payloads: Payloads,
+    /// The most memory of one connection.
+    pub(super) share: usize,
+    pub(super) connections: Slab<Connection>,
+    pub(super) operations: Slab<Operation>,
+    /// Requests for the target that wait until its queue has room.
+    pub(super) issues: VecDeque<Issue>,
+    /// Connections to be served.
+    ready: VecDeque<Key>,
+    /// Connections that wait for memory, longest first.
+    pub(super) starved: VecDeque<Key>,
+    pub(super) completed: Vec<Completion<Buffer>>,
+    /// Where payloads of refused requests go.
+    pub(super) scratch: Box<[u8]>,
+    pub(super) stats: ServeStats,
+}
+
+impl<'s, 't> EventLoop<'s, 't> {
+    /// Creates a loop over `target`, whose queue holds `depth` requests.
+    pub(crate) fn new(
+        shared: Shared<'s>,
+        target: &'t mut (dyn Target<Buffer> + Send),
+        depth: usize,
+        payloads: Payloads,
+        share: usize,
+        inbox: Inbox,
+    ) -> Result<Self, ServeError> {
+        let failed =
+            |call| move |errno: rustix::io::Errno| ServeError::EventLoop { call, error: errno.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+        let info = target.info().clone();
+        let worker = Worker::new(target, depth);
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, inbox.wake.as_fd(), epoll::EventData::new_u64(WAKE), edges)
+            .map_err(failed("epoll_ctl"))?;
+        if let Some(fd) = worker.completion_fd() {
+            let data = epoll::EventData::new_u64(TARGET);
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))?;
+        }
+        Ok(Self {
+            shared,
+            info,
+            worker,
+            depth,
+            epoll,
+            inbox,
+            payloads,
+            share,
+            connections: Slab::default(),
+            operations: Slab::default(),
+            issues: VecDeque::new(),
+            ready: VecDeque::new(),
+            starved: VecDeque::new(),
+            completed: Vec::new(),
+            scratch: vec![0; 64 << 10].into_boxed_slice(),
+            stats: ServeStats::default(),
+        })
+    }
+
+    /// Serves until the interrupt is raised and the last requests are answered. Returns what was done.
+    pub(crate) fn run(mut self, writable: bool) -> Result<(ServeStats, WorkerStats), ServeError> {
+        let mut events = Vec::with_capacity(256);
+        let mut swept = Instant::now();
+        let mut draining = None;
+        loop {
+            self.take_completions();
+            self.serve_ready();
+            self.issue();
+            if draining.is_none() && self.shared.interrupt.is_raised() {
+                draining = Some(Instant::now());
+                self.end_all();
+                continue;
+            }
+            if let Some(since) = draining
+                && (self.connections.len() == 0 || since.elapsed() > DRAIN)
+            {
+                break;
+            }
+            self.wait(&mut events)?;
+            if swept.elapsed() > Duration::from_secs(1) {
+                swept = Instant::now();
+                self.sweep();
+            }
+        }
+        for key in self.connections.keys() {
+            self.close(key);
+        }
+        let mut buffers = Vec::new();
+        self.worker.drain(&mut buffers);
+        if writable && let Err(error) = self.worker.sync() {
+            tracing::warn!("{error}");
+        }
+        Ok((self.stats, self.worker.stats().clone()))
+    }
+
+    /// Waits for events, and notes which connections they belong to.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), ServeError> {
+        let mut limit = if self.ready.is_empty() { MAX_SLEEP } else { Duration::ZERO };
+        if !self.starved.is_empty() {
+            limit = limit.min(MEMORY_RETRY);
+        }
+        let completed = &mut self.completed;
+        if !limit.is_zero()
+            && let Some(wait) = self.worker.arm(|completion| completed.push(completion))
+        {
+            limit = limit.min(wait);
+        }
+        events.clear();
+        let limit = Timespec::try_from(limit).unwrap_or_default();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(ServeError::EventLoop { call: "epoll_wait", error: errno.into() }),
+        }
+        for event in &*events {
+            match event.data.u64() {
+                WAKE => self.accept(),
+                TARGET => {}
+                word => {
+                    let key = Key::from_word(word);
+                    let Some(connection) = self.connections.get_mut(key) else { continue };
+                    let flags = event.flags;
+                    let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+                    connection.hung_up |= broken || flags.contains(epoll::EventFlags::RDHUP);
+                    connection.readable |= broken || flags.contains(epoll::EventFlags::IN);
+                    connection.writable |= broken || flags.contains(epoll::EventFlags::OUT);
+                    self.list(key);
+                }
+            }
+        }
+        if events.is_empty() {
+            self.feed();
+        }
+        Ok(())
+    }
+
+    /// Takes over new clients.
+    fn accept(&mut self) {
+        while let Ok(stream) = self.inbox.streams.try_recv() {
+            self.stats.connections += 1;
+            let key = self.connections.insert(Connection::new(stream));
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            let flags = epoll::EventFlags::IN
+                | epoll::EventFlags::OUT
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::ET;
+            let data = epoll::EventData::new_u64(key.to_word());
+            match epoll::add(&self.epoll, &connection.stream, data, flags) {
+                Ok(()) => self.list(key),
+                Err(errno) => {
+                    tracing::warn!("a client cannot be served: epoll_ctl: {errno}");
+                    self.close(key);
+                }
+            }
+        }
+    }
+
+    /// Has a connection served in the next turn.
+    pub(super) fn list(&mut self, key: Key) {
+        if let Some(connection) = self.connections.get_mut(key)
+            && !std::mem::replace(&mut connection.listed, true)
+        {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Serves all connections on the list once; those with more to do are on it again.
+    fn serve_ready(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(key) = self.ready.pop_front() else { break };
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            connection.listed = false;
+            if let Err(error) = self.serve(key) {
+                if error.is_violation() {
+                    self.stats.dropped += 1;
+                    tracing::info!("a client is disconnected: {error}");
+                }
+                self.close(key);
+            } else if self.connections.get_mut(key).is_some_and(|connection| connection.is_done()) {
+                self.close(key);
+            }
+        }
+    }
+
+    /// Takes what the target has completed.
+    fn take_completions(&mut self) {
+        let completed = &mut self.completed;
+        let polled = self.worker.collect(false, |completion| completed.push(completion));
+        if let Err(error) = polled {
+            // Its requests have completed with errors, which their clients receive.
+            tracing::warn!("{error}");
+            std::thread::sleep(AFTER_FAILURE);
+        }
+        for completion in std::mem::take(&mut self.completed) {
+            self.complete(completion);
+        }
+    }
+
+    /// Passes as many requests to the target as its queue holds.
+    fn issue(&mut self) {
+        while self.worker.in_flight() < self.depth {
+            let Some(Issue { io, buffer }) = self.issues.pop_front() else { return };
+            if let Err(rejected) = self.worker.submit_io(io, buffer) {
+                self.complete(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
+            }
+        }
+    }
+
+    /// Lets the connections try again that wait for memory.
+    pub(super) fn feed(&mut self) {
+        while let Some(key) = self.starved.pop_front() {
+            self.list(key);
+        }
+    }
+
+    /// Receives nothing more: what has been requested is answered, then the connections are closed.
+    fn end_all(&mut self) {
+        while self.inbox.streams.try_recv().is_ok() {
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+        for key in self.connections.keys() {
+            self.end(key);
+        }
+    }
+
+    /// Closes connections that take too long for their handshake, or hold memory that others wait for without moving a byte.
+    fn sweep(&mut self) {
+        let others_wait = !self.starved.is_empty();
+        for key in self.connections.keys() {
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            let idle = connection.progress.elapsed() > PATIENCE;
+            let hoards = others_wait && connection.operations == usize::from(connection.receiving.is_some());
+            if idle && (connection.is_in_handshake() || (hoards && connection.held > 0)) {
+                self.stats.dropped += 1;
+                tracing::info!("a client is disconnected: it makes no progress");
+                self.close(key);
+            }
+        }
+    }
+
+    /// Closes a connection. What it has at the target completes without it.
+    pub(super) fn close(&mut self, key: Key) {
+        self.abandon_receiving(key);
+        let Some(mut connection) = self.connections.remove(key) else { return };
+        let payloads = &mut self.payloads;
+        connection.outgoing.clear(|buffer| payloads.put(buffer));
+        self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        self.feed();
+    }
+}

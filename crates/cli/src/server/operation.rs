@@ -1,0 +1,80 @@
+//! A request at the target: the pieces that it consists of, and what becomes of them.
+
+use super::slab::Key;
+use crate::targets::record::{Io, IoDirection};
+use pinfold::Buffer;
+use pinfold_nbd::{ErrorNumber, Operation as Kind, Request};
+
+/// What the target does for a request at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// It reads, or writes what is received.
+    Moving,
+    /// It deallocates the range; `zeroes` if that is expected to zero it.
+    Trimming {
+        /// Whether the range must read as zeroes.
+        zeroes: bool,
+    },
+    /// Zeroes are written, from here on.
+    Zeroing {
+        /// The next byte to be zeroed.
+        next: u64,
+    },
+    /// What was written is made durable.
+    Flushing,
+}
+
+/// A request at the target.
+pub(super) struct Operation {
+    /// The client.
+    pub(super) connection: Key,
+    pub(super) request: Request,
+    pub(super) structured: bool,
+    pub(super) stage: Stage,
+    /// How many parts have been issued and not completed; the payload that is being received counts as one.
+    pub(super) pending: usize,
+    pub(super) error: Option<ErrorNumber>,
+    /// The buffers that a read has filled, each with its offset.
+    pub(super) filled: Vec<(u64, Buffer, usize)>,
+}
+
+impl Operation {
+    pub(super) fn new(connection: Key, request: Request, structured: bool, stage: Stage) -> Self {
+        Self { connection, request, structured, stage, pending: 0, error: None, filled: Vec::new() }
+    }
+
+    /// Returns the end of its range.
+    pub(super) fn end(&self) -> u64 {
+        self.request.offset + u64::from(self.request.length)
+    }
+
+    /// Returns whether it must be made durable before the reply, and is not yet.
+    pub(super) fn needs_flush(&self) -> bool {
+        let writes = matches!(self.request.operation, Kind::Write | Kind::Trim | Kind::WriteZeroes { .. });
+        self.request.fua && writes && self.error.is_none() && self.stage != Stage::Flushing
+    }
+
+    /// Notes an error; the first one is reported.
+    pub(super) fn fail(&mut self, error: ErrorNumber) {
+        self.error = self.error.or(Some(error));
+    }
+}
+
+/// A request for the target that waits for its turn.
+pub(super) struct Issue {
+    pub(super) io: Io,
+    pub(super) buffer: Buffer,
+}
+
+impl Issue {
+    /// Creates the request of an operation.
+    pub(super) fn new(
+        operation: Key,
+        direction: IoDirection,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+    ) -> Self {
+        Self { io: Io::new(direction, offset, len).tagged(operation.to_word()), buffer }
+    }
+}

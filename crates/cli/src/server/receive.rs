@@ -1,0 +1,429 @@
+//! From a client's input to operations.
+
+use super::connection::{Connection, INPUT, Phase, Receiving};
+use super::event_loop::EventLoop;
+use super::extents::extents;
+use super::operation::{Issue, Operation, Stage};
+use super::outgoing::Part;
+use super::payload::PIECE;
+use super::slab::Key;
+use crate::targets::record::IoDirection;
+use pinfold_nbd::{
+    HandshakeError, Operation as Kind, Request, RequestError, RequestHeader, Session, Step, reply,
+};
+use std::io::{self, IoSliceMut};
+use std::time::Instant;
+
+/// The most bytes that a connection receives in one turn, so that no client delays the others for long.
+const TURN: usize = 1 << 20;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    /// The client has closed it.
+    #[error("it has closed the connection")]
+    Closed,
+    /// It is broken.
+    #[error("{0}")]
+    Broken(io::Error),
+    /// The client broke the rules of the handshake.
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+    /// What the client sends are no requests.
+    #[error("{0}")]
+    Request(#[from] RequestError),
+}
+
+impl Ended {
+    /// Returns whether the client is to blame.
+    pub(super) fn is_violation(&self) -> bool {
+        matches!(self, Self::Handshake(_) | Self::Request(_))
+    }
+}
+
+/// What is left to do after a part of the input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// More may follow at once.
+    Continue,
+    /// Nothing until something happens: input, a completion, memory.
+    Wait,
+}
+
+impl Connection {
+    /// Returns whether options are still being negotiated.
+    pub(super) fn is_in_handshake(&self) -> bool {
+        matches!(self.phase, Phase::Handshake(_))
+    }
+
+    /// Returns how many bytes of the present payload have not been taken from the stream.
+    fn due_payload(&self) -> u32 {
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(_, reader) => reader.payload(),
+        }
+    }
+
+    /// Fills the input buffer with at most `limit` bytes. Returns how many there are now; 0 if nothing has arrived.
+    fn fill_input(&mut self, limit: usize) -> Result<usize, Ended> {
+        let space = self.input.space(limit);
+        let received = self.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)?;
+        match received {
+            None => {
+                self.readable = false;
+                Ok(0)
+            }
+            Some(0) => Err(Ended::Closed),
+            Some(received) => {
+                // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.
+                self.readable = self.hung_up || received == limit.min(INPUT);
+                self.input.end = received;
+                self.progress = Instant::now();
+                Ok(received)
+            }
+        }
+    }
+}
+
+impl EventLoop<'_, '_> {
+    /// Serves a connection: sends replies, then receives requests, until nothing more can be done or its turn is over.
+    pub(super) fn serve(&mut self, key: Key) -> Result<(), Ended> {
+        self.send(key)?;
+        let before = self.stats.received;
+        let mut rounds = 0;
+        loop {
+            if self.receive(key)? == Next::Wait {
+                break;
+            }
+            rounds += 1;
+            if rounds > 512 || self.stats.received - before > TURN as u64 {
+                self.list(key);
+                break;
+            }
+        }
+        self.send(key)
+    }
+
+    /// Takes one step with the input of a connection.
+    fn receive(&mut self, key: Key) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        if let Some(request) = connection.waiting.take() {
+            let Phase::Transmission(session, _) = connection.phase else { return Ok(Next::Wait) };
+            return Ok(self.start(key, session, request));
+        }
+        if connection.ending || connection.is_saturated() {
+            return Ok(Next::Wait);
+        }
+        let (session, payload, missing) = match &connection.phase {
+            Phase::Handshake(_) => return self.negotiate(key),
+            Phase::Transmission(session, reader) => (*session, reader.payload() as usize, reader.missing()),
+        };
+        if connection.receiving.is_some() {
+            return self.receive_payload(key, payload);
+        }
+        if payload > 0 {
+            return self.discard_payload(key, payload);
+        }
+        if connection.input.unused().is_empty() {
+            // A header alone where a payload is likely to follow, which is then received into its buffer.
+            let limit = if connection.writes { missing } else { usize::MAX };
+            if !connection.readable || connection.fill_input(limit)? == 0 {
+                return Ok(Next::Wait);
+            }
+        }
+        let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
+        let (used, header) = reader.read(connection.input.unused())?;
+        connection.input.take(used);
+        match header {
+            Some(header) => Ok(self.begin(key, session, header)),
+            None => Ok(Next::Continue),
+        }
+    }
+
+    fn negotiate(&mut self, key: Key) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        // Replies are sent before more is accepted, which bounds them.
+        if connection.outgoing.len() > 4 {
+            return Ok(Next::Wait);
+        }
+        if connection.input.unused().is_empty()
+            && (!connection.readable || connection.fill_input(usize::MAX)? == 0)
+        {
+            return Ok(Next::Wait);
+        }
+        let Phase::Handshake(handshake) = &mut connection.phase else { return Ok(Next::Wait) };
+        let mut output = Vec::new();
+        let (used, step) = handshake.advance(self.shared.export, connection.input.unused(), &mut output)?;
+        connection.input.take(used);
+        connection.outgoing.push(Part::Bytes(output));
+        match step {
+            Step::Continue => {}
+            Step::Closed => connection.ending = true,
+            Step::Transmission(session) => {
+                connection.phase = Phase::Transmission(session, Default::default());
+            }
+        }
+        Ok(Next::Continue)
+    }
+
+    /// Decides a request whose header has arrived.
+    fn begin(&mut self, key: Key, session: Session, header: RequestHeader) -> Next {
+        self.stats.requests += 1;
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.writes = header.payload() > 0;
+        }
+        match self.shared.export.check(&session, &header) {
+            Ok(request) => self.start(key, session, request),
+            Err(error) => {
+                self.reply_error(key, session.structured, error, header.cookie);
+                Next::Continue
+            }
+        }
+    }
+
+    /// Starts a request, or has it wait for memory.
+    fn start(&mut self, key: Key, session: Session, request: Request) -> Next {
+        let Request { operation, offset, length, cookie, .. } = request;
+        let structured = session.structured;
+        let create = |stage| Operation::new(key, request, structured, stage);
+        let started = match operation {
+            Kind::Disconnect => {
+                self.end(key);
+                true
+            }
+            Kind::BlockStatus { one } => {
+                let extents = extents(self.shared.file, offset, length, one);
+                self.push(key, Part::Bytes(reply::block_status(cookie, &extents)));
+                true
+            }
+            Kind::Read if length > 0 => self.start_read(key, create(Stage::Moving)),
+            Kind::Write if length > 0 => {
+                self.start_write(key, create(Stage::Moving));
+                true
+            }
+            Kind::Flush => self.start_simple(key, create(Stage::Flushing)),
+            Kind::Trim if length > 0 && self.info.no_trim.is_none() => {
+                self.start_simple(key, create(Stage::Trimming { zeroes: false }))
+            }
+            Kind::WriteZeroes { may_trim } if length > 0 => {
+                let trims = may_trim && self.info.trim_zeroes && self.info.no_trim.is_none();
+                let zeroing = Stage::Zeroing { next: offset };
+                let stage = if trims { Stage::Trimming { zeroes: true } } else { zeroing };
+                self.start_simple(key, create(stage))
+            }
+            Kind::Read | Kind::Write | Kind::Trim | Kind::WriteZeroes { .. } => {
+                self.reply_success(key, structured, cookie);
+                true
+            }
+        };
+        if started {
+            return Next::Continue;
+        }
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.waiting = Some(request);
+        }
+        self.starve(key);
+        Next::Wait
+    }
+
+    /// Has a connection wait for memory.
+    fn starve(&mut self, key: Key) {
+        self.stats.memory_waits += 1;
+        if !self.starved.contains(&key) {
+            self.starved.push_back(key);
+        }
+    }
+
+    /// Takes memory for a connection.
+    pub(super) fn take_memory(&mut self, key: Key, bytes: usize) -> Option<pinfold::Buffer> {
+        let connection = self.connections.get_mut(key)?;
+        // One request is always accepted: its payload is at most a share.
+        if connection.held > 0 && connection.held + bytes.min(PIECE) > self.share {
+            return None;
+        }
+        let buffer = self.payloads.take(bytes)?;
+        connection.held += buffer.len();
+        Some(buffer)
+    }
+
+    /// Returns a connection's memory.
+    pub(super) fn return_memory(&mut self, key: Key, buffer: pinfold::Buffer) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.held = connection.held.saturating_sub(buffer.len());
+        }
+        self.payloads.put(buffer);
+        if !self.starved.is_empty() {
+            self.feed();
+        }
+    }
+
+    /// Starts a read with all of its memory, or not at all: its reply starts with whether all of it succeeded.
+    fn start_read(&mut self, key: Key, operation: Operation) -> bool {
+        let Request { offset, length, .. } = operation.request;
+        let (mut at, end) = (offset, operation.end());
+        let mut buffers = Vec::with_capacity((length as usize).div_ceil(PIECE));
+        while at < end {
+            let rest = usize::try_from(end - at).unwrap_or(PIECE);
+            let Some(buffer) = self.take_memory(key, rest) else {
+                buffers.into_iter().for_each(|(_, buffer, _)| self.return_memory(key, buffer));
+                return false;
+            };
+            let len = buffer.len().min(rest);
+            buffers.push((at, buffer, len));
+            at += len as u64;
+        }
+        let operation = self.insert(key, Operation { pending: buffers.len(), ..operation });
+        for (at, buffer, len) in buffers {
+            self.issues.push_back(Issue::new(operation, IoDirection::Read, at, len, buffer));
+        }
+        true
+    }
+
+    /// Starts a write, whose memory is taken as its payload arrives.
+    fn start_write(&mut self, key: Key, operation: Operation) {
+        let offset = operation.request.offset;
+        // The payload that is being received counts as one part.
+        let operation = self.insert(key, Operation { pending: 1, ..operation });
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.receiving = Some(Receiving { operation, offset, buffer: None, wanted: 0, filled: 0 });
+        }
+    }
+
+    /// Starts an operation that has no payload of the client's.
+    fn start_simple(&mut self, key: Key, operation: Operation) -> bool {
+        let bytes = match operation.stage {
+            Stage::Zeroing { .. } => (operation.request.length as usize).min(PIECE),
+            _ => 1,
+        };
+        let Some(mut buffer) = self.take_memory(key, bytes) else { return false };
+        if matches!(operation.stage, Stage::Zeroing { .. }) {
+            buffer.zero();
+        }
+        let operation = self.insert(key, operation);
+        self.advance(operation, buffer);
+        true
+    }
+
+    fn insert(&mut self, key: Key, operation: Operation) -> Key {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.operations += 1;
+        }
+        self.operations.insert(operation)
+    }
+
+    /// Receives into the buffer of a write; `payload` bytes are due.
+    fn receive_payload(&mut self, key: Key, payload: usize) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        let Some(mut receiving) = connection.receiving.take() else { return Ok(Next::Wait) };
+        if receiving.buffer.is_none() {
+            let Some(buffer) = self.take_memory(key, payload) else {
+                self.keep_receiving(key, receiving);
+                self.starve(key);
+                return Ok(Next::Wait);
+            };
+            (receiving.wanted, receiving.filled) = (buffer.len().min(payload), 0);
+            receiving.buffer = Some(buffer);
+        }
+        let received = self.fill_buffer(key, &mut receiving, payload);
+        if receiving.filled < receiving.wanted {
+            self.keep_receiving(key, receiving);
+            return received;
+        }
+        let Receiving { operation, offset, buffer: Some(buffer), wanted, .. } = receiving else {
+            return received;
+        };
+        let is_last = self.connections.get_mut(key).is_none_or(|connection| connection.due_payload() == 0);
+        // The payload counts as one part until its end.
+        if let Some(operation) = self.operations.get_mut(operation).filter(|_| !is_last) {
+            operation.pending += 1;
+        }
+        self.issues.push_back(Issue::new(operation, IoDirection::Write, offset, wanted, buffer));
+        if !is_last {
+            let offset = offset + wanted as u64;
+            self.keep_receiving(key, Receiving { operation, offset, buffer: None, wanted: 0, filled: 0 });
+        }
+        received
+    }
+
+    fn keep_receiving(&mut self, key: Key, receiving: Receiving) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.receiving = Some(receiving);
+        }
+    }
+
+    /// Moves what has arrived into the buffer of a write. With the end of the payload, the next header is received by the same
+    /// call.
+    fn fill_buffer(&mut self, key: Key, receiving: &mut Receiving, payload: usize) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
+        let Receiving { buffer: Some(buffer), wanted, filled, .. } = receiving else { return Ok(Next::Wait) };
+        // The arena is mapped per use, so the slice is available.
+        let space = buffer.as_mut_slice().ok().and_then(|bytes| bytes.get_mut(*filled..*wanted));
+        let space = space.unwrap_or_default();
+        let missing = space.len();
+        let early = connection.input.unused();
+        let moved = if early.is_empty() {
+            if !connection.readable {
+                return Ok(Next::Wait);
+            }
+            let ends = *wanted == payload + *filled;
+            let header_bytes = if ends { RequestHeader::BYTES } else { 0 };
+            let header = connection.input.space(header_bytes);
+            let mut slices = [IoSliceMut::new(space), IoSliceMut::new(header)];
+            match connection.stream.receive(&mut slices).map_err(Ended::Broken)? {
+                None => {
+                    connection.readable = false;
+                    return Ok(Next::Wait);
+                }
+                Some(0) => return Err(Ended::Closed),
+                Some(moved) => {
+                    connection.readable = connection.hung_up || moved == missing + header_bytes;
+                    connection.input.end = moved.saturating_sub(missing);
+                    moved.min(missing)
+                }
+            }
+        } else {
+            let moved = early.len().min(missing);
+            space.iter_mut().zip(early).for_each(|(to, from)| *to = *from);
+            connection.input.take(moved);
+            self.stats.copied += moved as u64;
+            moved
+        };
+        *filled += moved;
+        // Both are at most the payload, whose length has 32 bits.
+        reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
+        connection.progress = Instant::now();
+        self.stats.received += moved as u64;
+        Ok(Next::Continue)
+    }
+
+    /// Drops the payload of a refused write.
+    fn discard_payload(&mut self, key: Key, payload: usize) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
+        let early = connection.input.unused().len();
+        let moved = if early > 0 {
+            let moved = early.min(payload);
+            connection.input.take(moved);
+            moved
+        } else {
+            if !connection.readable {
+                return Ok(Next::Wait);
+            }
+            let most = payload.min(self.scratch.len());
+            let space = self.scratch.get_mut(..most).unwrap_or_default();
+            match connection.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)? {
+                None => {
+                    connection.readable = false;
+                    return Ok(Next::Wait);
+                }
+                Some(0) => return Err(Ended::Closed),
+                Some(moved) => moved,
+            }
+        };
+        reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
+        connection.progress = Instant::now();
+        self.stats.received += moved as u64;
+        Ok(Next::Continue)
+    }
+}

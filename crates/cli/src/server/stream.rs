@@ -1,0 +1,65 @@
+//! A client's socket.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+/// A client's socket, which never blocks.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    /// Takes over a socket that was accepted.
+    pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self::Unix(stream))
+    }
+
+    /// Takes over a socket that was accepted. Replies are sent in as few calls as possible, so nothing is gained from delaying
+    /// small segments.
+    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// Receives what has arrived: `Ok(None)` if that is nothing, `Ok(Some(0))` at the end.
+    pub(crate) fn receive(&mut self, to: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        would_block(|| match self {
+            Self::Unix(stream) => stream.read_vectored(to),
+            Self::Tcp(stream) => stream.read_vectored(to),
+        })
+    }
+
+    /// Sends as much as fits: `Ok(None)` if that is nothing.
+    pub(crate) fn send(&mut self, from: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        would_block(|| match self {
+            Self::Unix(stream) => stream.write_vectored(from),
+            Self::Tcp(stream) => stream.write_vectored(from),
+        })
+    }
+}
+
+fn would_block(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+    loop {
+        return match call() {
+            Ok(moved) => Ok(Some(moved)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+        };
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! An event loop over the model controller with injected faults: an error for the client that asked, and for no other.
+
+use super::event_loop::{EventLoop, Inbox, Shared};
+use super::payload::Payloads;
+use super::stats::ServeStats;
+use super::stream::Stream;
+use crate::args::Protect;
+use crate::engine::worker::WorkerStats;
+use crate::signal::Interrupt;
+use crate::targets::nvme::{NvmeOptions, NvmeTarget};
+use crate::targets::target::Target;
+use pinfold::{Arena, Buffer, Domain, MappingPolicy};
+use pinfold_nbd::reply::ReplyHeader;
+use pinfold_nbd::{Command, CommandFlags, ErrorNumber, Export, RequestHeader, TransmissionFlags};
+use pinfold_nvme::EventFd;
+use pinfold_nvme::driver::{Config, Controller};
+use pinfold_nvme::spec::Status;
+use pinfold_nvme_model::{Fault, Faults, MemoryMedia, ModelConfig, ModelController, Namespace, Trigger};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const SIZE: u64 = 4 << 20;
+
+/// A client that has chosen the export, with simple replies.
+struct Client(UnixStream);
+
+impl Client {
+    fn greet(mut stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        let mut greeting = [0; 18 + 10];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting[18..26], SIZE.to_be_bytes());
+        Self(stream)
+    }
+
+    fn send(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
+        let header = RequestHeader { command, cookie, offset, length, flags: CommandFlags::empty() };
+        self.0.write_all(&header.to_bytes()).unwrap();
+        self.0.write_all(payload).unwrap();
+    }
+
+    /// Returns the next reply: its cookie and its error.
+    fn reply(&mut self) -> (u64, Option<ErrorNumber>) {
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).unwrap();
+        match ReplyHeader::parse(&header).unwrap().unwrap().0 {
+            ReplyHeader::Simple { error, cookie } => (cookie, error),
+            chunk => panic!("{chunk:?}"),
+        }
+    }
+
+    fn write(&mut self, offset: u64, byte: u8, len: u32) -> Option<ErrorNumber> {
+        self.send(Command::WRITE, 1, offset, len, &vec![byte; len as usize]);
+        self.reply().1
+    }
+
+    /// Reads, and returns the bytes or the error, which has none.
+    fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, ErrorNumber> {
+        self.send(Command::READ, 2, offset, len, &[]);
+        if let Some(error) = self.reply().1 {
+            return Err(error);
+        }
+        let mut bytes = vec![0xee; len as usize];
+        self.0.read_exact(&mut bytes).unwrap();
+        Ok(bytes)
+    }
+
+    fn simple(&mut self, command: Command, offset: u64, length: u32) -> Option<ErrorNumber> {
+        self.send(command, 3, offset, length, &[]);
+        self.reply().1
+    }
+}
+
+/// Runs `test` with two clients of an event loop over the model controller; returns what the loop has done.
+fn serve(budget: usize, test: impl FnOnce([Client; 2], &Faults)) -> (ServeStats, WorkerStats) {
+    let domain = Domain::soft().unwrap();
+    let build =
+        |size: u64, policy| Arena::builder().size(size).mapping_policy(policy).build(&domain).unwrap();
+    let (data, control) = (build(8 << 20, MappingPolicy::PerUse), build(4 << 20, MappingPolicy::Whole));
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(SIZE)), 512).unwrap();
+    let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
+    let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
+    let config = Config { timeout: Duration::from_millis(500), ..Config::default() };
+    let controller = Controller::start(model.registers(), control, config).unwrap();
+    let namespace = controller.namespaces()[0];
+    let vector = pinfold_nvme::driver::Vector { number: 1, interrupt: model.interrupt(1).unwrap() };
+    let options = NvmeOptions {
+        domain: &domain,
+        protect: Protect::Revoke,
+        controller,
+        namespace,
+        depth: 8,
+        vector: Some(vector),
+        flush_limit: Duration::from_secs(5),
+    };
+    let mut target = NvmeTarget::new("soft".into(), options).unwrap();
+    let flags = TransmissionFlags::all() - TransmissionFlags::READ_ONLY;
+    let export = Export::new("", SIZE, flags);
+    let (interrupt, connected) = (Interrupt::default(), AtomicUsize::new(2));
+    let shared = Shared { export: &export, file: None, connected: &connected, interrupt: &interrupt };
+    let (sender, streams) = channel();
+    let wake = Arc::new(EventFd::new().unwrap());
+    let inbox = Inbox { streams, wake: wake.clone() };
+    let payloads = Payloads::new(&data, budget);
+    let queue: &mut (dyn Target<Buffer> + Send) = &mut target;
+    let stats = std::thread::scope(|scope| {
+        let served = scope.spawn(move || {
+            EventLoop::new(shared, queue, 8, payloads, budget / 2, inbox).and_then(|all| all.run(true))
+        });
+        let clients = [(); 2].map(|()| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            sender.send(Stream::unix(theirs).unwrap()).unwrap();
+            wake.signal();
+            Client::greet(ours)
+        });
+        // However the test ends, the loop does.
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &model.faults())));
+        interrupt.raise();
+        let stats = served.join().unwrap().unwrap();
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        stats
+    });
+    drop(target);
+    assert_eq!(data.stats().frames_in_use, 0, "all memory is returned");
+    stats
+}
+
+#[test]
+fn every_command_does_what_it_says() {
+    let (clients, target) = serve(4 << 20, |[mut a, mut b], _| {
+        assert_eq!(a.write(4096, 0xaa, 1 << 20), None);
+        assert_eq!(b.read(4096, 1 << 20), Ok(vec![0xaa; 1 << 20]));
+        assert_eq!(b.read(0, 4096), Ok(vec![0; 4096]));
+        assert_eq!(b.simple(Command::FLUSH, 0, 0), None);
+        assert_eq!(b.simple(Command::WRITE_ZEROES, 8192, 600 << 10), None);
+        assert_eq!(a.read(4096, 4096), Ok(vec![0xaa; 4096]));
+        assert_eq!(a.read(8192, 600 << 10), Ok(vec![0; 600 << 10]));
+        assert_eq!(a.read(8192 + (600 << 10), 512), Ok(vec![0xaa; 512]));
+        assert_eq!(a.simple(Command::TRIM, 0, 8192), None);
+        assert_eq!(a.simple(Command::READ, 0, 0), None);
+        assert_eq!(a.simple(Command(77), 0, 512), Some(ErrorNumber::Invalid));
+        assert_eq!(a.simple(Command::READ, SIZE, 512), Some(ErrorNumber::Invalid));
+        assert_eq!(a.write(SIZE - 512, 1, 1024), Some(ErrorNumber::NoSpace));
+        a.0.write_all(&RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes())
+            .unwrap();
+        assert_eq!(a.0.read(&mut [0]).unwrap(), 0, "closed");
+    });
+    assert_eq!((clients.connections, clients.dropped, clients.errors), (2, 0, 3));
+    // The model zeroes what is deallocated, so nothing is written for it.
+    assert_eq!((target.trims.requests, target.flushes.requests), (2, 1));
+}
+
+#[test]
+fn a_failed_request_is_an_error_for_its_client_alone() {
+    serve(4 << 20, |[mut a, mut b], faults| {
+        assert_eq!(a.write(0, 0x11, 8192), None);
+        faults.inject(Trigger::Nth(1), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
+        assert_eq!(a.read(0, 4096), Err(ErrorNumber::Io));
+        assert_eq!(b.read(0, 4096), Ok(vec![0x11; 4096]));
+        // One of the four pieces of a request fails.
+        faults.inject(Trigger::Nth(3), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
+        assert_eq!(a.write(0, 0x22, 1 << 20), Some(ErrorNumber::Io));
+        faults.inject(Trigger::Nth(2), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
+        assert_eq!(a.read(0, 1 << 20), Err(ErrorNumber::Io));
+        faults.inject(Trigger::Nth(1), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
+        assert_eq!(b.simple(Command::FLUSH, 0, 0), Some(ErrorNumber::Io));
+        assert_eq!(a.read(0, 4096), Ok(vec![0x22; 4096]));
+        assert_eq!(b.write(0, 0x33, 512), None);
+    });
+}
+
+#[test]
+fn a_controller_that_fails_leaves_clients_with_errors_and_not_without_answers() {
+    serve(4 << 20, |[mut a, mut b], faults| {
+        assert_eq!(a.write(0, 0x11, 4096), None);
+        faults.inject(Trigger::Nth(2), Fault::Fatal);
+        for cookie in 0..4 {
+            a.send(Command::READ, cookie, 0, 4096, &[]);
+        }
+        let mut failed = 0;
+        for _ in 0..4 {
+            match a.reply().1 {
+                None => a.0.read_exact(&mut [0; 4096]).unwrap(),
+                Some(error) => {
+                    assert_eq!(error, ErrorNumber::Io);
+                    failed += 1;
+                }
+            }
+        }
+        assert!(failed > 0);
+        assert_eq!(b.read(0, 4096), Err(ErrorNumber::Io));
+        assert_eq!(b.write(0, 1, 4096), Some(ErrorNumber::Io));
+    });
+}
+
+#[test]
+fn replies_come_in_any_order_and_memory_is_bounded() {
+    // 32 MiB requested with 2 MiB of memory, by a client that does not read meanwhile.
+    let (clients, _) = serve(2 << 20, |[mut a, mut b], _| {
+        for cookie in 0..32 {
+            a.send(Command::READ, cookie, (cookie % 4) << 20, 1 << 20, &[]);
+        }
+        assert_eq!(b.write(0, 0x44, 1 << 20), None);
+        assert_eq!(b.read(0, 1 << 20), Ok(vec![0x44; 1 << 20]));
+        let mut cookies = Vec::new();
+        let mut bytes = vec![0; 1 << 20];
+        for _ in 0..32 {
+            let (cookie, error) = a.reply();
+            assert_eq!(error, None);
+            a.0.read_exact(&mut bytes).unwrap();
+            cookies.push(cookie);
+        }
+        cookies.sort_unstable();
+        assert_eq!(cookies, (0..32).collect::<Vec<_>>());
+    });
+    assert!(clients.memory_waits > 0, "{clients:?}");
+}
+
+#[test]
+fn a_client_that_leaves_takes_nothing_with_it() {
+    let (clients, target) = serve(4 << 20, |[mut a, mut b], faults| {
+        // In the middle of a payload, and with requests at the controller.
+        faults.inject(Trigger::Nth(2), Fault::Hold);
+        a.send(Command::READ, 1, 0, 4096, &[]);
+        a.send(Command::READ, 2, 0, 4096, &[]);
+        a.send(Command::WRITE, 3, 0, 1 << 20, &[0x55; 300 << 10]);
+        std::thread::sleep(Duration::from_millis(50));
+        drop(a);
+        std::thread::sleep(Duration::from_millis(50));
+        faults.release();
+        // The pieces that had arrived are written, and the rest is not.
+        assert_eq!(b.read(256 << 10, 512), Ok(vec![0; 512]));
+        b.0.write_all(b"this is no request, but long enough to be one").unwrap();
+        assert_eq!(b.0.read(&mut [0]).unwrap_or(0), 0, "closed");
+    });
+    assert_eq!((clients.connections, clients.dropped), (2, 1));
+    assert!(target.reads.requests >= 2, "{target:?}");
+}

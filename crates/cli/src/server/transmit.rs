@@ -1,0 +1,254 @@
+//! From the target's completions to replies.
+
+use super::event_loop::EventLoop;
+use super::operation::{Issue, Operation, Stage};
+use super::outgoing::Part;
+use super::payload::PIECE;
+use super::receive::Ended;
+use super::slab::Key;
+use crate::targets::error::TargetError;
+use crate::targets::record::{Io, IoDirection};
+use crate::targets::target::Completion;
+use pinfold::Buffer;
+use pinfold::uring::FileError;
+use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, reply};
+use rustix::io::Errno;
+use std::time::Instant;
+
+/// How many errors of the target are logged as warnings; the others only on request.
+const WARNINGS: u64 = 10;
+
+/// Returns the error that a client sees.
+fn number(error: &TargetError) -> ErrorNumber {
+    match error {
+        TargetError::File(FileError::Transfer { errno: Errno::NOSPC | Errno::DQUOT, .. }) => {
+            ErrorNumber::NoSpace
+        }
+        _ => ErrorNumber::Io,
+    }
+}
+
+/// Returns whether the file system has no such operation.
+fn is_unsupported(error: &TargetError) -> bool {
+    matches!(error, TargetError::Trim { errno: Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS, .. })
+}
+
+impl EventLoop<'_, '_> {
+    /// Sends the replies of a connection as far as its socket takes them.
+    pub(super) fn send(&mut self, key: Key) -> Result<(), Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+        let (payloads, stats) = (&mut self.payloads, &mut self.stats);
+        let mut progress = false;
+        while connection.writable && !connection.outgoing.is_empty() {
+            let held = &mut connection.held;
+            let free = |buffer: Buffer, len| {
+                stats.sent += len as u64;
+                *held = held.saturating_sub(buffer.len());
+                payloads.put(buffer);
+            };
+            match connection.outgoing.send(&mut connection.stream, free).map_err(Ended::Broken)? {
+                Some(_) => progress = true,
+                None => connection.writable = false,
+            }
+        }
+        if progress {
+            connection.progress = Instant::now();
+            // It may have stopped receiving until its replies were taken.
+            if connection.readable || !connection.input.unused().is_empty() {
+                self.list(key);
+            }
+            if !self.starved.is_empty() {
+                self.feed();
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends a part of a reply.
+    pub(super) fn push(&mut self, key: Key, part: Part) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.outgoing.push(part);
+        }
+    }
+
+    /// Replies that a request without a payload has succeeded.
+    pub(super) fn reply_success(&mut self, key: Key, structured: bool, cookie: u64) {
+        let part = match structured {
+            true => Part::header(&reply::none(cookie)),
+            false => Part::header(&reply::simple(None, cookie)),
+        };
+        self.push(key, part);
+    }
+
+    /// Replies that a request has failed.
+    pub(super) fn reply_error(&mut self, key: Key, structured: bool, error: ErrorNumber, cookie: u64) {
+        self.stats.errors += 1;
+        let part = match structured {
+            true => Part::header(&reply::error(error, cookie)),
+            false => Part::header(&reply::simple(Some(error), cookie)),
+        };
+        self.push(key, part);
+    }
+
+    /// Receives nothing more from a connection, which is closed when its requests are answered.
+    pub(super) fn end(&mut self, key: Key) {
+        self.abandon_receiving(key);
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.ending = true;
+        }
+        self.list(key);
+    }
+
+    /// Gives up a payload that is being received; what has arrived of it may have been written.
+    pub(super) fn abandon_receiving(&mut self, key: Key) {
+        let receiving = self.connections.get_mut(key).and_then(|connection| connection.receiving.take());
+        let Some(receiving) = receiving else { return };
+        if let Some(buffer) = receiving.buffer {
+            self.return_memory(key, buffer);
+        }
+        let Some(operation) = self.operations.get_mut(receiving.operation) else { return };
+        operation.fail(ErrorNumber::Shutdown);
+        operation.pending -= 1;
+        if operation.pending == 0 {
+            self.finish(receiving.operation);
+        }
+    }
+
+    /// Handles what the target has completed.
+    pub(super) fn complete(&mut self, Completion { io, buffer, result }: Completion<Buffer>) {
+        let key = Key::from_word(io.tag);
+        let result = match result {
+            // The file was truncated.
+            Ok(moved) if io.direction == IoDirection::Read && moved < io.len => Err(ErrorNumber::Io),
+            Ok(_) => Ok(()),
+            Err(error) => self.judge(key, io, &error),
+        };
+        let Some(operation) = self.operations.get_mut(key) else {
+            return buffer.into_iter().for_each(|buffer| self.payloads.put(buffer));
+        };
+        operation.pending -= 1;
+        if let Err(error) = result {
+            operation.fail(error);
+        }
+        let buffer = match buffer {
+            Some(buffer) if io.direction == IoDirection::Read && result.is_ok() => {
+                operation.filled.push((io.offset, buffer, io.len));
+                None
+            }
+            buffer => buffer,
+        };
+        let connection = operation.connection;
+        let continues = match operation.stage {
+            Stage::Zeroing { next } => operation.error.is_none() && next < operation.end(),
+            _ => false,
+        };
+        let flushes = operation.pending == 0 && operation.needs_flush();
+        match buffer {
+            // The buffer of the last part serves for what follows.
+            Some(buffer) if continues => return self.advance(key, buffer),
+            Some(buffer) if flushes => {
+                operation.stage = Stage::Flushing;
+                return self.advance(key, buffer);
+            }
+            Some(buffer) => self.return_memory(connection, buffer),
+            None => {}
+        }
+        if self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0) {
+            self.finish(key);
+        }
+    }
+
+    /// Decides what an error means for its operation: nothing, if it is one that the protocol permits to ignore.
+    fn judge(&mut self, key: Key, io: Io, error: &TargetError) -> Result<(), ErrorNumber> {
+        let stage = self.operations.get_mut(key).map(|operation| &mut operation.stage);
+        if let (Some(stage @ Stage::Trimming { .. }), true) = (stage, is_unsupported(error)) {
+            // To discard is optional ("`NBD_CMD_TRIM`"), to zero is not.
+            if *stage == (Stage::Trimming { zeroes: true }) {
+                *stage = Stage::Zeroing { next: io.offset };
+                self.info.trim_zeroes = false;
+            }
+            return Ok(());
+        }
+        if self.stats.errors < WARNINGS {
+            tracing::warn!("{error}");
+        } else {
+            tracing::debug!("{error}");
+        }
+        Err(number(error))
+    }
+
+    /// Issues the next part of an operation, with `buffer`.
+    pub(super) fn advance(&mut self, key: Key, mut buffer: Buffer) {
+        let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
+        let (Request { offset, length, .. }, end) = (operation.request, operation.end());
+        operation.pending += 1;
+        let connection = operation.connection;
+        let issue = match operation.stage {
+            Stage::Zeroing { next } => {
+                let rest = usize::try_from(end - next).unwrap_or(PIECE);
+                if next == offset {
+                    // The first part: with a page from an attempt to trim, or with a buffer that is zeroed already.
+                    buffer = self.larger_zeroed(connection, buffer, rest);
+                }
+                let len = buffer.len().min(rest);
+                if let Some(operation) = self.operations.get_mut(key) {
+                    operation.stage = Stage::Zeroing { next: next + len as u64 };
+                }
+                Issue::new(key, IoDirection::Write, next, len, buffer)
+            }
+            Stage::Trimming { .. } => Issue::new(key, IoDirection::Trim, offset, length as usize, buffer),
+            Stage::Flushing | Stage::Moving => Issue::new(key, IoDirection::Flush, offset, 0, buffer),
+        };
+        self.issues.push_back(issue);
+    }
+
+    /// Returns a zeroed buffer for `bytes` bytes: `buffer`, or a larger one where there is memory.
+    fn larger_zeroed(&mut self, key: Key, mut buffer: Buffer, bytes: usize) -> Buffer {
+        if buffer.len() < bytes.min(PIECE)
+            && let Some(larger) = self.take_memory(key, bytes)
+        {
+            let smaller = std::mem::replace(&mut buffer, larger);
+            self.return_memory(key, smaller);
+        }
+        buffer.zero();
+        buffer
+    }
+
+    /// Replies to a request all of whose parts have completed.
+    fn finish(&mut self, key: Key) {
+        let Some(mut operation) = self.operations.remove(key) else { return };
+        let Operation { connection: client, request, structured, error, .. } = operation;
+        let Request { cookie, offset, length, .. } = request;
+        if let Some(connection) = self.connections.get_mut(client) {
+            connection.operations = connection.operations.saturating_sub(1);
+        }
+        let filled = std::mem::take(&mut operation.filled);
+        match error {
+            None if request.operation == Kind::Read => {
+                let header = match structured {
+                    true => Part::header(&reply::offset_data(cookie, offset, length)),
+                    false => Part::header(&reply::simple(None, cookie)),
+                };
+                self.send_data(client, header, filled);
+            }
+            None => self.reply_success(client, structured, cookie),
+            Some(error) => {
+                filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
+                self.reply_error(client, structured, error, cookie);
+            }
+        }
+        self.list(client);
+    }
+
+    /// Appends a header and the data that a read has returned, in the order of its offsets.
+    fn send_data(&mut self, client: Key, header: Part, mut filled: Vec<(u64, Buffer, usize)>) {
+        filled.sort_unstable_by_key(|(offset, ..)| *offset);
+        let Some(connection) = self.connections.get_mut(client) else {
+            return filled.into_iter().for_each(|(_, buffer, _)| self.payloads.put(buffer));
+        };
+        connection.outgoing.push(header);
+        for (_, buffer, len) in filled {
+            connection.outgoing.push(Part::Payload { buffer, len });
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! `pinfold serve`, used by clients that others have written, and by some that no one should have written.
+
+use crate::common::{Ended, Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
+use pinfold_nbd::reply::ReplyHeader;
+use pinfold_nbd::{Command as Nbd, ErrorNumber, RequestHeader};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Whole copies are for the optimised build.
+const COPIED: usize = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
+
+/// A server at a Unix socket.
+struct Server {
+    child: Child,
+    uri: String,
+    socket: String,
+}
+
+impl Server {
+    /// Serves `target` with `options`, and waits until clients can connect.
+    fn start(folder: &Folder, target: &str, options: &str) -> Self {
+        let socket = folder.arg("socket");
+        let mut child = start(&words(&format!("serve {target} --nbd unix:{socket} --json {options}")));
+        // By single bytes, because the rest is for `finish`.
+        let mut line = Vec::new();
+        let out = child.stdout.as_mut().unwrap();
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            if out.read(&mut byte).unwrap() == 0 {
+                panic!("{:#?}", finish(child));
+            }
+            line.push(byte[0]);
+        }
+        let listening: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        let uri = listening["listening"].as_str().unwrap().to_owned();
+        Self { child, uri, socket }
+    }
+
+    /// Stops it as an administrator does, and returns its report.
+    fn stop(self) -> serde_json::Value {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let report = finish(self.child).json();
+        assert!(!std::path::Path::new(&self.socket).exists(), "the socket's file is removed");
+        let data = &report["stack"]["memory"][0];
+        assert_eq!(data["frames_in_use"], 0, "{data}");
+        report
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.socket)
+    }
+}
+
+/// Runs a client; `None` if it is not installed.
+fn client(name: &str, args: &[&str]) -> Option<Ended> {
+    let mut command = Command::new(name);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    match command.spawn() {
+        Ok(child) => Some(finish(child)),
+        Err(_) => {
+            skipped(&format!("no {name}: apt-get install libnbd-bin qemu-utils fio"));
+            None
+        }
+    }
+}
+
+/// A client with simple replies.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(socket: &str) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 18 + 10]).unwrap();
+        Self(stream)
+    }
+
+    fn send(&mut self, command: Nbd, cookie: u64, offset: u64, length: u32) {
+        let header = RequestHeader { command, cookie, offset, length, ..RequestHeader::default() };
+        self.0.write_all(&header.to_bytes()).unwrap();
+    }
+
+    fn reply(&mut self) -> (u64, Option<ErrorNumber>) {
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).unwrap();
+        match ReplyHeader::parse(&header).unwrap().unwrap().0 {
+            ReplyHeader::Simple { error, cookie } => (cookie, error),
+            chunk => panic!("{chunk:?}"),
+        }
+    }
+
+    fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>, ErrorNumber> {
+        self.send(Nbd::READ, 9, offset, length);
+        match self.reply() {
+            (9, None) => {
+                let mut bytes = vec![0; length as usize];
+                self.0.read_exact(&mut bytes).unwrap();
+                Ok(bytes)
+            }
+            (9, Some(error)) => Err(error),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn nbdcopy_copies_in_both_directions() {
+    let folder = Folder::new();
+    let source = folder.file("source", &bytes(COPIED));
+    for (target, options) in [
+        (folder.sparse("disk", COPIED as u64), ""),
+        (folder.sparse("cached", COPIED as u64), "--cached --threads 3"),
+        (format!("soft:{COPIED}"), "--threads 2"),
+        (format!("soft:{}", folder.sparse("image", COPIED as u64)), "--protect strict --buffers 8M"),
+    ] {
+        let server = Server::start(&folder, &target, options);
+        let Some(copied) = client("nbdcopy", &[&source, &server.uri]) else { return };
+        copied.ok();
+        let back = folder.arg("back");
+        client("nbdcopy", &[&server.uri, &back]).unwrap().ok();
+        assert_same(&folder.path("source"), &folder.path("back"));
+        let report = server.stop();
+        assert_eq!(report["clients"]["errors"], 0, "{report}");
+        assert_eq!(report["clients"]["received"], COPIED, "{report}");
+        std::fs::remove_file(back).unwrap();
+    }
+    assert_same(&folder.path("source"), &folder.path("disk"));
+}
+
+#[test]
+fn nbdinfo_sees_what_was_configured() {
+    let folder = Folder::new();
+    let target = folder.sparse("disk", 1 << 20);
+    std::fs::OpenOptions::new().write(true).open(&target).unwrap().write_all(&[1; 65_536]).unwrap();
+    let server = Server::start(&folder, &target, "--read-only --name secret --description a_disk");
+    let Some(info) = client("nbdinfo", &["--json", "--list", &server.uri]) else { return };
+    let info = info.json();
+    let export = &info["exports"][0];
+    assert_eq!(export["export-name"], "secret");
+    assert_eq!(export["description"], "a_disk");
+    assert_eq!((&export["export-size"], &export["is_read_only"]), (&(1 << 20).into(), &true.into()));
+    assert_eq!((&export["can_multi_conn"], &export["can_flush"]), (&true.into(), &true.into()));
+    assert_eq!(export["block_minimum"].as_u64().or(export["block_size_minimum"].as_u64()), Some(512));
+    let map = client("nbdinfo", &["--json", "--map", &server.uri]).unwrap().json();
+    assert_eq!((&map[0]["length"], &map[0]["type"]), (&65_536.into(), &0.into()), "{map}");
+    assert_eq!(map[1]["type"], 3, "{map}");
+    let other = server.uri.replace("secret", "other");
+    assert_ne!(client("nbdinfo", &["--size", &other]).unwrap().code, Some(0));
+    let mut writer = server.client();
+    writer.send(Nbd::TRIM, 1, 0, 512);
+    assert_eq!(writer.reply(), (1, Some(ErrorNumber::NotPermitted)));
+    server.stop();
+}
+
+#[test]
+fn qemu_io_finds_its_patterns() {
+    let folder = Folder::new();
+    for (target, options) in [("soft:16M".to_owned(), ""), (folder.sparse("disk", 16 << 20), "--threads 1")] {
+        let server = Server::start(&folder, &target, options);
+        let commands = [
+            "write -P 0xaa 0 16M",
+            "write -P 0xbb -f 4096 1536",
+            "read -P 0xaa 0 4096",
+            "read -P 0xbb 4096 1536",
+            "read -P 0xaa 5632 1M",
+            "write -z -u 1M 3M",
+            "write -z 5M 1M",
+            "read -P 0 1M 3M",
+            "read -P 0 5M 1M",
+            "read -P 0xaa 4M 1M",
+            "discard 8M 1M",
+            "flush",
+            "aio_write -P 0xcc 10M 2M",
+            "aio_flush",
+            "read -P 0xcc 10M 2M",
+        ];
+        let mut args = vec!["-f", "raw"];
+        commands.iter().for_each(|command| args.extend(["-c", command]));
+        args.push(&server.uri);
+        let Some(done) = client("qemu-io", &args) else { return };
+        let out = done.ok();
+        assert!(!out.contains("failed") && !out.contains("error"), "{out}");
+        let report = server.stop();
+        assert_eq!(report["clients"]["errors"], 0, "{report}");
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_has_written() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, "soft:16M", "--threads 2");
+    let uri = format!("--uri={}", server.uri);
+    let line = "--name=verify --ioengine=nbd --rw=randwrite --bsrange=4k-128k --size=16M --iodepth=32 --verify=crc32c \
+        --verify_fatal=1 --output=/dev/null";
+    let mut args: Vec<_> = line.split_whitespace().collect();
+    args.push(&uri);
+    let Some(done) = client("fio", &args) else { return };
+    if done.err.contains("engine") && done.err.contains("nbd") {
+        return skipped("fio has no nbd engine");
+    }
+    done.ok();
+    assert_eq!(server.stop()["clients"]["errors"], 0);
+}
+
+#[test]
+fn a_thousand_clients_are_served_and_one_more_is_refused() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, "soft:1M", "--connections 1000 --buffers 4M --threads 2");
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.maximum.is_some_and(|most| most < 2048) {
+        return skipped("fewer than 2048 descriptors");
+    }
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let mut clients: Vec<_> = (0..1000).map(|_| server.client()).collect();
+    for client in &mut clients {
+        client.send(Nbd::READ, 9, 0, 4096);
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply(), (9, None));
+        client.0.read_exact(&mut [0; 4096]).unwrap();
+    }
+    let mut refused = UnixStream::connect(&server.socket).unwrap();
+    assert_eq!(refused.read(&mut [0; 18]).unwrap_or(0), 0);
+    drop(clients);
+    let began = Instant::now();
+    // Their places are free again, once the server has seen them leave.
+    loop {
+        let mut again = UnixStream::connect(&server.socket).unwrap();
+        if again.read_exact(&mut [0; 18]).is_ok() {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+    let report = server.stop();
+    assert!(report["clients"]["connections"].as_u64() >= Some(1001) && report["refused"].as_u64() >= Some(1));
+}
+
+#[test]
+fn clients_that_misbehave_harm_no_other() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, "soft:8M", "--threads 1 --buffers 2M");
+    // It requests far more than fits into its socket and the server's memory, and reads nothing.
+    let mut deaf = server.client();
+    deaf.0.set_nonblocking(true).unwrap();
+    let request =
+        RequestHeader { command: Nbd::READ, length: 1 << 20, ..RequestHeader::default() }.to_bytes();
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        if deaf.0.write_all(&request).is_err() {
+            break;
+        }
+    }
+    // Errors alone must not fill the memory either.
+    let mut wrong = server.client();
+    wrong.0.set_nonblocking(true).unwrap();
+    let invalid = RequestHeader { command: Nbd(99), ..RequestHeader::default() }.to_bytes();
+    let filled = (0..1_000_000).any(|_| wrong.0.write_all(&invalid).is_err());
+    assert!(filled, "the server stops reading");
+    // A payload that never ends, and input that is no request.
+    let mut slow = server.client();
+    slow.send(Nbd::WRITE, 1, 0, 1 << 20);
+    slow.0.write_all(&[7; 1000]).unwrap();
+    let mut noise = server.client();
+    noise.0.write_all(&[7; 28]).unwrap();
+    assert_eq!(noise.0.read(&mut [0]).unwrap_or(0), 0, "disconnected");
+
+    let mut client = server.client();
+    assert_eq!(client.read(4096, 4096), Ok(vec![0; 4096]));
+    drop(slow);
+    assert_eq!(client.read(0, 4096), Ok(vec![0; 4096]), "no part of the payload has arrived in full");
+    let report = server.stop();
+    assert_eq!(report["clients"]["dropped"], 1);
+}
+
+#[test]
+fn a_file_that_shrinks_fails_reads_without_data() {
+    let folder = Folder::new();
+    let path = folder.file("disk", &[0x5a; 1 << 20]);
+    let server = Server::start(&folder, &path, "");
+    let mut client = server.client();
+    assert_eq!(client.read(1 << 19, 8192), Ok(vec![0x5a; 8192]));
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    // The error is followed by the next reply at once: the buffer, which holds the data of the read before, is not sent.
+    client.send(Nbd::READ, 1, 1 << 19, 8192);
+    assert_eq!(client.reply(), (1, Some(ErrorNumber::Io)));
+    assert_eq!(client.read(0, 4096), Ok(vec![0x5a; 4096]));
+    assert_eq!(server.stop()["clients"]["errors"], 1);
+}
+
+#[test]
+fn requests_in_flight_are_answered_before_the_end() {
+    let folder = Folder::new();
+    for target in ["soft:8M".to_owned(), folder.file("disk", &bytes(8 << 20))] {
+        let server = Server::start(&folder, &target, "");
+        let mut client = server.client();
+        for cookie in 0..64 {
+            client.send(Nbd::READ, cookie, cookie * 65_536, 65_536);
+        }
+        let first = client.reply();
+        assert_eq!(first.1, None);
+        kill_process(Pid::from_child(&server.child), Signal::TERM).unwrap();
+        let mut rest = Vec::new();
+        client.0.read_to_end(&mut rest).unwrap();
+        // The rest of the first reply and whole ones after it; requests still in the server's socket have none.
+        let rest = rest.get(65_536..).unwrap();
+        assert!(rest.len().is_multiple_of(16 + 65_536), "{} bytes", rest.len());
+        for reply in rest.chunks(16 + 65_536) {
+            let (header, _) = ReplyHeader::parse(reply).unwrap().unwrap();
+            assert!(matches!(header, ReplyHeader::Simple { error: None, .. }), "{header:?}");
+        }
+        let ended = finish(server.child);
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+    }
+}
+
+#[test]
+fn a_killed_client_and_a_killed_server_leave_nothing_behind() {
+    let folder = Folder::new();
+    let source = folder.file("source", &bytes(32 << 20));
+    let server = Server::start(&folder, "soft:32M", "");
+    let copy = Command::new("nbdcopy").args([&source, &server.uri]).stdin(Stdio::null()).spawn();
+    match copy {
+        Ok(mut copy) => {
+            std::thread::sleep(Duration::from_millis(30));
+            copy.kill().unwrap();
+            copy.wait().unwrap();
+        }
+        Err(_) => skipped("no nbdcopy: apt-get install libnbd-bin"),
+    }
+    assert!(server.client().read(0, 4096).is_ok());
+    // A live server keeps its socket, a dead one's is replaced.
+    let second = pinfold(&words(&format!("serve soft:1M --nbd unix:{}", server.socket)));
+    second.failed(1, &["listens there already"]);
+    let Server { mut child, socket, .. } = server;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(std::path::Path::new(&socket).exists());
+    let server = Server::start(&folder, "soft:1M", "");
+    assert_eq!(server.client().read(0, 512), Ok(vec![0; 512]));
+    server.stop();
+}
+
+#[test]
+fn a_port_serves_as_well() {
+    let mut child = start(&words("serve soft:1M --nbd 127.0.0.1:0 --json"));
+    let mut line = Vec::new();
+    let out = child.stdout.as_mut().unwrap();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        out.read_exact(&mut byte).unwrap();
+        line.push(byte[0]);
+    }
+    let listening: serde_json::Value = serde_json::from_slice(&line).unwrap();
+    if let Some(size) = client("nbdinfo", &["--size", listening["listening"].as_str().unwrap()]) {
+        assert_eq!(size.ok().trim(), "1048576");
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(finish(child).json()["command"], "serve");
+}
+
+#[test]
+fn impossible_servers_are_refused() {
+    let folder = Folder::new();
+    let socket = folder.arg("socket");
+    for (line, code, part) in [
+        (format!("serve soft:1M --nbd {socket}"), 2, "unix:PATH"),
+        (format!("serve soft:1M --nbd unix:{socket} --protect static"), 2, "revoke or strict"),
+        (format!("serve soft:1M --nbd unix:{socket} --cached"), 2, "page cache"),
+        (format!("serve soft:1M --nbd unix:{socket} --buffers 1M --threads 2"), 2, "4194304"),
+        (format!("serve soft:1M --nbd unix:{socket} --connections 0"), 2, "connections"),
+        (format!("serve soft:1M --nbd unix:{socket} --iodepth 0"), 2, "iodepth"),
+        (format!("serve {} --nbd unix:{socket}", folder.arg("missing")), 1, "check the path"),
+        (format!("serve soft:1M --nbd unix:{}/no/folder", folder.arg("x")), 1, "--nbd"),
+    ] {
+        pinfold(&words(&line)).failed(code, &[part]);
+    }
+    assert_eq!(folder.names(), Vec::<String>::new());
+}
