@@ -4,7 +4,7 @@ use super::assign::{Call, Hull};
 use super::parse::{Action, List, MAX_ADDRESS, Recorded};
 use super::trace::{Counts, Device, Mapping, Operation, Run};
 use pinfold_core::access::Access;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 const PAGE: u64 = 4096;
 /// How many segments of a scatter list newer kernels record.
@@ -58,7 +58,7 @@ impl SyntheticMemory {
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     device: Device,
-    live: HashMap<Key, Vec<Live>>,
+    live: HashMap<Key, VecDeque<Live>>,
     live_mappings: u64,
     live_pages: u64,
     /// Synthetic memory that was freed, until the next map returns it.
@@ -81,17 +81,18 @@ impl Builder {
         hull(&runs)
     }
 
-    /// Adds a mapping. `calls` are those of the IOMMU's driver for it, which tell its memory where the event does not.
+    /// Adds a mapping, and returns how many segments are kept of it. `calls` are those of the IOMMU's driver for it, which tell
+    /// its memory where the event does not.
     pub(super) fn map(
         &mut self,
         action: &Action<'_>,
         time_ns: u64,
         calls: &mut [Call],
         synthetic: &mut SyntheticMemory,
-    ) {
+    ) -> u64 {
         self.returned.drain(..).for_each(|run| synthetic.give_back(run));
         let mut runs = Vec::new();
-        let Some((key, access)) = addresses(action, &mut runs) else { return };
+        let Some((key, access)) = addresses(action, &mut runs) else { return 0 };
         let counts = &mut self.device.counts;
         counts.maps += 1;
         counts.lists += u64::from(matches!(action, Action::MapList { .. }));
@@ -112,15 +113,17 @@ impl Builder {
             }
         }
         let device = &mut self.device;
-        // A trace has at most `MAX_OPERATIONS`, and of each list the kernel records a few thousand segments.
-        let Ok(number) = u32::try_from(device.mappings.len()) else { return };
-        let Some(memory) = append(&mut device.memory, &memory) else { return };
-        let Some(addresses) = append(&mut device.addresses, &runs) else { return };
+        let listed = if let Key::List(list) = &key { list.len() } else { 1 };
+        let segments = (listed + memory.len() + runs.len()) as u64;
+        // A trace has at most `MAX_OPERATIONS` and `MAX_SEGMENTS`.
+        let Ok(number) = u32::try_from(device.mappings.len()) else { return 0 };
+        let Some(memory) = append(&mut device.memory, &memory) else { return 0 };
+        let Some(addresses) = append(&mut device.addresses, &runs) else { return 0 };
         device.mappings.push(Mapping { access, memory, addresses });
         device.operations.push(Operation { time_ns, mapping: number, unmaps: false });
         let same = self.live.entry(key).or_default();
         device.counts.overlapping += u64::from(!same.is_empty());
-        same.push(Live { mapping: number, pages, synthetic: own });
+        same.push_back(Live { mapping: number, pages, synthetic: own });
         self.live_mappings += 1;
         self.live_pages += pages;
         let counts = &mut device.counts;
@@ -129,6 +132,7 @@ impl Builder {
             counts.peak_bytes = self.live_pages * PAGE;
             device.peak_at = device.operations.len();
         }
+        segments
     }
 
     /// Removes a mapping, the oldest of those that the event may mean, and returns its addresses; `None` if there is none.
@@ -143,8 +147,8 @@ impl Builder {
             self.device.counts.unmaps_without_map += 1;
             return None;
         };
-        // No list is empty; two mappings of one address are the exception.
-        let live = (!same.is_empty()).then(|| same.remove(0))?;
+        // No list is empty.
+        let live = same.pop_front()?;
         if same.is_empty() {
             self.live.remove(&key);
         }
@@ -173,8 +177,9 @@ impl Builder {
         let counts = &mut self.device.counts;
         let run = Run::covering(call.iova, call.size);
         counts.iommu_unmaps += 1;
-        counts.iommu_unmapped_pages += run.pages();
-        counts.strict_flush_pages += aligned_pages(run);
+        // The pages of a scatter list may be anywhere, so the calls between its first and its last may be of any size.
+        counts.iommu_unmapped_pages = counts.iommu_unmapped_pages.saturating_add(run.pages());
+        counts.strict_flush_pages = counts.strict_flush_pages.saturating_add(aligned_pages(run));
         counts.iommu_unmaps_partial += u64::from(call.done != call.size);
     }
 

@@ -25,7 +25,7 @@ mod tests;
 pub use event::{Action, Event, Line, Recorded};
 pub use fields::{Damage, List, MAX_ADDRESS, MAX_BYTES};
 
-use fields::{Fields, checked_size, hex};
+use fields::{Fields, checked_size, device_name, hex};
 use pinfold_core::access::Access;
 
 /// What the DMA interface returns as the address of a map that failed.
@@ -245,13 +245,13 @@ impl<'l> Action<'l> {
             "map" | "unmap" => {}
             "attach_device_to_domain" => {
                 let device = fields.find("device").filter(|name| !name.is_empty());
-                return Ok(Self::Attach { device: device.ok_or(Damage::MissingField)? });
+                return Ok(Self::Attach { device: device_name(device.ok_or(Damage::MissingField)?)? });
             }
             _ => {
                 // The driver, then the device: `IOMMU:e1000e 0000:00:03.0 iova=…`.
                 fields.hex("iova")?;
                 let device = fields.0.split_whitespace().nth(1).filter(|word| !word.contains('='));
-                return Ok(Self::Fault { device: device.ok_or(Damage::MissingField)? });
+                return Ok(Self::Fault { device: device_name(device.ok_or(Damage::MissingField)?)? });
             }
         }
         // Not as limited as a mapping of a driver: a virtual machine's memory is mapped by such calls.

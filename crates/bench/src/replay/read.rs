@@ -18,6 +18,9 @@ const REPORT_EVERY: u64 = 1 << 14;
 /// How many maps and unmaps are read by default: they take about 50 bytes each.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
 
+/// How many segments of scatter lists are read at most: in a hostile trace, each line has thousands.
+const MAX_SEGMENTS: u64 = 10 * MAX_OPERATIONS;
+
 impl Trace {
     /// Reads a trace from its text, which may be compressed by gzip or zstd, up to `limit` maps and unmaps. Calls `watch`
     /// with the number of lines now and then.
@@ -58,6 +61,7 @@ impl Trace {
 struct Reader {
     limit: u64,
     operations: u64,
+    segments: u64,
     summary: Summary,
     devices: Vec<Builder>,
     by_name: HashMap<String, usize>,
@@ -145,11 +149,12 @@ impl Reader {
             _ => {
                 let Some(hull) = Builder::hull_of(&event.action) else { return Ok(()) };
                 self.assigner.take(context, true, hull, &mut self.calls);
-                device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
+                let segments = device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
+                self.segments = self.segments.saturating_add(segments);
                 self.operations += 1;
             }
         }
-        self.summary.limited = self.operations >= self.limit;
+        self.summary.limited = self.operations >= self.limit || self.segments >= MAX_SEGMENTS;
         Ok(())
     }
 

@@ -336,3 +336,50 @@ fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
         "{words}"
     );
 }
+
+/// Each of the mappings of one address is found at once, however many there are.
+#[test]
+fn many_mappings_of_one_address_are_unmapped_in_order() {
+    const COUNT: usize = 200_000;
+    let map = "dma_map_page: d dir=NONE dma_addr=1000 size=1 phys_addr=1000 attrs=";
+    let unmap = "dma_unmap_page: d dir=NONE dma_addr=1000 size=1 attrs=";
+    let mut events = vec![map; COUNT];
+    events.extend(vec![unmap; COUNT]);
+    let began = std::time::Instant::now();
+    let device = read(text(&events)).unwrap().devices.remove(0);
+    assert_eq!((device.counts.unmaps, device.counts.never_unmapped), (COUNT as u64, 0));
+    assert!(device.operations[COUNT..].iter().zip(0..).all(|(unmap, at)| unmap.mapping == at));
+    // When each moved all behind it, this took minutes.
+    assert!(began.elapsed() < std::time::Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+/// A list from one end of the addresses to the other contains calls of any size; their sums do not wrap.
+#[test]
+fn sums_of_huge_calls_do_not_wrap() {
+    const CALLS: usize = 256;
+    let map = "dma_map_sg: d dir=NONE dma_addrs={0,ffffffffffff000} sizes={1000,1000} phys_addrs={1000,2000} attrs=";
+    let call = "unmap: IOMMU: iova=0x0 size=1152921504606846976 unmapped_size=1152921504606846976";
+    let unmap = "dma_unmap_sg: d dir=NONE phys_addrs={1000,2000} attrs=";
+    let mut events = vec![map];
+    events.extend(vec![call; CALLS]);
+    events.push(unmap);
+    let events: Vec<&str> = core::iter::repeat_n(events, 300).flatten().collect();
+    let counts = read(text(&events)).unwrap().devices[0].counts;
+    assert_eq!(counts.iommu_unmaps, 300 * CALLS as u64);
+    assert_eq!((counts.iommu_unmapped_pages, counts.strict_flush_pages), (u64::MAX, u64::MAX));
+}
+
+/// A name that a terminal would obey, or that is no name, is damage.
+#[test]
+fn names_of_devices_can_be_printed() {
+    let map =
+        |name: &str| format!("dma_map_page: {name} dir=NONE dma_addr=1000 size=1 phys_addr=1000 attrs=");
+    let long = "d".repeat(129);
+    let names = ["d", "\u{1b}[31md", "d\0", "d\u{202e}", &long, &long[1..]].map(map);
+    let attached = "attach_device_to_domain: IOMMU: device=\u{1b}[2J".to_owned();
+    let all: Vec<&str> = names.iter().chain([&attached]).map(String::as_str).collect();
+    let trace = read(text(&all)).unwrap();
+    assert_eq!(trace.devices.len(), 2);
+    let lines: Vec<u64> = trace.summary.first_damaged.iter().map(|(line, _)| *line).collect();
+    assert_eq!((trace.summary.damaged, lines), (5, vec![2, 3, 4, 5, 7]));
+}

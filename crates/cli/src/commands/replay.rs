@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold::soft::{Effect, SoftConfig};
 use pinfold_bench::policy::PolicyKind;
 use pinfold_bench::replay::{Outcome, Picture, Places, ReplayError, Timing, Trace, TraceError, replay_all};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -83,17 +84,32 @@ fn selected(names: &[PolicyKind]) -> impl Iterator<Item = PolicyKind> {
 
 /// Writes a picture for each device as recorded, and for each policy.
 fn draw(folder: &Path, trace: &Trace, by_policy: &[Vec<Outcome>]) -> Result<(), Failure> {
-    let write = |device: &str, subject: &str, picture: Picture<'_>| {
-        let path = folder.join(format!("{}-{subject}.svg", file_name(device)));
+    let write = |name: &str, subject: &str, picture: Picture<'_>| {
+        let path = folder.join(format!("{name}-{subject}.svg"));
         std::fs::write(&path, picture.to_string()).map_err(|error| Failure::Svg { path, error })
     };
-    for (at, device) in trace.devices.iter().enumerate() {
-        write(&device.name, Row::RECORDED, device.picture())?;
+    let names = file_names(trace.devices.iter().map(|device| &*device.name));
+    for (at, (device, name)) in trace.devices.iter().zip(names).enumerate() {
+        write(&name, Row::RECORDED, device.picture())?;
         for outcome in by_policy.iter().filter_map(|outcomes| outcomes.get(at)) {
-            write(&device.name, outcome.policy.name(), outcome.picture(device))?;
+            write(&name, outcome.policy.name(), outcome.picture(device))?;
         }
     }
     Ok(())
+}
+
+/// Returns names of files for devices, each different.
+fn file_names<'n>(devices: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let mut taken = HashSet::new();
+    let unique = |device| {
+        let name = file_name(device);
+        let others = (2u64..).map(|number| format!("{name}~{number}"));
+        let free = core::iter::once(name.clone()).chain(others).find(|name| !taken.contains(name));
+        let free = free.unwrap_or(name);
+        taken.insert(free.clone());
+        free
+    };
+    devices.map(unique).collect()
 }
 
 /// Returns the name of a device with what is unusual in names of files replaced: a trace may contain anything.
@@ -113,6 +129,12 @@ mod tests {
         assert_eq!(file_name("0000:00:1f.2"), "0000_00_1f.2");
         assert_eq!(file_name("../../x/y"), "_.._.._x_y");
         assert_eq!(file_name(&"é".repeat(100)), "_".repeat(64));
+    }
+
+    #[test]
+    fn devices_whose_names_differ_have_files_of_their_own() {
+        let names = file_names(["x/y", "x_y", "x:y", "x_y~2"].into_iter());
+        assert_eq!(names, ["x_y", "x_y~2", "x_y~3", "x_y_2"]);
     }
 
     #[test]

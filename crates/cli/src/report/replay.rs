@@ -185,7 +185,7 @@ impl<'t> Report<'t> {
             let _ = writeln!(out, "  the trace ends early, behind line {}: {why}", grouped(*lines));
         }
         if summary.limited {
-            let _ = writeln!(out, "  the rest was not read: --limit");
+            let _ = writeln!(out, "  the rest was not read: --limit, or too many segments of scatter lists");
         }
     }
 }

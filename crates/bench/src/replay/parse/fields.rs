@@ -25,6 +25,8 @@ pub enum Damage {
 /// The most bytes of one mapping: an I/O address and its size are 32 bits in the segments of a scatter list, and no driver
 /// maps more at once.
 pub const MAX_BYTES: u64 = 4 << 30;
+/// The longest name of a device; the kernel's are shorter.
+const MAX_NAME: usize = 128;
 /// The end of all addresses of both kinds; no machine has more than 2^60.
 pub const MAX_ADDRESS: u64 = 1 << 60;
 
@@ -74,9 +76,10 @@ impl<'l> List<'l> {
 pub(super) struct Fields<'l>(pub(super) &'l str);
 
 impl<'l> Fields<'l> {
-    /// Returns the first word, which has no name.
+    /// Returns the first word, which has no name: the device.
     pub(super) fn first(self) -> Result<&'l str, Damage> {
-        self.0.split_whitespace().next().filter(|word| !word.contains('=')).ok_or(Damage::MissingField)
+        let word = self.0.split_whitespace().next().filter(|word| !word.contains('='));
+        device_name(word.ok_or(Damage::MissingField)?)
     }
 
     /// Returns the text of a field; a list with its braces.
@@ -123,6 +126,12 @@ impl<'l> Fields<'l> {
     pub(super) fn has(self, name: &str) -> Result<(), Damage> {
         self.required(name).map(drop)
     }
+}
+
+/// Returns a device's name, if it is one that can be printed: a terminal obeys what a trace says.
+pub(super) fn device_name(name: &str) -> Result<&str, Damage> {
+    let printable = name.len() <= MAX_NAME && name.bytes().all(|byte| byte.is_ascii_graphic());
+    if printable { Ok(name) } else { Err(Damage::BadField) }
 }
 
 /// Returns the size in a field, if a range of this size at `start` is valid.
