@@ -27,7 +27,7 @@ pub enum Stage {
 /// The configuration of a software IOMMU. Start from [`SoftConfig::default`]: fields may be added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
-    /// 4 KiB translations that each port caches, rounded up to a power of two; for 2 MiB a quarter of that.
+    /// 4 KiB translations that each port caches, rounded up to a power of two, at most 2^20; for 2 MiB a quarter of that.
     pub iotlb_entries: usize,
     /// The modelled cost of a batch of one flush, its wait included: submitted at t, it completes at max(t, previous) + cost.
     pub flush_cost: Duration,

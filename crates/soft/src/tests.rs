@@ -1,5 +1,6 @@
 //! Single ports, and what the random adversary (`crates/pinfold/tests/adversary`) finds, step by step.
 
+mod abuse;
 mod harness;
 mod nic;
 mod ports;

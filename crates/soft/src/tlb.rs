@@ -15,6 +15,9 @@ pub(super) struct Leaf {
     pub(super) size: PageSize,
 }
 
+/// Entries of a cache: more would model no hardware, and take all memory.
+const MOST_SLOTS: usize = 1 << 20;
+
 /// A direct-mapped cache, keyed by the number of a page or of a table page's reach.
 #[derive(Debug)]
 struct Cache<T> {
@@ -24,7 +27,8 @@ struct Cache<T> {
 
 impl<T: Copy> Cache<T> {
     fn new(shift: u32, slots: usize) -> Self {
-        Self { shift, slots: vec![None; slots.next_power_of_two()].into_boxed_slice() }
+        let slots = slots.min(MOST_SLOTS).next_power_of_two();
+        Self { shift, slots: vec![None; slots].into_boxed_slice() }
     }
 
     fn slot(&self, tag: u64) -> usize {
