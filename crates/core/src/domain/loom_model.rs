@@ -74,6 +74,16 @@ impl World {
         }
     }
 
+    /// Uses those of the first two pages of window `first` that are among the addresses.
+    fn touch_page(&self, first: IovaRange, addresses: &Addresses) {
+        for (page, cell) in self.cells.0.iter().enumerate() {
+            if first.part(page as u64 * 4096, 4096).is_some_and(|page| addresses.iova.covers(&page)) {
+                // SAFETY: as in `touch`.
+                cell.with_mut(|cell| unsafe { *cell += 1 });
+            }
+        }
+    }
+
     fn alloc(&self, owner: &mut Owner) -> Addresses {
         owner.alloc(&self.domain, MAX_BYTES, 4096).unwrap()
     }
@@ -154,22 +164,35 @@ fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
     });
 }
 
-/// Two threads return neighbours, which share a word, while the owner collects.
+/// Two threads return neighbours, which share a word, while the owner collects: it may collect what is not counted yet, and
+/// then uses the window again, after what the two did there.
 #[test]
 fn loom_what_is_returned_beside_a_collection_is_collected_once() {
     explore(3, || {
         let world = World::new();
         let mut owner = world.domain.register_owner();
         let small: Vec<_> = (0..2).map(|_| owner.alloc(&world.domain, 4096, 4096).unwrap()).collect();
+        let first = World::window(&small[0]);
+        let own = world.alloc(&mut owner);
         let threads: Vec<_> = small
             .into_iter()
             .map(|addresses| {
                 let other = Arc::clone(&world);
-                thread::spawn(move || Anyone.release(&other.domain, addresses))
+                thread::spawn(move || {
+                    other.touch_page(first, &addresses);
+                    Anyone.release(&other.domain, addresses);
+                })
             })
             .collect();
-        // Neither fits what the other leaves, so each looks at what has been returned.
-        let large: Vec<_> = (0..3).map(|_| world.alloc(&mut owner)).collect();
+        owner.release(&world.domain, own);
+        // None fits what the one before leaves, so each looks at what has been returned.
+        let large: Vec<_> = (0..3)
+            .map(|_| {
+                let large = world.alloc(&mut owner);
+                world.touch_page(first, &large);
+                large
+            })
+            .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         large.into_iter().for_each(|addresses| owner.release(&world.domain, addresses));
         assert!(world.domain.stats().windows <= 3);

@@ -117,6 +117,29 @@ fn loom_two_clears_of_one_range_count_it_once() {
     });
 }
 
+/// A second clear of a range, against the contract, while the first one's table page is used again elsewhere: what is mapped
+/// through it there stays.
+#[test]
+fn loom_a_second_clear_leaves_what_its_page_maps_elsewhere() {
+    explore(|| {
+        let b = bench(4);
+        b.map(0, 16 * K4);
+        let other = b.clone();
+        let clear = |b: &Bench| {
+            let mut retired = Retired::new();
+            let cleared = b.table.clear(range(0), &mut retired).is_ok();
+            b.table.reclaim(retired).unwrap();
+            cleared
+        };
+        let second = thread::spawn(move || clear(&other));
+        let here = clear(&b);
+        b.map(M2, 18 * K4);
+        assert!(here != second.join().unwrap(), "exactly one of them has cleared it");
+        assert_eq!((b.at(0), b.at(M2)), (None, Some(18 * K4)));
+        b.clear_and_reclaim(M2);
+    });
+}
+
 /// The page of one window is pinned, used and unpinned, beside an owner whose page in the next window is emptied, retired
 /// and reclaimed. There are pages for both and no more.
 #[test]
@@ -203,6 +226,35 @@ fn loom_a_kept_page_is_counted_up_or_retired() {
         b.table.retire_kept(&mut retired).unwrap();
         b.table.reclaim(retired).unwrap();
         assert!(b.table.stats().in_use <= 2);
+    });
+}
+
+/// A clear of what is not mapped, against the contract, in a kept page that is retired and used again elsewhere: it changes
+/// nothing there.
+#[test]
+fn loom_a_clear_of_nothing_leaves_what_its_page_maps_elsewhere() {
+    explore(|| {
+        let b = bench(16);
+        b.map(0, 16 * K4);
+        b.clear_and_reclaim(0);
+        let other = b.clone();
+        let clearer = thread::spawn(move || {
+            let mut retired = Retired::new();
+            assert!(other.table.clear(range(0), &mut retired).is_err());
+            retired
+        });
+        let mut retired = Retired::new();
+        b.table.retire_kept(&mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        b.map(M2, 18 * K4);
+        let late = clearer.join().unwrap();
+        b.table.reclaim(late).unwrap();
+        assert_eq!((b.at(0), b.at(M2)), (None, Some(18 * K4)));
+        b.clear_and_reclaim(M2);
+        let mut retired = Retired::new();
+        b.table.retire_kept(&mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        assert!(b.table.stats().in_use <= 2, "all leaf pages are free again");
     });
 }
 
