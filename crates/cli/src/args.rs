@@ -5,12 +5,14 @@ mod help;
 pub(crate) mod io;
 pub(crate) mod job_file;
 mod parse;
+mod receive;
 mod replay;
 mod serve;
 pub(crate) mod stack;
 pub(crate) mod target;
 
 pub(crate) use io::{IoArgs, OutputFormat, Rw};
+pub(crate) use receive::ReceiveArgs;
 pub(crate) use replay::{ReplayArgs, TimingArg};
 pub(crate) use serve::ServeArgs;
 pub(crate) use stack::{Memory, Protect, StackArgs};
@@ -63,6 +65,9 @@ pub(crate) enum Command {
     /// Replay a recorded trace of the kernel's DMA mappings through every policy
     #[command(after_long_help = help::REPLAY.long, after_help = help::REPLAY.examples)]
     Replay(ReplayArgs),
+    /// Receive the packets of a network interface through AF_XDP
+    #[command(after_long_help = help::RECEIVE.long, after_help = help::RECEIVE.examples)]
+    Receive(ReceiveArgs),
     /// Bind devices to vfio-pci, so that programs can drive them
     #[command(after_long_help = help::BIND.long, after_help = help::BIND.examples)]
     Bind(BindArgs),

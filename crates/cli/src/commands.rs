@@ -7,5 +7,6 @@ pub(crate) mod doctor;
 pub(crate) mod io;
 pub(crate) mod nvme;
 pub(crate) mod pools;
+pub(crate) mod receive;
 pub(crate) mod replay;
 pub(crate) mod serve;

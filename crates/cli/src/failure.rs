@@ -4,6 +4,7 @@ use crate::args::job_file::JobFileError;
 use crate::engine::error::EngineError;
 use crate::kernel::KernelError;
 use crate::output::OutputError;
+use crate::packets::capture::CaptureError;
 use crate::server::error::ServeError;
 use crate::setup::error::OpenError;
 use crate::setup::limits::LimitError;
@@ -140,6 +141,27 @@ pub(crate) enum Failure {
         /// The system's error.
         error: std::io::Error,
     },
+    /// A queue could not be opened.
+    #[error(transparent)]
+    Receive(#[from] pinfold_xdp::OpenError),
+    /// A queue failed.
+    #[error(transparent)]
+    Socket(#[from] pinfold_xdp::SocketError),
+    /// Packets could not be written.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The machine may become unreachable.
+    #[error(
+        "{interface} has the default route: the kernel would get none of its packets, and this machine may become \
+         unreachable; name another interface, or --force"
+    )]
+    DefaultRoute {
+        /// The interface.
+        interface: String,
+    },
+    /// A thread could not be started.
+    #[error("a thread could not be started: {0}")]
+    Thread(std::io::Error),
     /// The signal handlers could not be installed.
     #[error("handlers for signals could not be installed: {0}")]
     Signals(std::io::Error),

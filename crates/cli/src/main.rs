@@ -6,6 +6,7 @@
 //! | [`report`] | what a run did, as text, as JSON, and as fio's JSON |
 //! | [`setup`], [`engine`] | from names to open targets and their memory; the engines that keep requests in flight |
 //! | [`server`] | the network block server, from sockets to targets |
+//! | [`packets`] | the threads that receive packets |
 //! | [`targets`] | what bytes are read from and written to |
 //! | [`args`], [`man`] | the command line and the man page |
 //! | [`kernel`] | fio on the kernel's driver, for `bench` |
@@ -22,8 +23,10 @@ mod histogram;
 mod kernel;
 mod man;
 mod output;
+mod packets;
 mod progress;
 mod random;
+
 mod report;
 mod server;
 mod setup;
@@ -33,7 +36,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{bench, bind, copy, doctor, io, nvme, pools, replay, serve};
+use commands::{bench, bind, copy, doctor, io, nvme, pools, receive, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -70,6 +73,7 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
         Command::Pools(args) => pools::run(args),
         Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Receive(args) => receive::run(&args),
         Command::Bind(args) => bind::bind(&args),
         Command::Unbind(args) => bind::unbind(&args),
         Command::Completions { shell } => {

@@ -44,6 +44,35 @@ impl Progress {
     }
 }
 
+/// A line of figures that change, drawn on standard error if that is a terminal.
+#[derive(Debug)]
+pub(crate) struct Line(ProgressBar);
+
+impl Line {
+    /// Creates the line, preceded by `title`.
+    pub(crate) fn new(title: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
+        if let Ok(style) = ProgressStyle::with_template("{prefix}: {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar.set_prefix(title.to_owned());
+        Self(bar)
+    }
+
+    /// Shows what `text` returns, which is not called where nothing is drawn.
+    pub(crate) fn show(&self, text: impl FnOnce() -> String) {
+        if !self.0.is_hidden() {
+            self.0.set_message(text());
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Creates a bar without a thread to draw it, which could not always be started.
 fn bar(title: &str, total: u64, template: &str) -> ProgressBar {
     // `stderr` draws nothing where standard error is not a terminal.

@@ -6,6 +6,7 @@ pub(crate) mod fio;
 pub(crate) mod io;
 pub(crate) mod nvme;
 mod nvme_text;
+pub(crate) mod receive;
 mod remedies;
 pub(crate) mod replay;
 mod requests;

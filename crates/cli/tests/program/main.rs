@@ -19,6 +19,8 @@ mod jobs;
 #[cfg(test)]
 mod nvme;
 #[cfg(test)]
+mod receive;
+#[cfg(test)]
 mod replay;
 #[cfg(test)]
 mod serve;
@@ -26,3 +28,8 @@ mod serve;
 mod signals;
 #[cfg(test)]
 mod streams;
+/// The wire that the tests of `pinfold-xdp` use, too.
+#[cfg(test)]
+#[path = "../../../xdp/tests/veth/common.rs"]
+#[allow(dead_code, reason = "not all of it is needed here")]
+mod wire;

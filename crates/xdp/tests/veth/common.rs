@@ -106,9 +106,13 @@ pub(crate) fn run(command: &str) {
 /// Returns the number that a datagram begins with.
 pub(crate) fn number_of(packet: &Packet) -> Option<u64> {
     let mut bytes = [0; 50];
-    let bytes = packet.peek(&mut bytes);
+    number_of_bytes(packet.peek(&mut bytes))
+}
+
+/// Returns the number that a datagram begins with, from the bytes of its packet.
+pub(crate) fn number_of_bytes(bytes: &[u8]) -> Option<u64> {
     // Ethernet, IPv4, UDP to the port.
-    let is_numbered = bytes.len() == 50 && bytes[12..14] == [8, 0] && bytes[36..38] == PORT.to_be_bytes();
+    let is_numbered = bytes.len() >= 50 && bytes[12..14] == [8, 0] && bytes[36..38] == PORT.to_be_bytes();
     is_numbered.then(|| u64::from_be_bytes(bytes[42..50].try_into().unwrap()))
 }
 

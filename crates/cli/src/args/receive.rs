@@ -1,0 +1,52 @@
+//! The options of `receive`.
+
+use crate::units::{ByteSize, TimeSpan};
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReceiveArgs {
+    /// The network interface
+    #[arg(value_name = "IFACE")]
+    pub(crate) interface: String,
+
+    /// Receive from one queue [default: all queues, a thread for each]
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: Option<u32>,
+
+    /// End after this many packets
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+
+    /// End after this time: 10, 500ms, 2m [default: until SIGINT]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) seconds: Option<TimeSpan>,
+
+    /// Write the packets to a file that tcpdump and Wireshark read
+    #[arg(long, value_name = "FILE", conflicts_with = "reflect")]
+    pub(crate) pcap: Option<PathBuf>,
+
+    /// Send each packet back, with its addresses swapped
+    #[arg(long)]
+    pub(crate) reflect: bool,
+
+    /// Memory for packets, for each queue
+    #[arg(long, value_name = "SIZE", default_value = "32M", allow_negative_numbers = true)]
+    pub(crate) memory: ByteSize,
+
+    /// Use chunks of 2048 bytes instead of 4096: half the memory, for an MTU of up to 1774
+    #[arg(long)]
+    pub(crate) small_chunks: bool,
+
+    /// Have the kernel poll the card instead of waiting for its interrupts
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+
+    /// Receive from the interface of the default route, too; replace the file of --pcap
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

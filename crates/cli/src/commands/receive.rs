@@ -1,0 +1,123 @@
+//! `receive`: the packets of an interface, counted, written to a file, or sent back.
+
+use crate::args::ReceiveArgs;
+use crate::engine::error::EngineError;
+use crate::failure::Failure;
+use crate::output;
+use crate::packets::capture::Capture;
+use crate::packets::worker::{Action, Shared, Snapshot, Worker};
+use crate::progress::Line;
+use crate::report::receive::ReceiveReport;
+use crate::signal::Interrupt;
+use pinfold_xdp::socket::BusyPoll;
+use pinfold_xdp::{ChunkSize, Interface, OpenError, Redirect, Socket, redirect};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often the live line is drawn and the end is looked for.
+const TICK: Duration = Duration::from_millis(50);
+/// The holder of packets that wait to be written.
+const HOLDER: &str = "capture";
+
+/// Receives until the end that was requested or a signal, and prints the report.
+pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
+    let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
+    let interface = redirect::interface(&args.interface)?;
+    if !args.force && has_default_route(&args.interface) {
+        return Err(Failure::DefaultRoute { interface: args.interface.clone() });
+    }
+    let mut sockets = open(args, &interface)?;
+    let capture = args.pcap.as_ref().map(|path| Capture::start(path, args.force)).transpose()?;
+    // Last: from here on the kernel's stack does not get these packets.
+    let redirect = Redirect::attach(&interface)?;
+    for socket in &mut sockets {
+        socket.redirect(&redirect)?;
+    }
+    let began = Instant::now();
+    let queues: Vec<_> = sockets.iter().map(Socket::queue).collect();
+    let zero_copy = sockets.iter().all(Socket::is_zero_copy);
+    let published: Vec<_> = sockets.iter().map(|_| Mutex::new(None)).collect();
+    let shared = Shared::new(interrupt.child(), args.count);
+    let sockets = receive(args, sockets, capture.as_ref(), &shared, &published, began)?;
+    let elapsed = began.elapsed();
+    // Before the file is finished: the network is the kernel's again.
+    drop(redirect);
+    drop(sockets);
+    let written = capture.map(Capture::finish).transpose()?;
+    let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
+    let attached = (interface.name(), zero_copy);
+    let report = ReceiveReport::new(attached, &queues, &snapshots, elapsed, written);
+    if args.json {
+        output::json(&report)?
+    } else {
+        output::text(&report.to_text())?
+    }
+    if interrupt.is_raised() { Err(EngineError::Interrupted.into()) } else { Ok(()) }
+}
+
+/// Opens a socket for each queue that is requested.
+fn open(args: &ReceiveArgs, interface: &Interface) -> Result<Vec<Socket>, OpenError> {
+    let chunk = if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page };
+    let mut options = Socket::options().chunk(chunk).memory(args.memory.0);
+    if args.busy_poll {
+        options = options.busy_poll(BusyPoll::default());
+    }
+    let all = 0..interface.queues().unwrap_or(1);
+    let queues = args.queue.map_or(all, |queue| queue..queue.saturating_add(1));
+    queues.map(|queue| options.queue(queue).open(interface)).collect()
+}
+
+/// Receives by a thread for each socket, and draws the live line.
+fn receive(
+    args: &ReceiveArgs,
+    sockets: Vec<Socket>,
+    capture: Option<&Capture>,
+    shared: &Shared,
+    published: &[Mutex<Option<Snapshot>>],
+    began: Instant,
+) -> Result<Vec<Socket>, Failure> {
+    let line = Line::new(&args.interface);
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (socket, published) in sockets.into_iter().zip(published) {
+            let action = match capture {
+                Some(capture) => {
+                    let holder = socket.holder(HOLDER).unwrap_or_default();
+                    Action::Capture(capture.sender(), holder)
+                }
+                None if args.reflect => Action::Reflect,
+                None => Action::Count,
+            };
+            let worker = Worker { socket, action, shared, published };
+            let thread = std::thread::Builder::new().name("receive".into());
+            let started = thread.spawn_scoped(scope, move || worker.run());
+            threads.push(started.inspect_err(|_| shared.stop.raise()).map_err(Failure::Thread)?);
+        }
+        while !threads.iter().all(|thread| thread.is_finished()) {
+            std::thread::sleep(TICK);
+            if args.seconds.is_some_and(|limit| began.elapsed() >= limit.0) {
+                shared.stop.raise();
+            }
+            let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
+            line.show(|| ReceiveReport::live(&snapshots, began.elapsed()));
+        }
+        let ended = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => Ok(result?),
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        ended.collect()
+    })
+}
+
+fn newest(published: &Mutex<Option<Snapshot>>) -> Option<Snapshot> {
+    published.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Returns whether the interface has a default route of IPv4: without its packets the machine may be unreachable.
+fn has_default_route(interface: &str) -> bool {
+    let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
+    table.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.next() == Some(interface) && fields.next() == Some("00000000")
+    })
+}

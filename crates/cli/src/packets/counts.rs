@@ -1,0 +1,55 @@
+//! What is counted of packets.
+
+use pinfold_xdp::protocol::HEADER_BYTES;
+use pinfold_xdp::{Packet, Protocol};
+
+/// The upper bounds of the classes of sizes in bytes; larger packets are in a class of their own.
+pub(crate) const SIZES: [usize; 6] = [64, 128, 256, 512, 1024, 1518];
+
+/// Packets by protocol and size.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    /// In the order of [`Protocol::ALL`].
+    pub(crate) protocols: [u64; Protocol::ALL.len()],
+    /// In the order of [`SIZES`], and the larger ones.
+    pub(crate) sizes: [u64; SIZES.len() + 1],
+    /// Packets sent back, and those that were not: without an address to send to, or without room in the ring.
+    pub(crate) reflected: u64,
+    pub(crate) not_reflected: u64,
+    /// Packets passed to the file, and those for which it was too slow.
+    pub(crate) captured: u64,
+    pub(crate) not_captured: u64,
+}
+
+impl Counts {
+    /// Counts a received packet.
+    pub(crate) fn add(&mut self, packet: &Packet) {
+        self.packets += 1;
+        self.bytes += packet.len() as u64;
+        let mut first = [0; HEADER_BYTES];
+        let protocol = Protocol::of(packet.peek(&mut first));
+        let at = Protocol::ALL.iter().position(|known| *known == protocol).unwrap_or(0);
+        bump(&mut self.protocols, at);
+        bump(&mut self.sizes, SIZES.iter().position(|limit| packet.len() <= *limit).unwrap_or(SIZES.len()));
+    }
+
+    /// Adds the counts of another queue.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.protocols.iter_mut().zip(other.protocols).for_each(|(sum, more)| *sum += more);
+        self.sizes.iter_mut().zip(other.sizes).for_each(|(sum, more)| *sum += more);
+        self.reflected += other.reflected;
+        self.not_reflected += other.not_reflected;
+        self.captured += other.captured;
+        self.not_captured += other.not_captured;
+    }
+}
+
+fn bump(counts: &mut [u64], at: usize) {
+    if let Some(count) = counts.get_mut(at) {
+        *count += 1;
+    }
+}

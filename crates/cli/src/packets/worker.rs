@@ -1,0 +1,161 @@
+//! The thread of one queue.
+
+use super::capture::Stamped;
+use super::counts::Counts;
+use crate::signal::Interrupt;
+use pinfold::page_pool::Tag;
+use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, protocol};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How many packets are handled at a time.
+const BATCH: u64 = 64;
+/// How long a thread waits for a packet before it looks whether it is to end.
+const WAIT: Duration = Duration::from_millis(50);
+/// How often the figures of the live line are renewed.
+const PUBLISH: Duration = Duration::from_millis(200);
+
+/// What the threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Raised to end all of them.
+    pub(crate) stop: Interrupt,
+    /// How many packets may still be received.
+    left: Option<AtomicU64>,
+}
+
+impl Shared {
+    pub(crate) fn new(stop: Interrupt, count: Option<u64>) -> Self {
+        Self { stop, left: count.map(AtomicU64::new) }
+    }
+
+    /// Claims up to a batch of the packets that may still be received.
+    fn claim(&self) -> u64 {
+        let Some(left) = &self.left else { return BATCH };
+        let take = |left: u64| Some(left.saturating_sub(BATCH));
+        // Relaxed: only the number matters.
+        let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        before.min(BATCH)
+    }
+
+    fn return_unused(&self, unused: u64) {
+        if let Some(left) = &self.left {
+            left.fetch_add(unused, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the last packet has been received.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+    }
+}
+
+/// The figures of a queue, at some time of its run.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) counts: Counts,
+    pub(crate) report: SocketReport,
+}
+
+/// What is done with a packet.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// It is counted.
+    Count,
+    /// It is sent back.
+    Reflect,
+    /// It is passed to the thread that writes the file, which holds pages by this name.
+    Capture(SyncSender<Stamped>, Tag),
+}
+
+/// The thread of one queue: its socket, and what it does.
+#[derive(Debug)]
+pub(crate) struct Worker<'s> {
+    pub(crate) socket: Socket,
+    pub(crate) action: Action,
+    pub(crate) shared: &'s Shared,
+    /// The newest figures.
+    pub(crate) published: &'s Mutex<Option<Snapshot>>,
+}
+
+impl Worker<'_> {
+    /// Receives until it is told to stop; returns the socket.
+    pub(crate) fn run(mut self) -> Result<Socket, SocketError> {
+        let result = self.receive();
+        // The others end, too.
+        if result.is_err() {
+            self.shared.stop.raise();
+        }
+        let Self { socket, .. } = self;
+        result.map(|()| socket)
+    }
+
+    fn receive(&mut self) -> Result<(), SocketError> {
+        let mut counts = Counts::default();
+        let mut packets = Vec::new();
+        let mut next = Instant::now();
+        while !self.shared.stop.is_raised() && !self.shared.is_complete() {
+            let claimed = self.shared.claim();
+            let received = self.socket.receive(&mut packets, usize::try_from(claimed).unwrap_or(0));
+            self.shared.return_unused(claimed - received as u64);
+            self.handle(&mut packets, &mut counts)?;
+            if received == 0 {
+                self.socket.wait(WAIT)?;
+            }
+            let now = Instant::now();
+            if now >= next {
+                self.publish(&counts)?;
+                next = now + PUBLISH;
+            }
+        }
+        self.publish(&counts)
+    }
+
+    fn handle(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), SocketError> {
+        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let received = if matches!(self.action, Action::Capture(..)) { now() } else { Duration::ZERO };
+        let before = counts.reflected;
+        for mut packet in packets.drain(..) {
+            counts.add(&packet);
+            match &self.action {
+                Action::Count => self.socket.recycle(packet),
+                Action::Reflect => {
+                    if !protocol::reflect(&mut packet) {
+                        counts.not_reflected += 1;
+                        self.socket.recycle(packet);
+                    } else if let Err(refused) = self.socket.transmit(packet) {
+                        counts.not_reflected += 1;
+                        self.socket.recycle(refused.packet);
+                    } else {
+                        counts.reflected += 1;
+                    }
+                }
+                Action::Capture(sender, holder) => {
+                    packet.hold_for(*holder);
+                    match sender.try_send((packet, received)) {
+                        Ok(()) => counts.captured += 1,
+                        Err(TrySendError::Full((packet, _))) => {
+                            counts.not_captured += 1;
+                            self.socket.recycle(packet);
+                        }
+                        // The file failed: its thread says why.
+                        Err(TrySendError::Disconnected((packet, _))) => {
+                            counts.not_captured += 1;
+                            self.shared.stop.raise();
+                            self.socket.recycle(packet);
+                        }
+                    }
+                }
+            }
+        }
+        if counts.reflected > before { self.socket.flush() } else { Ok(()) }
+    }
+
+    fn publish(&self, counts: &Counts) -> Result<(), SocketError> {
+        let snapshot = Snapshot { counts: counts.clone(), report: self.socket.stats()? };
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! The report of `receive`.
+
+use super::text::line;
+use crate::packets::counts::{Counts, SIZES};
+use crate::packets::worker::Snapshot;
+use crate::units::{counted, grouped, per_second};
+use pinfold_xdp::Protocol;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What was received, and what became of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ReceiveReport {
+    /// `receive`.
+    pub(crate) command: &'static str,
+    pub(crate) interface: String,
+    pub(crate) queues: Vec<u32>,
+    /// Whether the driver wrote to the pages itself.
+    pub(crate) zero_copy: bool,
+    pub(crate) seconds: f64,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) packets_per_second: f64,
+    /// Packets by protocol.
+    pub(crate) protocols: BTreeMap<&'static str, u64>,
+    /// Packets by size: the largest of a class in bytes, or `larger`.
+    pub(crate) sizes: Vec<(String, u64)>,
+    pub(crate) drops: Drops,
+    /// Packets sent back, and those that could not be.
+    pub(crate) reflected: u64,
+    pub(crate) not_reflected: u64,
+    /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow.
+    pub(crate) captured: Option<u64>,
+    pub(crate) not_captured: u64,
+    pub(crate) pages: Pages,
+}
+
+/// Packets that the kernel dropped at the sockets, by cause.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Drops {
+    pub(crate) receive_ring_full: u64,
+    /// No page to receive into: the program holds them.
+    pub(crate) no_page: u64,
+    /// Larger than a chunk, for instance.
+    pub(crate) other: u64,
+}
+
+/// Pages at the end, before the sockets were closed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Pages {
+    pub(crate) total: u64,
+    pub(crate) in_use: u64,
+    /// Chunks that the kernel had.
+    pub(crate) in_kernel: u64,
+    /// Who held pages, by name.
+    pub(crate) holders: BTreeMap<String, u64>,
+}
+
+fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
+    let (mut counts, mut drops, mut pages) = (Counts::default(), Drops::default(), Pages::default());
+    for Snapshot { counts: more, report } in snapshots {
+        counts.merge(more);
+        let kernel = report.kernel;
+        drops.receive_ring_full += kernel.receive_ring_full;
+        let no_page = kernel.fill_ring_empty.min(kernel.dropped);
+        drops.no_page += no_page;
+        drops.other += kernel.dropped - no_page;
+        pages.total += report.pool.pages;
+        pages.in_use += report.pool.in_use;
+        pages.in_kernel += report.in_kernel;
+        for holder in &report.holders {
+            let name = holder.name.clone().unwrap_or_else(|| "(parts of pages)".to_owned());
+            *pages.holders.entry(name).or_default() += holder.pages;
+        }
+    }
+    (counts, drops, pages)
+}
+
+impl ReceiveReport {
+    /// Creates the report of all queues; `written` is the number of packets in the file.
+    pub(crate) fn new(
+        (interface, zero_copy): (&str, bool),
+        queues: &[u32],
+        snapshots: &[Snapshot],
+        elapsed: Duration,
+        written: Option<u64>,
+    ) -> Self {
+        let (counts, drops, pages) = total(snapshots);
+        let protocols = Protocol::ALL.iter().map(|protocol| protocol.name()).zip(counts.protocols);
+        let limits = SIZES.iter().map(usize::to_string).chain(["larger".to_owned()]);
+        Self {
+            command: "receive",
+            interface: interface.to_owned(),
+            queues: queues.to_vec(),
+            zero_copy,
+            seconds: elapsed.as_secs_f64(),
+            packets: counts.packets,
+            bytes: counts.bytes,
+            packets_per_second: per_second(counts.packets, elapsed),
+            protocols: protocols.filter(|(_, packets)| *packets > 0).collect(),
+            sizes: limits.zip(counts.sizes).filter(|(_, packets)| *packets > 0).collect(),
+            drops,
+            reflected: counts.reflected,
+            not_reflected: counts.not_reflected,
+            captured: written,
+            not_captured: counts.not_captured,
+            pages,
+        }
+    }
+
+    /// Returns the live line.
+    pub(crate) fn live(snapshots: &[Snapshot], elapsed: Duration) -> String {
+        let (counts, drops, pages) = total(snapshots);
+        format!(
+            "{}, {:.0} per second, {} dropped, {} of {} in use",
+            counted(counts.packets, "packet"),
+            per_second(counts.packets, elapsed),
+            grouped(drops.receive_ring_full + drops.no_page + drops.other),
+            grouped(pages.in_use),
+            counted(pages.total, "page"),
+        )
+    }
+
+    /// Formats it as text.
+    pub(crate) fn to_text(&self) -> String {
+        let queues = counted(self.queues.len() as u64, "queue");
+        let mode = if self.zero_copy { "zero-copy" } else { "copied by the kernel" };
+        let mut out = format!("receive {}: {queues}, {mode}\n", self.interface);
+        line(
+            &mut out,
+            "received",
+            format_args!(
+                "{}, {} in {:.1} s ({:.0} packets per second)",
+                counted(self.packets, "packet"),
+                counted(self.bytes, "byte"),
+                self.seconds,
+                self.packets_per_second,
+            ),
+        );
+        let list = |entries: &mut dyn Iterator<Item = (String, u64)>| {
+            entries.map(|(name, count)| format!("{name} {}", grouped(count))).collect::<Vec<_>>().join(", ")
+        };
+        if self.packets > 0 {
+            let protocols =
+                list(&mut self.protocols.iter().map(|(name, count)| ((*name).to_owned(), *count)));
+            line(&mut out, "protocols", format_args!("{protocols}"));
+            let to = |name: &str| if name == "larger" { name.to_owned() } else { format!("to {name}:") };
+            let sizes = list(&mut self.sizes.iter().map(|(name, count)| (to(name), *count)));
+            line(&mut out, "bytes", format_args!("{sizes}"));
+        }
+        let Drops { receive_ring_full, no_page, other } = self.drops;
+        line(
+            &mut out,
+            "dropped",
+            format_args!(
+                "{}: {} with the receive ring full, {} without a page, {} otherwise",
+                grouped(receive_ring_full + no_page + other),
+                grouped(receive_ring_full),
+                grouped(no_page),
+                grouped(other),
+            ),
+        );
+        if self.reflected + self.not_reflected > 0 {
+            let (sent, not) = (grouped(self.reflected), grouped(self.not_reflected));
+            line(&mut out, "reflected", format_args!("{sent}, not {not}"));
+        }
+        if let Some(captured) = self.captured {
+            let (captured, not) = (grouped(captured), grouped(self.not_captured));
+            line(&mut out, "in the file", format_args!("{captured}, not {not}: the file was too slow"));
+        }
+        let holders = list(&mut self.pages.holders.iter().map(|(name, pages)| (name.clone(), *pages)));
+        let Pages { total, in_use, in_kernel, .. } = &self.pages;
+        let (in_use, in_kernel) = (grouped(*in_use), grouped(*in_kernel));
+        line(
+            &mut out,
+            "pages",
+            format_args!(
+                "{in_use} of {} in use ({holders}); the kernel has {in_kernel} chunks",
+                grouped(*total)
+            ),
+        );
+        out
+    }
+}
