@@ -214,8 +214,9 @@ A line of --json:
   {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",
    \"metric\":\"time\",\"unit\":\"ns/op\",\"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
 
-metric is time, rate (per second), bytes, count or segments. A build with --features count-rmw counts the \
-read-modify-writes on shared memory per operation instead of measuring times.
+metric is time, rate (per second), bytes, count or segments. A figure that depends on the model of an IOMMU has \
+\"modelled\":true. A build with --features count-rmw counts the read-modify-writes on shared memory per operation \
+instead of measuring times.
 
 Exit codes:
   0    all was measured
