@@ -2,7 +2,7 @@
 
 use crate::config::{SoftConfig, Stage};
 use crate::iommu::SoftIommu;
-use crate::memory::HeapPages;
+use crate::memory::MappedPages;
 use crate::port::Port;
 use crate::record::FaultReport;
 use crate::stats::PortStats;
@@ -94,7 +94,7 @@ impl SoftBus {
     /// # Errors
     /// [`BackendError::NoMemory`].
     pub fn alloc_pages(&self, pages: usize) -> Result<Pages, BackendError> {
-        let memory = HeapPages::new("pages of a software IOMMU", pages.saturating_mul(4096), 4096)?;
+        let memory = MappedPages::new("pages of a software IOMMU", pages.saturating_mul(4096), 4096)?;
         let pages = Pages { memory, iommu: self.0.clone() };
         // SAFETY: `Pages` unregisters the memory before it is freed.
         unsafe { self.0.0.register_memory(pages.memory()) }?;
@@ -105,7 +105,7 @@ impl SoftBus {
 /// Zeroed pages that are registered with a software IOMMU.
 #[derive(Debug)]
 pub struct Pages {
-    memory: HeapPages,
+    memory: MappedPages,
     iommu: SoftIommu,
 }
 

@@ -2,7 +2,6 @@
 
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
@@ -43,37 +42,42 @@ pub(super) fn inside(memory: DmaMemory<'_>, addr: usize, len: usize) -> Option<D
     memory.part(addr.checked_sub(memory.addr())?, len).ok()
 }
 
-/// Owned, zeroed pages of the heap.
+/// Owned, zeroed pages, of a mapping of their own.
 #[derive(Debug)]
-pub(super) struct HeapPages {
-    allocated: NonNull<u8>,
-    layout: Layout,
+pub(super) struct MappedPages {
+    mapped: NonNull<u8>,
+    mapped_bytes: usize,
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the memory is accessed as `TablePage`s or as `DmaMemory` only, which are atomics.
-unsafe impl Send for HeapPages {}
+unsafe impl Send for MappedPages {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for HeapPages {}
+unsafe impl Sync for MappedPages {}
 
-impl HeapPages {
-    /// Allocates at least `bytes`, and at least a page, aligned to `align` (a power of two).
+impl MappedPages {
+    /// Maps at least `bytes`, and at least a page, aligned to `align` (a power of two).
     ///
-    /// The alignment is made here: the standard allocator writes zeros to aligned memory, which would take all of a large
-    /// allocation at once instead of page by page as it is used.
+    /// Not from the allocator, which writes zeros to memory that it has used before: a table that grows by 4 MiB would pause for
+    /// half a millisecond. A new mapping is zeroed page by page as it is used.
     pub(super) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, BackendError> {
-        let error = BackendError::NoMemory { what, bytes, code: libc::ENOMEM };
-        let align = align.max(PAGE);
-        let len = bytes.max(PAGE).checked_next_multiple_of(PAGE).ok_or(error.clone())?;
-        let with_slack = len.checked_add(align).ok_or(error.clone())?;
-        let layout = Layout::from_size_align(with_slack, align_of::<u64>()).map_err(|_| error.clone())?;
-        // SAFETY: the size of the layout is not 0.
-        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(error)?;
-        let skip = allocated.addr().get().next_multiple_of(align) - allocated.addr().get();
-        // SAFETY: `skip` is less than `align`, and `len + align` bytes were allocated.
-        let base = unsafe { allocated.add(skip) };
-        Ok(Self { allocated, layout, base, len })
+        let error = |code| BackendError::NoMemory { what, bytes, code };
+        let (align, no_memory) = (align.max(PAGE), || error(libc::ENOMEM));
+        let len = bytes.max(PAGE).checked_next_multiple_of(PAGE).ok_or_else(no_memory)?;
+        // A mapping begins at a multiple of the page size.
+        let mapped_bytes = len.checked_add(align - PAGE).ok_or_else(no_memory)?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, access, kind, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)));
+        }
+        let mapped = NonNull::new(mapped.cast::<u8>()).ok_or_else(no_memory)?;
+        let skip = mapped.addr().get().next_multiple_of(align) - mapped.addr().get();
+        // SAFETY: `skip` is at most `align - PAGE`, and `len + align - PAGE` bytes are mapped.
+        let base = unsafe { mapped.add(skip) };
+        Ok(Self { mapped, mapped_bytes, base, len })
     }
 
     /// Returns the start of the memory, for table pages.
@@ -87,14 +91,14 @@ impl HeapPages {
     }
 
     pub(super) fn memory(&self) -> DmaMemory<'_> {
-        // SAFETY: allocated until `drop`; no reference into it exists.
+        // SAFETY: mapped until `drop`; no reference into it exists.
         unsafe { DmaMemory::from_raw(self.base, self.len) }
     }
 }
 
-impl Drop for HeapPages {
+impl Drop for MappedPages {
     fn drop(&mut self) {
-        // SAFETY: `allocated` came from `alloc_zeroed` with this layout, and is freed once.
-        unsafe { dealloc(self.allocated.as_ptr(), self.layout) }
+        // SAFETY: the mapping of `new`, which nothing refers to any more, and which is unmapped once.
+        unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,7 +1,7 @@
 //! The memory of the table: chunks of pages, allocated as the table grows.
 
 use crate::int::to_usize;
-use crate::memory::HeapPages;
+use crate::memory::MappedPages;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::BackendError;
 use pinfold_core::table::{MAX_CHUNKS, TablePage, TablePages};
@@ -35,7 +35,7 @@ impl PageNumber {
 /// The pages of the table. Chunks are added, and freed together.
 #[derive(Debug)]
 pub(super) struct Tables {
-    chunks: [OnceLock<HeapPages>; MAX_CHUNKS],
+    chunks: [OnceLock<MappedPages>; MAX_CHUNKS],
     /// Chunks that can be read.
     len: AtomicUsize,
     /// The pages that may still be added.
@@ -59,7 +59,7 @@ impl Tables {
         let number = self.len.load(Ordering::Relaxed);
         let error = BackendError::NoMemory { what, bytes: pages * PAGE, code: libc::ENOMEM };
         let place = self.chunks.get(number).filter(|_| pages > 0).ok_or(error)?;
-        let memory = HeapPages::new(what, pages * PAGE, PAGE)?;
+        let memory = MappedPages::new(what, pages * PAGE, PAGE)?;
         place.get_or_init(|| memory);
         *left -= pages;
         self.len.store(number + 1, Ordering::Release);
@@ -80,7 +80,7 @@ impl Tables {
     /// Returns the pages of a chunk; none if there is no such chunk.
     pub(super) fn pages(&self, chunk: usize) -> &[TablePage] {
         let Some(memory) = self.chunks.get(chunk).and_then(OnceLock::get) else { return &[] };
-        // SAFETY: the allocation is zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives until `self` is dropped; it is
+        // SAFETY: the mapping is zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives until `self` is dropped; it is
         // accessed through such slices only.
         unsafe { std::slice::from_raw_parts(memory.start().as_ptr().cast(), memory.len() / PAGE) }
     }

@@ -1,6 +1,6 @@
 //! Memory for tests.
 
-use crate::memory::HeapPages;
+use crate::memory::MappedPages;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(super) const PAGE: usize = 4096;
 
 /// Pages that outlive every device.
-pub(super) struct Arena(HeapPages);
+pub(super) struct Arena(MappedPages);
 
 impl Arena {
     pub(super) fn new(pages: usize) -> Arc<Self> {
@@ -17,7 +17,7 @@ impl Arena {
     }
 
     pub(super) fn aligned(pages: usize, align: usize) -> Arc<Self> {
-        Arc::new(Self(HeapPages::new("test", pages * PAGE, align).unwrap()))
+        Arc::new(Self(MappedPages::new("test", pages * PAGE, align).unwrap()))
     }
 
     pub(super) fn memory(&self) -> DmaMemory<'_> {
