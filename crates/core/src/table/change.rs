@@ -25,8 +25,16 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     ///
     /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger leaf, the run
     /// consists of leaves in that page.
-    pub(super) fn reserve(&mut self, iova: u64, mut target: u8, most: u64) -> Result<Run<'t>, TableError> {
-        let mut at = self.store.root();
+    ///
+    /// A new page of level 1 is one of those that are kept if it `may_keep` it.
+    pub(super) fn reserve(
+        &mut self,
+        iova: u64,
+        mut target: u8,
+        most: u64,
+        may_keep: bool,
+    ) -> Result<Run<'t>, TableError> {
+        let (mut at, mut linked) = (self.store.root(), false);
         loop {
             let here = slot(iova, at.level);
             if at.page.state().is_pinned() {
@@ -38,6 +46,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                 Entry::Empty => {
                     self.provide(u32::from(at.level - target))?;
                     at = self.extend(at, iova)?;
+                    linked = true;
                 }
                 Entry::Link(_) | Entry::Retired(_) => {
                     let child = self.child(at, iova)?;
@@ -52,15 +61,23 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                 }
             }
         }
-        let run = self.empty_run(at, iova, most)?;
-        at.page.count(run.len);
+        // A page that was linked just now is empty.
+        let run = if linked { Run::longest(at, iova, most) } else { self.empty_run(at, iova, most)? };
+        if !(linked && may_keep && at.level == 1 && self.directory.can_keep()) {
+            at.page.count(run.len);
+        } else {
+            at.page.count_and_keep(run.len);
+            let mut pending = core::mem::take(&mut self.directory.pending);
+            self.keep(at.page.index(), &mut pending);
+            self.directory.pending = pending;
+        }
         Ok(run)
     }
 
     /// Links the path to `window` down to level 1, and pins the page there, which must hold nothing.
     pub(super) fn pin(&mut self, window: u64) -> Result<PageIndex, TableError> {
         // As the first entry would be reserved, so that a page links or returns in the same way.
-        let run = self.reserve(window, 1, span(1))?;
+        let run = self.reserve(window, 1, span(1), false)?;
         let page = run.place.page;
         page.uncount(run.len);
         if page.pin() {
@@ -78,19 +95,15 @@ impl<'t, F: Format> Locked<'t, '_, F> {
 
     /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.
     fn empty_run(&self, place: Place<'t>, iova: u64, most: u64) -> Result<Run<'t>, TableError> {
-        let first = slot(iova, place.level);
-        let mut len = 0;
-        while first + len < ENTRIES && (u64::from(len) + 1) * span(place.level) <= most {
-            match self.store.load(place, first + len) {
-                Entry::Empty => len += 1,
-                Entry::Leaf { .. } => {
-                    let at = Iova::new(iova + u64::from(len) * span(place.level));
-                    return Err(TableError::AlreadyMapped { at });
-                }
-                Entry::Link(_) | Entry::Retired(_) => break,
-            }
+        let longest = Run::longest(place, iova, most);
+        let empty = self.store.leading_zeros(longest);
+        let ends_with = || self.store.load(place, longest.slot + empty);
+        if empty < longest.len && matches!(ends_with(), Entry::Leaf { .. }) {
+            return Err(TableError::AlreadyMapped {
+                at: Iova::new(iova + u64::from(empty) * span(place.level)),
+            });
         }
-        Ok(Run { place, slot: first, len })
+        Ok(Run { len: empty, ..longest })
     }
 
     /// Sees to it that `pages` pages are free: as many as there are, and at least these, are taken from the source.
@@ -206,17 +219,25 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.directory.has(page).then_some(page)
     }
 
-    /// Keeps an empty page of level 1 that is not kept yet, and retires the one that was kept longest in its place.
+    /// Keeps an empty page of level 1 that is not kept yet, and retires what is kept beyond the limit.
     fn keep_or_retire(&mut self, page: PageIndex, into: &mut List) {
         let kept = self.store.page(page);
         if kept.level() != 1 || self.directory.of(page).retired || !self.directory.can_keep() {
             self.retire_if_empty(page, into);
-        } else if !kept.state().is_kept()
-            && kept.keep()
-            && let Some(oldest) = self.directory.keep(page)
-        {
-            self.end_keeping(oldest, into);
+        } else if !kept.state().is_kept() && kept.keep() {
+            self.keep(page, into);
         }
+    }
+
+    /// Adds a page to those that are kept. If no more may be, ends the keeping of the older half: together, so that one flush and
+    /// one reclaim serve many of them.
+    fn keep(&mut self, page: PageIndex, into: &mut List) {
+        for _ in 0..self.directory.to_evict() {
+            if let Some(oldest) = self.directory.take_kept() {
+                self.end_keeping(oldest, into);
+            }
+        }
+        self.directory.keep(page);
     }
 
     /// Ends the keeping of all pages, and retires those that are empty.

@@ -6,6 +6,7 @@
 //! is then correct. That is why mapping next to a pending flush needs no flush of its own.
 
 use super::page_index::PageIndex;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// A list of pages, threaded through [`Meta::next`].
@@ -65,9 +66,8 @@ pub(super) struct PageDirectory {
     pub(super) pending: List,
     pub(super) retired: u32,
     pub(super) high_water: u32,
-    /// Pages that stay linked when they are empty, the oldest at `oldest`. All of them are linked.
-    kept: Vec<PageIndex>,
-    oldest: usize,
+    /// Pages that stay linked when they are empty, the oldest first. All of them are linked.
+    kept: VecDeque<PageIndex>,
     /// The most of them.
     pub(super) most_kept: u32,
 }
@@ -93,8 +93,7 @@ impl PageDirectory {
             pending: List::default(),
             retired: 0,
             high_water: 0,
-            kept: Vec::new(),
-            oldest: 0,
+            kept: VecDeque::new(),
             most_kept: MOST_KEPT,
         }
     }
@@ -159,36 +158,35 @@ impl PageDirectory {
         self.capacity - self.available - self.retired
     }
 
-    /// Returns whether pages are kept at all: at most a sixteenth of them, so that a small table keeps none.
+    /// Returns how many pages may be kept: at most a sixteenth of them, so that a small table keeps none.
+    fn may_keep(&self) -> u32 {
+        self.most_kept.min(self.capacity / 16)
+    }
+
+    /// Returns whether pages are kept at all.
     pub(super) fn can_keep(&self) -> bool {
-        self.most_kept.min(self.capacity / 16) > 0
+        self.may_keep() > 0
     }
 
-    /// Adds a page to those that are kept. Returns the one that was kept longest, if there are too many. O(1).
-    pub(super) fn keep(&mut self, page: PageIndex) -> Option<PageIndex> {
-        let most = self.most_kept.min(self.capacity / 16).min(MOST_KEPT) as usize;
+    /// Returns how many of the pages that are kept make room for another one: none, or half of them if no more may be kept.
+    pub(super) fn to_evict(&self) -> u32 {
+        if self.kept() < self.may_keep() { 0 } else { self.kept().div_ceil(2) }
+    }
+
+    /// Adds a page to those that are kept, after [`to_evict`](Self::to_evict) of them were removed. O(1).
+    pub(super) fn keep(&mut self, page: PageIndex) {
         // Its memory was reserved with the chunks.
-        if self.kept.len() < most {
-            self.kept.push(page);
-            return None;
-        }
-        let oldest = self.oldest % self.kept.len().max(1);
-        self.oldest = oldest + 1;
-        let place = self.kept.get_mut(oldest)?;
-        Some(core::mem::replace(place, page))
+        self.kept.push_back(page);
     }
 
-    /// Removes and returns a page that is kept. O(1).
+    /// Removes and returns the page that has been kept longest. O(1).
     pub(super) fn take_kept(&mut self) -> Option<PageIndex> {
-        self.oldest = 0;
-        self.kept.pop()
+        self.kept.pop_front()
     }
 
     /// Removes one page from those that are kept. O(kept).
     pub(super) fn forget_kept(&mut self, page: PageIndex) {
-        if let Some(at) = self.kept.iter().position(|kept| *kept == page) {
-            self.kept.swap_remove(at);
-        }
+        self.kept.retain(|kept| *kept != page);
     }
 
     /// Returns how many pages are kept.

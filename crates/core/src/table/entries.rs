@@ -2,34 +2,57 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Entries that are checked without a branch between them: one cache line.
+/// Entries that a loop handles in one step: one cache line.
 const BLOCK: usize = 8;
 
 /// Returns how many entries from the first on are `wanted`.
 #[inline]
 pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     let wanted = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
-    if let [entry] = entries {
-        return usize::from(wanted(entry));
-    }
-    let blocks = entries.chunks_exact(BLOCK);
-    let whole = blocks.take_while(|block| block.iter().fold(true, |all, entry| all & wanted(entry))).count();
-    let checked = whole * BLOCK;
-    checked + entries.iter().skip(checked).take_while(|entry| wanted(entry)).count()
+    count(entries, |block| block.iter().all(wanted), wanted)
 }
 
-/// Writes `entry(0)`, `entry(1)`, ... What was written before is visible to a walker that finds one of them.
+/// Returns how many entries from the first on are 0.
 #[inline]
-pub(super) fn write(entries: &[AtomicU64], entry: impl Fn(u64) -> u64) {
-    for (number, slot) in (0..).zip(entries) {
-        slot.store(entry(number), Ordering::Release);
+pub(super) fn leading_zeros(entries: &[AtomicU64]) -> usize {
+    let load = |entry: &AtomicU64| entry.load(Ordering::Acquire);
+    let empty = |block: &[AtomicU64; BLOCK]| block.iter().fold(0, |any, entry| any | load(entry)) == 0;
+    count(entries, empty, |entry| load(entry) == 0)
+}
+
+/// Returns how many entries from the first on are wanted, by whole blocks as long as all of one are.
+#[inline]
+fn count(
+    entries: &[AtomicU64],
+    all: impl Fn(&[AtomicU64; BLOCK]) -> bool,
+    one: impl Fn(&AtomicU64) -> bool,
+) -> usize {
+    if let [entry] = entries {
+        return usize::from(one(entry));
     }
+    let (blocks, _) = entries.as_chunks();
+    let counted = blocks.iter().take_while(|block| all(block)).count() * BLOCK;
+    counted + entries.iter().skip(counted).take_while(|entry| one(entry)).count()
+}
+
+/// Writes `first`, `first + step`, ... What was written before is visible to a walker that finds one of them.
+#[inline]
+pub(super) fn write(entries: &[AtomicU64], first: u64, step: u64) {
+    let mut next = first;
+    let mut write = |entry: &AtomicU64| {
+        entry.store(next, Ordering::Release);
+        next = next.wrapping_add(step);
+    };
+    if let [entry] = entries {
+        return write(entry);
+    }
+    let (blocks, rest) = entries.as_chunks::<BLOCK>();
+    blocks.iter().for_each(|block| block.iter().for_each(&mut write));
+    rest.iter().for_each(&mut write);
 }
 
 /// Writes 0 to all of them.
 #[inline]
 pub(super) fn clear(entries: &[AtomicU64]) {
-    for slot in entries {
-        slot.store(0, Ordering::Release);
-    }
+    write(entries, 0, 0);
 }

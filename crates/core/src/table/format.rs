@@ -51,6 +51,9 @@ pub trait Format: Send + Sync + 'static {
 
     /// The entry for memory at `phys`; `level` is 1, 2 or 3. It gives `access` at least: more only where the hardware cannot
     /// express less, as the format then documents.
+    ///
+    /// The address is added to the rest: the leaf of the memory `n` bytes further, for the same access at the same level, is `n`
+    /// more, as long as that is an address of [`PHYS_BITS`](Self::PHYS_BITS).
     fn leaf(phys: PhysAddr, access: Access, level: u8) -> u64;
     /// The entry for a table page of the level below.
     fn link(page: PhysAddr) -> u64;

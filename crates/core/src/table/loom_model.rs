@@ -1,4 +1,4 @@
-//! Every interleaving (up to three preemptions) of owners whose pages share a table page that becomes empty.
+//! Every interleaving (up to three preemptions, or two) of owners whose pages share a table page that becomes empty.
 //!
 //! The entries are in memory that a device shares, so they are real atomics, which loom does not track: each access to one
 //! is shown to it as an access to the word beside its page (`Store::raw`, `Store::set`), so that it switches there.
@@ -44,11 +44,25 @@ impl Bench {
     fn at(&self, iova: u64) -> Option<u64> {
         self.table.translate(Iova::new(iova)).map(|t| t.phys.raw())
     }
+
+    /// Returns what a device finds now: `at` would wait for a thread that is changing the shape.
+    fn walk(&self, iova: u64) -> Option<u64> {
+        let store = &self.table.0.store;
+        let place = store.descend(iova, 1).unwrap();
+        match store.load(place, levels::slot(iova, place.level)) {
+            Entry::Leaf { phys, .. } => Some(phys.raw()),
+            _ => None,
+        }
+    }
 }
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
+    explore_up_to(3, model);
+}
+
+fn explore_up_to(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -275,5 +289,27 @@ fn loom_a_kept_page_is_cleared_beside_its_eviction() {
         b.map(K4, 18 * K4);
         assert_eq!((b.at(0), b.at(K4)), (None, Some(18 * K4)));
         b.clear_and_reclaim(K4);
+    });
+}
+
+/// A page that a hint names is freed and linked again in the same place, while another thread maps there by the hint. What that has
+/// mapped is reachable when its map returns: nothing is counted in a page before it is linked, nor is the page kept.
+#[test]
+fn loom_a_page_found_by_a_hint_is_linked() {
+    explore_up_to(2, || {
+        let b = bench(16);
+        b.map(0, 16 * K4);
+        let other = b.clone();
+        let mapper = thread::spawn(move || {
+            other.map(K4, 17 * K4);
+            assert_eq!(other.walk(K4), Some(17 * K4));
+        });
+        let mut retired = Retired::new();
+        b.table.clear(range(0), &mut retired).unwrap();
+        b.table.retire_kept(&mut retired).unwrap();
+        b.table.reclaim(retired).unwrap();
+        b.map(2 * K4, 18 * K4);
+        mapper.join().unwrap();
+        assert_eq!([0, 1, 2].map(|page| b.at(page * K4)), [None, Some(17 * K4), Some(18 * K4)]);
     });
 }

@@ -87,7 +87,7 @@ impl<F: Format> Table<F> {
     ) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, phys)?;
         self.check_memory(iova, phys, access)?;
-        let empty = self.0.store.leading(run, |raw| raw == 0);
+        let empty = self.0.store.leading_zeros(run);
         if empty < run.len {
             return Err(TableError::AlreadyMapped { at: entry_at(iova, empty) });
         }
@@ -123,7 +123,7 @@ impl<F: Format> Table<F> {
     pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
         let checked = self.pinned_run(&leaf, leaf.window, PhysAddr::new(0)).and_then(|run| {
             self.adopt(retired)?;
-            let empty = self.0.store.leading(run, |raw| raw == 0);
+            let empty = self.0.store.leading_zeros(run);
             if empty < run.len {
                 return Err(TableError::AlreadyMapped { at: entry_at(leaf.window, empty) });
             }

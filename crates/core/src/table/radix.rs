@@ -70,8 +70,9 @@ impl<F: Format> Table<F> {
     }
 
     /// Returns the table with at most `pages` empty pages of level 1 that stay linked (64 unless this is called, and
-    /// never more than a sixteenth of all pages): those that became empty last. A mapping that is alone in such a page is
-    /// mapped and cleared without linking, retiring or locking.
+    /// never more than a sixteenth of all pages): those that were linked or became empty last. A mapping that is alone in such a
+    /// page is mapped and cleared without linking, retiring or locking. When no more may be kept, the older half of them is retired
+    /// at once if it is empty.
     #[must_use]
     pub fn with_kept_pages(self, pages: u32) -> Self {
         self.0.directory.lock().most_kept = pages.min(MOST_KEPT);
@@ -144,7 +145,12 @@ impl<F: Format> Table<F> {
     ) -> Result<bool, TableError> {
         self.check(iova, phys)?;
         self.adopt(retired)?;
-        Ok(self.0.make_room(iova, phys, &mut retired.list))
+        let room = self.0.make_room(iova, phys, &mut retired.list);
+        if room {
+            // Retired by a map, such a page waits for a flush like those retired here.
+            self.0.collect_pending(&mut retired.list);
+        }
+        Ok(room)
     }
 
     /// Retires the empty pages that are kept, for the end of a table or a shortage of memory.

@@ -81,6 +81,8 @@ impl Page<'_> {
     }
 
     /// Begins the page's next generation, with nothing in it, at level `level` of the path to `iova`. Under the lock.
+    ///
+    /// It must be linked before anything is counted in it, or it is kept: from there on it may be found by a hint.
     pub(super) fn renew(self, iova: u64, level: u8) {
         let generation = self.state().generation().wrapping_add(1);
         self.record().state.store(generation << 32, Ordering::Release);
@@ -108,6 +110,11 @@ impl Page<'_> {
     /// Counts `n` more entries. Under the lock, or while the caller's own entries keep the count above 0.
     pub(super) fn count(self, n: u16) {
         self.record().state.fetch_add(u64::from(n), Ordering::AcqRel);
+    }
+
+    /// Counts `n` entries of a page that has just been linked, and keeps it. Under the lock.
+    pub(super) fn count_and_keep(self, n: u16) {
+        self.record().state.fetch_add(KEPT + u64::from(n), Ordering::AcqRel);
     }
 
     /// Pins a linked page that holds nothing; returns whether it does. Under the lock.

@@ -6,11 +6,11 @@ use super::directory::{List, PageDirectory};
 use super::error::TableError;
 use super::format::Format;
 use super::found::Found;
-use super::levels::span;
 use super::memory::TableMemory;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
-use super::store::{Run, Store};
+use super::state::PageState;
+use super::store::{Place, Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -83,16 +83,17 @@ impl<F: Format> Tree<F> {
     /// Maps `iova` to the memory from `phys`: reserves all entries, then writes them.
     #[inline]
     pub(super) fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
-        // The usual case: leaves of 4 KiB in one table page, which is linked already.
+        // The usual case: leaves of 4 KiB in one table page, which is linked already and was found before. Without results that
+        // pass through memory, which would take as long as the rest.
         let start = iova.start().raw();
         if iova.len() < PageSize::Size2M.bytes()
-            && let Some(run) = self.reserve_linked(start, iova.len(), 1)
+            && let Some((place, state)) = self.store.hinted(start)
+            && let run = Run::longest(place, start, iova.len())
+            && run.bytes() == iova.len()
+            && self.reserve_run(run, state)
         {
-            if run.bytes() == iova.len() {
-                self.write(run, phys, access);
-                return Ok(());
-            }
-            return self.map_rest(iova, phys, access, run);
+            self.write(run, phys, access);
+            return Ok(());
         }
         self.map_all(iova, phys, access)
     }
@@ -155,10 +156,13 @@ impl<F: Format> Tree<F> {
     #[inline(never)]
     fn reserve_locked(&self, iova: u64, target: u8, left: u64) -> Result<Run<'_>, TableError> {
         let mut directory = self.directory.lock();
-        let reserved = self.locked(&mut directory).reserve(iova, target, left);
-        if reserved.is_err() {
-            // A shortage of pages retires those that are kept.
+        let reserved = self.locked(&mut directory).reserve(iova, target, left, true);
+        // Pages that were kept make room for a new one, or for a shortage.
+        if directory.pending.len > 0 {
             self.update_pending(&directory);
+        }
+        if let Ok(Run { place: Place { page, level: 1 }, .. }) = reserved {
+            self.store.hint(iova, page.index());
         }
         reserved
     }
@@ -169,17 +173,20 @@ impl<F: Format> Tree<F> {
     fn reserve_linked(&self, iova: u64, left: u64, target: u8) -> Option<Run<'_>> {
         let (place, state) = self.store.descend_unlocked(iova, target)?;
         let run = Run::longest(place, iova, left);
-        (place.level == target
-            && self.store.leading(run, |raw| raw == 0) == run.len
-            && place.page.count_if(state, run.len))
-        .then_some(run)
+        (place.level == target && self.reserve_run(run, state)).then_some(run)
+    }
+
+    /// Counts the entries of a run if all of them are empty, and its page is still in the generation of `state`.
+    #[inline(always)]
+    fn reserve_run(&self, run: Run<'_>, state: PageState) -> bool {
+        self.store.leading_zeros(run) == run.len && run.place.page.count_if(state, run.len)
     }
 
     /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not changed.
     fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run<'_>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let mut run = Run::longest(self.store.descend(iova, 1)?, iova, left);
-        run.len = self.store.leading(run, |raw| raw == 0);
+        run.len = self.store.leading_zeros(run);
         // Only a thread that breaks the contract can have filled one meanwhile.
         if run.len == 0 { Err(TableError::AlreadyMapped { at: Iova::new(iova) }) } else { Ok(run) }
     }
@@ -201,9 +208,7 @@ impl<F: Format> Tree<F> {
 
     #[inline]
     pub(super) fn write(&self, run: Run<'_>, phys: PhysAddr, access: Access) {
-        let (start, level) = (phys.raw(), run.place.level);
-        self.store
-            .write_run(run, |number| F::leaf(PhysAddr::new(start + number * span(level)), access, level));
+        self.store.write_run(run, F::leaf(phys, access, run.place.level));
     }
 
     /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
@@ -240,7 +245,11 @@ impl<F: Format> Tree<F> {
     }
 
     fn update_pending(&self, directory: &PageDirectory) {
-        self.pending.store(directory.pending.len > 0, Ordering::Release);
+        let pending = directory.pending.len > 0;
+        // All clears read it, so it is written only where it changes.
+        if self.pending.load(Ordering::Relaxed) != pending {
+            self.pending.store(pending, Ordering::Release);
+        }
     }
 
     /// Retires empty pages in the place of larger leaves of a mapping. Returns whether a retired page is in the place of one.
