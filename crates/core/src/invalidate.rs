@@ -72,6 +72,7 @@ mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod queue;
+mod ring;
 #[cfg(test)]
 mod snapshot;
 mod stats;
@@ -90,5 +91,6 @@ pub use descriptor::{Block, Descriptor, Scope};
 pub use flush::{Flush, FlushList};
 pub use invalidator::Invalidator;
 pub use queue::{InvalidationQueue, QueueError, WaitLimit};
+pub use ring::{Point, Position, RequestRing};
 pub use stats::InvalidationStats;
 pub use ticket::{Ticket, WaitError};

@@ -21,8 +21,8 @@ use std::time::Instant;
 
 /// How many mappings `pinfold-batch` revokes at a time.
 const BATCH: usize = 16;
-/// How many revoked mappings a thread has at most; then it waits.
-const HELD: usize = 64;
+/// How many revoked mappings a thread has at most; then it waits. More than an owner gathers.
+const HELD: usize = 80;
 /// One of this many unmaps is timed.
 const SAMPLE: u64 = 64;
 
@@ -80,6 +80,7 @@ impl Policy for Pinfold {
             revoked: Vec::with_capacity(BATCH),
             held: VecDeque::new(),
             unmaps: 0,
+            timed: false,
             held_bytes: 0,
             held_bytes_peak: 0,
             reachable_ns: 0,
@@ -143,6 +144,8 @@ struct Thread<'p> {
     revoked: Vec<Revoked<Payload>>,
     held: VecDeque<Held>,
     unmaps: u64,
+    /// Whether one of `held` is timed, if each is revoked by itself.
+    timed: bool,
     held_bytes: u64,
     held_bytes_peak: u64,
     reachable_ns: u64,
@@ -189,6 +192,7 @@ impl Thread<'_> {
         if let Some(since) = since {
             let reachable = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.reachable_ns = self.reachable_ns.max(reachable);
+            self.timed = false;
         }
         freed.push(range);
         Ok(())
@@ -222,9 +226,7 @@ impl PolicyThread for Thread<'_> {
         let page = dma.iova.start().raw() / 4096;
         let mapping = self.mapped.take(dma.token).ok_or(PolicyError::NotMapped { page })?;
         if self.policy.unmap == Unmap::Wait {
-            let revoked = self.owner.revoke(mapping);
-            let payload = self.owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
-            freed.push(payload.range()?);
+            freed.push(self.owner.unmap(mapping)?.range()?);
             return Ok(());
         }
         // What earlier calls revoked, which has completed meanwhile: a thread then uses the same few buffers again.
@@ -234,7 +236,8 @@ impl PolicyThread for Thread<'_> {
         self.held_bytes_peak = self.held_bytes_peak.max(self.held_bytes);
         let at = self.unmaps % SAMPLE;
         if self.policy.unmap == Unmap::Revoke {
-            let since = (at == 0).then(Instant::now);
+            // The first after the last one that was timed has been returned: so the first behind each flush, or one next to it.
+            let since = (!std::mem::replace(&mut self.timed, true)).then(Instant::now);
             let revoked = self.owner.revoke(mapping);
             self.held.push_back(Held { revoked, since });
         } else {

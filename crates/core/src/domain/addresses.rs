@@ -2,6 +2,7 @@
 
 use super::window::WindowShare;
 use crate::addr::IovaRange;
+use crate::invalidate::RequestRing;
 use crate::table::PinnedLeaf;
 
 /// The addresses of a mapping. Dropping them leaves them in use for good.
@@ -34,6 +35,15 @@ impl Addresses {
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         match &self.origin {
             Origin::Window(share) => share.window().pin(),
+            Origin::Fixed | Origin::Space => None,
+        }
+    }
+
+    /// Returns where the owner of the window that they are in gathers requests, if they are in one.
+    #[inline(always)]
+    pub(super) fn ring(&self) -> Option<&RequestRing> {
+        match &self.origin {
+            Origin::Window(share) => Some(share.window().ring()),
             Origin::Fixed | Origin::Space => None,
         }
     }

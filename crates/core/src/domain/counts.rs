@@ -1,5 +1,6 @@
 //! Counters of a domain: its own, which any thread changes, and one set for each owner, which only that owner changes.
 
+use crate::invalidate::RequestRing;
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 
 /// Who changes a set of counters.
@@ -126,10 +127,22 @@ pub(super) struct OwnerShared {
     pub(super) counts: CachePadded<Counts>,
     /// Granules of its windows that others have returned so far.
     pub(super) returned: CachePadded<AtomicU64>,
+    /// Requests that the owner has made and not handed over.
+    ring: CachePadded<RequestRing>,
 }
 
 impl OwnerShared {
     pub(super) fn new() -> Self {
-        Self { counts: CachePadded(Counts::new(Writers::One)), returned: CachePadded(AtomicU64::new(0)) }
+        Self {
+            counts: CachePadded(Counts::new(Writers::One)),
+            returned: CachePadded(AtomicU64::new(0)),
+            ring: CachePadded(RequestRing::new()),
+        }
+    }
+
+    /// Returns the requests that the owner has made and not handed over.
+    #[inline(always)]
+    pub(super) fn ring(&self) -> &RequestRing {
+        &self.ring
     }
 }

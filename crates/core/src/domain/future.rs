@@ -1,8 +1,8 @@
 //! Waiting for a revocation in an `async` function.
 
-use super::mapping::{NotQuiesced, Revoked};
 use super::owner::Anyone;
 use super::payload::Pinned;
+use super::revoked::{NotQuiesced, Revoked};
 use super::space::Domain;
 use crate::share::Shared;
 use core::fmt;

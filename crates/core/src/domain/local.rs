@@ -2,9 +2,10 @@
 
 use super::error::BackendError;
 use super::map::MapManyError;
-use super::mapping::{MapError, Mapping, NotQuiesced, Revoked, Unrevoked};
+use super::mapping::{MapError, Mapping, Unrevoked};
 use super::owner::Owner;
 use super::payload::Pinned;
+use super::revoked::{NotQuiesced, Revoked};
 use super::space::Domain;
 use crate::access::Direction;
 use crate::invalidate::{Ticket, WaitLimit};
@@ -104,7 +105,15 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
     }
 
-    /// Revokes access at once, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its direction.
+    /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its direction.
+    ///
+    /// The table entries are cleared when this returns. The flush of what is in the owner's windows is requested with others: when
+    /// 64 are gathered (fewer where more than 16 owners share the domain, which then submit 64 pages together: so after 127
+    /// further revocations of this owner at the latest), at the first wait for one of them, or poll of it through its
+    /// [`Revoked`], by any thread, and at the fourth [`poll`](Self::poll) of this handle in a row that finds nothing and revokes
+    /// nothing in between. Dropping the handle requests them too. Until then a device that has cached the translation can use it,
+    /// however long that is, so an owner that will not call for a while waits first. The buffer and its addresses are held
+    /// meanwhile, as after any other revocation.
     #[inline(always)]
     pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Revoked<P, H::Item> {
         let unrevoked = mapping.into();
@@ -132,11 +141,16 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// As there.
     #[inline(always)]
     pub fn unmap<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Result<P, BackendError> {
-        let revoked = self.revoke::<P>(mapping);
+        let unrevoked = mapping.into();
+        if !unrevoked.belongs_to(&self.domain) {
+            return Ok(unrevoked.revoke().wait()?);
+        }
+        let revoked = unrevoked.revoke_now_by(&mut self.owner);
         Ok(self.wait(revoked)?)
     }
 
-    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does.
+    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does, but submits what it waits for only at the
+    /// fourth time in a row.
     ///
     /// # Errors
     /// As there.

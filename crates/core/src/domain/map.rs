@@ -2,9 +2,10 @@
 
 use super::addresses::{Addresses, Origin};
 use super::error::BackendError;
-use super::mapping::{MapError, Mapping, Revoked, Unrevoked};
+use super::mapping::{MapError, Mapping, Unrevoked};
 use super::owner::{Anyone, Caller};
 use super::payload::{Pinned, pieces};
+use super::revoked::Revoked;
 use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
 use crate::access::{Access, Direction};
 use crate::addr::IovaRange;

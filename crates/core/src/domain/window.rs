@@ -3,6 +3,7 @@
 use super::counts::OwnerShared;
 use super::granules::{GRANULES, Granules, WORDS, words};
 use crate::addr::IovaRange;
+use crate::invalidate::RequestRing;
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::sync::{AtomicU64, CachePadded, Ordering};
@@ -41,6 +42,12 @@ impl Window {
     #[inline(always)]
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         self.pin.as_ref()
+    }
+
+    /// Returns where its owner gathers requests.
+    #[inline(always)]
+    pub(super) fn ring(&self) -> &RequestRing {
+        self.owner.ring()
     }
 
     /// Returns the range and the pin of a window that is closed.

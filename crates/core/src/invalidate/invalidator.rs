@@ -145,7 +145,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         if open.requested.flushes == before { Ticket::COMPLETED } else { self.issue(open) }
     }
 
-    fn issue(&self, open: &Open) -> Ticket {
+    pub(super) fn issue(&self, open: &Open) -> Ticket {
         self.requested.store(open.ticket, Ordering::Release);
         Ticket(open.ticket)
     }
@@ -162,7 +162,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     /// Publishes what has completed, if anything is in flight. Returns the last ticket submitted.
     #[inline]
-    fn publish_if_in_flight(&self) -> u64 {
+    pub(super) fn publish_if_in_flight(&self) -> u64 {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.completed.load(Ordering::Acquire) < submitted {
             self.publish_in_flight();
@@ -192,6 +192,15 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     #[inline]
     pub fn is_completed(&self, ticket: Ticket) -> bool {
         self.completed.load(Ordering::Acquire) >= ticket.0 || self.is_completed_now(ticket)
+    }
+
+    /// Whether the flush has completed. Submits nothing: what is in the open batch may stay there.
+    #[inline]
+    pub fn has_completed(&self, ticket: Ticket) -> bool {
+        self.completed.load(Ordering::Acquire) >= ticket.0 || {
+            self.publish_if_in_flight();
+            self.completed.load(Ordering::Acquire) >= ticket.0
+        }
     }
 
     fn is_completed_now(&self, ticket: Ticket) -> bool {

@@ -88,6 +88,66 @@ fn loom_a_request_completes_without_the_owner_that_made_it() {
     });
 }
 
+/// An owner that gathers, and never runs again: a thread that waits for one of its requests hands them over itself.
+#[test]
+fn loom_a_gathered_request_completes_without_its_owner() {
+    loom::model(|| {
+        let (inv, ring) = gathering();
+        let at = gather(&inv, &ring, 0);
+        let other = Arc::clone(&ring);
+        let unit = Arc::clone(&inv);
+        let owner = thread::spawn(move || gather(&unit, &other, 1));
+        wait_for(&inv, &ring, at, 0);
+        let late = owner.join().unwrap();
+        wait_for(&inv, &ring, late, 1);
+    });
+}
+
+/// The owner hands over and uses the places of its ring again, while another thread waits for the first request: that one finds
+/// a ticket that covers it, and no flush is submitted before what it covers has been cleared.
+#[test]
+fn loom_a_place_in_a_ring_is_used_again_after_it_was_handed_over() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (inv, ring) = gathering();
+        let first = gather(&inv, &ring, 0);
+        let (unit, other) = (Arc::clone(&inv), Arc::clone(&ring));
+        let waiter = thread::spawn(move || wait_for(&unit, &other, first, 0));
+        let second = gather(&inv, &ring, 1);
+        inv.request_ring(&ring);
+        let third = gather(&inv, &ring, 2);
+        waiter.join().unwrap();
+        wait_for(&inv, &ring, second, 1);
+        wait_for(&inv, &ring, third, 2);
+        assert_eq!(inv.stats().requested, 3);
+    });
+}
+
+type Gathering = (Arc<Invalidator<Snapshot<3>>>, Arc<RequestRing>);
+
+fn gathering() -> Gathering {
+    (Arc::new(Invalidator::new(Snapshot::new())), Arc::new(RequestRing::new()))
+}
+
+/// Clears the entry of a page, and gathers its request.
+fn gather(inv: &Invalidator<Snapshot<3>>, ring: &RequestRing, page: usize) -> Position {
+    inv.queue().cleared[page].store(1, Ordering::Relaxed);
+    ring.push(IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap()).unwrap()
+}
+
+/// Waits for a request, as any thread does, and looks whether it was flushed after its clear.
+fn wait_for(inv: &Invalidator<Snapshot<3>>, ring: &RequestRing, at: Position, page: usize) {
+    if ring.ticket_of(at).is_none() {
+        inv.request_ring(ring);
+    }
+    let ticket = ring.ticket_of(at).unwrap();
+    while !inv.is_completed(ticket) {
+        thread::yield_now();
+    }
+    assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
+}
+
 fn explore(submits: bool, accepts: usize, aborts_at: Option<u64>) {
     let mut model = loom::model::Builder::new();
     // With aborts there are too many interleavings to try them all.

@@ -4,6 +4,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use snapshot::Snapshot;
 use std::sync::Arc;
 
+mod deadlines;
+
 /// An invalidation queue whose batches the test completes.
 struct Hand {
     /// The parts submitted; the ticket is 0 where there was no wait.
@@ -174,97 +176,6 @@ fn a_full_batch_becomes_a_flush_of_the_whole_domain() {
 }
 
 #[test]
-fn timed_out_is_not_completed_and_a_ticket_that_was_not_issued_is_not_waited_for() {
-    let inv = Invalidator::new(Hand::default());
-    let ticket = inv.request([flush(1, 1)]);
-    assert_eq!(inv.wait(ticket), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 }));
-    assert!(!inv.is_completed(ticket));
-    let unknown = Ticket(2);
-    assert_eq!(inv.wait(unknown), Err(WaitError::Unknown { ticket: unknown, last: ticket }));
-    assert!(matches!(inv.wait(Ticket::NEVER), Err(WaitError::Unknown { .. })));
-    complete(&inv, 1);
-    assert_eq!(inv.wait(ticket), Ok(()));
-    assert_eq!(inv.stats().timed_out, 1);
-}
-
-/// On a queue that is stuck, what many waiters wait for together is one limit, not one limit each.
-#[test]
-fn a_check_ends_as_a_wait_would() {
-    use core::task::Poll;
-    let inv = Invalidator::new(Hand::default());
-    assert_eq!(
-        inv.check(Ticket(1)),
-        Poll::Ready(Err(WaitError::Unknown { ticket: Ticket(1), last: Ticket(0) }))
-    );
-    let ticket = inv.request([flush(1, 1)]);
-    let pending = (0..100).take_while(|_| inv.check(ticket).is_pending()).count();
-    assert_eq!(pending, 10, "the limit");
-    assert_eq!(inv.check(ticket), Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 })));
-    complete(&inv, 1);
-    assert_eq!(inv.check(ticket), Poll::Ready(Ok(())));
-}
-
-#[test]
-fn deadlines_count_from_the_submission_and_not_from_each_wait() {
-    let inv = Invalidator::new(Hand::default());
-    for page in 0..100 {
-        let ticket = inv.request([flush(page * 2, 1)]);
-        assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
-        assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
-    }
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
-    // A late completion is found by a later look, and the next batch has its own time.
-    complete(&inv, 1);
-    assert!(inv.is_completed(Ticket(1)) && !inv.is_completed(Ticket(2)));
-    assert!(matches!(inv.wait(Ticket(2)), Err(WaitError::TimedOut { polls: 10, .. })));
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 20);
-    complete(&inv, 2);
-    assert_eq!(inv.wait(Ticket(2)), Ok(()));
-}
-
-#[test]
-fn a_wait_for_longer_counts_from_now() {
-    let inv = Invalidator::new(Hand::default());
-    let ticket = inv.request([flush(1, 1)]);
-    assert!(inv.wait(ticket).is_err());
-    let before = inv.queue().relaxed.load(Ordering::SeqCst);
-    let longer = WaitLimit { time_ns: u64::MAX, polls: 7 };
-    assert_eq!(inv.wait_for(ticket, longer), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 7 }));
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 7);
-    complete(&inv, 1);
-    assert_eq!(inv.wait_for(ticket, longer), Ok(()));
-}
-
-#[test]
-fn a_unit_that_fails_is_reported_at_once_to_every_waiter() {
-    let inv = Invalidator::new(Hand { depth: 2, fails_after: Some(3), ..Hand::default() });
-    let tickets: Vec<_> = (0..3)
-        .map(|page| {
-            let ticket = inv.request([flush(page * 2, 1)]);
-            inv.submit();
-            ticket
-        })
-        .collect();
-    complete(&inv, 1);
-    for (i, &ticket) in tickets.iter().enumerate().rev() {
-        let expected = if i == 0 { Ok(()) } else { Err(WaitError::UnitFailed { ticket }) };
-        assert_eq!(inv.wait(ticket), expected);
-        assert_eq!(inv.wait_for(ticket, inv.queue().limit()), expected);
-    }
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 3, "only the first waiter had to wait");
-}
-
-#[test]
-fn a_unit_that_refuses_a_batch_for_good_has_failed() {
-    let inv = Invalidator::new(Hand { gone: true.into(), ..Hand::default() });
-    let ticket = inv.request([flush(1, 1)]);
-    assert!(!inv.has_failed());
-    assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
-    assert!(inv.has_failed());
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 0);
-}
-
-#[test]
 fn as_many_batches_are_in_flight_as_the_queue_allows_and_they_are_published_in_order() {
     let inv = Invalidator::new(Hand { depth: 3, ..Hand::default() });
     for page in 0..5 {
@@ -284,22 +195,6 @@ fn as_many_batches_are_in_flight_as_the_queue_allows_and_they_are_published_in_o
 }
 
 /// More tickets than the clock has entries, most of them in time.
-#[test]
-fn each_batch_has_its_own_deadline() {
-    let inv = Invalidator::new(Hand { depth: 4, ..Hand::default() });
-    for first in 0..3 * MAX_IN_FLIGHT {
-        let ticket = inv.request([flush(first, 1)]);
-        let limit = WaitLimit { time_ns: u64::MAX, polls: 9 };
-        assert!(inv.wait_for(ticket, limit).is_err());
-        complete(&inv, ticket.0);
-        assert_eq!(inv.wait(ticket), Ok(()));
-    }
-    let ticket = inv.request([flush(1, 1)]);
-    let before = inv.queue().relaxed.load(Ordering::SeqCst);
-    assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 10);
-}
-
 #[test]
 fn a_queue_that_names_a_ticket_from_the_future_is_not_believed() {
     let inv = Invalidator::new(Hand::default());

@@ -60,8 +60,7 @@ fn single(out: &mut Samples, case: &'static str, owner: &mut Local, pages: u64, 
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..times {
             let mapping = owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
-            let revoked = owner.revoke(mapping);
-            owner.wait(revoked).map_err(|NotQuiesced { error, .. }| error)?;
+            owner.unmap(mapping)?;
         }
         Ok(())
     });

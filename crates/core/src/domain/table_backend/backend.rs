@@ -7,7 +7,9 @@ use crate::addr::{IovaRange, PageSize, PhysAddr, PhysRange};
 use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
-use crate::invalidate::{Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit};
+use crate::invalidate::{
+    Flush, FlushList, InvalidationQueue, Invalidator, Point, RequestRing, Ticket, WaitError, WaitLimit,
+};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{Format, PinnedLeaf, Retired, Table, TableError};
@@ -195,6 +197,29 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         Ok(ticket.max(self.flush_retired(retired)))
     }
 
+    /// Clears a range of the owner of `ring`, whose request is appended to that: nothing that threads share is changed.
+    fn clear_gathered(
+        &self,
+        range: IovaRange,
+        pin: &PinnedLeaf,
+        ring: &RequestRing,
+        limit: u64,
+    ) -> Result<Point, TableError> {
+        #[cfg(any(test, feature = "known-bad"))]
+        if known_bad::makes(Mistake::FlushBeforeClear) {
+            return self.flush_then_clear(&mut core::iter::once((range, Some(pin)))).map(Point::Ticket);
+        }
+        self.reclaim();
+        self.table.clear_pinned(pin, range)?;
+        let Some(position) = ring.push(range) else {
+            return Ok(Point::Ticket(self.invalidator.request_one(Flush::from(range))));
+        };
+        if ring.len() >= limit {
+            self.invalidator.request_ring(ring);
+        }
+        Ok(Point::Gathered(position))
+    }
+
     /// The same in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
     fn flush_then_clear<'r>(
@@ -330,6 +355,20 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         Ok(self.clear_single(range, pin)?)
     }
 
+    fn revoke_gathered(
+        &self,
+        range: IovaRange,
+        pin: &PinnedLeaf,
+        ring: &RequestRing,
+        limit: u64,
+    ) -> Result<Point, BackendError> {
+        Ok(self.clear_gathered(range, pin, ring, limit)?)
+    }
+
+    fn hand_over(&self, ring: &RequestRing) {
+        self.invalidator.request_ring(ring);
+    }
+
     fn unpin(&self, pin: PinnedLeaf) {
         let mut retired = Retired::new();
         // Refused only if something is mapped there: then the page stays pinned, and the pin is leaked.
@@ -340,6 +379,10 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.invalidator.is_completed(ticket)
+    }
+
+    fn has_completed(&self, ticket: Ticket) -> bool {
+        self.invalidator.has_completed(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {

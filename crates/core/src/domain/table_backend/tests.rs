@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+mod gathered;
 mod pinned;
 
 const PAGE: u64 = 4096;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::access::{Bidirectional, FromDevice};
 use crate::domain::{Domain, DomainId, Mapping, Pinned};
+use crate::invalidate::{Point, RequestRing};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
@@ -11,7 +12,7 @@ const WINDOW_PAGES: u64 = 512;
 
 /// Memory of which only the addresses are used.
 #[derive(Debug)]
-struct Nowhere(usize);
+pub(super) struct Nowhere(pub(super) usize);
 // SAFETY: nothing in these tests touches the memory.
 unsafe impl Pinned for Nowhere {
     fn memory(&self) -> DmaMemory<'_> {
@@ -22,7 +23,7 @@ unsafe impl Pinned for Nowhere {
     }
 }
 
-type Unit = Arc<TableBackend<VtdSecondStage, Scattered>>;
+pub(super) type Unit = Arc<TableBackend<VtdSecondStage, Scattered>>;
 
 /// The domain's backend, which the test keeps a look at.
 struct Seen(Unit);
@@ -61,11 +62,29 @@ impl Backend for Seen {
     ) -> Result<Ticket, BackendError> {
         self.0.revoke_pinned(ranges)
     }
+    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+        self.0.revoke_one(range, pin)
+    }
+    fn revoke_gathered(
+        &self,
+        range: IovaRange,
+        pin: &PinnedLeaf,
+        ring: &RequestRing,
+        limit: u64,
+    ) -> Result<Point, BackendError> {
+        self.0.revoke_gathered(range, pin, ring, limit)
+    }
+    fn hand_over(&self, ring: &RequestRing) {
+        self.0.hand_over(ring);
+    }
     fn unpin(&self, pin: PinnedLeaf) {
         self.0.unpin(pin);
     }
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.0.is_completed(ticket)
+    }
+    fn has_completed(&self, ticket: Ticket) -> bool {
+        self.0.has_completed(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         self.0.wait(ticket)
@@ -75,13 +94,13 @@ impl Backend for Seen {
     }
 }
 
-fn domain(pages: usize, queue: Scattered) -> (Unit, Shared<Domain>) {
+pub(super) fn domain(pages: usize, queue: Scattered) -> (Unit, Shared<Domain>) {
     let unit = Arc::new(paged(pages, queue));
     let domain = Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
     (unit, Shared::new(domain))
 }
 
-fn is_mapped(unit: &Unit, at: IovaRange) -> bool {
+pub(super) fn is_mapped(unit: &Unit, at: IovaRange) -> bool {
     unit.table.translate(at.start()).is_some()
 }
 
@@ -197,6 +216,27 @@ fn owners_share_next_to_nothing() {
         local.revoke_many(mappings, &mut revoked);
         assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
     };
+    // Revoked one at a time, and polled between: requests are handed over 64 at a time.
+    let mut held = std::collections::VecDeque::with_capacity(128);
+    let mut single = |local: &mut Local, times: usize| {
+        for _ in 0..times {
+            while let Some(first) = held.pop_front() {
+                if let Err(first) = local.poll::<Nowhere>(first) {
+                    held.push_front(first);
+                    break;
+                }
+            }
+            let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+            held.push_back(local.revoke(mapping));
+        }
+        assert!(held.len() <= 65, "{} held", held.len());
+    };
+    single(&mut local, 1000);
+    rmw_reset();
+    single(&mut local, 64 * ROUNDS);
+    let each = rmw_count() as f64 / (64 * ROUNDS) as f64;
+    println!("one at a time: {each} read-modify-writes for a map and its revocation");
+    assert!(each <= 0.02, "{each} for one at a time");
     for (many, limit) in [(256, 0.02), (16, 0.5), (1, 8.0)] {
         batch(&mut local, many);
         rmw_reset();

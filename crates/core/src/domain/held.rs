@@ -1,0 +1,211 @@
+//! A payload in a domain: what a mapping is before and after its revocation.
+
+use super::addresses::Addresses;
+use super::error::BackendError;
+use super::owner::{Anyone, Caller};
+use super::payload::Pinned;
+use super::space::Domain;
+use crate::addr::IovaRange;
+use crate::drop_guard::{CleanUp, DropGuard};
+use crate::invalidate::{Point, Position, Ticket};
+use crate::known_bad::{self, Mistake};
+use crate::table::PinnedLeaf;
+use core::ops::Deref;
+
+/// A payload in a domain, with what the domain knows about it.
+///
+/// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and drops the payload.
+pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
+    /// Before `domain`, so that a payload that is dropped is dropped first.
+    pub(super) payload: P,
+    /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to the same domain.
+    pub(super) domain: H,
+    pub(super) addresses: Addresses,
+    /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
+    point: Point,
+    revoked: bool,
+    /// Whether a wait has ended before the flush completed.
+    pub(super) late: bool,
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
+    #[inline(always)]
+    pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
+        let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
+        Self { payload, domain, addresses, point: Point::Ticket(ticket), revoked: false, late: false }
+    }
+
+    /// Revokes access. Where the caller can gather the request of its flush, that is made later, with others.
+    #[inline(always)]
+    pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
+        let limit = self.domain.gather_limit();
+        if limit == 0 || caller.gathers(&self.addresses).is_none() {
+            return self.revoke_now(caller);
+        }
+        self.domain.release_late();
+        self.begin_revoke(caller);
+        if let Some((pin, ring)) = caller.gathers(&self.addresses)
+            && let Ok(point) = self.domain.backend().revoke_gathered(self.addresses.iova, pin, ring, limit)
+        {
+            self.point = point;
+            self.domain.release_if_mistaken(&self.addresses);
+        }
+    }
+
+    /// Revokes access and requests its flush.
+    #[inline(always)]
+    pub(super) fn revoke_now(&mut self, caller: &mut impl Caller) {
+        self.domain.release_late();
+        self.begin_revoke(caller);
+        if self.addresses.is_fixed() {
+            return;
+        }
+        let revoked = self.domain.backend().revoke_one(self.addresses.iova, self.addresses.pin());
+        if let Ok(ticket) = revoked {
+            self.set_ticket(ticket);
+            self.domain.limit_held(caller, ticket);
+        }
+    }
+
+    /// Counts it as revoked, with a ticket that never completes: should the backend panic, the payload is quarantined.
+    #[inline(always)]
+    pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
+        self.revoked = true;
+        caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
+    }
+
+    #[inline(always)]
+    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
+        self.point = Point::Ticket(ticket);
+        self.domain.release_if_mistaken(&self.addresses);
+    }
+
+    /// Returns where in the sequence of flushes it is quiesced, as far as that is known here.
+    pub(super) fn point(&self) -> Point {
+        self.point
+    }
+
+    /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this thread.
+    #[inline(always)]
+    pub(super) fn ticket(&self) -> Ticket {
+        match self.point {
+            Point::Ticket(ticket) => ticket,
+            Point::Gathered(position) => self.hand_over(position),
+        }
+    }
+
+    #[cold]
+    fn hand_over(&self, position: Position) -> Ticket {
+        // Only what is in an owner's window is gathered.
+        let Some(ring) = self.addresses.ring() else { return Ticket::NEVER };
+        if ring.ticket_of(position).is_none() {
+            self.domain.backend().hand_over(ring);
+        }
+        ring.ticket_of(position).unwrap_or(Ticket::NEVER)
+    }
+
+    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
+    pub(super) fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
+        (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
+    }
+
+    #[inline(always)]
+    pub(super) fn is_quiesced(&self) -> bool {
+        self.addresses.is_fixed()
+            || known_bad::makes(Mistake::BufferEarly)
+            || self.domain.backend().is_completed(self.ticket())
+    }
+
+    /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes neither hands over each request by
+    /// itself, nor submits it.
+    #[inline(always)]
+    pub(super) fn poll(&mut self, caller: &mut impl Caller) -> bool {
+        if known_bad::makes(Mistake::BufferEarly) {
+            return true;
+        }
+        let mut submits = false;
+        if let Point::Gathered(position) = self.point {
+            match self.addresses.ring().and_then(|ring| ring.ticket_of(position)) {
+                Some(ticket) => self.point = Point::Ticket(ticket),
+                None if caller.defers() => return false,
+                None => {
+                    self.point = Point::Ticket(self.hand_over(position));
+                    submits = true;
+                }
+            }
+        }
+        match self.point {
+            Point::Ticket(ticket) if self.domain.backend().has_completed(ticket) => true,
+            Point::Ticket(ticket) => {
+                (submits || !caller.defers()) && self.domain.backend().is_completed(ticket)
+            }
+            Point::Gathered(_) => false,
+        }
+    }
+
+    /// Waits by `wait`.
+    #[inline(always)]
+    pub(super) fn quiesce(
+        &mut self,
+        wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
+            self.late = false;
+            return Ok(());
+        }
+        let ticket = self.ticket();
+        self.point = Point::Ticket(ticket);
+        let result = match ticket {
+            Ticket::NEVER => Err(BackendError::NotRevoked),
+            ticket => wait(&self.domain, ticket),
+        };
+        self.late = result.as_ref().is_err_and(|error| error.late_ticket().is_some());
+        result
+    }
+
+    /// Returns the payload. Only when quiesced.
+    #[inline(always)]
+    pub(super) fn release(self, caller: &mut impl Caller) -> (P, H) {
+        let Self { payload, domain, addresses, .. } = self;
+        caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
+        domain.finish_unmap(caller, addresses);
+        (payload, domain)
+    }
+
+    /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
+    pub(super) fn leave(self, late: bool) {
+        let late = late.then(|| self.ticket());
+        let Self { payload, domain, addresses, revoked, .. } = self;
+        if revoked {
+            domain.counts().count_no_longer_held(addresses.held_bytes());
+        }
+        domain.keep_reachable(payload, addresses, late);
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
+    fn clean_up(self) {
+        let mut held = DropGuard::new(Unfinished(self));
+        if !held.0.revoked {
+            held.0.revoke(&mut Anyone);
+        }
+        let failed = !held.0.late && held.0.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err();
+        let held = held.into_inner().0;
+        if held.is_quiesced() {
+            drop(held.release(&mut Anyone));
+        } else {
+            let late = held.late || !failed;
+            held.leave(late);
+        }
+    }
+}
+
+/// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the payload was quiesced: it
+/// is quarantined, not dropped with the rest.
+struct Unfinished<P: Pinned, H: Deref<Target = Domain>>(Held<P, H>);
+
+impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {
+    fn clean_up(self) {
+        self.0.leave(false);
+    }
+}
