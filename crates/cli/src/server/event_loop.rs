@@ -7,6 +7,7 @@ use super::connection::Connection;
 use super::error::ServeError;
 use super::operation::{Issue, Operation};
 use super::payload::Payloads;
+use super::receive::Ended;
 use super::slab::{Key, Slab};
 use super::stats::ServeStats;
 use super::stream::Stream;
@@ -239,13 +240,18 @@ impl<'s, 't> EventLoop<'s, 't> {
             let Some(key) = self.ready.pop_front() else { break };
             let Some(connection) = self.connections.get_mut(key) else { continue };
             connection.listed = false;
-            if let Err(error) = self.serve(key) {
+            let served = self.serve(key);
+            if matches!(served, Err(Ended::Closed)) {
+                // It may still read the replies to what it has requested.
+                self.end(key);
+            } else if let Err(error) = served {
                 if error.is_violation() {
                     self.stats.dropped += 1;
                     tracing::info!("a client is disconnected: {error}");
                 }
                 self.close(key);
-            } else if self.connections.get_mut(key).is_some_and(|connection| connection.is_done()) {
+            }
+            if self.connections.get_mut(key).is_some_and(|connection| connection.is_done()) {
                 self.close(key);
             }
         }

@@ -242,3 +242,19 @@ fn a_client_that_leaves_takes_nothing_with_it() {
     assert_eq!((clients.connections, clients.dropped), (2, 1));
     assert!(target.reads.requests >= 2, "{target:?}");
 }
+
+#[test]
+fn a_client_that_has_sent_its_last_request_gets_its_replies() {
+    let (clients, _) = serve(4 << 20, |[mut a, _b], _| {
+        for cookie in 0..8 {
+            a.send(Command::READ, cookie, 0, 64 << 10, &[]);
+        }
+        a.0.shutdown(std::net::Shutdown::Write).unwrap();
+        for _ in 0..8 {
+            assert_eq!(a.reply().1, None);
+            a.0.read_exact(&mut vec![0; 64 << 10]).unwrap();
+        }
+        assert_eq!(a.0.read(&mut [0]).unwrap(), 0, "closed");
+    });
+    assert_eq!((clients.dropped, clients.requests), (0, 8));
+}

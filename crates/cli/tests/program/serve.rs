@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 /// Whole copies are for the optimised build.
 const COPIED: usize = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
 
-/// A server at a Unix socket.
+/// A server at a Unix socket, killed when a test fails.
 struct Server {
-    child: Child,
+    child: Option<Child>,
     uri: String,
     socket: String,
 }
@@ -36,21 +36,34 @@ impl Server {
         }
         let listening: serde_json::Value = serde_json::from_slice(&line).unwrap();
         let uri = listening["listening"].as_str().unwrap().to_owned();
-        Self { child, uri, socket }
+        Self { child: Some(child), uri, socket }
     }
 
     /// Stops it as an administrator does, and returns its report.
-    fn stop(self) -> serde_json::Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        let report = finish(self.child).json();
+    fn stop(mut self) -> serde_json::Value {
+        self.terminate();
+        let report = finish(self.child.take().unwrap()).json();
         assert!(!std::path::Path::new(&self.socket).exists(), "the socket's file is removed");
         let data = &report["stack"]["memory"][0];
         assert_eq!(data["frames_in_use"], 0, "{data}");
         report
     }
 
+    fn terminate(&self) {
+        kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::TERM).unwrap();
+    }
+
     fn client(&self) -> Client {
         Client::connect(&self.socket)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
 
@@ -296,14 +309,14 @@ fn a_file_that_shrinks_fails_reads_without_data() {
 fn requests_in_flight_are_answered_before_the_end() {
     let folder = Folder::new();
     for target in ["soft:8M".to_owned(), folder.file("disk", &bytes(8 << 20))] {
-        let server = Server::start(&folder, &target, "");
+        let mut server = Server::start(&folder, &target, "");
         let mut client = server.client();
         for cookie in 0..64 {
             client.send(Nbd::READ, cookie, cookie * 65_536, 65_536);
         }
         let first = client.reply();
         assert_eq!(first.1, None);
-        kill_process(Pid::from_child(&server.child), Signal::TERM).unwrap();
+        server.terminate();
         let mut rest = Vec::new();
         client.0.read_to_end(&mut rest).unwrap();
         // The rest of the first reply and whole ones after it; requests still in the server's socket have none.
@@ -313,7 +326,7 @@ fn requests_in_flight_are_answered_before_the_end() {
             let (header, _) = ReplyHeader::parse(reply).unwrap().unwrap();
             assert!(matches!(header, ReplyHeader::Simple { error: None, .. }), "{header:?}");
         }
-        let ended = finish(server.child);
+        let ended = finish(server.child.take().unwrap());
         assert_eq!(ended.code, Some(0), "{ended:#?}");
     }
 }
@@ -336,9 +349,8 @@ fn a_killed_client_and_a_killed_server_leave_nothing_behind() {
     // A live server keeps its socket, a dead one's is replaced.
     let second = pinfold(&words(&format!("serve soft:1M --nbd unix:{}", server.socket)));
     second.failed(1, &["listens there already"]);
-    let Server { mut child, socket, .. } = server;
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let socket = server.socket.clone();
+    drop(server);
     assert!(std::path::Path::new(&socket).exists());
     let server = Server::start(&folder, "soft:1M", "");
     assert_eq!(server.client().read(0, 512), Ok(vec![0; 512]));
