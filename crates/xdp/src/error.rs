@@ -72,7 +72,7 @@ pub enum OpenError {
     /// The process lacks capabilities.
     #[error(
         "{call}: not permitted; AF_XDP needs {}: run it as root, or once: sudo setcap \
-         cap_net_raw,cap_net_admin,cap_bpf+ep {program}",
+         cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {program}",
         needed(missing)
     )]
     Privileges {

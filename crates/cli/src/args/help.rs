@@ -273,7 +273,7 @@ help! { RECEIVE:
 The packets of the queues come to this program instead of the kernel's own stack, until it ends; however it ends, the \
 kernel gets them again. An interface with the default route is refused unless --force is given.
 
-It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep PATH-OF-PINFOLD. The card's driver writes to the \
+It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep PATH-OF-PINFOLD (the last lifts the limit of locked memory). The card's driver writes to the \
 program's pages itself where it supports that; otherwise the kernel copies each packet once.
 
 Packets that were dropped before they reached a queue's socket are in the counters of the interface (ip -statistics link).

@@ -1,9 +1,9 @@
 //! `receive` on a pair of virtual interfaces, in a network namespace of the test.
 
-use crate::common::{Folder, finish, pinfold, skipped, start};
+use crate::common::{Ended, Folder, finish, finish_with, pinfold, skipped, start};
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Starts the program on the far end, and waits until it has attached its own.
@@ -102,4 +102,32 @@ fn what_cannot_be_received_is_named() {
     wait_for_program(false);
     let report = pinfold(&["receive", "v1", "--seconds", "200ms", "--small-chunks", "--json"]).json();
     assert_eq!((&report["packets"], &report["zero_copy"]), (&0.into(), &false.into()), "{report}");
+}
+
+/// Runs the program by another one, which takes something away from it.
+fn limited(by: &[&str]) -> Ended {
+    let mut command = Command::new(by[0]);
+    command.args(&by[1..]).arg(env!("CARGO_BIN_EXE_pinfold")).args(["receive", "v1", "--seconds", "100ms"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish_with(command)
+}
+
+#[test]
+fn what_is_not_permitted_is_named_with_the_command_that_permits_it() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        return skipped("setpriv is not installed");
+    }
+    let without = limited(&["setpriv", "--bounding-set=-all", "--inh-caps=-all"]);
+    without.failed(
+        1,
+        &["socket (AF_XDP): not permitted", "cap_net_raw", "sudo setcap", "cap_bpf,cap_ipc_lock+ep"],
+    );
+    let without = limited(&["setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-bpf,-sys_admin"]);
+    without.failed(1, &["not permitted; AF_XDP needs cap_bpf"]);
+    // The memory of the arena is locked where that is allowed, and registered in any case.
+    let lock = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
+    let without = limited(&[&["prlimit", "--memlock=1048576:1048576", "setpriv"][..], &lock].concat());
+    without.failed(1, &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"]);
+    wait_for_program(false);
 }
