@@ -25,6 +25,9 @@ pub(super) struct State {
     /// The device's own TLB (ATS), which only its own descriptor flushes.
     pub(super) device_tlb: Option<Iotlb>,
     pub(super) stats: PortStats,
+    /// How much of the time of its walks is on the timeline, and when the last of them ends.
+    walks_placed_ns: u64,
+    walks_end_ns: u64,
     /// The registered memory found last, and the generation of the registry at that time.
     pub(super) last: Option<(u64, DmaMemory<'static>)>,
 }
@@ -34,6 +37,22 @@ impl State {
     pub(super) fn last_found(&self, generation: u64, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
         let (then, memory) = self.last?;
         (then == generation && inside(memory, addr, len).is_some()).then_some(memory)
+    }
+
+    /// Counts an entry that a walk has read, which takes `ns` of the device's time.
+    pub(super) fn count_walk_read(&mut self, ns: u64) {
+        self.stats.walk_reads += 1;
+        self.stats.walk_ns = self.stats.walk_ns.saturating_add(ns);
+    }
+
+    /// Places the walks that are not on the timeline yet, one after another from `now_ns` on, and returns when the last ends.
+    pub(super) fn place_walks(&mut self, now_ns: u64) -> u64 {
+        let more = self.stats.walk_ns.saturating_sub(self.walks_placed_ns);
+        if more > 0 {
+            self.walks_placed_ns = self.stats.walk_ns;
+            self.walks_end_ns = self.walks_end_ns.max(now_ns).saturating_add(more);
+        }
+        self.walks_end_ns
     }
 
     fn flush_iotlb(&mut self, scope: &Scope, leaf_only: bool) {
@@ -88,6 +107,8 @@ impl Device {
             walks: WalkCache::new(),
             device_tlb: device_tlb_entries.map(Iotlb::new),
             stats: PortStats::default(),
+            walks_placed_ns: 0,
+            walks_end_ns: 0,
             last: None,
         };
         Self { source_id, state: Mutex::new(state) }

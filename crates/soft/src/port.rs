@@ -132,6 +132,37 @@ impl Port {
         self.access(iova, 8, Access::WRITE, |memory, _, _| memory.write_u64(0, value).is_ok())
     }
 
+    /// Waits until the walks of all accesses up to now have ended on the timeline, as a program does that needs the device's
+    /// completion: yields the processor meanwhile. Returns at once if [walks cost nothing](crate::SoftConfig::walk_cost).
+    ///
+    /// An access returns before, with its data, and takes no time of the thread that stands for the device. The walks of a
+    /// device follow one another; those since the last call begin no earlier than this one, because an access reads no clock.
+    ///
+    /// ```
+    /// use pinfold_core::access::ToDevice;
+    /// use pinfold_soft::SoftConfig;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = SoftConfig { walk_cost: SoftConfig::WALK_COST, ..SoftConfig::default() };
+    /// let (domain, bus) = pinfold_soft::domain(config)?;
+    /// let mapping = domain.map(bus.alloc_pages(1)?, ToDevice)?;
+    /// let port = bus.port();
+    /// let start = std::time::Instant::now();
+    /// port.read(mapping.iova().start(), &mut [0; 64])?;
+    /// port.wait_for_walks();
+    /// assert!(start.elapsed() >= 4 * SoftConfig::WALK_COST, "one entry of each level");
+    /// # Ok(()) }
+    /// ```
+    pub fn wait_for_walks(&self) {
+        if self.unit.walk_ns == 0 {
+            return;
+        }
+        let end = self.device.state().place_walks(self.unit.now_ns());
+        while self.unit.now_ns() < end {
+            std::thread::yield_now();
+        }
+    }
+
     /// Returns the bus, device and function that its requests carry, as [`FaultRecord::source_id`](crate::FaultRecord::source_id) has it.
     pub fn source_id(&self) -> u16 {
         self.device.source_id

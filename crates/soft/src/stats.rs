@@ -13,6 +13,8 @@ pub struct PortStats {
     pub misses: u64,
     /// Table entries read in these walks.
     pub walk_reads: u64,
+    /// What these walks took, in nanoseconds: modelled ([`SoftConfig::walk_cost`](crate::SoftConfig::walk_cost)).
+    pub walk_ns: u64,
     /// Accesses that faulted.
     pub faults: u64,
     /// Bytes that the device read.
@@ -31,6 +33,7 @@ impl PortStats {
         self.hits += other.hits;
         self.misses += other.misses;
         self.walk_reads += other.walk_reads;
+        self.walk_ns = self.walk_ns.saturating_add(other.walk_ns);
         self.faults += other.faults;
         self.bytes_read += other.bytes_read;
         self.bytes_written += other.bytes_written;
@@ -39,7 +42,7 @@ impl PortStats {
 
 impl fmt::Display for PortStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hits, misses, walk_reads, faults, bytes_read, bytes_written } = self;
+        let Self { hits, misses, walk_reads, faults, bytes_read, bytes_written, .. } = self;
         write!(
             f,
             "IOTLB: {hits} hits, {misses} misses ({walk_reads} entries read); {bytes_read} bytes read, {bytes_written} \

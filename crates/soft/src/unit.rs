@@ -37,6 +37,8 @@ pub(super) struct Unit {
     /// How many devices have a TLB of their own.
     device_tlbs: AtomicUsize,
     model: Model,
+    /// What a table entry costs that a walk reads.
+    pub(super) walk_ns: u64,
     /// When the next request takes effect or the next batch completes; `u64::MAX` for never.
     next_ns: AtomicU64,
     completed: AtomicU64,
@@ -79,6 +81,7 @@ impl Unit {
             sources: AtomicU16::new(8),
             device_tlbs: AtomicUsize::new(0),
             model: Model::new(&config),
+            walk_ns: u64::try_from(config.walk_cost.as_nanos()).unwrap_or(u64::MAX),
             next_ns: AtomicU64::new(u64::MAX),
             completed: AtomicU64::new(0),
             submitted_ns: AtomicU64::new(0),

@@ -43,7 +43,7 @@ pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, F
         let index = to_usize(iova.raw() >> shift & 511);
         let page = unit.tables.page(at.page).ok_or(FaultKind::BadTable)?;
         let entry = page.entries().get(index).ok_or(FaultKind::BadTable)?.load(Ordering::Acquire);
-        state.stats.walk_reads += 1;
+        state.count_walk_read(unit.walk_ns);
         let Some(allowed) = access(unit.config.stage, entry) else {
             if unit.config.caching_mode {
                 state.put_absent(level, iova);

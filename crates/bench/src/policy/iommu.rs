@@ -7,7 +7,7 @@ use super::stats::PolicyStats;
 use super::table::{LEVELS, Table};
 use super::tree::BITS;
 use crate::baseline::lock::KernelLock;
-use pinfold::soft::{Port, SoftConfig, SoftIommu, SoftQueue};
+use pinfold::soft::{Port, PortStats, SoftConfig, SoftIommu, SoftQueue};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PhysRange};
 use pinfold_core::domain::PhysTranslator;
@@ -127,9 +127,9 @@ impl Iommu {
 
     /// Returns `stats` with what the IOMMU has done.
     pub(super) fn add_to(&self, stats: PolicyStats) -> PolicyStats {
-        let walk_reads = self.iommu.stats().walk_reads;
+        let PortStats { walk_reads, walk_ns, .. } = self.iommu.stats();
         let table_pages = self.table.pages_used() as u64;
-        PolicyStats { walk_reads, table_pages, ..stats }.with(self.invalidator.stats())
+        PolicyStats { walk_reads, walk_ns, table_pages, ..stats }.with(self.invalidator.stats())
     }
 }
 

@@ -6,7 +6,7 @@ use super::memory::Memory;
 use super::slots::Slots;
 use super::stats::PolicyStats;
 use super::table::LEVELS;
-use pinfold::soft::{Port, SoftBus, SoftConfig};
+use pinfold::soft::{Port, PortStats, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, PhysRange};
 use pinfold_core::domain::{
@@ -93,9 +93,11 @@ impl Policy for Pinfold {
 
     fn stats(&self) -> PolicyStats {
         let stats = self.domain.stats();
+        let PortStats { walk_reads, walk_ns, .. } = self.bus.stats();
         let own = PolicyStats {
             entries: stats.iova_extents,
-            walk_reads: self.bus.stats().walk_reads,
+            walk_reads,
+            walk_ns,
             table_pages: stats.backend.table_pages,
             held_bytes_peak: self.held_bytes_peak.load(Ordering::Relaxed),
             reachable_ns: self.reachable_ns.load(Ordering::Relaxed),

@@ -22,6 +22,8 @@ pub struct PolicyStats {
     pub entries: u64,
     /// Table entries that the IOMMU has read.
     pub walk_reads: u64,
+    /// What that took of the devices' time, in nanoseconds: modelled.
+    pub walk_ns: u64,
     /// Pages of the I/O page table.
     pub table_pages: u64,
     /// The most bytes that were unmapped and whose flush had not completed; the sum of the peaks of the threads or CPUs.
