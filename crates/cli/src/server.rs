@@ -8,13 +8,14 @@
 //! | --- | --- |
 //! | [`address`], [`listener`], [`stream`] | where clients connect; accepting them; their sockets |
 //! | [`payload`], [`slab`] | the memory of payloads, bounded; places with generations |
-//! | [`outgoing`], [`connection`] | replies that wait to be sent; what is known of a client |
+//! | [`outgoing`], [`connection`], [`ended`] | replies that wait to be sent; what is known of a client; why it is gone |
 //! | [`operation`], [`extents`] | a request at the target; which parts of a file are allocated |
 //! | [`event_loop`], [`receive`], [`transmit`] | one thread's connections, from input to replies |
 //! | [`run`] | all threads, from the first connection to the last reply |
 
 pub(crate) mod address;
 pub(crate) mod connection;
+mod ended;
 pub(crate) mod error;
 pub(crate) mod event_loop;
 pub(crate) mod extents;

@@ -4,10 +4,10 @@
 //! looks for events; it sleeps only when the list is empty and the target has nothing to report.
 
 use super::connection::Connection;
+use super::ended::Ended;
 use super::error::ServeError;
 use super::operation::{Issue, Operation};
 use super::payload::Payloads;
-use super::receive::Ended;
 use super::slab::{Key, Slab};
 use super::stats::ServeStats;
 use super::stream::Stream;

@@ -1,6 +1,7 @@
 //! From a client's input to operations.
 
 use super::connection::{Connection, INPUT, Phase, Receiving};
+use super::ended::Ended;
 use super::event_loop::EventLoop;
 use super::extents::extents;
 use super::operation::{Issue, Operation, Stage};
@@ -8,38 +9,12 @@ use super::outgoing::Part;
 use super::payload::PIECE;
 use super::slab::Key;
 use crate::targets::record::IoDirection;
-use pinfold_nbd::{
-    HandshakeError, Operation as Kind, Request, RequestError, RequestHeader, Session, Step, reply,
-};
-use std::io::{self, IoSliceMut};
+use pinfold_nbd::{Operation as Kind, Request, RequestHeader, Session, Step, reply};
+use std::io::IoSliceMut;
 use std::time::Instant;
 
 /// The most bytes that a connection receives in one turn, so that no client delays the others for long.
 const TURN: usize = 1 << 20;
-
-/// Why a connection ends.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
-    /// The client has closed it.
-    #[error("it has closed the connection")]
-    Closed,
-    /// It is broken.
-    #[error("{0}")]
-    Broken(io::Error),
-    /// The client broke the rules of the handshake.
-    #[error("{0}")]
-    Handshake(#[from] HandshakeError),
-    /// What the client sends are no requests.
-    #[error("{0}")]
-    Request(#[from] RequestError),
-}
-
-impl Ended {
-    /// Returns whether the client is to blame.
-    pub(super) fn is_violation(&self) -> bool {
-        matches!(self, Self::Handshake(_) | Self::Request(_))
-    }
-}
 
 /// What is left to do after a part of the input.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! From the target's completions to replies.
 
+use super::ended::Ended;
 use super::event_loop::EventLoop;
 use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
 use super::payload::PIECE;
-use super::receive::Ended;
 use super::slab::Key;
 use crate::targets::error::TargetError;
 use crate::targets::record::{Io, IoDirection};

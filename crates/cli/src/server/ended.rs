@@ -1,0 +1,28 @@
+//! Why a connection ends.
+
+use pinfold_nbd::{HandshakeError, RequestError};
+use std::io;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    /// The client has closed it.
+    #[error("it has closed the connection")]
+    Closed,
+    /// It is broken.
+    #[error("{0}")]
+    Broken(io::Error),
+    /// The client broke the rules of the handshake.
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+    /// What the client sends are no requests.
+    #[error("{0}")]
+    Request(#[from] RequestError),
+}
+
+impl Ended {
+    /// Returns whether the client is to blame.
+    pub(super) fn is_violation(&self) -> bool {
+        matches!(self, Self::Handshake(_) | Self::Request(_))
+    }
+}
