@@ -3,6 +3,7 @@
 //! Flushes are those of the software IOMMU, so figures that contain them are modelled.
 
 mod addresses;
+mod beside;
 mod iova;
 mod life;
 mod payload;
@@ -33,6 +34,10 @@ pub(super) const CASES: &[Entry] = &[
     ("static-50k", "the entries that 50,000 mappings of four drivers need"),
     ("tables-16t", "use 16 TiB of addresses once: the time per 2 MiB, and the table pages left"),
     ("live-1k, live-1m", "unmap and map one page among 10^3 mappings or 10^6, at random; the longest call"),
+    (
+        "revoke-many-1m",
+        "10^6 mappings revoked by one call: the longest map or revoke of another thread meanwhile, by the clock",
+    ),
     ("flush-64p", "unmap 64 pages that one descriptor uses: invalidations, and waits per page"),
 ];
 
@@ -55,7 +60,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("never-freed", "the same table, which frees no page; it uses 1 GiB of addresses again and again"),
     ("none", "all memory mapped once: no protection"),
     ("copies", "rr-*: the copying of a transaction alone, without mappings, a device or a pause"),
-    ("empty-loop", "live-*: nothing, called and timed as often: what the machine itself pauses for"),
+    (
+        "empty-loop",
+        "live-*, revoke-many-1m: nothing, timed in the same way: what the machine itself pauses for",
+    ),
 ];
 
 /// Measures the suite.
@@ -74,6 +82,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     records.extend(iova::static_50k(harness)?);
     records.extend(table::cycle(harness)?);
     records.extend(life::live(harness)?);
+    records.extend(beside::revoke_many(harness)?);
     records.extend(life::flush_64p(harness)?);
     Ok(records)
 }

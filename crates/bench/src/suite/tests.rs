@@ -259,6 +259,7 @@ fn iommu_has_its_cases_and_subjects() {
     }
     expected.extend(["rr-1", "rr-2", "rr-16", "rr-200"]);
     expected.extend(["iova-worst", "static-50k", "tables-16t", "live-1k", "live-1m", "flush-64p"]);
+    expected.insert("revoke-many-1m");
     assert_eq!(cases(&records), expected);
     let ladder: Vec<&str> = PolicyKind::ALL.into_iter().map(PolicyKind::name).collect();
     let figure = |case: &str, subject: &str, unit: &str| {
@@ -291,6 +292,8 @@ fn iommu_has_its_cases_and_subjects() {
             );
         }
     }
+    assert!(figure("revoke-many-1m", "pinfold", "us, longest call") > 0.0);
+    assert!(figure("revoke-many-1m", "pinfold", "calls meanwhile") >= 2.0);
     // These do not depend on the machine.
     assert_eq!(figure("static-50k", "tree-2015", "entries"), 50_000.0);
     assert!(figure("static-50k", "tree-merged", "entries") <= 10.0);

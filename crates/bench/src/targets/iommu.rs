@@ -67,6 +67,7 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
         .into_iter()
         .try_fold(0.0, |worst: f64, figure| Some(worst.max(figure?)));
     let longest = of("live-1m", "pinfold-revoke", "us, longest call");
+    let beside = of("revoke-many-1m", "pinfold", "us, longest call");
     vec![
         at_most("static-50k, entries", of("static-50k", "pinfold-shared", "entries"), 10.0, 7.0, ""),
         at_most("static-50k, bytes", of("static-50k", "pinfold-shared", "bytes"), 65536.0, 65536.0, "B"),
@@ -83,6 +84,7 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
         at_most("flush-64p, waits per page", of("flush-64p", "pinfold", "waits/page"), 0.0625, 0.0625, ""),
         at_most("random unmap and map: live-1m / live-1k", live, 2.0, 1.5, "x"),
         at_most("live-1m, longest call", longest, 200.0, 50.0, "us"),
+        at_most("revoke-many-1m, longest call beside it", beside, 50.0, 10.0, "us"),
     ]
 }
 

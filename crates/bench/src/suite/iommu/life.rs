@@ -24,13 +24,13 @@ fn free_flushes() -> SoftConfig {
 }
 
 /// A domain whose flushes are free, and which maps [`Nothing`].
-struct Setup {
-    domain: Shared<Domain>,
+pub(super) struct Setup {
+    pub(super) domain: Shared<Domain>,
     _bus: SoftBus,
 }
 
 impl Setup {
-    fn new() -> Result<Self, BenchError> {
+    pub(super) fn new() -> Result<Self, BenchError> {
         let (domain, bus) = pinfold::soft::domain(free_flushes())?;
         Nothing::register(&domain)?;
         Ok(Self { domain: Shared::new(domain), _bus: bus })
