@@ -57,6 +57,24 @@ fn a_pinned_page_is_changed_through_its_pin_alone() {
     b.is_pristine();
 }
 
+/// What is in front of the pinned page is not cleared before that is found to be pinned.
+#[test]
+fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
+    let b: Bench = bench(8, 3);
+    let pin = b.table.pin(Iova::new(M2)).unwrap();
+    b.map(M2 - K4, 0, K4).unwrap();
+    b.table.map_pinned(&pin, pages(1, 0, 1), PhysAddr::new(K4), RW).unwrap();
+    let mut retired = Retired::new();
+    let refused = b.table.clear(range(M2 - K4, 2 * K4), &mut retired);
+    assert_eq!((refused, retired.is_empty()), (Err(TableError::Pinned { at: Iova::new(M2) }), true));
+    assert_eq!((b.at(M2 - K4), b.at(M2)), (Some((0, K4, 3)), Some((K4, K4, 3))));
+    b.table.clear_pinned(&pin, pages(1, 0, 1)).unwrap();
+    b.table.unpin(pin, &mut retired).unwrap();
+    b.table.clear(range(M2 - K4, K4), &mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+}
+
 #[test]
 fn bad_pins_are_refused_and_change_nothing() {
     let b: Bench = bench(8, 3);
