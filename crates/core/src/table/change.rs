@@ -97,11 +97,15 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     fn empty_run(&self, place: Place<'t>, iova: u64, most: u64) -> Result<Run<'t>, TableError> {
         let longest = Run::longest(place, iova, most);
         let empty = self.store.leading_zeros(longest);
-        let ends_with = || self.store.load(place, longest.slot + empty);
-        if empty < longest.len && matches!(ends_with(), Entry::Leaf { .. }) {
-            return Err(TableError::AlreadyMapped {
-                at: Iova::new(iova + u64::from(empty) * span(place.level)),
-            });
+        if empty < longest.len {
+            let at = Iova::new(iova + u64::from(empty) * span(place.level));
+            let entry = self.store.raw(place.page, longest.slot + empty);
+            match F::parse(entry, place.level) {
+                Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at }),
+                // Neither zero nor what a table writes: the run would have no length.
+                Entry::Empty if entry != 0 => return Err(TableError::Damaged { at, entry }),
+                Entry::Empty | Entry::Link(_) | Entry::Retired(_) => {}
+            }
         }
         Ok(Run { len: empty, ..longest })
     }

@@ -22,6 +22,23 @@ fn a_link_to_a_page_that_was_never_used_is_damage() {
     table.map(range(G1, K4), PhysAddr::new(0), RW).unwrap();
 }
 
+/// Such an entry is not present, and not zero either.
+#[test]
+fn an_entry_that_is_neither_empty_nor_a_tables_own_is_damage() {
+    let (pages, memory) = twice(8);
+    let table = Table::<VtdSecondStage>::new(memory, 3).unwrap();
+    table.map(range(0, K4), PhysAddr::new(0), RW).unwrap();
+    let odd = VtdSecondStage::retired(TABLES);
+    pages[2].entries()[5].store(odd, Ordering::SeqCst);
+    let at = Iova::new(5 * K4);
+    assert_eq!(
+        table.map(range(5 * K4, K4), PhysAddr::new(0), RW),
+        Err(TableError::Damaged { at, entry: odd })
+    );
+    assert!(table.map(range(4 * K4, 4 * K4), PhysAddr::new(0), RW).is_err());
+    table.map(range(6 * K4, K4), PhysAddr::new(0), RW).unwrap();
+}
+
 #[test]
 fn pages_retired_from_a_table_are_not_those_of_a_later_one_in_the_same_memory() {
     let (pages, memory) = twice(64);
