@@ -335,6 +335,23 @@ fn what_a_unit_aborted_is_submitted_again() {
     assert_eq!(inv.stats().resubmitted, 1);
 }
 
+/// The flush that replaces aborted ones reaches the TLBs of devices too, behind a fence; one that the queue does not accept
+/// is submitted at a later poll.
+#[test]
+fn what_replaces_aborted_flushes_reaches_device_tlbs_and_is_not_forgotten() {
+    let inv = Invalidator::new(Hand { depth: 3, device_tlbs: true, ..Hand::default() });
+    let first = inv.request_and_submit([flush(0, 1)]);
+    let queue = inv.queue();
+    queue.aborted.store(true, Ordering::SeqCst);
+    queue.full.store(true, Ordering::SeqCst);
+    assert!(!inv.is_completed(first));
+    queue.full.store(false, Ordering::SeqCst);
+    let second = inv.request_and_submit([flush(2, 1)]);
+    let all = vec![ALL, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
+    let batches = queue.batches.lock().unwrap();
+    assert_eq!((batches.len(), &batches[1], batches[2].0), (3, &(first, all), second));
+}
+
 #[test]
 fn a_list_merges_what_abuts_and_counts_every_request() {
     let (mut list, inv) = (FlushList::new(), Invalidator::new(Hand::default()));

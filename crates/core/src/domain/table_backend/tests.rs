@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 mod gathered;
+mod order;
 mod pinned;
 
 const PAGE: u64 = 4096;

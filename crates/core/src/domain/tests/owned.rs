@@ -240,3 +240,25 @@ fn mappings_of_a_batch_whose_iterator_panics_are_revoked_and_dropped() {
     drop(revoked.remove(0).wait().unwrap());
     assert_eq!(domain.stats().quarantined, 0);
 }
+
+/// Mappings of two domains, revoked and waited for together: each has the ticket of its own, and what was never revoked
+/// is no ticket to wait for.
+#[test]
+fn mappings_of_another_domain_have_its_tickets() {
+    let ((here_mock, here, drops), (there_mock, there, _)) = (shared(), shared());
+    there_mock.last.store(50, Ordering::SeqCst);
+    let (mut owner, mut other) = (here.local(), there.local());
+    let mut mixed = vec![owner.map(Buf::new(1, &drops), Bidirectional).unwrap()];
+    mixed.push(other.map(Buf::new(1, &drops), Bidirectional).unwrap());
+    let mut revoked = Vec::new();
+    owner.revoke_many(mixed, &mut revoked);
+    assert_eq!([&revoked[0], &revoked[1]].map(Revoked::ticket), [Ticket(1), Ticket(51)]);
+    set(&here_mock.refuse_revoke);
+    let refused = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
+    revoked.push(owner.revoke(refused));
+    let limit = WaitLimit::within(Duration::from_secs(1));
+    let outcomes: Vec<bool> = owner.wait_many_for(revoked, limit).map(|outcome| outcome.is_ok()).collect();
+    assert_eq!(outcomes, [true, true, false]);
+    let done = [&here_mock, &there_mock].map(|mock| mock.done.load(Ordering::SeqCst));
+    assert_eq!((done, drops.load(Ordering::SeqCst)), ([1, 51], 2));
+}

@@ -1,0 +1,47 @@
+//! What threads do in an order that no single one of them sees.
+
+use super::*;
+use crate::table::Retired;
+
+/// Threads add pages in any order: those that gather wait for the latest of their tickets.
+#[test]
+fn gathered_pages_wait_for_the_latest_of_their_tickets() {
+    let backend = paged(16, Scattered::default());
+    let (table, deferred) = (&backend.table, reclaim::DeferredReclaim::default());
+    for (window, ticket) in [(0, 5), (1, 8), (2, 7)] {
+        let mut retired = Retired::new();
+        table.map(at(window * 512, 1), PhysAddr::new(0), RW).unwrap();
+        table.clear(at(window * 512, 1), &mut retired).unwrap();
+        table.retire_kept(&mut retired).unwrap();
+        assert_eq!(retired.len(), 1);
+        deferred.add(table, retired, Ticket(ticket));
+    }
+    for (completed, reclaimed) in [(4, 0), (5, 1), (7, 1), (8, 3)] {
+        deferred.reclaim(table, |ticket| ticket.0 <= completed);
+        assert_eq!(deferred.reclaimed_exactly(), reclaimed, "after {completed}");
+    }
+}
+
+/// Memory that is unregistered while its extent is looked up is looked up again.
+#[test]
+fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
+    struct Unregisters(Scattered);
+    impl PhysTranslator for Unregisters {
+        unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+            Ok(())
+        }
+        fn unregister_memory(&self, _: DmaMemory) {}
+        fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
+            let found = self.0.extent(memory);
+            self.0.generation.fetch_add(1, Ordering::SeqCst);
+            found
+        }
+        fn generation(&self) -> u64 {
+            self.0.generation()
+        }
+    }
+    let (translator, mut cache) = (Unregisters(Scattered::default()), ExtentCache::new());
+    cache.run(&translator, nowhere(1)).unwrap();
+    cache.run(&translator, nowhere(1)).unwrap();
+    assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
+}
