@@ -71,6 +71,7 @@ mod flush;
 mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
+mod point;
 mod queue;
 mod ring;
 #[cfg(test)]
@@ -90,7 +91,9 @@ pub use costs::FlushCosts;
 pub use descriptor::{Block, Descriptor, Scope};
 pub use flush::{Flush, FlushList};
 pub use invalidator::Invalidator;
+pub(crate) use point::PointCell;
+pub use point::{Point, Position};
 pub use queue::{InvalidationQueue, QueueError, WaitLimit};
-pub use ring::{Point, Position, RequestRing};
+pub use ring::RequestRing;
 pub use stats::InvalidationStats;
 pub use ticket::{Ticket, WaitError};

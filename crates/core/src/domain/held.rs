@@ -7,7 +7,7 @@ use super::payload::Pinned;
 use super::space::Domain;
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::{Point, Position, Ticket};
+use crate::invalidate::{Point, PointCell, Position, Ticket};
 use crate::known_bad::{self, Mistake};
 use crate::table::PinnedLeaf;
 use core::ops::Deref;
@@ -22,7 +22,7 @@ pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
     pub(super) domain: H,
     pub(super) addresses: Addresses,
     /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
-    point: Point,
+    point: PointCell,
     revoked: bool,
     /// Whether a wait has ended before the flush completed.
     pub(super) late: bool,
@@ -32,7 +32,14 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     #[inline(always)]
     pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
         let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
-        Self { payload, domain, addresses, point: Point::Ticket(ticket), revoked: false, late: false }
+        Self {
+            payload,
+            domain,
+            addresses,
+            point: PointCell::new(Point::Ticket(ticket)),
+            revoked: false,
+            late: false,
+        }
     }
 
     /// Revokes access. Where the caller can gather the request of its flush, that is made later, with others.
@@ -47,7 +54,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         if let Some((pin, ring)) = caller.gathers(&self.addresses)
             && let Ok(point) = self.domain.backend().revoke_gathered(self.addresses.iova, pin, ring, limit)
         {
-            self.point = point;
+            self.point.set(point);
             self.domain.release_if_mistaken(&self.addresses);
         }
     }
@@ -76,19 +83,19 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 
     #[inline(always)]
     pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        self.point = Point::Ticket(ticket);
+        self.point.set(Point::Ticket(ticket));
         self.domain.release_if_mistaken(&self.addresses);
     }
 
     /// Returns where in the sequence of flushes it is quiesced, as far as that is known here.
     pub(super) fn point(&self) -> Point {
-        self.point
+        self.point.get()
     }
 
     /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this thread.
     #[inline(always)]
     pub(super) fn ticket(&self) -> Ticket {
-        match self.point {
+        match self.point.get() {
             Point::Ticket(ticket) => ticket,
             Point::Gathered(position) => self.hand_over(position),
         }
@@ -101,7 +108,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         if ring.ticket_of(position).is_none() {
             self.domain.backend().hand_over(ring);
         }
-        ring.ticket_of(position).unwrap_or(Ticket::NEVER)
+        ring.ticket_of(position).map_or(Ticket::NEVER, |ticket| self.point.learn(position, ticket))
     }
 
     /// Returns the range that the backend has to revoke, if any, with the pin of its window.
@@ -124,17 +131,18 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             return true;
         }
         let mut submits = false;
-        if let Point::Gathered(position) = self.point {
+        if let Point::Gathered(position) = self.point.get() {
             match self.addresses.ring().and_then(|ring| ring.ticket_of(position)) {
-                Some(ticket) => self.point = Point::Ticket(ticket),
+                Some(ticket) => self.point.set(Point::Ticket(ticket)),
                 None if caller.defers() => return false,
                 None => {
-                    self.point = Point::Ticket(self.hand_over(position));
+                    let ticket = self.hand_over(position);
+                    self.point.set(Point::Ticket(ticket));
                     submits = true;
                 }
             }
         }
-        match self.point {
+        match self.point.get() {
             Point::Ticket(ticket) if self.domain.backend().has_completed(ticket) => true,
             Point::Ticket(ticket) => {
                 (submits || !caller.defers()) && self.domain.backend().is_completed(ticket)
@@ -154,7 +162,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             return Ok(());
         }
         let ticket = self.ticket();
-        self.point = Point::Ticket(ticket);
+        self.point.set(Point::Ticket(ticket));
         let result = match ticket {
             Ticket::NEVER => Err(BackendError::NotRevoked),
             ticket => wait(&self.domain, ticket),

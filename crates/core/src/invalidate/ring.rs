@@ -3,24 +3,12 @@
 use super::descriptor::PAGE_SHIFT;
 use super::flush::Pages;
 use super::invalidator::Invalidator;
+use super::point::Position;
 use super::queue::InvalidationQueue;
 use super::ticket::Ticket;
 use crate::addr::IovaRange;
 use crate::sync::{AtomicU64, Ordering};
 use core::ops::Range;
-
-/// Where in the sequence of flushes something is quiesced.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Point {
-    /// When this ticket has completed.
-    Ticket(Ticket),
-    /// When the ticket has completed that this request gets with its [`RequestRing`].
-    Gathered(Position),
-}
-
-/// The place of a request among all that were made through its [`RequestRing`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Position(u64);
 
 /// Requests of one owner that have no ticket yet: of leaves, in pinned windows.
 ///

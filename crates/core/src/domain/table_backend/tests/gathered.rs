@@ -54,6 +54,21 @@ fn a_thread_that_waits_hands_over_what_the_owner_has_gathered() {
     assert_eq!((requested(&unit).1, unit.stats().invalidations.timed_out), (2, 0));
 }
 
+/// The place of its request in the ring is used again, for one that is flushed later.
+#[test]
+fn what_is_quiesced_stays_so_with_the_same_ticket() {
+    let (unit, _domain, mut local) = setup();
+    let first = revoke_one(&unit, &mut local);
+    let ticket = first.ticket();
+    let other = revoke_one(&unit, &mut local);
+    assert!(local.wait(other).is_ok());
+    assert!(first.is_quiesced());
+    let later: Vec<_> = (0..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
+    assert!(later.last().unwrap().ticket() > ticket);
+    assert_eq!(first.ticket(), ticket);
+    drop((first, later));
+}
+
 /// A loop that polls ends, although its polls leave requests where they are at first; a look through the `Revoked` does not.
 #[test]
 fn polls_in_a_row_submit_in_the_end() {
