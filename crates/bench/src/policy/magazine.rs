@@ -49,7 +49,7 @@ impl Magazines {
         Self {
             cpus: PerCpu::new(|| std::array::from_fn(|_| Class::new())),
             depots: std::array::from_fn(|_| KernelLock::new(Vec::new())),
-            tree: KernelLock::new(Tree::new(false)),
+            tree: KernelLock::new(Tree::new(false).giving_up_low()),
         }
     }
 

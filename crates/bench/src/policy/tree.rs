@@ -3,7 +3,8 @@
 //! Ranges in use are in a tree, and free addresses are what is between them. An allocation searches downward from a cached
 //! position, the lowest range allocated last or what a free left above it; if it reaches the bottom it starts once more at
 //! the top. So it is fast while addresses are freed in the order of their allocation, and linear otherwise. Addresses below
-//! 4 GiB are tried first. A range is aligned to its size, rounded up to a power of two.
+//! 4 GiB are tried first: on each call, as in 2015, or until that fails for the first time, as Linux 6.12 does for a device
+//! that reaches all of them. A range is aligned to its size, rounded up to a power of two.
 //!
 //! The tree is the standard library's B-tree instead of a red-black tree. It is shallower, which flatters the baseline beside
 //! many entries; each call descends from its root, where the original begins at a cached node, which hurts it beside few.
@@ -23,6 +24,9 @@ pub(crate) struct Tree {
     /// First page and the page behind the last, of each range in use.
     used: BTreeMap<u64, u64>,
     merges: bool,
+    /// Whether addresses below 4 GiB are tried no more once there were none.
+    gives_up_low: bool,
+    tries_low: bool,
     low: Cached,
     all: Cached,
 }
@@ -38,7 +42,13 @@ impl Tree {
     /// Creates a tree with an entry for each allocation or, if it `merges`, for each run of allocations that abut.
     pub(crate) fn new(merges: bool) -> Self {
         let cached = |end| Cached { end, from: end };
-        Self { used: BTreeMap::new(), merges, low: cached(LOW_END), all: cached(END) }
+        let (low, all) = (cached(LOW_END), cached(END));
+        Self { used: BTreeMap::new(), merges, gives_up_low: false, tries_low: true, low, all }
+    }
+
+    /// Tries addresses below 4 GiB no more once there were none.
+    pub(crate) fn giving_up_low(self) -> Self {
+        Self { gives_up_low: true, ..self }
     }
 
     /// Returns the number of entries.
@@ -48,11 +58,15 @@ impl Tree {
 
     /// Allocates `pages` pages and returns the first; `None` if there is no such range. Linear in the worst case.
     pub(crate) fn alloc(&mut self, pages: u64) -> Option<u64> {
-        self.alloc_low(pages).or_else(|| {
-            let first = self.search(self.all, pages)?;
-            self.all.from = first;
-            Some(self.insert(first, pages))
-        })
+        if self.tries_low {
+            if let Some(first) = self.alloc_low(pages) {
+                return Some(first);
+            }
+            self.tries_low = !self.gives_up_low;
+        }
+        let first = self.search(self.all, pages)?;
+        self.all.from = first;
+        Some(self.insert(first, pages))
     }
 
     /// Allocates `pages` pages below 4 GiB.

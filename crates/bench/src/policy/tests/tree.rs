@@ -50,6 +50,18 @@ fn a_tree_is_exhausted_and_recovers() {
     assert_eq!((tree.alloc_low(1), Tree::new(true).alloc(1 << 37)), (None, None));
 }
 
+#[test]
+fn a_tree_gives_up_low_addresses_at_the_first_refusal() {
+    for gives_up in [false, true] {
+        let tree = Tree::new(false);
+        let mut tree = if gives_up { tree.giving_up_low() } else { tree };
+        let low = tree.alloc(1 << 19).unwrap();
+        assert!(low < 1 << 20 && tree.alloc(1 << 19).unwrap() >= 1 << 20);
+        assert!(tree.free(low, 1 << 19));
+        assert_eq!(tree.alloc(1).unwrap() >= 1 << 20, gives_up);
+    }
+}
+
 /// The observation of 2015: merged, the mappings that drivers keep are a handful of entries.
 #[test]
 fn static_mappings_are_a_handful_of_entries_when_merged() {
