@@ -185,7 +185,6 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Submits `buffer` to the driver as `io` says.
-    #[expect(clippy::result_large_err, reason = "the error returns the buffer")]
     fn start(&mut self, io: Io, buffer: Mapped<'d, B>, attempts: u32) -> Result<(), Rejected<Mapped<'d, B>>> {
         let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
         let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
