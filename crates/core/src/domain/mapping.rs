@@ -107,7 +107,7 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
 
     /// Revokes access at once; the buffer is held until the ticket has completed.
     ///
-    /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`].
+    /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`](crate::invalidate::Ticket::NEVER).
     pub fn revoke(self) -> Revoked<P, H> {
         Unrevoked::from(self).revoke()
     }
