@@ -44,9 +44,10 @@
 //! each block's state, and the row's owner. An owner ([`Local`]; the pool itself has one, under a lock, for calls without
 //! a `Local`) has rows, one of them *current*, whose free blocks are its magazine: one word of bits. Alloc and free
 //! through a `Local` clear or set a bit of that word and write the block's state, by plain loads and stores. When the
-//! current row is empty, or a block of another row is freed, that other row becomes the current one. A free finds the
-//! row from the address: a range check, a table that the pool owns, a multiplication and a shift; there are no headers.
-//! For a block of the current row the multiplication alone is enough.
+//! current row is empty, or two blocks of another row are freed one after the other, that other row becomes the current
+//! one; a single block is only marked free in its row. A free finds the row from the address: a range check, a table that
+//! the pool owns, a multiplication and a shift; there are no headers. For a block of the current row the multiplication
+//! alone is enough.
 //!
 //! A row whose blocks are all allocated has no owner, and the first to free one of them becomes its owner; a block in a
 //! row of another owner is freed *remotely*, by a list in the row that its owner collects. Rows that are mostly free move

@@ -44,22 +44,26 @@
 //! # Which wrong frees are detected
 //!
 //! Frames outside the zone, runs that are not aligned to their size, and frames whose bit is clear. A frame in the magazine of
-//! the *same* [`Local`] is detected too; one in the magazine of *another* is not, because its bit is set. A run may be freed
-//! in other pieces than it was allocated in.
+//! the *same* [`Local`], or in a run that any keeps, is detected too; one in the magazine of *another* is not, because its bit
+//! is set. A run may be freed in other pieces than it was allocated in.
 
 mod bulk;
 mod counters;
 mod error;
 mod hints;
+mod kept;
+mod kept_marks;
 mod limits;
 mod list;
 mod local;
 mod magazine;
 mod map;
 mod number;
+mod owner_runs;
 mod pressure;
 mod regions;
 mod run;
+mod scatter;
 mod slots;
 mod watermark;
 mod zone;

@@ -66,6 +66,7 @@ mod cover;
 #[cfg(not(loom))]
 mod cover_tests;
 mod descriptor;
+mod fan_out;
 mod flight;
 mod flush;
 mod invalidator;
@@ -85,10 +86,13 @@ mod ticket;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod unwind_tests;
+mod wait;
+mod waits;
 
 pub use clock::MAX_IN_FLIGHT;
 pub use costs::FlushCosts;
 pub use descriptor::{Block, Descriptor, Scope};
+pub use fan_out::FanOut;
 pub use flush::{Flush, FlushList};
 pub use invalidator::Invalidator;
 pub(crate) use point::PointCell;

@@ -34,6 +34,8 @@ pub enum Mistake {
     DeviceTlbFirst,
     /// The waits that a unit has aborted are submitted again without their flushes.
     AbortIsCompletion,
+    /// Of several units, only the first is given the flushes; the others are given the waits.
+    FirstUnitOnly,
 }
 
 #[cfg(any(test, feature = "known-bad"))]
@@ -48,7 +50,7 @@ mod switches {
 
     impl Mistake {
         /// All of them.
-        pub const ALL: [Self; 16] = [
+        pub const ALL: [Self; 17] = [
             Self::NoFlush,
             Self::FlushBeforeClear,
             Self::TablePageEarly,
@@ -65,6 +67,7 @@ mod switches {
             Self::TimeoutIsCompletion,
             Self::DeviceTlbFirst,
             Self::AbortIsCompletion,
+            Self::FirstUnitOnly,
         ];
     }
 

@@ -220,6 +220,12 @@ impl<T> Stock<T> {
     /// How many shares are taken at once.
     pub const SHARES: u64 = 1 << 20;
 
+    /// Whether `share` is one of the same value.
+    #[inline(always)]
+    pub(crate) fn is_same(&self, share: &Shared<T>) -> bool {
+        self.value.is_same(share)
+    }
+
     /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`] does.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);

@@ -79,13 +79,16 @@ pub(crate) fn relax(attempts: u32) {
     core::hint::spin_loop();
 }
 
-/// Waits before the next poll of what a device is about to change: it spins for 64 polls, and then yields.
+/// How many polls [`spin_then_yield`] spins for.
+pub(crate) const SPIN_POLLS: u64 = 64;
+
+/// Waits before the next poll of what a device is about to change: it spins for [`SPIN_POLLS`] polls, and then yields.
 pub(crate) fn spin_then_yield(polls: u64) {
     let _ = polls;
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(all(not(loom), feature = "std"))]
-    if polls >= 64 {
+    if polls >= SPIN_POLLS {
         return std::thread::yield_now();
     }
     #[cfg(not(loom))]

@@ -48,6 +48,9 @@
 //! let iova = IovaRange::new(Iova::new(0x4000_0000), 8192)?;
 //! table.map(iova, PhysAddr::new(0x8000_0000), Access::READ)?;
 //! assert_eq!(table.translate(iova.last()).map(|t| t.phys), Some(PhysAddr::new(0x8000_1fff)));
+//! // What is mapped, run by run: 8 KiB by two leaves.
+//! let runs: Vec<_> = table.mapped().collect();
+//! assert_eq!((runs.len(), runs[0].iova, runs[0].phys), (1, iova, PhysAddr::new(0x8000_0000)));
 //!
 //! let mut retired = Retired::new();
 //! table.clear(iova, &mut retired)?;
@@ -62,6 +65,7 @@ mod change;
 mod chunks;
 mod clear;
 mod directory;
+mod dump;
 mod entries;
 mod error;
 mod format;
@@ -84,6 +88,7 @@ mod store;
 mod tests;
 mod tree;
 
+pub use dump::{MappedRun, MappedRuns};
 pub use error::TableError;
 pub use format::{Entry, Format, VtdFirstStage, VtdSecondStage};
 pub use memory::TableMemory;

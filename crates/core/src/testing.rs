@@ -1,4 +1,4 @@
-//! Threads and random numbers for tests.
+//! Threads, random numbers and sizes for tests.
 
 use std::cell::RefCell;
 use std::thread::{Scope, ScopedJoinHandle};
@@ -26,6 +26,12 @@ pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
             thread.join().unwrap();
         }
     });
+}
+
+/// Returns how many cases a large property test tries: `full` where the compiler optimises, as in `make test-all`, and a
+/// quarter where it does not, where they would take a third of the time of `make test`.
+pub(crate) const fn cases(full: u32) -> u32 {
+    if cfg!(debug_assertions) { full / 4 } else { full }
 }
 
 /// Pseudo-random numbers (xorshift), the same in each run.

@@ -27,6 +27,9 @@ pub enum Stage {
 /// The configuration of a software IOMMU. Start from [`SoftConfig::default`]: fields may be added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
+    /// How many units the devices are spread over, in turns; 0 counts as 1. Each has an invalidation queue of its own, and a
+    /// batch is complete when all of them have completed it. They walk one table.
+    pub units: u8,
     /// 4 KiB translations that each port caches, rounded up to a power of two, at most 2^20; for 2 MiB a quarter of that.
     pub iotlb_entries: usize,
     /// The modelled cost of a batch of one flush, its wait included: submitted at t, it completes at max(t, previous) + cost.
@@ -36,7 +39,7 @@ pub struct SoftConfig {
     /// The modelled cost of each table entry that a walk reads. It is time of the device: an access returns at once, and only
     /// [`Port::wait_for_walks`](crate::Port::wait_for_walks) waits for it. A translation that is cached costs nothing.
     pub walk_cost: Duration,
-    /// The entries of the invalidation queue, at least 4: a batch that needs more goes in parts.
+    /// The entries of each unit's invalidation queue, at least 4: a batch that needs more goes in parts.
     pub queue_entries: usize,
     /// Aborts everything in flight once in this many batches, instead of completing one: as after a device did not answer
     /// in time (VT-d: an invalidation time-out error). `None` for never.
@@ -84,6 +87,7 @@ impl Default for SoftConfig {
     /// flush 0.22 us (fifteen and a wait: 4.1 us), without delay. Walks take no time ([`Self::WALK_COST`] is the published one).
     fn default() -> Self {
         Self {
+            units: 1,
             iotlb_entries: 1024,
             flush_cost: Duration::from_micros(1),
             descriptor_cost: Duration::from_nanos(220),

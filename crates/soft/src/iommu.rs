@@ -1,13 +1,14 @@
 //! A software IOMMU for a table that the caller keeps.
 
 use crate::config::SoftConfig;
+use crate::lane::LaneQueue;
 use crate::port::Port;
 use crate::record::FaultReport;
 use crate::stats::PortStats;
 use crate::unit::Unit;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::{BackendError, PhysExtent, PhysTranslator};
-use pinfold_core::invalidate::{Descriptor, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use pinfold_core::invalidate::{Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::{TableMemory, TablePage, TablePages};
 use std::sync::Arc;
@@ -87,13 +88,13 @@ impl SoftIommu {
 
     /// Executes the flushes that are due, as a waiter's poll does.
     pub fn advance(&self) {
-        let _ = self.0.completed();
+        self.0.advance();
     }
 
     /// Returns the invalidation queue and the physical side, for the backend that keeps the table. Dropping it, with the
     /// backend, [detaches](Self::detach) the table: ports may outlive it, and every later access faults.
     pub fn queue(&self) -> SoftQueue {
-        SoftQueue(Arc::clone(&self.0))
+        SoftQueue { iommu: Arc::clone(&self.0), units: self.0.queues() }
     }
 }
 
@@ -113,82 +114,84 @@ impl TableMemory for SoftTableMemory {
     }
 }
 
-/// The side of a [`SoftIommu`] that a backend uses.
+/// The side of a [`SoftIommu`] that a backend uses: the queues of all its [units](SoftConfig::units) as one.
 #[derive(Debug)]
-pub struct SoftQueue(Arc<Unit>);
+pub struct SoftQueue {
+    iommu: Arc<Unit>,
+    units: FanOut<LaneQueue>,
+}
 
 impl Drop for SoftQueue {
     fn drop(&mut self) {
-        self.0.detach();
+        self.iommu.detach();
     }
 }
 
 impl InvalidationQueue for SoftQueue {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
-        self.0.submit(descriptors, wait)
+        self.units.submit(descriptors, wait)
     }
 
     fn accepts(&self) -> usize {
-        self.0.accepts()
+        self.units.accepts()
     }
 
     fn completed(&self) -> Ticket {
-        self.0.completed()
+        self.units.completed()
     }
 
     fn after_submission(&self) -> (Ticket, Option<u64>) {
-        let (completed, now_ns) = self.0.after_submission();
-        (completed, Some(now_ns))
+        self.units.after_submission()
     }
 
     fn has_device_tlbs(&self) -> bool {
-        self.0.has_device_tlbs()
+        self.units.has_device_tlbs()
     }
 
     fn has_aborted(&self) -> bool {
-        self.0.has_aborted()
+        self.units.has_aborted()
     }
 
     fn restart(&self) {
-        self.0.restart();
+        self.units.restart();
     }
 
     fn has_failed(&self) -> bool {
-        self.0.has_failed()
+        self.units.has_failed()
     }
 
     fn now_ns(&self) -> Option<u64> {
-        Some(self.0.now_ns())
+        Some(self.iommu.now_ns())
     }
 
     fn limit(&self) -> WaitLimit {
-        WaitLimit::within(self.0.config.timeout)
+        self.units.limit()
     }
 
     fn queue_depth(&self) -> u64 {
-        self.0.config.queue_depth
+        self.units.queue_depth()
     }
 
     fn caches_not_present(&self) -> bool {
-        self.0.config.caching_mode
+        self.units.caches_not_present()
     }
 }
 
 impl PhysTranslator for SoftQueue {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one required.
-        unsafe { self.0.register_memory(memory) }
+        unsafe { self.iommu.register_memory(memory) }
     }
 
     fn unregister_memory(&self, memory: DmaMemory) {
-        self.0.unregister_memory(memory);
+        self.iommu.unregister_memory(memory);
     }
 
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
-        self.0.extent(memory)
+        self.iommu.extent(memory)
     }
 
     fn generation(&self) -> u64 {
-        self.0.generation()
+        self.iommu.generation()
     }
 }

@@ -7,6 +7,7 @@
 //! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them there;
 //! - each request of a batch takes effect at a time of its own, and batches complete late and out of order if so
 //!   [configured](SoftConfig); completions are published in order, as the sequence of an invalidation queue is;
+//! - devices may be spread over several [units](SoftConfig::units), with a queue each;
 //! - with caching mode it also caches entries that are not present, at every level;
 //! - it decodes table entries itself, not with the code that wrote them.
 //!
@@ -43,11 +44,13 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bus;
+mod clock;
 mod config;
 mod device;
 mod fault;
 mod int;
 mod iommu;
+mod lane;
 mod memory;
 mod nic;
 mod port;

@@ -6,4 +6,5 @@ mod nic;
 mod ports;
 mod promise;
 mod tables;
+mod units;
 mod walks;

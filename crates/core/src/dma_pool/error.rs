@@ -23,6 +23,16 @@ pub enum SourceError {
         /// The size of the largest run.
         limit: u64,
     },
+    /// The source gives its pool no more memory than this.
+    #[error("cannot acquire {bytes} more bytes: the pool may have {limit}, and {left} of them are left")]
+    Limit {
+        /// The requested value.
+        bytes: u64,
+        /// What is left of the limit.
+        left: u64,
+        /// The most memory that the pool may have.
+        limit: u64,
+    },
     /// The source violated its contract: the run lies outside its span. It was released.
     #[error("the source returned a run outside its span: {0}")]
     Outside(AccessError),

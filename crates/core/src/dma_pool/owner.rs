@@ -1,8 +1,8 @@
 //! [`Owner`]: one owner's part of a pool, its current row and the other rows that it owns.
 //!
-//! Blocks are allocated from the [current row](super::current) and freed to it. When it is empty, or a block of another row
-//! is freed, that other row becomes the current one. When the owner has no row to allocate from, or too many, rows are
-//! exchanged with the depot, sixteen at a time.
+//! Blocks are allocated from the [current row](super::current) and freed to it. When it is empty, or two blocks of another
+//! row are freed one after the other, that other row becomes the current one. When the owner has no row to allocate from, or
+//! too many, rows are exchanged with the depot, sixteen at a time.
 
 use super::current::Current;
 use super::geometry::Geometry;
@@ -27,6 +27,8 @@ pub(super) struct Owner {
     pub(super) current: Current,
     /// The list that the current row is still in.
     listed: Listed,
+    /// The row that a block outside the current row was freed into last.
+    last_freed: Option<RowRef>,
     /// Rows without a free block.
     spent: List,
     /// Rows with some free blocks.
@@ -69,6 +71,7 @@ impl Owner {
             id,
             current: Current::default(),
             listed: Listed::default(),
+            last_freed: None,
             spent: List::default(),
             open: List::default(),
             sparse: List::default(),
@@ -90,7 +93,9 @@ impl Owner {
         Self { watched: true, ..self }
     }
 
-    /// Frees a block: locally if this owner has or adopts its row, which is the current one afterwards, else remotely.
+    /// Frees a block: locally if this owner has or adopts its row, else remotely. The row becomes the current one if the free
+    /// before was into it too, if the block is its first or last, or if the current one has no free block, so that the next
+    /// alloc would have to replace it. Otherwise the block is only marked in its row: frees in random order do not switch.
     ///
     /// # Errors
     /// [`FreeRefusal`] if it is not allocated in this form; then no block's state has changed.
@@ -113,6 +118,15 @@ impl Owner {
                 }
                 return Err(refused);
             }
+            // A pass in order, up or down, starts a row with its first or its last block. The model's rows have no others.
+            let in_order = !cfg!(loom) && (bit == 0 || u64::from(bit) + 1 == row.blocks());
+            let again = self.last_freed.replace(row) == Some(row);
+            if !again && !in_order && self.current.first().is_some() {
+                if !owned {
+                    self.receive(row);
+                }
+                return self.free_aside(row, bit, form);
+            }
             let listed = if owned { self.unlist_current(row) } else { Listed::Nowhere };
             self.make_current(geometry, row, ROW, listed);
         }
@@ -122,6 +136,33 @@ impl Owner {
         }
         row.set_free(bit);
         self.put(1 << bit, 1);
+        Ok(())
+    }
+
+    /// Frees a block of a row of this owner that is in one of its lists, and moves the row if it is in the wrong one now.
+    #[inline]
+    fn free_aside(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
+        // Checked again, as in `free`.
+        if !row.is_allocated_as(bit, form) {
+            return Err(row.refusal(bit));
+        }
+        let before = row.avail();
+        row.set_free(bit);
+        row.set_avail(before | 1 << bit);
+        self.used -= 1;
+        let eighths = self.terms.sparse_eighths;
+        let fill = row.fill(eighths);
+        if fill == Fill::Open && before != 0 {
+            return Ok(());
+        }
+        match row.fill_of(before, eighths) {
+            was if was == fill => return Ok(()),
+            Fill::Spent => self.spent.remove(row),
+            Fill::Open => self.open.remove(row),
+            Fill::Sparse => self.sparse.remove(row),
+            Fill::Whole => self.whole.remove(row),
+        }
+        self.enlist(row);
         Ok(())
     }
 

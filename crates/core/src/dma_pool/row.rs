@@ -85,6 +85,8 @@ pub(super) struct Row {
     owner: AtomicU32,
     /// The row's number in its chunk.
     number: u32,
+    /// How many blocks the row has.
+    blocks: u32,
     /// The value of `avail` when all blocks are free.
     full: u64,
     /// The chunk's offset in the span, in bytes.
@@ -107,6 +109,7 @@ impl Row {
             prev: AtomicPtr::new(core::ptr::null_mut()),
             owner: AtomicU32::new(DEPOT),
             number,
+            blocks,
             full,
             chunk,
             state: core::array::from_fn(|_| AtomicU8::new(FREE)),
@@ -130,7 +133,7 @@ impl Row {
 
     /// Returns how many blocks the row has.
     pub(super) fn blocks(&self) -> u64 {
-        u64::from(self.full.count_ones())
+        self.blocks.into()
     }
 
     /// Whether the row is this owner's.
@@ -172,12 +175,17 @@ impl Row {
     /// How much of the row is free, which decides its list. It is sparse from this many eighths of its blocks on.
     #[inline]
     pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
-        let avail = self.avail();
+        self.fill_of(self.avail(), sparse_eighths)
+    }
+
+    /// The same if these blocks of the row were free.
+    #[inline]
+    pub(super) fn fill_of(&self, avail: u64, sparse_eighths: u32) -> Fill {
         if avail == 0 {
             Fill::Spent
         } else if avail == self.full {
             Fill::Whole
-        } else if avail.count_ones() * 8 >= self.full.count_ones() * sparse_eighths {
+        } else if avail.count_ones() * 8 >= self.blocks * sparse_eighths {
             Fill::Sparse
         } else {
             Fill::Open
@@ -312,7 +320,7 @@ impl Row {
     pub(super) fn census(&self) -> Census {
         let mut census = Census { in_depot: self.is_owned_by(DEPOT), ..Census::default() };
         let (avail, remote_freed) = (self.avail(), self.remote_freed.load(Ordering::Relaxed));
-        for bit in 0..self.full.count_ones() {
+        for bit in 0..self.blocks {
             let state = self.state(bit).load(Ordering::Relaxed);
             census.late += u64::from(
                 remote_freed & (1 << bit) != 0 && (state != REMOTE_FREED || avail & (1 << bit) != 0),

@@ -1,5 +1,6 @@
 //! A source over the heap, and tests of ordinary use. The submodules have one subject each.
 
+mod aside;
 mod debug;
 mod faults;
 mod growth;

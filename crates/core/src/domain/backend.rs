@@ -7,7 +7,8 @@ use crate::access::Access;
 use crate::addr::IovaRange;
 use crate::invalidate::{Point, RequestRing, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
-use crate::table::PinnedLeaf;
+use crate::table::{MappedRun, PinnedLeaf};
+use alloc::boxed::Box;
 use core::task::Poll;
 
 /// The owner of a domain's table: software, the kernel, or none.
@@ -86,6 +87,15 @@ pub trait Backend: Send + Sync {
         self.revoke_pinned(&mut core::iter::once((range, pin)))
     }
 
+    /// Revokes access to one range, as [`revoke_one`](Self::revoke_one) does, for a thread that waits for the ticket next: its
+    /// flush may wait until then for those of other threads.
+    ///
+    /// # Errors
+    /// As for `revoke`.
+    fn revoke_awaited(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+        self.revoke_one(range, pin)
+    }
+
     /// Revokes access to one range in the window of `pin`, as [`revoke_one`](Self::revoke_one) does, for the owner of `ring`: it
     /// may append the request to that, and hands over all of it once it holds `limit` requests. Then the flush is requested by the
     /// next [`hand_over`](Self::hand_over).
@@ -151,6 +161,12 @@ pub trait Backend: Send + Sync {
     /// Whether the unit has failed: no ticket that is in flight will complete.
     fn has_failed(&self) -> bool {
         false
+    }
+
+    /// Returns what its table maps, as [`Table::mapped`](crate::table::Table::mapped) does; `None`, the default, if it cannot read
+    /// its table.
+    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        None
     }
 
     /// Returns the statistics.

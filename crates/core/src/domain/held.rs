@@ -1,6 +1,7 @@
 //! A payload in a domain: what a mapping is before and after its revocation.
 
 use super::addresses::Addresses;
+use super::backend::Backend;
 use super::error::BackendError;
 use super::owner::{Anyone, Caller};
 use super::payload::Pinned;
@@ -45,29 +46,43 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     /// Revokes access. Where the caller can gather the request of its flush, that is made later, with others.
     #[inline(always)]
     pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
-        let limit = self.domain.gather_limit();
-        if limit == 0 || caller.gathers(&self.addresses).is_none() {
-            return self.revoke_now(caller);
-        }
         self.domain.release_late();
         self.begin_revoke(caller);
-        if let Some((pin, ring)) = caller.gathers(&self.addresses)
-            && let Ok(point) = self.domain.backend().revoke_gathered(self.addresses.iova, pin, ring, limit)
-        {
-            self.point.set(point);
-            self.domain.release_if_mistaken(&self.addresses);
+        if !self.gather(caller) {
+            self.request(caller, |backend, range, pin| backend.revoke_one(range, pin));
         }
     }
 
-    /// Revokes access and requests its flush.
+    /// Revokes access and requests its flush, for a caller that waits for it next.
     #[inline(always)]
-    pub(super) fn revoke_now(&mut self, caller: &mut impl Caller) {
+    pub(super) fn revoke_awaited(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
+        self.request(caller, |backend, range, pin| backend.revoke_awaited(range, pin));
+    }
+
+    /// Clears its entries and gathers the request of its flush. Returns false, with nothing changed, if the caller cannot gather it.
+    #[inline(always)]
+    fn gather(&mut self, caller: &impl Caller) -> bool {
+        let limit = self.domain.gather_limit();
+        let Some((pin, ring)) = caller.gathers(&self.addresses).filter(|_| limit > 0) else { return false };
+        if let Ok(point) = self.domain.backend().revoke_gathered(self.addresses.iova, pin, ring, limit) {
+            self.set_point(point);
+        }
+        true
+    }
+
+    /// Clears its entries and requests its flush by `revoke`, unless it is mapped for its lifetime.
+    #[inline(always)]
+    fn request(
+        &mut self,
+        caller: &mut impl Caller,
+        revoke: impl FnOnce(&dyn Backend, IovaRange, Option<&PinnedLeaf>) -> Result<Ticket, BackendError>,
+    ) {
         if self.addresses.is_fixed() {
             return;
         }
-        let revoked = self.domain.backend().revoke_one(self.addresses.iova, self.addresses.pin());
+        let revoked = revoke(self.domain.backend(), self.addresses.iova, self.addresses.pin());
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
@@ -83,7 +98,13 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 
     #[inline(always)]
     pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        self.point.set(Point::Ticket(ticket));
+        self.set_point(Point::Ticket(ticket));
+    }
+
+    /// Notes where in the sequence of flushes it is quiesced, once its entries are cleared.
+    #[inline(always)]
+    fn set_point(&mut self, point: Point) {
+        self.point.set(point);
         self.domain.release_if_mistaken(&self.addresses);
     }
 
@@ -134,7 +155,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         if let Point::Gathered(position) = self.point.get() {
             match self.addresses.ring().and_then(|ring| ring.ticket_of(position)) {
                 Some(ticket) => self.point.set(Point::Ticket(ticket)),
-                None if caller.defers() => return false,
+                // Its own alone: another owner may never hand it over.
+                None if caller.gathers(&self.addresses).is_some() && caller.defers() => return false,
                 None => {
                     let ticket = self.hand_over(position);
                     self.point.set(Point::Ticket(ticket));

@@ -145,7 +145,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         if !unrevoked.belongs_to(&self.domain) {
             return Ok(unrevoked.revoke().wait()?);
         }
-        let revoked = unrevoked.revoke_now_by(&mut self.owner);
+        let revoked = unrevoked.revoke_awaited_by(&mut self.owner);
         Ok(self.wait(revoked)?)
     }
 

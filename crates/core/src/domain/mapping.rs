@@ -168,10 +168,10 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         Revoked(self.0)
     }
 
-    /// Revokes access for a caller that waits for it next: its flush is requested at once.
+    /// Revokes access for a caller that waits for it next.
     #[inline(always)]
-    pub(super) fn revoke_now_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
-        self.0.revoke_now(caller);
+    pub(super) fn revoke_awaited_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
+        self.0.revoke_awaited(caller);
         Revoked(self.0)
     }
 

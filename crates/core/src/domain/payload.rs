@@ -9,8 +9,9 @@ use crate::mem::DmaMemory;
 ///
 /// # Safety
 /// The results of all methods never change. Until the value is dropped, all memory that they return stays where it is,
-/// valid, and the value's alone (if the value is leaked, for good). While the value is not borrowed, no reference into the
-/// memory exists. A value with a `fixed_iova` has one piece.
+/// valid, and the value's alone (if the value is leaked, for good), except that others may access what lies outside all extents
+/// as with a [`DmaMemory`]. While the value is not borrowed, no reference into the memory exists. A value with a `fixed_iova` has
+/// one piece.
 pub unsafe trait Pinned: Send + 'static {
     /// Returns the memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory<'_>;

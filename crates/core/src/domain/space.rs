@@ -10,6 +10,7 @@ use crate::addr::{IovaRange, PageSize};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::table::MappedRun;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -70,6 +71,16 @@ impl Domain {
     /// Whether mapping memory pins it and charges it to the process: then it need not be locked too.
     pub fn pins(&self) -> bool {
         self.backend.pins()
+    }
+
+    /// Returns what devices can reach now by the table, by ascending address, neighbours merged; `None` if the backend cannot read
+    /// its table (the kernel's, or none).
+    ///
+    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach it until the flush has completed.
+    /// Other threads may map and revoke meanwhile: the result may then be torn, as
+    /// [`Table::mapped`](crate::table::Table::mapped) describes.
+    pub fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        self.backend.mapped()
     }
 
     pub(super) fn backend(&self) -> &dyn Backend {

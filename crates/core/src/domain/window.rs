@@ -2,14 +2,15 @@
 
 use super::counts::OwnerShared;
 use super::granules::{GRANULES, Granules, WORDS, words};
-use crate::addr::IovaRange;
+use crate::addr::{Iova, IovaRange};
 use crate::invalidate::RequestRing;
 use crate::iova::IovaSpace;
-use crate::share::Shared;
+use crate::share::{Shared, Stock};
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 use crate::table::PinnedLeaf;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
+use core::ops::Range;
 
 /// The length of a window, and its alignment: what one table page of the lowest level maps.
 pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
@@ -35,11 +36,6 @@ impl Window {
     }
 
     #[inline(always)]
-    pub(super) fn range(&self) -> IovaRange {
-        self.range
-    }
-
-    #[inline(always)]
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         self.pin.as_ref()
     }
@@ -53,6 +49,18 @@ impl Window {
     /// Returns the range and the pin of a window that is closed.
     pub(super) fn into_parts(self) -> (IovaRange, Option<PinnedLeaf>) {
         (self.range, self.pin)
+    }
+
+    /// Returns the addresses of `granules`; `None` if they are not in the window, or none at all.
+    pub(super) fn part(&self, granules: &Range<u32>) -> Option<IovaRange> {
+        let bytes = |granules: u32| u64::from(granules) * IovaSpace::GRANULE;
+        self.range.part(bytes(granules.start), bytes(granules.end.checked_sub(granules.start)?))
+    }
+
+    /// Returns the number of the granule at `iova`, or how many there are if it is behind the window.
+    pub(super) fn granule(&self, iova: Iova) -> u32 {
+        let offset = iova.checked_offset_from(self.range.start()).unwrap_or(0);
+        u32::try_from(offset / IovaSpace::GRANULE).map_or(GRANULES, |granule| granule.min(GRANULES))
     }
 
     /// Returns the first granule of `iova` in the window, and their number.
@@ -109,10 +117,10 @@ impl WindowShare {
         self.slot
     }
 
-    /// Whether it is a share of the same window.
+    /// Whether it is a share of the window that `stock` is of.
     #[inline(always)]
-    pub(super) fn is_of(&self, window: &Window) -> bool {
-        core::ptr::eq(&raw const **self.window, window)
+    pub(super) fn is_of(&self, stock: &Stock<Window>) -> bool {
+        stock.is_same(&self.window)
     }
 
     #[inline(always)]

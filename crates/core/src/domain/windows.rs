@@ -5,13 +5,14 @@
 //! than [`LIVE_FACTOR`] times what is live and [`SPARE`] windows.
 
 use super::counts::OwnerShared;
-use super::granules::{GRANULES, Granules};
+use super::granules::{FreeRuns, GRANULES};
 use super::space::Domain;
 use super::window::{Window, WindowShare};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::share::{Hold, Shared, Stock};
 use crate::sync::Ordering;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -32,9 +33,9 @@ const COLLECT_FRACTION: u64 = 16;
 /// A window, as its owner sees it.
 struct Slot {
     stock: Stock<Window>,
-    /// Granules that are not free: live, or part of the current run.
-    used: Granules,
-    /// How many are live: handed out and neither returned here nor collected.
+    /// What is not free is live, or part of the current run.
+    granules: FreeRuns,
+    /// How many are live: handed out and neither returned here nor collected. All of the current run count as live.
     live: u32,
 }
 
@@ -42,19 +43,24 @@ struct Slot {
 #[derive(Clone, Copy)]
 struct Run {
     slot: u32,
-    /// The address of the window's first granule.
-    base: Iova,
-    next: u32,
-    end: u32,
+    next: Iova,
+    end: Iova,
+}
+
+impl Run {
+    fn bytes(&self) -> u64 {
+        self.end.raw() - self.next.raw()
+    }
 }
 
 /// No window.
-const NONE: Run = Run { slot: u32::MAX, base: Iova::new(0), next: 0, end: 0 };
+const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0) };
 
 /// The windows of one owner.
 pub(super) struct Windows {
     owner: Arc<OwnerShared>,
-    slots: Vec<Option<Slot>>,
+    /// By pointer: a list that grows moves eight bytes for each window, and not its map.
+    slots: Vec<Option<Box<Slot>>>,
     /// Slots without a window.
     vacant: Vec<u32>,
     /// Slots of windows in which nothing is live, other than that of the current run.
@@ -62,7 +68,7 @@ pub(super) struct Windows {
     run: Run,
     /// Windows held.
     held: u64,
-    /// Granules live in all of them, those not collected included.
+    /// Granules live in all of them, those of the current run and those not collected included.
     live: u64,
     /// Granules collected so far.
     collected: u64,
@@ -89,24 +95,22 @@ impl Windows {
     /// if no window has room and the domain has none left. O(1), and a look at every window once in as many allocations.
     #[inline(always)]
     pub(super) fn alloc(&mut self, domain: &Domain, bytes: u64) -> Option<(IovaRange, WindowShare)> {
-        let count = u32::try_from(bytes / IovaSpace::GRANULE).ok()?;
-        if self.run.end - self.run.next < count && !self.refill(domain, count) {
+        if !bytes.is_multiple_of(IovaSpace::GRANULE)
+            || (self.run.bytes() < bytes && !self.refill(domain, bytes))
+        {
             return None;
         }
         let slot = self.slots.get_mut(self.run.slot as usize)?.as_mut()?;
-        let start = self.run.base.checked_add(u64::from(self.run.next) * IovaSpace::GRANULE)?;
-        let range = IovaRange::new(start, bytes).ok()?;
-        self.run.next += count;
-        slot.live += count;
-        self.live += u64::from(count);
+        let range = IovaRange::new(self.run.next, bytes).ok()?;
+        // Counted as live with the run.
+        self.run.next = range.end();
         Some((range, WindowShare::new(slot.stock.issue(), self.run.slot)))
     }
 
     /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous, if one window can have it.
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
-        let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
-        if bytes <= MAX_BYTES && self.run.end - self.run.next < count {
-            self.refill(domain, count);
+        if bytes <= MAX_BYTES && self.run.bytes() < bytes {
+            self.refill(domain, bytes);
         }
     }
 
@@ -128,7 +132,7 @@ impl Windows {
         }
         let (first, count) = slot.stock.granules(iova);
         slot.stock.take_back(share.into_shared());
-        slot.used.clear(first, count);
+        slot.granules.free(first, count);
         slot.live -= count;
         self.live -= u64::from(count);
         if slot.live == 0 && number != self.run.slot {
@@ -147,9 +151,11 @@ impl Windows {
         (self.held, self.live) = (0, 0);
     }
 
-    /// Begins another run of at least `count` granules. Returns false if there is none.
+    /// Begins another run of at least `bytes`. Returns false if there is none.
     #[cold]
-    fn refill(&mut self, domain: &Domain, count: u32) -> bool {
+    fn refill(&mut self, domain: &Domain, bytes: u64) -> bool {
+        // At most half a window: see `MAX_BYTES`.
+        let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
         if self.next_run(domain, count) || self.take_empty() {
             return true;
         }
@@ -195,9 +201,11 @@ impl Windows {
     /// Begins the run of at least `count` free granules at or behind `from` in window `number`, if there is one.
     fn run_behind(&mut self, from: u32, number: u32, count: u32) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return false };
-        let Some(run) = slot.used.free_run(from, count) else { return false };
-        slot.used.set(run.start, run.end - run.start);
-        self.run = Run { slot: number, base: slot.stock.range().start(), next: run.start, end: run.end };
+        let Some(run) = slot.granules.take(from, count) else { return false };
+        let Some(iova) = slot.stock.part(&run) else { return false };
+        slot.live += run.end - run.start;
+        self.live += u64::from(run.end - run.start);
+        self.run = Run { slot: number, next: iova.start(), end: iova.end() };
         true
     }
 
@@ -205,9 +213,12 @@ impl Windows {
     fn next_run(&mut self, domain: &Domain, count: u32) -> bool {
         let run = core::mem::replace(&mut self.run, NONE);
         let Some(Some(slot)) = self.slots.get_mut(run.slot as usize) else { return false };
-        slot.used.clear(run.next, run.end - run.next);
+        let (next, end) = (slot.stock.granule(run.next), slot.stock.granule(run.end));
+        slot.granules.free(next, end - next);
+        slot.live -= end - next;
+        self.live -= u64::from(end - next);
         let is_empty = slot.live == 0;
-        if self.run_behind(run.end, run.slot, count) {
+        if self.run_behind(end, run.slot, count) {
             return true;
         }
         if is_empty {
@@ -222,7 +233,7 @@ impl Windows {
     }
 
     fn add(&mut self, window: Window) {
-        let slot = Slot { stock: Shared::new(window).stock(), used: Granules::default(), live: 0 };
+        let slot = Slot { stock: Shared::new(window).stock(), granules: FreeRuns::new(), live: 0 };
         let number = match self.vacant.pop() {
             Some(number) => number,
             None => {
@@ -231,7 +242,7 @@ impl Windows {
             }
         };
         if let Some(vacant) = self.slots.get_mut(number as usize) {
-            *vacant = Some(slot);
+            *vacant = Some(Box::new(slot));
             self.empty.push(number);
             self.held += 1;
         }
@@ -254,7 +265,7 @@ impl Windows {
         for number in 0..self.slots.len() {
             let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
             let returned = slot.stock.collect();
-            let count = slot.used.clear_all(&returned);
+            let count = slot.granules.free_all(&returned);
             slot.live -= count;
             self.live -= u64::from(count);
             self.collected = self.collected.wrapping_add(count.into());

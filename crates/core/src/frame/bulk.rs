@@ -212,7 +212,10 @@ impl Zone {
     /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and all after it are
     /// unchanged; those before it are freed and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.bounds(), slots, |part| self.release(part));
+        let (freed, result) = empty_into(self.bounds(), slots, |part| {
+            self.kept.refuse(part.first().index(), 1)?;
+            self.release(part)
+        });
         if freed > 0 {
             self.count_free(freed as u64);
         }
@@ -323,15 +326,15 @@ impl Supply {
     }
 
     fn claim(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
+        local.release_kept_under_pressure();
         let new = || local.zone.allowance(self.urgency, local.tally.claimed);
         let allowance = self.allowance.get_or_insert_with(new);
-        match allowance.of(local.batch_for(want)) {
+        let part = match allowance.of(local.batch_for(want)) {
             0 => Part::NONE,
-            n => {
-                let part = local.claim(n);
-                allowance.spend(part.len());
-                part
-            }
-        }
+            n => local.claim(n),
+        };
+        allowance.spend(part.len());
+        // What the owner keeps as runs is its own, like the magazine.
+        if part.mask == 0 && local.break_kept() { local.held_part() } else { part }
     }
 }

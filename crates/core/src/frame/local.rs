@@ -2,9 +2,11 @@
 
 use super::counters::Tally;
 use super::error::FrameError;
+use super::kept::Kept;
 use super::magazine::Magazine;
-use super::map::{Part, parts};
+use super::map::Part;
 use super::number::{Frame, Order};
+use super::scatter::Scatter;
 use super::zone::Zone;
 use core::ops::Deref;
 
@@ -16,7 +18,9 @@ const CHECK_EVERY: u64 = 256;
 /// The magazine holds frames as parts of words of the map, found by the word's number. So a freed frame is checked
 /// against the magazine at once, the frames of one word return to the map by one compare-and-swap, and alloc and free of
 /// one frame make no atomic read-modify-write. When the magazine is full, the highest words return first, since the zone
-/// allocates low ones first: free frames gather at the top and become whole regions. All frames return on drop, and when
+/// allocates low ones first: free frames gather at the top and become whole regions. When it is full of words with few frames
+/// each, as after frees in random order, all return, and frees go directly to the zone until some are close together again
+/// or the owner claims frames. A freed run of 2 MiB is kept whole for the next alloc of one. All frames return on drop, and when
 /// the zone is [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its allocs have
 /// used up the frames of one word, by one relaxed load each. An owner that makes no calls keeps its frames.
 ///
@@ -25,7 +29,10 @@ const CHECK_EVERY: u64 = 256;
 #[derive(Debug)]
 pub struct Local<H: Deref<Target = Zone>> {
     pub(super) zone: H,
-    magazine: Magazine,
+    pub(super) magazine: Magazine,
+    scatter: Scatter,
+    /// Regions that were freed as a whole.
+    pub(super) kept: Kept,
     /// The most frames in the magazine.
     limit: u32,
     /// How many frames an empty magazine claims.
@@ -35,8 +42,8 @@ pub struct Local<H: Deref<Target = Zone>> {
     /// At how many frees the owner next checks for pressure.
     check_at: u64,
     /// At how many frees it next checks the magazine's fill, which cannot be over the limit before.
-    trim_at: u64,
-    region: Option<u32>,
+    pub(super) trim_at: u64,
+    pub(super) region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Tally,
 }
@@ -46,7 +53,8 @@ impl Zone {
     /// 64 frames of the zone, at most 64 KiB.
     ///
     /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones under
-    /// 16 MiB. These are unavailable to other owners.
+    /// 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
+    /// unavailable to other owners.
     pub fn local(&self) -> Local<&Self> {
         Local::new(self)
     }
@@ -67,6 +75,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         };
         Self {
             magazine: Magazine::new(ways),
+            scatter: Scatter::default(),
+            kept: Kept::new(&zone),
             limit,
             batch: (regions * 8).min(64),
             fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
@@ -84,12 +94,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
         &self.zone
     }
 
-    /// Returns how many frames are in the magazine. O(words that it has frames of).
+    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it keeps. O(words that it has
+    /// frames of).
     pub fn held(&self) -> u32 {
-        self.magazine.held()
+        self.magazine.held() + self.kept.frames()
     }
 
-    /// Allocates a run of 2^order frames, aligned to its size; single frames come from the magazine. O(1) for order 0.
+    /// Allocates a run of 2^order frames, aligned to its size; single frames come from the magazine, and runs of 2 MiB from
+    /// those that the owner freed last. O(1) for order 0.
     ///
     /// # Errors
     /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been flushed by then.
@@ -123,9 +135,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.zone.check(frame, 1)?;
             self.cache(Part::of(frame))?;
         } else {
-            self.refuse_held(frame, order.frames())?;
-            self.zone.free_uncounted(frame, order)?;
-            self.tally.claimed -= i64::from(order.frames());
+            self.free_run_of(frame, order)?;
         }
         self.count_frees(order.frames().into());
         Ok(())
@@ -145,8 +155,13 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let quarter = u64::from(self.limit / 4).max(1);
         if self.tally.frees >= self.trim_at {
             // Leaves room for at least a quarter, so that not every free trims it.
-            if self.held() > self.limit / 4 * 3 {
-                self.trim(self.limit / 2);
+            let held = self.magazine.held();
+            if held > self.limit / 4 * 3 {
+                if self.scatter.is_sparse(held, self.magazine.words()) {
+                    self.flush_magazine();
+                } else {
+                    self.trim(self.limit / 2);
+                }
             }
             self.trim_at = self.tally.frees + quarter;
         }
@@ -175,12 +190,19 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Releases all frames of the magazine. Returns whether there were any.
-    fn flush(&mut self) -> bool {
+    /// Releases all cached frames. Returns whether there were any.
+    pub(super) fn flush(&mut self) -> bool {
+        let any = self.release_kept();
+        self.flush_magazine() || any
+    }
+
+    /// Releases all frames of the magazine, and forgets its words. Returns whether there were any frames.
+    fn flush_magazine(&mut self) -> bool {
         let (mut from, mut any) = (0, false);
-        while let Some(index) = self.magazine.next_used(from) {
+        while let Some(index) = self.magazine.next_way(from) {
+            any |= self.magazine.peek(index).mask != 0;
             self.evict(index);
-            (from, any) = (index + 1, true);
+            from = index + 1;
         }
         any
     }
@@ -192,41 +214,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.flush_under_pressure();
             return frame;
         }
+        self.release_kept_under_pressure();
         let mut part = self.claim(self.batch_for(1));
+        if part.mask == 0 && self.break_kept() {
+            part = self.held_part();
+        }
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
         self.restore(part);
         Ok(frame)
-    }
-
-    fn alloc_run_of(&mut self, order: Order) -> Result<Frame, FrameError> {
-        let near = match order.get() {
-            1..=6 => self.region.and_then(|region| self.zone.claim_order_in(region, order.get())),
-            _ => None,
-        };
-        let found = match near {
-            Some(part) => Ok(part.first()),
-            None => self
-                .zone
-                .alloc_uncounted(order)
-                .or_else(|error| if self.flush() { self.zone.alloc_uncounted(order) } else { Err(error) }),
-        };
-        if found.is_ok() {
-            self.tally.claimed += i64::from(order.frames());
-        }
-        found
-    }
-
-    /// Refuses a run with a frame in the magazine.
-    fn refuse_held(&self, first: Frame, run: u32) -> Result<(), FrameError> {
-        self.zone.check(first, run)?;
-        for part in parts(first.index(), run) {
-            let way = self.magazine.peek(self.magazine.index_of(part.word));
-            let held = Part { mask: way.mask & part.mask, ..part };
-            if way.word == part.word && held.mask != 0 {
-                return Err(FrameError::DoubleFree { frame: held.first() });
-            }
-        }
-        Ok(())
     }
 
     /// Puts freed frames into the magazine.
@@ -246,7 +241,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
 
     #[inline(never)]
     fn cache_slow(&mut self, part: Part) -> Result<(), FrameError> {
-        let already = self.zone.map.free_of(part);
+        let kept = if self.zone.kept.has(part.region()) { part.mask } else { 0 };
+        let already = self.zone.map.free_of(part) | kept;
         if already != 0 {
             return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
         }
@@ -258,7 +254,17 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.fold();
             return Ok(());
         }
+        if self.scatter.bypasses(part) {
+            self.zone.release(part)?;
+            self.tally.claimed -= i64::from(part.len());
+            return Ok(());
+        }
+        let index = self.magazine.index_of(part.word);
+        let evicted = self.magazine.peek(index).len();
         self.restore(part);
+        if evicted > 0 && self.scatter.note_evicted(evicted) {
+            self.flush_magazine();
+        }
         Ok(())
     }
 
@@ -305,6 +311,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     fn claim_near(&mut self, n: u32) -> Part {
+        self.scatter.end();
         loop {
             if let Some(region) = self.region {
                 if let Some(part) = self.zone.claim_in(region, n) {
@@ -330,7 +337,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    fn fold(&mut self) {
+    pub(super) fn fold(&mut self) {
         self.check_at = self.check_at.saturating_sub(self.tally.frees);
         self.trim_at = self.trim_at.saturating_sub(self.tally.frees);
         self.zone.fold(core::mem::take(&mut self.tally));

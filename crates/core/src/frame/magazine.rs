@@ -1,6 +1,6 @@
 //! [`Magazine`]: an owner's cached frames, as words of the map.
 
-use super::map::Part;
+use super::map::{Part, WORDS};
 use super::number::Frame;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -78,6 +78,16 @@ impl Magazine {
         self.ways[index]
     }
 
+    /// Forgets which words of a region had ways; none of them has frames.
+    pub(super) fn forget_region(&mut self, region: u32) {
+        for word in region * WORDS..(region + 1) * WORDS {
+            let index = self.index_of(word);
+            if self.ways[index].word == word {
+                self.ways[index] = Part::NONE;
+            }
+        }
+    }
+
     /// Empties a way.
     pub(super) fn take(&mut self, index: usize) -> Part {
         let used = &mut self.used[index / 64];
@@ -111,6 +121,24 @@ impl Magazine {
             }
         }
         false
+    }
+
+    /// Returns how many words have frames, or have had since they were last taken.
+    pub(super) fn words(&self) -> u32 {
+        self.uses
+    }
+
+    /// Returns the first way from `from` on that has a word, with frames or without.
+    pub(super) fn next_way(&self, from: usize) -> Option<usize> {
+        let mut mask = !0 << (from % 64);
+        for word in from / 64..self.used.len() {
+            let used = self.used[word] & mask;
+            mask = !0;
+            if used != 0 {
+                return Some(word * 64 + used.trailing_zeros() as usize);
+            }
+        }
+        None
     }
 
     /// Returns the first way from `from` on that has frames.

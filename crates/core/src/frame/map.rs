@@ -168,6 +168,12 @@ impl Map {
         self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
 
+    /// Returns whether all frames of the region are allocated.
+    pub(super) fn is_taken(&self, region: u32) -> bool {
+        // Without an early exit, so that it is a few wide loads' worth of instructions.
+        self.region(region).iter().fold(!0, |all, word| all & word.load(Ordering::Relaxed)) == !0
+    }
+
     /// Returns whether a frame of the region is free. Sequentially consistent, like `is_whole`.
     pub(super) fn has_free(&self, region: u32) -> bool {
         self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)

@@ -38,6 +38,7 @@ impl Zone {
             return Err(FrameError::Empty { frame: Some(first) });
         }
         self.check(first, run_frames)?;
+        self.kept.refuse(first.index(), run_frames)?;
         self.release_range(first.index(), run_frames)?;
         self.count_free(run_frames.into());
         Ok(())

@@ -5,9 +5,11 @@ use crate::share::Shared;
 use std::collections::BTreeSet;
 
 mod fragments;
+mod kept;
 mod limits;
 mod marks;
 mod model;
+mod scatter;
 mod stress;
 
 const ORDERS: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -201,11 +203,8 @@ fn runs_are_contiguous_and_aligned() {
 }
 
 #[test]
-fn a_zone_of_1_tib_is_created_quickly_with_little_metadata() {
-    let begin = std::time::Instant::now();
+fn a_zone_of_1_tib_has_little_metadata() {
     let zone = Zone::new(Zone::MAX_FRAMES).unwrap();
-    let took = begin.elapsed();
-    assert!(took.as_millis() < 100, "construction took {took:?}");
     assert!(zone.metadata_bytes() as f64 <= 0.16 * f64::from(Zone::MAX_FRAMES), "{}", zone.metadata_bytes());
     let runs: Vec<_> =
         ORDERS.into_iter().chain([18]).map(|o| (zone.alloc(order(o)).unwrap(), order(o))).collect();

@@ -17,8 +17,6 @@ pub(super) struct Flight {
     pub(super) descriptors: Vec<Descriptor>,
     /// How many descriptors the queue has accepted.
     pub(super) next: usize,
-    /// Whether the waits in flight were aborted and have not been submitted again.
-    pub(super) resubmit: bool,
     pub(super) pages_flushed: u64,
 }
 
@@ -94,7 +92,6 @@ impl FlightCell {
             // Blocks of the IOTLB and of device TLBs, and the fence between them.
             descriptors: Vec::with_capacity(2 * MAX_BLOCKS + 1),
             next: 0,
-            resubmit: false,
             pages_flushed: 0,
         };
         Self { claimed: AtomicBool::new(false), flight: UnsafeCell::new(flight) }

@@ -5,13 +5,16 @@ use super::clock::{Clock, MAX_IN_FLIGHT};
 use super::costs::FlushCosts;
 use super::flight::FlightCell;
 use super::flush::{Flush, FlushList, Pages};
-use super::queue::{InvalidationQueue, WaitLimit};
+use super::queue::InvalidationQueue;
 use super::stats::{InvalidationStats, Sent};
-use super::ticket::{Ticket, WaitError};
-use crate::known_bad::{self, Mistake};
+use super::ticket::Ticket;
+use super::waits::Waits;
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Ordering, SpinLock};
 use core::fmt;
-use core::task::Poll;
+
+/// How many pages threads that combine their requests gather before one of them submits. More cost the unit longer (0.22 us
+/// each), fewer the threads more submissions.
+const COMBINED_PAGES: u64 = 8;
 
 /// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their completion.
 pub struct Invalidator<Q> {
@@ -21,7 +24,7 @@ pub struct Invalidator<Q> {
     /// The batch being submitted. Claimed with `open` held.
     pub(super) flight: FlightCell,
     /// The last ticket issued.
-    requested: AtomicU64,
+    pub(super) requested: AtomicU64,
     /// The last ticket submitted to the queue.
     pub(super) submitted: CachePadded<AtomicU64>,
     /// The last completed ticket that has been observed. What other waiters poll.
@@ -31,10 +34,11 @@ pub struct Invalidator<Q> {
     pub(super) clock: Clock,
     /// Whether the queue has refused a batch for good.
     pub(super) refused: AtomicBool,
+    /// Whether the queue was restarted and has not accepted yet what replaces the flushes that it had aborted. Changed by the
+    /// thread that has claimed the flight; others read it to know that there is something to submit.
+    pub(super) restarted: AtomicBool,
     pub(super) sent: Sent,
-    waited: AtomicU64,
-    wait_ns: AtomicU64,
-    timed_out: AtomicU64,
+    pub(super) waits: Waits,
 }
 
 impl<Q> fmt::Debug for Invalidator<Q> {
@@ -55,6 +59,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             costs: queue.costs(),
             clock: Clock::new(),
             refused: AtomicBool::new(false),
+            restarted: AtomicBool::new(false),
             queue,
             open: SpinLock::new(Open::new()),
             flight: FlightCell::new(),
@@ -62,9 +67,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             submitted: CachePadded(AtomicU64::new(0)),
             completed: CachePadded(AtomicU64::new(0)),
             sent: Sent::new(),
-            waited: AtomicU64::new(0),
-            wait_ns: AtomicU64::new(0),
-            timed_out: AtomicU64::new(0),
+            waits: Waits::new(),
         }
     }
 
@@ -74,21 +77,37 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Requests `flushes` and returns the ticket after which they have completed. The entries of each have been cleared
-    /// **before** the iterator yields it.
+    /// **before** the iterator yields it. The iterator may use the invalidator.
     /// Nothing is submitted before [`submit`](Self::submit), [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        self.append(&mut self.open.lock(), flushes)
+        self.append(flushes, false)
     }
 
-    /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless the queue is full: one
-    /// acquisition of the lock, and only an append while the queue is full.
+    /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless the queue is full.
     pub fn request_and_submit(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        self.publish_if_in_flight();
+        self.append(flushes, true)
+    }
+
+    /// Requests `flush` for a thread that waits for it next. Submits as [`request_one`](Self::request_one) does, unless other
+    /// threads have lately requested theirs while one that waits had yielded: then the open batch is submitted once it has
+    /// several pages, or by the first of them that polls.
+    pub fn request_awaited(&self, flush: Flush) -> Ticket {
+        self.waits.yields.count_request();
+        if !self.may_combine() || !self.waits.yields.are_worth_it() {
+            return self.request_one(flush);
+        }
+        let pages = Pages::new(&flush);
         let mut open = self.open.lock();
-        let ticket = self.append(&mut open, flushes);
-        self.submit_open(open);
+        open.requested.count(&pages);
+        open.batch.push(pages);
+        let ticket = self.issue(&open);
+        let enough = open.batch.requested() >= COMBINED_PAGES;
+        drop(open);
+        if enough {
+            self.submit();
+        }
         ticket
     }
 
@@ -135,14 +154,17 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         ticket
     }
 
-    fn append(&self, open: &mut Open, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        let before = open.requested.flushes;
+    /// Requests `flushes`, a list at a time: the caller's iterator runs without the lock.
+    fn append(&self, flushes: impl IntoIterator<Item = Flush>, submit: bool) -> Ticket {
+        let (mut list, mut ticket) = (FlushList::new(), Ticket::COMPLETED);
         for flush in flushes {
-            let pages = Pages::new(&flush);
-            open.requested.count(&pages);
-            open.batch.push(pages);
+            let mut flush = flush;
+            while let Err(full) = list.push(flush) {
+                ticket = ticket.max(self.request_list(&mut list, false));
+                flush = full;
+            }
         }
-        if open.requested.flushes == before { Ticket::COMPLETED } else { self.issue(open) }
+        ticket.max(self.request_list(&mut list, submit))
     }
 
     pub(super) fn issue(&self, open: &Open) -> Ticket {
@@ -172,7 +194,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     fn publish_in_flight(&self) {
         self.publish();
-        if self.queue.has_aborted() {
+        // A queue that refused the flush after its restart no longer says that it has aborted.
+        if self.restarted.load(Ordering::Relaxed) || self.queue.has_aborted() {
             self.resubmit();
         }
     }
@@ -213,103 +236,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         Ticket(self.completed.load(Ordering::Acquire))
     }
 
-    /// Waits until the flush has completed, or the queue's [`limit`](InvalidationQueue::limit) is reached, counted from the
-    /// submission of the oldest batch in flight.
-    ///
-    /// # Errors
-    /// [`WaitError::TimedOut`] past the deadline: a device may reach what the flush covers until it completes, and the
-    /// ticket may be waited for again. [`WaitError::UnitFailed`] if it never completes. [`WaitError::Unknown`] if
-    /// no such ticket was issued.
-    #[inline]
-    pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {
-        if self.completed.load(Ordering::Acquire) >= ticket.0 {
-            return Ok(());
-        }
-        self.wait_until_overdue(ticket)
-    }
-
-    fn wait_until_overdue(&self, ticket: Ticket) -> Result<(), WaitError> {
-        timeout_or_mistake(self.wait_while(ticket, |_| self.overdue(ticket)))
-    }
-
-    /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting.
-    pub fn check(&self, ticket: Ticket) -> Poll<Result<(), WaitError>> {
-        if self.is_completed(ticket) {
-            return Poll::Ready(Ok(()));
-        }
-        self.check_issued(ticket)?;
-        self.check_once(ticket, || self.overdue(ticket)).map(timeout_or_mistake)
-    }
-
-    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its deadline.
-    ///
-    /// # Errors
-    /// As for [`wait`](Self::wait).
-    pub fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), WaitError> {
-        let start = self.queue.now_ns();
-        self.wait_while(ticket, |polls| {
-            let waited_ns = elapsed(start, self.queue.now_ns());
-            let over = waited_ns >= limit.time_ns || polls >= limit.polls;
-            over.then_some(WaitError::TimedOut { ticket, waited_ns, polls })
-        })
-    }
-
-    /// Returns an error if the oldest batch in flight is past its deadline. Counts as one poll.
-    fn overdue(&self, ticket: Ticket) -> Option<WaitError> {
-        // No ticket can complete before this one.
-        let oldest = Ticket(self.completed.load(Ordering::Acquire).saturating_add(1));
-        let limit = self.queue.limit();
-        if limit.polls < u64::MAX {
-            self.clock.count_poll(oldest);
-        }
-        let age = self.clock.age(oldest, self.queue.now_ns())?;
-        let over = age.ns >= limit.time_ns || age.polls > limit.polls;
-        over.then_some(WaitError::TimedOut { ticket, waited_ns: age.ns, polls: age.polls.min(limit.polls) })
-    }
-
-    fn check_issued(&self, ticket: Ticket) -> Result<(), WaitError> {
-        let last = Ticket(self.requested.load(Ordering::Acquire));
-        if ticket > last { Err(WaitError::Unknown { ticket, last }) } else { Ok(()) }
-    }
-
-    fn check_once(
-        &self,
-        ticket: Ticket,
-        overdue: impl FnOnce() -> Option<WaitError>,
-    ) -> Poll<Result<(), WaitError>> {
-        let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { overdue() };
-        // The flush may have completed before the unit failed, or while the clock was read.
-        if self.is_completed(ticket) {
-            return Poll::Ready(Ok(()));
-        }
-        error.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
-    }
-
-    /// Waits until the flush has completed or `overdue`, called with the number of polls so far, returns an error.
-    fn wait_while(
-        &self,
-        ticket: Ticket,
-        overdue: impl Fn(u64) -> Option<WaitError>,
-    ) -> Result<(), WaitError> {
-        if self.is_completed(ticket) {
-            return Ok(());
-        }
-        self.check_issued(ticket)?;
-        let start = self.queue.now_ns();
-        let mut polls = 0;
-        let result = loop {
-            if let Poll::Ready(result) = self.check_once(ticket, || overdue(polls)) {
-                break result;
-            }
-            self.queue.relax(polls);
-            polls += 1;
-        };
-        self.waited.fetch_add(1, Ordering::Relaxed);
-        self.wait_ns.fetch_add(elapsed(start, self.queue.now_ns()), Ordering::Relaxed);
-        self.timed_out.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
-        result
-    }
-
     /// Returns the statistics.
     pub fn stats(&self) -> InvalidationStats {
         let mut stats = InvalidationStats::default();
@@ -318,9 +244,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         stats.requested = requested.flushes;
         stats.requested_tables = requested.tables;
         stats.pages_requested = requested.pages;
-        stats.waited = self.waited.load(Ordering::Relaxed);
-        stats.wait_ns = self.wait_ns.load(Ordering::Relaxed);
-        stats.timed_out = self.timed_out.load(Ordering::Relaxed);
+        self.waits.add_to(&mut stats);
         stats
     }
 
@@ -338,16 +262,4 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             self.completed.fetch_max(completed.0, Ordering::AcqRel);
         }
     }
-}
-
-/// Takes a timeout for a completion, if that mistake is switched on.
-fn timeout_or_mistake(result: Result<(), WaitError>) -> Result<(), WaitError> {
-    match result {
-        Err(WaitError::TimedOut { .. }) if known_bad::makes(Mistake::TimeoutIsCompletion) => Ok(()),
-        result => result,
-    }
-}
-
-fn elapsed(start: Option<u64>, now: Option<u64>) -> u64 {
-    start.zip(now).map_or(0, |(start, now)| now.saturating_sub(start))
 }

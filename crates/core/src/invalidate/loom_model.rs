@@ -8,6 +8,22 @@ use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
 
+/// A queue with room for one batch, which never completes.
+struct Stuck;
+
+impl InvalidationQueue for Stuck {
+    fn submit(&self, _: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        assert_eq!(wait, Some(Ticket(1)), "more batches in flight than the queue has room for");
+        Ok(())
+    }
+    fn completed(&self) -> Ticket {
+        Ticket::COMPLETED
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: u64::MAX, polls: u64::MAX }
+    }
+}
+
 /// Clears the entry of a page, and requests its flush: one page by itself if it `submits`, the other by the general path.
 fn request(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) -> Ticket {
     inv.queue().cleared[page].store(1, Ordering::Relaxed);
@@ -52,6 +68,42 @@ fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
     explore(true, 2, Some(1));
 }
 
+/// Two units, one of which refuses or aborts: the state that the queue over both keeps of each passes between the threads that
+/// submit, and no ticket completes before both units have flushed. The last case has a restart whose flush is refused.
+#[test]
+fn loom_a_ticket_does_not_complete_before_every_unit_has_flushed() {
+    explore_units(Snapshot::new, || Snapshot::new().refusing_every(2));
+    explore_units(|| Snapshot::with(2, Some(0)), Snapshot::new);
+    explore_units(Snapshot::new, || Snapshot::with(usize::MAX, Some(0)).refusing_every(2));
+}
+
+fn explore_units(first: fn() -> Snapshot<2>, second: fn() -> Snapshot<2>) {
+    let mut model = loom::model::Builder::new();
+    // With two units there are too many interleavings to try them all.
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let inv = Arc::new(Invalidator::new(FanOut::new(first(), [second()])));
+        let other = Arc::clone(&inv);
+        let thread = thread::spawn(move || owner_of_units(&other, 1));
+        owner_of_units(&inv, 0);
+        thread.join().unwrap();
+        assert_eq!(inv.stats().requested, 2);
+    });
+}
+
+/// Clears the entry of a page for both units, and polls until its flush has completed.
+fn owner_of_units(inv: &Invalidator<FanOut<Snapshot<2>>>, page: usize) {
+    inv.queue().queues().for_each(|unit| unit.cleared[page].store(1, Ordering::Relaxed));
+    let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
+    let ticket = inv.request_one(Flush::from(range));
+    while !inv.is_completed(ticket) {
+        thread::yield_now();
+    }
+    for unit in inv.queue().queues() {
+        assert_eq!(unit.flushed[page].load(Ordering::Relaxed), 1);
+    }
+}
+
 /// Two requests that each become a batch of their own if they can: one of them meets the other in the flight, or gathers.
 #[test]
 fn loom_a_single_request_does_not_complete_before_its_flush() {
@@ -69,6 +121,45 @@ fn loom_a_single_request_does_not_complete_before_its_flush() {
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || single(&other, 1));
         single(&inv, 0);
+        thread.join().unwrap();
+        assert_eq!(inv.stats().requested, 2);
+    });
+}
+
+/// Of two single requests one finds the queue full, also if it looked before the other one was submitted.
+#[test]
+fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
+    loom::model(|| {
+        let inv = Arc::new(Invalidator::new(Stuck));
+        let single = |inv: &Invalidator<Stuck>, page: u64| {
+            inv.request_one(Flush::from(IovaRange::new(Iova::new(page << 12), 4096).unwrap()))
+        };
+        let other = Arc::clone(&inv);
+        let thread = thread::spawn(move || single(&other, 1));
+        let here = single(&inv, 0);
+        let there = thread.join().unwrap();
+        assert_eq!((here.min(there), here.max(there)), (Ticket(1), Ticket(2)));
+    });
+}
+
+/// Two threads that wait for what they request, which gathers: whichever polls submits both requests, or each its own, and neither
+/// depends on the other.
+#[test]
+fn loom_awaited_requests_do_not_complete_before_their_flush() {
+    let mut model = loom::model::Builder::new();
+    // A wait has too many steps to try all interleavings.
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
+        let unmap = |inv: &Invalidator<Snapshot<2>>, page: usize| {
+            inv.queue().cleared[page].store(1, Ordering::Relaxed);
+            let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
+            inv.wait(inv.request_awaited(Flush::from(range))).unwrap();
+            assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
+        };
+        let other = Arc::clone(&inv);
+        let thread = thread::spawn(move || unmap(&other, 1));
+        unmap(&inv, 0);
         thread.join().unwrap();
         assert_eq!(inv.stats().requested, 2);
     });

@@ -67,3 +67,19 @@ fn decode(bits: u64) -> Point {
         Point::Gathered(Position(bits & !GATHERED))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The ring may tell the second thread a later ticket.
+    #[test]
+    fn what_was_learnt_first_is_kept() {
+        let position = Position(0);
+        let point = PointCell::new(Point::Gathered(position));
+        assert_eq!(point.get(), Point::Gathered(position));
+        assert_eq!([5, 9].map(|ticket| point.learn(position, Ticket(ticket))), [Ticket(5); 2]);
+        assert_eq!(point.get(), Point::Ticket(Ticket(5)));
+        assert_eq!(PointCell::new(Point::Ticket(Ticket::NEVER)).get(), Point::Ticket(Ticket::NEVER));
+    }
+}

@@ -20,6 +20,8 @@ pub(super) struct Snapshot<const PAGES: usize> {
     accepts: usize,
     /// The submission (counted from 0) that aborts.
     aborts_at: Option<u64>,
+    /// Refuses the last of every so many submissions.
+    refuses_every: Option<u64>,
     /// Counts submissions: one thread at a time makes them.
     submissions: AtomicU64,
     aborted: AtomicBool,
@@ -38,9 +40,15 @@ impl<const PAGES: usize> Snapshot<PAGES> {
             submitted: AtomicU64::new(0),
             accepts,
             aborts_at,
+            refuses_every: None,
             submissions: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the queue, which now refuses the last of every `submissions`.
+    pub(super) fn refusing_every(self, submissions: u64) -> Self {
+        Self { refuses_every: Some(submissions), ..self }
     }
 }
 
@@ -53,7 +61,8 @@ impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {
             self.aborted.store(true, Ordering::Release);
             return Ok(());
         }
-        if self.aborted.load(Ordering::Relaxed) {
+        let refuses = self.refuses_every.is_some_and(|every| (submission + 1).is_multiple_of(every));
+        if refuses || self.aborted.load(Ordering::Relaxed) {
             return Err(QueueError::Full);
         }
         for descriptor in descriptors {

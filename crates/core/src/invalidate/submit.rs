@@ -57,14 +57,13 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         mut open: Guard<'o, Open>,
         pages: Pages,
     ) -> Result<(), Guard<'o, Open>> {
-        let gathered = !open.batch.is_empty();
-        let full = self.is_full(self.submitted.load(Ordering::Relaxed));
-        if gathered || full || self.refused.load(Ordering::Relaxed) {
+        if !open.batch.is_empty() || self.refused.load(Ordering::Relaxed) {
             return Err(open);
         }
         let Some(mut claim) = self.flight.try_claim(&mut open) else { return Err(open) };
         claim.with(|flight| {
-            if flight.ticket != 0 {
+            // Only now: before the claim, another thread may have been submitting.
+            if flight.ticket != 0 || self.is_full(self.submitted.load(Ordering::Relaxed)) {
                 return Err(open);
             }
             flight.ticket = open.ticket;
@@ -101,7 +100,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// submitted in part begins again. Returns false if that has to be tried again.
     #[inline]
     fn recover(&self, flight: &mut Flight) -> bool {
-        if !flight.resubmit && !self.queue.has_aborted() {
+        if !self.restarted.load(Ordering::Relaxed) && !self.queue.has_aborted() {
             return true;
         }
         self.recover_now(flight)
@@ -110,9 +109,10 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     #[cold]
     fn recover_now(&self, flight: &mut Flight) -> bool {
         if self.queue.has_aborted() {
-            self.queue.restart();
             flight.next = 0;
-            flight.resubmit = true;
+            // First: if the queue panics here, the flush is submitted all the same.
+            self.restarted.store(true, Ordering::Relaxed);
+            self.queue.restart();
         }
         let last = self.submitted.load(Ordering::Relaxed);
         if self.completed.load(Ordering::Acquire) < last {
@@ -128,7 +128,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
                 }
             }
         }
-        flight.resubmit = false;
+        self.restarted.store(false, Ordering::Relaxed);
         true
     }
 
@@ -166,6 +166,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Counts and publishes a batch that has been submitted, and its completion if that was immediate. Only then no deadline
     /// is needed, and no clock is read.
     fn sent(&self, flight: &mut Flight) {
+        // First: if the queue panics here, the batch stays, and its wait is submitted again.
+        let (completed, now_ns) = self.queue.after_submission();
         let (ticket, sent) = (flight.ticket, &self.sent);
         for descriptor in &flight.descriptors {
             match descriptor {
@@ -184,7 +186,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         flight.clear();
         let in_flight = ticket - self.completed.load(Ordering::Relaxed).min(ticket);
         sent.peak.add(in_flight.saturating_sub(sent.peak.get()));
-        let (completed, now_ns) = self.queue.after_submission();
         if completed.0 == ticket {
             // No ticket above it can be published while this thread submits, so a store does not lower what others publish.
             self.completed.store(ticket, Ordering::Release);

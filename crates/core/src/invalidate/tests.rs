@@ -4,7 +4,10 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use snapshot::Snapshot;
 use std::sync::Arc;
 
+mod awaited;
 mod deadlines;
+mod single;
+mod units;
 
 /// An invalidation queue whose batches the test completes.
 struct Hand {
@@ -344,8 +347,10 @@ fn what_replaces_aborted_flushes_reaches_device_tlbs_and_is_not_forgotten() {
     let queue = inv.queue();
     queue.aborted.store(true, Ordering::SeqCst);
     queue.full.store(true, Ordering::SeqCst);
-    assert!(!inv.is_completed(first));
+    assert!(!inv.is_completed(first) && !inv.queue().aborted.load(Ordering::SeqCst));
     queue.full.store(false, Ordering::SeqCst);
+    assert!(!inv.is_completed(first));
+    assert_eq!(queue.batches.lock().unwrap().len(), 2, "a poll is enough");
     let second = inv.request_and_submit([flush(2, 1)]);
     let all = vec![ALL, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
     let batches = queue.batches.lock().unwrap();

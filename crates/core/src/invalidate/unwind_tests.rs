@@ -103,3 +103,30 @@ fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
         }
     }
 }
+
+/// Accepts everything, completes nothing, and panics once after a submission.
+struct Hanging(AtomicU64);
+
+impl InvalidationQueue for Hanging {
+    fn submit(&self, _: &[Descriptor], _: Option<Ticket>) -> Result<(), QueueError> {
+        Ok(())
+    }
+    fn completed(&self) -> Ticket {
+        Ticket::COMPLETED
+    }
+    fn after_submission(&self) -> (Ticket, Option<u64>) {
+        assert_ne!(self.0.fetch_add(1, Ordering::SeqCst), 0, "a queue");
+        (self.completed(), self.now_ns())
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: u64::MAX, polls: 100 }
+    }
+}
+
+#[test]
+fn a_panic_after_the_submission_leaves_a_deadline() {
+    let inv = Invalidator::new(Hanging(0.into()));
+    let ticket = inv.request([page(1)]);
+    assert!(catch_unwind(AssertUnwindSafe(|| inv.submit())).is_err());
+    assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
+}

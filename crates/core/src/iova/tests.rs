@@ -279,7 +279,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(48), ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_map_of_granules(ops in proptest::collection::vec((0u8..10, any::<u64>(), any::<u64>(), any::<u64>()), 300)) {
         let (space, mut model) = Model::new();

@@ -36,23 +36,49 @@ fn count(
 }
 
 /// Writes `first`, `first + step`, ... What was written before is visible to a walker that finds one of them.
-#[inline]
+#[inline(always)]
 pub(super) fn write(entries: &[AtomicU64], first: u64, step: u64) {
+    match entries {
+        [entry] => entry.store(first, Ordering::Release),
+        _ => write_many(entries, first, step),
+    }
+}
+
+// Plain loops: a closure that both share is not inlined in every build, and a call per entry takes longer than all the rest.
+#[inline(never)]
+fn write_many(entries: &[AtomicU64], first: u64, step: u64) {
+    let (blocks, rest) = entries.as_chunks::<BLOCK>();
     let mut next = first;
-    let mut write = |entry: &AtomicU64| {
+    for block in blocks {
+        for entry in block {
+            entry.store(next, Ordering::Release);
+            next = next.wrapping_add(step);
+        }
+    }
+    for entry in rest {
         entry.store(next, Ordering::Release);
         next = next.wrapping_add(step);
-    };
-    if let [entry] = entries {
-        return write(entry);
     }
-    let (blocks, rest) = entries.as_chunks::<BLOCK>();
-    blocks.iter().for_each(|block| block.iter().for_each(&mut write));
-    rest.iter().for_each(&mut write);
 }
 
 /// Writes 0 to all of them.
-#[inline]
+#[inline(always)]
 pub(super) fn clear(entries: &[AtomicU64]) {
-    write(entries, 0, 0);
+    match entries {
+        [entry] => entry.store(0, Ordering::Release),
+        _ => clear_many(entries),
+    }
+}
+
+#[inline(never)]
+fn clear_many(entries: &[AtomicU64]) {
+    let (blocks, rest) = entries.as_chunks::<BLOCK>();
+    for block in blocks {
+        for entry in block {
+            entry.store(0, Ordering::Release);
+        }
+    }
+    for entry in rest {
+        entry.store(0, Ordering::Release);
+    }
 }

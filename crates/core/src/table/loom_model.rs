@@ -36,9 +36,15 @@ impl Bench {
     }
 
     fn clear_and_reclaim(&self, iova: u64) {
+        assert!(self.try_clear_and_reclaim(iova));
+    }
+
+    /// Returns whether something was mapped there.
+    fn try_clear_and_reclaim(&self, iova: u64) -> bool {
         let mut retired = Retired::new();
-        self.table.clear(range(iova), &mut retired).unwrap();
+        let cleared = self.table.clear(range(iova), &mut retired).is_ok();
         self.table.reclaim(retired).unwrap();
+        cleared
     }
 
     fn at(&self, iova: u64) -> Option<u64> {
@@ -114,14 +120,8 @@ fn loom_two_clears_of_one_range_count_it_once() {
         b.map(0, 16 * K4);
         b.map(K4, 17 * K4);
         let other = b.clone();
-        let clear = |b: &Bench| {
-            let mut retired = Retired::new();
-            let cleared = b.table.clear(range(0), &mut retired).is_ok();
-            b.table.reclaim(retired).unwrap();
-            cleared
-        };
-        let thread = thread::spawn(move || clear(&other));
-        let here = clear(&b);
+        let thread = thread::spawn(move || other.try_clear_and_reclaim(0));
+        let here = b.try_clear_and_reclaim(0);
         assert!(here != thread.join().unwrap(), "exactly one of them has cleared it");
         assert_eq!((b.at(0), b.at(K4)), (None, Some(17 * K4)));
         b.map(M2, 18 * K4);
@@ -139,14 +139,8 @@ fn loom_a_second_clear_leaves_what_its_page_maps_elsewhere() {
         let b = bench(4);
         b.map(0, 16 * K4);
         let other = b.clone();
-        let clear = |b: &Bench| {
-            let mut retired = Retired::new();
-            let cleared = b.table.clear(range(0), &mut retired).is_ok();
-            b.table.reclaim(retired).unwrap();
-            cleared
-        };
-        let second = thread::spawn(move || clear(&other));
-        let here = clear(&b);
+        let second = thread::spawn(move || other.try_clear_and_reclaim(0));
+        let here = b.try_clear_and_reclaim(0);
         b.map(M2, 18 * K4);
         assert!(here != second.join().unwrap(), "exactly one of them has cleared it");
         assert_eq!((b.at(0), b.at(M2)), (None, Some(18 * K4)));

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use formats::Decode;
 
 mod damage;
+mod dump;
 mod formats;
 mod kept;
 mod levels;

@@ -12,7 +12,8 @@ use crate::invalidate::{
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::table::{Format, PinnedLeaf, Retired, Table, TableError};
+use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
+use alloc::boxed::Box;
 use core::fmt;
 use core::task::Poll;
 
@@ -88,8 +89,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             if self.invalidator.wait(self.deferred.last()).is_err() {
                 return false;
             }
-            self.reclaim();
-            self.reclaim();
+            self.reclaim_all();
             // In this order: a page stops being retired before it counts as reclaimed.
             let retired = self.table.stats().retired;
             if self.deferred.reclaimed_exactly() != reclaimed {
@@ -114,8 +114,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
         self.flush_retired(retired);
         if self.invalidator.wait(self.deferred.last()).is_ok() {
-            self.reclaim();
-            self.reclaim();
+            self.reclaim_all();
         }
     }
 
@@ -139,6 +138,12 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         let is_completed =
             |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.completed() >= ticket;
         self.deferred.reclaim(&self.table, is_completed);
+    }
+
+    /// Reclaims all retired table pages whose flush has completed: those that waited for it, and then those gathered meanwhile.
+    fn reclaim_all(&self) {
+        self.reclaim();
+        self.reclaim();
     }
 
     /// Clears, then requests the flush and submits it if the queue is not full: in this order, or a walk between the two
@@ -180,21 +185,29 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Clears one range, as [`clear`](Self::clear) does many: without a list.
-    fn clear_single(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, TableError> {
+    /// Clears one range, as [`clear`](Self::clear) does many: without a list. `request` requests its flush, unless table pages
+    /// are flushed with it.
+    fn clear_single(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+        request: impl FnOnce(&Invalidator<Q>, Flush) -> Ticket,
+    ) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
             return self.flush_then_clear(&mut core::iter::once((range, pin)));
         }
         self.reclaim();
         let mut retired = Retired::new();
-        self.clear_one(range, pin, &mut retired)?;
+        let cleared = self.clear_one(range, pin, &mut retired);
         let leaves = Flush::from(range);
-        if retired.is_empty() {
-            return Ok(self.invalidator.request_one(leaves));
-        }
-        let ticket = self.invalidator.request([leaves]);
-        Ok(ticket.max(self.flush_retired(retired)))
+        let ticket = match cleared {
+            Ok(()) if retired.is_empty() => return Ok(request(&self.invalidator, leaves)),
+            Ok(()) => Ok(self.invalidator.request([leaves])),
+            Err(error) => Err(error),
+        };
+        let tables = self.flush_retired(retired);
+        ticket.map(|leaves| leaves.max(tables))
     }
 
     /// Clears a range of the owner of `ring`, whose request is appended to that: nothing that threads share is changed.
@@ -352,7 +365,11 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
     }
 
     fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
-        Ok(self.clear_single(range, pin)?)
+        Ok(self.clear_single(range, pin, Invalidator::request_one)?)
+    }
+
+    fn revoke_awaited(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+        Ok(self.clear_single(range, pin, Invalidator::request_awaited)?)
     }
 
     fn revoke_gathered(
@@ -399,6 +416,10 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     fn has_failed(&self) -> bool {
         self.invalidator.has_failed()
+    }
+
+    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        Some(Box::new(self.table.mapped()))
     }
 
     fn stats(&self) -> BackendStats {

@@ -175,3 +175,45 @@ fn a_space_without_windows_still_serves_its_owners() {
     }
     assert!(owner.alloc(&domain, 4096, 4096).is_err());
 }
+
+/// What is left of a window that the next allocation does not fit in is used again with the rest of it.
+#[test]
+fn the_rest_of_a_window_is_not_lost() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    for _ in 0..100 {
+        let all = [256, 255, 2].map(|pages| owner.alloc(&domain, pages * 4096, 4096).unwrap());
+        all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    }
+    assert!(domain.stats().windows <= 3, "{}", domain.stats().windows);
+}
+
+/// A power of two, so that what was mapped in order is one aligned block, and fewer the more owners there are.
+#[test]
+fn how_much_an_owner_gathers_follows_the_number_of_owners() {
+    let (_mock, domain, _) = domain();
+    let mut owners = Vec::new();
+    let mut limits = Vec::new();
+    for count in [1, 16, 17, 100, 300] {
+        owners.resize_with(count, || domain.register_owner());
+        limits.push(domain.gather_limit());
+    }
+    assert_eq!(limits, [64, 64, 32, 8, 4]);
+    while owners.len() > 16 {
+        domain.retire_owner(&mut owners.pop().unwrap());
+    }
+    assert_eq!(domain.gather_limit(), 64);
+}
+
+/// The address space rounds it up. A window, which counts whole granules, would hand out the rest of one again.
+#[test]
+fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    let before = owner.alloc(&domain, 4096, 4096).unwrap();
+    for bytes in [1, 4095, 4097, 6144] {
+        assert!(!owner.alloc(&domain, bytes, 4096).is_ok_and(|addresses| is_in_window(&addresses)));
+    }
+    let after = owner.alloc(&domain, 4096, 4096).unwrap();
+    assert_eq!(after.iova.start(), before.iova.end());
+}

@@ -207,7 +207,7 @@ fn stress_bulk_down_to_the_watermarks() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 340, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(340), ..ProptestConfig::default() })]
 
     /// Bulk calls get exactly what the watermarks leave, and one more frame.
     #[test]

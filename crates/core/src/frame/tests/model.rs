@@ -22,7 +22,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 340, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(340), ..ProptestConfig::default() })]
 
     /// Without magazines the zone is exact: it refuses only what the model cannot give either.
     #[test]
@@ -67,11 +67,12 @@ proptest! {
     #[test]
     fn owners_agree_with_a_set(
         reserving in any::<bool>(),
-        regions in prop::sample::select(vec![6_u32, 20]),
+        regions in prop::sample::select(vec![6_u32, 20, 70]),
         steps in prop::collection::vec((0..3usize, 0..6u8, 0..10u8, any::<u16>()), 300),
     ) {
         let frames = 512 * regions + 77;
-        let zone = Zone::with_slots(frames, if reserving { 2 } else { 0 }).unwrap();
+        let mut zone = Zone::with_slots(frames, if reserving { 2 } else { 0 }).unwrap();
+        zone.watermarks = Watermarks::NONE;
         let mut locals = [zone.local(), zone.local()];
         let mut model = Model::default();
         for (who, verb, o, pick) in steps {

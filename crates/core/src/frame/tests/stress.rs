@@ -7,7 +7,7 @@ use crate::testing::Random;
 #[test]
 fn stress_no_frame_has_two_owners() {
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-    let zone = Zone::new(512 * 24 + 100).unwrap();
+    let zone = Zone::with_watermarks(512 * 64 + 100, Watermarks::NONE).unwrap();
     let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
     let mark = |first: Frame, order: Order, from: u8, to: u8| {
         for index in covered(first, order.frames()) {
@@ -45,7 +45,7 @@ fn stress_no_frame_has_two_owners() {
         }
     });
     assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
-    for _ in 0..24 {
+    for _ in 0..64 {
         zone.alloc(Order::HUGE).unwrap();
     }
     assert_eq!(zone.take_list(1000).len(), 100);

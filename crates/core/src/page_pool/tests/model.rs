@@ -56,7 +56,7 @@ fn by_name(holders: Vec<Holder>) -> BTreeMap<Option<String>, u64> {
 
 proptest! {
     // About 1,500 steps per case.
-    #![proptest_config(ProptestConfig { cases: 80, max_shrink_iters: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(80), max_shrink_iters: 500, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_list_of_pages_in_use(
         steps in steps(), order in 0u8..3, ring in 0u32..10, keep in any::<bool>(), destroy in any::<bool>(),

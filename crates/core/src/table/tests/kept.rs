@@ -113,3 +113,94 @@ fn a_shortage_retires_what_is_kept() {
     b.table.reclaim(retired).unwrap();
     b.map(10 * M2, 0, K4).unwrap();
 }
+
+/// Of the kept pages, those in the place of a whole 2 MiB piece are retired, and are no longer among those that are kept.
+#[test]
+fn room_is_made_for_whole_pieces_alone() {
+    let b = grown(64);
+    for window in 0..3 {
+        b.map(window * M2, 0, K4).unwrap();
+        assert!(clear(&b, window * M2).is_empty());
+    }
+    let mut retired = Retired::new();
+    assert_eq!(b.table.make_room(range(K4, 2 * M2), PhysAddr::new(K4), &mut retired), Ok(true));
+    assert!(b.table.retired_ranges(&retired).unwrap().eq([range(M2, M2)]));
+    assert_eq!(b.table.stats().kept, 2);
+    b.table.reclaim(retired).unwrap();
+    // Used again elsewhere at once, as the one that is kept longest is retired.
+    let places = [4, 5, 6].map(|window| window * M2);
+    places.iter().for_each(|at| b.map(*at, 0, K4).unwrap());
+    assert!(places.iter().all(|at| b.at(*at) == Some((0, K4, 3))));
+    let mut retired = clear(&b, 100 * G1);
+    places.iter().for_each(|at| b.table.clear(range(*at, K4), &mut retired).unwrap());
+    b.table.reclaim(retired).unwrap();
+    b.settle();
+    b.is_pristine();
+}
+
+#[test]
+fn no_room_is_made_for_leaves_that_the_hardware_has_not() {
+    let Bench { table, pages, _pages } = grown(64);
+    let b: Bench = Bench { table: table.with_max_leaf(PageSize::Size4K), pages, _pages };
+    b.map(M2, 0, K4).unwrap();
+    assert!(clear(&b, M2).is_empty());
+    let room = b.table.make_room(range(0, 2 * M2), PhysAddr::new(0), &mut Retired::new());
+    assert_eq!((room, b.table.stats().kept), (Ok(false), 1));
+}
+
+/// However large the table, and whatever it is asked for.
+#[test]
+fn no_more_than_64_are_kept() {
+    let b: Bench = keeping(2100, 3);
+    let b = Bench { table: b.table.with_kept_pages(u32::MAX), ..b };
+    // It is given half of its pages when the others are in use.
+    (0..1100).for_each(|window| b.map(100 * G1 + window * M2, 0, K4).unwrap());
+    let mut most = 0;
+    for window in 0..200 {
+        b.map(window * M2, 0, K4).unwrap();
+        b.table.reclaim(clear(&b, window * M2)).unwrap();
+        most = most.max(b.table.stats().kept);
+    }
+    assert_eq!(most, 64);
+}
+
+/// Beside one hint for each of 64 windows, which the last of those that share it has.
+#[test]
+fn a_hint_names_the_page_of_its_window_until_that_is_used_elsewhere() {
+    let b = grown(64);
+    let hinted = |iova: u64| b.table.0.store.hinted(iova).map(|(place, _)| place.page.index());
+    assert_eq!(hinted(0), None, "nothing is known at first");
+    b.map(K4, 0, K4).unwrap();
+    let page = hinted(0);
+    assert!(page.is_some() && hinted(M2 - K4) == page);
+    assert_eq!((hinted(M2), hinted(64 * M2)), (None, None));
+    assert!(clear(&b, K4).is_empty());
+    assert_eq!(hinted(0), page, "kept");
+    let mut retired = Retired::new();
+    b.table.retire_kept(&mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    assert_eq!(hinted(0), None);
+    b.map(64 * M2, 0, K4).unwrap();
+    assert_eq!((hinted(64 * M2), hinted(0)), (page, None));
+    b.map(0, 0, K4).unwrap();
+    assert!(hinted(0).is_some() && hinted(64 * M2).is_none());
+    assert_eq!([0, 64 * M2].map(|iova| b.at(iova)), [Some((0, K4, 3)); 2]);
+}
+
+/// A map evicts, too, and what it has retired is added to what the caller of `make_room` flushes.
+#[test]
+fn what_a_map_has_evicted_makes_room_after_its_flush() {
+    let b = grown(64);
+    for window in 0..4 {
+        b.map(window * M2, 0, K4).unwrap();
+        assert!(clear(&b, window * M2).is_empty());
+    }
+    b.map(4 * M2, 0, K4).unwrap();
+    assert_eq!(b.table.stats().retired, 2);
+    let (iova, mut retired) = (range(0, 2 * M2), Retired::new());
+    assert_eq!(b.table.make_room(iova, PhysAddr::new(0), &mut retired), Ok(true));
+    assert!(b.table.retired_ranges(&retired).unwrap().eq([iova]));
+    b.table.reclaim(retired).unwrap();
+    b.table.map(iova, PhysAddr::new(0), RW).unwrap();
+    assert_eq!([0, M2].map(|at| b.at(at).unwrap().1), [M2; 2]);
+}

@@ -29,6 +29,20 @@ fn largest(at: u64, phys: u64, left: u64) -> u64 {
     [G1, M2].into_iter().find(|s| (at | phys).is_multiple_of(*s) && *s <= left).unwrap_or(K4)
 }
 
+/// The runs of the model: leaves that continue each other in both address spaces, of one size and access.
+fn joined(model: &Model) -> dump::Runs {
+    let mut runs = dump::Runs::new();
+    for (&at, &(size, phys, access)) in model {
+        match runs.last_mut() {
+            Some(run) if (run.0 + run.1, run.2 + run.1, run.3, run.4) == (at, phys, access, size) => {
+                run.1 += size
+            }
+            _ => runs.push((at, size, phys, access, size)),
+        }
+    }
+    runs
+}
+
 type Op = (u8, u64, u64, u64);
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -36,7 +50,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(48), ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_map_of_leaves(capacity in 6usize..40, keeps: bool, levels in 3u8..=5, ops in ops()) {
         agrees::<VtdSecondStage>(capacity, keeps, levels, ops)?;
@@ -54,7 +68,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(8), ..ProptestConfig::default() })]
     /// A walker that sees only what has been written back finds the same, at once.
     #[test]
     fn agrees_with_a_map_of_leaves_for_a_walker_that_is_not_coherent(
@@ -144,6 +158,7 @@ fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> 
             prop_assert_eq!(b.at(s), Some((phys, len, access)));
             prop_assert_eq!(b.at(s + len).is_some(), model.contains_key(&(s + len)));
         }
+        prop_assert_eq!(dump::runs(&b.table), joined(&model));
         let stats = b.table.stats();
         prop_assert!(stats.in_use + stats.retired <= stats.high_water && stats.high_water <= stats.capacity);
     }

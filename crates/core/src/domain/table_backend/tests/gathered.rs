@@ -92,6 +92,17 @@ fn polls_in_a_row_submit_in_the_end() {
     assert!(ticket > looked_at.ticket() && ticket < Ticket::NEVER);
 }
 
+/// An owner that goes on revoking never polls twice in a row: it does not leave what another owner has gathered where it is.
+#[test]
+fn a_poll_of_what_another_owner_has_gathered_hands_it_over() {
+    let (unit, domain, mut local) = setup();
+    let (mut other, revoked) = (domain.local(), revoke_one(&unit, &mut local));
+    let gathered = revoke_one(&unit, &mut other);
+    assert!(other.poll(revoked).is_ok());
+    assert_eq!(requested(&unit), (1, 1), "its own stay");
+    drop(gathered);
+}
+
 /// What is to be waited for at once, what belongs to another owner, and what a limit holds back is not gathered.
 #[test]
 fn what_cannot_wait_is_requested_at_once() {
@@ -111,6 +122,31 @@ fn what_cannot_wait_is_requested_at_once() {
     drop((revoked, limited, gathered));
     let stats = domain.stats();
     assert_eq!((stats.live, stats.held_bytes, stats.quarantined), (0, 0, 0));
+}
+
+/// A poll finds a flush that has completed meanwhile, although it submits nothing.
+#[test]
+fn a_single_poll_finds_what_has_completed() {
+    let (unit, domain) = domain(64, Scattered { takes_polls: 1, ..Scattered::default() });
+    let mut local = domain.local();
+    let mut held: Vec<_> = (0..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
+    let first = local.poll(held.remove(0)).unwrap_err();
+    unit.queue().relax(0);
+    assert!(local.poll(first).is_ok());
+}
+
+/// What is late is released by a gathered revocation, too.
+#[test]
+fn a_gathered_revocation_releases_what_was_late() {
+    let (unit, domain, mut local) = setup();
+    let [late, other] = [(); 2].map(|()| local.map(Nowhere(1), FromDevice).unwrap());
+    unit.queue().hangs.store(true, Ordering::SeqCst);
+    assert!(local.unmap(late).is_err());
+    assert_eq!(domain.stats().deferred, 1);
+    unit.queue().hangs.store(false, Ordering::SeqCst);
+    let revoked = local.revoke(other);
+    assert_eq!(domain.stats().deferred, 0);
+    drop(revoked);
 }
 
 /// Many owners: each hands over a few, and the domain submits what several have handed over.

@@ -45,3 +45,24 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
     cache.run(&translator, nowhere(1)).unwrap();
     assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
 }
+
+/// Room is made beside pages that wait for a flush that nobody has looked at since: these are reclaimed first.
+#[test]
+fn room_is_made_although_other_pages_wait_for_their_flush() {
+    let paged = walked(64);
+    for window in 0..4 {
+        paged.map(at(window * 512, 1), walker::page(window), RW).unwrap();
+    }
+    for window in 0..4 {
+        let ticket = paged.revoke(&mut core::iter::once(at(window * 512, 1))).unwrap();
+        paged.wait(ticket).unwrap();
+    }
+    let (phys, mut retired) = (PhysAddr::new(1 << 30), Retired::new());
+    assert_eq!(paged.table.make_room(at(3 * 512, 512), phys, &mut retired), Ok(true));
+    let flush = Flush { range: at(3 * 512, 512), leaf_only: false };
+    paged.deferred.add(&paged.table, retired, paged.invalidator.request_and_submit([flush]));
+    let region = at(0, 512);
+    paged.make_room(region, phys);
+    paged.map_run(region, phys, RW).unwrap();
+    assert_eq!(paged.table.translate(Iova::new(0)).unwrap().size, crate::addr::PageSize::Size2M);
+}

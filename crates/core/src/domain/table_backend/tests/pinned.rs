@@ -6,7 +6,7 @@ use crate::domain::{Domain, DomainId, Mapping, Pinned};
 use crate::invalidate::{Point, RequestRing};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
-use crate::table::PinnedLeaf;
+use crate::table::{MappedRun, PinnedLeaf};
 
 const WINDOW_PAGES: u64 = 512;
 
@@ -88,6 +88,9 @@ impl Backend for Seen {
     }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         self.0.wait(ticket)
+    }
+    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        self.0.mapped()
     }
     fn stats(&self) -> crate::domain::BackendStats {
         self.0.stats()
@@ -245,4 +248,30 @@ fn owners_share_next_to_nothing() {
         println!("{many} at a time: {each} read-modify-writes for a map and its revocation");
         assert!(each <= limit, "{each} for {many} at a time");
     }
+}
+
+#[test]
+fn what_is_mapped_is_listed_until_it_is_revoked() {
+    let (_unit, domain) = domain(16, Scattered::default());
+    let list =
+        || domain.mapped().unwrap().map(|run| (run.iova, run.phys.raw(), run.access)).collect::<Vec<_>>();
+    assert_eq!(list(), []);
+    let mut local = domain.local();
+    let owned = local.map(Nowhere(2), FromDevice).unwrap();
+    let shared = domain.map(Nowhere(1), Bidirectional).unwrap();
+    // No two pages of this memory lie together, so each is a run.
+    let phys = |page: u64| (nowhere(2).addr() as u64 + page * PAGE) << 1;
+    let page = |range: IovaRange, page: u64| range.part(page * PAGE, PAGE).unwrap();
+    let mut expected = vec![
+        (page(owned.iova(), 0), phys(0), Access::WRITE),
+        (page(owned.iova(), 1), phys(1), Access::WRITE),
+        (shared.iova(), phys(0), RW),
+    ];
+    expected.sort_by_key(|run| run.0.start());
+    assert_eq!(list(), expected);
+    let revoked = local.revoke(owned);
+    assert_eq!(list(), [(shared.iova(), phys(0), RW)], "revoked, whether the flush has completed or not");
+    local.wait(revoked).unwrap();
+    shared.unmap().unwrap();
+    assert_eq!(list(), []);
 }

@@ -1,0 +1,159 @@
+//! Table pages that are retired, flushed and reclaimed.
+
+use super::*;
+
+#[test]
+fn table_pages_come_back_however_many_windows_come_and_go() {
+    // Room for the root, one page of level 2, and two of level 1: each window of 2 MiB needs one of these.
+    let paged = paged(4, Scattered::default());
+    for window in 1..1000 {
+        let range = at(window % 512 * 512, 1);
+        paged.map(range, nowhere(1), RW).unwrap();
+        revoke(&paged, range); // without waiting for it
+    }
+    let stats = paged.stats();
+    assert!(stats.table_pages <= 4, "{stats:?}");
+}
+
+#[test]
+fn pages_that_a_failed_map_retired_come_back_to_the_next_map() {
+    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no ticket is in flight.
+    let paged = paged(3, Scattered::default());
+    // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it made.
+    let error = paged.map(at(512 - 1, 2), nowhere(2), RW).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+    // Elsewhere, below another page of level 2: only what was retired can serve it.
+    paged.map(at(512 * 512 * 3, 1), nowhere(1), RW).unwrap();
+    assert_eq!(paged.stats().table_pages, 3);
+}
+
+#[test]
+fn a_map_gets_the_pages_of_all_levels_that_were_revoked() {
+    let paged = paged(3, Scattered::default());
+    for gib in 0..20 {
+        let range = at(gib * 512 * 512, 1);
+        paged.map(range, nowhere(1), RW).unwrap();
+        revoke(&paged, range); // without waiting for it
+    }
+}
+
+#[test]
+fn without_a_flush_table_pages_run_out_and_say_so() {
+    let paged = paged(4, Scattered { hangs: true.into(), ..Scattered::default() });
+    let map = |window| paged.map(at(window * 512, 1), nowhere(1), RW);
+    for window in 1..3 {
+        map(window).unwrap();
+        revoke(&paged, at(window * 512, 1));
+    }
+    let error = map(3).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+}
+
+/// A table page that was retired stays retired until its flush has completed, however many revocations come after.
+#[test]
+pub(super) fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
+    let paged = paged(5, Scattered { hangs: true.into(), ..Scattered::default() });
+    for window in 1..4 {
+        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+    }
+    for window in 1..4 {
+        revoke(&paged, at(window * 512, 1));
+        assert_eq!(paged.stats().table_pages_retired, window);
+    }
+    let error = paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap_err();
+    assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
+    paged.queue().hangs.store(false, Ordering::SeqCst);
+    paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap();
+}
+
+/// The flush of a retired table page drops links too, of all addresses that went through it; that of leaves does not.
+#[test]
+pub(super) fn links_are_flushed_where_a_table_page_was_retired() {
+    let paged = paged(8, Scattered::default());
+    paged.map(at(512, 2), nowhere(2), RW).unwrap();
+    revoke(&paged, at(512, 1));
+    assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(512, 1), leaf_only: true }]);
+    revoke(&paged, at(513, 1));
+    let last = *paged.queue().batches.lock().unwrap().last().unwrap();
+    assert_eq!(last, Flush { range: at(512, 512), leaf_only: false });
+    assert_eq!(paged.stats().invalidations.requested_tables, 1);
+}
+
+/// Table pages far from each other are flushed each by itself, and not with everything between them; neighbours together.
+#[test]
+fn retired_table_pages_are_flushed_one_by_one() {
+    let paged = paged(15, Scattered::default()); // so few that none is kept
+    let windows = [0, 1, 1000, 200_000, 200_001];
+    for window in windows {
+        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+    }
+    let ticket = paged.revoke(&mut windows.into_iter().map(|window| at(window * 512, 1))).unwrap();
+    paged.wait(ticket).unwrap();
+    let tables = |flushes: &[Flush]| {
+        flushes.iter().filter(|flush| !flush.leaf_only).map(|flush| flush.range).collect::<Vec<_>>()
+    };
+    let window = |first: u64, count: u64| at(first * 512, count * 512);
+    let flushed = tables(&paged.queue().batches.lock().unwrap());
+    assert_eq!(flushed, [window(0, 2), window(1000, 1), window(200_000, 2)]);
+}
+
+/// A mapping that is alone in its table page is flushed as leaves alone, however often it is mapped: its page is kept.
+#[test]
+fn the_table_page_of_a_lone_mapping_is_not_flushed_each_time() {
+    let paged = paged(64, Scattered::default());
+    for _ in 0..10 {
+        paged.map(at(7, 1), nowhere(1), RW).unwrap();
+        let ticket = revoke(&paged, at(7, 1));
+        paged.wait(ticket).unwrap();
+    }
+    let stats = paged.stats();
+    let sent = stats.invalidations;
+    assert_eq!((sent.requested, sent.requested_tables, stats.table_pages), (10, 0, 3));
+}
+
+/// After 4 KiB use of a range all of it gets superpages again, at the price of one flush.
+#[test]
+fn superpages_return_after_4_kib_use_of_their_range() {
+    let paged = walked(64);
+    let region = at(0, 4 * 512);
+    let phys = PhysAddr::new(1 << 30);
+    for window in 0..4 {
+        paged.map(at(window * 512 + 3, 1), walker::page(window), RW).unwrap();
+    }
+    for window in 0..4 {
+        let ticket = paged.revoke(&mut core::iter::once(at(window * 512 + 3, 1))).unwrap();
+        paged.wait(ticket).unwrap();
+    }
+    assert_eq!(paged.table.stats().kept, 4);
+    for waits in [1, 0] {
+        let before = paged.stats().invalidations.requested_tables;
+        paged.make_room(region, phys);
+        paged.map_run(region, phys, RW).unwrap();
+        assert_eq!(paged.stats().invalidations.requested_tables - before, waits);
+        for window in 0..4 {
+            let size = paged.table.translate(Iova::new(window << 21)).unwrap().size;
+            assert_eq!(size, crate::addr::PageSize::Size2M);
+        }
+        let ticket = paged.revoke(&mut core::iter::once(region)).unwrap();
+        paged.wait(ticket).unwrap();
+    }
+}
+
+/// A page that came back and was taken by another owner is progress: the map tries again instead of failing while pages
+/// are only on their way back.
+#[test]
+fn a_reclaimed_page_counts_although_another_owner_took_it() {
+    let paged = walked(4); // the root, one of level 2, two of level 1
+    let window = |n: u64| at(n * 512, 1);
+    paged.map(window(0), walker::page(0), RW).unwrap();
+    paged.map(window(1), walker::page(1), RW).unwrap();
+    let before = paged.deferred.reclaimed();
+    let ticket = paged.revoke(&mut core::iter::once(window(0))).unwrap();
+    paged.wait(ticket).unwrap();
+    paged.map(window(2), walker::page(2), RW).unwrap(); // takes the page that was retired
+    assert_eq!(paged.table.stats().retired, 0);
+    assert!(paged.wait_for_retired(before));
+    assert!(!paged.wait_for_retired(paged.deferred.reclaimed()), "none is on its way back");
+    let full = paged.map(window(3), walker::page(3), RW).unwrap_err();
+    assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
+}
