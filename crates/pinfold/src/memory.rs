@@ -17,6 +17,7 @@
 
 pub mod arena;
 mod attachment;
+pub mod bounce;
 mod buffer;
 mod fixed;
 mod obtain;
@@ -25,9 +26,10 @@ mod policy;
 mod quarantine;
 mod source;
 
+pub use bounce::{BounceError, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub use fixed::Fixed;
-pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
+pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError};
 pub use policy::MappingPolicy;
 pub use quarantine::quarantined_bytes;
 pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};

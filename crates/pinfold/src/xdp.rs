@@ -24,8 +24,10 @@
 //! | a program that ends with its process (`BPF_LINK_CREATE`) | 5.9 | none |
 //! | counters of full and empty rings | 5.9 | 0 |
 //! | preferred busy polling | 5.11 | an error where it is requested |
+//! | packets made by the kernel ([`Generator`]) | 5.18 | an error |
 
 mod error;
+mod generator;
 mod interface;
 mod program;
 mod socket;
@@ -33,6 +35,7 @@ mod umem;
 
 pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
+pub use generator::Generator;
 pub use interface::{Interface, memlock_limit, missing_capabilities};
 pub use program::{Attached, Program};
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};

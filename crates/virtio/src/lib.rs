@@ -29,11 +29,11 @@
 //! | --- | --- | --- |
 //! | rings (`dma_alloc`) | frames, mapped from `dma_alloc` to `dma_dealloc` | what their direction allows: it cannot write descriptors |
 //! | payload in whole pages of the stack's arena | mapped in place, from `share` to `unshare` | what its direction allows |
-//! | payload of at most [`SMALL_BYTES`] elsewhere | a copy, in a block of a pool | reads and writes the pool, which holds such copies alone |
+//! | payload of at most [`BOUNCED_BYTES`] elsewhere | [bounced](pinfold::memory::bounce): a copy, in pages that stay mapped, an eighth of the arena at most for each direction | what its direction allows, with the other bounced payloads of that direction |
 //! | other payload | a copy, in frames of its own, mapped from `share` to `unshare` | what its direction allows |
 //!
-//! After `unshare` the device cannot access the program's memory, and what the program reads no longer changes. A payload
-//! that is not in whole pages is copied, since mappings are whole pages and its neighbours must stay out of reach.
+//! After `unshare` the device cannot access the program's memory, and what the program reads no longer changes; a bounced copy
+//! is zeroed, because its page stays mapped. A payload that is not in whole pages is copied, since mappings are whole pages and its neighbours must stay out of reach.
 //!
 //! # Failures
 //!
@@ -54,6 +54,6 @@ mod translated;
 
 pub use hal::PinfoldHal;
 pub use slot::{InstallError, Installed, Leak, Place, Process, Slot, install};
-pub use stack::{SMALL_BYTES, ShareError};
+pub use stack::{BOUNCED_BYTES, ShareError};
 pub use stats::Stats;
 pub use translated::{ACCESS_PLATFORM, Translated};

@@ -3,21 +3,21 @@
 use crate::mapping::{self, MappedFrames};
 use crate::stats::{Counts, Stats, count};
 use pinfold::arena::{AllocError, BuildError};
+use pinfold::memory::{BounceError, BouncePool, Bounced};
 use pinfold::{Arena, Domain, MappingPolicy};
-use pinfold_core::access::Access;
+use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::IovaRange;
-use pinfold_core::dma_pool::{self, ChunkSource, CreateError, DmaPool, RawBlock};
-use pinfold_core::domain::{BackendError, StaticMapping};
+use pinfold_core::dma_pool::{ChunkSource, CreateError};
+use pinfold_core::domain::{BackendError, Payload, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use virtio_drivers::BufferDirection;
 
-/// The largest payload that is copied into a block of the pool; larger ones have frames of their own. A request's
-/// header, its status, and a list of 16 descriptors fit.
-pub const SMALL_BYTES: usize = 256;
-const _: () = assert!(SMALL_BYTES >= 16 * 16, "a descriptor has 16 bytes");
+/// The largest payload that is [bounced](pinfold::memory::bounce) in pages that stay mapped; larger copies have frames of their
+/// own. A request's header, its status, and a list of descriptors fit.
+pub const BOUNCED_BYTES: usize = BouncePool::<Bidirectional>::MAX_BYTES;
 
 const PAGE: usize = 4096;
 
@@ -33,9 +33,9 @@ pub enum ShareError {
     /// Frames for a copy could not be allocated.
     #[error("cannot allocate frames for a copy of the payload: {0}")]
     Frames(#[from] AllocError),
-    /// A block for a copy could not be allocated.
-    #[error("cannot allocate a block for a copy of the payload: {0}")]
-    Block(#[from] dma_pool::AllocError),
+    /// A payload could not be bounced.
+    #[error(transparent)]
+    Bounce(#[from] BounceError),
     /// The domain did not map the payload itself.
     #[error("cannot map the payload for the device: {0}")]
     NotMapped(BackendError),
@@ -70,7 +70,9 @@ impl ShareError {
 #[derive(Debug)]
 enum Share {
     InPlace(StaticMapping),
-    Small(RawBlock),
+    ToDevice(Bounced<ToDevice>),
+    FromDevice(Bounced<FromDevice>),
+    Both(Bounced<Bidirectional>),
     Frames(MappedFrames),
 }
 
@@ -84,7 +86,9 @@ struct Outstanding {
 /// The memory and the domain behind a `Hal`.
 #[derive(Debug)]
 pub(crate) struct Stack {
-    small: DmaPool<Arena>,
+    to_device: BouncePool<ToDevice>,
+    from_device: BouncePool<FromDevice>,
+    both: BouncePool<Bidirectional>,
     arena: Arena,
     domain: Domain,
     out: Mutex<Outstanding>,
@@ -102,9 +106,17 @@ impl Stack {
     pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, StackError> {
         // Mapped as a whole it would have no slices, and access could not be revoked.
         let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
-        let small =
-            DmaPool::new(arena.clone(), "virtio", SMALL_BYTES, SMALL_BYTES, 0).map_err(StackError::Pool)?;
-        Ok(Self { small, arena, domain: domain.clone(), out: Mutex::default(), counts: Counts::default() })
+        // Pools keep what they have: three eighths of the arena at most are not available to rings and other copies.
+        let limit = arena.span().len() as u64 / 8;
+        Ok(Self {
+            to_device: BouncePool::with_limit(&arena, limit).map_err(StackError::Pool)?,
+            from_device: BouncePool::with_limit(&arena, limit).map_err(StackError::Pool)?,
+            both: BouncePool::with_limit(&arena, limit).map_err(StackError::Pool)?,
+            arena,
+            domain: domain.clone(),
+            out: Mutex::default(),
+            counts: Counts::default(),
+        })
     }
 
     pub(crate) fn arena(&self) -> &Arena {
@@ -203,14 +215,9 @@ impl Stack {
                     error,
                 })?;
             }
-            Share::Small(block) => {
-                // It is allocated until it is freed here, once, so neither of these fails.
-                if let Ok(memory) = self.small.memory(block) {
-                    copy_out(memory);
-                }
-                let freed = self.small.free_raw(block);
-                debug_assert_eq!(freed, Ok(()));
-            }
+            Share::ToDevice(bounced) => drop(bounced),
+            Share::FromDevice(bounced) => copy_out(bounced.memory()),
+            Share::Both(bounced) => copy_out(bounced.memory()),
             Share::Frames(frames) => _ = self.unmap(frames, copy_out),
         }
         Ok(())
@@ -246,24 +253,49 @@ impl Stack {
     /// Shares a copy. Bytes that the device does not write must keep their value, so the payload is copied in for either
     /// direction; a device with write access only cannot read it.
     fn share_copy(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), ShareError> {
-        let copy_in = |memory: DmaMemory<'_>| {
-            let copied = memory.copy_from_slice(0, payload);
-            debug_assert!(copied.is_ok(), "as long as the payload");
-            count(&self.counts.copied_bytes, payload.len() as u64);
+        // What the pools have no room for gets frames of its own, as does what is too long for them.
+        let bounced = match self.bounce(payload, direction) {
+            Ok(bounced) => Some(bounced),
+            Err(BounceError::Exhausted { .. }) => None,
+            Err(BounceError::Length { .. }) if payload.len() > BOUNCED_BYTES => None,
+            Err(error) => return Err(error.into()),
         };
-        if payload.len() <= SMALL_BYTES {
-            let block = self.small.alloc_raw()?;
-            // It was just allocated, so this does not fail.
-            if let Ok(memory) = self.small.memory(block) {
-                copy_in(memory);
-            }
-            count(&self.counts.shares_small, 1);
-            return Ok((block.iova().raw(), Share::Small(block)));
+        let (iova, share) = if let Some(bounced) = bounced {
+            count(&self.counts.shares_bounced, 1);
+            bounced
+        } else {
+            let buffer = self.arena.alloc(payload.len())?;
+            let (memory, len) = (buffer.memory(), payload.len());
+            let copied = memory.copy_from_slice(0, payload);
+            // The frames may have held something of the program.
+            let zeroed = memory.fill(len, memory.len() - len, 0);
+            debug_assert_eq!((copied, zeroed), (Ok(()), Ok(())), "at least as long as the payload");
+            let frames = self.map_frames(buffer, direction)?;
+            (frames.iova().start().raw(), Share::Frames(frames))
+        };
+        count(&self.counts.copied_bytes, payload.len() as u64);
+        Ok((iova, share))
+    }
+
+    fn bounce(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), BounceError> {
+        fn iova<D: Direction>(bounced: &Bounced<D>) -> u64 {
+            // A bounced payload has one segment.
+            bounced.segment(0).map_or(0, |segment| segment.iova.raw())
         }
-        let buffer = self.arena.alloc(payload.len())?;
-        copy_in(buffer.memory());
-        let frames = self.map_frames(buffer, direction)?;
-        Ok((frames.iova().start().raw(), Share::Frames(frames)))
+        Ok(match direction {
+            BufferDirection::DriverToDevice => {
+                let bounced = self.to_device.copy_of(payload)?;
+                (iova(&bounced), Share::ToDevice(bounced))
+            }
+            BufferDirection::DeviceToDriver => {
+                let bounced = self.from_device.copy_of(payload)?;
+                (iova(&bounced), Share::FromDevice(bounced))
+            }
+            BufferDirection::Both => {
+                let bounced = self.both.copy_of(payload)?;
+                (iova(&bounced), Share::Both(bounced))
+            }
+        })
     }
 
     fn map_frames(

@@ -15,8 +15,8 @@ pub struct Stats {
     pub shares: u64,
     /// Payloads mapped in place.
     pub shares_in_place: u64,
-    /// Payloads copied to a block of the pool.
-    pub shares_small: u64,
+    /// Payloads bounced in pages that stay mapped.
+    pub shares_bounced: u64,
     /// Payloads shared now.
     pub shares_live: u64,
     /// Bytes copied, in either direction.
@@ -39,11 +39,11 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} rings allocated, {} payloads shared ({} in place, {} in small blocks), {} bytes copied; outstanding: {} pages, {} payloads",
+            "{} rings allocated, {} payloads shared ({} in place, {} bounced), {} bytes copied; outstanding: {} pages, {} payloads",
             self.dma_allocs,
             self.shares,
             self.shares_in_place,
-            self.shares_small,
+            self.shares_bounced,
             self.copied_bytes,
             self.dma_pages_live,
             self.shares_live
@@ -64,7 +64,7 @@ pub(crate) struct Counts {
     pub(crate) dma_allocs: AtomicU64,
     pub(crate) shares: AtomicU64,
     pub(crate) shares_in_place: AtomicU64,
-    pub(crate) shares_small: AtomicU64,
+    pub(crate) shares_bounced: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) invalid_frees: AtomicU64,
     pub(crate) quarantined_bytes: AtomicU64,
@@ -78,7 +78,7 @@ impl Counts {
             dma_pages_live,
             shares: get(&self.shares),
             shares_in_place: get(&self.shares_in_place),
-            shares_small: get(&self.shares_small),
+            shares_bounced: get(&self.shares_bounced),
             shares_live,
             copied_bytes: get(&self.copied_bytes),
             invalid_frees: get(&self.invalid_frees),

@@ -21,6 +21,7 @@ mod owned;
 mod roundtrip;
 mod sequences;
 mod sgl;
+mod small;
 mod soft;
 mod stress;
 mod switch;

@@ -38,6 +38,7 @@ pub(in crate::memory) trait DomainOps: Send + Sync {
         reservation: &Reservation,
         iova: IovaRange,
         memory: DmaMemory,
+        access: Access,
     ) -> Result<StaticMapping, BackendError>;
     /// Strict: no device reaches the memory after this has returned `Ok`.
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError>;
@@ -140,7 +141,7 @@ impl Attachment {
         self.domain.count_quarantined(bytes);
     }
 
-    /// Maps a chunk at `offset`; does nothing if the memory is mapped as a whole.
+    /// Maps a chunk at `offset` for `access`; does nothing if the memory is mapped as a whole, for any access.
     ///
     /// # Safety
     /// Until `unmap_chunk` has returned `Ok` for `offset`, the memory stays valid and no reference into it is made.
@@ -148,12 +149,13 @@ impl Attachment {
         &self,
         offset: u64,
         memory: DmaMemory,
+        access: Access,
     ) -> Result<(), BackendError> {
         let Place::PerUse(reservation) = &self.place else { return Ok(()) };
         // The address range is as long as the memory, so a run always has its part of it.
         let Some(iova) = self.iova_of(offset, memory.len() as u64) else { return Ok(()) };
         // SAFETY: the caller's promise.
-        let mapping = unsafe { self.domain.map_at(reservation, iova, memory) }?;
+        let mapping = unsafe { self.domain.map_at(reservation, iova, memory, access) }?;
         self.chunks().insert(offset, mapping);
         Ok(())
     }
@@ -250,7 +252,8 @@ fn alignment(memory: DmaMemory) -> u64 {
     if fits { huge } else { PageSize::Size2M.bytes() }
 }
 
-const READ_WRITE: Access = Access::READ.union(Access::WRITE);
+/// The access of a device to memory that is mapped as a whole, and to a pool's chunks.
+pub(in crate::memory) const READ_WRITE: Access = Access::READ.union(Access::WRITE);
 
 impl DomainOps for Domain {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
@@ -272,9 +275,10 @@ impl DomainOps for Domain {
         reservation: &Reservation,
         iova: IovaRange,
         memory: DmaMemory,
+        access: Access,
     ) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
-        unsafe { (**self).map_at(reservation, iova, memory, READ_WRITE) }
+        unsafe { (**self).map_at(reservation, iova, memory, access) }
     }
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         self.unmap_static(mapping)

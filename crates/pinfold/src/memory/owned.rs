@@ -10,6 +10,7 @@ use pinfold_core::mem::DmaMemory;
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,7 @@ const PAGE: usize = 4096;
 /// The program passes the memory by value, and [`reclaim`](Self::reclaim) returns it when no device can reach it: meanwhile
 /// it can be neither freed nor sliced. [`map_into`](Self::map_into) registers it with a domain;
 /// [`take`](Self::take) returns all of it as an [`OwnedPiece`], which can be split, mapped, and passed to queues.
+/// What is not whole pages is given by [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce).
 /// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
 ///
 /// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece are dropped, it is
@@ -84,6 +86,8 @@ struct State {
     start: usize,
     /// The whole pages.
     memory: DmaMemory<'static>,
+    /// What may be transferred of them: at least one byte of each page.
+    exact: Range<usize>,
     /// Freed only after no device reaches the memory.
     owner: ManuallyDrop<Box<dyn Any + Send>>,
     attachments: Attachments,
@@ -134,16 +138,32 @@ impl OwnedMemory {
         }
         // SAFETY: `start` is less than `len`, so it is inside.
         let base = unsafe { base.add(start) };
+        // SAFETY: these are whole pages of it, and the caller upholds the same contract.
+        Ok(unsafe { Self::of_pages(base, bytes, start, 0..bytes, owner) })
+    }
+
+    /// Takes `len` bytes of whole pages, at offset `start` of the original memory, of which `exact` is to be transferred.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new), of the pages; what is not in `exact` others may access as with `DmaMemory`.
+    unsafe fn of_pages<K: Send + 'static>(
+        base: NonNull<u8>,
+        len: usize,
+        start: usize,
+        exact: Range<usize>,
+        owner: K,
+    ) -> Self {
         // SAFETY: the caller keeps the memory valid, and unreached by others, until `owner` is dropped, which happens
         // last, in the drop of `State`, or never.
-        let memory = unsafe { DmaMemory::from_raw(base, bytes) };
-        Ok(Self(Arc::new(State {
+        let memory = unsafe { DmaMemory::from_raw(base, len) };
+        Self(Arc::new(State {
             start,
             memory,
+            exact,
             owner: ManuallyDrop::new(Box::new(owner)),
             attachments: Attachments::default(),
             taken: AtomicBool::new(false),
-        })))
+        }))
     }
 
     /// Registers the memory with a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
@@ -164,8 +184,7 @@ impl OwnedMemory {
     /// Returns all of the memory as one piece, the first time.
     pub fn take(&self) -> Option<OwnedPiece> {
         let first = !self.0.taken.swap(true, Ordering::Relaxed);
-        let len = self.0.memory.len();
-        first.then(|| OwnedPiece { state: Arc::clone(&self.0), offset: 0, len, extent: (0, len) })
+        first.then(|| OwnedPiece::new(&self.0, 0, self.0.memory.len()))
     }
 
     /// Returns the length in bytes of the whole pages.
@@ -247,7 +266,7 @@ pub struct OwnedPiece {
 
 /// Why a piece was not split, or its extent not set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{at} is not a multiple of {unit} inside a piece of {len} bytes")]
+#[error("position {at} is not inside the bytes of a piece of {len} bytes, or not a multiple of {unit}")]
 pub struct CutError {
     /// The position.
     pub at: usize,
@@ -258,6 +277,19 @@ pub struct CutError {
 }
 
 impl OwnedPiece {
+    fn new(state: &Arc<State>, offset: usize, len: usize) -> Self {
+        let mut piece = Self { state: Arc::clone(state), offset, len, extent: (0, len) };
+        piece.extent = piece.exact();
+        piece
+    }
+
+    /// Returns offset and length of what may be transferred of the piece.
+    fn exact(&self) -> (usize, usize) {
+        let Range { start, end } = self.state.exact;
+        let start = start.max(self.offset);
+        (start - self.offset, end.min(self.offset + self.len).saturating_sub(start))
+    }
+
     /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it has at least one page")]
     pub fn len(&self) -> usize {
@@ -276,7 +308,7 @@ impl OwnedPiece {
     }
 
     /// Splits the piece at `at` bytes, a multiple of 4096, and returns the second part. The
-    /// extent of each part is then all of it.
+    /// extent of each part is then all of it that may be transferred.
     ///
     /// # Errors
     /// [`CutError`] if one of the parts would have no whole page.
@@ -284,18 +316,20 @@ impl OwnedPiece {
         if at == 0 || at >= self.len || !at.is_multiple_of(PAGE) {
             return Err(CutError { at, len: self.len, unit: PAGE });
         }
-        let len = self.len - at;
-        let rest = Self { state: Arc::clone(&self.state), offset: self.offset + at, len, extent: (0, len) };
-        (self.len, self.extent) = (at, (0, at));
+        let rest = Self::new(&self.state, self.offset + at, self.len - at);
+        self.len = at;
+        self.extent = self.exact();
         Ok(rest)
     }
 
-    /// Sets which bytes are transferred; by default all. The device can reach the whole pages around them.
+    /// Sets which bytes are transferred; by default all (of [pages that are shared](OwnedMemory::sharing_pages) the bytes that are
+    /// not). The device can reach the whole pages around them.
     ///
     /// # Errors
-    /// [`CutError`] if they are none, or not inside the piece.
+    /// [`CutError`] if they are none, or not among those.
     pub fn set_extent(&mut self, offset: usize, len: usize) -> Result<(), CutError> {
-        let end = offset.checked_add(len).filter(|&end| len > 0 && end <= self.len);
+        let (first, bytes) = self.exact();
+        let end = offset.checked_add(len).filter(|&end| len > 0 && first <= offset && end <= first + bytes);
         end.ok_or(CutError { at: offset.saturating_add(len), len: self.len, unit: 1 })?;
         self.extent = (offset, len);
         Ok(())
@@ -328,45 +362,10 @@ impl fmt::Debug for OwnedPiece {
     }
 }
 
-/// Several pieces, of the same memory or of different ones, as one payload: a scattered transfer.
-///
-/// They are mapped at consecutive addresses; their extents are transferred in order.
-#[derive(Debug)]
-pub struct OwnedPieces(Vec<OwnedPiece>);
-
-impl OwnedPieces {
-    /// Joins the pieces. Returns `None` if there is none.
-    pub fn new(pieces: Vec<OwnedPiece>) -> Option<Self> {
-        (!pieces.is_empty()).then_some(Self(pieces))
-    }
-
-    /// Returns the pieces.
-    pub fn into_pieces(self) -> Vec<OwnedPiece> {
-        self.0
-    }
-}
-
-// SAFETY: as for each of the pieces; they are not lent for changes.
-unsafe impl Pinned for OwnedPieces {
-    fn memory(&self) -> DmaMemory<'_> {
-        self.0.first().map_or(DmaMemory::EMPTY, OwnedPiece::memory)
-    }
-    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
-        match &*self.0 {
-            [one] => one.fixed_iova(domain),
-            _ => None,
-        }
-    }
-    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
-        self.0.get(index).map(OwnedPiece::memory)
-    }
-    fn extent(&self, index: usize) -> Option<(u64, u64)> {
-        let (before, rest) = self.0.split_at_checked(index)?;
-        let start: usize = before.iter().map(OwnedPiece::len).sum();
-        let (offset, len) = rest.first()?.extent;
-        Some(((start + offset) as u64, len as u64))
-    }
-}
-
+mod pieces;
+mod sharing;
 #[cfg(test)]
 mod tests;
+
+pub use pieces::OwnedPieces;
+pub use sharing::SharingError;

@@ -1,6 +1,7 @@
 //! `bpf`: a socket map, a program that redirects to it, and the link that attaches the program to an interface.
 //!
-//! The program ends with its link's descriptor, so nothing stays attached when the process is killed (Linux 5.9).
+//! The program ends with its link's descriptor, so nothing stays attached when the process is killed (Linux 5.9). A second
+//! program sends: the kernel runs it on copies of a packet.
 
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -62,12 +63,36 @@ struct LinkDetach {
     link: u32,
 }
 
+/// `BPF_PROG_TEST_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    answer: u32,
+    data_bytes: u32,
+    data_out_bytes: u32,
+    data: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_bytes: u32,
+    context_out_bytes: u32,
+    context: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch: u32,
+    reserved: u32,
+}
+
+const _: () = assert!(size_of::<TestRun>() == 80);
 const _: () = assert!(size_of::<MapCreate>() == 44 && size_of::<MapUpdate>() == 32);
 const _: () = assert!(size_of::<ProgramLoad>() == 72 && size_of::<LinkCreate>() == 16);
 
 const MAP_CREATE: i32 = 0;
 const MAP_UPDATE: i32 = 2;
 const PROGRAM_LOAD: i32 = 5;
+const TEST_RUN: i32 = 10;
 const LINK_CREATE: i32 = 28;
 const LINK_DETACH: i32 = 34;
 /// `BPF_MAP_TYPE_XSKMAP`, `BPF_PROG_TYPE_XDP`, `BPF_XDP`.
@@ -77,6 +102,8 @@ const XDP_ATTACH: u32 = 37;
 /// `XDP_FLAGS_SKB_MODE`, `XDP_FLAGS_DRV_MODE`.
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
+/// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+const LIVE_FRAMES: u32 = 1 << 1;
 const NAME: [u8; 16] = *b"pinfold_receive\0";
 
 /// `struct bpf_insn`.
@@ -107,6 +134,18 @@ fn redirect(map: BorrowedFd<'_>) -> [Instruction; 6] {
         instruction(0xb7, 3, 0, 0, 2),
         // r0 = bpf_redirect_map(r1, r2, r3)
         instruction(0x85, 0, 0, 0, 51),
+        instruction(0x95, 0, 0, 0, 0),
+    ]
+}
+
+/// Returns the program that sends each packet through an interface.
+fn send(interface: u32) -> [Instruction; 4] {
+    [
+        // r1 = interface, r2 = no flags
+        instruction(0xb7, 1, 0, 0, interface.cast_signed()),
+        instruction(0xb7, 2, 0, 0, 0),
+        // r0 = bpf_redirect(r1, r2)
+        instruction(0x85, 0, 0, 0, 23),
         instruction(0x95, 0, 0, 0, 0),
     ]
 }
@@ -142,19 +181,45 @@ pub(crate) fn enter_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'
 
 /// Loads the program that redirects to `map`. Requires `CAP_BPF` and `CAP_NET_ADMIN`.
 pub(crate) fn load_redirect(map: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let program = redirect(map);
+    load(&redirect(map))
+}
+
+/// Loads the program that sends through an interface. Requires `CAP_BPF` and `CAP_NET_ADMIN`.
+pub(crate) fn load_send(interface: u32) -> Result<OwnedFd, Errno> {
+    load(&send(interface))
+}
+
+fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
     let license = c"MIT";
     let load = ProgramLoad {
         kind: XDP_PROGRAM,
-        instructions: 6,
+        // A handful.
+        instructions: u32::try_from(program.len()).unwrap_or(u32::MAX),
         first: program.as_ptr().expose_provenance() as u64,
         license: license.as_ptr().expose_provenance() as u64,
         name: NAME,
         attach_type: XDP_ATTACH,
         ..ProgramLoad::default()
     };
-    // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to six instructions and a string, which outlive the call.
+    // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to as many instructions as it says and to a string, which
+    // outlive the call.
     unsafe { descriptor(PROGRAM_LOAD, &load) }
+}
+
+/// Runs a program on `count` packets with these bytes, which go where it redirects them. Linux 5.18.
+pub(crate) fn run_on_copies(program: BorrowedFd<'_>, packet: &[u8], count: u32) -> Result<(), Errno> {
+    let mut run = TestRun {
+        program: descriptor_number(program),
+        // The kernel refuses what does not fit into a page.
+        data_bytes: u32::try_from(packet.len()).unwrap_or(u32::MAX),
+        data: packet.as_ptr().expose_provenance() as u64,
+        repeat: count,
+        flags: LIVE_FRAMES,
+        ..TestRun::default()
+    };
+    // SAFETY: the structure that `BPF_PROG_TEST_RUN` takes, which the kernel writes results to; it refers to the packet's bytes,
+    // which are only read and outlive the call.
+    unsafe { call_at(TEST_RUN, &raw mut run) }.map(drop)
 }
 
 /// Attaches a program to an interface, in the driver or in the network stack, until the descriptor is closed.
@@ -196,8 +261,16 @@ unsafe fn descriptor<T>(command: i32, argument: &T) -> Result<OwnedFd, Errno> {
 /// # Safety
 /// `T` is what the command takes, without padding, and what it refers to is valid.
 unsafe fn call<T>(command: i32, argument: &T) -> Result<i32, Errno> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of the structure, and what the caller vouches for.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(argument), size_of::<T>()) };
+    // SAFETY: passed on from this function's contract; only `BPF_PROG_TEST_RUN` writes to its structure.
+    unsafe { call_at(command, std::ptr::from_ref(argument).cast_mut()) }
+}
+
+/// Makes a call that may write to its structure.
+///
+/// # Safety
+/// As for [`call`], and nothing else refers to the structure if the command writes to it.
+unsafe fn call_at<T>(command: i32, argument: *mut T) -> Result<i32, Errno> {
+    // SAFETY: the kernel accesses `size_of::<T>()` bytes of the structure, and what the caller vouches for.
+    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, argument, size_of::<T>()) };
     if answer < 0 { Err(last_errno()) } else { Ok(i32::try_from(answer).unwrap_or(-1)) }
 }

@@ -5,7 +5,6 @@ use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
-use pinfold_core::mem::DmaMemory;
 use std::ptr::NonNull;
 
 /// The memory that packets are received into: an arena, addressed from 0.
@@ -26,14 +25,6 @@ impl Umem {
     /// Returns the arena.
     pub fn memory(&self) -> &ArenaMemory {
         &self.memory
-    }
-
-    /// Returns the address of `memory` in the UMEM, if it lies there.
-    #[inline]
-    pub fn address_of(&self, memory: DmaMemory<'_>) -> Option<u64> {
-        let all = self.memory.state().region_memory();
-        let offset = memory.addr().checked_sub(all.addr())?;
-        (offset <= all.len() && memory.len() <= all.len() - offset).then_some(offset as u64)
     }
 }
 

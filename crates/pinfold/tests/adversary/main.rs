@@ -188,6 +188,7 @@ caught! {
     a_map_without_its_flush_in_caching_mode_is_caught MapNotFlushed,
     a_timeout_taken_for_completion_is_caught TimeoutIsCompletion,
     a_device_tlb_flushed_first_is_caught DeviceTlbFirst,
+    a_flush_of_the_first_unit_alone_is_caught FirstUnitOnly,
     #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
     an_abort_taken_for_completion_is_caught AbortIsCompletion,
 }

@@ -85,6 +85,7 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
     // In turns, so that a dozen rounds have had all of it.
     config.caching_mode = seed.is_multiple_of(3);
     config.contiguous_bytes = seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
+    config.units = random.pick(&[1, 2]);
     config.levels = 3 + random.below(3) as u8;
     // A mapping across a border needs two pages of each level and the root: there is little more.
     let mut table_pages = 2 * usize::from(config.levels) - 1 + random.index(4);

@@ -3,6 +3,7 @@
 use crate::common::{Driver, Rig, pattern, place};
 use pinfold::soft::{Fault, FaultKind};
 use pinfold_core::addr::Iova;
+use pinfold_virtio::BOUNCED_BYTES;
 use pinfold_virtio::model::SECTOR;
 use virtio_drivers::device::blk::{BlkReq, BlkResp};
 
@@ -29,32 +30,64 @@ fn a_stale_access_to_a_payload_in_place_faults() {
     rig.finish();
 }
 
+/// A payload that is too long to be bounced, and no whole number of pages.
+const LONG: usize = BOUNCED_BYTES + SECTOR;
+
 #[test]
 fn a_stale_access_to_a_copy_faults() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
-    let mut data = [0; SECTOR];
+    let mut data = vec![0; LONG];
     rig.driver.read_blocks(0, &mut data).unwrap();
     let given = rig.disk.given()[1];
     assert_eq!(kind(rig.disk.attack(given.iova, &[0xbd; SECTOR])), Some(FaultKind::NotMapped));
-    assert_eq!(data, [0; SECTOR]);
+    assert!(data.iter().all(|byte| *byte == 0));
     rig.finish();
 }
 
 #[test]
-fn a_stale_access_to_a_small_copy_reaches_no_byte_of_the_program() {
+fn a_copy_has_nothing_of_the_program_behind_it() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
+    let frames = rig.stack.arena().stats().frames - rig.stack.arena().stats().frames_in_use;
+    let mut secrets: Vec<_> = (0..frames).filter_map(|_| rig.stack.arena().alloc(4096).ok()).collect();
+    secrets.iter_mut().for_each(|secret| secret.as_mut_slice().unwrap().fill(0xa5));
+    drop(secrets);
     rig.disk.hold();
-    let (mut req, mut data, mut resp) = (BlkReq::default(), [0; SECTOR], BlkResp::default());
-    // SAFETY: all three are neither moved nor accessed until the completion below.
-    let token = unsafe { rig.driver.read_blocks_nb(0, &mut req, &mut data, &mut resp) }.unwrap();
-    rig.disk.serve();
-    // SAFETY: the same three.
-    unsafe { rig.driver.complete_read_blocks(token, &req, &mut data, &mut resp) }.unwrap();
-    let status = rig.disk.given()[2];
-    rig.disk.attack(status.iova, &[0xbd]).unwrap(); // the pool's block, free by now
-    assert_eq!(resp.status(), virtio_drivers::device::blk::RespStatus::OK);
+    for len in [SECTOR, LONG] {
+        let (mut req, data, mut resp) = (BlkReq::default(), vec![7; len], BlkResp::default());
+        // SAFETY: all three are neither moved nor accessed until the completion below.
+        let token = unsafe { rig.driver.write_blocks_nb(0, &mut req, &data, &mut resp) }.unwrap();
+        rig.disk.serve();
+        // The device looks at everything on the pages of the payload, which is still shared.
+        let given = rig.disk.given()[1];
+        let first = Iova::new(given.iova.raw() & !4095);
+        let mut seen = vec![0; len.next_multiple_of(4096)];
+        rig.disk.spy(first, &mut seen).unwrap();
+        assert_eq!(seen.iter().filter(|byte| **byte == 7).count(), len);
+        assert!(!seen.contains(&0xa5), "what the arena's frames held before");
+        // SAFETY: the same three.
+        unsafe { rig.driver.complete_write_blocks(token, &req, &data, &mut resp) }.unwrap();
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_stale_access_to_a_bounced_payload_reaches_no_byte_of_the_program() {
+    place!(Here);
+    let mut rig = Rig::<Here>::new(4 << 20);
+    let (data, mut back) = ([7; SECTOR], [0; SECTOR]);
+    rig.driver.write_blocks(0, &data).unwrap();
+    let sent = rig.disk.given()[1];
+    let mut seen = [1; SECTOR];
+    rig.disk.spy(sent.iova, &mut seen).unwrap(); // the pool's block, free and zeroed by now
+    assert_eq!(seen, [0; SECTOR]);
+    assert_eq!(kind(rig.disk.attack(sent.iova, &[0xbd])), Some(FaultKind::NoWrite));
+    rig.driver.read_blocks(0, &mut back).unwrap();
+    let received = rig.disk.given()[1];
+    rig.disk.attack(received.iova, &[0xbd; SECTOR]).unwrap();
+    assert_eq!((data, back), ([7; SECTOR], [7; SECTOR]));
+    assert_eq!(kind(rig.disk.spy(received.iova, &mut seen)), Some(FaultKind::NoRead));
     rig.finish();
 }
 

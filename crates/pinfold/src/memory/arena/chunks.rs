@@ -2,7 +2,9 @@
 
 use super::handle::Arena;
 use super::state::Run;
+use crate::memory::attachment::READ_WRITE;
 use crate::memory::policy::MappingPolicy;
+use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::{BackendError, DomainId};
@@ -11,6 +13,39 @@ use pinfold_core::page_pool::{RevocableSource, RevokeError};
 use std::ptr::NonNull;
 
 impl Arena {
+    /// Acquires a chunk whose bytes are 0 before a device can reach them, for `access` (any, in an arena that is mapped whole).
+    pub(in crate::memory) fn acquire_zeroed(
+        &self,
+        order: Order,
+        access: Access,
+    ) -> Result<Frame, SourceError> {
+        let run = self.state().alloc_order(order)?;
+        let memory = self.state().memory_of(run);
+        // All of it, so this does not fail.
+        let zeroed = memory.fill(0, memory.len(), 0);
+        debug_assert_eq!(zeroed, Ok(()));
+        self.acquire_run(run, access)
+    }
+
+    /// Maps a run that was just allocated as a chunk, or frees it.
+    fn acquire_run(&self, run: Run, access: Access) -> Result<Frame, SourceError> {
+        let state = self.state();
+        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
+        // (`State::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
+        let mapped = unsafe { self.attachment().map_chunk(run.first.offset(), state.memory_of(run), access) };
+        match mapped {
+            Ok(()) => Ok(run.first),
+            Err(error) => {
+                if error.stays_reachable() {
+                    state.quarantine(run, self.attachment());
+                } else {
+                    state.free(run);
+                }
+                Err(SourceError::Map(error))
+            }
+        }
+    }
+
     /// Unmaps a chunk, or quarantines it.
     fn unmap_chunk(&self, run: Run) -> Result<(), BackendError> {
         self.attachment().unmap_chunk(run.first.offset()).inspect_err(|error| {
@@ -36,22 +71,7 @@ unsafe impl ChunkSource for Arena {
         self.attachment().domain_id()
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        let state = self.state();
-        let run = state.alloc_order(order)?;
-        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
-        // (`State::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
-        let mapped = unsafe { self.attachment().map_chunk(run.first.offset(), state.memory_of(run)) };
-        match mapped {
-            Ok(()) => Ok(run.first),
-            Err(error) => {
-                if error.stays_reachable() {
-                    state.quarantine(run, self.attachment());
-                } else {
-                    state.free(run);
-                }
-                Err(SourceError::Map(error))
-            }
-        }
+        self.acquire_run(self.state().alloc_order(order)?, READ_WRITE)
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
         let run = Run::of_order(frame, order);

@@ -2,6 +2,7 @@
 
 use super::DomainOps;
 use crate::domain::Domain;
+use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::{BackendError, Reservation, StaticMapping};
 use pinfold_core::mem::DmaMemory;
@@ -87,10 +88,11 @@ impl DomainOps for FakeDomain {
         reservation: &Reservation,
         iova: IovaRange,
         memory: DmaMemory,
+        access: Access,
     ) -> Result<StaticMapping, BackendError> {
         self.step("map_at")?;
         // SAFETY: the caller's promise.
-        unsafe { DomainOps::map_at(&self.domain, reservation, iova, memory) }
+        unsafe { DomainOps::map_at(&self.domain, reservation, iova, memory, access) }
     }
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         self.step("unmap")?;

@@ -21,7 +21,7 @@ fn a_chunk_is_unmapped_once() {
         let attachment = Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::PerUse).unwrap();
         assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it was never mapped");
         // SAFETY: the memory is leaked, and no reference into it is made.
-        unsafe { attachment.map_chunk(0, memory.part(0, 4096).unwrap()) }.unwrap();
+        unsafe { attachment.map_chunk(0, memory.part(0, 4096).unwrap(), READ_WRITE) }.unwrap();
         assert_eq!(attachment.unmap_chunk(4096), Err(BackendError::NotRevoked), "another one is mapped");
         assert_eq!(attachment.unmap_chunk(0), first);
         assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it is mapped no longer");

@@ -235,3 +235,74 @@ fn memory_whose_unmap_fails_is_quarantined() {
         assert_eq!(quarantined_here() - before, 2 * (3 << 20));
     }
 }
+
+/// Slots of 512 bytes in pages, as a slab has them.
+#[repr(align(4096))]
+struct Slots([u8; 16384]);
+
+fn sharing(bytes: Range<usize>) -> Result<OwnedMemory, SharingError<()>> {
+    let slots = Box::leak(Box::new(Slots([7; 16384])));
+    // SAFETY: the pages are leaked, and not used otherwise.
+    unsafe { OwnedMemory::sharing_pages(NonNull::from(&mut slots.0 as &mut [u8]), bytes, ()) }
+}
+
+#[test]
+fn pages_that_are_shared_transfer_their_own_bytes_only() {
+    let domain = soft();
+    // On one page; across three; whole pages.
+    let cases =
+        [(512..1024, vec![(512, 512)]), (4000..12289, vec![(4000, 8289)]), (4096..8192, vec![(0, 4096)])];
+    for (bytes, extents) in cases {
+        let memory = sharing(bytes.clone()).unwrap();
+        memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
+        let piece = memory.take().unwrap();
+        let first = bytes.start - piece.offset();
+        assert_eq!((piece.offset() % 4096, piece.len() % 4096), (0, 0));
+        let mapping = domain.map(piece, FromDevice).unwrap();
+        let start = mapping.iova().start().raw();
+        let segments: Vec<_> = mapping.segments().map(|s| (s.iova.raw() - start, s.len)).collect();
+        assert_eq!(segments, extents);
+        assert_eq!(first as u64, extents[0].0);
+        drop(mapping);
+        drop(memory);
+    }
+}
+
+#[test]
+fn parts_of_shared_pages_keep_to_the_bytes_that_are_not_shared() {
+    let memory = sharing(512..9000).unwrap();
+    let mut first = memory.take().unwrap();
+    let mut rest = first.split_off(4096).unwrap();
+    let mut last = rest.split_off(4096).unwrap();
+    let extents = [&first, &rest, &last].map(|piece| piece.extent(0).unwrap());
+    assert_eq!(extents, [(512, 3584), (0, 4096), (0, 808)]);
+    assert!(first.set_extent(511, 10).is_err());
+    assert!(last.set_extent(800, 9).is_err());
+    last.set_extent(800, 8).unwrap();
+    assert_eq!(last.extent(0), Some((800, 8)));
+}
+
+#[test]
+fn bytes_that_are_not_in_whole_pages_are_refused() {
+    for bytes in [5..5, 0..16385, 16384..16390] {
+        let refused = sharing(bytes.clone()).unwrap_err();
+        assert_eq!((refused.len, refused.bytes), (16384, bytes));
+    }
+    let slots = Box::leak(Box::new(Slots([7; 16384])));
+    // SAFETY: as in `sharing`.
+    assert!(unsafe { OwnedMemory::sharing_pages(NonNull::from(&mut slots.0[1..4097]), 0..1, ()) }.is_err());
+}
+
+#[test]
+fn a_page_that_is_shared_is_registered_with_a_domain_once() {
+    let pages = NonNull::from(&mut Box::leak(Box::new(Slots([7; 16384]))).0 as &mut [u8]);
+    // SAFETY: the pages are leaked, and not used otherwise.
+    let slot = |bytes| unsafe { OwnedMemory::sharing_pages(pages, bytes, ()) }.unwrap();
+    let (first, beside, elsewhere) = (slot(0..512), slot(512..1024), slot(4096..4608));
+    let domain = soft();
+    first.map_into(&domain, MappingPolicy::PerUse).unwrap();
+    let refused = beside.map_into(&domain, MappingPolicy::PerUse).unwrap_err();
+    assert!(refused.to_string().contains("registered already"), "{refused}");
+    elsewhere.map_into(&domain, MappingPolicy::PerUse).unwrap();
+    beside.map_into(&soft(), MappingPolicy::PerUse).unwrap();
+}
