@@ -34,7 +34,7 @@
 //! | [`socket`] | one queue: receive, transmit, recycle, wait |
 //! | [`stats`] | what was received, what the kernel dropped, who holds pages |
 //!
-//! There is no `unsafe` above the rings (`rings/kernel.rs`), which own every chunk that the kernel may write to or read.
+//! There is no `unsafe` above the rings, which own every chunk that the kernel may write to or read.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
@@ -47,7 +47,7 @@ pub mod socket;
 pub mod stats;
 
 pub use error::{OpenError, SocketError, TransmitError};
-pub use packet::Packet;
+pub use packet::{Packet, PacketPage};
 pub use pinfold::xdp::{Attached, Interface, RingSizes};
 pub use protocol::Protocol;
 pub use redirect::Redirect;

@@ -9,8 +9,23 @@
 //! } // each page returns to its pool here, on any thread
 //! # }
 //! ```
+//!
+//! A packet that has a page of its own becomes the payload of a device, without a copy:
+//!
+//! ```
+//! use pinfold::{DmaMemory, access::ToDevice};
+//! use pinfold_core::domain::{Domain, Pinned};
+//!
+//! # fn example(domain: &Domain, packet: pinfold_xdp::Packet) -> Result<(), Box<dyn std::error::Error>> {
+//! let page = packet.into_page().map_err(|_| "a part of a page")?;
+//! page.memory().copy_from_slice(0, b"a header")?; // before `page.offset()`
+//! let mapping = domain.map(page, ToDevice)?; // for as long as a disk reads it
+//! # drop(mapping);
+//! # Ok(()) }
+//! ```
 
 use crate::rings::Chunk;
+pub use crate::rings::PacketPage;
 use pinfold::DmaMemory;
 use pinfold::page_pool::Tag;
 use std::fmt;
@@ -25,12 +40,16 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Returns the packet at `offset`, cut to its chunk.
+    /// Returns the packet at `offset`, cut to its chunk of `room` bytes.
     #[inline]
-    pub(crate) fn new(chunk: Chunk, offset: u32, len: u32) -> Self {
-        let room = u32::try_from(chunk.memory().len()).unwrap_or(u32::MAX);
+    pub(crate) fn new(chunk: Chunk, offset: u32, len: u32, room: u32) -> Self {
         let offset = offset.min(room);
         Self { chunk, offset, len: len.min(room - offset) }
+    }
+
+    /// Reverses [`into_parts`](Self::into_parts).
+    pub(crate) fn from_parts(chunk: Chunk, offset: u32, len: u32) -> Self {
+        Self { chunk, offset, len }
     }
 
     pub(crate) fn into_parts(self) -> (Chunk, u32, u32) {
@@ -72,12 +91,31 @@ impl Packet {
         self.peek(to.get_mut(from..).unwrap_or_default());
     }
 
+    /// Turns it into the payload of a device.
+    ///
+    /// # Errors
+    /// The packet, if its memory is only a part of a page ([`ChunkSize::HalfPage`](crate::ChunkSize::HalfPage)): a device
+    /// would reach the other parts.
+    pub fn into_page(self) -> Result<PacketPage, Self> {
+        match self.chunk {
+            Chunk::Page(page) => Ok(PacketPage::new(page, self.offset, self.len)),
+            Chunk::Part(_) => Err(self),
+        }
+    }
+
     /// Names the holder of its page for [`SocketReport::holders`](crate::SocketReport). Parts of pages have no holder of
     /// their own, so this has no effect in chunks smaller than a page.
     pub fn hold_for(&self, holder: Tag) {
         if let Chunk::Page(page) = &self.chunk {
             page.tag(holder);
         }
+    }
+}
+
+impl From<PacketPage> for Packet {
+    fn from(page: PacketPage) -> Self {
+        let (page, offset, len) = page.into_parts();
+        Self { chunk: Chunk::Page(page), offset, len }
     }
 }
 

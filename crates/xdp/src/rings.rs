@@ -2,9 +2,11 @@
 
 mod chunk;
 mod kernel;
+mod page;
 mod ring;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use chunk::Chunk;
 pub(crate) use kernel::{Received, Rings};
+pub use page::PacketPage;

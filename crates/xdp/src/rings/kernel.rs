@@ -2,12 +2,13 @@
 //!
 //! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of its chunk: the kernel's
 //! entries are looked up there, never trusted. So a chunk has one owner at any time: the pool, the rings, or a packet.
-// The one unsafe call of the crate: opening a socket, whose contract is what this file keeps.
+// The one unsafe call of the crate (the one `unsafe impl` is in `page.rs`): opening a socket, whose contract is what this file keeps.
 #![allow(unsafe_code)]
 
 use super::chunk::Chunk;
 use super::ring::{Consumer, Producer};
 use pinfold::xdp::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
+use pinfold_core::dma_pool::ChunkSource;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,9 @@ pub(crate) struct Rings {
     receive: Consumer<RingMemory, 2>,
     transmit: Producer<RingMemory, 2>,
     slots: Box<[Slot]>,
+    /// The UMEM's address in this process, and its length.
+    base: usize,
+    bytes: usize,
     /// log2 of the size of a chunk.
     shift: u32,
     need_wakeup: bool,
@@ -61,7 +65,9 @@ impl Rings {
         sizes: RingSizes,
         need_wakeup: bool,
     ) -> Result<Self, CallError> {
-        let slots = umem.memory().len() >> shift;
+        let span = umem.span();
+        let (base, bytes) = (span.cast::<u8>().addr().get(), span.len());
+        let slots = bytes >> shift;
         // SAFETY: an address is entered in a ring only together with the `Chunk` it belongs to, which moves into `slots` and
         // stays there until the address comes back (`take`) or this value is dropped: `slots` after the socket and the
         // rings, and what is still being sent never. A chunk is a page or fragment of a pool over this UMEM (`place_of`
@@ -75,6 +81,8 @@ impl Rings {
             receive: Consumer::new(receive),
             transmit: Producer::new(transmit),
             slots: (0..slots).map(|_| Slot::Elsewhere).collect(),
+            base,
+            bytes,
             shift,
             need_wakeup,
             filled: 0,
@@ -106,10 +114,13 @@ impl Rings {
     #[inline]
     fn place_of(&self, chunk: &Chunk) -> Option<(u64, usize)> {
         let memory = chunk.memory();
-        let address = self.socket.umem().address_of(memory)?;
+        // Below the UMEM it wraps, to beyond the end.
+        let address = memory.addr().wrapping_sub(self.base);
+        let inside = address < self.bytes && memory.len() <= self.bytes - address;
         let whole = address.trailing_zeros() >= self.shift && memory.len() >> self.shift == 1;
-        let at = usize::try_from(address >> self.shift).ok()?;
-        (whole && matches!(self.slots.get(at), Some(Slot::Elsewhere))).then_some((address, at))
+        let at = address >> self.shift;
+        let free = inside && whole && matches!(self.slots.get(at), Some(Slot::Elsewhere));
+        free.then_some((address as u64, at))
     }
 
     /// Fills up to `wanted` places of the fill ring with chunks from `next`; returns how many.
@@ -133,6 +144,21 @@ impl Rings {
         if self.need_wakeup && is_set(&self.fill) {
             // It fails where the driver is busy, and is repeated with the next batch.
             let _ = self.socket.kick_receive();
+        }
+    }
+
+    /// Polls the driver until packets have been received, at least once; returns false after `limit`.
+    pub(crate) fn poll_driver(&mut self, limit: Duration) -> bool {
+        let began = Instant::now();
+        loop {
+            // The kernel's wait does not poll a driver that copies, this call does. Where it fails, that wait says why.
+            let polled = self.socket.kick_receive();
+            if self.receive.has_next() {
+                return true;
+            }
+            if polled.is_err() || began.elapsed() >= limit {
+                return false;
+            }
         }
     }
 

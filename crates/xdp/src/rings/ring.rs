@@ -143,14 +143,20 @@ impl<M: Shared, const N: usize> Consumer<M, N> {
         Self { memory, entries, next, released: next, produced }
     }
 
+    /// Returns whether there is an entry; reads the producer's index only if none is known.
+    #[inline]
+    pub(super) fn has_next(&mut self) -> bool {
+        if self.next == self.produced {
+            self.produced = self.memory.load_producer();
+        }
+        self.next != self.produced
+    }
+
     /// Takes the next entry if there is one; its place is reused after [`release`](Self::release).
     #[inline]
     pub(super) fn pop(&mut self) -> Option<[u64; N]> {
-        if self.next == self.produced {
-            self.produced = self.memory.load_producer();
-            if self.next == self.produced {
-                return None;
-            }
+        if !self.has_next() {
+            return None;
         }
         let at = (self.next & (self.entries - 1)) as usize * N;
         let mut entry = [0; N];

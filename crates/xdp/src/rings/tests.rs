@@ -50,6 +50,7 @@ macro_rules! memory {
 }
 
 memory!(Plain, std::sync::atomic);
+#[cfg(ring_model)]
 memory!(Modelled, loom::sync::atomic);
 
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +121,7 @@ proptest! {
 
 /// A ring of two entries, with the words written relaxed: the consumer sees each entry whole, once and in order, and the
 /// producer reuses a place only after it was read.
+#[cfg(ring_model)]
 #[test]
 fn loom_entries_are_ordered_by_the_indices_alone() {
     let mut model = loom::model::Builder::new();

@@ -62,7 +62,7 @@ impl Copying {
 /// How the kernel polls the driver on the caller's behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BusyPoll {
-    /// How long a call polls.
+    /// How long [`wait`](super::Socket::wait) polls before it sleeps, and a call of the kernel polls.
     pub time: Duration,
     /// How many packets a call handles at most.
     pub budget: u32,

@@ -6,9 +6,9 @@ use crate::packet::Packet;
 use crate::redirect::Redirect;
 use crate::rings::{Chunk, Received, Rings};
 use crate::stats::{SocketReport, Traffic};
-use pinfold::Arena;
 use pinfold::page_pool::{AllocError, Config, Destroyed, Holder, PagePool, Tag, TooManyTags};
 use pinfold::xdp::{Interface, RingSizes, Umem};
+use pinfold::{Arena, ArenaMemory};
 use std::time::Duration;
 
 /// The fill ring is refilled when this many of its places are empty.
@@ -34,6 +34,8 @@ pub struct Socket {
     fill: u32,
     holder: Tag,
     traffic: Traffic,
+    /// How long a wait polls the driver before it sleeps.
+    busy_poll: Option<Duration>,
     /// Set once the interface has been removed: the kernel says so only once.
     gone: bool,
 }
@@ -45,9 +47,19 @@ impl Options {
     /// # Errors
     /// [`OpenError`].
     pub fn open(self, interface: &Interface) -> Result<Socket, OpenError> {
-        let Self { queue, chunk, memory, rings, .. } = self;
         self.check(interface)?;
-        let umem = Umem::new(Arena::builder().size(memory).build_unmapped()?);
+        self.open_in(interface, Arena::builder().size(self.memory).build_unmapped()?)
+    }
+
+    /// Opens a socket that receives into `memory`, which may be mapped into domains and shared with other sockets; its size
+    /// replaces [`memory`](Self::memory).
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_in(self, interface: &Interface, memory: ArenaMemory) -> Result<Socket, OpenError> {
+        let Self { queue, chunk, rings, .. } = self;
+        self.memory(memory.len() as u64).check(interface)?;
+        let umem = Umem::new(memory);
         let bytes = umem.memory().len() as u64;
         // Twice what the rings hold: pages that the program returned and the consumer has not collected.
         let returned = (rings.fill * 2).min(1 << 20);
@@ -72,6 +84,7 @@ impl Options {
             fill: rings.fill,
             holder,
             traffic: Traffic::default(),
+            busy_poll: self.busy_poll.map(|busy| busy.time),
             gone: false,
         };
         socket.refill(1);
@@ -138,10 +151,10 @@ impl Socket {
     /// unless the driver asks for one. O(packets).
     #[inline]
     pub fn receive(&mut self, packets: &mut Vec<Packet>, most: usize) -> usize {
-        let mut bytes = 0;
+        let (mut bytes, room) = (0, self.chunk.bytes());
         let count = self.rings.receive(most, |Received { chunk, offset, len }| {
             bytes += u64::from(len);
-            packets.push(Packet::new(chunk, offset, len));
+            packets.push(Packet::new(chunk, offset, len, room));
         });
         self.traffic.received += count as u64;
         self.traffic.received_bytes += bytes;
@@ -174,6 +187,11 @@ impl Socket {
         if self.gone {
             return Err(SocketError::Gone { interface: self.interface.name().to_owned(), queue: self.queue });
         }
+        if let Some(time) = self.busy_poll
+            && self.rings.poll_driver(time.min(limit))
+        {
+            return Ok(true);
+        }
         let waited = self.rings.socket().wait(false, limit);
         waited.map_err(|error| {
             let error = SocketError::new(&self.interface, self.queue, error);
@@ -201,7 +219,7 @@ impl Socket {
         let chunk = allocate(&mut self.pool, self.chunk, self.holder)?;
         // It fits, as was just checked.
         let _ = chunk.memory().copy_from_slice(0, bytes);
-        Ok(Packet::new(chunk, 0, u32::try_from(bytes.len()).unwrap_or(u32::MAX)))
+        Ok(Packet::new(chunk, 0, u32::try_from(bytes.len()).unwrap_or(u32::MAX), self.chunk.bytes()))
     }
 
     /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool when it has been sent.
@@ -223,7 +241,7 @@ impl Socket {
         }
         let (chunk, offset, len) = packet.into_parts();
         let queued = self.rings.transmit(chunk, offset, len);
-        queued.or_else(|chunk| refuse(Packet::new(chunk, offset, len), TransmitRefused::Foreign))
+        queued.or_else(|chunk| refuse(Packet::from_parts(chunk, offset, len), TransmitRefused::Foreign))
     }
 
     /// Has the kernel send what is queued, and returns the pages of what has been sent to the pool.

@@ -1,11 +1,13 @@
 //! Numbered streams of the kernel's own datagrams: every packet arrives once, or is counted as dropped with its cause.
 
 use crate::common::{Wire, number_of, receive_until};
+use pinfold::xdp::Generator;
+use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{ChunkSize, RingSizes, Socket};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sends `count` numbered datagrams of `bytes` bytes.
 fn send(sender: &std::net::UdpSocket, count: u64, bytes: usize) {
@@ -150,4 +152,45 @@ fn queues_are_received_by_threads_of_their_own() {
     let received: u64 = reports.iter().map(|(count, _)| count).sum();
     let dropped: u64 = reports.iter().map(|(_, report)| report.kernel_drops()).sum();
     assert_eq!(received + dropped + wire.driver_drops() - before, count * sent, "{reports:?}");
+}
+
+#[test]
+fn a_socket_that_polls_the_driver_receives_what_the_kernel_makes() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let mut sockets = wire.receive(Socket::options().busy_poll(BusyPoll::default()));
+    let socket = &mut sockets[0];
+    let began = Instant::now();
+    let limit = Duration::from_millis(20);
+    assert!(!socket.wait(limit).unwrap(), "nothing was sent");
+    assert!(began.elapsed() >= limit);
+    let generator = Generator::through(&wire.near()).unwrap();
+    let packet = [&[0xff; 12][..], &[0x88, 0xb5], &[0x5a; 46]].concat();
+    assert!(generator.send(&packet[..13], 1).is_err(), "shorter than a header");
+    let (mut packets, mut received) = (Vec::new(), 0);
+    for _ in 0..100 {
+        // As many as the driver has room for.
+        if let Err(error) = generator.send(&packet, 64) {
+            assert_eq!(error.errno.raw(), 22, "{error}");
+            eprintln!("SKIPPED: needs Linux 5.18, for packets made by the kernel");
+            return;
+        }
+        let end = Instant::now() + Duration::from_secs(5);
+        received += 64;
+        while socket.traffic().received < received && Instant::now() < end {
+            socket.receive(&mut packets, 64);
+            for received in packets.drain(..) {
+                let mut bytes = Vec::new();
+                received.append_to(&mut bytes);
+                assert_eq!(bytes, packet);
+                socket.recycle(received);
+            }
+            socket.wait(Duration::ZERO).unwrap();
+        }
+    }
+    let report = socket.stats().unwrap();
+    assert_eq!(
+        (report.traffic.received, report.kernel_drops(), report.unknown_entries),
+        (6400, 0, 0),
+        "{report}"
+    );
 }
