@@ -40,6 +40,9 @@ pub enum BenchError {
     /// A zone refused to allocate or free frames.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A payload could not be bounced.
+    #[error(transparent)]
+    Bounce(#[from] pinfold::memory::BounceError),
     /// A page pool could not be created.
     #[error(transparent)]
     CreatePages(#[from] page_pool::CreateError),
@@ -92,6 +95,55 @@ pub enum BenchError {
         "no device is bound to VFIO; bind one with `sudo pinfold bind BDF` (BDF: the address of the device)"
     )]
     NoDevice,
+    /// Packets cannot be received on this machine.
+    #[error("{0}")]
+    NoNetwork(String),
+    /// A thread could not be kept on a processor.
+    #[error("cannot choose the processor of a thread: {0}")]
+    Processor(#[source] std::io::Error),
+    /// A call for the network failed.
+    #[error(transparent)]
+    Network(#[from] pinfold::xdp::CallError),
+    /// A socket could not be opened.
+    #[error(transparent)]
+    OpenSocket(#[from] pinfold_xdp::OpenError),
+    /// A socket failed.
+    #[error(transparent)]
+    Socket(#[from] pinfold_xdp::SocketError),
+    /// Packets stopped arriving.
+    #[error("{got} of {asked} packets arrived within {seconds} s")]
+    Silent {
+        /// How many were to be received.
+        asked: u64,
+        /// How many were.
+        got: u64,
+        /// The limit.
+        seconds: u64,
+    },
+    /// A program that is to be measured is missing.
+    #[error("{missing} missing: {fix}")]
+    NoServers {
+        /// What is missing.
+        missing: String,
+        /// How to get it.
+        fix: String,
+    },
+    /// A server could not be started, or has ended.
+    #[error("a server cannot be measured: {reason}; its command: {command}")]
+    Server {
+        /// Its command.
+        command: String,
+        /// The reason.
+        reason: String,
+    },
+    /// A client failed.
+    #[error("{client} failed: {reason}")]
+    Client {
+        /// Its name.
+        client: &'static str,
+        /// The reason.
+        reason: String,
+    },
     /// No device bound to VFIO could be opened.
     #[error(transparent)]
     Device(#[from] pinfold::vfio::OpenError),

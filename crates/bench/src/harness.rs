@@ -3,12 +3,19 @@
 use crate::record::{Metric, Record};
 use std::fmt;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Whether this build counts read-modify-writes and locks (feature `count-rmw`).
 ///
 /// Counting costs time, so such a build takes counts only, and only of subjects whose atomics are all Pinfold's.
 pub const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
+
+/// Returns the processor time that this thread has used.
+pub(crate) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // Neither is negative, and nanoseconds are below 10^9.
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
 
 /// The options of a measurement.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,8 @@ mod handle;
 pub mod iommu;
 pub mod page_pool;
 pub mod pool;
+pub mod receive;
+pub mod serve;
 pub mod vfio;
 
 use crate::error::BenchError;
@@ -86,6 +88,22 @@ pub const SUITES: &[Suite] = &[
         subjects: iommu::SUBJECTS,
         run: iommu::run,
         unable: || None,
+    },
+    Suite {
+        name: "receive",
+        about: "packets from a real socket (AF_XDP on a veth pair), by where the pages of the fill ring come from",
+        cases: receive::CASES,
+        subjects: receive::SUBJECTS,
+        run: receive::run,
+        unable: || None,
+    },
+    Suite {
+        name: "serve",
+        about: "network block servers with one client: pinfold serve, nbdkit, qemu-nbd; random reads and writes, copies",
+        cases: serve::CASES,
+        subjects: serve::SUBJECTS,
+        run: serve::run,
+        unable: serve::unable,
     },
 ];
 

@@ -7,7 +7,9 @@
 
 mod figures;
 mod iommu;
+mod receive;
 mod row;
+mod serve;
 
 use crate::record::{Metric, Record};
 use figures::Figures;
@@ -75,6 +77,8 @@ impl Targets<'_> {
         rows.extend(self.buffer_rows());
         rows.extend(self.vfio_rows());
         rows.extend(iommu::rows(self.figures()));
+        rows.extend(receive::rows(self.figures()));
+        rows.extend(serve::rows(self.figures()));
         rows.extend(self.hot_path_rows());
         rows
     }

@@ -6,6 +6,7 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PhysRange, RangeError};
 use pinfold_core::domain::BackendError;
 use pinfold_core::invalidate::WaitError;
+use pinfold_core::table::MappedRun;
 
 /// Why a policy could not map or unmap.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,12 @@ pub trait Policy: Send + Sync {
 
     /// Returns the statistics.
     fn stats(&self) -> PolicyStats;
+
+    /// Returns the runs that its table maps, by ascending address; `None`, the default, if the table cannot be read, as
+    /// those of the baselines.
+    fn mapped(&self) -> Option<Vec<MappedRun>> {
+        None
+    }
 }
 
 /// One thread's handle to a [`Policy`].

@@ -14,6 +14,7 @@ use pinfold_core::domain::{
 };
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::share::Shared;
+use pinfold_core::table::MappedRun;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,7 +96,7 @@ impl Policy for Pinfold {
         let stats = self.domain.stats();
         let PortStats { walk_reads, walk_ns, .. } = self.bus.stats();
         let own = PolicyStats {
-            entries: stats.iova_extents,
+            entries: stats.iova_extents + stats.windows,
             walk_reads,
             walk_ns,
             table_pages: stats.backend.table_pages,
@@ -104,6 +105,10 @@ impl Policy for Pinfold {
             ..PolicyStats::default()
         };
         own.with(stats.backend.invalidations)
+    }
+
+    fn mapped(&self) -> Option<Vec<MappedRun>> {
+        Some(self.domain.mapped()?.collect())
     }
 }
 

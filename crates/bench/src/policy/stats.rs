@@ -17,8 +17,8 @@ pub struct PolicyStats {
     pub pages_requested: u64,
     /// Pages invalidated for them. An invalidation of the whole domain counts as the pages requested.
     pub pages_flushed: u64,
-    /// Entries that describe the addresses in use: of a tree, of the pages' counts, or the free extents of a domain (its owners'
-    /// windows, one record per 2 MiB, are not counted).
+    /// Entries that describe the addresses in use: of a tree, of the pages' counts, or the free extents of a domain and the
+    /// windows of its owners.
     pub entries: u64,
     /// Table entries that the IOMMU has read.
     pub walk_reads: u64,

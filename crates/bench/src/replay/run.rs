@@ -8,6 +8,7 @@ use super::trace::{Device, Run, Trace};
 use crate::policy::{Dma, Policy, PolicyError, PolicyKind, PolicyStats, PolicyThread};
 use pinfold::soft::SoftConfig;
 use pinfold_core::addr::PhysRange;
+use pinfold_core::table::MappedRun;
 use std::collections::HashMap;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ pub struct Outcome {
     pub unmaps: Times,
     /// How late the latest operation was made, in nanoseconds, with [`Timing::Original`].
     pub late_ns: u64,
+    /// What its table maps after the last operation: what the trace never unmaps; `None` if the table cannot be read.
+    pub mapped: Option<Vec<MappedRun>>,
     pub(super) addresses: Chosen,
 }
 
@@ -120,14 +123,14 @@ pub fn replay(
         error,
     })?;
     let Replay { maps, unmaps, late_ns, at_peak, addresses, thread, .. } = replay;
-    let stats = policy.stats();
+    let (stats, mapped) = (policy.stats(), policy.mapped());
     // What a thread itself counts is complete when it ends; what is still mapped is then unmapped.
     drop(thread);
     let PolicyStats { held_bytes_peak, reachable_ns, .. } = policy.stats();
     let stats = PolicyStats { held_bytes_peak, reachable_ns, ..stats };
     let footprint = Footprint::of(device, &addresses);
     let (maps, unmaps) = (Times::of(maps), Times::of(unmaps));
-    Ok(Outcome { policy: kind, footprint, at_peak, stats, maps, unmaps, late_ns, addresses })
+    Ok(Outcome { policy: kind, footprint, at_peak, stats, maps, unmaps, late_ns, mapped, addresses })
 }
 
 struct Replay<'r> {

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod beside;
+mod bounce;
 mod iova;
 mod life;
 mod payload;
@@ -30,7 +31,11 @@ pub(super) const CASES: &[Entry] = &[
     ("map-4k, clear-4k", "one entry of a table, in a table page that is in use"),
     ("map-1m, clear-1m", "the same for 256 entries by one call"),
     ("domain-4k, domain-1m", "map, revoke and wait for 1 page, or 256; flushes take no time"),
-    ("domain-4k-batch", "domain-4k, 256 mappings revoked by one call"),
+    ("domain-4k-batch", "domain-4k, 256 mappings revoked by one call; pinfold-many: also mapped by one"),
+    (
+        "bounce-64, -256, -1k, -4k, -8k, -16k",
+        "a payload of so many bytes to the device and one from it: copied, or their whole pages mapped and unmapped",
+    ),
     ("static-50k", "the entries that 50,000 mappings of four drivers need"),
     ("tables-16t", "use 16 TiB of addresses once: the time per 2 MiB, and the table pages left"),
     ("live-1k, live-1m", "unmap and map one page among 10^3 mappings or 10^6, at random; the longest call"),
@@ -50,6 +55,8 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-strict", "an owner: an unmap waits for its flush"),
     ("pinfold-revoke", "an owner: an unmap returns, and the memory is held until its flush has completed"),
     ("pinfold-batch", "the same, 16 mappings revoked by one call"),
+    ("pinfold-many", "an owner that maps by `map_many`"),
+    ("bounced", "bounce-*: copies into and out of pages that stay mapped (`BouncePool`)"),
     ("tree-2015", "Linux in 2015: a tree per device, locked across the invalidations of 250 unmaps"),
     ("tree-merged", "the same, entries that abut merged"),
     (
@@ -79,6 +86,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     records.extend(iova::worst(harness)?);
     records.extend(table::small(harness)?);
     records.extend(life::domain(harness)?);
+    records.extend(bounce::run(harness)?);
     records.extend(iova::static_50k(harness)?);
     records.extend(table::cycle(harness)?);
     records.extend(life::live(harness)?);

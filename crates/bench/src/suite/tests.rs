@@ -188,6 +188,17 @@ fn vfio_is_measured_or_reports_why_not() {
     }
 }
 
+/// The program's own tests run it: without the program there is nothing to serve with.
+#[test]
+fn serve_reports_what_is_missing() {
+    let suite = Suite::named("serve").unwrap();
+    let ran = suite.run(Options { runs: 1, quick: true }, &|_| ());
+    match ran {
+        Ok(records) => assert!(COUNTS_RMW && records.is_empty()),
+        Err(error) => assert_eq!(Some(error.to_string()), suite.unable()),
+    }
+}
+
 #[test]
 fn page_pool_has_its_cases_and_subjects() {
     let records = run("page-pool");
@@ -252,6 +263,8 @@ fn iommu_has_its_cases_and_subjects() {
     let timed = ["iova-pair", "iova-128", "map-4k", "clear-4k", "map-1m", "clear-1m"];
     let mut expected = BTreeSet::from(timed);
     expected.extend(["domain-4k", "domain-4k-batch", "domain-1m"]);
+    let bounced = ["bounce-64", "bounce-256", "bounce-1k", "bounce-4k", "bounce-8k", "bounce-16k"];
+    expected.extend(bounced);
     if COUNTS_RMW {
         assert_eq!(cases(&records), expected);
         assert!(records.iter().all(|record| ["rmw/op", "locks/op"].contains(&record.unit)));
@@ -292,6 +305,16 @@ fn iommu_has_its_cases_and_subjects() {
             );
         }
     }
+    for case in bounced {
+        let of = |subject| {
+            let record = records.iter().find(|r| (r.case, r.subject) == (case, subject)).unwrap();
+            (record.modelled, record.median > 0.0)
+        };
+        assert_eq!(["bounced", "pinfold"].map(of), [(false, true); 2], "{case}");
+        assert_eq!(["pinfold-strict", "pinfold-batch"].map(of), [(true, true); 2], "{case}");
+        // Two flushes of 1 us, each awaited.
+        assert!(figure(case, "pinfold-strict", "ns/op") >= 2000.0, "{case}");
+    }
     assert!(figure("revoke-many-1m", "pinfold", "us, longest call") > 0.0);
     assert!(figure("revoke-many-1m", "pinfold", "calls meanwhile") >= 2.0);
     // These do not depend on the machine.
@@ -301,4 +324,35 @@ fn iommu_has_its_cases_and_subjects() {
     assert_eq!(figure("flush-64p", "pinfold", "invalidations"), 1.0);
     assert_eq!(figure("flush-64p", "magazines-strict", "invalidations"), 64.0);
     assert!(figure("tables-16t", "pinfold", "bytes left") <= 1_048_576.0);
+}
+
+/// As root; elsewhere each case says why it is skipped.
+#[test]
+fn receive_has_its_cases_and_subjects() {
+    let records = run("receive");
+    if COUNTS_RMW {
+        assert!(records.is_empty());
+        return;
+    }
+    lines_are_well_formed("receive", &records);
+    let sockets = ["rx-64", "rx-1500", "rx-64-2t", "rx-1500-2t"];
+    let expected: BTreeSet<&str> = sockets.into_iter().chain(["pool-calls"]).collect();
+    assert_eq!(cases(&records), expected);
+    for case in sockets {
+        let of = |unit: &str| {
+            let same = records.iter().filter(|r| r.case == case && r.unit == unit && r.median > 0.0);
+            same.map(|r| r.subject).collect::<Vec<_>>()
+        };
+        let skipped = records.iter().find(|r| r.case == case && !r.is_measured());
+        match skipped.map(|r| r.note.as_deref()) {
+            Some(note) => eprintln!("SKIPPED: {case}: {}", note.unwrap()),
+            None => {
+                let five = ["page-pool", "single", "list", "array", "static-umem"];
+                assert_eq!(of("packets/s"), five, "{case}");
+                assert_eq!(of("ns CPU/packet"), five, "{case}");
+                let dropped = records.iter().filter(|r| r.case == case && r.unit == "packets dropped");
+                assert_eq!(dropped.filter(|r| r.min >= 0.0).count(), five.len(), "{case}");
+            }
+        }
+    }
 }

@@ -109,7 +109,8 @@ impl Addresses for Owner {
     }
 
     fn entries(&self) -> usize {
-        usize::try_from(self.0.stats().iova_extents).unwrap_or(usize::MAX)
+        let stats = self.0.stats();
+        usize::try_from(stats.iova_extents + stats.windows).unwrap_or(usize::MAX)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::payload::Nothing;
 use crate::error::BenchError;
-use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
+use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject, thread_time};
 use crate::policy::{Dma, Memory, PolicyKind, PolicyThread};
 use crate::record::{Metric, Record};
 use crate::suite::handle::Rng;
@@ -23,15 +23,20 @@ fn free_flushes() -> SoftConfig {
     SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() }
 }
 
-/// A domain whose flushes are free, and which maps [`Nothing`].
+/// A domain which maps [`Nothing`].
 pub(super) struct Setup {
     pub(super) domain: Shared<Domain>,
     _bus: SoftBus,
 }
 
 impl Setup {
+    /// Creates one whose flushes are free.
     pub(super) fn new() -> Result<Self, BenchError> {
-        let (domain, bus) = pinfold::soft::domain(free_flushes())?;
+        Self::with(free_flushes())
+    }
+
+    pub(super) fn with(config: SoftConfig) -> Result<Self, BenchError> {
+        let (domain, bus) = pinfold::soft::domain(config)?;
         Nothing::register(&domain)?;
         Ok(Self { domain: Shared::new(domain), _bus: bus })
     }
@@ -47,6 +52,9 @@ pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         Subject::countable("pinfold-shared", move |out| shared(out, "domain-4k", domain, small, times)),
         Subject::countable("pinfold", move |out| {
             batches(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
+        }),
+        Subject::countable("pinfold-many", move |out| {
+            batches_by_one_call(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
         }),
         Subject::countable("pinfold", move |out| {
             single(out, "domain-1m", &mut domain.local(), large, times / 8)
@@ -92,6 +100,25 @@ fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usi
                 mapped.push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
             }
             owner.revoke_many(mapped.drain(..), &mut revoked);
+            for one in revoked.drain(..) {
+                owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
+            }
+        }
+        Ok(())
+    });
+    result?;
+    out.cost(case, cost, rounds * BATCH);
+    Ok(())
+}
+
+/// The same, mapped by one call too.
+fn batches_by_one_call(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usize) -> Outcome {
+    let mut revoked = Vec::with_capacity(BATCH);
+    let (cost, result) = Cost::of(|| -> Outcome {
+        for _ in 0..rounds {
+            let payloads: Vec<Nothing> = (0..BATCH).map(|_| Nothing::new(1)).collect::<Result<_, _>>()?;
+            let mapped = owner.map_many(payloads, FromDevice).map_err(|failed| failed.error)?;
+            owner.revoke_many(mapped, &mut revoked);
             for one in revoked.drain(..) {
                 owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
             }
@@ -155,13 +182,6 @@ fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
 /// The unit of the longest call. The time is the thread's own, so that what else runs on the processor does not count; page
 /// faults do, and interrupts, which the subject `empty-loop` shows by itself.
 const LONGEST: &str = "us, longest call";
-
-/// Returns the processor time that this thread has used.
-fn thread_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
-}
 
 /// The longest of several calls.
 struct Longest {

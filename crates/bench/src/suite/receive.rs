@@ -1,0 +1,104 @@
+//! The suite `receive`: a real socket, and where the pages of its fill ring come from.
+//!
+//! Two connected virtual interfaces in a network namespace of their own. The kernel sends copies of one packet through one end
+//! ([`Generator`](pinfold::xdp::Generator)); at the other end the driver's XDP program passes them to an `AF_XDP` socket, whose
+//! thread polls the driver itself. So all of reception (the driver, the program, the copy into the page, the program's own
+//! part) is time of the receiving thread, as on one processor of a server. Polls that find nothing do not count: on a machine
+//! that has no processor to spare for the sender, packets per second are what it sends.
+//!
+//! `page-pool` is the product with all its checks; the others are the rings used bare, with nothing but their allocator.
+
+mod measure;
+mod plain;
+mod pool;
+mod processors;
+mod source;
+mod wire;
+
+use super::Entry;
+use crate::baseline::buddy::Buddy;
+use crate::error::BenchError;
+use crate::harness::{COUNTS_RMW, Harness, Samples, Subject};
+use crate::record::Record;
+use measure::{Load, PAGES, measure};
+use pinfold_core::frame::Zone;
+use plain::Plain;
+use pool::Product;
+use source::{Array, List, Single, Static};
+use wire::Wire;
+
+/// The cases.
+pub(super) const CASES: &[Entry] = &[
+    ("rx-64, -1500", "receive a packet of that size, read one word of it, and return its page: one thread"),
+    ("rx-64-2t, rx-1500-2t", "the same with two queues, sockets and threads; all packets of both"),
+    ("pool-calls", "one page from the page pool and back, in the pattern of rx-64, without a socket"),
+];
+
+/// The subjects.
+pub(super) const SUBJECTS: &[Entry] = &[
+    ("page-pool", "pinfold-xdp: packets that own their pages, and a page pool"),
+    ("single", "bare rings; the page allocator of a kernel, one call per page"),
+    ("list, array", "bare rings; a zone's Local: take_list or fill, 64 pages at a time"),
+    ("static-umem", "bare rings; the addresses received are entered again, as in xdpsock and common crates"),
+];
+
+/// Case, bytes of a packet without the checksum of Ethernet, threads, packets of a run for each thread.
+const SIZES: [(&str, usize, usize, usize); 4] = [
+    ("rx-64", 60, 1, 1 << 18),
+    ("rx-1500", 1514, 1, 1 << 17),
+    ("rx-64-2t", 60, 2, 1 << 17),
+    ("rx-1500-2t", 1514, 2, 1 << 16),
+];
+
+/// Measures the suite; without root or virtual interfaces its cases are skipped.
+///
+/// # Errors
+/// The failure of a subject.
+pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    if COUNTS_RMW {
+        return Ok(Vec::new());
+    }
+    let mut records = Vec::new();
+    for (case, bytes, threads, full) in SIZES {
+        let wire = match Wire::new(threads) {
+            Ok(wire) => wire,
+            Err(BenchError::NoNetwork(why)) => {
+                records.push(Record { subject: "page-pool", ..harness.skipped(case, &why) });
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let load = Load { wire: &wire, bytes, packets: harness.scale(full) as u64 };
+        records.extend(harness.interleave(subjects(case, load))?);
+    }
+    let rounds = harness.scale(1 << 14);
+    let calls = |out: &mut Samples| pool::calls("pool-calls", rounds, out);
+    records.extend(harness.interleave(vec![Subject::new("page-pool", calls)])?);
+    Ok(records)
+}
+
+fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchError>> {
+    let queues = load.wire.queues;
+    let zones = move || (0..queues).map(|_| Zone::new(PAGES)).collect::<Result<Vec<_>, _>>();
+    vec![
+        Subject::new("page-pool", move |out: &mut Samples| {
+            measure(case, load, |far| Product::open(far, queues), out)
+        }),
+        Subject::new("single", move |out: &mut Samples| {
+            let buddies: Vec<_> = (0..queues).map(|_| Buddy::new(PAGES)).collect();
+            measure(case, load, |far| Plain::open(far, buddies.iter().map(Single::new).collect()), out)
+        }),
+        Subject::new("list", move |out: &mut Samples| {
+            let zones = zones()?;
+            measure(case, load, |far| Plain::open(far, zones.iter().map(List::new).collect()), out)
+        }),
+        Subject::new("array", move |out: &mut Samples| {
+            let zones = zones()?;
+            measure(case, load, |far| Plain::open(far, zones.iter().map(Array::new).collect()), out)
+        }),
+        Subject::new("static-umem", move |out: &mut Samples| {
+            let sources = (0..queues).map(|_| Static::new()).collect();
+            measure(case, load, |far| Plain::open(far, sources), out)
+        }),
+    ]
+}

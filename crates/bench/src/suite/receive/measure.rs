@@ -1,0 +1,152 @@
+//! One run: generators, receivers, and their clocks.
+
+use super::processors::{processors, run_on};
+use super::wire::Wire;
+use crate::error::BenchError;
+use crate::harness::{Samples, thread_time};
+use crate::record::Metric;
+use crate::suite::handle::spawn_second;
+use pinfold::xdp::{Generator, Interface, RingSizes};
+use pinfold_core::frame::Frame;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How many packets are handled at a time.
+pub(super) const BATCH: usize = BATCH_ENTRIES as usize;
+pub(super) const BATCH_ENTRIES: u32 = 64;
+/// How many pages each socket has, and how long its rings are: the defaults of `pinfold receive`.
+pub(super) const PAGES: u32 = 1 << 13;
+pub(super) const RINGS: RingSizes = RingSizes { fill: 2048, completion: 2048, receive: 2048, transmit: 2048 };
+/// How many packets a call of the generator sends.
+const BURST: u32 = 8192;
+/// How long a run may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a run receives.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'w> {
+    pub(super) wire: &'w Wire,
+    pub(super) bytes: usize,
+    /// How many packets each thread receives.
+    pub(super) packets: u64,
+}
+
+/// Returns the size of a socket's memory.
+pub(super) fn memory_bytes() -> u64 {
+    u64::from(PAGES) * Frame::BYTES
+}
+
+/// How a subject receives.
+pub(super) trait Receiver: Send {
+    /// Receives up to [`BATCH`] packets, reads a word of each, returns their pages, and refills the fill ring.
+    fn receive(&mut self) -> Result<u64, BenchError>;
+    /// Has the kernel poll the driver.
+    fn poll(&mut self) -> Result<(), BenchError>;
+    /// Returns how many packets the kernel has dropped at the socket.
+    fn dropped(&self) -> Result<u64, BenchError>;
+}
+
+/// What a receiver took for its packets.
+struct Took {
+    wall: Duration,
+    /// The thread's processor time, without the polls that found nothing.
+    processor: Duration,
+    /// Packets that the kernel dropped at the socket meanwhile.
+    dropped: u64,
+}
+
+/// Makes a run: opens a receiver for each queue, sends more than they can receive, and records rate, processor time and what was dropped.
+#[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
+pub(super) fn measure<R: Receiver>(
+    case: &'static str,
+    load: Load<'_>,
+    open: impl FnOnce(&Interface) -> Result<Vec<R>, BenchError>,
+    out: &mut Samples,
+) -> Result<(), BenchError> {
+    let threads = load.wire.queues;
+    let receivers = open(&load.wire.far()?)?;
+    let near = load.wire.near()?;
+    let processors = processors()?;
+    let stop = &AtomicBool::new(false);
+    let took = std::thread::scope(|scope| {
+        // The driver chooses the queue by the sender's processor, so generators are on the first ones; receivers on the last.
+        let generators = processors.iter().take(threads).map(|processor| {
+            let near = &near;
+            spawn_second(scope, move || run_on(*processor).and_then(|()| generate(near, load.bytes, stop)))
+        });
+        let generators = generators.collect::<Result<Vec<_>, _>>();
+        let started = receivers.into_iter().zip(processors.iter().rev()).map(|(mut receiver, processor)| {
+            spawn_second(scope, move || {
+                run_on(*processor).and_then(|()| receive(&mut receiver, load.packets))
+            })
+        });
+        let started = started.collect::<Result<Vec<_>, _>>();
+        let joined = started.map(|threads| {
+            threads.into_iter().map(|one| one.join().unwrap_or(Err(BenchError::Thread))).collect::<Vec<_>>()
+        });
+        stop.store(true, Ordering::Relaxed);
+        for generator in generators? {
+            generator.join().unwrap_or(Err(BenchError::Thread))?;
+        }
+        joined?.into_iter().collect::<Result<Vec<Took>, _>>()
+    })?;
+    let packets = load.packets as f64;
+    let rate = took.iter().map(|one| packets / one.wall.as_secs_f64()).sum();
+    let processor =
+        took.iter().map(|one| one.processor.as_secs_f64()).sum::<f64>() / (packets * threads as f64);
+    let dropped = took.iter().map(|one| one.dropped).sum::<u64>() as f64;
+    out.figure(case, Metric::Rate, "packets/s", rate);
+    out.figure(case, Metric::Time, "ns CPU/packet", processor * 1e9);
+    out.figure(case, Metric::Count, "packets dropped", dropped);
+    Ok(())
+}
+
+/// Sends until it is told to stop.
+fn generate(near: &Interface, bytes: usize, stop: &AtomicBool) -> Result<(), BenchError> {
+    let generator = Generator::through(near)?;
+    // A broadcast of the type for local experiments.
+    let mut packet = vec![0x5a; bytes];
+    for (to, from) in
+        packet.iter_mut().zip([[0xff; 6], [2, 0, 0, 0, 0, 1]].concat().into_iter().chain([0x88, 0xb5]))
+    {
+        *to = from;
+    }
+    while !stop.load(Ordering::Relaxed) {
+        generator.send(&packet, BURST)?;
+    }
+    Ok(())
+}
+
+/// Receives a part of the packets without counting, and then all of them.
+fn receive(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError> {
+    until(receiver, packets / 8 + 4096)?;
+    let before = receiver.dropped()?;
+    let took = until(receiver, packets)?;
+    Ok(Took { dropped: receiver.dropped()?.saturating_sub(before), ..took })
+}
+
+#[inline(always)]
+fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError> {
+    let (began, mut processor, mut got) = (Instant::now(), Duration::ZERO, 0);
+    while got < packets {
+        let (before, start) = (got, thread_time());
+        receiver.poll()?;
+        loop {
+            let received = receiver.receive()?;
+            got += received;
+            if received == 0 {
+                break;
+            }
+        }
+        // What finds nothing waits for the sender, and is not the cost of a packet.
+        if got > before {
+            processor += thread_time().saturating_sub(start);
+        } else if began.elapsed() > LIMIT {
+            return Err(BenchError::Silent { asked: packets, got, seconds: LIMIT.as_secs() });
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets")]
+    let share = packets as f64 / got as f64;
+    // The last batch may be more than was asked for.
+    Ok(Took { wall: began.elapsed().mul_f64(share), processor: processor.mul_f64(share), dropped: 0 })
+}

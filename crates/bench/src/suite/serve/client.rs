@@ -1,0 +1,121 @@
+//! The clients: fio's nbd engine, and nbdcopy.
+
+use super::process::{Data, Server};
+use crate::error::BenchError;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Which way data moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
+/// A workload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fio {
+    pub(super) direction: Direction,
+    /// Bytes of a request.
+    pub(super) block: u64,
+    /// Requests in flight.
+    pub(super) depth: usize,
+    pub(super) duration: Duration,
+}
+
+/// What fio reports.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Outcome {
+    pub(super) requests: f64,
+    pub(super) requests_per_s: f64,
+    pub(super) bytes_per_s: f64,
+    pub(super) p99: Duration,
+}
+
+impl Fio {
+    /// Runs fio against a server.
+    pub(super) fn run(&self, server: &Server) -> Result<Outcome, BenchError> {
+        let rw = if self.direction == Direction::Read { "randread" } else { "randwrite" };
+        let mut command = Command::new("fio");
+        command.args(["--name=serve", "--ioengine=nbd", "--time_based", "--output-format=json"]);
+        command.args([
+            format!("--rw={rw}"),
+            format!("--bs={}", self.block),
+            format!("--iodepth={}", self.depth),
+        ]);
+        command
+            .args([format!("--runtime={}ms", self.duration.as_millis()), format!("--uri={}", server.uri())]);
+        let out = output(command)?;
+        parse(&out, self.direction).ok_or_else(|| BenchError::Client {
+            client: "fio",
+            reason: format!("its answer has no figures: {}", out.lines().next().unwrap_or_default()),
+        })
+    }
+}
+
+/// Copies all of the data with nbdcopy: from the server to nowhere, or to the server.
+pub(super) fn copy(direction: Direction, data: &Data, server: &Server) -> Result<(), BenchError> {
+    let uri = server.uri();
+    let mut command = Command::new("nbdcopy");
+    match direction {
+        Direction::Read => command.arg(uri).arg("null:"),
+        Direction::Write => command.arg(data.path()).arg(uri),
+    };
+    output(command).map(drop)
+}
+
+/// Runs a client to its end and returns what it has printed.
+fn output(mut command: Command) -> Result<String, BenchError> {
+    let client = if command.get_program() == "fio" { "fio" } else { "nbdcopy" };
+    let failed = |reason: String| BenchError::Client { client, reason };
+    let ran = command.stdin(Stdio::null()).output().map_err(|error| failed(error.to_string()))?;
+    if ran.status.success() {
+        return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
+    }
+    let error = String::from_utf8_lossy(&ran.stderr);
+    Err(failed(format!("{}: {}", ran.status, error.lines().last().unwrap_or_default())))
+}
+
+/// Finds the figures in fio's JSON, which notes may precede.
+fn parse(out: &str, direction: Direction) -> Option<Outcome> {
+    let object: serde_json::Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
+    let side = if direction == Direction::Read { "read" } else { "write" };
+    let job = object.pointer("/jobs/0")?.get(side)?;
+    let figure = |name| job.pointer(name)?.as_f64().filter(|figure| figure.is_finite() && *figure > 0.0);
+    Some(Outcome {
+        requests: figure("/total_ios")?,
+        requests_per_s: figure("/iops")?,
+        bytes_per_s: figure("/bw_bytes")?,
+        p99: Duration::try_from_secs_f64(figure("/clat_ns/percentile/99.000000")? / 1e9).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_after_fios_notes_and_only_complete_ones() {
+        let job = r#"{"total_ios": 10, "iops": 5.5, "bw_bytes": 22528, "clat_ns": {"percentile": {"99.000000": 2000}}}"#;
+        let out = format!("fio: a note\n{{\"jobs\": [{{\"read\": {job}}}]}}");
+        let expected = Outcome {
+            requests: 10.0,
+            requests_per_s: 5.5,
+            bytes_per_s: 22_528.0,
+            p99: Duration::from_micros(2),
+        };
+        assert_eq!(parse(&out, Direction::Read), Some(expected));
+        assert_eq!(parse(&out, Direction::Write), None);
+        for wrong in ["", "{}", "{\"jobs\": []}", &out.replace("5.5", "0"), &out.replace("2000", "-1")] {
+            assert_eq!(parse(wrong, Direction::Read), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_fails_is_reported_with_its_last_line() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo first >&2; echo last >&2; exit 3"]);
+        let error = output(shell).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3: last"), "{error}");
+    }
+}

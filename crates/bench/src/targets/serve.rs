@@ -1,0 +1,65 @@
+//! The targets of the suite `serve`.
+
+use super::figures::Figures;
+use super::row::{Row, at_least, at_most};
+
+/// The servers of the same file: Pinfold is compared with the better of them in each figure.
+const OTHERS: [&str; 2] = ["nbdkit-file", "qemu-nbd"];
+
+/// Returns the targets.
+pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
+    let of = |case, subject, unit| figures.of_unit("serve", case, subject, unit);
+    let ratio = |case, unit, better: fn(f64, f64) -> f64| {
+        let others = OTHERS.iter().filter_map(|other| of(case, other, unit)).reduce(better)?;
+        Some(of(case, "pinfold", unit)? / others)
+    };
+    vec![
+        at_least(
+            "read-4k-64: requests, pinfold / the better",
+            ratio("read-4k-64", "requests/s", f64::max),
+            1.3,
+            2.0,
+        ),
+        at_most(
+            "read-4k-64: CPU time, pinfold / the better",
+            ratio("read-4k-64", "us CPU/request", f64::min),
+            0.8,
+            0.5,
+            "x",
+        ),
+        at_least(
+            "read-1m-16: bandwidth, pinfold / the better",
+            ratio("read-1m-16", "MiB/s", f64::max),
+            1.2,
+            1.5,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Metric, Record};
+
+    #[test]
+    fn pinfold_is_compared_with_the_better_of_the_two_in_each_figure() {
+        let record = |case, subject, metric, unit, median| Record {
+            unit,
+            ..Record::of_runs("serve", case, subject, metric, median)
+        };
+        let requests = |subject, rate, cpu| {
+            [
+                record("read-4k-64", subject, Metric::Rate, "requests/s", rate),
+                record("read-4k-64", subject, Metric::Count, "us CPU/request", cpu),
+            ]
+        };
+        let records = [
+            requests("pinfold", 300.0, 4.0),
+            requests("nbdkit-file", 200.0, 10.0),
+            requests("qemu-nbd", 100.0, 8.0),
+            requests("nbdkit-memory", 900.0, 1.0),
+        ];
+        let rows = rows(Figures(records.as_flattened()));
+        assert_eq!(rows.iter().map(|row| row.figure).collect::<Vec<_>>(), [Some(1.5), Some(0.5), None]);
+    }
+}
