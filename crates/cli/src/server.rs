@@ -31,4 +31,6 @@ pub(crate) mod stream;
 mod transmit;
 
 #[cfg(test)]
+mod client;
+#[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! The options of `receive`.
 
+use super::parse::target;
+use super::target::TargetSpec;
 use crate::units::{ByteSize, TimeSpan};
 use clap::Args;
 use std::path::PathBuf;
@@ -30,6 +32,10 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) reflect: bool,
 
+    /// Store the packets, each from the page that it was received into: file:PATH or a bare path, soft:SIZE, soft:IMAGE
+    #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with_all = ["pcap", "reflect", "small_chunks"])]
+    pub(crate) to: Option<TargetSpec>,
+
     /// Memory for packets, for each queue
     #[arg(long, value_name = "SIZE", default_value = "32M", allow_negative_numbers = true)]
     pub(crate) memory: ByteSize,
@@ -42,7 +48,7 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
-    /// Receive from the interface of the default route, too; replace the file of --pcap
+    /// Receive from the interface of the default route, too; replace what --pcap or --to names
     #[arg(long)]
     pub(crate) force: bool,
 

@@ -25,6 +25,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
 
+    /// List what is still mapped at the end of the trace: of each device and each policy whose table can be read
+    #[arg(long)]
+    pub(crate) mapped: bool,
+
     /// The number of maps and unmaps to read
     #[arg(long, value_name = "N", default_value_t = MAX_OPERATIONS, value_parser = clap::value_parser!(u64).range(1..=MAX_OPERATIONS))]
     pub(crate) limit: u64,

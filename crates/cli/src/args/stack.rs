@@ -15,6 +15,11 @@ pub(crate) struct StackArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) held_limit: Option<ByteSize>,
 
+    /// Over how many units the software IOMMU spreads the model controllers, in turns: each has a queue of its own, and a flush
+    /// is complete when all have completed it. Not with vfio:BDF, which is behind the units of the machine [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..), allow_negative_numbers = true)]
+    pub(crate) iommu_units: Option<u8>,
+
     /// Where the DMA memory comes from
     #[arg(long, alias = "mem", value_enum, default_value_t = Memory::Auto)]
     pub(crate) memory: Memory,
@@ -22,7 +27,7 @@ pub(crate) struct StackArgs {
 
 impl Default for StackArgs {
     fn default() -> Self {
-        Self { protect: Protect::Revoke, held_limit: None, memory: Memory::Auto }
+        Self { protect: Protect::Revoke, held_limit: None, iommu_units: None, memory: Memory::Auto }
     }
 }
 

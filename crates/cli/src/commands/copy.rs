@@ -14,7 +14,7 @@ use crate::setup::limits::{self, LimitError, RequestLimits};
 use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
-use crate::setup::resolve::{BLOCK, ResolvedTarget, domain_of};
+use crate::setup::resolve::{BLOCK, ResolvedTarget, check_units, domain_of};
 use crate::setup::scratch::scratch;
 use crate::setup::stack::Stack;
 use crate::setup::staged::Staged;
@@ -53,6 +53,7 @@ struct Job {
 
 impl Job {
     fn prepare(args: &CopyArgs) -> Result<Self, Failure> {
+        check_units(args.stack.iommu_units, [&args.source, &args.destination].into_iter().chain(&args.via))?;
         let (source, capacity) = open_source(&args.source, args.poll)?;
         let total = args.size.map_or(capacity, |size| size.0);
         if total > capacity {
@@ -209,7 +210,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport,
     let requests = limits::check(args.bs, args.iodepth, &targets)?;
     let RequestLimits { block, .. } = requests;
     let depth = limits::depth_for(job.total, requests);
-    let domain = domain_of(&targets)?;
+    let domain = domain_of(&targets, args.stack.iommu_units)?;
     let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
     let held = targets.iter().map(|target| target.held_bytes()).sum();
     let buffers = BufferNeed { count: depth, bytes: block };
@@ -219,7 +220,15 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport,
         // Only controllers are polled: whether a file can be polled is unknown while it is empty.
         let poll = args.poll && target.has_controller();
         let alignment = file::alignment([block as u64]);
-        let options = TargetOptions { alignment, depth, jobs: 1, poll, direct: true };
+        let options = TargetOptions {
+            alignment,
+            depth,
+            jobs: 1,
+            jobs_option: "numjobs",
+            poll,
+            moves: false,
+            direct: true,
+        };
         let mut target = OpenTarget::open(target, &stack, options)?;
         limits::check_opened(requests, target.target().info())?;
         Ok(target)

@@ -18,7 +18,7 @@ use crate::setup::limits::{self, LimitError, RequestLimits};
 use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
-use crate::setup::resolve::{ResolvedTarget, domain_of};
+use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
 use crate::setup::scratch::scratch;
 use crate::setup::stack::Stack;
 use crate::signal::Interrupt;
@@ -96,6 +96,7 @@ fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
         let reason = "the contents of deallocated blocks are undefined: verify with --rw randrw".to_owned();
         return Err(unsupported("rw", args.rw.name(), reason).into());
     }
+    check_units(args.stack.iommu_units, [spec])?;
     let (target, capacity) = match spec {
         TargetSpec::SoftMemory(size) => {
             let used = args.size.unwrap_or(*size);
@@ -157,9 +158,18 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
     let buffers = BufferNeed { count: depth.saturating_mul(jobs), bytes: block };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack = Stack::build(args.stack, domain_of(&[&target])?, buffers, controllers)?;
+    let stack =
+        Stack::build(args.stack, domain_of(&[&target], args.stack.iommu_units)?, buffers, controllers)?;
     let alignment = file::alignment([min_block as u64, block as u64, args.offset.0]);
-    let options = TargetOptions { alignment, depth, jobs, poll: args.poll, direct: args.direct };
+    let options = TargetOptions {
+        alignment,
+        depth,
+        jobs,
+        jobs_option: "numjobs",
+        poll: args.poll,
+        direct: args.direct,
+        moves: false,
+    };
     let mut target = OpenTarget::open(target, &stack, options)?;
     limits::check_opened(requests, target.target().info())?;
     if let Some(reason) = target.target().info().no_trim.filter(|_| args.rw.trims()) {

@@ -19,11 +19,19 @@ pub(crate) fn run(args: &NvmeArgs) -> Result<(), Failure> {
 
 fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
     let target = ResolvedTarget::controller(spec)?;
-    let domain = domain_of(&[&target])?;
+    let domain = domain_of(&[&target], None)?;
     let ResolvedTarget { name, medium: Medium::Controller(medium), .. } = target else {
         return Err(OpenError::NoController(spec.to_string()).into());
     };
-    let options = TargetOptions { alignment: 4096, depth: 1, jobs: 16, poll: true, direct: true };
+    let options = TargetOptions {
+        alignment: 4096,
+        depth: 1,
+        jobs: 16,
+        jobs_option: "numjobs",
+        poll: true,
+        direct: true,
+        moves: false,
+    };
     let args = StackArgs { protect: Protect::Static, ..StackArgs::default() };
     let stack = Stack::build(args, domain, BufferNeed { count: 1, bytes: 4096 }, 1)?;
     let device = Device::open(&name, medium, &stack, options)?;

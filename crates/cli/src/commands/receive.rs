@@ -1,16 +1,22 @@
-//! `receive`: the packets of an interface, counted, written to a file, or sent back.
+//! `receive`: the packets of an interface, counted, written to a file, stored, or sent back.
 
 use crate::args::ReceiveArgs;
 use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::packets::capture::Capture;
+use crate::packets::destination::{DEPTH, Destination};
+use crate::packets::store::{Slots, Store};
 use crate::packets::worker::{Action, Shared, Snapshot, Worker};
 use crate::progress::Line;
 use crate::report::receive::ReceiveReport;
+use crate::setup::error::OpenError as TargetOpenError;
+use crate::setup::open::OpenTarget;
 use crate::signal::Interrupt;
+use crate::targets::target::Target;
 use pinfold_xdp::socket::BusyPoll;
-use pinfold_xdp::{ChunkSize, Interface, OpenError, Redirect, Socket, redirect};
+use pinfold_xdp::{ChunkSize, Interface, OpenError, PacketPage, Redirect, Socket, redirect};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +24,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(50);
 /// The holder of packets that wait to be written.
 const HOLDER: &str = "capture";
+/// The holder of packets that are being written to the target.
+const STORING: &str = "store";
 
 /// Receives until the end that was requested or a signal, and prints the report.
 pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
@@ -26,7 +34,17 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     if !args.force && has_default_route(&args.interface) {
         return Err(Failure::DefaultRoute { interface: args.interface.clone() });
     }
-    let mut sockets = open(args, &interface)?;
+    let queues = queues(args, &interface);
+    let prepare = |spec| Destination::prepare(spec, args.memory, queues.len());
+    let destination = args.to.as_ref().map(prepare).transpose()?;
+    let mut sockets = open(args, &interface, queues, destination.as_ref())?;
+    // After the sockets, so that no file is left by a queue that cannot be opened.
+    let resolve = |destination: &Destination<'_>| destination.resolve(args.force);
+    let (resolved, file) = destination.as_ref().map(resolve).transpose()?.unzip();
+    let stored = destination.as_ref().zip(resolved).map(|(destination, target)| destination.open(target));
+    let mut stored = stored.transpose()?;
+    let slots = Slots::new(stored.as_mut().and_then(|target| target.target().info().capacity));
+    let targets = stored.as_mut().map(OpenTarget::targets).unwrap_or_default();
     let capture = args.pcap.as_ref().map(|path| Capture::start(path, args.force)).transpose()?;
     // Last: from here on the kernel's stack does not get these packets.
     let redirect = Redirect::attach(&interface)?;
@@ -38,15 +56,21 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let zero_copy = sockets.iter().all(Socket::is_zero_copy);
     let published: Vec<_> = sockets.iter().map(|_| Mutex::new(None)).collect();
     let shared = Shared::new(interrupt.child(), args.count);
-    let sockets = receive(args, sockets, capture.as_ref(), &shared, &published, began)?;
+    let kept = Kept { capture: capture.as_ref(), slots: &slots, targets };
+    let sockets = receive(args, sockets, kept, &shared, &published, began)?;
     let elapsed = began.elapsed();
     // Before the file is finished: the network is the kernel's again.
     drop(redirect);
     drop(sockets);
     let written = capture.map(Capture::finish).transpose()?;
+    // The last slot is as long as all others.
+    if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
+        let failed = |error| TargetOpenError::System { name: spec.to_string(), error };
+        file.set_len(slots.bytes()).map_err(failed)?;
+    }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
     let attached = (interface.name(), zero_copy);
-    let report = ReceiveReport::new(attached, &queues, &snapshots, elapsed, written);
+    let report = ReceiveReport::new(attached, &queues, &snapshots, elapsed, written, args.to.as_ref());
     if args.json {
         output::json(&report)?
     } else {
@@ -55,38 +79,63 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     if interrupt.is_raised() { Err(EngineError::Interrupted.into()) } else { Ok(()) }
 }
 
-/// Opens a socket for each queue that is requested.
-fn open(args: &ReceiveArgs, interface: &Interface) -> Result<Vec<Socket>, OpenError> {
+/// What packets are kept in.
+struct Kept<'k> {
+    capture: Option<&'k Capture>,
+    slots: &'k Slots,
+    /// A queue at the target of each socket, if packets are stored.
+    targets: Vec<&'k mut (dyn Target<PacketPage> + Send)>,
+}
+
+/// Returns the queues that are requested.
+fn queues(args: &ReceiveArgs, interface: &Interface) -> Range<u32> {
+    let all = 0..interface.queues().unwrap_or(1);
+    args.queue.map_or(all, |queue| queue..queue.saturating_add(1))
+}
+
+/// Opens a socket for each queue, in the memory of the target if packets are stored.
+fn open(
+    args: &ReceiveArgs,
+    interface: &Interface,
+    queues: Range<u32>,
+    destination: Option<&Destination<'_>>,
+) -> Result<Vec<Socket>, OpenError> {
     let chunk = if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page };
     let mut options = Socket::options().chunk(chunk).memory(args.memory.0);
     if args.busy_poll {
         options = options.busy_poll(BusyPoll::default());
     }
-    let all = 0..interface.queues().unwrap_or(1);
-    let queues = args.queue.map_or(all, |queue| queue..queue.saturating_add(1));
-    queues.map(|queue| options.queue(queue).open(interface)).collect()
+    let open = |queue| match destination {
+        Some(destination) => options.queue(queue).open_in(interface, destination.memory().clone()),
+        None => options.queue(queue).open(interface),
+    };
+    queues.map(open).collect()
 }
 
 /// Receives by a thread for each socket, and draws the live line.
 fn receive(
     args: &ReceiveArgs,
     sockets: Vec<Socket>,
-    capture: Option<&Capture>,
+    Kept { capture, slots, targets }: Kept<'_>,
     shared: &Shared,
     published: &[Mutex<Option<Snapshot>>],
     began: Instant,
 ) -> Result<Vec<Socket>, Failure> {
     let line = Line::new(&args.interface);
     std::thread::scope(|scope| {
-        let mut threads = Vec::new();
+        let (mut threads, mut targets) = (Vec::new(), targets.into_iter());
         for (socket, published) in sockets.into_iter().zip(published) {
-            let action = match capture {
-                Some(capture) => {
+            let action = match (targets.next(), capture) {
+                (Some(target), _) => {
+                    let holder = socket.holder(STORING).unwrap_or_default();
+                    Action::Store(Store::new(target, slots, holder, DEPTH))
+                }
+                (None, Some(capture)) => {
                     let holder = socket.holder(HOLDER).unwrap_or_default();
                     Action::Capture(capture.sender(), holder)
                 }
-                None if args.reflect => Action::Reflect,
-                None => Action::Count,
+                _ if args.reflect => Action::Reflect,
+                _ => Action::Count,
             };
             let worker = Worker { socket, action, shared, published };
             let thread = std::thread::Builder::new().name("receive".into());
@@ -102,7 +151,7 @@ fn receive(
             line.show(|| ReceiveReport::live(&snapshots, began.elapsed()));
         }
         let ended = threads.into_iter().map(|thread| match thread.join() {
-            Ok(result) => Ok(result?),
+            Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         });
         ended.collect()

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     if let Some(folder) = &args.svg {
         draw(folder, &trace, &by_policy)?;
     }
-    let report = Report::new(path, args.timing, &trace, &by_policy);
+    let report = Report::new(path, args.timing, args.mapped, &trace, &by_policy);
     Ok(output::text(&if args.json { report.to_json()? } else { report.to_text() })?)
 }
 

@@ -15,7 +15,7 @@ use crate::setup::limits;
 use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
-use crate::setup::resolve::{Medium, ResolvedTarget, domain_of};
+use crate::setup::resolve::{Medium, ResolvedTarget, check_units, domain_of};
 use crate::setup::stack::Stack;
 use crate::signal::Interrupt;
 use crate::targets::file;
@@ -45,7 +45,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let buffers = BufferNeed { count, bytes: PIECE };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack = Stack::build(args.stack, domain_of(&[&target])?, buffers, controllers)?;
+    let stack =
+        Stack::build(args.stack, domain_of(&[&target], args.stack.iommu_units)?, buffers, controllers)?;
     let file = match &target.medium {
         Medium::File(file) => Some(file.try_clone()),
         Medium::Controller(_) => None,
@@ -57,8 +58,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         alignment,
         depth: requests.depth,
         jobs: threads,
+        jobs_option: "threads",
         poll: args.poll,
         direct: !args.cached,
+        moves: false,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
     let export = export(args, target.target().info(), capacity, budget);
@@ -104,6 +107,7 @@ fn resolve(args: &ServeArgs) -> Result<(ResolvedTarget, u64), Failure> {
     if args.cached && !matches!(spec, TargetSpec::File(_)) {
         return Err(unsupported("cached", "", "only a file has a page cache: leave the option out").into());
     }
+    check_units(args.stack.iommu_units, [spec])?;
     Ok(match spec {
         TargetSpec::File(path) => ResolvedTarget::existing(spec, path, writes)?,
         TargetSpec::SoftImage(path) => ResolvedTarget::image(spec, path, writes)?,

@@ -5,7 +5,7 @@ use super::error::EngineError;
 use super::worker::{RequestStats, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::targets::target::{Completion, DataBuffer, IoDirection, SubmitError, Target};
+use crate::targets::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target};
 use std::time::{Duration, Instant};
 
 /// The bytes to be moved.
@@ -107,17 +107,20 @@ impl<B: DataBuffer> Pump<'_, B> {
         Ok(())
     }
 
+    /// Reads into all idle buffers, as one batch.
     fn start_reads(&mut self) -> Result<(), EngineError> {
+        let mut reads = Vec::new();
         while self.next < self.plan.total {
             let Some(buffer) = self.idle.pop() else { break };
             let offset = self.next;
             let len = usize::try_from(self.plan.total - offset).unwrap_or(usize::MAX).min(self.plan.block);
-            match self.source.submit(IoDirection::Read, offset, len, buffer) {
-                Ok(()) => self.next += len as u64,
-                Err(rejected) => return Err(self.rejected(rejected)),
-            }
+            reads.push(Request { io: Io::new(IoDirection::Read, offset, len), buffer });
+            self.next += len as u64;
         }
-        Ok(())
+        self.source.submit_many(reads).map_err(|rejected| {
+            self.idle.extend(rejected.buffers);
+            (*rejected.error).into()
+        })
     }
 
     /// Handles all completions, so that no buffer is lost, and returns the first error.

@@ -2,7 +2,9 @@
 
 use crate::histogram::Histogram;
 use crate::targets::error::TargetError;
-use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
+use crate::targets::target::{
+    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo,
+};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -165,10 +167,24 @@ impl<'t, B> Worker<'t, B> {
     /// Issues a request.
     pub(crate) fn submit_io(&mut self, io: Io, buffer: B) -> Result<(), SubmitError<B>> {
         self.target.submit(Request { io, buffer })?;
+        self.note_submitted();
+        Ok(())
+    }
+
+    /// Issues requests, each a record and its buffer.
+    pub(crate) fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
+        let all = requests.len();
+        let submitted = self.target.submit_many(requests);
+        for _ in 0..submitted.as_ref().map_or_else(|rejected| rejected.queued, |()| all) {
+            self.note_submitted();
+        }
+        submitted
+    }
+
+    fn note_submitted(&mut self) {
         self.in_flight += 1;
         self.unreported += 1;
         self.stats.depths.record_depth(self.in_flight);
-        Ok(())
     }
 
     /// Passes each completed request to `each`, after waiting for the first if `wait` is set and some are in flight.

@@ -21,6 +21,9 @@ pub(crate) struct Counts {
     /// Packets passed to the file, and those for which it was too slow.
     pub(crate) captured: u64,
     pub(crate) not_captured: u64,
+    /// Packets written to the target, and those for which it had no room.
+    pub(crate) stored: u64,
+    pub(crate) not_stored: u64,
 }
 
 impl Counts {
@@ -45,6 +48,8 @@ impl Counts {
         self.not_reflected += other.not_reflected;
         self.captured += other.captured;
         self.not_captured += other.not_captured;
+        self.stored += other.stored;
+        self.not_stored += other.not_stored;
     }
 }
 

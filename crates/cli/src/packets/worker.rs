@@ -2,6 +2,8 @@
 
 use super::capture::Stamped;
 use super::counts::Counts;
+use super::store::Store;
+use crate::failure::Failure;
 use crate::signal::Interrupt;
 use pinfold::page_pool::Tag;
 use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, protocol};
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 const BATCH: u64 = 64;
 /// How long a thread waits for a packet before it looks whether it is to end.
 const WAIT: Duration = Duration::from_millis(50);
+/// The same while packets are being stored, whose pages are to return soon.
+const WAIT_STORING: Duration = Duration::from_millis(1);
 /// How often the figures of the live line are renewed.
 const PUBLISH: Duration = Duration::from_millis(200);
 
@@ -31,13 +35,13 @@ impl Shared {
         Self { stop, left: count.map(AtomicU64::new) }
     }
 
-    /// Claims up to a batch of the packets that may still be received.
-    fn claim(&self) -> u64 {
-        let Some(left) = &self.left else { return BATCH };
-        let take = |left: u64| Some(left.saturating_sub(BATCH));
+    /// Claims up to `most` of the packets that may still be received.
+    fn claim(&self, most: u64) -> u64 {
+        let Some(left) = &self.left else { return most };
+        let take = |left: u64| Some(left.saturating_sub(most));
         // Relaxed: only the number matters.
         let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
-        before.min(BATCH)
+        before.min(most)
     }
 
     fn return_unused(&self, unused: u64) {
@@ -61,20 +65,22 @@ pub(crate) struct Snapshot {
 
 /// What is done with a packet.
 #[derive(Debug)]
-pub(crate) enum Action {
+pub(crate) enum Action<'t> {
     /// It is counted.
     Count,
     /// It is sent back.
     Reflect,
     /// It is passed to the thread that writes the file, which holds pages by this name.
     Capture(SyncSender<Stamped>, Tag),
+    /// It is written to a target.
+    Store(Store<'t>),
 }
 
 /// The thread of one queue: its socket, and what it does.
 #[derive(Debug)]
 pub(crate) struct Worker<'s> {
     pub(crate) socket: Socket,
-    pub(crate) action: Action,
+    pub(crate) action: Action<'s>,
     pub(crate) shared: &'s Shared,
     /// The newest figures.
     pub(crate) published: &'s Mutex<Option<Snapshot>>,
@@ -82,7 +88,7 @@ pub(crate) struct Worker<'s> {
 
 impl Worker<'_> {
     /// Receives until it is told to stop; returns the socket.
-    pub(crate) fn run(mut self) -> Result<Socket, SocketError> {
+    pub(crate) fn run(mut self) -> Result<Socket, Failure> {
         let result = self.receive();
         // The others end, too.
         if result.is_err() {
@@ -92,34 +98,67 @@ impl Worker<'_> {
         result.map(|()| socket)
     }
 
-    fn receive(&mut self) -> Result<(), SocketError> {
+    /// Receives, and waits until what is being stored has been.
+    fn receive(&mut self) -> Result<(), Failure> {
         let mut counts = Counts::default();
+        let ended = self.receive_all(&mut counts);
+        if let Action::Store(store) = &mut self.action {
+            store.finish(&mut self.socket, &mut counts)?;
+        }
+        ended?;
+        Ok(self.publish(&counts)?)
+    }
+
+    fn receive_all(&mut self, counts: &mut Counts) -> Result<(), Failure> {
         let mut packets = Vec::new();
         let mut next = Instant::now();
         while !self.shared.stop.is_raised() && !self.shared.is_complete() {
-            let claimed = self.shared.claim();
+            let claimed = self.shared.claim(self.room(counts)?);
             let received = self.socket.receive(&mut packets, usize::try_from(claimed).unwrap_or(0));
             self.shared.return_unused(claimed - received as u64);
-            self.handle(&mut packets, &mut counts)?;
+            self.handle(&mut packets, counts)?;
             if received == 0 {
-                self.socket.wait(WAIT)?;
+                self.socket.wait(self.pause())?;
             }
             let now = Instant::now();
             if now >= next {
-                self.publish(&counts)?;
+                self.publish(counts)?;
                 next = now + PUBLISH;
             }
         }
-        self.publish(&counts)
+        Ok(())
     }
 
-    fn handle(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), SocketError> {
+    /// Returns how many packets can be handled now. Where the target is slower than the network, waits for it: meanwhile packets
+    /// stay in the receive ring, and what does not fit there is counted by the kernel.
+    fn room(&mut self, counts: &mut Counts) -> Result<u64, Failure> {
+        let Action::Store(store) = &mut self.action else { return Ok(BATCH) };
+        store.collect(&mut self.socket, counts)?;
+        if store.room() == 0 {
+            store.wait(&mut self.socket, counts)?;
+        }
+        Ok(BATCH.min(store.room() as u64))
+    }
+
+    /// Returns how long to wait for a packet.
+    fn pause(&self) -> Duration {
+        match &self.action {
+            Action::Store(store) if !store.is_idle() => WAIT_STORING,
+            _ => WAIT,
+        }
+    }
+
+    fn handle(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), Failure> {
         let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let received = if matches!(self.action, Action::Capture(..)) { now() } else { Duration::ZERO };
+        let received = if matches!(self.action, Action::Capture(..) | Action::Store(_)) {
+            now()
+        } else {
+            Duration::ZERO
+        };
         let before = counts.reflected;
         for mut packet in packets.drain(..) {
             counts.add(&packet);
-            match &self.action {
+            match &mut self.action {
                 Action::Count => self.socket.recycle(packet),
                 Action::Reflect => {
                     if !protocol::reflect(&mut packet) {
@@ -132,6 +171,7 @@ impl Worker<'_> {
                         counts.reflected += 1;
                     }
                 }
+                Action::Store(store) => store.write(packet, received, &mut self.socket, counts)?,
                 Action::Capture(sender, holder) => {
                     packet.hold_for(*holder);
                     match sender.try_send((packet, received)) {
@@ -150,7 +190,10 @@ impl Worker<'_> {
                 }
             }
         }
-        if counts.reflected > before { self.socket.flush() } else { Ok(()) }
+        if counts.reflected > before {
+            self.socket.flush()?;
+        }
+        Ok(())
     }
 
     fn publish(&self, counts: &Counts) -> Result<(), SocketError> {

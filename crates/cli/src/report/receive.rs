@@ -1,7 +1,9 @@
 //! The report of `receive`.
 
 use super::text::line;
+use crate::args::TargetSpec;
 use crate::packets::counts::{Counts, SIZES};
+use crate::packets::slot::SLOT;
 use crate::packets::worker::Snapshot;
 use crate::units::{counted, grouped, per_second};
 use pinfold_xdp::Protocol;
@@ -33,6 +35,10 @@ pub(crate) struct ReceiveReport {
     /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow.
     pub(crate) captured: Option<u64>,
     pub(crate) not_captured: u64,
+    /// The target of `--to`, the packets stored there, if there is one, and those for which it had no room.
+    pub(crate) to: Option<String>,
+    pub(crate) stored: Option<u64>,
+    pub(crate) not_stored: u64,
     pub(crate) pages: Pages,
 }
 
@@ -78,13 +84,15 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
 }
 
 impl ReceiveReport {
-    /// Creates the report of all queues; `written` is the number of packets in the file.
+    /// Creates the report of all queues; `written` is the number of packets in the file, and `to` the
+    /// target that packets were stored in.
     pub(crate) fn new(
         (interface, zero_copy): (&str, bool),
         queues: &[u32],
         snapshots: &[Snapshot],
         elapsed: Duration,
         written: Option<u64>,
+        to: Option<&TargetSpec>,
     ) -> Self {
         let (counts, drops, pages) = total(snapshots);
         let protocols = Protocol::ALL.iter().map(|protocol| protocol.name()).zip(counts.protocols);
@@ -105,6 +113,9 @@ impl ReceiveReport {
             not_reflected: counts.not_reflected,
             captured: written,
             not_captured: counts.not_captured,
+            to: to.map(TargetSpec::to_string),
+            stored: to.map(|_| counts.stored),
+            not_stored: counts.not_stored,
             pages,
         }
     }
@@ -163,11 +174,23 @@ impl ReceiveReport {
         );
         if self.reflected + self.not_reflected > 0 {
             let (sent, not) = (grouped(self.reflected), grouped(self.not_reflected));
-            line(&mut out, "reflected", format_args!("{sent}, not {not}"));
+            line(&mut out, "reflected", format_args!("{sent} packets, {not} not sent"));
         }
         if let Some(captured) = self.captured {
             let (captured, not) = (grouped(captured), grouped(self.not_captured));
-            line(&mut out, "in the file", format_args!("{captured}, not {not}: the file was too slow"));
+            line(
+                &mut out,
+                "in the file",
+                format_args!("{captured} packets, {not} left out because the file was too slow"),
+            );
+        }
+        if let (Some(to), Some(stored)) = (&self.to, self.stored) {
+            let (stored, not) = (counted(stored, "packet"), grouped(self.not_stored));
+            line(
+                &mut out,
+                "stored",
+                format_args!("{stored} in {to}, a slot of {SLOT} bytes for each, {not} without room"),
+            );
         }
         let holders = list(&mut self.pages.holders.iter().map(|(name, pages)| (name.clone(), *pages)));
         let Pages { total, in_use, in_kernel, .. } = &self.pages;

@@ -3,10 +3,13 @@
 use crate::args::TimingArg;
 use crate::output::OutputError;
 use crate::units::{ByteSize, counted, grouped, time};
+use mapped::MappedLine;
 use pinfold_bench::replay::{Counts, Device, Footprint, Outcome, Summary, Times, Trace};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
+
+mod mapped;
 
 /// The report of a replay.
 #[derive(Debug)]
@@ -43,6 +46,9 @@ pub(crate) struct Row<'t> {
     /// `None` of what was recorded.
     #[serde(flatten)]
     replayed: Option<Replayed>,
+    /// What is still mapped at the end; `None` unless it is wanted and can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mapped: Option<Vec<MappedLine>>,
 }
 
 /// What can be measured of a policy only.
@@ -73,10 +79,10 @@ impl<'t> Row<'t> {
 
     fn recorded(device: &'t Device) -> Self {
         let footprint = device.footprint();
-        Self { device: &device.name, policy: Self::RECORDED, footprint, replayed: None }
+        Self { device: &device.name, policy: Self::RECORDED, footprint, replayed: None, mapped: None }
     }
 
-    fn of(device: &'t Device, outcome: &Outcome) -> Self {
+    fn of(device: &'t Device, outcome: &Outcome, lists_mapped: bool) -> Self {
         let Outcome { at_peak, stats, footprint, maps, unmaps, late_ns, .. } = *outcome;
         let replayed = Replayed {
             entries_at_peak: at_peak.entries,
@@ -94,13 +100,22 @@ impl<'t> Row<'t> {
             late_ns,
             modelled: true,
         };
-        Self { device: &device.name, policy: outcome.policy.name(), footprint, replayed: Some(replayed) }
+        let runs = outcome.mapped.as_ref().filter(|_| lists_mapped);
+        let mapped = runs.map(|runs| runs.iter().map(MappedLine::from).collect());
+        let policy = outcome.policy.name();
+        Self { device: &device.name, policy, footprint, replayed: Some(replayed), mapped }
     }
 }
 
 impl<'t> Report<'t> {
-    /// Gathers the report. `by_policy` has an outcome for each device.
-    pub(crate) fn new(path: &Path, timing: TimingArg, trace: &'t Trace, by_policy: &[Vec<Outcome>]) -> Self {
+    /// Gathers the report, with what is still mapped at the end if it `lists_mapped`. `by_policy` has an outcome for each device.
+    pub(crate) fn new(
+        path: &Path,
+        timing: TimingArg,
+        lists_mapped: bool,
+        trace: &'t Trace,
+        by_policy: &[Vec<Outcome>],
+    ) -> Self {
         let timing = match timing {
             TimingArg::Fast => "fast",
             TimingArg::Original => "original",
@@ -108,7 +123,7 @@ impl<'t> Report<'t> {
         let devices = trace.devices.iter().enumerate().map(|(at, device)| {
             let outcomes = by_policy.iter().filter_map(|outcomes| outcomes.get(at));
             let rows = std::iter::once(Row::recorded(device))
-                .chain(outcomes.map(|outcome| Row::of(device, outcome)));
+                .chain(outcomes.map(|outcome| Row::of(device, outcome, lists_mapped)));
             (DeviceLine { device: &device.name, counts: &device.counts }, rows.collect())
         });
         let devices: Vec<_> = devices.collect();
@@ -139,6 +154,7 @@ impl<'t> Report<'t> {
             addresses(&mut out, rows);
             flushes(&mut out, rows, device.counts);
             times(&mut out, rows);
+            mapped::append(&mut out, rows);
         }
         out.push_str(NOTES);
         out

@@ -1,11 +1,13 @@
 //! What is known of a client.
 
+use super::ended::Ended;
 use super::outgoing::Outgoing;
 use super::slab::Key;
 use super::stream::Stream;
 use pinfold::Buffer;
 use pinfold_nbd::{Handshake, Request, RequestReader, Session};
-use std::time::Instant;
+use std::io::IoSliceMut;
+use std::time::{Duration, Instant};
 
 /// The bytes that one call receives besides a payload: 146 headers.
 pub(super) const INPUT: usize = 4096;
@@ -13,6 +15,11 @@ pub(super) const INPUT: usize = 4096;
 const MAX_OPERATIONS: usize = 256;
 /// The most parts of replies that wait for a client.
 const MAX_OUTGOING: usize = 1024;
+/// The memory of a client from which on no further request of its is accepted, bytes: enough to keep a device busy, and so little
+/// that payloads are still in the processor's cache when they are sent.
+const WINDOW: usize = 2 << 20;
+/// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 30 });
 
 /// Where a connection is in the protocol.
 pub(super) enum Phase {
@@ -88,8 +95,8 @@ pub(super) struct Connection {
     pub(super) operations: usize,
     /// Bytes of memory that it holds.
     pub(super) held: usize,
-    /// When bytes were last moved.
-    pub(super) progress: Instant,
+    /// When it was accepted, and once its handshake is complete, when bytes were last moved.
+    progress: Instant,
 }
 
 impl Connection {
@@ -118,13 +125,84 @@ impl Connection {
         }
     }
 
+    /// Returns whether options are still being negotiated.
+    pub(super) fn is_in_handshake(&self) -> bool {
+        matches!(self.phase, Phase::Handshake(_))
+    }
+
+    /// Notes that bytes were moved. That does not prolong a handshake, or one byte at a time would.
+    pub(super) fn note_progress(&mut self) {
+        if !self.is_in_handshake() {
+            self.progress = Instant::now();
+        }
+    }
+
+    /// Returns whether it has taken longer than a client may.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.progress.elapsed() > PATIENCE
+    }
+
     /// Returns whether the client has to take replies before more of its requests are accepted.
     pub(super) fn is_saturated(&self) -> bool {
-        self.operations >= MAX_OPERATIONS || self.outgoing.len() >= MAX_OUTGOING
+        // The payload of a request that was accepted is received in any case.
+        let is_between = self.receiving.is_none() && self.due_payload() == 0;
+        self.operations >= MAX_OPERATIONS
+            || self.outgoing.len() >= MAX_OUTGOING
+            || (is_between && self.held >= WINDOW)
     }
 
     /// Returns whether nothing remains to be done for a connection that is ending.
     pub(super) fn is_done(&self) -> bool {
         self.ending && self.operations == 0 && self.outgoing.is_empty() && self.waiting.is_none()
+    }
+
+    /// Returns how many bytes of the present payload have not been taken from the stream.
+    pub(super) fn due_payload(&self) -> u32 {
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(_, reader) => reader.payload(),
+        }
+    }
+
+    /// Fills the input buffer with at most `limit` bytes. Returns how many there are now; 0 if nothing has arrived.
+    pub(super) fn fill_input(&mut self, limit: usize) -> Result<usize, Ended> {
+        let space = self.input.space(limit);
+        let received = self.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)?;
+        match received {
+            None => {
+                self.readable = false;
+                Ok(0)
+            }
+            Some(0) => Err(Ended::Closed),
+            Some(received) => {
+                // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.
+                self.readable = self.hung_up || received == limit.min(INPUT);
+                self.input.end = received;
+                self.note_progress();
+                Ok(received)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_byte_now_and_then_prolongs_no_handshake() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(Stream::unix(ours).unwrap());
+        assert!(!connection.is_stalled());
+        let long_ago = Instant::now().checked_sub(PATIENCE + Duration::from_secs(1)).unwrap();
+        connection.progress = long_ago;
+        connection.note_progress();
+        assert!(connection.is_stalled());
+        connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
+        connection.note_progress();
+        assert!(!connection.is_stalled());
+        connection.progress = long_ago;
+        assert!(connection.is_stalled());
     }
 }

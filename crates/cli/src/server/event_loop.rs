@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// How often a connection that waits for memory tries again: another event loop may have returned some.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
-/// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the replies of the last requests may take after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long the loop rests after the target could not be polled.
@@ -66,7 +64,7 @@ pub(crate) struct EventLoop<'s, 't> {
     pub(super) shared: Shared<'s>,
     pub(super) info: TargetInfo,
     worker: Worker<'t, Buffer>,
-    depth: usize,
+    pub(super) depth: usize,
     epoll: OwnedFd,
     inbox: Inbox,
     pub(super) payloads: Payloads,
@@ -137,6 +135,11 @@ impl<'s, 't> EventLoop<'s, 't> {
             self.take_completions();
             self.serve_ready();
             self.issue();
+            // What the page cache holds is complete once it is submitted: it is answered before the loop looks for events.
+            if self.take_completions() {
+                self.serve_ready();
+                self.issue();
+            }
             if draining.is_none() && self.shared.interrupt.is_raised() {
                 draining = Some(Instant::now());
                 self.end_all();
@@ -147,11 +150,12 @@ impl<'s, 't> EventLoop<'s, 't> {
             {
                 break;
             }
-            self.wait(&mut events)?;
+            // Before the wait: without an event, that lets those that wait for memory try again, and then none seems to wait.
             if swept.elapsed() > Duration::from_secs(1) {
                 swept = Instant::now();
                 self.sweep();
             }
+            self.wait(&mut events)?;
         }
         for key in self.connections.keys() {
             self.close(key);
@@ -204,9 +208,13 @@ impl<'s, 't> EventLoop<'s, 't> {
         Ok(())
     }
 
-    /// Takes over new clients.
+    /// Takes over new clients. Those that come after the signal are turned away, or each would keep the loop from its end.
     fn accept(&mut self) {
         while let Ok(stream) = self.inbox.streams.try_recv() {
+            if self.shared.interrupt.is_raised() {
+                self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
             self.stats.connections += 1;
             let key = self.connections.insert(Connection::new(stream));
             let Some(connection) = self.connections.get_mut(key) else { continue };
@@ -257,8 +265,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Takes what the target has completed.
-    fn take_completions(&mut self) {
+    /// Takes what the target has completed, and submits what is queued there. Returns whether anything has completed.
+    fn take_completions(&mut self) -> bool {
         let completed = &mut self.completed;
         let polled = self.worker.collect(false, |completion| completed.push(completion));
         if let Err(error) = polled {
@@ -266,9 +274,12 @@ impl<'s, 't> EventLoop<'s, 't> {
             tracing::warn!("{error}");
             std::thread::sleep(AFTER_FAILURE);
         }
-        for completion in std::mem::take(&mut self.completed) {
-            self.complete(completion);
-        }
+        let any = !self.completed.is_empty();
+        // Its memory is kept: it is as large as the largest batch.
+        let mut completed = std::mem::take(&mut self.completed);
+        completed.drain(..).for_each(|completion| self.complete(completion));
+        self.completed = completed;
+        any
     }
 
     /// Passes as many requests to the target as its queue holds.
@@ -303,9 +314,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         let others_wait = !self.starved.is_empty();
         for key in self.connections.keys() {
             let Some(connection) = self.connections.get_mut(key) else { continue };
-            let idle = connection.progress.elapsed() > PATIENCE;
             let hoards = others_wait && connection.operations == usize::from(connection.receiving.is_some());
-            if idle && (connection.is_in_handshake() || (hoards && connection.held > 0)) {
+            if connection.is_stalled() && (connection.is_in_handshake() || (hoards && connection.held > 0)) {
                 self.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
                 self.close(key);

@@ -4,6 +4,7 @@ use super::slab::Key;
 use crate::targets::record::{Io, IoDirection};
 use pinfold::Buffer;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request};
+use std::collections::VecDeque;
 
 /// What the target does for a request at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,16 +32,19 @@ pub(super) struct Operation {
     pub(super) request: Request,
     pub(super) structured: bool,
     pub(super) stage: Stage,
-    /// How many parts have been issued and not completed; the payload that is being received counts as one.
+    /// How many parts have not completed; the payload that is being received counts as one.
     pub(super) pending: usize,
     pub(super) error: Option<ErrorNumber>,
+    /// The parts of a large read that are issued when earlier ones complete.
+    pub(super) unissued: VecDeque<Issue>,
     /// The buffers that a read has filled, each with its offset.
     pub(super) filled: Vec<(u64, Buffer, usize)>,
 }
 
 impl Operation {
     pub(super) fn new(connection: Key, request: Request, structured: bool, stage: Stage) -> Self {
-        Self { connection, request, structured, stage, pending: 0, error: None, filled: Vec::new() }
+        let (unissued, filled) = (VecDeque::new(), Vec::new());
+        Self { connection, request, structured, stage, pending: 0, error: None, unissued, filled }
     }
 
     /// Returns the end of its range.

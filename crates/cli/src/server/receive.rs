@@ -1,6 +1,6 @@
 //! From a client's input to operations.
 
-use super::connection::{Connection, INPUT, Phase, Receiving};
+use super::connection::{Phase, Receiving};
 use super::ended::Ended;
 use super::event_loop::EventLoop;
 use super::extents::extents;
@@ -11,7 +11,6 @@ use super::slab::Key;
 use crate::targets::record::IoDirection;
 use pinfold_nbd::{Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::io::IoSliceMut;
-use std::time::Instant;
 
 /// The most bytes that a connection receives in one turn, so that no client delays the others for long.
 const TURN: usize = 1 << 20;
@@ -23,41 +22,6 @@ enum Next {
     Continue,
     /// Nothing until something happens: input, a completion, memory.
     Wait,
-}
-
-impl Connection {
-    /// Returns whether options are still being negotiated.
-    pub(super) fn is_in_handshake(&self) -> bool {
-        matches!(self.phase, Phase::Handshake(_))
-    }
-
-    /// Returns how many bytes of the present payload have not been taken from the stream.
-    fn due_payload(&self) -> u32 {
-        match &self.phase {
-            Phase::Handshake(_) => 0,
-            Phase::Transmission(_, reader) => reader.payload(),
-        }
-    }
-
-    /// Fills the input buffer with at most `limit` bytes. Returns how many there are now; 0 if nothing has arrived.
-    fn fill_input(&mut self, limit: usize) -> Result<usize, Ended> {
-        let space = self.input.space(limit);
-        let received = self.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)?;
-        match received {
-            None => {
-                self.readable = false;
-                Ok(0)
-            }
-            Some(0) => Err(Ended::Closed),
-            Some(received) => {
-                // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.
-                self.readable = self.hung_up || received == limit.min(INPUT);
-                self.input.end = received;
-                self.progress = Instant::now();
-                Ok(received)
-            }
-        }
-    }
 }
 
 impl EventLoop<'_, '_> {
@@ -248,8 +212,14 @@ impl EventLoop<'_, '_> {
             at += len as u64;
         }
         let operation = self.insert(key, Operation { pending: buffers.len(), ..operation });
-        for (at, buffer, len) in buffers {
-            self.issues.push_back(Issue::new(operation, IoDirection::Read, at, len, buffer));
+        let parts = buffers.into_iter();
+        let mut parts =
+            parts.map(|(at, buffer, len)| Issue::new(operation, IoDirection::Read, at, len, buffer));
+        // The rest follows part by part, so that requests of others find room in the queue.
+        let first = (TURN / PIECE).min(self.depth / 2).max(1);
+        self.issues.extend(parts.by_ref().take(first));
+        if let Some(operation) = self.operations.get_mut(operation) {
+            operation.unissued.extend(parts);
         }
         true
     }
@@ -367,7 +337,7 @@ impl EventLoop<'_, '_> {
         *filled += moved;
         // Both are at most the payload, whose length has 32 bits.
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.progress = Instant::now();
+        connection.note_progress();
         self.stats.received += moved as u64;
         Ok(Next::Continue)
     }
@@ -397,7 +367,7 @@ impl EventLoop<'_, '_> {
             }
         };
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.progress = Instant::now();
+        connection.note_progress();
         self.stats.received += moved as u64;
         Ok(Next::Continue)
     }

@@ -1,9 +1,13 @@
 //! A client's socket.
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+
+/// The buffer of a Unix socket, bytes; the kernel doubles it for its own needs, and limits it by `net.core.wmem_max`.
+const SEND_BUFFER: usize = 256 << 10;
 
 /// A client's socket, which never blocks.
 #[derive(Debug)]
@@ -14,8 +18,12 @@ pub(crate) enum Stream {
 
 impl Stream {
     /// Takes over a socket that was accepted.
+    ///
+    /// It gets a larger buffer, since a full Unix socket is writable again only when three quarters of it have been read: the client
+    /// must have enough left to read until the server runs. TCP chooses its own.
     pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
+        set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
         Ok(Self::Unix(stream))
     }
 

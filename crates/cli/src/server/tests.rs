@@ -1,7 +1,8 @@
 //! An event loop over the model controller with injected faults: an error for the client that asked, and for no other.
 
+use super::client::Client;
 use super::event_loop::{EventLoop, Inbox, Shared};
-use super::payload::Payloads;
+use super::payload::{PIECE, Payloads};
 use super::stats::ServeStats;
 use super::stream::Stream;
 use crate::args::Protect;
@@ -10,8 +11,7 @@ use crate::signal::Interrupt;
 use crate::targets::nvme::{NvmeOptions, NvmeTarget};
 use crate::targets::target::Target;
 use pinfold::{Arena, Buffer, Domain, MappingPolicy};
-use pinfold_nbd::reply::ReplyHeader;
-use pinfold_nbd::{Command, CommandFlags, ErrorNumber, Export, RequestHeader, TransmissionFlags};
+use pinfold_nbd::{Command, ErrorNumber, Export, RequestHeader, TransmissionFlags};
 use pinfold_nvme::EventFd;
 use pinfold_nvme::driver::{Config, Controller};
 use pinfold_nvme::spec::Status;
@@ -20,64 +20,56 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 const SIZE: u64 = 4 << 20;
 
-/// A client that has chosen the export, with simple replies.
-struct Client(UnixStream);
-
 impl Client {
-    fn greet(mut stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
-        let mut greeting = [0; 18 + 10];
-        stream.read_exact(&mut greeting).unwrap();
-        assert_eq!(greeting[18..26], SIZE.to_be_bytes());
-        Self(stream)
-    }
-
-    fn send(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
-        let header = RequestHeader { command, cookie, offset, length, flags: CommandFlags::empty() };
-        self.0.write_all(&header.to_bytes()).unwrap();
+    fn send_payload(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
+        self.send(command, cookie, offset, length);
         self.0.write_all(payload).unwrap();
     }
 
-    /// Returns the next reply: its cookie and its error.
-    fn reply(&mut self) -> (u64, Option<ErrorNumber>) {
-        let mut header = [0; 16];
-        self.0.read_exact(&mut header).unwrap();
-        match ReplyHeader::parse(&header).unwrap().unwrap().0 {
-            ReplyHeader::Simple { error, cookie } => (cookie, error),
-            chunk => panic!("{chunk:?}"),
-        }
-    }
-
     fn write(&mut self, offset: u64, byte: u8, len: u32) -> Option<ErrorNumber> {
-        self.send(Command::WRITE, 1, offset, len, &vec![byte; len as usize]);
+        self.send_payload(Command::WRITE, 1, offset, len, &vec![byte; len as usize]);
         self.reply().1
-    }
-
-    /// Reads, and returns the bytes or the error, which has none.
-    fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, ErrorNumber> {
-        self.send(Command::READ, 2, offset, len, &[]);
-        if let Some(error) = self.reply().1 {
-            return Err(error);
-        }
-        let mut bytes = vec![0xee; len as usize];
-        self.0.read_exact(&mut bytes).unwrap();
-        Ok(bytes)
     }
 
     fn simple(&mut self, command: Command, offset: u64, length: u32) -> Option<ErrorNumber> {
-        self.send(command, 3, offset, length, &[]);
+        self.send(command, 3, offset, length);
         self.reply().1
+    }
+}
+
+/// Where more clients come from, and what ends the event loop.
+struct Door<'d> {
+    streams: &'d Sender<Stream>,
+    wake: &'d EventFd,
+    interrupt: &'d Interrupt,
+}
+
+impl Door<'_> {
+    fn connect(&self) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.streams.send(Stream::unix(theirs).unwrap()).unwrap();
+        self.wake.signal();
+        ours
+    }
+
+    fn client(&self) -> Client {
+        let (client, size) = Client::greet(self.connect());
+        assert_eq!(size, SIZE);
+        client
     }
 }
 
 /// Runs `test` with two clients of an event loop over the model controller; returns what the loop has done.
 fn serve(budget: usize, test: impl FnOnce([Client; 2], &Faults)) -> (ServeStats, WorkerStats) {
+    serve_at(budget, |clients, faults, _| test(clients, faults))
+}
+
+fn serve_at(budget: usize, test: impl FnOnce([Client; 2], &Faults, &Door<'_>)) -> (ServeStats, WorkerStats) {
     let domain = Domain::soft().unwrap();
     let build =
         |size: u64, policy| Arena::builder().size(size).mapping_policy(policy).build(&domain).unwrap();
@@ -112,15 +104,11 @@ fn serve(budget: usize, test: impl FnOnce([Client; 2], &Faults)) -> (ServeStats,
         let served = scope.spawn(move || {
             EventLoop::new(shared, queue, 8, payloads, budget / 2, inbox).and_then(|all| all.run(true))
         });
-        let clients = [(); 2].map(|()| {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            sender.send(Stream::unix(theirs).unwrap()).unwrap();
-            wake.signal();
-            Client::greet(ours)
-        });
+        let door = Door { streams: &sender, wake: &wake, interrupt: &interrupt };
+        let clients = [(); 2].map(|()| door.client());
         // However the test ends, the loop does.
         let outcome =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &model.faults())));
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &model.faults(), &door)));
         interrupt.raise();
         let stats = served.join().unwrap().unwrap();
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -181,7 +169,7 @@ fn a_controller_that_fails_leaves_clients_with_errors_and_not_without_answers() 
         assert_eq!(a.write(0, 0x11, 4096), None);
         faults.inject(Trigger::Nth(2), Fault::Fatal);
         for cookie in 0..4 {
-            a.send(Command::READ, cookie, 0, 4096, &[]);
+            a.send(Command::READ, cookie, 0, 4096);
         }
         let mut failed = 0;
         for _ in 0..4 {
@@ -204,7 +192,7 @@ fn replies_come_in_any_order_and_memory_is_bounded() {
     // 32 MiB requested with 2 MiB of memory, by a client that does not read meanwhile.
     let (clients, _) = serve(2 << 20, |[mut a, mut b], _| {
         for cookie in 0..32 {
-            a.send(Command::READ, cookie, (cookie % 4) << 20, 1 << 20, &[]);
+            a.send(Command::READ, cookie, (cookie % 4) << 20, 1 << 20);
         }
         assert_eq!(b.write(0, 0x44, 1 << 20), None);
         assert_eq!(b.read(0, 1 << 20), Ok(vec![0x44; 1 << 20]));
@@ -223,13 +211,44 @@ fn replies_come_in_any_order_and_memory_is_bounded() {
 }
 
 #[test]
+fn a_large_read_leaves_room_in_the_queue_for_others() {
+    serve(8 << 20, |[mut a, mut b], faults| {
+        // The parts of the large read stay at the controller, whose queue holds fewer than all of them.
+        faults.inject(Trigger::Matches(Box::new(|command| command.blocks > 8)), Fault::Hold);
+        a.send(Command::READ, 1, 0, 4 << 20);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(b.read(0, 4096), Ok(vec![0; 4096]));
+        faults.clear();
+        faults.release();
+        assert_eq!(a.reply(), (1, None), "it was not waited for until its parts timed out");
+        let mut bytes = vec![0xee; 4 << 20];
+        a.0.read_exact(&mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    });
+}
+
+/// Nothing else happens meanwhile: no event makes the one that waits try again just before the loop looks for it.
+#[test]
+fn a_client_that_holds_all_memory_and_sends_nothing_is_disconnected() {
+    let (stats, _) = serve(PIECE, |[mut idle, mut waiting], _| {
+        idle.send(Command::WRITE, 1, 0, 1 << 20);
+        idle.0.write_all(&[1; 512]).unwrap();
+        // It has all of the memory before the other asks.
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(waiting.write(0, 2, 1 << 16), None);
+        assert_eq!(waiting.read(0, 512), Ok(vec![2; 512]));
+    });
+    assert_eq!(stats.dropped, 1);
+}
+
+#[test]
 fn a_client_that_leaves_takes_nothing_with_it() {
     let (clients, target) = serve(4 << 20, |[mut a, mut b], faults| {
         // In the middle of a payload, and with requests at the controller.
         faults.inject(Trigger::Nth(2), Fault::Hold);
-        a.send(Command::READ, 1, 0, 4096, &[]);
-        a.send(Command::READ, 2, 0, 4096, &[]);
-        a.send(Command::WRITE, 3, 0, 1 << 20, &[0x55; 300 << 10]);
+        a.send(Command::READ, 1, 0, 4096);
+        a.send(Command::READ, 2, 0, 4096);
+        a.send_payload(Command::WRITE, 3, 0, 1 << 20, &[0x55; 300 << 10]);
         std::thread::sleep(Duration::from_millis(50));
         drop(a);
         std::thread::sleep(Duration::from_millis(50));
@@ -247,7 +266,7 @@ fn a_client_that_leaves_takes_nothing_with_it() {
 fn a_client_that_has_sent_its_last_request_gets_its_replies() {
     let (clients, _) = serve(4 << 20, |[mut a, _b], _| {
         for cookie in 0..8 {
-            a.send(Command::READ, cookie, 0, 64 << 10, &[]);
+            a.send(Command::READ, cookie, 0, 64 << 10);
         }
         a.0.shutdown(std::net::Shutdown::Write).unwrap();
         for _ in 0..8 {
@@ -257,4 +276,26 @@ fn a_client_that_has_sent_its_last_request_gets_its_replies() {
         assert_eq!(a.0.read(&mut [0]).unwrap(), 0, "closed");
     });
     assert_eq!((clients.dropped, clients.requests), (0, 8));
+}
+
+/// While the last requests are answered, nobody else is served.
+#[test]
+fn who_comes_after_the_signal_is_turned_away() {
+    let (clients, _) = serve_at(4 << 20, |[mut a, _b], faults, door| {
+        faults.inject(Trigger::Nth(1), Fault::Hold);
+        a.send(Command::READ, 1, 0, 4096);
+        std::thread::sleep(Duration::from_millis(50));
+        door.interrupt.raise();
+        let mut late = door.connect();
+        late.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(late.read(&mut [0; 18]).unwrap(), 0, "closed without a greeting");
+        faults.release();
+        let (cookie, error) = a.reply();
+        assert_eq!(cookie, 1);
+        // The controller may have been waited for long enough.
+        if error.is_none() {
+            a.0.read_exact(&mut [0; 4096]).unwrap();
+        }
+    });
+    assert_eq!(clients.connections, 2);
 }

@@ -13,7 +13,6 @@ use pinfold::Buffer;
 use pinfold::uring::FileError;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, reply};
 use rustix::io::Errno;
-use std::time::Instant;
 
 /// How many errors of the target are logged as warnings; the others only on request.
 const WARNINGS: u64 = 10;
@@ -52,7 +51,7 @@ impl EventLoop<'_, '_> {
             }
         }
         if progress {
-            connection.progress = Instant::now();
+            connection.note_progress();
             // It may have stopped receiving until its replies were taken.
             if connection.readable || !connection.input.unused().is_empty() {
                 self.list(key);
@@ -127,6 +126,7 @@ impl EventLoop<'_, '_> {
             return buffer.into_iter().for_each(|buffer| self.payloads.put(buffer));
         };
         operation.pending -= 1;
+        self.issues.extend(operation.unissued.pop_front());
         if let Err(error) = result {
             operation.fail(error);
         }

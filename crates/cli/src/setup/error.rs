@@ -134,10 +134,12 @@ pub(crate) enum OpenError {
         reason: String,
     },
     /// More jobs than queues.
-    #[error("{name}: --numjobs {jobs} needs as many queues, and the controller grants {granted}")]
+    #[error("{name}: --{option} {jobs} needs as many queues, and the controller grants {granted}: lower it")]
     Queues {
         /// The target.
         name: String,
+        /// The option.
+        option: &'static str,
         /// How many were requested.
         jobs: usize,
         /// How many the controller has.

@@ -11,6 +11,7 @@ use crate::targets::target::Target;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
 use pinfold_core::dma_pool::PoolStats;
+use pinfold_core::domain::Pinned;
 use pinfold_nvme::Registers;
 use std::fs::File;
 use std::path::Path;
@@ -38,24 +39,24 @@ impl<T> PerJob<T> {
     }
 }
 
-type NamespaceTarget<'d> = NvmeTarget<'d, Buffer, Arc<dyn Registers>, Arena>;
+type NamespaceTarget<'d, B> = NvmeTarget<'d, B, Arc<dyn Registers>, Arena>;
 
-/// An open target.
-pub(crate) struct OpenTarget<'d> {
-    queues: Queues<'d>,
+/// An open target for data in memory of type `B`.
+pub(crate) struct OpenTarget<'d, B: Pinned = Buffer> {
+    queues: Queues<'d, B>,
     notes: Vec<String>,
 }
 
-enum Queues<'d> {
-    File(Box<PerJob<FileTarget<'d, Buffer>>>),
+enum Queues<'d, B: Pinned> {
+    File(Box<PerJob<FileTarget<'d, B>>>),
     Nvme {
         /// Dropped first, so that the controller is disabled before its device is closed.
-        queues: Box<PerJob<NamespaceTarget<'d>>>,
+        queues: Box<PerJob<NamespaceTarget<'d, B>>>,
         _device: Device,
     },
 }
 
-impl<'d> OpenTarget<'d> {
+impl<'d, B: Pinned> OpenTarget<'d, B> {
     /// Opens `target` for use with the buffers of `stack`.
     pub(crate) fn open(
         target: ResolvedTarget,
@@ -67,11 +68,11 @@ impl<'d> OpenTarget<'d> {
             Medium::File(file) => return Self::file(&name, &file, &target.path, stack, options),
             Medium::Controller(medium) => Device::open(&name, medium, stack, options)?,
         };
-        let TargetOptions { depth, jobs, poll, .. } = options;
+        let TargetOptions { depth, jobs, jobs_option: option, poll, .. } = options;
         let (controller, namespace) = device.start(&name, stack, options)?;
         let granted = controller.identify().queues;
         if jobs > usize::from(granted) {
-            return Err(OpenError::Queues { name, jobs, granted });
+            return Err(OpenError::Queues { name, option, jobs, granted });
         }
         let mut notes = Vec::new();
         if !poll && !device.has_interrupts(jobs) {
@@ -98,10 +99,10 @@ impl<'d> OpenTarget<'d> {
         file: &File,
         path: &Path,
         stack: &'d Stack,
-        TargetOptions { alignment, depth, jobs, poll, direct }: TargetOptions,
+        TargetOptions { alignment, depth, jobs, poll, direct, moves, .. }: TargetOptions,
     ) -> Result<Self, OpenError> {
         // With several jobs, each queue moves to the thread of its job.
-        let options = FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 };
+        let options = FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 && !moves };
         let queues = PerJob::new(jobs, |_| {
             let file = file.try_clone();
             let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
@@ -112,7 +113,7 @@ impl<'d> OpenTarget<'d> {
     }
 
     /// Returns the target, through the first job's queue.
-    pub(crate) fn target(&mut self) -> &mut dyn Target<Buffer> {
+    pub(crate) fn target(&mut self) -> &mut dyn Target<B> {
         match &mut self.queues {
             Queues::File(queues) => &mut queues.first,
             Queues::Nvme { queues, .. } => &mut queues.first,
@@ -120,13 +121,11 @@ impl<'d> OpenTarget<'d> {
     }
 
     /// Returns the target through the queue of each job.
-    pub(crate) fn targets(&mut self) -> Vec<&mut (dyn Target<Buffer> + Send)> {
+    pub(crate) fn targets(&mut self) -> Vec<&mut (dyn Target<B> + Send)> {
         match &mut self.queues {
-            Queues::File(queues) => {
-                queues.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
-            }
+            Queues::File(queues) => queues.iter_mut().map(|t| -> &mut (dyn Target<B> + Send) { t }).collect(),
             Queues::Nvme { queues, .. } => {
-                queues.iter_mut().map(|t| -> &mut (dyn Target<Buffer> + Send) { t }).collect()
+                queues.iter_mut().map(|t| -> &mut (dyn Target<B> + Send) { t }).collect()
             }
         }
     }

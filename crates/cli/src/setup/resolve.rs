@@ -7,6 +7,7 @@ use crate::args::{Memory, TargetSpec};
 use crate::units::ByteSize;
 use pinfold::Domain;
 use pinfold::pci::Bdf;
+use pinfold::soft::SoftConfig;
 use pinfold::vfio::Options;
 use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
@@ -194,10 +195,27 @@ fn open_pci(name: &str, bdf: Bdf, interrupts: u32) -> Result<PciController, Open
         .map_err(|error| OpenError::Pci { name: name.to_owned(), error })
 }
 
-/// Returns the address space of a run with these targets: the real controller's, or one of the software IOMMU.
-pub(crate) fn domain_of(targets: &[&ResolvedTarget]) -> Result<Domain, OpenError> {
+/// Checks that `--iommu-units` is not used with a real controller, before any target is opened.
+pub(crate) fn check_units<'s>(
+    units: Option<u8>,
+    specs: impl IntoIterator<Item = &'s TargetSpec>,
+) -> Result<(), OpenError> {
+    let real = specs.into_iter().find(|spec| matches!(spec, TargetSpec::Vfio { .. }));
+    units.zip(real).map_or(Ok(()), |(units, spec)| {
+        let reason = format!("{spec} is behind the IOMMU units of this machine: leave the option out");
+        Err(OpenError::Unsupported { option: "iommu-units", value: units.to_string(), reason })
+    })
+}
+
+/// Returns the address space of a run with these targets: the real controller's, or one of a software IOMMU of `units` units,
+/// by default 1.
+pub(crate) fn domain_of(targets: &[&ResolvedTarget], units: Option<u8>) -> Result<Domain, OpenError> {
     let mut real = targets.iter().filter_map(|target| Some((target, target.domain()?)));
-    let Some((first, domain)) = real.next() else { return Domain::soft().map_err(OpenError::Domain) };
+    let Some((first, domain)) = real.next() else {
+        let mut config = SoftConfig::default();
+        config.units = units.unwrap_or(config.units);
+        return Domain::soft_with(config).map_err(OpenError::Domain);
+    };
     let others = targets.iter().filter(|target| target.has_controller() && target.name != first.name);
     match others.map(|target| target.name.clone()).next() {
         Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),

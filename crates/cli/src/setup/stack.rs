@@ -81,12 +81,24 @@ impl Stack {
         let too_much = || StackError::TooMuch { count, bytes };
         let allocated = allocated_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = allocated.checked_mul(count.max(1)).ok_or_else(too_much)?;
+        let buffers = BufferNeed { count, bytes: allocated };
+        Self::with_memory(args, domain, data_bytes as u64, buffers, controllers)
+    }
+
+    /// Allocates a stack in `domain` with `data_bytes` bytes for the data, of which up to `buffers` are in flight.
+    pub(crate) fn with_memory(
+        args: StackArgs,
+        domain: Domain,
+        data_bytes: u64,
+        buffers: BufferNeed,
+        controllers: u64,
+    ) -> Result<Self, StackError> {
         let mapping_policy =
             if args.protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
         if let Some(limit) = args.held_limit {
             domain.set_held_limit(limit.0);
         }
-        let mut builder = Arena::builder().size(data_bytes as u64).mapping_policy(mapping_policy);
+        let mut builder = Arena::builder().size(data_bytes).mapping_policy(mapping_policy);
         if let Some(source) = source(args.memory) {
             builder = builder.source(source);
         }
@@ -100,7 +112,6 @@ impl Stack {
         } else {
             None
         };
-        let buffers = BufferNeed { count, bytes: allocated };
         Ok(Self { domain, control, data, protect: args.protect, buffers })
     }
 

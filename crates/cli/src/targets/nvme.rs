@@ -1,21 +1,24 @@
 //! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and out of both again: when
 //! the command has completed, the mapping is revoked, and the buffer returns once no device can reach it.
 
+mod batch;
 mod command;
+mod release;
+mod stats;
 
 use super::error::TargetError;
-use super::target::{Completion, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
+use super::target::{
+    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo, submit_each,
+};
 use crate::args::Protect;
 use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
-use pinfold_core::domain::{BackendError, Domain, Local, MapError, NotQuiesced, Pinned, Revoked, Unrevoked};
-use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::domain::{Domain, Local, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{
-    self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats, Rejected,
-    Vector,
-};
+use pinfold_nvme::driver::{self, CommandError, Controller, Namespace, PollError, Queue, Rejected, Vector};
+use release::Held;
+pub(crate) use stats::NvmeStats;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -35,44 +38,6 @@ const BATCH: u32 = 32;
 /// The number of attempts of a command whose status permits a retry.
 const ATTEMPTS: u32 = 4;
 
-/// The statistics of a namespace's queue.
-#[derive(Clone, Debug)]
-pub(crate) struct NvmeStats {
-    /// The target's name.
-    pub(crate) name: String,
-    /// How many queues are counted.
-    pub(crate) queues: u64,
-    /// Requests that the driver accepted.
-    pub(crate) requests: u64,
-    /// Requests that were tried again.
-    pub(crate) retries: u64,
-    /// Whether a wait sleeps until an interrupt.
-    pub(crate) by_interrupt: bool,
-    /// The driver's figures for the queue.
-    pub(crate) queue: QueueStats,
-    /// The driver's figures for the controller.
-    pub(crate) controller: ControllerStats,
-}
-
-impl NvmeStats {
-    /// Adds another queue of the same controller.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.queues += other.queues;
-        self.requests += other.requests;
-        self.retries += other.retries;
-        let (sum, queue) = (&mut self.queue, &other.queue);
-        sum.commands += queue.commands;
-        sum.errors += queue.errors;
-        sum.timeouts += queue.timeouts;
-        sum.doorbells += queue.doorbells;
-        sum.sleeps += queue.sleeps;
-        sum.interrupts += queue.interrupts;
-        sum.segments += queue.segments;
-        sum.prp_entries += queue.prp_entries;
-        sum.prp_list_pages += queue.prp_list_pages;
-    }
-}
-
 /// The parts that a namespace's queue is created from.
 pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     /// The address space of the buffers.
@@ -89,14 +54,6 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     pub(crate) vector: Option<Vector>,
     /// How long a buffer is held for its flush: normally [`FLUSH_LIMIT`].
     pub(crate) flush_limit: Duration,
-}
-
-/// A request whose mapping has been revoked, until the flush has completed.
-struct Held<'d, B: Pinned> {
-    io: Io,
-    since: Instant,
-    revoked: Revoked<B, &'d Domain>,
-    result: Result<usize, TargetError>,
 }
 
 /// A namespace as a target.
@@ -270,72 +227,6 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
     }
 
-    /// Revokes the device's access to the buffers of all completed commands.
-    fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
-        if self.completed.is_empty() {
-            return;
-        }
-        if self.protect == Protect::Strict {
-            for (io, buffer, result) in self.completed.drain(..) {
-                completed.push(returned(&self.info.name, io, buffer.unmap(&mut self.domain), result));
-            }
-            return;
-        }
-        // One flush for all reads and writes of this poll.
-        let mut requests = Vec::with_capacity(self.completed.len());
-        let mappings = self.completed.drain(..).filter_map(|(io, buffer, result)| {
-            let mapping = match buffer {
-                Mapped::Read(buffer) => Unrevoked::from(buffer),
-                Mapped::Write(buffer) => Unrevoked::from(buffer),
-                Mapped::Not(buffer) => {
-                    completed.push(Completion { io, buffer: Some(buffer), result });
-                    return None;
-                }
-            };
-            requests.push((io, result));
-            Some(mapping)
-        });
-        self.domain.revoke_many(mappings, &mut self.revoked);
-        debug_assert_eq!(self.revoked.len(), requests.len());
-        let (held, since) = (self.revoked.drain(..).zip(requests), Instant::now());
-        self.held.extend(held.map(|(revoked, (io, result))| Held { io, since, revoked, result }));
-    }
-
-    /// Returns the buffers whose flush has completed. Flushes complete in the order of their requests, so one look is enough
-    /// where the first has not.
-    fn release(&mut self, completed: &mut Vec<Completion<B>>) {
-        // What could not be revoked has no flush to wait for.
-        let ended =
-            |revoked: &Revoked<B, &Domain>| revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER;
-        while let Some(held) = self.held.pop_front_if(|held| ended(&held.revoked)) {
-            let Held { io, revoked, result, .. } = held;
-            let buffer = self.domain.wait(revoked).map_err(Into::into);
-            completed.push(returned(&self.info.name, io, buffer, result));
-        }
-    }
-
-    /// Waits for the flushes of the buffers held, and gives up those that are held for too long: the domain keeps such a buffer
-    /// until its flush has completed.
-    fn quiesce(&mut self, completed: &mut Vec<Completion<B>>) {
-        let (revoked, requests): (Vec<_>, Vec<_>) = self
-            .held
-            .drain(..)
-            .map(|Held { io, since, revoked, result }| (revoked, (io, since, result)))
-            .unzip();
-        let outcomes = self.domain.wait_many_for(revoked, WaitLimit::within(WAIT_LIMIT));
-        for (outcome, (io, since, result)) in outcomes.zip(requests) {
-            match outcome {
-                Err(NotQuiesced { revoked: Some(revoked), .. }) if since.elapsed() < self.flush_limit => {
-                    self.held.push_back(Held { io, since, revoked, result });
-                }
-                outcome => {
-                    let buffer = outcome.map_err(Into::into);
-                    completed.push(returned(&self.info.name, io, buffer, result));
-                }
-            }
-        }
-    }
-
     fn step(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
         self.unsubmitted = 0;
         let reaped = self.reap(completed).map_err(|error| self.poll_error(error));
@@ -345,28 +236,12 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 }
 
-/// The completion of a request whose mapping has ended; an error of the domain means that its buffer is quarantined.
-fn returned<B>(
-    name: &str,
-    io: Io,
-    buffer: Result<B, BackendError>,
-    result: Result<usize, TargetError>,
-) -> Completion<B> {
-    match buffer {
-        Ok(buffer) => Completion { io, buffer: Some(buffer), result },
-        Err(error) => {
-            let error = TargetError::Domain { target: name.to_owned(), error };
-            Completion { io, buffer: None, result: result.and(Err(error)) }
-        }
-    }
-}
-
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'_, B, R, S> {
     fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    fn submit(&mut self, Request { mut io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
+    fn submit(&mut self, Request { io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
         let target = || self.info.name.clone();
         let domain = &mut self.domain;
         let refused = |MapError { payload, error, .. }| SubmitError {
@@ -378,19 +253,14 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
             IoDirection::Write => Mapped::Write(domain.map(buffer, ToDevice).map_err(refused)?),
             IoDirection::Trim | IoDirection::Flush => Mapped::Not(buffer),
         };
-        io.set_queued();
-        self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
-            buffer: payload.unmap(&mut self.domain).ok(),
-            error: TargetError::Rejected { target: self.info.name.clone(), reason },
-        })?;
-        self.requests += 1;
-        // One doorbell for many: the next poll or wait rings for the rest.
-        self.unsubmitted += 1;
-        if self.unsubmitted >= BATCH {
-            self.unsubmitted = 0;
-            self.queue.ring_doorbell();
+        self.queue_up(io, buffer)
+    }
+
+    fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
+        if requests.len() < 2 || requests.iter().any(|request| request.io.direction != IoDirection::Read) {
+            return submit_each(requests, |request| self.submit(request));
         }
-        Ok(())
+        self.read_many(requests)
     }
 
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {

@@ -44,6 +44,34 @@ pub(crate) struct SubmitError<B> {
     pub(crate) error: TargetError,
 }
 
+/// A batch of which not all requests were queued.
+#[derive(Debug)]
+pub(crate) struct RejectedBatch<B> {
+    /// How many were queued: the first ones.
+    pub(crate) queued: usize,
+    /// The buffers of the others, except those that had to be quarantined.
+    pub(crate) buffers: Vec<B>,
+    /// The error.
+    pub(crate) error: Box<TargetError>,
+}
+
+/// Queues the requests of a batch one by one.
+pub(crate) fn submit_each<B>(
+    requests: impl IntoIterator<Item = Request<B>>,
+    mut submit: impl FnMut(Request<B>) -> Result<(), SubmitError<B>>,
+) -> Result<(), RejectedBatch<B>> {
+    let (mut requests, mut queued) = (requests.into_iter(), 0);
+    while let Some(request) = requests.next() {
+        if let Err(SubmitError { buffer, error }) = submit(request) {
+            let rest = requests.map(|request| request.buffer);
+            let buffers = buffer.into_iter().chain(rest).collect();
+            return Err(RejectedBatch { queued, buffers, error: Box::new(error) });
+        }
+        queued += 1;
+    }
+    Ok(())
+}
+
 /// The properties of a target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TargetInfo {
@@ -71,6 +99,10 @@ pub(crate) trait Target<B> {
     fn info(&self) -> &TargetInfo;
     /// Queues a request and records the time in its [`Io`].
     fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
+    /// Queues requests in their order, as [`submit`](Self::submit) does. A target that maps buffers maps them by one call.
+    fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
+        submit_each(requests, |request| self.submit(request))
+    }
     /// Submits what is queued and adds what has completed to `completed`, without waiting.
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.

@@ -6,6 +6,10 @@ mod around;
 mod bad_input;
 #[cfg(test)]
 mod bench;
+/// The client that the tests of the server use, too.
+#[cfg(test)]
+#[path = "../../src/server/client.rs"]
+mod client;
 #[cfg(test)]
 mod common;
 #[cfg(test)]
@@ -26,6 +30,8 @@ mod replay;
 mod serve;
 #[cfg(test)]
 mod signals;
+#[cfg(test)]
+mod soak;
 #[cfg(test)]
 mod streams;
 /// The wire that the tests of `pinfold-xdp` use, too.

@@ -7,13 +7,29 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Starts the program on the far end, and waits until it has attached its own.
-fn receiving(args: &[&str]) -> Child {
+pub(crate) fn receiving(args: &[&str]) -> Child {
     let child = start(&[&["receive", "v1"][..], args].concat());
     wait_for_program(true);
+    wait_for_queues(&child);
     child
 }
 
-fn wait_for_program(wanted: bool) {
+/// Waits for the first thread of a queue. They start when the sockets of all queues are behind the program; until then the
+/// kernel's stack gets packets.
+fn wait_for_queues(child: &Child) {
+    let end = Instant::now() + Duration::from_secs(30);
+    let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "receive\n")
+    };
+    // Without the folder the program has ended, which the caller finds out.
+    while std::fs::read_dir(format!("/proc/{}/task", child.id())).is_ok_and(|mut tasks| !tasks.any(is_queue))
+    {
+        assert!(Instant::now() < end, "no queue receives");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn wait_for_program(wanted: bool) {
     let end = Instant::now() + Duration::from_secs(30);
     loop {
         let shown = Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
@@ -80,7 +96,9 @@ fn a_mirror_answers_until_it_is_interrupted() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
-    for part in ["receive v1: 2 queues", "100 packets", "udp 100", "reflected     100, not 0", "socket"] {
+    for part in
+        ["receive v1: 2 queues", "100 packets", "udp 100", "reflected     100 packets, 0 not sent", "socket"]
+    {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:#?}");
     }
     wait_for_program(false);
@@ -129,5 +147,149 @@ fn what_is_not_permitted_is_named_with_the_command_that_permits_it() {
     let lock = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
     let without = limited(&[&["prlimit", "--memlock=1048576:1048576", "setpriv"][..], &lock].concat());
     without.failed(1, &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"]);
+    wait_for_program(false);
+}
+
+/// The bytes of datagram `number`: of every length up to 1,400, and different from those of any other.
+pub(crate) fn datagram(number: u64) -> Vec<u8> {
+    let len = 8 + number * 131 % 1392;
+    let rest = (0..len - 8).map(|at| (number * 7 + at * 13 + (at >> 8)).to_le_bytes()[0]);
+    number.to_be_bytes().into_iter().chain(rest).collect()
+}
+
+/// Checks every byte of the slots: of each number at most one packet, which is what was sent. Returns how many there are.
+pub(crate) fn check_slots(stored: &[u8]) -> usize {
+    let word = |slot: &[u8], at: usize| u32::from_le_bytes(slot[at..at + 4].try_into().unwrap()) as usize;
+    let long = |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().unwrap());
+    let slots = stored.chunks(4096).enumerate().filter(|(_, slot)| slot.starts_with(b"PINFOLD1"));
+    let mut numbers = Vec::new();
+    for (at, slot) in slots {
+        let (offset, len) = (word(slot, 24), word(slot, 28));
+        assert_eq!(long(slot, 8), at as u64);
+        assert!(long(slot, 16) > 1_600_000_000_000_000_000);
+        let packet = &slot[offset..offset + len];
+        let number = number_of_bytes(packet).unwrap();
+        // Ethernet, IPv4, UDP; shorter ones would be padded.
+        assert_eq!(packet[42..], datagram(number), "datagram {number} in slot {at}");
+        assert!(slot[32..offset].iter().all(|&byte| byte == 0), "in front of datagram {number}");
+        let block = (offset + len).next_multiple_of(512);
+        assert!(slot[offset + len..block].iter().all(|&byte| byte == 0), "behind datagram {number}");
+        numbers.push(number);
+    }
+    let count = numbers.len();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), count, "a packet was stored twice");
+    count
+}
+
+/// Sends numbered datagrams to `receive --to` and returns its report: received, and dropped by cause, is what was sent.
+fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
+    const SENT: u64 = 4000;
+    let before = wire.driver_drops();
+    let child = receiving(&[&["--to", to, "--seconds", "4", "--json"], more].concat());
+    let sender = wire.sender();
+    for number in 0..SENT {
+        sender.send(&datagram(number)).unwrap();
+        if number % 64 == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let report = finish(child).json();
+    let drops = &report["drops"];
+    let count = |value: &serde_json::Value| value.as_u64().unwrap();
+    let dropped = count(&drops["receive_ring_full"]) + count(&drops["no_page"]) + count(&drops["other"]);
+    let driver = wire.driver_drops() - before;
+    assert_eq!(count(&report["packets"]) + dropped + driver, SENT, "{report}");
+    assert_eq!(
+        count(&report["stored"]) + count(&report["not_stored"]),
+        count(&report["packets"]),
+        "{report}"
+    );
+    assert!(count(&report["packets"]) > SENT / 2, "{report}");
+    // Every page has come back to a ring or the pool.
+    assert_eq!(report["pages"]["holders"].get("store"), None, "{report}");
+    assert_eq!(&report["to"], to, "{report}");
+    report
+}
+
+#[test]
+fn every_byte_is_stored_in_a_file_by_several_queues() {
+    let Some(wire) = Wire::new(2, 1500) else { return };
+    let folder = Folder::new();
+    let file = folder.arg("packets");
+    let report = store(&wire, &file, &[]);
+    let stored = std::fs::read(&file).unwrap();
+    assert_eq!(report["stored"], check_slots(&stored), "{report}");
+    assert_eq!(report["stored"], stored.len() / 4096, "no slot is vacant: {report}");
+    assert_eq!(report["not_stored"], 0, "{report}");
+    pinfold(&["receive", "v1", "--to", &file]).failed(1, &["packets", "would be overwritten", "--force"]);
+    let report = pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"]).json();
+    assert_eq!((&report["stored"], std::fs::metadata(&file).unwrap().len()), (&0.into(), 0), "{report}");
+}
+
+#[test]
+fn every_byte_is_stored_through_a_controller_until_it_is_full() {
+    let Some(wire) = Wire::new(2, 1500) else { return };
+    let folder = Folder::new();
+    let image = folder.arg("disk.img");
+    let to = format!("soft:{image}");
+    let create = |bytes| std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+    create(64 << 20);
+    let report = store(&wire, &to, &[]);
+    assert_eq!(report["stored"], check_slots(&std::fs::read(&image).unwrap()), "{report}");
+    assert_eq!(report["not_stored"], 0, "{report}");
+    pinfold(&["receive", "v1", "--to", &to]).failed(1, &["disk.img", "--force"]);
+    // A hundred slots, and a block that is none.
+    create(100 * 4096 + 512);
+    let report = store(&wire, &to, &["--force"]);
+    assert_eq!((&report["stored"], check_slots(&std::fs::read(&image).unwrap())), (&100.into(), 100));
+    let report = store(&wire, "soft:1M", &[]);
+    assert_eq!(report["stored"], 256, "{report}");
+}
+
+#[test]
+fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    // In mounts of its own, which end with the program.
+    let script = format!(
+        "mount -t tmpfs -o size=64k tmpfs '{0}' && exec '{1}' receive v1 --seconds 20 --to '{0}/packets'",
+        folder.arg(""),
+        env!("CARGO_BIN_EXE_pinfold")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_program(true);
+    wait_for_queues(&child);
+    let sender = wire.sender();
+    for number in 0..200 {
+        sender.send(&datagram(number)).unwrap();
+    }
+    finish(child).failed(1, &["packets", "No space left"]);
+    wait_for_program(false);
+}
+
+#[test]
+fn a_target_that_cannot_store_is_named() {
+    for other in [&["--reflect"][..], &["--small-chunks"], &["--pcap", "f"]] {
+        pinfold(&[&["receive", "lo", "--to", "f"], other].concat()).failed(2, &["--to", other[0]]);
+    }
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    let to = |target: &str| pinfold(&["receive", "v1", "--seconds", "100ms", "--to", target]);
+    to("vfio:0000:01:00.0").failed(2, &["--to vfio:0000:01:00.0", "file:PATH"]);
+    to("soft:2048").failed(1, &["soft:2k", "2048", "4096"]);
+    to(&folder.arg("no/file")).failed(1, &["no/file", "check the path"]);
+    to(&format!("soft:{}", folder.arg("no.img"))).failed(1, &["no.img", "check the path"]);
+    to("/dev/null").failed(1, &["/dev/null"]);
+    to("/dev/full").failed(1, &["/dev/full"]);
+    let small = folder.arg("small.img");
+    std::fs::File::create(&small).unwrap().set_len(1024).unwrap();
+    to(&format!("soft:{small}")).failed(1, &["small.img", "1024", "4096"]);
+    let absent = folder.arg("absent");
+    pinfold(&["receive", "v1", "--queue", "7", "--to", &absent]).failed(1, &["no queue 7"]);
+    assert!(!std::path::Path::new(&absent).exists(), "a queue that cannot be opened leaves no file");
     wait_for_program(false);
 }

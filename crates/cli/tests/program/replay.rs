@@ -62,6 +62,26 @@ fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written
 }
 
 #[test]
+fn what_is_still_mapped_is_listed_where_a_table_can_be_read() {
+    let args = ["replay", &sample(), "--mapped", "--policy", "magazines,pinfold-strict"];
+    let all = objects(pinfold(&[&args[..], &["--json"]].concat()));
+    let mut runs = 0;
+    for row in all.iter().filter(|row| row["policy"] == "pinfold-strict") {
+        let counts = all.iter().find(|of| of["device"] == row["device"] && of["maps"].is_u64()).unwrap();
+        let mapped = row["mapped"].as_array().unwrap();
+        assert_eq!(mapped.is_empty(), counts["never_unmapped"] == 0, "{row}");
+        assert!(mapped.iter().all(|run| run["bytes"].as_u64() >= run["page_bytes"].as_u64()), "{row}");
+        runs += mapped.len();
+    }
+    assert!(runs > 0, "the sample leaves some");
+    assert!(all.iter().all(|row| row["policy"] == "pinfold-strict" || row["mapped"].is_null()));
+    let out = pinfold(&args).ok();
+    assert!(out.contains("still mapped by pinfold-strict: ") && out.contains("read-write"), "{out}");
+    assert!(!out.contains("still mapped by magazines"), "{out}");
+    assert!(!pinfold(&["replay", &sample(), "--policy", "pinfold-strict"]).ok().contains("still mapped"));
+}
+
+#[test]
 fn a_trace_is_read_from_standard_input() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     command.args(["replay", "-", "--policy", "none", "--json", "--limit", "100"]);

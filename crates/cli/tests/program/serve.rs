@@ -1,5 +1,6 @@
 //! `pinfold serve`, used by clients that others have written, and by some that no one should have written.
 
+use crate::client::Client;
 use crate::common::{Ended, Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
 use pinfold_nbd::reply::ReplyHeader;
 use pinfold_nbd::{Command as Nbd, ErrorNumber, RequestHeader};
@@ -54,7 +55,7 @@ impl Server {
     }
 
     fn client(&self) -> Client {
-        Client::connect(&self.socket)
+        Client::greet(UnixStream::connect(&self.socket).unwrap()).0
     }
 }
 
@@ -76,46 +77,6 @@ fn client(name: &str, args: &[&str]) -> Option<Ended> {
         Err(_) => {
             skipped(&format!("no {name}: apt-get install libnbd-bin qemu-utils fio"));
             None
-        }
-    }
-}
-
-/// A client with simple replies.
-struct Client(UnixStream);
-
-impl Client {
-    fn connect(socket: &str) -> Self {
-        let mut stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
-        stream.read_exact(&mut [0; 18 + 10]).unwrap();
-        Self(stream)
-    }
-
-    fn send(&mut self, command: Nbd, cookie: u64, offset: u64, length: u32) {
-        let header = RequestHeader { command, cookie, offset, length, ..RequestHeader::default() };
-        self.0.write_all(&header.to_bytes()).unwrap();
-    }
-
-    fn reply(&mut self) -> (u64, Option<ErrorNumber>) {
-        let mut header = [0; 16];
-        self.0.read_exact(&mut header).unwrap();
-        match ReplyHeader::parse(&header).unwrap().unwrap().0 {
-            ReplyHeader::Simple { error, cookie } => (cookie, error),
-            chunk => panic!("{chunk:?}"),
-        }
-    }
-
-    fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>, ErrorNumber> {
-        self.send(Nbd::READ, 9, offset, length);
-        match self.reply() {
-            (9, None) => {
-                let mut bytes = vec![0; length as usize];
-                self.0.read_exact(&mut bytes).unwrap();
-                Ok(bytes)
-            }
-            (9, Some(error)) => Err(error),
-            other => panic!("{other:?}"),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
 use pinfold::soft::SoftConfig;
 use pinfold::{Arena, Buffer, MappingPolicy};
+use pinfold_core::domain::BackendError;
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::spec::Status;
 use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Trigger};
@@ -185,5 +186,49 @@ fn a_failed_controller_is_disabled_and_all_buffers_return() {
         let error = write(&mut target, &mut buffers).unwrap_err();
         assert!(matches!(error, EngineError::Target(TargetError::Rejected { .. })), "{error:?}");
         assert_eq!(buffers.len(), 8);
+    }
+}
+
+fn reads(buffers: Vec<Buffer>) -> Vec<Request<Buffer>> {
+    let io = |n| Io::new(IoDirection::Read, n * BLOCK as u64, BLOCK);
+    (0..).map(io).zip(buffers).map(|(io, buffer)| Request { io, buffer }).collect()
+}
+
+/// All of a batch is mapped, or nothing of it.
+#[test]
+fn a_batch_with_a_buffer_that_cannot_be_mapped_is_returned_whole() {
+    for protect in [Protect::Revoke, Protect::Strict] {
+        let setup = Setup::new(protect);
+        let elsewhere = Arena::builder().size(1 << 20).build(&pinfold::Domain::soft().unwrap()).unwrap();
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
+        buffers.insert(5, elsewhere.alloc(BLOCK).unwrap());
+        let rejected = target.submit_many(reads(buffers)).unwrap_err();
+        assert!(matches!(
+            *rejected.error,
+            TargetError::Domain { error: BackendError::NotRegistered { .. }, .. }
+        ));
+        assert_eq!((rejected.queued, rejected.buffers.len()), (0, 9));
+        assert_eq!((setup.domain.stats().live, target.stats().requests), (0, 0));
+    }
+}
+
+/// A batch longer than the queue: the first requests are queued, the buffers of the others are unmapped and returned.
+#[test]
+fn a_batch_that_does_not_fit_is_queued_in_part() {
+    for protect in PROTECTIONS {
+        let setup = Setup::new(protect);
+        let mut target = setup.target();
+        let buffers = setup.buffers().into_iter().chain(setup.buffers()).collect();
+        let rejected = target.submit_many(reads(buffers)).unwrap_err();
+        assert!(matches!(*rejected.error, TargetError::Rejected { .. }));
+        assert_eq!((rejected.queued, rejected.buffers.len()), (8, 8));
+        let mut completed = Vec::new();
+        while completed.len() < 8 {
+            target.wait(&mut completed).unwrap();
+        }
+        assert!(completed.iter().all(|read| matches!(read.result, Ok(BLOCK)) && read.buffer.is_some()));
+        drop(target);
+        assert_eq!(setup.domain.stats().live, 0, "{protect:?}");
     }
 }
