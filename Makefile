@@ -45,6 +45,11 @@ soak: setup ## 200 threads that map and revoke for 60 s beside random devices (S
 	PINFOLD_ADVERSARY_SOAK_SECONDS=$(SOAK_SECONDS) cargo test --locked --profile ci -p pinfold --test adversary \
 		a_soak_of_200_threads -- --nocapture
 
+.PHONY: soak-receive
+soak-receive: setup ## 10 minutes of packets that are held, stored, and of programs that are killed (as root; SOAK_SECONDS=...)
+	PINFOLD_RECEIVE_SOAK_SECONDS=$(if $(filter command line environment,$(origin SOAK_SECONDS)),$(SOAK_SECONDS),600) \
+		cargo test --locked --profile ci -p pinfold-cli --test program a_soak_of_reception -- --nocapture
+
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench

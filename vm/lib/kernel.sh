@@ -7,6 +7,7 @@ guest_modules=(
     virtio_pci virtio_console 9p 9pnet_virtio virtio_blk
     nvme
     vfio_iommu_type1 vfio-pci
+    nbd
 )
 
 # kernel_package: the newest 6.12 that apt offers here, else the release's own kernel (6.1 in Debian 12). Debian 12 has
@@ -39,8 +40,10 @@ newest_kernel() {
 }
 
 fetch_debian_kernel() {
-    local cache=$1 package release work tree depmod_base
-    [ -z "$(newest_kernel "$cache")" ] || return 0
+    local cache=$1 found package release work tree depmod_base
+    found=$(newest_kernel "$cache")
+    # One that was unpacked with other modules is unpacked again.
+    [ "$(cat "$found/wanted" 2>/dev/null || true)" != "${guest_modules[*]}" ] || return 0
     need dpkg-deb:dpkg depmod:kmod xz:xz-utils zstd:zstd
     package=$(kernel_package)
     if [ -z "$package" ] && [ "$(id -u)" = 0 ]; then
@@ -66,6 +69,8 @@ fetch_debian_kernel() {
     cp "$work/root/boot/config-$release" "$work/kernel/config"
     printf '%s\n' "$release" >"$work/kernel/release"
     unpack_modules "$tree" "$work/kernel/modules" "${guest_modules[@]}"
+    printf '%s\n' "${guest_modules[*]}" >"$work/kernel/wanted"
+    [ -z "$found" ] || rm -rf "$found"
     mv "$work/kernel" "$cache/debian-$release"
     rm -rf "$work"
     say "kernel $release is in $cache"
