@@ -278,10 +278,13 @@ program's pages itself where it supports that; otherwise the kernel copies each 
 
 Packets that were dropped before they reached a queue's socket are in the counters of the interface (ip -statistics link).
 
+Ctrl-C ends it with its report and exit code 130, --count and --seconds with 0. What --pcap or --to has written stays.
+
 ",
     exits!();
     "  pinfold receive veth1
   pinfold receive eth1 --queue 0 --seconds 10 --json
   pinfold receive eth1 --pcap packets.pcap --count 1000
+  pinfold receive eth1 --to file:packets.bin --seconds 10
   pinfold receive veth1 --reflect"
 }
