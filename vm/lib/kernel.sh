@@ -8,6 +8,8 @@ guest_modules=(
     nvme
     vfio_iommu_type1 vfio-pci
     nbd
+    # ext4 asks for this one by name when it mounts.
+    crc32c_generic ext4
 )
 
 # kernel_package: the newest 6.12 that apt offers here, else the release's own kernel (6.1 in Debian 12). Debian 12 has

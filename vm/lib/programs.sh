@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Debian's programs with the libraries that they load, unpacked but not installed. Sourced; needs tools.sh.
 
-# program_files PACKAGE: a line "FILE=/PLACE" for each file that the guest needs to run the program of the same name; fetched
-# when the cache has none.
+# program_files PACKAGE: a line "FILE=/PLACE" for each file that the guest needs to run the program of the same name (of
+# e2fsprogs: mke2fs and e2fsck); fetched when the cache has none.
 program_files() {
     local cache folder
     cache=$(cache_folder)
@@ -12,8 +12,9 @@ program_files() {
 }
 
 fetch_program() {
-    local name=$1 folder=$2 work packages program
+    local name=$1 folder=$2 work packages program programs=("$1")
     [ ! -d "$folder" ] || return 0
+    [ "$name" != e2fsprogs ] || programs=(mke2fs e2fsck)
     need dpkg-deb:dpkg
     # Storage programs link to many libraries, and these to others; python and the rest are for other uses of the package.
     mapfile -t packages < <(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
@@ -22,10 +23,11 @@ fetch_program() {
     say "fetching $name and $((${#packages[@]} - 1)) packages it depends on by apt, to be unpacked but not installed"
     work=$(fetched "${packages[@]}")
     mkdir -p "$work/files/bin" "$work/files/lib/x86_64-linux-gnu" "$work/files/lib64"
-    program=$work/files/bin/$name
-    cp "$(find "$work/root" -path "*bin/$name" -type f)" "$program"
-    copy_libraries "$work/root" "$program" "$work/files/lib/x86_64-linux-gnu" ||
-        { rm -rf "$work"; die "a library of $name was not found (named above)"; }
+    for program in "${programs[@]}"; do
+        cp "$(find "$work/root" -path "*bin/$program" -type f)" "$work/files/bin/$program"
+        copy_libraries "$work/root" "$work/files/bin/$program" "$work/files/lib/x86_64-linux-gnu" ||
+            { rm -rf "$work"; die "a library of $program was not found (named above)"; }
+    done
     cp -L "$work/root/lib64/ld-linux-x86-64.so.2" "$work/files/lib64/"
     mv "$work/files" "$folder"
     rm -rf "$work"
