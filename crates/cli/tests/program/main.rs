@@ -17,6 +17,8 @@ mod copy;
 #[cfg(test)]
 mod fio;
 #[cfg(test)]
+mod generators;
+#[cfg(test)]
 mod io;
 #[cfg(test)]
 mod jobs;
