@@ -31,6 +31,8 @@ mod replay;
 #[cfg(test)]
 mod serve;
 #[cfg(test)]
+mod serve_images;
+#[cfg(test)]
 mod signals;
 #[cfg(test)]
 mod soak;

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 const COPIED: usize = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
 
 /// A server at a Unix socket, killed when a test fails.
-struct Server {
+pub(crate) struct Server {
     child: Option<Child>,
-    uri: String,
+    pub(crate) uri: String,
     socket: String,
 }
 
 impl Server {
     /// Serves `target` with `options`, and waits until clients can connect.
-    fn start(folder: &Folder, target: &str, options: &str) -> Self {
+    pub(crate) fn start(folder: &Folder, target: &str, options: &str) -> Self {
         let socket = folder.arg("socket");
         let mut child = start(&words(&format!("serve {target} --nbd unix:{socket} --json {options}")));
         // By single bytes, because the rest is for `finish`.
@@ -41,7 +41,7 @@ impl Server {
     }
 
     /// Stops it as an administrator does, and returns its report.
-    fn stop(mut self) -> serde_json::Value {
+    pub(crate) fn stop(mut self) -> serde_json::Value {
         self.terminate();
         let report = finish(self.child.take().unwrap()).json();
         assert!(!std::path::Path::new(&self.socket).exists(), "the socket's file is removed");
@@ -69,13 +69,13 @@ impl Drop for Server {
 }
 
 /// Runs a client; `None` if it is not installed.
-fn client(name: &str, args: &[&str]) -> Option<Ended> {
+pub(crate) fn client(name: &str, args: &[&str]) -> Option<Ended> {
     let mut command = Command::new(name);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     match command.spawn() {
         Ok(child) => Some(finish(child)),
         Err(_) => {
-            skipped(&format!("no {name}: apt-get install libnbd-bin qemu-utils fio"));
+            skipped(&format!("no {name}: apt-get install libnbd-bin python3-libnbd qemu-utils fio"));
             None
         }
     }
