@@ -24,9 +24,12 @@ program_verifies_the_model() {
 
 program_uses_and_frees_hugepages() {
     before=$(free_hugepages)
-    pinfold io soft:256M --rw randread --runtime 3 --time-based --bs 1M --iodepth 16 >/tmp/io &
+    pinfold io soft:256M --rw randread --runtime 1000 --time-based --bs 1M --iodepth 16 >/tmp/io &
     until [ "$(free_hugepages)" -lt "$before" ]; do kill -0 $! || fail "no hugepage was in use while it ran"; done
-    wait $!
+    kill -TERM $!
+    code=0
+    wait $! || code=$?
+    same "exit code" 130 $code
     same "free hugepages afterwards" "$before" "$(free_hugepages)"
 }
 

@@ -159,7 +159,7 @@ fn the_timer_flushes_what_no_thread_does() {
         thread.unmap(dma, &mut Vec::new()).unwrap();
         let start = std::time::Instant::now();
         while reaches(&port, iova) {
-            assert!(start.elapsed().as_secs() < 10, "{}: not flushed", kind.name());
+            assert!(start.elapsed().as_secs() < 60, "{}: not flushed", kind.name());
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
@@ -172,13 +172,15 @@ fn full_queues_flush_once_for_all() {
         let memory = memory();
         let policy = create(kind, &memory);
         let mut thread = policy.thread();
+        let began = std::time::Instant::now();
         for _ in 0..10 * entries {
             let dma = thread.map(page(&memory, 0), Access::WRITE).unwrap();
             thread.unmap(dma, &mut Vec::new()).unwrap();
         }
         let stats = policy.stats();
-        // The timer, and CPUs that the thread has moved between, add some.
-        assert!((9..100).contains(&stats.waits), "{}: {stats}", kind.name());
+        // The timer, every 10 ms, and CPUs that the thread has moved between, add some; the latter may also have room left.
+        let most = 100 + u64::try_from(began.elapsed().as_millis() / 10).unwrap();
+        assert!((3..most).contains(&stats.waits), "{}: {stats}", kind.name());
         assert!(stats.held_bytes_peak >= 200 * 4096, "{}: {stats}", kind.name());
         assert!(stats.entries < 1000, "{}: {stats}", kind.name());
     }

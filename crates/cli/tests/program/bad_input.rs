@@ -1,7 +1,8 @@
 //! Bad input: an exit code, one line, and nothing left behind.
 
 use crate::common::{Ended, Folder, bytes, finish, pinfold, skipped, start, words};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -106,22 +107,67 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
 /// Makes a copy of 512 MiB take many seconds.
 const SLOW: &str = "--bs 4k --iodepth 1";
 
-/// Starts a slow copy and calls `meanwhile` once it is running.
-fn interfere(folder: &Folder, options: &str, meanwhile: impl FnOnce(Pid)) -> Ended {
-    let source = folder.sparse("in", 512 << 20);
-    let line = format!("copy {source} {} {options}", folder.arg("out"));
-    let child = start(&words(&line));
-    let until = Instant::now() + Duration::from_secs(30);
-    while !folder.names().iter().any(|name| name.ends_with(".part")) {
-        assert!(Instant::now() < until, "no temporary file: {:?}", folder.names());
+/// Starts a slow copy, stops the program once the temporary file exists, calls `meanwhile`, and lets it go on.
+fn interfere(folder: &Folder, options: &str, meanwhile: impl Fn(Pid)) -> Ended {
+    interfere_once(folder, options, |_| true, meanwhile)
+}
+
+/// The same once `ready` says so of the temporary file.
+fn interfere_once(
+    folder: &Folder,
+    options: &str,
+    ready: impl Fn(&Path) -> bool,
+    meanwhile: impl Fn(Pid),
+) -> Ended {
+    for _ in 0..100 {
+        let source = folder.sparse("in", 512 << 20);
+        write_byte(&folder.path("in"), 1);
+        let line = format!("copy {source} {} {options}", folder.arg("out"));
+        let child = start(&words(&line));
+        let pid = Pid::from_child(&child);
+        if stop_while_it_copies(folder, pid, &ready) {
+            meanwhile(pid);
+            kill_process(pid, Signal::CONT).unwrap();
+            let ended = finish(child);
+            assert_eq!(folder.names(), ["in"], "{ended:#?}");
+            return ended;
+        }
+        // It was faster than this test.
+        kill_process(pid, Signal::CONT).ok();
+        finish(child).ok();
+        std::fs::remove_file(folder.path("out")).unwrap();
+    }
+    panic!("each copy had ended before it could be stopped");
+}
+
+fn write_byte(file: &Path, byte: u8) {
+    let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[byte], 1).unwrap();
+}
+
+fn read_byte(file: &Path) -> Option<u8> {
+    let mut byte = [0];
+    let read = std::os::unix::fs::FileExt::read_at(&std::fs::File::open(file).ok()?, &mut byte, 1);
+    (read.ok()? == 1).then_some(byte[0])
+}
+
+/// Stops the program when the temporary file is ready; false if it has ended, or has all but ended, by then.
+fn stop_while_it_copies(folder: &Folder, pid: Pid, ready: impl Fn(&Path) -> bool) -> bool {
+    let part =
+        || folder.names().into_iter().find(|name| name.ends_with(".part")).map(|name| folder.path(&name));
+    let until = Instant::now() + Duration::from_secs(60);
+    // Left for the caller to wait for.
+    let state =
+        |options| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options).unwrap();
+    while !part().is_some_and(|part| ready(&part)) {
+        assert!(Instant::now() < until, "no temporary file, or it is not ready: {:?}", folder.names());
+        if state(WaitIdOptions::NOHANG).is_some() {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The signal handlers are installed before any file is created.
-    std::thread::sleep(Duration::from_millis(50));
-    meanwhile(Pid::from_child(&child));
-    let ended = finish(child);
-    assert_eq!(folder.names(), ["in"], "{ended:#?}");
-    ended
+    kill_process(pid, Signal::STOP).unwrap();
+    state(WaitIdOptions::STOPPED).is_some_and(|status| status.stopped()) && part().is_some()
 }
 
 #[test]
@@ -160,15 +206,10 @@ fn a_source_that_grows_is_an_error() {
 #[test]
 fn a_failed_verification_leaves_nothing_behind() {
     let folder = Folder::new();
-    let scribble = |_| {
-        let file = std::fs::OpenOptions::new().write(true).open(folder.path("in")).unwrap();
-        // Changes from before the first block is copied until long after.
-        for turn in 1..=100u8 {
-            std::os::unix::fs::FileExt::write_all_at(&file, &[turn], 1).unwrap();
-            std::thread::sleep(Duration::from_millis(3));
-        }
-    };
-    let ended = interfere(&folder, "--bs 64k --iodepth 1 --verify", scribble);
+    // The first block changes when it has been copied.
+    let scribble = |_| write_byte(&folder.path("in"), 2);
+    let copied = |part: &Path| read_byte(part) == Some(1);
+    let ended = interfere_once(&folder, "--bs 64k --iodepth 1 --verify", copied, scribble);
     ended.failed(1, &["differs from", "SHA-256", "was removed"]);
 }
 

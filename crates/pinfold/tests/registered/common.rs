@@ -19,7 +19,7 @@ pub(crate) fn skipped(why: &str) {
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if pinned_by_kernel() <= pinfold::registered::quarantined_bytes() {
             break;
         }

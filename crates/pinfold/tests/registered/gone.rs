@@ -190,7 +190,7 @@ fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
     let Some(mut buffers) = buffers(View::Process) else { return };
     let until = std::time::Instant::now() + std::time::Duration::from_secs(1);
     let mut rounds = 0;
-    while std::time::Instant::now() < until {
+    while rounds <= 10 || std::time::Instant::now() < until {
         let area = Area::new(0, &[(Kind::Plain, 2 * PAGE)]).unwrap();
         let index = area.register(&mut buffers).unwrap().into_index();
         if buffers.get(index).unwrap().watched().is_err() {
@@ -208,5 +208,4 @@ fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
         buffers.unregister(index).unwrap();
         rounds += 1;
     }
-    assert!(rounds > 10, "{rounds}");
 }

@@ -25,15 +25,24 @@ fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
     port.read_u32_acquire(at).map_err(|fault| fault.kind)
 }
 
+/// How long a flush is in flight.
+const IN_FLIGHT: Duration = Duration::from_millis(20);
+
+/// Repeats what has to happen while a flush is in flight until it did, on a machine where a thread may have to wait for longer.
+fn in_flight<R>(mut attempt: impl FnMut() -> Option<R>) -> R {
+    (0..1000).find_map(|_| attempt()).unwrap()
+}
+
 fn at(start: u64, pages: u64) -> IovaRange {
     IovaRange::new(Iova::new(start), pages * PAGE as u64).unwrap()
 }
 
 /// Windows of 2 MiB have a table page each, and there are just enough pages for two of them. The device walks into the first
 /// and caches its table page; the first is revoked, and the second is mapped, which needs that page. Returns what the device
-/// then reads in the first, at an address that it has not accessed before.
-fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
-    let (effect, flush_cost) = (Effect::AtLast, Duration::from_millis(20));
+/// then reads in the first, at an address that it has not accessed before, and whether the flush may have been in flight then:
+/// without a mistake the second map waits for it.
+fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
+    let (effect, flush_cost) = (Effect::AtLast, IN_FLIGHT);
     let config = SoftConfig { effect, flush_cost, table_bytes: 5 * PAGE, ..SoftConfig::default() };
     let iommu = SoftIommu::new(config).unwrap();
     // SAFETY: the table holds the IOMMU by its queue.
@@ -57,30 +66,37 @@ fn walk_through_a_retired_table_page() -> Result<u32, FaultKind> {
     let port = iommu.port();
     assert_eq!(word(&port, first.start()), Ok(100));
     let revoke = |range| backend.revoke(&mut std::iter::once(range)).unwrap();
+    let began = Instant::now();
     let ticket = revoke(first);
     // Each revocation reclaims the retired pages that can be.
     let (_, _) = (revoke(others[0]), revoke(others[1]));
     backend.map(second, part(2, 2), Access::READ).unwrap();
     let found = word(&port, first.start().checked_add(PAGE as u64).unwrap());
+    let in_flight = began.elapsed() < IN_FLIGHT;
     backend.wait(ticket).unwrap();
     assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
     assert_eq!(word(&port, second.start()), Ok(102));
     backend.unregister_memory(arena.memory());
     iommu.detach();
-    found
+    (found, in_flight)
 }
 
 #[test]
 fn a_table_page_is_not_reused_before_its_flush() {
-    assert_eq!(walk_through_a_retired_table_page(), Err(FaultKind::NotMapped));
-    let early = with_mistake(Mistake::TablePageEarly, walk_through_a_retired_table_page);
+    assert_eq!(walk_through_a_retired_table_page().0, Err(FaultKind::NotMapped));
+    let early = with_mistake(Mistake::TablePageEarly, || {
+        in_flight(|| {
+            let (found, in_flight) = walk_through_a_retired_table_page();
+            in_flight.then_some(found)
+        })
+    });
     assert_eq!(early, Ok(103), "the device reads a page that was never mapped there");
 }
 
 /// Maps a second buffer while the flush of a first is in flight. Returns whether they had the same addresses, and what a
-/// device reads there.
-fn map_while_a_flush_is_in_flight() -> (bool, Result<u32, FaultKind>) {
-    let (effect, flush_cost) = (Effect::AtLast, Duration::from_millis(20));
+/// device reads there; `None` if it may have been too late to be in flight.
+fn map_while_a_flush_is_in_flight() -> Option<(bool, Result<u32, FaultKind>)> {
+    let (effect, flush_cost) = (Effect::AtLast, IN_FLIGHT);
     let config = SoftConfig { effect, flush_cost, ..SoftConfig::default() };
     let (domain, bus) = domain(config).unwrap();
     let arena = Arena::new(2);
@@ -91,18 +107,20 @@ fn map_while_a_flush_is_in_flight() -> (bool, Result<u32, FaultKind>) {
     let port = bus.port();
     let first = domain.map(arena.page(0), Bidirectional).unwrap();
     assert_eq!(word(&port, first.iova().start()), Ok(100));
+    let began = Instant::now();
     let first = first.revoke();
     let second = domain.map(arena.page(1), Bidirectional).unwrap();
     let found = (second.iova() == first.iova(), word(&port, second.iova().start()));
+    let in_flight = began.elapsed() < IN_FLIGHT;
     drop((first, second));
     domain.unregister_memory(arena.memory());
-    found
+    in_flight.then_some(found)
 }
 
 #[test]
 fn an_iova_is_not_reused_before_its_flush() {
-    assert_eq!(map_while_a_flush_is_in_flight(), (false, Ok(101)));
-    let early = with_mistake(Mistake::IovaEarly, map_while_a_flush_is_in_flight);
+    assert_eq!(in_flight(map_while_a_flush_is_in_flight), (false, Ok(101)));
+    let early = with_mistake(Mistake::IovaEarly, || in_flight(map_while_a_flush_is_in_flight));
     assert_eq!(early, (true, Ok(100)), "the device reads the previous buffer, not 101");
 }
 
@@ -148,7 +166,7 @@ fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
     let late = owner.wait_many_for(revoked, WaitLimit::within(2000 * US));
     let late: Vec<_> = late.filter_map(|outcome| outcome.unwrap_err().revoked).collect();
     let waited = start.elapsed();
-    assert!(late.len() == 4 && waited >= 4000 * US && waited < Duration::from_secs(4), "{waited:?}");
+    assert!(late.len() == 4 && waited >= 4000 * US && waited < Duration::from_secs(60), "{waited:?}");
     // Others map, and their devices read.
     let other = domain.map(pages(1).next().unwrap(), Bidirectional).unwrap();
     assert_eq!(word(&bus.port(), other.iova().start()), Ok(0));
@@ -161,9 +179,10 @@ fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
 #[test]
 fn a_queue_that_dies_is_reported_to_every_waiter_at_once() {
     const WAITERS: usize = 4;
-    let flush_cost = Duration::from_millis(500);
+    let (flush_cost, timeout) = (Duration::from_secs(120), Duration::from_secs(240));
     // The second batch is refused while the first is in flight.
-    let config = SoftConfig { fail_from: Some(2), flush_cost, queue_depth: 4, ..SoftConfig::default() };
+    let config =
+        SoftConfig { fail_from: Some(2), flush_cost, timeout, queue_depth: 4, ..SoftConfig::default() };
     let (domain, bus) = domain(config).unwrap();
     let (start, ready) = (Instant::now(), Barrier::new(WAITERS));
     let errors: Vec<_> = std::thread::scope(|scope| {
@@ -184,6 +203,6 @@ fn a_queue_that_dies_is_reported_to_every_waiter_at_once() {
     let late = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
     assert_eq!(word(&bus.port(), late.iova().start()), Ok(0), "maps need no flush");
     assert!(matches!(late.unmap().err(), Some(BackendError::Flush(WaitError::UnitFailed { .. }))));
-    assert!(start.elapsed() < Duration::from_secs(4), "nothing waited for a deadline");
+    assert!(start.elapsed() < flush_cost, "nothing waited for a deadline");
     assert_eq!((domain.stats().quarantined, domain.stats().deferred), (WAITERS as u64 + 1, 0));
 }

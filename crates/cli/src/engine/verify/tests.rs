@@ -231,7 +231,7 @@ impl Target<Vec<u8>> for Sparse {
 #[test]
 fn the_runtime_ends_every_pass_of_a_region_of_any_size() {
     let mut target = Sparse::new(8 << 40);
-    let runtime = Some(Duration::from_millis(50));
+    let runtime = Some(Duration::from_secs(1));
     let workload = Workload { runtime, ..workload(Rw::Randrw, (8 << 40) / 4096, u64::MAX) };
     let mut buffers = vec![vec![0; 8192]; 4];
     let result = verify(&mut target, &workload, (4096, COUNTED_BLOCKS), &mut buffers);

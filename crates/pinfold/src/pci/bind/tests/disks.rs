@@ -3,12 +3,17 @@
 use super::*;
 use crate::pci::in_use::InUse;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A loop device on a file, gone with this.
+/// A loop device on a file, gone with this. One at a time: between its start and its own program, a process that another test
+/// starts has the descriptors of this one, among them that of a disk that is claimed.
 struct Disk {
     folder: tempfile::TempDir,
     node: String,
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn ran(command: &mut Command) -> Option<String> {
     let output = command.stderr(Stdio::null()).output().ok()?;
@@ -23,11 +28,12 @@ fn skipped(what: &str) {
 
 impl Disk {
     fn new() -> Option<Self> {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disk");
         std::fs::File::create(&file).unwrap().set_len(256 << 20).unwrap();
         let node = ran(Command::new("losetup").args(["--find", "--show", "--partscan"]).arg(&file));
-        let disk = node.map(|node| Self { folder, node });
+        let disk = node.map(|node| Self { folder, node, _alone: alone });
         disk.or_else(|| {
             skipped("only root can make a loop device");
             None
