@@ -189,8 +189,16 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             Ticket::NEVER => Err(BackendError::NotRevoked),
             ticket => wait(&self.domain, ticket),
         };
-        self.late = result.as_ref().is_err_and(|error| error.late_ticket().is_some());
-        result
+        match result {
+            Ok(()) => {
+                self.late = false;
+                Ok(())
+            }
+            Err(error) => {
+                self.late = error.late_ticket().is_some();
+                Err(error)
+            }
+        }
     }
 
     /// Returns the payload. Only when quiesced.

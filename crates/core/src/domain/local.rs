@@ -141,12 +141,17 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// As there.
     #[inline(always)]
     pub fn unmap<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Result<P, BackendError> {
-        let unrevoked = mapping.into();
+        let mut unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
             return Ok(unrevoked.revoke().wait()?);
         }
-        let revoked = unrevoked.revoke_awaited_by(&mut self.owner);
-        Ok(self.wait(revoked)?)
+        match unrevoked.revoke_and_wait(&mut self.owner) {
+            Ok(()) => {
+                let held = unrevoked.into_quiesced(&mut self.owner);
+                Ok(self.take_back(held))
+            }
+            Err(error) => Err(unrevoked.into_revoked().keep(error).error),
+        }
     }
 
     /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does, but submits what it waits for only at the

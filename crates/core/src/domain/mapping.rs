@@ -168,11 +168,17 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         Revoked(self.0)
     }
 
-    /// Revokes access for a caller that waits for it next.
+    /// Revokes access and waits, in place: to move what has just been written, as a [`Revoked`], waits for the stores.
     #[inline(always)]
-    pub(super) fn revoke_awaited_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
+    pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke_awaited(caller);
-        Revoked(self.0)
+        self.0.quiesce(|domain, ticket| domain.backend().wait(ticket))
+    }
+
+    /// Returns the payload of one that is quiesced.
+    #[inline(always)]
+    pub(super) fn into_quiesced(self, caller: &mut impl Caller) -> (P, H) {
+        self.0.into_inner().release(caller)
     }
 
     #[inline(always)]

@@ -121,12 +121,20 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
     ) -> Result<(P, H), NotQuiesced<P, H>> {
         self.0.domain.release_late();
-        let Err(error) = self.0.quiesce(wait) else { return Ok(self.0.into_inner().release(caller)) };
+        match self.0.quiesce(wait) {
+            Ok(()) => Ok(self.0.into_inner().release(caller)),
+            Err(error) => Err(self.keep(error)),
+        }
+    }
+
+    /// Keeps a buffer that a failed wait has left reachable: to be waited for again if its flush is late, else quarantined.
+    #[cold]
+    pub(super) fn keep(self, error: BackendError) -> NotQuiesced<P, H> {
         if self.0.late {
-            return Err(NotQuiesced { revoked: Some(self), error });
+            return NotQuiesced { revoked: Some(self), error };
         }
         self.0.into_inner().leave(false);
-        Err(NotQuiesced { revoked: None, error })
+        NotQuiesced { revoked: None, error }
     }
 
     /// Returns how a wait would end, if it would end now.

@@ -66,9 +66,9 @@ impl Window {
     /// Returns the first granule of `iova` in the window, and their number.
     #[inline(always)]
     pub(super) fn granules(&self, iova: IovaRange) -> (u32, u32) {
-        let first = iova.start().checked_offset_from(self.range.start()).unwrap_or(0);
-        let granule = |bytes: u64| u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(GRANULES);
-        (granule(first), granule(iova.len()))
+        let granules = |bytes: u64| u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(GRANULES);
+        // By the address alone, because a window is aligned: its header may not be in the cache.
+        (granules(iova.start().raw() % WINDOW_BYTES), granules(iova.len()))
     }
 
     /// Returns `iova` to the owner, from any thread, when no device can reach anything there.

@@ -100,7 +100,7 @@ impl Windows {
         {
             return None;
         }
-        let slot = self.slots.get_mut(self.run.slot as usize)?.as_mut()?;
+        let slot = self.slots.get_mut(self.run.slot as usize)?.as_deref_mut()?;
         let range = IovaRange::new(self.run.next, bytes).ok()?;
         // Counted as live with the run.
         self.run.next = range.end();
@@ -126,7 +126,9 @@ impl Windows {
         share: WindowShare,
     ) -> Result<(), WindowShare> {
         let number = share.slot();
-        let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return Err(share) };
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_deref_mut) else {
+            return Err(share);
+        };
         if !share.is_of(&slot.stock) {
             return Err(share);
         }
