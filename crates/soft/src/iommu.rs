@@ -128,6 +128,7 @@ impl Drop for SoftQueue {
 }
 
 impl InvalidationQueue for SoftQueue {
+    #[inline]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         self.units.submit(descriptors, wait)
     }
@@ -140,6 +141,7 @@ impl InvalidationQueue for SoftQueue {
         self.units.completed()
     }
 
+    #[inline]
     fn after_submission(&self) -> (Ticket, Option<u64>) {
         self.units.after_submission()
     }

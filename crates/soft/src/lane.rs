@@ -120,17 +120,22 @@ impl Lane {
     }
 
     /// Executes what is due. If another thread is already doing so, returns the last published ticket.
+    #[inline]
     pub(super) fn completed(&self) -> Ticket {
         let next = self.next_ns.load(Ordering::Acquire);
         if next < u64::MAX {
-            let now = self.clock.now_ns();
-            if next <= now
-                && let Ok(mut line) = self.line.try_lock()
-            {
-                self.advance(&mut line, now);
-            }
+            self.advance_if_due(next);
         }
         Ticket(self.completed.load(Ordering::Acquire))
+    }
+
+    fn advance_if_due(&self, next: u64) {
+        let now = self.clock.now_ns();
+        if next <= now
+            && let Ok(mut line) = self.line.try_lock()
+        {
+            self.advance(&mut line, now);
+        }
     }
 
     fn advance(&self, line: &mut Line, now: u64) {
@@ -213,6 +218,7 @@ impl InvalidationQueue for LaneQueue {
         self.0.completed()
     }
 
+    #[inline]
     fn after_submission(&self) -> (Ticket, Option<u64>) {
         let (completed, now_ns) = self.0.after_submission();
         (completed, Some(now_ns))

@@ -11,6 +11,7 @@ pub(super) const MAX_BLOCKS: usize = 512;
 /// Appends to `out` the descriptors that cover `pages`, which are in ascending order and do not abut, in ascending order,
 /// and returns how many pages they flush. `None`, with nothing appended, if a flush of the domain costs less, or if there
 /// would be too many.
+#[inline(always)]
 pub(super) fn cover(
     pages: &[Pages],
     costs: &FlushCosts,
@@ -26,6 +27,12 @@ pub(super) fn cover(
             return Some(one.count());
         }
     }
+    cover_all(pages, costs, max_order, out)
+}
+
+/// Covers what is not one block as it is, as [`cover`] does. A call of its own, so that the common case needs none.
+#[inline(never)]
+fn cover_all(pages: &[Pages], costs: &FlushCosts, max_order: u32, out: &mut Vec<Descriptor>) -> Option<u64> {
     let mark = out.len();
     let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Some(0) };
     let mut cover = Cover { costs, max_order, limit: mark + MAX_BLOCKS, out };

@@ -128,6 +128,7 @@ impl<Q: InvalidationQueue> FanOut<Q> {
 
 /// Every method takes time in proportion to the number of units.
 impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
+    #[inline(always)]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         if self.others.is_empty() {
             // What it refuses is repeated as a whole, so nothing has to be remembered.
@@ -147,6 +148,7 @@ impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
         self.least(Q::completed)
     }
 
+    #[inline(always)]
     fn after_submission(&self) -> (Ticket, Option<u64>) {
         // The first unit may have accepted the batch some time before the others did: its time of submission is not theirs.
         if self.others.is_empty() {

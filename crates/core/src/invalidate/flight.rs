@@ -23,6 +23,7 @@ pub(super) struct Flight {
 impl Flight {
     /// Expresses the batch in descriptors: IOTLBs first, and the TLBs of devices behind a fence, because a device may
     /// fill its TLB from the IOTLB until that has been flushed (VT-d, "Device-TLB Invalidate").
+    #[inline(always)]
     pub(super) fn prepare(&mut self, costs: &FlushCosts, max_order: u32, device_tlbs: bool) {
         self.batch.merge();
         self.descriptors.clear();

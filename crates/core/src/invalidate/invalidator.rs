@@ -95,9 +95,15 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// several pages, or by the first of them that polls.
     pub fn request_awaited(&self, flush: Flush) -> Ticket {
         self.waits.yields.count_request();
-        if !self.may_combine() || !self.waits.yields.are_worth_it() {
-            return self.request_one(flush);
+        if self.waits.yields.are_worth_it() && self.may_combine() {
+            self.request_combined(flush)
+        } else {
+            self.request_one(flush)
         }
+    }
+
+    /// Requests `flush`, to be submitted with those that other threads are about to request.
+    fn request_combined(&self, flush: Flush) -> Ticket {
         let pages = Pages::new(&flush);
         let mut open = self.open.lock();
         open.requested.count(&pages);
@@ -183,7 +189,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Publishes what has completed, if anything is in flight. Returns the last ticket submitted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish_if_in_flight(&self) -> u64 {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.completed.load(Ordering::Acquire) < submitted {
@@ -192,6 +198,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         submitted
     }
 
+    #[inline(never)]
     fn publish_in_flight(&self) {
         self.publish();
         // A queue that refused the flush after its restart no longer says that it has aborted.

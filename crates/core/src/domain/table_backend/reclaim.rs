@@ -55,11 +55,17 @@ impl DeferredReclaim {
     }
 
     /// Reclaims the pages whose ticket `is_completed`, and then lets those gathered meanwhile wait for theirs.
+    #[inline(always)]
     pub(super) fn reclaim<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
         let due = self.due.load(Ordering::Acquire);
-        if due == u64::MAX || !is_completed(Ticket(due)) {
-            return;
+        if due != u64::MAX && is_completed(Ticket(due)) {
+            self.reclaim_due(table, is_completed);
         }
+    }
+
+    /// Reclaims as [`reclaim`](Self::reclaim) does, which has found that there is something due.
+    #[cold]
+    fn reclaim_due<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
         let mut lists = self.lists.lock();
         if !lists.waiting.0.is_empty() && is_completed(lists.waiting.1) {
             let (retired, _) = core::mem::take(&mut lists.waiting);
