@@ -102,6 +102,12 @@ impl ModelController {
         self.faults.clone()
     }
 
+    /// Returns whether the engine sleeps because it has found nothing to do, commands that are held aside. It may be about to
+    /// look once more, so one answer proves nothing: for tests that wait until a controller is idle.
+    pub fn is_idle(&self) -> bool {
+        self.registers.is_parked()
+    }
+
     /// Returns the counters of the controller.
     pub fn stats(&self) -> ModelStats {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

@@ -129,6 +129,11 @@ impl RegisterFile {
         self.parked.store(false, Ordering::SeqCst);
     }
 
+    /// Returns whether the engine sleeps, having found nothing to do. It may be about to look once more.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn wake(&self, thread: &Thread) {
         if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             thread.unpark();

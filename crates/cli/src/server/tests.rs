@@ -15,7 +15,9 @@ use pinfold_nbd::{Command, ErrorNumber, Export, RequestHeader, TransmissionFlags
 use pinfold_nvme::EventFd;
 use pinfold_nvme::driver::{Config, Controller};
 use pinfold_nvme::spec::Status;
-use pinfold_nvme_model::{Fault, Faults, MemoryMedia, ModelConfig, ModelController, Namespace, Trigger};
+use pinfold_nvme_model::{
+    CommandInfo, Fault, Faults, MemoryMedia, ModelConfig, ModelController, Namespace, Trigger,
+};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -77,7 +79,7 @@ fn serve_at(budget: usize, test: impl FnOnce([Client; 2], &Faults, &Door<'_>)) -
     let namespace = Namespace::new(Arc::new(MemoryMedia::new(SIZE)), 512).unwrap();
     let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
-    let config = Config { timeout: Duration::from_millis(500), ..Config::default() };
+    let config = Config { timeout: Duration::from_secs(60), ..Config::default() };
     let controller = Controller::start(model.registers(), control, config).unwrap();
     let namespace = controller.namespaces()[0];
     let vector = pinfold_nvme::driver::Vector { number: 1, interrupt: model.interrupt(1).unwrap() };
@@ -234,7 +236,7 @@ fn a_client_that_holds_all_memory_and_sends_nothing_is_disconnected() {
         idle.send(Command::WRITE, 1, 0, 1 << 20);
         idle.0.write_all(&[1; 512]).unwrap();
         // It has all of the memory before the other asks.
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep(Duration::from_secs(3));
         assert_eq!(waiting.write(0, 2, 1 << 16), None);
         assert_eq!(waiting.read(0, 512), Ok(vec![2; 512]));
     });
@@ -282,9 +284,13 @@ fn a_client_that_has_sent_its_last_request_gets_its_replies() {
 #[test]
 fn who_comes_after_the_signal_is_turned_away() {
     let (clients, _) = serve_at(4 << 20, |[mut a, _b], faults, door| {
-        faults.inject(Trigger::Nth(1), Fault::Hold);
+        let (seen, taken) = channel();
+        // The first command, and no other.
+        let mut seen = Some(seen);
+        let held = move |_: &CommandInfo| seen.take().is_some_and(|seen| seen.send(()).is_ok());
+        faults.inject(Trigger::Matches(Box::new(held)), Fault::Hold);
         a.send(Command::READ, 1, 0, 4096);
-        std::thread::sleep(Duration::from_millis(50));
+        taken.recv_timeout(Duration::from_secs(60)).unwrap();
         door.interrupt.raise();
         let mut late = door.connect();
         late.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

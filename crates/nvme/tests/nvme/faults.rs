@@ -21,14 +21,14 @@ pub(crate) fn with_test_clock() -> (Bench, TestClock) {
     (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), clock)
 }
 
-/// Waits until the model has made no progress for 30 ms: its threads may have to wait for a processor.
+/// Waits until the model has slept without progress for 30 ms: its threads may have to wait for a processor.
 pub(crate) fn settle(bench: &Bench) {
     let mut before = bench.model.stats();
     let mut unchanged = 0;
     while unchanged < 15 {
         std::thread::sleep(Duration::from_millis(2));
         let now = bench.model.stats();
-        unchanged = if now == before { unchanged + 1 } else { 0 };
+        unchanged = if now == before && bench.model.is_idle() { unchanged + 1 } else { 0 };
         before = now;
     }
 }

@@ -3,14 +3,15 @@
 use crate::common::*;
 use pinfold_nvme::driver::{CommandError, Config, Error, Outcome, Reject};
 use pinfold_nvme_model::{Fault, ModelConfig, Trigger};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const OWNERS: u64 = 3;
+/// In how long each owner must have completed a round.
+const LONGEST: Duration = Duration::from_secs(120);
 
-/// Writes and reads back one owner's blocks until `stop`; returns the number of completed rounds.
-fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
-    let mut rounds = 0;
+/// Writes and reads back one owner's blocks until `stop`; counts the completed rounds.
+fn owner(bench: &Bench, number: u64, stop: &AtomicBool, done: &AtomicU64) {
     let mut seed = number << 32;
     'queue: while !stop.load(Ordering::Relaxed) {
         let mut queue = match bench.controller.create_queue(4) {
@@ -47,40 +48,40 @@ fn owner(bench: &Bench, number: u64, stop: &AtomicBool) -> u64 {
                 let Outcome::Completed { payload, result } = in_flight.finish(completion) else { panic!() };
                 match result {
                     Ok(()) if write => {}
-                    Ok(()) => assert!(payload.bytes(len) == bytes, "owner {number}, round {rounds}"),
+                    Ok(()) => assert!(payload.bytes(len) == bytes, "owner {number}"),
                     Err(CommandError::Reset) => continue 'queue,
                     Err(error) => panic!("{error}"),
                 }
             }
-            rounds += 1;
+            done.fetch_add(1, Ordering::Relaxed);
         }
     }
-    rounds
 }
 
 fn run(reset_every: Option<Duration>) {
     let bench = bench(2048, ModelConfig::new(namespaces(1 << 20)), Config::default());
     bench.model.faults().inject(Trigger::Every(5), Fault::Reorder(2));
     let stop = AtomicBool::new(false);
+    let done = [const { AtomicU64::new(0) }; OWNERS as usize];
+    let start = Instant::now();
     std::thread::scope(|scope| {
-        let owners: Vec<_> = (0..OWNERS)
-            .map(|number| {
-                let (bench, stop) = (&bench, &stop);
-                scope.spawn(move || owner(bench, number, stop))
-            })
-            .collect();
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(600) {
-            std::thread::sleep(reset_every.unwrap_or(Duration::from_millis(100)));
+        for (number, done) in (0..).zip(&done) {
+            let (bench, stop) = (&bench, &stop);
+            scope.spawn(move || owner(bench, number, stop, done));
+        }
+        let idle = || done.iter().any(|done| done.load(Ordering::Relaxed) == 0);
+        while start.elapsed() < Duration::from_millis(600) || idle() && start.elapsed() < LONGEST {
+            // Less often on a machine where a round takes long.
+            std::thread::sleep(
+                reset_every.map_or(Duration::from_millis(100), |every| every + start.elapsed() / 50),
+            );
             if reset_every.is_some() {
                 bench.controller.reset().unwrap();
             }
         }
         stop.store(true, Ordering::Relaxed);
-        for owner in owners {
-            assert!(owner.join().unwrap() > 0);
-        }
     });
+    assert!(done.iter().all(|done| done.load(Ordering::Relaxed) > 0), "{done:?} rounds");
     let stats = bench.controller.stats();
     assert_eq!((stats.quarantined_permanently, stats.quarantined, stats.list_pages_used), (0, 0, 0));
     drop(bench.controller);
