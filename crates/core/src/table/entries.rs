@@ -5,11 +5,23 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// Entries that a loop handles in one step: one cache line.
 const BLOCK: usize = 8;
 
-/// Returns how many entries from the first on are `wanted`.
-#[inline]
+/// Returns how many entries from the first on are `wanted`, which is true of any entry that has all bits of a wanted one.
+#[inline(always)]
 pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
-    let wanted = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
-    count(entries, |block| block.iter().all(wanted), wanted)
+    match entries {
+        [entry] => usize::from(wanted(entry.load(Ordering::Acquire))),
+        _ => leading_many(entries, wanted),
+    }
+}
+
+#[inline(never)]
+fn leading_many(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
+    let one = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
+    // What is true of the bits that all have is true of each: one test, where they are leaves of one mapping.
+    let common = |block: &[AtomicU64; BLOCK]| {
+        block.iter().fold(u64::MAX, |bits, entry| bits & entry.load(Ordering::Acquire))
+    };
+    count(entries, |block| wanted(common(block)) || block.iter().all(one), one)
 }
 
 /// Returns how many entries from the first on are 0.

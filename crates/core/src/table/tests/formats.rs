@@ -3,6 +3,7 @@
 use super::*;
 use core::cell::RefCell;
 use core::sync::atomic::AtomicU64;
+use proptest::prelude::*;
 use std::collections::HashMap;
 
 /// What a walker knows of a format: the bits of an entry, without the code that writes them.
@@ -137,4 +138,16 @@ fn physical_addresses_end_where_the_machine_says() {
     let b: Bench = bench(8, 3);
     let table = b.table.with_phys_bits(99).unwrap();
     assert_eq!(table.map(range(0, K4), PhysAddr::new(1 << 52), RW), beyond(1 << 52, K4, 52));
+}
+
+proptest! {
+    /// Clears test several entries by the bits that they have in common.
+    #[test]
+    fn what_has_all_bits_of_a_leaf_is_one(entry: u64, more: u64, level in 1u8..=3) {
+        fn check<F: Format>(entry: u64, more: u64, level: u8) -> bool {
+            !F::is_leaf(entry, level) || F::is_leaf(entry | more, level)
+        }
+        prop_assert!(check::<VtdSecondStage>(entry, more, level), "second stage: {entry:#x}, {more:#x}");
+        prop_assert!(check::<VtdFirstStage>(entry, more, level), "first stage: {entry:#x}, {more:#x}");
+    }
 }
