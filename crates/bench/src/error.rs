@@ -144,6 +144,15 @@ pub enum BenchError {
         /// The reason.
         reason: String,
     },
+    /// A socket within this process failed.
+    #[error("the socket between the client and the server of the measurement failed: {0}")]
+    Stream(#[source] std::io::Error),
+    /// What a client sent arrived in the wrong page.
+    #[error("page {page} of a request has the contents of another")]
+    WrongPage {
+        /// Its number in the request.
+        page: usize,
+    },
     /// No device bound to VFIO could be opened.
     #[error(transparent)]
     Device(#[from] pinfold::vfio::OpenError),

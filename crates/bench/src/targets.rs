@@ -11,6 +11,8 @@ mod receive;
 mod row;
 mod serve;
 
+pub(crate) use serve::REFILL;
+
 use crate::record::{Metric, Record};
 use figures::Figures;
 use row::{Better, Row, at_least, at_most};

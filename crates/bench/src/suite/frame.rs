@@ -5,7 +5,7 @@
 
 mod bulk;
 mod metadata;
-mod rpc;
+pub(super) mod rpc;
 mod setup;
 mod single;
 

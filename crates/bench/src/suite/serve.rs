@@ -3,9 +3,12 @@
 //! The servers are processes that run for the whole suite. `pinfold`, `nbdkit-file` and `qemu-nbd` serve one file in the page cache,
 //! `pinfold-soft` and `nbdkit-memory` memory of their own, filled with the same bytes. The clients are fio's nbd engine, which has one
 //! connection, and nbdcopy, which has up to four; their own processor time is not counted.
+//!
+//! [`rpc-259`](rpc) is the receive loop of an RPC server at a socket, in this process.
 
 mod client;
 mod process;
+mod rpc;
 
 use super::Entry;
 use crate::error::BenchError;
@@ -25,6 +28,10 @@ pub(super) const CASES: &[Entry] = &[
     ("read-1m-1, -16, -64", "random reads of 1 MiB: bandwidth, p99, the server's CPU time"),
     ("write-1m-1, -16, -64", "random writes of 1 MiB"),
     ("nbdcopy-read, nbdcopy-write", "nbdcopy of 1 GiB from the server to nowhere, or from memory to it"),
+    (
+        "rpc-259",
+        "an RPC server receives a write of 1 MiB from a socket into pages, after it has refilled what is missing of 259",
+    ),
 ];
 
 /// The subjects.
@@ -34,6 +41,12 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("qemu-nbd", "qemu-nbd, of the same file"),
     ("nbdkit-memory", "nbdkit's memory plugin"),
     ("pinfold-soft", "pinfold serve soft:SIZE, through a model controller, whose time counts"),
+    ("single", "rpc-259: a kernel's page allocator, one call per page"),
+    ("list, array", "rpc-259: an owner's Local of a zone, take_list or fill"),
+    (
+        "pinfold-arena",
+        "rpc-259: an owner's ArenaLocal, fill, as `pinfold serve` takes its pages: buffers that own them",
+    ),
 ];
 
 /// What is measured with fio: case, direction, bytes of a request, requests in flight.
@@ -92,7 +105,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     for server in servers.iter().filter(|server| server.has_memory()) {
         client::copy(Direction::Write, &data, server)?;
     }
-    let mut records = Vec::new();
+    let mut records = rpc::run(&harness)?;
     let measured = |(_, _, _, depth): &(&str, Direction, u64, usize)| !quick || *depth == QUICK_DEPTH;
     for (case, direction, block, depth) in FIO.into_iter().filter(measured) {
         let subjects = servers.iter().map(|server| {

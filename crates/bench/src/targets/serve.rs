@@ -6,6 +6,9 @@ use super::row::{Row, at_least, at_most};
 /// The servers of the same file: Pinfold is compared with the better of them in each figure.
 const OTHERS: [&str; 2] = ["nbdkit-file", "qemu-nbd"];
 
+/// The unit of the refills of `rpc-259`.
+pub(crate) const REFILL: &str = "ns/page refilled";
+
 /// Returns the targets.
 pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
     let of = |case, subject, unit| figures.of_unit("serve", case, subject, unit);
@@ -13,6 +16,7 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
         let others = OTHERS.iter().filter_map(|other| of(case, other, unit)).reduce(better)?;
         Some(of(case, "pinfold", unit)? / others)
     };
+    let refill = |over, under| Some(of("rpc-259", over, REFILL)? / of("rpc-259", under, REFILL)?);
     vec![
         at_least(
             "read-4k-64: requests, pinfold / the better",
@@ -33,6 +37,8 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
             1.2,
             1.5,
         ),
+        at_most("rpc-259, socket: refill, array, a page", of("rpc-259", "array", REFILL), 1.5, 0.7, "ns"),
+        at_least("rpc-259, socket: refill, single / array", refill("single", "array"), 1.0, 5.45),
     ]
 }
 
@@ -60,6 +66,9 @@ mod tests {
             requests("nbdkit-memory", 900.0, 1.0),
         ];
         let rows = rows(Figures(records.as_flattened()));
-        assert_eq!(rows.iter().map(|row| row.figure).collect::<Vec<_>>(), [Some(1.5), Some(0.5), None]);
+        assert_eq!(
+            rows.iter().map(|row| row.figure).collect::<Vec<_>>(),
+            [Some(1.5), Some(0.5), None, None, None]
+        );
     }
 }

@@ -58,6 +58,8 @@ fn servers_are_measured_beside_each_other_or_the_packages_are_named() {
     for case in ["read-1m-16", "write-1m-16", "nbdcopy-read", "nbdcopy-write"] {
         assert_eq!(figures(case, "MiB/s"), all, "{case}");
     }
+    let pages = ["single", "list", "array", "pinfold-arena"].map(|name| (name, true));
+    assert_eq!(figures("rpc-259", "ns/page refilled"), pages);
     assert!(records.iter().all(|r| r["modelled"].is_boolean() == (r["subject"] == "pinfold-soft")), "{out}");
 }
 

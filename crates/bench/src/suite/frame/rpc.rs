@@ -10,16 +10,48 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::Rng;
-use pinfold_core::frame::{Frame, Order, Zone};
+use pinfold_core::frame::{Frame, Local, Order, Zone};
 use std::cell::RefCell;
 
 /// How many pages a request needs.
-const PAGES: usize = 259;
+pub(in crate::suite) const PAGES: usize = 259;
 /// How many requests take turns.
 const REQUESTS: usize = 16;
 
 /// A request's pages.
-type Slots<T> = [Option<T>; PAGES];
+pub(in crate::suite) type Slots<T> = [Option<T>; PAGES];
+
+/// Fills the empty slots by one call for each.
+#[inline(always)]
+pub(in crate::suite) fn refill_singly<T>(
+    slots: &mut Slots<T>,
+    mut alloc: impl FnMut() -> Result<T, BenchError>,
+) -> Result<(), BenchError> {
+    slots.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
+        *slot = Some(alloc()?);
+        Ok(())
+    })
+}
+
+/// Fills the empty slots from a list, which one call allocates. Slots stay empty if there are too few frames.
+#[inline(always)]
+pub(in crate::suite) fn refill_from_list(slots: &mut Slots<Frame>, local: &mut Local<&Zone>) {
+    let holes = slots.iter().filter(|slot| slot.is_none()).count();
+    let mut pages = local.take_list(holes);
+    slots.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = pages.next());
+}
+
+/// Fills the empty slots by one call for all.
+#[inline(always)]
+pub(in crate::suite) fn refill_at_once<T>(
+    slots: &mut Slots<T>,
+    fill: impl FnOnce(&mut Slots<T>) -> usize,
+) -> Result<(), BenchError> {
+    match fill(slots) {
+        PAGES => Ok(()),
+        got => Err(BenchError::Short { asked: PAGES, got }),
+    }
+}
 
 pub(super) fn run(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(1_000);
@@ -39,39 +71,23 @@ pub(super) fn run(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<V
         Subject::new("single", move |out: &mut Samples| {
             serve(out, rounds, free_page, |slots| {
                 let mut owner = owner.borrow_mut();
-                slots.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
-                    *slot = Some(owner.alloc_page()?);
-                    Ok(())
-                })
+                refill_singly(slots, || Ok(owner.alloc_page()?))
             })
         }),
         Subject::countable("list", move |out: &mut Samples| {
             serve(out, rounds, free, |slots| {
-                let holes = slots.iter().filter(|slot| slot.is_none()).count();
-                let mut pages = list.take_list(holes);
-                slots.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = pages.next());
+                refill_from_list(slots, &mut list);
                 Ok(())
             })
         }),
         Subject::countable("array", move |out: &mut Samples| {
-            serve(out, rounds, free, |slots| match array.fill(slots) {
-                PAGES => Ok(()),
-                got => Err(BenchError::Short { asked: PAGES, got }),
-            })
+            serve(out, rounds, free, |slots| refill_at_once(slots, |slots| array.fill(slots)))
         }),
         Subject::countable("pinfold-single", move |out: &mut Samples| {
-            serve(out, rounds, free, |slots| {
-                slots.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
-                    *slot = Some(single.alloc(Order::PAGE)?);
-                    Ok(())
-                })
-            })
+            serve(out, rounds, free, |slots| refill_singly(slots, || Ok(single.alloc(Order::PAGE)?)))
         }),
         Subject::countable("pinfold-shared", move |out: &mut Samples| {
-            serve(out, rounds, free, |slots| match zone.fill(slots) {
-                PAGES => Ok(()),
-                got => Err(BenchError::Short { asked: PAGES, got }),
-            })
+            serve(out, rounds, free, |slots| refill_at_once(slots, |slots| zone.fill(slots)))
         }),
     ])
 }
