@@ -20,6 +20,8 @@ const MAX_OUTGOING: usize = 1024;
 const WINDOW: usize = 2 << 20;
 /// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 30 });
+/// How many bytes count as progress of a client whose memory others wait for: a byte now and then does not.
+const PROGRESS: usize = 64 << 10;
 
 /// Where a connection is in the protocol.
 pub(super) enum Phase {
@@ -95,8 +97,12 @@ pub(super) struct Connection {
     pub(super) operations: usize,
     /// Bytes of memory that it holds.
     pub(super) held: usize,
-    /// When it was accepted, and once its handshake is complete, when bytes were last moved.
+    /// Since when it waits for memory that others hold.
+    pub(super) waits_since: Option<Instant>,
+    /// When it was accepted, or has last made progress: its handshake was completed, a request, or [`PROGRESS`] bytes.
     progress: Instant,
+    /// The bytes that were moved since then.
+    moved: usize,
 }
 
 impl Connection {
@@ -121,7 +127,9 @@ impl Connection {
             listed: false,
             operations: 0,
             held: 0,
+            waits_since: None,
             progress: Instant::now(),
+            moved: 0,
         }
     }
 
@@ -130,16 +138,30 @@ impl Connection {
         matches!(self.phase, Phase::Handshake(_))
     }
 
-    /// Notes that bytes were moved. That does not prolong a handshake, or one byte at a time would.
-    pub(super) fn note_progress(&mut self) {
-        if !self.is_in_handshake() {
-            self.progress = Instant::now();
+    /// Notes that bytes were moved. That does not prolong a handshake, and is no progress until they are [`PROGRESS`].
+    pub(super) fn note_moved(&mut self, bytes: usize) {
+        self.moved += bytes;
+        if self.moved >= PROGRESS && !self.is_in_handshake() {
+            self.note_progress();
         }
     }
 
-    /// Returns whether it has taken longer than a client may.
-    pub(super) fn is_stalled(&self) -> bool {
-        self.progress.elapsed() > PATIENCE
+    /// Notes that its handshake is complete, or a request.
+    pub(super) fn note_progress(&mut self) {
+        (self.progress, self.moved) = (Instant::now(), 0);
+    }
+
+    /// Returns whether it has taken longer than a client may: for its handshake, or since `start`, when others began to wait for
+    /// memory, which it holds.
+    pub(super) fn is_stalled(&self, start: Option<Instant>) -> bool {
+        match start {
+            _ if self.is_in_handshake() => self.progress.elapsed() > PATIENCE,
+            // What it has at the target, it need not do anything for.
+            Some(start) if self.held > 0 && self.operations == usize::from(self.receiving.is_some()) => {
+                self.progress.max(start).elapsed() > PATIENCE
+            }
+            _ => false,
+        }
     }
 
     /// Returns whether the client has to take replies before more of its requests are accepted.
@@ -178,7 +200,7 @@ impl Connection {
                 // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.
                 self.readable = self.hung_up || received == limit.min(INPUT);
                 self.input.end = received;
-                self.note_progress();
+                self.note_moved(received);
                 Ok(received)
             }
         }
@@ -190,19 +212,43 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    #[test]
-    fn a_byte_now_and_then_prolongs_no_handshake() {
+    fn connection() -> Connection {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection::new(Stream::unix(ours).unwrap());
-        assert!(!connection.is_stalled());
-        let long_ago = Instant::now().checked_sub(PATIENCE + Duration::from_secs(1)).unwrap();
-        connection.progress = long_ago;
-        connection.note_progress();
-        assert!(connection.is_stalled());
+        Connection::new(Stream::unix(ours).unwrap())
+    }
+
+    fn ago(duration: Duration) -> Instant {
+        Instant::now().checked_sub(duration).unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(PATIENCE.as_secs() + 1);
+
+    #[test]
+    fn bytes_prolong_no_handshake() {
+        let mut connection = connection();
+        assert!(!connection.is_stalled(None));
+        connection.progress = ago(LONG);
+        connection.note_moved(PROGRESS);
+        assert!(connection.is_stalled(None));
+    }
+
+    #[test]
+    fn the_time_of_a_client_with_memory_starts_when_others_wait_and_is_renewed_by_progress_alone() {
+        let mut connection = connection();
         connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
-        connection.note_progress();
-        assert!(!connection.is_stalled());
-        connection.progress = long_ago;
-        assert!(connection.is_stalled());
+        connection.held = 4096;
+        connection.progress = ago(2 * LONG);
+        assert!(!connection.is_stalled(None), "nobody waits");
+        assert!(!connection.is_stalled(Some(Instant::now())), "they have just begun to");
+        assert!(connection.is_stalled(Some(ago(LONG))));
+        connection.note_moved(PROGRESS - 1);
+        assert!(connection.is_stalled(Some(ago(LONG))), "a few bytes are no progress");
+        connection.note_moved(1);
+        assert!(!connection.is_stalled(Some(ago(LONG))));
+        connection.progress = ago(LONG);
+        connection.operations = 1;
+        assert!(!connection.is_stalled(Some(ago(LONG))), "its request is at the target");
+        (connection.operations, connection.held) = (0, 0);
+        assert!(!connection.is_stalled(Some(ago(LONG))), "it holds nothing");
     }
 }

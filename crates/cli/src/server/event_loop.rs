@@ -82,6 +82,8 @@ pub(crate) struct EventLoop<'s, 't> {
     /// Where payloads of refused requests go.
     pub(super) scratch: Box<[u8]>,
     pub(super) stats: ServeStats,
+    /// What the connection that is served may still do in this turn, in bytes moved.
+    pub(super) turn: usize,
 }
 
 impl<'s, 't> EventLoop<'s, 't> {
@@ -123,6 +125,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             completed: Vec::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
             stats: ServeStats::default(),
+            turn: 0,
         })
     }
 
@@ -309,13 +312,17 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Closes connections that take too long for their handshake, or hold memory that others wait for without moving a byte.
+    /// Closes connections that take too long for their handshake, or hold memory that others wait for without progress.
     fn sweep(&mut self) {
-        let others_wait = !self.starved.is_empty();
-        for key in self.connections.keys() {
+        let keys = self.connections.keys();
+        let waits_since = |key: &Key| Some((self.connections.get_mut(*key)?.waits_since?, *key));
+        let mut waiting: Vec<_> = keys.iter().filter_map(waits_since).collect();
+        waiting.sort_unstable_by_key(|(since, _)| *since);
+        for key in keys {
+            // A client does not wait for itself.
+            let others = waiting.iter().find(|(_, other)| *other != key).map(|(since, _)| *since);
             let Some(connection) = self.connections.get_mut(key) else { continue };
-            let hoards = others_wait && connection.operations == usize::from(connection.receiving.is_some());
-            if connection.is_stalled() && (connection.is_in_handshake() || (hoards && connection.held > 0)) {
+            if connection.is_stalled(others) {
                 self.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
                 self.close(key);

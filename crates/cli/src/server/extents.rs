@@ -1,11 +1,12 @@
 //! Which parts of a file are allocated.
 
+use super::payload::PAGE;
 use pinfold_nbd::protocol::ExtentFlags;
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
 
-/// The most extents in a reply.
-const MOST: usize = 512;
+/// The most extents in a reply, which fits into a page: a header, the number of the context, and 8 bytes for each.
+const MOST: usize = (PAGE - 24) / 8;
 
 /// Returns the extents of `length` bytes from `offset`, in order: one at least, one alone if `one` is set, and possibly not up to the
 /// end. Without a file, or where the file system cannot tell, everything is allocated.

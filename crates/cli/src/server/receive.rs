@@ -6,14 +6,19 @@ use super::event_loop::EventLoop;
 use super::extents::extents;
 use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
-use super::payload::PIECE;
+use super::payload::{PAGE, PIECE};
 use super::slab::Key;
 use crate::targets::record::IoDirection;
 use pinfold_nbd::{Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::io::IoSliceMut;
+use std::time::Instant;
 
-/// The most bytes that a connection receives in one turn, so that no client delays the others for long.
+/// The most bytes that a connection receives and sends in one turn, so that no client delays the others for long.
 const TURN: usize = 1 << 20;
+/// What a step with its input costs of a turn besides the bytes of a payload.
+const STEP: usize = TURN / 512;
+/// What an extent costs of a turn: its two system calls take about as long as to copy a page.
+const EXTENT: usize = 4096;
 
 /// What is left to do after a part of the input.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,19 +32,17 @@ enum Next {
 impl EventLoop<'_, '_> {
     /// Serves a connection: sends replies, then receives requests, until nothing more can be done or its turn is over.
     pub(super) fn serve(&mut self, key: Key) -> Result<(), Ended> {
+        self.turn = TURN;
         self.send(key)?;
-        let before = self.stats.received;
-        let mut rounds = 0;
-        loop {
-            if self.receive(key)? == Next::Wait {
-                break;
-            }
-            rounds += 1;
-            if rounds > 512 || self.stats.received - before > TURN as u64 {
+        while self.receive(key)? == Next::Continue {
+            self.turn = self.turn.saturating_sub(STEP);
+            if self.turn == 0 {
                 self.list(key);
                 break;
             }
         }
+        // Small replies are sent at the end of the turn that requested them.
+        self.turn = self.turn.max(STEP);
         self.send(key)
     }
 
@@ -100,6 +103,7 @@ impl EventLoop<'_, '_> {
             Step::Closed => connection.ending = true,
             Step::Transmission(session) => {
                 connection.phase = Phase::Transmission(session, Default::default());
+                connection.note_progress();
             }
         }
         Ok(Next::Continue)
@@ -130,11 +134,7 @@ impl EventLoop<'_, '_> {
                 self.end(key);
                 true
             }
-            Kind::BlockStatus { one } => {
-                let extents = extents(self.shared.file, offset, length, one);
-                self.push(key, Part::Bytes(reply::block_status(cookie, &extents)));
-                true
-            }
+            Kind::BlockStatus { one } => self.start_block_status(key, request, one),
             Kind::Read if length > 0 => self.start_read(key, create(Stage::Moving)),
             Kind::Write if length > 0 => {
                 self.start_write(key, create(Stage::Moving));
@@ -155,19 +155,44 @@ impl EventLoop<'_, '_> {
                 true
             }
         };
-        if started {
-            return Next::Continue;
-        }
         if let Some(connection) = self.connections.get_mut(key) {
+            if started {
+                connection.waits_since = None;
+                return Next::Continue;
+            }
             connection.waiting = Some(request);
         }
-        self.starve(key);
+        let bytes = match operation {
+            Kind::Read => length as usize,
+            Kind::WriteZeroes { .. } => (length as usize).min(PIECE),
+            _ => PAGE,
+        };
+        self.starve(key, bytes);
         Next::Wait
     }
 
-    /// Has a connection wait for memory.
-    fn starve(&mut self, key: Key) {
+    /// Answers which parts of a range are allocated, in a page of the client's memory, or waits for one.
+    fn start_block_status(&mut self, key: Key, request: Request, one: bool) -> bool {
+        let Some(mut buffer) = self.take_memory(key, PAGE) else { return false };
+        let extents = extents(self.shared.file, request.offset, request.length, one);
+        self.turn = self.turn.saturating_sub(extents.len() * EXTENT);
+        let reply = reply::block_status(request.cookie, &extents);
+        // The arena is mapped per use, so the slice is available; a page holds the most extents of a reply.
+        let page = buffer.as_mut_slice().unwrap_or_default();
+        page.iter_mut().zip(&reply).for_each(|(to, from)| *to = *from);
+        self.push(key, Part::Payload { buffer, len: reply.len() });
+        true
+    }
+
+    /// Has a connection wait for `bytes` of memory.
+    fn starve(&mut self, key: Key, bytes: usize) {
         self.stats.memory_waits += 1;
+        // Beyond its share, it waits for itself.
+        if let Some(connection) = self.connections.get_mut(key)
+            && connection.held + bytes <= self.share
+        {
+            connection.waits_since.get_or_insert_with(Instant::now);
+        }
         if !self.starved.contains(&key) {
             self.starved.push_back(key);
         }
@@ -263,9 +288,12 @@ impl EventLoop<'_, '_> {
         if receiving.buffer.is_none() {
             let Some(buffer) = self.take_memory(key, payload) else {
                 self.keep_receiving(key, receiving);
-                self.starve(key);
+                self.starve(key, payload.min(PIECE));
                 return Ok(Next::Wait);
             };
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.waits_since = None;
+            }
             (receiving.wanted, receiving.filled) = (buffer.len().min(payload), 0);
             receiving.buffer = Some(buffer);
         }
@@ -337,7 +365,8 @@ impl EventLoop<'_, '_> {
         *filled += moved;
         // Both are at most the payload, whose length has 32 bits.
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.note_progress();
+        connection.note_moved(moved);
+        self.turn = self.turn.saturating_sub(moved);
         self.stats.received += moved as u64;
         Ok(Next::Continue)
     }
@@ -367,7 +396,8 @@ impl EventLoop<'_, '_> {
             }
         };
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.note_progress();
+        connection.note_moved(moved);
+        self.turn = self.turn.saturating_sub(moved);
         self.stats.received += moved as u64;
         Ok(Next::Continue)
     }

@@ -17,7 +17,7 @@ pub(crate) struct ServeStats {
     pub(crate) received: u64,
     /// Those of them that arrived with a header and were copied into their buffer.
     pub(crate) copied: u64,
-    /// Bytes of payload sent.
+    /// Bytes of payload sent, which include descriptions of extents.
     pub(crate) sent: u64,
     /// How often a connection waited for memory.
     pub(crate) memory_waits: u64,

@@ -243,6 +243,68 @@ fn a_client_that_holds_all_memory_and_sends_nothing_is_disconnected() {
     assert_eq!(stats.dropped, 1);
 }
 
+/// Bytes that arrive one by one are no progress: others get the memory nevertheless.
+#[test]
+fn a_client_that_holds_all_memory_and_sends_a_byte_now_and_then_is_disconnected() {
+    let (stats, _) = serve_at(PIECE, |[mut slow, _b], _, door| {
+        slow.send(Command::WRITE, 1, 0, 1 << 20);
+        slow.0.write_all(&[1; 512]).unwrap();
+        // The loop greets it after it has received what had arrived before: the other has all of the memory.
+        let mut waiting = door.client();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while slow.0.write_all(&[1]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            });
+            assert_eq!(waiting.write(1 << 19, 2, 1 << 16), None);
+        });
+        assert_eq!(waiting.read(1 << 19, 512), Ok(vec![2; 512]));
+    });
+    assert_eq!(stats.dropped, 1);
+}
+
+/// Replies that describe extents are the client's memory as well, although it has requested no data.
+#[test]
+fn block_status_takes_memory_of_its_client() {
+    const REQUESTS: u64 = 500;
+    let (stats, _) = serve_at(2 * PIECE, |[mut a, _b], _, door| {
+        let mut asks = structured(door.connect());
+        let requests = (0..REQUESTS).flat_map(|cookie| {
+            let command = Command::BLOCK_STATUS;
+            RequestHeader { command, cookie, offset: 0, length: 1 << 20, ..Default::default() }.to_bytes()
+        });
+        asks.write_all(&requests.collect::<Vec<_>>()).unwrap();
+        assert_eq!(a.write(0, 0x44, 1 << 16), None);
+        for cookie in 0..REQUESTS {
+            // A header with the cookie at 8, the number of the context, and one extent.
+            let mut reply = [0; 32];
+            asks.read_exact(&mut reply).unwrap();
+            assert_eq!(reply[8..16], cookie.to_be_bytes());
+            assert_eq!(reply[24..28], (1u32 << 20).to_be_bytes());
+        }
+    });
+    // A quarter of the pages that the replies would need is the client's share.
+    assert!(stats.memory_waits > 0, "{stats:?}");
+}
+
+/// Negotiates structured replies and `base:allocation`.
+fn structured(mut stream: UnixStream) -> UnixStream {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
+    let mut options = b"\0\0\0\x03".to_vec();
+    for (option, data) in [(8u32, &b""[..]), (10, context), (1, b"")] {
+        options.extend(b"IHAVEOPT");
+        options.extend(option.to_be_bytes());
+        options.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+        options.extend(data);
+    }
+    stream.write_all(&options).unwrap();
+    // The greeting; an acknowledgement; the context and an acknowledgement; size and flags.
+    stream.read_exact(&mut [0; 18 + 20 + (20 + 4 + 15) + 20 + 10]).unwrap();
+    stream
+}
+
 #[test]
 fn a_client_that_leaves_takes_nothing_with_it() {
     let (clients, target) = serve(4 << 20, |[mut a, mut b], faults| {

@@ -33,32 +33,40 @@ fn is_unsupported(error: &TargetError) -> bool {
 }
 
 impl EventLoop<'_, '_> {
-    /// Sends the replies of a connection as far as its socket takes them.
+    /// Sends the replies of a connection as far as its socket takes them, until its turn is over.
     pub(super) fn send(&mut self, key: Key) -> Result<(), Ended> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
-        let mut progress = false;
-        while connection.writable && !connection.outgoing.is_empty() {
+        let (mut progress, mut completed) = (false, false);
+        while connection.writable && !connection.outgoing.is_empty() && self.turn > 0 {
             let held = &mut connection.held;
             let free = |buffer: Buffer, len| {
                 stats.sent += len as u64;
                 *held = held.saturating_sub(buffer.len());
                 payloads.put(buffer);
+                completed = true;
             };
             match connection.outgoing.send(&mut connection.stream, free).map_err(Ended::Broken)? {
-                Some(_) => progress = true,
+                Some(sent) => {
+                    progress = true;
+                    self.turn = self.turn.saturating_sub(sent);
+                    connection.note_moved(sent);
+                }
                 None => connection.writable = false,
             }
         }
-        if progress {
+        if completed {
             connection.note_progress();
-            // It may have stopped receiving until its replies were taken.
-            if connection.readable || !connection.input.unused().is_empty() {
-                self.list(key);
-            }
-            if !self.starved.is_empty() {
-                self.feed();
-            }
+        }
+        // Its turn is over before its replies are sent.
+        let remains = connection.writable && !connection.outgoing.is_empty();
+        // It may have stopped receiving until its replies were taken.
+        let receives = progress && (connection.readable || !connection.input.unused().is_empty());
+        if remains || receives {
+            self.list(key);
+        }
+        if progress && !self.starved.is_empty() {
+            self.feed();
         }
         Ok(())
     }
@@ -100,8 +108,9 @@ impl EventLoop<'_, '_> {
 
     /// Gives up a payload that is being received; what has arrived of it may have been written.
     pub(super) fn abandon_receiving(&mut self, key: Key) {
-        let receiving = self.connections.get_mut(key).and_then(|connection| connection.receiving.take());
-        let Some(receiving) = receiving else { return };
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(receiving) = connection.receiving.take() else { return };
+        connection.waits_since = None;
         if let Some(buffer) = receiving.buffer {
             self.return_memory(key, buffer);
         }
@@ -221,6 +230,7 @@ impl EventLoop<'_, '_> {
         let Request { cookie, offset, length, .. } = request;
         if let Some(connection) = self.connections.get_mut(client) {
             connection.operations = connection.operations.saturating_sub(1);
+            connection.note_progress();
         }
         let filled = std::mem::take(&mut operation.filled);
         match error {
