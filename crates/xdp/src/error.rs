@@ -178,8 +178,9 @@ const EOPNOTSUPP: i32 = 95;
 const ENETDOWN: i32 = 100;
 const ENOBUFS: i32 = 105;
 
-/// How long a queue or a program is waited for.
-const RELEASE: Duration = Duration::from_millis(500);
+/// How long a queue or a program is waited for. The kernel frees them in work that it defers until a grace period of RCU and a
+/// lock of all interfaces allow it: some milliseconds, but much longer while other interfaces come and go.
+const RELEASE: Duration = Duration::from_secs(5);
 
 /// Repeats a call while what it needs is in use: the kernel releases a queue and a program some time after the process that had
 /// them has ended.

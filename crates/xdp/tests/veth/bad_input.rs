@@ -17,10 +17,15 @@ fn what_does_not_exist_is_named() {
 fn a_queue_in_use_is_named() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let sockets = wire.receive(Socket::options());
-    let error = Socket::options().open(&wire.far()).unwrap_err();
+    // Both errors come after a wait for the release, at the same time.
+    let far = wire.far();
+    let (error, attached) = std::thread::scope(|scope| {
+        let opened = scope.spawn(|| Socket::options().open(&far));
+        let attached = Redirect::attach(&far).unwrap_err();
+        (opened.join().unwrap().unwrap_err(), attached)
+    });
     assert!(matches!(&error, OpenError::QueueBusy { interface, queue: 0 } if interface == "v1"), "{error}");
-    let error = Redirect::attach(&wire.far()).unwrap_err();
-    assert!(matches!(&error, OpenError::ProgramPresent { interface } if interface == "v1"), "{error}");
+    assert!(matches!(&attached, OpenError::ProgramPresent { interface } if interface == "v1"), "{attached}");
     drop(sockets);
     // Both are free again, at once and as often as it is done.
     for _ in 0..20 {
