@@ -117,17 +117,19 @@ pub(crate) fn number_of_bytes(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Receives on all sockets until `each` returns false, or nothing is being sent and nothing has arrived for 300 ms; `each`
-/// is called with each packet.
+/// is called with each packet. The last look at the sockets begins after that time: a thread that was stopped for longer
+/// leaves nothing in a ring.
 pub(crate) fn receive_until(
     sockets: &mut [Socket],
     is_sending: impl Fn() -> bool,
     mut each: impl FnMut(&mut Socket, Packet) -> bool,
 ) {
     let (mut last, mut packets) = (Instant::now(), Vec::new());
-    while last.elapsed() < Duration::from_millis(300) {
+    loop {
         if is_sending() {
             last = Instant::now();
         }
+        let (began, is_quiet) = (Instant::now(), last.elapsed() >= Duration::from_millis(300));
         for socket in &mut *sockets {
             if socket.receive(&mut packets, 64) == 0 {
                 socket.wait(Duration::from_millis(1)).unwrap();
@@ -139,6 +141,9 @@ pub(crate) fn receive_until(
                     return;
                 }
             }
+        }
+        if is_quiet && last < began {
+            return;
         }
     }
 }

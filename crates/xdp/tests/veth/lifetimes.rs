@@ -51,7 +51,7 @@ fn a_removed_interface_ends_the_wait() {
     assert!(!socket.wait(Duration::from_millis(20)).unwrap(), "down, and still there");
     run("ip link set dev v1 up");
     run("ip link del dev v1");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(60);
     let mut packets = Vec::new();
     let error = loop {
         // What was received before is still there.
@@ -92,7 +92,7 @@ fn nothing_stays_attached_when_a_process_is_killed() {
     assert!(has_program(), "the child's program is not there");
     child.kill().unwrap();
     child.wait().unwrap();
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(60);
     while has_program() {
         assert!(Instant::now() < end, "the program stayed attached");
         std::thread::sleep(Duration::from_millis(10));
