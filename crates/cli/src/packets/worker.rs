@@ -113,11 +113,7 @@ impl Worker<'_> {
         let mut packets = Vec::new();
         let mut next = Instant::now();
         while !self.shared.stop.is_raised() && !self.shared.is_complete() {
-            let claimed = self.shared.claim(self.room(counts)?);
-            let received = self.socket.receive(&mut packets, usize::try_from(claimed).unwrap_or(0));
-            self.shared.return_unused(claimed - received as u64);
-            self.handle(&mut packets, counts)?;
-            if received == 0 {
+            if self.receive_some(&mut packets, counts)? == 0 {
                 self.socket.wait(self.pause())?;
             }
             let now = Instant::now();
@@ -126,7 +122,30 @@ impl Worker<'_> {
                 next = now + PUBLISH;
             }
         }
+        self.receive_rest(&mut packets, counts)
+    }
+
+    /// Receives what lies in the ring when the end is requested, which no counter of the kernel has. Not more than the ring
+    /// holds: packets that arrive meanwhile must not keep the program from ending.
+    fn receive_rest(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), Failure> {
+        let mut left = u64::from(self.socket.ring_sizes().receive);
+        while left > 0 {
+            let received = self.receive_some(packets, counts)?;
+            if received == 0 {
+                break;
+            }
+            left = left.saturating_sub(received);
+        }
         Ok(())
+    }
+
+    /// Receives and handles up to a batch; returns how many packets there were.
+    fn receive_some(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<u64, Failure> {
+        let claimed = self.shared.claim(self.room(counts)?);
+        let received = self.socket.receive(packets, usize::try_from(claimed).unwrap_or(0)) as u64;
+        self.shared.return_unused(claimed - received);
+        self.handle(packets, counts)?;
+        Ok(received)
     }
 
     /// Returns how many packets can be handled now. Where the target is slower than the network, waits for it: meanwhile packets
@@ -134,7 +153,8 @@ impl Worker<'_> {
     fn room(&mut self, counts: &mut Counts) -> Result<u64, Failure> {
         let Action::Store(store) = &mut self.action else { return Ok(BATCH) };
         store.collect(&mut self.socket, counts)?;
-        if store.room() == 0 {
+        // A wait may end without a completion; without room nothing would be received, as if the ring were empty.
+        while store.room() == 0 {
             store.wait(&mut self.socket, counts)?;
         }
         Ok(BATCH.min(store.room() as u64))

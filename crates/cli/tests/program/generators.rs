@@ -1,25 +1,11 @@
 //! `receive` with packets that programs of others make.
 
 use crate::common::{finish, skipped};
-use crate::receive::receiving;
+use crate::receive::{arrived, dropped, interrupted, receiving, wait_until_received};
 use crate::wire::Wire;
-use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Ends the program as Ctrl-C does, and returns its report.
-fn interrupted(child: Child) -> serde_json::Value {
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let ended = finish(child);
-    assert_eq!(ended.code, Some(130), "{ended:#?}");
-    serde_json::from_str(&ended.out).unwrap()
-}
-
-fn dropped(report: &serde_json::Value) -> u64 {
-    let drops = &report["drops"];
-    ["receive_ring_full", "no_page", "other"].iter().map(|cause| drops[*cause].as_u64().unwrap()).sum()
-}
 
 #[test]
 fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
@@ -30,10 +16,10 @@ fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
         return skipped("needs testpmd (sudo apt-get install dpdk-dev librte-net-af-packet23)");
     }
     let Some(wire) = Wire::new(1, 1500) else { return };
-    let before = wire.driver_drops();
+    let (before, arrived) = (wire.driver_drops(), arrived());
     let child = receiving(&["--json"]);
     let (out, sent) = generate(generator);
-    // What testpmd has passed to the kernel has arrived: a pair of virtual interfaces has no wire.
+    wait_until_received(&child, arrived + sent);
     let report = interrupted(child);
     let (received, dropped) = (report["protocols"]["udp"].as_u64().unwrap(), dropped(&report));
     let driver = wire.driver_drops() - before;
@@ -45,13 +31,6 @@ fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
 
 /// How many packets testpmd sends at least.
 const SENT: u64 = 100_000;
-
-/// Returns how many packets the near end has sent.
-fn sent_so_far() -> u64 {
-    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
-    line.split_whitespace().nth(9).unwrap().parse().unwrap()
-}
 
 /// Has testpmd send packets of 64 bytes through the near end. Returns its output, and how many it has sent.
 fn generate(mut testpmd: Command) -> (String, u64) {
@@ -67,7 +46,7 @@ fn generate(mut testpmd: Command) -> (String, u64) {
     let mut child = testpmd.spawn().unwrap();
     let mut commands = child.stdin.take().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
-    while sent_so_far() < SENT && Instant::now() < end {
+    while arrived() < SENT && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
     commands.write_all(b"quit\n").unwrap();

@@ -14,10 +14,64 @@ pub(crate) fn receiving(args: &[&str]) -> Child {
     child
 }
 
+/// Ends the program as Ctrl-C does, and returns its report.
+pub(crate) fn interrupted(child: Child) -> serde_json::Value {
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    reported(child)
+}
+
+/// Returns the report of a program that ends by a signal.
+fn reported(child: Child) -> serde_json::Value {
+    let ended = finish(child);
+    assert_eq!(ended.code, Some(130), "{ended:#?}");
+    serde_json::from_str(&ended.out).unwrap()
+}
+
+/// Returns how many packets the kernel has dropped at the sockets of the program.
+pub(crate) fn dropped(report: &serde_json::Value) -> u64 {
+    let drops = &report["drops"];
+    ["receive_ring_full", "no_page", "other"].iter().map(|cause| drops[*cause].as_u64().unwrap()).sum()
+}
+
+/// Returns how many packets of the near end have reached the far end's driver, or were dropped because its queue was full.
+pub(crate) fn arrived() -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
+    let fields: Vec<_> = line.split_whitespace().collect();
+    // "packets" and "drop" of the transmitted ones: a packet that waits in the driver's queue is in neither.
+    [9, 11].iter().map(|&at| fields[at].parse::<u64>().unwrap()).sum()
+}
+
+/// Waits until `sent` packets have arrived, and each thread of a queue has waited for packets afterwards.
+pub(crate) fn wait_until_received(child: &Child, sent: u64) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while arrived() < sent {
+        assert!(Instant::now() < end, "{} of {sent} packets have arrived", arrived());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let before = waits(child);
+    while !waits(child).iter().zip(&before).all(|(now, before)| *now >= before + 3) {
+        assert!(Instant::now() < end, "a queue is not waited for: {before:?}, {:?}", waits(child));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns how often each thread of a queue has waited.
+fn waits(child: &Child) -> Vec<u64> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let statuses = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+    let queues = statuses.filter(|status| status.starts_with("Name:\treceive\n"));
+    let count = |status: String| {
+        let mut lines = status.lines();
+        lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok()).unwrap()
+    };
+    queues.map(count).collect()
+}
+
 /// Waits for the first thread of a queue. They start when the sockets of all queues are behind the program; until then the
 /// kernel's stack gets packets.
 fn wait_for_queues(child: &Child) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "receive\n")
     };
@@ -30,7 +84,7 @@ fn wait_for_queues(child: &Child) {
 }
 
 pub(crate) fn wait_for_program(wanted: bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
         let shown = Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
         if String::from_utf8_lossy(&shown.stdout).contains("prog/xdp") == wanted {
@@ -86,7 +140,7 @@ fn a_mirror_answers_until_it_is_interrupted() {
     let Some(wire) = Wire::new(2, 1500) else { return };
     let child = receiving(&["--reflect"]);
     let sender = wire.sender();
-    sender.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    sender.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     for number in 0..100u64 {
         sender.send(&number.to_be_bytes()).unwrap();
         let mut answer = [0; 16];
@@ -102,6 +156,42 @@ fn a_mirror_answers_until_it_is_interrupted() {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:#?}");
     }
     wait_for_program(false);
+}
+
+#[test]
+fn packets_in_the_ring_at_the_end_are_received() {
+    const SENT: u64 = 500;
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    for to in [&[][..], &["--to", "soft:4M"]] {
+        let (before, driver) = (arrived(), wire.driver_drops());
+        let child = receiving(&[to, &["--json"]].concat());
+        let signal = |signal| kill_process(Pid::from_child(&child), signal).unwrap();
+        signal(Signal::STOP);
+        let status = format!("/proc/{}/status", child.id());
+        let end = Instant::now() + Duration::from_secs(60);
+        while !std::fs::read_to_string(&status).unwrap().contains("State:\tT") {
+            assert!(Instant::now() < end, "the program does not stop");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // They fit into the ring, which the kernel fills meanwhile.
+        let sender = wire.sender();
+        for number in 0..SENT {
+            sender.send(&datagram(number)).unwrap();
+        }
+        while arrived() < before + SENT {
+            assert!(Instant::now() < end, "{} packets have arrived", arrived() - before);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Its end is requested before it can receive them.
+        signal(Signal::INT);
+        signal(Signal::CONT);
+        let report = reported(child);
+        let driver = wire.driver_drops() - driver;
+        assert_eq!((&report["packets"], dropped(&report)), (&(SENT - driver).into(), 0), "{report}");
+        if !to.is_empty() {
+            assert_eq!(report["stored"], report["packets"], "{report}");
+        }
+    }
 }
 
 #[test]
@@ -186,8 +276,8 @@ pub(crate) fn check_slots(stored: &[u8]) -> usize {
 /// Sends numbered datagrams to `receive --to` and returns its report: received, and dropped by cause, is what was sent.
 fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
     const SENT: u64 = 4000;
-    let before = wire.driver_drops();
-    let child = receiving(&[&["--to", to, "--seconds", "4", "--json"], more].concat());
+    let (before, arrived) = (wire.driver_drops(), arrived());
+    let child = receiving(&[&["--to", to, "--json"], more].concat());
     let sender = wire.sender();
     for number in 0..SENT {
         sender.send(&datagram(number)).unwrap();
@@ -195,12 +285,11 @@ fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    let report = finish(child).json();
-    let drops = &report["drops"];
+    wait_until_received(&child, arrived + SENT);
+    let report = interrupted(child);
     let count = |value: &serde_json::Value| value.as_u64().unwrap();
-    let dropped = count(&drops["receive_ring_full"]) + count(&drops["no_page"]) + count(&drops["other"]);
     let driver = wire.driver_drops() - before;
-    assert_eq!(count(&report["packets"]) + dropped + driver, SENT, "{report}");
+    assert_eq!(count(&report["packets"]) + dropped(&report) + driver, SENT, "{report}");
     assert_eq!(
         count(&report["stored"]) + count(&report["not_stored"]),
         count(&report["packets"]),

@@ -30,8 +30,7 @@ pub struct Socket {
     interface: Interface,
     queue: u32,
     chunk: ChunkSize,
-    /// How many chunks the kernel has when the fill ring is full.
-    fill: u32,
+    sizes: RingSizes,
     holder: Tag,
     traffic: Traffic,
     /// How long a wait polls the driver before it sleeps.
@@ -81,7 +80,7 @@ impl Options {
             interface: interface.clone(),
             queue,
             chunk,
-            fill: rings.fill,
+            sizes: rings,
             holder,
             traffic: Traffic::default(),
             busy_poll: self.busy_poll.map(|busy| busy.time),
@@ -142,6 +141,11 @@ impl Socket {
         self.queue
     }
 
+    /// Returns how many entries the rings have.
+    pub fn ring_sizes(&self) -> RingSizes {
+        self.sizes
+    }
+
     /// Returns whether the driver writes to the socket's pages itself.
     pub fn is_zero_copy(&self) -> bool {
         self.rings.socket().is_zero_copy()
@@ -165,7 +169,7 @@ impl Socket {
     /// Refills the fill ring if at least `least` of its places are empty.
     #[inline]
     fn refill(&mut self, least: u32) {
-        let wanted = self.fill.saturating_sub(self.rings.filled());
+        let wanted = self.sizes.fill.saturating_sub(self.rings.filled());
         if wanted < least {
             return;
         }
