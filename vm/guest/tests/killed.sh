@@ -54,9 +54,9 @@ nothing_leaked() {
     group_is_free || fail "$1: the group cannot be opened"
     # The kernel frees some of them a little later.
     waited=0
-    until held_resources >/tmp/held-after && diff /tmp/held-before /tmp/held-after >/tmp/held-difference; do
+    until held_resources >/tmp/held-after && cmp -s /tmp/held-before /tmp/held-after; do
         waited=$((waited + 1))
-        [ $waited -lt 100 ] || { cat /tmp/held-difference; fail "$1: resources leaked"; }
+        [ $waited -lt 100 ] || { diff /tmp/held-before /tmp/held-after; fail "$1: resources leaked"; }
         sleep 0.1
     done
 }
