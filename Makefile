@@ -50,6 +50,11 @@ soak-receive: setup ## 10 minutes of packets that are held, stored, and of progr
 	PINFOLD_RECEIVE_SOAK_SECONDS=$(if $(filter command line environment,$(origin SOAK_SECONDS)),$(SOAK_SECONDS),600) \
 		cargo test --locked --profile ci -p pinfold-cli --test program a_soak_of_reception -- --nocapture
 
+.PHONY: soak-serve
+soak-serve: setup ## 10 minutes of clients that leave and come back, and of servers that are killed (SOAK_SECONDS=...)
+	PINFOLD_SERVE_SOAK_SECONDS=$(if $(filter command line environment,$(origin SOAK_SECONDS)),$(SOAK_SECONDS),600) \
+		cargo test --locked --profile ci -p pinfold-cli --test program a_soak_of_serve -- --nocapture
+
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench

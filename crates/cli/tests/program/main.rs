@@ -37,6 +37,8 @@ mod signals;
 #[cfg(test)]
 mod soak;
 #[cfg(test)]
+mod soak_serve;
+#[cfg(test)]
 mod streams;
 /// The wire that the tests of `pinfold-xdp` use, too.
 #[cfg(test)]

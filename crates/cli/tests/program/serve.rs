@@ -17,7 +17,7 @@ const COPIED: usize = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
 pub(crate) struct Server {
     child: Option<Child>,
     pub(crate) uri: String,
-    socket: String,
+    pub(crate) socket: String,
 }
 
 impl Server {
@@ -51,7 +51,16 @@ impl Server {
     }
 
     fn terminate(&self) {
-        kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::TERM).unwrap();
+        kill_process(self.id(), Signal::TERM).unwrap();
+    }
+
+    pub(crate) fn id(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().unwrap())
+    }
+
+    /// Waits for its end after a signal.
+    pub(crate) fn wait(mut self) -> Ended {
+        finish(self.child.take().unwrap())
     }
 
     fn client(&self) -> Client {
