@@ -98,7 +98,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             max_depth: controller.max_depth(),
             max_transfer: MAX_TRANSFER,
             no_trim: (!discards).then_some("the controller has no Dataset Management command (ONCS bit 2)"),
-            trim_zeroes: namespace.discard_zeroes,
+            // The controller may ignore a deallocation; DLFEAT only says what it returns for blocks that it has deallocated.
+            trim_zeroes: false,
         };
         Ok(Self {
             info,

@@ -89,7 +89,7 @@ pub(crate) struct TargetInfo {
     pub(crate) max_transfer: usize,
     /// Why it cannot deallocate ranges, if it cannot.
     pub(crate) no_trim: Option<&'static str>,
-    /// Whether a deallocated range reads as zeroes.
+    /// Whether every range whose trim has succeeded reads as zeroes.
     pub(crate) trim_zeroes: bool,
 }
 

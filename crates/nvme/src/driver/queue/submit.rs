@@ -97,8 +97,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.without_payload(Request { operation: Operation::Flush, nsid, slba: 0, blocks: 0 })
     }
 
-    /// Discards `blocks` blocks from `slba` (dataset management, deallocate).
-    /// [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes) says whether they then read as zeroes.
+    /// Discards `blocks` blocks from `slba` (dataset management, deallocate). The controller may succeed and keep them as they are;
+    /// [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes) says whether those that it deallocates read as zeroes.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
