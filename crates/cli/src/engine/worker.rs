@@ -209,10 +209,11 @@ impl<'t, B> Worker<'t, B> {
     /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how long to wait at most; not at all
     /// with nothing in flight. What the target gave up is passed to `each`.
     pub(crate) fn arm(&mut self, each: impl FnMut(Completion<B>)) -> Option<Duration> {
+        // With nothing in flight too, or the signal of what has completed would end every wait.
+        let wait = self.target.arm(&mut self.completed);
         if self.in_flight == 0 {
             return None;
         }
-        let wait = self.target.arm(&mut self.completed);
         if self.pass_on(each) > 0 { Some(Duration::ZERO) } else { Some(wait) }
     }
 

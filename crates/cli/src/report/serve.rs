@@ -112,8 +112,17 @@ fn whole(ns: f64) -> u64 {
 impl fmt::Display for ServeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let out = &mut String::new();
-        let ServeStats { connections, dropped, requests, errors, received, copied, sent, memory_waits } =
-            self.clients;
+        let ServeStats {
+            connections,
+            dropped,
+            requests,
+            errors,
+            received,
+            copied,
+            sent,
+            memory_waits,
+            turns: _,
+        } = self.clients;
         let _ = writeln!(out, "served {} for {:.1} s", self.target, self.seconds);
         let clients =
             format_args!("{}, {} refused, {dropped} dropped", counted(connections, "client"), self.refused);

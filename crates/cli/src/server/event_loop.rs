@@ -183,6 +183,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         {
             limit = limit.min(wait);
         }
+        self.stats.turns += 1;
         events.clear();
         let limit = Timespec::try_from(limit).unwrap_or_default();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {

@@ -21,6 +21,8 @@ pub(crate) struct ServeStats {
     pub(crate) sent: u64,
     /// How often a connection waited for memory.
     pub(crate) memory_waits: u64,
+    /// How often an event loop looked for events: ten times a second when idle.
+    pub(crate) turns: u64,
 }
 
 impl ServeStats {
@@ -34,5 +36,6 @@ impl ServeStats {
         self.copied += other.copied;
         self.sent += other.sent;
         self.memory_waits += other.memory_waits;
+        self.turns += other.turns;
     }
 }

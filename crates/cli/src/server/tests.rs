@@ -26,6 +26,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 mod commands;
+mod faults;
 
 const SIZE: u64 = 4 << 20;
 
