@@ -36,8 +36,8 @@ const SECTOR: u64 = 512;
 /// Serves until a signal arrives, answers what is in flight, and prints the report.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let (target, capacity) = resolve(args)?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let (target, capacity) = resolve(args, threads)?;
     let budget = budget(args.buffers, threads)?;
     let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
@@ -91,8 +91,8 @@ fn announce(args: &ServeArgs, listening: &Listening) -> Result<(), Failure> {
     Ok(if args.json { output::json(listening) } else { output::text(&listening.to_string()) }?)
 }
 
-/// Resolves the target, with its capacity.
-fn resolve(args: &ServeArgs) -> Result<(ResolvedTarget, u64), Failure> {
+/// Resolves the target, with its capacity. Each of `threads` threads has a queue, and an interrupt unless it polls.
+fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Failure> {
     let (spec, writes) = (&args.target, !args.read_only);
     let unsupported = |option, value: &str, reason: &str| OpenError::Unsupported {
         option,
@@ -115,7 +115,6 @@ fn resolve(args: &ServeArgs) -> Result<(ResolvedTarget, u64), Failure> {
             (ResolvedTarget::memory(spec, *size, if writes { size.0 } else { 0 })?, size.0)
         }
         TargetSpec::Vfio { bdf, nsid } => {
-            let threads = args.threads.unwrap_or(1);
             let interrupts = if args.poll { 0 } else { u32::try_from(threads).unwrap_or(u32::MAX) };
             ResolvedTarget::pci(spec, *bdf, *nsid, interrupts)?
         }
