@@ -4,7 +4,7 @@
 //! `pinfold-soft` and `nbdkit-memory` memory of their own, filled with the same bytes. The clients are fio's nbd engine, which has one
 //! connection, and nbdcopy, which has up to four; their own processor time is not counted.
 //!
-//! [`rpc-259`](rpc) is the receive loop of an RPC server at a socket, in this process.
+//! `rpc-259` is the receive loop of an RPC server at a socket, in this process.
 
 mod client;
 mod process;

@@ -1,7 +1,7 @@
 //! [`Marks`]: which regions owners keep.
 
 use super::error::FrameError;
-use super::map::REGION;
+use super::map::{Part, REGION};
 use super::number::Frame;
 use alloc::boxed::Box;
 // Not those of `sync`: a mark orders nothing, see `Marks`.
@@ -30,6 +30,12 @@ impl Marks {
     #[inline(always)]
     pub(super) fn has(&self, region: u32) -> bool {
         self.0.get(region as usize).is_some_and(|mark| mark.load(Ordering::Relaxed))
+    }
+
+    /// Returns those frames of a part that are in a region that an owner keeps: all or none.
+    #[inline(always)]
+    pub(super) fn of(&self, part: Part) -> u64 {
+        if self.has(part.region()) { part.mask } else { 0 }
     }
 
     pub(super) fn set(&self, region: u32, kept: bool) {

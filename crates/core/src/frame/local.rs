@@ -228,8 +228,10 @@ impl<H: Deref<Target = Zone>> Local<H> {
     #[inline(always)]
     pub(super) fn cache(&mut self, part: Part) -> Result<(), FrameError> {
         if let Some(held) = self.magazine.held_of(part.word) {
-            // Free in the map or in the magazine: either way a double free.
-            let already = self.zone.map.free_of(part) | (held & part.mask);
+            // Free in the map, in the magazine, or in a run that an owner keeps: each is a double free. No frame of a kept run is
+            // in a magazine, so only an empty word has to be looked for there.
+            let kept = if held == 0 { self.zone.kept.of(part) } else { 0 };
+            let already = self.zone.map.free_of(part) | (held & part.mask) | kept;
             if already != 0 {
                 return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
             }
@@ -241,8 +243,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
 
     #[inline(never)]
     fn cache_slow(&mut self, part: Part) -> Result<(), FrameError> {
-        let kept = if self.zone.kept.has(part.region()) { part.mask } else { 0 };
-        let already = self.zone.map.free_of(part) | kept;
+        let already = self.zone.map.free_of(part) | self.zone.kept.of(part);
         if already != 0 {
             return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
         }

@@ -120,6 +120,21 @@ fn a_kept_run_is_not_freed_again_elsewhere() {
     assert_eq!(zone.taken(), 0);
 }
 
+/// An owner whose word of the run is at hand, and empty.
+#[test]
+fn a_kept_run_is_not_freed_again_where_a_frame_of_it_was_cached() {
+    let zone = Zone::new(FRAMES).unwrap();
+    let (mut local, mut other) = (zone.local(), zone.local());
+    let run = local.alloc(Order::HUGE).unwrap();
+    other.free(run, Order::PAGE).unwrap();
+    assert_eq!(other.alloc(Order::PAGE), Ok(run));
+    local.free(run, Order::HUGE).unwrap();
+    let refused = |frame| Err(FrameError::DoubleFree { frame });
+    assert_eq!(other.free(run, Order::PAGE), refused(run));
+    assert_eq!(other.free_bulk(&mut [Some(run)]), refused(run).map(|()| 0));
+    assert_eq!((zone.taken(), local.held(), other.held()), (512, 512, 0));
+}
+
 #[test]
 fn an_owner_that_only_allocates_releases_its_runs_under_pressure() {
     let allocs: [fn(&mut Local<&Zone>) -> bool; 3] = [
