@@ -1,6 +1,6 @@
 //! `receive`: the packets of an interface, counted, written to a file, stored, or sent back.
 
-use crate::args::ReceiveArgs;
+use crate::args::{ReceiveArgs, TargetSpec};
 use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
@@ -16,7 +16,9 @@ use crate::signal::Interrupt;
 use crate::targets::target::Target;
 use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{ChunkSize, Interface, OpenError, PacketPage, Redirect, Socket, redirect};
+use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,9 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let prepare = |spec| Destination::prepare(spec, args.memory, queues.len());
     let destination = args.to.as_ref().map(prepare).transpose()?;
     let mut sockets = open(args, &interface, queues, destination.as_ref())?;
-    // After the sockets, so that no file is left by a queue that cannot be opened.
+    // Packets reach the kernel's stack until the sockets are entered below.
+    let redirect = Redirect::attach(&interface)?;
+    // After what can be refused, so that no file is created or emptied by a program that cannot receive.
     let resolve = |destination: &Destination<'_>| destination.resolve(args.force);
     let (resolved, file) = destination.as_ref().map(resolve).transpose()?.unzip();
     let stored = destination.as_ref().zip(resolved).map(|(destination, target)| destination.open(target));
@@ -47,7 +51,6 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let targets = stored.as_mut().map(OpenTarget::targets).unwrap_or_default();
     let capture = args.pcap.as_ref().map(|path| Capture::start(path, args.force)).transpose()?;
     // Last: from here on the kernel's stack does not get these packets.
-    let redirect = Redirect::attach(&interface)?;
     for socket in &mut sockets {
         socket.redirect(&redirect)?;
     }
@@ -66,7 +69,14 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     // The last slot is as long as all others.
     if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
         let failed = |error| TargetOpenError::System { name: spec.to_string(), error };
-        file.set_len(slots.bytes()).map_err(failed)?;
+        file.set_len(slots.bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+        // Its name, too.
+        if let TargetSpec::File(path) = spec {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))
+                .and_then(|folder| folder.sync_all())
+                .map_err(failed)?;
+        }
     }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
     let attached = (interface.name(), zero_copy);

@@ -5,6 +5,7 @@ use pcap_file::{DataLink, PcapError};
 use pinfold_xdp::Packet;
 use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -45,7 +46,8 @@ impl Capture {
     pub(crate) fn start(path: &Path, replace: bool) -> Result<Self, CaptureError> {
         let failed = |error| CaptureError { path: path.to_owned(), error };
         let mut options = OpenOptions::new();
-        options.write(true).create(true).create_new(!replace).truncate(replace);
+        // Packets of others are nobody else's to read.
+        options.write(true).create(true).create_new(!replace).truncate(replace).mode(0o600);
         let file = BufWriter::with_capacity(1 << 20, options.open(path).map_err(failed)?);
         let header = PcapHeader { datalink: DataLink::ETHERNET, ..PcapHeader::default() };
         let writer = PcapWriter::with_header(file, header).map_err(|error| failed(of_pcap(error)))?;

@@ -13,6 +13,7 @@ use pinfold::{ArenaMemory, Domain};
 use pinfold_xdp::PacketPage;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::slot::SLOT;
@@ -111,7 +112,8 @@ fn system(spec: &TargetSpec, error: io::Error) -> OpenError {
 fn create(spec: &TargetSpec, path: &Path, replace: bool) -> Result<File, OpenError> {
     let mut options = OpenOptions::new();
     // Also for reading: a pipe is then opened without waiting for its other end, and refused.
-    options.read(true).write(true).create(true).create_new(!replace).truncate(replace);
+    // Packets of others are nobody else's to read.
+    options.read(true).write(true).create(true).create_new(!replace).truncate(replace).mode(0o600);
     let file = options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => OpenError::HoldsData(spec.to_string()),
         _ => system(spec, error),

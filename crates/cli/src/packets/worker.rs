@@ -27,12 +27,21 @@ pub(crate) struct Shared {
     /// Raised to end all of them.
     pub(crate) stop: Interrupt,
     /// How many packets may still be received.
-    left: Option<AtomicU64>,
+    left: Option<Left>,
+}
+
+/// Packets that may still be received.
+#[derive(Debug)]
+struct Left {
+    /// Those that no queue has claimed. Claims are returned where nothing was received, so that 0 is not the end.
+    unclaimed: AtomicU64,
+    unreceived: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn new(stop: Interrupt, count: Option<u64>) -> Self {
-        Self { stop, left: count.map(AtomicU64::new) }
+        let left = |count| Left { unclaimed: AtomicU64::new(count), unreceived: AtomicU64::new(count) };
+        Self { stop, left: count.map(left) }
     }
 
     /// Claims up to `most` of the packets that may still be received.
@@ -40,19 +49,21 @@ impl Shared {
         let Some(left) = &self.left else { return most };
         let take = |left: u64| Some(left.saturating_sub(most));
         // Relaxed: only the number matters.
-        let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        let before = left.unclaimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
         before.min(most)
     }
 
-    fn return_unused(&self, unused: u64) {
+    /// Of the packets that were claimed, some have been received.
+    fn settle(&self, claimed: u64, received: u64) {
         if let Some(left) = &self.left {
-            left.fetch_add(unused, Ordering::Relaxed);
+            left.unclaimed.fetch_add(claimed.saturating_sub(received), Ordering::Relaxed);
+            left.unreceived.fetch_sub(received, Ordering::Relaxed);
         }
     }
 
     /// Returns whether the last packet has been received.
     pub(crate) fn is_complete(&self) -> bool {
-        self.left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+        self.left.as_ref().is_some_and(|left| left.unreceived.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -143,7 +154,7 @@ impl Worker<'_> {
     fn receive_some(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<u64, Failure> {
         let claimed = self.shared.claim(self.room(counts)?);
         let received = self.socket.receive(packets, usize::try_from(claimed).unwrap_or(0)) as u64;
-        self.shared.return_unused(claimed - received);
+        self.shared.settle(claimed, received);
         self.handle(packets, counts)?;
         Ok(received)
     }
@@ -220,5 +231,21 @@ impl Worker<'_> {
         let snapshot = Snapshot { counts: counts.clone(), report: self.socket.stats()? };
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_that_are_claimed_are_not_received_yet() {
+        let shared = Shared::new(Interrupt::default(), Some(10));
+        assert_eq!((shared.claim(64), shared.claim(64)), (10, 0));
+        assert!(!shared.is_complete(), "a queue that finds no packet returns its claim");
+        shared.settle(10, 4);
+        assert_eq!((shared.claim(64), shared.is_complete()), (6, false));
+        shared.settle(6, 6);
+        assert_eq!((shared.claim(64), shared.is_complete()), (0, true));
     }
 }

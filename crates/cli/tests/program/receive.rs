@@ -3,6 +3,7 @@
 use crate::common::{Ended, Folder, finish, finish_with, pinfold, skipped, start};
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,7 @@ fn packets_are_counted_and_written_to_a_file() {
         "{report}"
     );
     assert_eq!(report["bytes"], 200 * 142, "{report}");
+    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
     // As another library reads the file.
     let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();
     assert_eq!(reader.header().datalink, pcap_file::DataLink::ETHERNET);
@@ -312,6 +314,7 @@ fn every_byte_is_stored_in_a_file_by_several_queues() {
     assert_eq!(report["stored"], check_slots(&stored), "{report}");
     assert_eq!(report["stored"], stored.len() / 4096, "no slot is vacant: {report}");
     assert_eq!(report["not_stored"], 0, "{report}");
+    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
     pinfold(&["receive", "v1", "--to", &file]).failed(1, &["packets", "would be overwritten", "--force"]);
     let report = pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"]).json();
     assert_eq!((&report["stored"], std::fs::metadata(&file).unwrap().len()), (&0.into(), 0), "{report}");
@@ -358,6 +361,25 @@ fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
     }
     finish(child).failed(1, &["packets", "No space left"]);
     wait_for_program(false);
+}
+
+#[test]
+fn a_program_that_cannot_receive_overwrites_nothing() {
+    let Some(_wire) = Wire::new(2, 1500) else { return };
+    let folder = Folder::new();
+    let (file, absent) = (folder.file("old", b"contents"), folder.arg("absent"));
+    // The other queue is free, and the interface has a program.
+    let child = receiving(&["--queue", "0"]);
+    for kept in ["--to", "--pcap"] {
+        pinfold(&["receive", "v1", "--queue", "1", kept, &file, "--force"]).failed(1, &["v1", "XDP"]);
+        pinfold(&["receive", "v1", "--queue", "1", kept, &absent]).failed(1, &["v1", "XDP"]);
+    }
+    assert_eq!(
+        (std::fs::read(&file).unwrap(), folder.names()),
+        (b"contents".to_vec(), vec!["old".to_owned()])
+    );
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    assert_eq!(finish(child).code, Some(137));
 }
 
 #[test]
