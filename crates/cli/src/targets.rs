@@ -7,6 +7,7 @@
 //! | [`target`] | the [`Target`](target::Target) trait, requests and completions |
 //! | [`mod@file`], [`nvme`] | the two implementations |
 
+pub(crate) mod durability;
 pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod nvme;

@@ -84,7 +84,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let stack = StackReport::new(&stack, &[&target]);
     let report =
         ServeReport::new(args.target.to_string(), began.elapsed(), &served, cpu, stack, target.notes());
-    Ok(if args.json { output::json(&report) } else { output::text(&report.to_string()) }?)
+    (if args.json { output::json(&report) } else { output::text(&report.to_string()) })?;
+    if served.clients.unflushed > 0 {
+        Err(ServeError::Unflushed(args.target.to_string()).into())
+    } else {
+        Ok(())
+    }
 }
 
 fn announce(args: &ServeArgs, listening: &Listening) -> Result<(), Failure> {

@@ -122,6 +122,8 @@ impl fmt::Display for ServeReport {
             sent,
             memory_waits,
             turns: _,
+            // The error that follows says it.
+            unflushed: _,
         } = self.clients;
         let _ = writeln!(out, "served {} for {:.1} s", self.target, self.seconds);
         let clients =

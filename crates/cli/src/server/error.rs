@@ -1,9 +1,9 @@
-//! Why the server could not start.
+//! Why the server could not start, or ended with an error.
 
 use super::address::NbdAddress;
 use std::io;
 
-/// Why the server could not start.
+/// Why the server could not start, or ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// The address cannot be listened at.
@@ -25,6 +25,11 @@ pub(crate) enum ServeError {
         /// The system's error.
         error: io::Error,
     },
+    /// The server has ended, and what clients have written may not be durable.
+    #[error(
+        "{0}: the last flush failed, so what clients have written may be lost: compare it, or write it again"
+    )]
+    Unflushed(String),
     /// A thread could not be started.
     #[error("a thread of the server could not be started: {0}; lower --threads")]
     Thread(io::Error),

@@ -167,6 +167,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         self.worker.drain(&mut buffers);
         if writable && let Err(error) = self.worker.sync() {
             tracing::warn!("{error}");
+            self.stats.unflushed += 1;
         }
         Ok((self.stats, self.worker.stats().clone()))
     }

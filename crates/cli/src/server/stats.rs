@@ -23,6 +23,8 @@ pub(crate) struct ServeStats {
     pub(crate) memory_waits: u64,
     /// How often an event loop looked for events: ten times a second when idle.
     pub(crate) turns: u64,
+    /// Event loops whose last flush failed.
+    pub(crate) unflushed: u64,
 }
 
 impl ServeStats {
@@ -37,5 +39,6 @@ impl ServeStats {
         self.sent += other.sent;
         self.memory_waits += other.memory_waits;
         self.turns += other.turns;
+        self.unflushed += other.unflushed;
     }
 }

@@ -1,6 +1,6 @@
 //! A client's socket.
 
-use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::sockopt::{set_socket_keepalive, set_socket_send_buffer_size};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,6 +32,8 @@ impl Stream {
     pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        // A client whose machine is gone must not have its place for ever.
+        set_socket_keepalive(&stream, true)?;
         Ok(Self::Tcp(stream))
     }
 

@@ -5,6 +5,7 @@ use super::error::OpenError;
 use super::options::TargetOptions;
 use super::resolve::{Medium, ResolvedTarget};
 use super::stack::Stack;
+use crate::targets::durability::Durability;
 use crate::targets::file::{FileOptions, FileTarget};
 use crate::targets::nvme::{FLUSH_LIMIT, NvmeOptions, NvmeStats, NvmeTarget};
 use crate::targets::target::Target;
@@ -103,10 +104,12 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
     ) -> Result<Self, OpenError> {
         // With several jobs, each queue moves to the thread of its job.
         let options = FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 && !moves };
+        let durability = Durability::default();
         let queues = PerJob::new(jobs, |_| {
             let file = file.try_clone();
             let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
-            FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File)
+            let queue = FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File);
+            queue.map(|queue| queue.sharing(&durability))
         })?;
         let notes = queues.first.notes().collect();
         Ok(Self { queues: Queues::File(Box::new(queues)), notes })

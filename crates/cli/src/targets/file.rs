@@ -1,5 +1,6 @@
 //! A file or block device, through io_uring.
 
+use super::durability::Durability;
 use super::error::TargetError;
 use super::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
 use pinfold::Buffer;
@@ -70,6 +71,7 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     executed: Vec<Completion<B>>,
     /// How many requests are queued and not submitted to the kernel.
     unsubmitted: usize,
+    durability: Durability,
 }
 
 impl<'m, B: Pinned> FileTarget<'m, B> {
@@ -119,6 +121,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             finished: Vec::with_capacity(depth),
             executed: Vec::new(),
             unsubmitted: 0,
+            durability: Durability::default(),
         })
     }
 
@@ -181,11 +184,16 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.executed.push(Completion { io, buffer: Some(buffer), result });
     }
 
+    /// Shares what is known of flushes with the other queues of the same file.
+    pub(crate) fn sharing(self, durability: &Durability) -> Self {
+        Self { durability: durability.clone(), ..self }
+    }
+
     /// Flushes, at once, what has been written through any descriptor of the file.
     fn flush(&mut self, io: Io, buffer: B) {
         let error =
             |errno| FileError::System { call: "fdatasync", path: Path::new(&self.info.name).into(), errno };
-        let flushed = rustix::fs::fdatasync(&self.for_ranges).map_err(error);
+        let flushed = self.durability.flush(|| rustix::fs::fdatasync(&self.for_ranges)).map_err(error);
         let result = flushed.map(|()| 0).map_err(TargetError::from);
         self.executed.push(Completion { io, buffer: Some(buffer), result });
     }
@@ -266,6 +274,10 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {
-        Ok(self.queue.sync(true)?)
+        self.queue.sync(true)?;
+        // An error that an earlier flush has taken.
+        let error =
+            |errno| FileError::System { call: "fdatasync", path: Path::new(&self.info.name).into(), errno };
+        Ok(self.durability.flush(|| Ok(())).map_err(error)?)
     }
 }
