@@ -210,15 +210,19 @@ impl EventLoop<'_, '_> {
         Some(buffer)
     }
 
-    /// Returns a connection's memory.
+    /// Returns a connection's memory, for those that wait for some.
     pub(super) fn return_memory(&mut self, key: Key, buffer: pinfold::Buffer) {
+        self.give_back(key, buffer);
+        if !self.starved.is_empty() {
+            self.feed();
+        }
+    }
+
+    fn give_back(&mut self, key: Key, buffer: pinfold::Buffer) {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.held = connection.held.saturating_sub(buffer.len());
         }
         self.payloads.put(buffer);
-        if !self.starved.is_empty() {
-            self.feed();
-        }
     }
 
     /// Starts a read with all of its memory, or not at all: its reply starts with whether all of it succeeded.
@@ -229,7 +233,8 @@ impl EventLoop<'_, '_> {
         while at < end {
             let rest = usize::try_from(end - at).unwrap_or(PIECE);
             let Some(buffer) = self.take_memory(key, rest) else {
-                buffers.into_iter().for_each(|(_, buffer, _)| self.return_memory(key, buffer));
+                // There is no more than before: two that wait for too much would try in turn without end.
+                buffers.into_iter().for_each(|(_, buffer, _)| self.give_back(key, buffer));
                 return false;
             };
             let len = buffer.len().min(rest);
