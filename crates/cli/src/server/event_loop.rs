@@ -338,6 +338,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         let Some(mut connection) = self.connections.remove(key) else { return };
         let payloads = &mut self.payloads;
         connection.outgoing.clear(|buffer| payloads.put(buffer));
+        connection.stream.discard(&mut self.scratch);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
         self.feed();
     }

@@ -52,6 +52,21 @@ impl Stream {
             Self::Tcp(stream) => stream.write_vectored(from),
         })
     }
+
+    /// Receives and forgets what has arrived, at most 64 MiB, before the socket is closed: TCP resets a connection that is closed
+    /// with input unread, and drops what is still being sent. A Unix socket has delivered that already.
+    pub(crate) fn discard(&mut self, scratch: &mut [u8]) {
+        if matches!(self, Self::Unix(_)) {
+            return;
+        }
+        let mut left = 64_usize << 20;
+        while let Ok(Some(received)) = self.receive(&mut [IoSliceMut::new(scratch)])
+            && received > 0
+            && left > 0
+        {
+            left = left.saturating_sub(received);
+        }
+    }
 }
 
 fn would_block(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
@@ -71,5 +86,29 @@ impl AsFd for Stream {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn what_was_sent_arrives_although_input_was_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut stream = Stream::tcp(listener.accept().unwrap().0).unwrap();
+        client.write_all(&[1; 100_000]).unwrap();
+        // More than the client's socket takes, so that a part waits at this end.
+        let (mut sent, piece) = (0, vec![2; 1 << 20]);
+        while let Some(moved) = stream.send(&[IoSlice::new(&piece)]).unwrap() {
+            sent += moved;
+        }
+        stream.discard(&mut [0; 4096]);
+        drop(stream);
+        let mut arrived = Vec::new();
+        client.read_to_end(&mut arrived).unwrap();
+        assert_eq!(arrived.len(), sent);
     }
 }
