@@ -44,6 +44,15 @@ pub enum HandshakeError {
         /// The option.
         option: u32,
     },
+    /// `NBD_OPT_EXPORT_NAME` without TLS where it is required: the option has no reply for errors.
+    #[error("the client chooses an export without TLS, which is required")]
+    TlsRequired,
+    /// Input between `NBD_OPT_STARTTLS` and the end of the TLS handshake: anyone on the way may have added it.
+    #[error("{bytes} bytes of plaintext follow NBD_OPT_STARTTLS")]
+    Plaintext {
+        /// How many bytes were passed.
+        bytes: usize,
+    },
 }
 
 /// A request that cannot be skipped: close the connection.

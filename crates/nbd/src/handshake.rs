@@ -22,6 +22,9 @@ pub enum Step {
     Continue,
     /// The handshake is complete; what follows are requests.
     Transmission(Session),
+    /// Send the output, begin TLS, then call [`Handshake::secured`]. Input that was received before is plaintext and must not be
+    /// used: pass it to [`Handshake::advance`] first, which refuses it. Only after [`Handshake::requiring_tls`].
+    StartTls,
     /// The client ends the connection: send the output, then close.
     Closed,
 }
@@ -29,8 +32,26 @@ pub enum Step {
 enum State {
     ClientFlags,
     Header,
-    Payload { option: u32 },
-    Skip { option: u32, left: u32 },
+    Payload {
+        option: u32,
+    },
+    Skip {
+        option: u32,
+        left: u32,
+    },
+    /// Between the reply to STARTTLS and the beginning of TLS, when no input is valid.
+    Securing,
+}
+
+/// What a server does about TLS.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tls {
+    /// "NOTLS".
+    Unsupported,
+    /// "FORCEDTLS", before TLS.
+    Required,
+    /// "FORCEDTLS", inside TLS.
+    Established,
 }
 
 /// The handshake of one connection. It holds at most 16 KiB of input.
@@ -42,10 +63,11 @@ pub struct Handshake {
     flags: HandshakeFlags,
     session: Session,
     options: u32,
+    tls: Tls,
 }
 
 impl Handshake {
-    /// Starts a handshake by appending the greeting to `output`.
+    /// Starts a handshake without TLS by appending the greeting to `output`.
     pub fn new(output: &mut Vec<u8>) -> Self {
         output.extend(GREETING_MAGIC.to_be_bytes());
         output.extend(OPTION_MAGIC.to_be_bytes());
@@ -58,6 +80,22 @@ impl Handshake {
             flags: HandshakeFlags::empty(),
             session: Session::default(),
             options: 0,
+            tls: Tls::Unsupported,
+        }
+    }
+
+    /// Starts a handshake that refuses all options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT` until TLS is established
+    /// ("FORCEDTLS"), by appending the greeting to `output`.
+    pub fn requiring_tls(output: &mut Vec<u8>) -> Self {
+        Self { tls: Tls::Required, ..Self::new(output) }
+    }
+
+    /// Goes on inside TLS, which begins after [`Step::StartTls`]: all input from now on must come out of TLS.
+    /// Without such a step it changes nothing.
+    pub fn secured(&mut self) {
+        if matches!(self.state, State::Securing) {
+            self.tls = Tls::Established;
+            self.expect(State::Header, 16);
         }
     }
 
@@ -72,12 +110,18 @@ impl Handshake {
         input: &[u8],
         output: &mut Vec<u8>,
     ) -> Result<(usize, Step), HandshakeError> {
+        if matches!(self.state, State::Securing) && !input.is_empty() {
+            return Err(HandshakeError::Plaintext { bytes: input.len() });
+        }
         if let State::Skip { option, left } = &mut self.state {
             let used = (*left as usize).min(input.len());
             *left -= u32::try_from(used).unwrap_or(*left);
             if *left == 0 {
                 let option = *option;
-                reply(output, option, option_reply::TOO_BIG, b"the option is too long");
+                match self.tls {
+                    Tls::Required if option != option::STARTTLS => tls_required(output, option),
+                    _ => reply(output, option, option_reply::TOO_BIG, b"the option is too long"),
+                }
                 self.expect(State::Header, 16);
             }
             return Ok((used, Step::Continue));
@@ -92,7 +136,7 @@ impl Handshake {
             State::ClientFlags => self.client_flags(&item)?,
             State::Header => self.header(&item, export, output)?,
             State::Payload { option } => self.option(option, &item, export, output)?,
-            State::Skip { .. } => Step::Continue,
+            State::Skip { .. } | State::Securing => Step::Continue,
         };
         Ok((used, step))
     }
@@ -147,11 +191,24 @@ impl Handshake {
         let malformed =
             |output: &mut Vec<u8>| reply(output, option, option_reply::INVALID, b"malformed option");
         match option {
-            option::EXPORT_NAME => return self.export_name(payload, export, output),
             option::ABORT => {
                 ack(output);
                 return Ok(Step::Closed);
             }
+            option::STARTTLS if self.tls != Tls::Unsupported => {
+                if self.tls == Tls::Established || !payload.is_empty() {
+                    malformed(output);
+                    return Ok(Step::Continue);
+                }
+                ack(output);
+                // Nothing that was agreed on in plaintext holds inside TLS.
+                self.session = Session::default();
+                self.expect(State::Securing, 0);
+                return Ok(Step::StartTls);
+            }
+            option::EXPORT_NAME if self.tls == Tls::Required => return Err(HandshakeError::TlsRequired),
+            _ if self.tls == Tls::Required => tls_required(output, option),
+            option::EXPORT_NAME => return self.export_name(payload, export, output),
             option::LIST if payload.is_empty() => {
                 let name = export.name.as_bytes();
                 let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
@@ -238,6 +295,10 @@ impl Export {
     fn is_called(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
+}
+
+fn tls_required(output: &mut Vec<u8>, option: u32) {
+    reply(output, option, option_reply::TLS_REQUIRED, b"TLS is required");
 }
 
 fn unknown(output: &mut Vec<u8>, option: u32) {

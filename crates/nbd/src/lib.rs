@@ -21,6 +21,7 @@
 //!     match step {
 //!         Step::Continue => {} // an event loop returns here if `input` is empty
 //!         Step::Transmission(session) => break session,
+//!         Step::StartTls => unreachable!("only after `Handshake::requiring_tls`"),
 //!         Step::Closed => return Ok(()),
 //!     }
 //! };
@@ -37,7 +38,8 @@
 //! ```
 //!
 //! Sections are those of the protocol's document, `doc/proto.md` of the NBD project: "the fixed newstyle protocol", with
-//! structured replies and metadata contexts. TLS and extended headers are refused.
+//! structured replies and metadata contexts. Extended headers are refused. TLS is the
+//! program's: [`Handshake::requiring_tls`] says when it begins, and refuses everything else before.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -100,7 +100,7 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// `NBD_OPT_LIST`: name all exports.
     pub const LIST: u32 = 3;
-    /// `NBD_OPT_STARTTLS`.
+    /// `NBD_OPT_STARTTLS`: go on inside TLS.
     pub const STARTTLS: u32 = 5;
     /// `NBD_OPT_INFO`: describe an export.
     pub const INFO: u32 = 6;
@@ -128,6 +128,8 @@ pub mod option_reply {
     pub const UNSUPPORTED: u32 = (1 << 31) + 1;
     /// `NBD_REP_ERR_INVALID`: the option is malformed.
     pub const INVALID: u32 = (1 << 31) + 3;
+    /// `NBD_REP_ERR_TLS_REQD`: the option needs TLS.
+    pub const TLS_REQUIRED: u32 = (1 << 31) + 5;
     /// `NBD_REP_ERR_UNKNOWN`: no such export.
     pub const UNKNOWN: u32 = (1 << 31) + 6;
     /// `NBD_REP_ERR_TOO_BIG`: the option is too long.

@@ -10,6 +10,8 @@ use pinfold_nbd::{
 pub(crate) struct Outcome {
     pub(crate) output: Vec<u8>,
     pub(crate) session: Option<Session>,
+    /// Where in the output TLS began.
+    pub(crate) secured: Option<usize>,
     pub(crate) requests: Vec<RequestHeader>,
     /// How many bytes of payload were taken.
     pub(crate) payload: u64,
@@ -22,11 +24,12 @@ pub(crate) fn export() -> Export {
     Export::new("disk", 1 << 30, flags).description("a disk").block_sizes(blocks)
 }
 
-/// Runs a connection that receives `pieces` one after the other.
-pub(crate) fn run<'b>(pieces: impl Iterator<Item = &'b [u8]>) -> Outcome {
+/// Runs a connection that receives `pieces` one after the other. If TLS is required, what follows STARTTLS came out of TLS.
+pub(crate) fn run<'b>(tls: bool, pieces: impl Iterator<Item = &'b [u8]>) -> Outcome {
     let export = export();
     let mut outcome = Outcome::default();
-    let mut handshake = Handshake::new(&mut outcome.output);
+    let start = if tls { Handshake::requiring_tls } else { Handshake::new };
+    let mut handshake = start(&mut outcome.output);
     let mut reader = RequestReader::new();
     for mut piece in pieces {
         while !piece.is_empty() {
@@ -39,7 +42,15 @@ pub(crate) fn run<'b>(pieces: impl Iterator<Item = &'b [u8]>) -> Outcome {
                             assert!(outcome.output.len() - before <= 20 << 10, "the output is bounded");
                             match step {
                                 Step::Continue => {}
-                                Step::Transmission(session) => outcome.session = Some(session),
+                                Step::Transmission(session) => {
+                                    assert_eq!(outcome.secured.is_some(), tls, "TLS where it is required");
+                                    outcome.session = Some(session);
+                                }
+                                Step::StartTls => {
+                                    assert!(tls && outcome.secured.is_none(), "TLS begins once");
+                                    outcome.secured = Some(outcome.output.len());
+                                    handshake.secured();
+                                }
                                 Step::Closed => return outcome,
                             }
                             used
@@ -108,6 +119,8 @@ fn check_request(export: &Export, session: Session, header: &RequestHeader) {
 /// The first byte is the length of the pieces, the rest what the client sends.
 pub(crate) fn check(input: &[u8]) {
     let Some((&len, bytes)) = input.split_first() else { return };
-    let whole = run(std::iter::once(bytes));
-    assert_eq!(whole, run(bytes.chunks(usize::from(len).max(1))), "pieces change nothing");
+    for tls in [false, true] {
+        let whole = run(tls, std::iter::once(bytes));
+        assert_eq!(whole, run(tls, bytes.chunks(usize::from(len).max(1))), "pieces change nothing");
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers outside of test functions, too")]
 
 mod fuzzed;
+mod tls;
 
 use fuzzed::{Outcome, check, run};
 use pinfold_nbd::protocol::{ExtentFlags, OPTION_MAGIC, OPTION_REPLY_MAGIC, option, option_reply};
@@ -43,9 +44,16 @@ fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
 
 /// Runs a client that sets `flags` and sends `options`.
 fn talk(flags: u32, options: &[Vec<u8>]) -> Outcome {
-    let mut bytes = flags.to_be_bytes().to_vec();
-    options.iter().for_each(|option| bytes.extend(option));
-    run(std::iter::once(&*bytes))
+    run(false, std::iter::once(&*said(flags, options)))
+}
+
+/// The same where TLS is required.
+fn talk_tls(flags: u32, options: &[Vec<u8>]) -> Outcome {
+    run(true, std::iter::once(&*said(flags, options)))
+}
+
+fn said(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
+    [flags.to_be_bytes().to_vec(), options.concat()].concat()
 }
 
 /// Splits the output after the greeting into replies: option, type, payload.
