@@ -6,11 +6,12 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`address`], [`listener`], [`stream`] | where clients connect; accepting them; their sockets |
+//! | [`address`], [`listener`], [`stream`], [`socket`], [`tls`] | where clients connect; accepting them; their sockets, and TLS on them |
 //! | [`payload`], [`slab`] | the memory of payloads, bounded; places with generations |
-//! | [`outgoing`], [`connection`], [`ended`] | replies that wait to be sent; what is known of a client; why it is gone |
+//! | [`input`], [`outgoing`] | what was received and not used; replies that wait to be sent |
+//! | [`connection`], [`ended`] | what is known of a client; why it is gone |
 //! | [`operation`], [`extents`] | a request at the target; which parts of a file are allocated |
-//! | [`event_loop`], [`receive`], [`transmit`] | one thread's connections, from input to replies |
+//! | [`event_loop`], [`receive`], [`incoming`], [`transmit`] | one thread's connections, from input to replies |
 //! | [`run`] | all threads, from the first connection to the last reply |
 
 pub(crate) mod address;
@@ -19,6 +20,8 @@ mod ended;
 pub(crate) mod error;
 pub(crate) mod event_loop;
 pub(crate) mod extents;
+mod incoming;
+mod input;
 pub(crate) mod listener;
 pub(crate) mod operation;
 pub(crate) mod outgoing;
@@ -26,8 +29,10 @@ pub(crate) mod payload;
 mod receive;
 pub(crate) mod run;
 pub(crate) mod slab;
+mod socket;
 pub(crate) mod stats;
 pub(crate) mod stream;
+pub(crate) mod tls;
 mod transmit;
 
 #[cfg(test)]

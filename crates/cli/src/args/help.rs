@@ -122,8 +122,9 @@ Any NBD client can use the target: Linux (nbd-client), QEMU, libnbd (nbdcopy, nb
 file, image or device is what clients see and change; --read-only keeps it. A client's flush, or a write with FUA, is durable \
 when it is answered, as far as the target has durable storage; a flush on one connection covers the completed writes of all.
 
-Clients are not authenticated and the data is not encrypted: use a Unix socket, whose folder decides who may connect, or an \
-address that only trusted hosts reach.
+With --tls-certificates the data is encrypted, and with --tls-verify-peer clients are authenticated (docs/serve.md shows how to \
+make certificates). Without them use a Unix socket, whose folder decides who may connect, or an address that only trusted hosts \
+reach.
 
 SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has received are answered first, for at most 5 s, and \
 the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
@@ -135,6 +136,7 @@ A client for whose requests there is no memory waits, and what it sends stays in
     exits!();
     "  pinfold serve disk.img --nbd unix:/run/disk.sock
   pinfold serve soft:1G --nbd 127.0.0.1:10809 --name scratch
+  pinfold serve disk.img --nbd 0.0.0.0:10809 --tls-certificates /etc/pinfold/pki --tls-verify-peer
   pinfold serve vfio:0000:01:00.0 --nbd unix:/run/nvme.sock --read-only --threads 2
   nbdcopy 'nbd+unix:///?socket=/run/disk.sock' copy.img"
 }

@@ -7,6 +7,7 @@ use crate::server::address::NbdAddress;
 use crate::units::ByteSize;
 use clap::Args;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
+use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -45,6 +46,14 @@ pub(crate) struct ServeArgs {
     /// The number of requests in flight of each thread
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
+
+    /// Serve only clients that use TLS, with server-cert.pem and server-key.pem in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+
+    /// Require a certificate of each client, signed by ca-cert.pem in the folder of --tls-certificates
+    #[arg(long, requires = "tls_certificates")]
+    pub(crate) tls_verify_peer: bool,
 
     /// Use the page cache of a file, instead of O_DIRECT
     #[arg(long)]

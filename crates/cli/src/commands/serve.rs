@@ -10,6 +10,7 @@ use crate::server::error::ServeError;
 use crate::server::listener::Listener;
 use crate::server::payload::PIECE;
 use crate::server::run::{self, ServeOptions};
+use crate::server::tls;
 use crate::setup::error::OpenError;
 use crate::setup::limits;
 use crate::setup::memory::{self, BufferNeed};
@@ -37,6 +38,8 @@ const SECTOR: u64 = 512;
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let tls = args.tls_certificates.as_deref();
+    let tls = tls.map(|folder| tls::configure(folder, args.tls_verify_peer)).transpose()?;
     let (target, capacity) = resolve(args, threads)?;
     let budget = budget(args.buffers, threads)?;
     let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
@@ -67,12 +70,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let export = export(args, target.target().info(), capacity, budget);
     raise_descriptor_limit();
     let listener = Listener::bind(&args.nbd)?;
-    announce(args, &Listening::new(args.target.to_string(), export.size(), listener.uri(&args.name)))?;
+    announce(
+        args,
+        &Listening::new(args.target.to_string(), export.size(), listener.uri(&args.name, tls.is_some())),
+    )?;
 
     let (began, before) = (Instant::now(), CpuTime::here());
     let options = ServeOptions {
         export: &export,
         file: file.as_ref(),
+        tls: tls.as_ref(),
         writable: !args.read_only,
         connections: args.connections,
         depth: requests.depth,

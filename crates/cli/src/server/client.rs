@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// A client that has chosen the default export.
-pub(crate) struct Client(pub(crate) UnixStream);
+pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
-impl Client {
+impl Client<UnixStream> {
     /// Negotiates over a new connection. Returns the client and the size of the export.
     pub(crate) fn greet(mut stream: UnixStream) -> (Self, u64) {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -20,7 +20,9 @@ impl Client {
         stream.read_exact(&mut flags).unwrap();
         (Self(stream), u64::from_be_bytes(size))
     }
+}
 
+impl<S: Read + Write> Client<S> {
     /// Sends the header of a request.
     pub(crate) fn send(&mut self, command: Command, cookie: u64, offset: u64, length: u32) {
         let header = RequestHeader { command, cookie, offset, length, ..RequestHeader::default() };

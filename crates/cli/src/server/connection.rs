@@ -1,6 +1,7 @@
 //! What is known of a client.
 
 use super::ended::Ended;
+use super::input::Input;
 use super::outgoing::Outgoing;
 use super::slab::Key;
 use super::stream::Stream;
@@ -29,34 +30,6 @@ pub(super) enum Phase {
     Handshake(Handshake),
     /// Requests are being received.
     Transmission(Session, RequestReader),
-}
-
-/// Bytes that were received and not used yet.
-pub(super) struct Input {
-    pub(super) bytes: Box<[u8; INPUT]>,
-    pub(super) start: usize,
-    pub(super) end: usize,
-}
-
-impl Input {
-    /// Returns what was received.
-    pub(super) fn unused(&self) -> &[u8] {
-        self.bytes.get(self.start..self.end).unwrap_or_default()
-    }
-
-    /// Counts bytes as used.
-    pub(super) fn take(&mut self, used: usize) {
-        self.start = (self.start + used).min(self.end);
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Returns space for at most `limit` bytes. Everything received before must have been used.
-    pub(super) fn space(&mut self, limit: usize) -> &mut [u8] {
-        (self.start, self.end) = (0, 0);
-        self.bytes.get_mut(..limit.min(INPUT)).unwrap_or_default()
-    }
 }
 
 /// The payload of a write that is being received.
@@ -91,6 +64,8 @@ pub(super) struct Connection {
     pub(super) hung_up: bool,
     /// Nothing more is received; it is closed when all replies are sent.
     pub(super) ending: bool,
+    /// TLS begins as soon as the reply to STARTTLS is sent.
+    pub(super) securing: bool,
     /// Whether it is in the list of connections to be served.
     pub(super) listed: bool,
     /// Requests at the target.
@@ -106,16 +81,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Greets a client.
-    pub(super) fn new(stream: Stream) -> Self {
+    /// Greets a client, which has to begin TLS if `tls`.
+    pub(super) fn new(stream: Stream, tls: bool) -> Self {
         let mut greeting = Vec::new();
-        let handshake = Handshake::new(&mut greeting);
+        let start = if tls { Handshake::requiring_tls } else { Handshake::new };
+        let handshake = start(&mut greeting);
         let mut outgoing = Outgoing::default();
         outgoing.push(super::outgoing::Part::Bytes(greeting));
         Self {
             stream,
             phase: Phase::Handshake(handshake),
-            input: Input { bytes: Box::new([0; INPUT]), start: 0, end: 0 },
+            input: Input::new(INPUT),
             outgoing,
             receiving: None,
             waiting: None,
@@ -124,6 +100,7 @@ impl Connection {
             writable: true,
             hung_up: false,
             ending: false,
+            securing: false,
             listed: false,
             operations: 0,
             held: 0,
@@ -175,7 +152,12 @@ impl Connection {
 
     /// Returns whether nothing remains to be done for a connection that is ending.
     pub(super) fn is_done(&self) -> bool {
-        self.ending && self.operations == 0 && self.outgoing.is_empty() && self.waiting.is_none()
+        self.ending && self.operations == 0 && !self.has_output() && self.waiting.is_none()
+    }
+
+    /// Returns whether something waits to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        !self.outgoing.is_empty() || self.stream.has_unsent()
     }
 
     /// Returns how many bytes of the present payload have not been taken from the stream.
@@ -214,7 +196,7 @@ mod tests {
 
     fn connection() -> Connection {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        Connection::new(Stream::unix(ours).unwrap())
+        Connection::new(Stream::unix(ours).unwrap(), false)
     }
 
     fn ago(duration: Duration) -> Instant {

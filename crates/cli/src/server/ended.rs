@@ -23,6 +23,11 @@ pub(super) enum Ended {
 impl Ended {
     /// Returns whether the client is to blame.
     pub(super) fn is_violation(&self) -> bool {
-        matches!(self, Self::Handshake(_) | Self::Request(_))
+        match self {
+            Self::Closed => false,
+            // Of TLS; a socket has no such error.
+            Self::Broken(error) => error.kind() == io::ErrorKind::InvalidData,
+            Self::Handshake(_) | Self::Request(_) => true,
+        }
     }
 }

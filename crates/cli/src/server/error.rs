@@ -2,6 +2,7 @@
 
 use super::address::NbdAddress;
 use std::io;
+use std::path::PathBuf;
 
 /// Why the server could not start, or ended with an error.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,17 @@ pub(crate) enum ServeError {
     /// Another server is there.
     #[error("{0}: a server listens there already; stop it, or name another address with --nbd")]
     InUse(NbdAddress),
+    /// There is no usable certificate.
+    #[error(
+        "--tls-certificates: {path}: {reason}; the folder needs server-cert.pem and server-key.pem, and for --tls-verify-peer \
+         ca-cert.pem (docs/serve.md shows how to make them)", path = path.display()
+    )]
+    Certificates {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A system call of an event loop failed.
     #[error("an event loop cannot work: {call}: {error}; raise `ulimit -n`")]
     EventLoop {

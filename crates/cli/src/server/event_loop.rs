@@ -18,6 +18,7 @@ use pinfold::Buffer;
 use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
 use rustix::event::{Timespec, epoll};
+use rustls::ServerConfig;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,6 +46,8 @@ pub(crate) struct Shared<'s> {
     pub(crate) export: &'s Export,
     /// The file, if the target is one: for its extents.
     pub(crate) file: Option<&'s File>,
+    /// The server's part of TLS, without which no client is served, if there is one.
+    pub(crate) tls: Option<&'s Arc<ServerConfig>>,
     /// How many clients are connected to the server.
     pub(crate) connected: &'s AtomicUsize,
     /// Raised to end the server.
@@ -221,7 +224,7 @@ impl<'s, 't> EventLoop<'s, 't> {
                 continue;
             }
             self.stats.connections += 1;
-            let key = self.connections.insert(Connection::new(stream));
+            let key = self.connections.insert(Connection::new(stream, self.shared.tls.is_some()));
             let Some(connection) = self.connections.get_mut(key) else { continue };
             let flags = epoll::EventFlags::IN
                 | epoll::EventFlags::OUT
@@ -338,7 +341,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         let Some(mut connection) = self.connections.remove(key) else { return };
         let payloads = &mut self.payloads;
         connection.outgoing.clear(|buffer| payloads.put(buffer));
-        connection.stream.discard(&mut self.scratch);
+        connection.stream.end(&mut self.scratch);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
         self.feed();
     }

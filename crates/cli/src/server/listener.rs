@@ -57,12 +57,13 @@ impl Listener {
         }
     }
 
-    /// Returns the address as NBD clients write it.
-    pub(crate) fn uri(&self, name: &str) -> String {
+    /// Returns the address as NBD clients write it ("nbds" with TLS).
+    pub(crate) fn uri(&self, name: &str, tls: bool) -> String {
+        let scheme = if tls { "nbds" } else { "nbd" };
         match self {
-            Self::Unix { path, .. } => format!("nbd+unix:///{name}?socket={}", path.display()),
+            Self::Unix { path, .. } => format!("{scheme}+unix:///{name}?socket={}", path.display()),
             Self::Tcp(listener) => match listener.local_addr() {
-                Ok(address) => format!("nbd://{address}/{name}"),
+                Ok(address) => format!("{scheme}://{address}/{name}"),
                 Err(error) => format!("nbd: {error}"),
             },
         }
@@ -166,7 +167,7 @@ mod tests {
         let path = dir.path().join("socket");
         let address = NbdAddress::Unix(path.clone());
         let first = Listener::bind(&address).unwrap();
-        assert!(first.uri("x").starts_with("nbd+unix:///x?socket=/"));
+        assert!(first.uri("x", false).starts_with("nbd+unix:///x?socket=/"));
         assert!(matches!(Listener::bind(&address), Err(ServeError::InUse(_))));
         drop(first);
         assert!(!path.exists(), "removed at the end");
@@ -182,8 +183,8 @@ mod tests {
     #[test]
     fn a_port_in_use_is_reported() {
         let first = Listener::bind(&NbdAddress::Tcp("127.0.0.1:0".into())).unwrap();
-        let uri = first.uri("");
-        let address = uri.trim_start_matches("nbd://").trim_end_matches('/');
+        let uri = first.uri("", true);
+        let address = uri.trim_start_matches("nbds://").trim_end_matches('/');
         let again = Listener::bind(&NbdAddress::Tcp(address.into()));
         assert!(matches!(again, Err(ServeError::InUse(_))), "{again:?}");
     }

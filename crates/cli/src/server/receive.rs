@@ -10,7 +10,6 @@ use super::payload::{PAGE, PIECE};
 use super::slab::Key;
 use crate::targets::record::IoDirection;
 use pinfold_nbd::{Operation as Kind, Request, RequestHeader, Session, Step, reply};
-use std::io::IoSliceMut;
 use std::time::Instant;
 
 /// The most bytes that a connection receives and sends in one turn, so that no client delays the others for long.
@@ -22,7 +21,7 @@ const EXTENT: usize = 4096;
 
 /// What is left to do after a part of the input.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     /// More may follow at once.
     Continue,
     /// Nothing until something happens: input, a completion, memory.
@@ -88,6 +87,10 @@ impl EventLoop<'_, '_> {
         if connection.outgoing.len() > 4 {
             return Ok(Next::Wait);
         }
+        // With plaintext behind it, STARTTLS is refused below.
+        if connection.securing && connection.input.unused().is_empty() {
+            return self.start_tls(key);
+        }
         if connection.input.unused().is_empty()
             && (!connection.readable || connection.fill_input(usize::MAX)? == 0)
         {
@@ -101,11 +104,27 @@ impl EventLoop<'_, '_> {
         match step {
             Step::Continue => {}
             Step::Closed => connection.ending = true,
+            Step::StartTls => connection.securing = true,
             Step::Transmission(session) => {
                 connection.phase = Phase::Transmission(session, Default::default());
                 connection.note_progress();
             }
         }
+        Ok(Next::Continue)
+    }
+
+    /// Begins TLS, once the reply to the client's request for it is sent.
+    fn start_tls(&mut self, key: Key) -> Result<Next, Ended> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
+        let (Phase::Handshake(handshake), Some(config)) = (&mut connection.phase, self.shared.tls) else {
+            return Ok(Next::Wait);
+        };
+        if !connection.outgoing.is_empty() {
+            return Ok(Next::Wait);
+        }
+        connection.stream.start_tls(config).map_err(Ended::Broken)?;
+        handshake.secured();
+        connection.securing = false;
         Ok(Next::Continue)
     }
 
@@ -185,7 +204,7 @@ impl EventLoop<'_, '_> {
     }
 
     /// Has a connection wait for `bytes` of memory.
-    fn starve(&mut self, key: Key, bytes: usize) {
+    pub(super) fn starve(&mut self, key: Key, bytes: usize) {
         self.stats.memory_waits += 1;
         // Beyond its share, it waits for itself.
         if let Some(connection) = self.connections.get_mut(key)
@@ -284,126 +303,5 @@ impl EventLoop<'_, '_> {
             connection.operations += 1;
         }
         self.operations.insert(operation)
-    }
-
-    /// Receives into the buffer of a write; `payload` bytes are due.
-    fn receive_payload(&mut self, key: Key, payload: usize) -> Result<Next, Ended> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
-        let Some(mut receiving) = connection.receiving.take() else { return Ok(Next::Wait) };
-        if receiving.buffer.is_none() {
-            let Some(buffer) = self.take_memory(key, payload) else {
-                self.keep_receiving(key, receiving);
-                self.starve(key, payload.min(PIECE));
-                return Ok(Next::Wait);
-            };
-            if let Some(connection) = self.connections.get_mut(key) {
-                connection.waits_since = None;
-            }
-            (receiving.wanted, receiving.filled) = (buffer.len().min(payload), 0);
-            receiving.buffer = Some(buffer);
-        }
-        let received = self.fill_buffer(key, &mut receiving, payload);
-        if receiving.filled < receiving.wanted {
-            self.keep_receiving(key, receiving);
-            return received;
-        }
-        let Receiving { operation, offset, buffer: Some(buffer), wanted, .. } = receiving else {
-            return received;
-        };
-        let is_last = self.connections.get_mut(key).is_none_or(|connection| connection.due_payload() == 0);
-        // The payload counts as one part until its end.
-        if let Some(operation) = self.operations.get_mut(operation).filter(|_| !is_last) {
-            operation.pending += 1;
-        }
-        self.issues.push_back(Issue::new(operation, IoDirection::Write, offset, wanted, buffer));
-        if !is_last {
-            let offset = offset + wanted as u64;
-            self.keep_receiving(key, Receiving { operation, offset, buffer: None, wanted: 0, filled: 0 });
-        }
-        received
-    }
-
-    fn keep_receiving(&mut self, key: Key, receiving: Receiving) {
-        if let Some(connection) = self.connections.get_mut(key) {
-            connection.receiving = Some(receiving);
-        }
-    }
-
-    /// Moves what has arrived into the buffer of a write. With the end of the payload, the next header is received by the same
-    /// call.
-    fn fill_buffer(&mut self, key: Key, receiving: &mut Receiving, payload: usize) -> Result<Next, Ended> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
-        let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
-        let Receiving { buffer: Some(buffer), wanted, filled, .. } = receiving else { return Ok(Next::Wait) };
-        // The arena is mapped per use, so the slice is available.
-        let space = buffer.as_mut_slice().ok().and_then(|bytes| bytes.get_mut(*filled..*wanted));
-        let space = space.unwrap_or_default();
-        let missing = space.len();
-        let early = connection.input.unused();
-        let moved = if early.is_empty() {
-            if !connection.readable {
-                return Ok(Next::Wait);
-            }
-            let ends = *wanted == payload + *filled;
-            let header_bytes = if ends { RequestHeader::BYTES } else { 0 };
-            let header = connection.input.space(header_bytes);
-            let mut slices = [IoSliceMut::new(space), IoSliceMut::new(header)];
-            match connection.stream.receive(&mut slices).map_err(Ended::Broken)? {
-                None => {
-                    connection.readable = false;
-                    return Ok(Next::Wait);
-                }
-                Some(0) => return Err(Ended::Closed),
-                Some(moved) => {
-                    connection.readable = connection.hung_up || moved == missing + header_bytes;
-                    connection.input.end = moved.saturating_sub(missing);
-                    moved.min(missing)
-                }
-            }
-        } else {
-            let moved = early.len().min(missing);
-            space.iter_mut().zip(early).for_each(|(to, from)| *to = *from);
-            connection.input.take(moved);
-            self.stats.copied += moved as u64;
-            moved
-        };
-        *filled += moved;
-        // Both are at most the payload, whose length has 32 bits.
-        reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.note_moved(moved);
-        self.turn = self.turn.saturating_sub(moved);
-        self.stats.received += moved as u64;
-        Ok(Next::Continue)
-    }
-
-    /// Drops the payload of a refused write.
-    fn discard_payload(&mut self, key: Key, payload: usize) -> Result<Next, Ended> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
-        let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
-        let early = connection.input.unused().len();
-        let moved = if early > 0 {
-            let moved = early.min(payload);
-            connection.input.take(moved);
-            moved
-        } else {
-            if !connection.readable {
-                return Ok(Next::Wait);
-            }
-            let most = payload.min(self.scratch.len());
-            let space = self.scratch.get_mut(..most).unwrap_or_default();
-            match connection.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)? {
-                None => {
-                    connection.readable = false;
-                    return Ok(Next::Wait);
-                }
-                Some(0) => return Err(Ended::Closed),
-                Some(moved) => moved,
-            }
-        };
-        reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
-        connection.note_moved(moved);
-        self.turn = self.turn.saturating_sub(moved);
-        self.stats.received += moved as u64;
-        Ok(Next::Continue)
     }
 }

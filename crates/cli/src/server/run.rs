@@ -11,6 +11,7 @@ use crate::targets::target::Target;
 use pinfold::{ArenaMemory, Buffer};
 use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
+use rustls::ServerConfig;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -23,6 +24,8 @@ pub(crate) struct ServeOptions<'s> {
     pub(crate) export: &'s Export,
     /// The file behind it, if it is one.
     pub(crate) file: Option<&'s File>,
+    /// The server's part of TLS, if clients have to use it.
+    pub(crate) tls: Option<&'s Arc<ServerConfig>>,
     /// Whether they can write.
     pub(crate) writable: bool,
     /// The most clients.
@@ -55,10 +58,10 @@ pub(crate) fn run(
     options: ServeOptions<'_>,
     interrupt: &Interrupt,
 ) -> Result<Served, ServeError> {
-    let ServeOptions { export, file, writable, connections, depth, budget, share } = options;
+    let ServeOptions { export, file, tls, writable, connections, depth, budget, share } = options;
     let connected = &AtomicUsize::new(0);
     let stop = &interrupt.child();
-    let shared = Shared { export, file, connected, interrupt: stop };
+    let shared = Shared { export, file, tls, connected, interrupt: stop };
     let mut outboxes = Vec::with_capacity(targets.len());
     let mut loops = Vec::with_capacity(targets.len());
     for target in targets {

@@ -1,19 +1,23 @@
 //! A client's socket.
 
+use super::socket::{Socket, would_block};
+use super::tls::Tls;
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_send_buffer_size};
+use rustls::ServerConfig;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 /// The buffer of a Unix socket, bytes; the kernel doubles it for its own needs, and limits it by `net.core.wmem_max`.
 const SEND_BUFFER: usize = 256 << 10;
 
-/// A client's socket, which never blocks.
+/// A client's socket, which never blocks, and TLS on it where it has begun.
 #[derive(Debug)]
-pub(crate) enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
+pub(crate) struct Stream {
+    socket: Socket,
+    tls: Option<Box<Tls>>,
 }
 
 impl Stream {
@@ -24,7 +28,7 @@ impl Stream {
     pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
-        Ok(Self::Unix(stream))
+        Ok(Self { socket: Socket::Unix(stream), tls: None })
     }
 
     /// Takes over a socket that was accepted. Replies are sent in as few calls as possible, so nothing is gained from delaying
@@ -34,33 +38,47 @@ impl Stream {
         stream.set_nodelay(true)?;
         // A client whose machine is gone must not have its place for ever.
         set_socket_keepalive(&stream, true)?;
-        Ok(Self::Tcp(stream))
+        Ok(Self { socket: Socket::Tcp(stream), tls: None })
     }
 
-    /// Receives what has arrived: `Ok(None)` if that is nothing, `Ok(Some(0))` at the end.
+    /// Receives and sends inside TLS from now on. All earlier replies must be in the socket, and no later input taken out of it.
+    pub(super) fn start_tls(&mut self, config: &Arc<ServerConfig>) -> io::Result<()> {
+        self.tls = Some(Box::new(Tls::new(config)?));
+        Ok(())
+    }
+
+    /// Receives what has arrived: `Ok(None)` if that is nothing, `Ok(Some(0))` at the end. Less than there is space for means that
+    /// nothing more had arrived.
     pub(crate) fn receive(&mut self, to: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        would_block(|| match self {
-            Self::Unix(stream) => stream.read_vectored(to),
-            Self::Tcp(stream) => stream.read_vectored(to),
-        })
+        match &mut self.tls {
+            Some(tls) => tls.receive(&mut self.socket, to),
+            None => would_block(|| self.socket.read_vectored(to)),
+        }
     }
 
     /// Sends as much as fits: `Ok(None)` if that is nothing.
     pub(crate) fn send(&mut self, from: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        would_block(|| match self {
-            Self::Unix(stream) => stream.write_vectored(from),
-            Self::Tcp(stream) => stream.write_vectored(from),
-        })
+        match &mut self.tls {
+            Some(tls) => tls.send(&mut self.socket, from),
+            None => would_block(|| self.socket.write_vectored(from)),
+        }
     }
 
-    /// Receives and forgets what has arrived, at most 64 MiB, before the socket is closed: TCP resets a connection that is closed
-    /// with input unread, and drops what is still being sent. A Unix socket has delivered that already.
-    pub(crate) fn discard(&mut self, scratch: &mut [u8]) {
-        if matches!(self, Self::Unix(_)) {
-            return;
+    /// Returns whether some of what was sent is still in here: the next [`send`](Self::send), of nothing if need be, goes on.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
+    }
+
+    /// Prepares for the socket to be closed: tells a client with TLS, then receives and forgets what has arrived, at most 64 MiB.
+    /// TCP resets a connection that is closed with input unread, and drops what is still being sent; a Unix socket delivers that,
+    /// and then reports the same error in place of the end.
+    pub(crate) fn end(&mut self, scratch: &mut [u8]) {
+        if let Some(tls) = &mut self.tls {
+            tls.end(&mut self.socket);
         }
+        self.socket.refuse_input();
         let mut left = 64_usize << 20;
-        while let Ok(Some(received)) = self.receive(&mut [IoSliceMut::new(scratch)])
+        while let Ok(Some(received)) = would_block(|| self.socket.read(scratch))
             && received > 0
             && left > 0
         {
@@ -69,23 +87,9 @@ impl Stream {
     }
 }
 
-fn would_block(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
-    loop {
-        return match call() {
-            Ok(moved) => Ok(Some(moved)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => Err(error),
-        };
-    }
-}
-
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(stream) => stream.as_fd(),
-            Self::Tcp(stream) => stream.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 
@@ -94,21 +98,26 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    #[test]
-    fn what_was_sent_arrives_although_input_was_not_read() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut stream = Stream::tcp(listener.accept().unwrap().0).unwrap();
+    /// Sends more than a client's socket takes, so that a part waits at this end, and closes with input unread.
+    fn what_was_sent_arrives(mut client: impl Read + Write, mut stream: Stream) {
         client.write_all(&[1; 100_000]).unwrap();
-        // More than the client's socket takes, so that a part waits at this end.
         let (mut sent, piece) = (0, vec![2; 1 << 20]);
         while let Some(moved) = stream.send(&[IoSlice::new(&piece)]).unwrap() {
             sent += moved;
         }
-        stream.discard(&mut [0; 4096]);
+        stream.end(&mut [0; 4096]);
         drop(stream);
         let mut arrived = Vec::new();
         client.read_to_end(&mut arrived).unwrap();
         assert_eq!(arrived.len(), sent);
+    }
+
+    #[test]
+    fn what_was_sent_arrives_although_input_was_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        what_was_sent_arrives(client, Stream::tcp(listener.accept().unwrap().0).unwrap());
+        let (client, ours) = UnixStream::pair().unwrap();
+        what_was_sent_arrives(client, Stream::unix(ours).unwrap());
     }
 }

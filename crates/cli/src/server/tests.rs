@@ -112,7 +112,8 @@ fn run(
     let flags = TransmissionFlags::all() - TransmissionFlags::READ_ONLY;
     let export = Export::new("", SIZE, flags);
     let (interrupt, connected) = (Interrupt::default(), AtomicUsize::new(2));
-    let shared = Shared { export: &export, file: None, connected: &connected, interrupt: &interrupt };
+    let shared =
+        Shared { export: &export, file: None, tls: None, connected: &connected, interrupt: &interrupt };
     let (sender, streams) = channel();
     let wake = Arc::new(EventFd::new().unwrap());
     let inbox = Inbox { streams, wake: wake.clone() };

@@ -38,7 +38,7 @@ impl EventLoop<'_, '_> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
         let (mut progress, mut completed) = (false, false);
-        while connection.writable && !connection.outgoing.is_empty() && self.turn > 0 {
+        while connection.writable && connection.has_output() && self.turn > 0 {
             let held = &mut connection.held;
             let free = |buffer: Buffer, len| {
                 stats.sent += len as u64;
@@ -59,7 +59,7 @@ impl EventLoop<'_, '_> {
             connection.note_progress();
         }
         // Its turn is over before its replies are sent.
-        let remains = connection.writable && !connection.outgoing.is_empty();
+        let remains = connection.writable && connection.has_output();
         // It may have stopped receiving until its replies were taken.
         let receives = progress && (connection.readable || !connection.input.unused().is_empty());
         if remains || receives {

@@ -33,6 +33,8 @@ mod serve;
 #[cfg(test)]
 mod serve_images;
 #[cfg(test)]
+mod serve_tls;
+#[cfg(test)]
 mod signals;
 #[cfg(test)]
 mod soak;

@@ -23,8 +23,13 @@ pub(crate) struct Server {
 impl Server {
     /// Serves `target` with `options`, and waits until clients can connect.
     pub(crate) fn start(folder: &Folder, target: &str, options: &str) -> Self {
+        Self::start_at(folder, &format!("unix:{}", folder.arg("socket")), target, options)
+    }
+
+    /// The same at another address.
+    pub(crate) fn start_at(folder: &Folder, address: &str, target: &str, options: &str) -> Self {
         let socket = folder.arg("socket");
-        let mut child = start(&words(&format!("serve {target} --nbd unix:{socket} --json {options}")));
+        let mut child = start(&words(&format!("serve {target} --nbd {address} --json {options}")));
         // By single bytes, because the rest is for `finish`.
         let mut line = Vec::new();
         let out = child.stdout.as_mut().unwrap();
@@ -50,7 +55,7 @@ impl Server {
         report
     }
 
-    fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         kill_process(self.id(), Signal::TERM).unwrap();
     }
 
