@@ -121,6 +121,7 @@ impl fmt::Display for ServeReport {
             copied,
             sent,
             memory_waits,
+            lost,
             turns: _,
             // The error that follows says it.
             unflushed: _,
@@ -138,6 +139,10 @@ impl fmt::Display for ServeReport {
             counted(memory_waits, "wait"),
         );
         line(out, "payloads", moved);
+        if lost > 0 {
+            let why = "is lost, since the controller may still reach it: check the device";
+            line(out, "memory", format_args!("{} of --buffers {why}", ByteSize(lost)));
+        }
         let all = [
             ("reads", &self.reads),
             ("writes", &self.writes),

@@ -62,6 +62,8 @@ pub(super) struct Connection {
     pub(super) writable: bool,
     /// Whether the client has closed its end: input ends without another event.
     pub(super) hung_up: bool,
+    /// Whether it takes no replies either.
+    pub(super) gone: bool,
     /// Nothing more is received; it is closed when all replies are sent.
     pub(super) ending: bool,
     /// TLS begins as soon as the reply to STARTTLS is sent.
@@ -99,6 +101,7 @@ impl Connection {
             readable: true,
             writable: true,
             hung_up: false,
+            gone: false,
             ending: false,
             securing: false,
             listed: false,

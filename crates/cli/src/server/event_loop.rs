@@ -15,7 +15,7 @@ use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;
 use crate::targets::target::{Completion, Target, TargetInfo};
 use pinfold::Buffer;
-use pinfold_nbd::Export;
+use pinfold_nbd::{ErrorNumber, Export};
 use pinfold_nvme::EventFd;
 use rustix::event::{Timespec, epoll};
 use rustls::ServerConfig;
@@ -203,6 +203,7 @@ impl<'s, 't> EventLoop<'s, 't> {
                     let Some(connection) = self.connections.get_mut(key) else { continue };
                     let flags = event.flags;
                     let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+                    connection.gone |= broken;
                     connection.hung_up |= broken || flags.contains(epoll::EventFlags::RDHUP);
                     connection.readable |= broken || flags.contains(epoll::EventFlags::IN);
                     connection.writable |= broken || flags.contains(epoll::EventFlags::OUT);
@@ -294,6 +295,7 @@ impl<'s, 't> EventLoop<'s, 't> {
     fn issue(&mut self) {
         while self.worker.in_flight() < self.depth {
             let Some(Issue { io, buffer }) = self.issues.pop_front() else { return };
+            let Some(buffer) = self.lend(io.tag, buffer) else { continue };
             if let Err(rejected) = self.worker.submit_io(io, buffer) {
                 self.complete(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
             }
@@ -337,7 +339,7 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Closes a connection. What it has at the target completes without it.
     pub(super) fn close(&mut self, key: Key) {
-        self.abandon_receiving(key);
+        self.abandon_receiving(key, ErrorNumber::Shutdown);
         let Some(mut connection) = self.connections.remove(key) else { return };
         let payloads = &mut self.payloads;
         connection.outgoing.clear(|buffer| payloads.put(buffer));

@@ -4,11 +4,11 @@ use super::connection::{Phase, Receiving};
 use super::ended::Ended;
 use super::event_loop::EventLoop;
 use super::operation::Issue;
-use super::payload::PIECE;
+use super::payload::{PAGE, PIECE};
 use super::receive::Next;
 use super::slab::Key;
 use crate::targets::record::IoDirection;
-use pinfold_nbd::RequestHeader;
+use pinfold_nbd::{ErrorNumber, RequestHeader};
 use std::io::IoSliceMut;
 
 impl EventLoop<'_, '_> {
@@ -19,6 +19,10 @@ impl EventLoop<'_, '_> {
         if receiving.buffer.is_none() {
             let Some(buffer) = self.take_memory(key, payload) else {
                 self.keep_receiving(key, receiving);
+                if !self.payloads.can_ever_take(PAGE) {
+                    self.abandon_receiving(key, ErrorNumber::NoMemory);
+                    return Ok(Next::Continue);
+                }
                 self.starve(key, payload.min(PIECE));
                 return Ok(Next::Wait);
             };

@@ -34,6 +34,9 @@ pub(super) struct Operation {
     pub(super) stage: Stage,
     /// How many parts have not completed; the payload that is being received counts as one.
     pub(super) pending: usize,
+    /// How many parts the target has, and the bytes of their buffers, and of those that it has not given back.
+    pub(super) at_target: usize,
+    pub(super) lent: usize,
     pub(super) error: Option<ErrorNumber>,
     /// The parts of a large read that are issued when earlier ones complete.
     pub(super) unissued: VecDeque<Issue>,
@@ -44,7 +47,18 @@ pub(super) struct Operation {
 impl Operation {
     pub(super) fn new(connection: Key, request: Request, structured: bool, stage: Stage) -> Self {
         let (unissued, filled) = (VecDeque::new(), Vec::new());
-        Self { connection, request, structured, stage, pending: 0, error: None, unissued, filled }
+        Self {
+            connection,
+            request,
+            structured,
+            stage,
+            pending: 0,
+            at_target: 0,
+            lent: 0,
+            error: None,
+            unissued,
+            filled,
+        }
     }
 
     /// Returns the end of its range.

@@ -21,13 +21,15 @@ pub(crate) struct Payloads {
     full: usize,
     budget: usize,
     used: usize,
+    /// Bytes that count as used for ever.
+    lost: usize,
 }
 
 impl Payloads {
     /// Creates the share of an event loop: at most `budget` bytes of `arena` at any time.
     pub(crate) fn new(arena: &ArenaMemory, budget: usize) -> Self {
         let pages = [const { None }; PAGES];
-        Self { arena: arena.clone(), local: arena.local(), pages, full: 0, budget, used: 0 }
+        Self { arena: arena.clone(), local: arena.local(), pages, full: 0, budget, used: 0, lost: 0 }
     }
 
     /// Takes a buffer for `bytes` bytes, at most [`PIECE`], or a smaller one where the arena is fragmented; `None` if memory must
@@ -69,6 +71,18 @@ impl Payloads {
             }
             _ => self.local.free(buffer),
         }
+    }
+
+    /// Notes that buffers of `bytes` bytes will not return: a controller may still reach them.
+    pub(crate) fn lose(&mut self, bytes: usize) {
+        self.lost += bytes;
+    }
+
+    /// Returns whether `bytes` bytes can ever be out at the same time, in buffers of at most [`PIECE`].
+    pub(crate) fn can_ever_take(&self, bytes: usize) -> bool {
+        let rest = (bytes % PIECE).next_multiple_of(PAGE);
+        let rounded = if rest == 0 { 0 } else { rest.next_power_of_two() };
+        bytes - bytes % PIECE + rounded <= self.budget.saturating_sub(self.lost)
     }
 
     /// Returns how many bytes are out.

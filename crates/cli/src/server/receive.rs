@@ -9,7 +9,7 @@ use super::outgoing::Part;
 use super::payload::{PAGE, PIECE};
 use super::slab::Key;
 use crate::targets::record::IoDirection;
-use pinfold_nbd::{Operation as Kind, Request, RequestHeader, Session, Step, reply};
+use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::time::Instant;
 
 /// The most bytes that a connection receives and sends in one turn, so that no client delays the others for long.
@@ -147,6 +147,15 @@ impl EventLoop<'_, '_> {
     fn start(&mut self, key: Key, session: Session, request: Request) -> Next {
         let Request { operation, offset, length, cookie, .. } = request;
         let structured = session.structured;
+        let needed = match operation {
+            Kind::Disconnect => 0,
+            Kind::Read => length as usize,
+            _ => PAGE,
+        };
+        if !self.payloads.can_ever_take(needed) {
+            self.reply_error(key, structured, ErrorNumber::NoMemory, cookie);
+            return Next::Continue;
+        }
         let create = |stage| Operation::new(key, request, structured, stage);
         let started = match operation {
             Kind::Disconnect => {

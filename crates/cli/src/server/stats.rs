@@ -21,6 +21,8 @@ pub(crate) struct ServeStats {
     pub(crate) sent: u64,
     /// How often a connection waited for memory.
     pub(crate) memory_waits: u64,
+    /// Bytes of payload memory that a controller which did not answer may still reach: they are not used again.
+    pub(crate) lost: u64,
     /// How often an event loop looked for events: ten times a second when idle.
     pub(crate) turns: u64,
     /// Event loops whose last flush failed.
@@ -38,6 +40,7 @@ impl ServeStats {
         self.copied += other.copied;
         self.sent += other.sent;
         self.memory_waits += other.memory_waits;
+        self.lost += other.lost;
         self.turns += other.turns;
         self.unflushed += other.unflushed;
     }

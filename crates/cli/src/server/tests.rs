@@ -27,6 +27,7 @@ use std::time::Duration;
 
 mod commands;
 mod faults;
+mod lost;
 
 const SIZE: u64 = 4 << 20;
 

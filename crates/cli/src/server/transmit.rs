@@ -99,15 +99,15 @@ impl EventLoop<'_, '_> {
 
     /// Receives nothing more from a connection, which is closed when its requests are answered.
     pub(super) fn end(&mut self, key: Key) {
-        self.abandon_receiving(key);
+        self.abandon_receiving(key, ErrorNumber::Shutdown);
         if let Some(connection) = self.connections.get_mut(key) {
             connection.ending = true;
         }
         self.list(key);
     }
 
-    /// Gives up a payload that is being received; what has arrived of it may have been written.
-    pub(super) fn abandon_receiving(&mut self, key: Key) {
+    /// Gives up a payload that is being received, with `error` for the request; what has arrived of it may have been written.
+    pub(super) fn abandon_receiving(&mut self, key: Key, error: ErrorNumber) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(receiving) = connection.receiving.take() else { return };
         connection.waits_since = None;
@@ -115,10 +115,43 @@ impl EventLoop<'_, '_> {
             self.return_memory(key, buffer);
         }
         let Some(operation) = self.operations.get_mut(receiving.operation) else { return };
-        operation.fail(ErrorNumber::Shutdown);
+        operation.fail(error);
         operation.pending -= 1;
         if operation.pending == 0 {
             self.finish(receiving.operation);
+        }
+    }
+
+    /// Passes on a buffer that the target is about to get for an operation, unless nobody needs the result any more.
+    pub(super) fn lend(&mut self, tag: u64, buffer: Buffer) -> Option<Buffer> {
+        let key = Key::from_word(tag);
+        let is_needed = self.is_needed(key);
+        let Some(operation) = self.operations.get_mut(key).filter(|_| is_needed) else {
+            self.cancel(key, buffer);
+            return None;
+        };
+        operation.at_target += 1;
+        operation.lent += buffer.len();
+        Some(buffer)
+    }
+
+    /// Returns whether an operation has to go on: a read ends with its client; everything else is done nevertheless, since a client
+    /// may disconnect behind its last requests ("`NBD_CMD_DISC`").
+    fn is_needed(&mut self, key: Key) -> bool {
+        let Some(operation) = self.operations.get_mut(key) else { return false };
+        let client = self.connections.get_mut(operation.connection);
+        operation.request.operation != Kind::Read || client.is_some_and(|client| !client.gone)
+    }
+
+    /// Completes a part of an operation without the target.
+    fn cancel(&mut self, key: Key, buffer: Buffer) {
+        let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
+        operation.fail(ErrorNumber::Shutdown);
+        operation.pending -= 1;
+        let (client, is_last) = (operation.connection, operation.pending == 0);
+        self.return_memory(client, buffer);
+        if is_last {
+            self.finish(key);
         }
     }
 
@@ -131,11 +164,21 @@ impl EventLoop<'_, '_> {
             Ok(_) => Ok(()),
             Err(error) => self.judge(key, io, &error),
         };
+        let is_needed = self.is_needed(key);
         let Some(operation) = self.operations.get_mut(key) else {
             return buffer.into_iter().for_each(|buffer| self.payloads.put(buffer));
         };
         operation.pending -= 1;
-        self.issues.extend(operation.unissued.pop_front());
+        operation.at_target = operation.at_target.saturating_sub(1);
+        operation.lent = operation.lent.saturating_sub(buffer.as_ref().map_or(0, Buffer::len));
+        // What is not back now does not come any more. Others of its parts may still be unissued, or wait for memory.
+        let lost = if operation.at_target == 0 { std::mem::take(&mut operation.lent) } else { 0 };
+        if is_needed {
+            self.issues.extend(operation.unissued.pop_front());
+        } else {
+            // Each is cancelled when its turn comes.
+            self.issues.extend(operation.unissued.drain(..));
+        }
         if let Err(error) = result {
             operation.fail(error);
         }
@@ -162,6 +205,7 @@ impl EventLoop<'_, '_> {
             Some(buffer) => self.return_memory(connection, buffer),
             None => {}
         }
+        self.lose(connection, lost);
         if self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0) {
             self.finish(key);
         }
@@ -248,6 +292,20 @@ impl EventLoop<'_, '_> {
             }
         }
         self.list(client);
+    }
+
+    /// Notes that the target has not returned memory of a client, and does not: a controller that did not answer may reach it.
+    fn lose(&mut self, client: Key, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        self.payloads.lose(bytes);
+        self.stats.lost += bytes as u64;
+        if let Some(connection) = self.connections.get_mut(client) {
+            connection.held = connection.held.saturating_sub(bytes);
+        }
+        // Those that wait for more than remains have to learn it.
+        self.feed();
     }
 
     /// Appends a header and the data that a read has returned, in the order of its offsets.

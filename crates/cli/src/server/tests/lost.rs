@@ -1,0 +1,132 @@
+//! A target that does not give buffers back, since a device may still reach them, and clients that leave.
+
+use super::*;
+use crate::targets::error::TargetError;
+use crate::targets::target::{Completion, Request, SubmitError, TargetInfo};
+use pinfold::Source;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Answers at once, or not at all.
+struct Losing<'l> {
+    info: TargetInfo,
+    loses: &'l AtomicBool,
+    lost: Vec<Buffer>,
+    completed: Vec<Completion<Buffer>>,
+}
+
+impl Target<Buffer> for Losing<'_> {
+    fn info(&self) -> &TargetInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, Request { io, buffer }: Request<Buffer>) -> Result<(), SubmitError<Buffer>> {
+        let completion = if self.loses.load(Ordering::Relaxed) {
+            self.lost.push(buffer);
+            let error = TargetError::Timeout { target: "losing".into(), io: Box::new(io) };
+            Completion { io, buffer: None, result: Err(error) }
+        } else {
+            Completion { io, buffer: Some(buffer), result: Ok(io.len) }
+        };
+        self.completed.push(completion);
+        Ok(())
+    }
+
+    fn poll(&mut self, completed: &mut Vec<Completion<Buffer>>) -> Result<(), TargetError> {
+        completed.append(&mut self.completed);
+        Ok(())
+    }
+
+    fn wait(&mut self, completed: &mut Vec<Completion<Buffer>>) -> Result<(), TargetError> {
+        self.poll(completed)
+    }
+
+    fn sync(&mut self) -> Result<(), TargetError> {
+        Ok(())
+    }
+}
+
+/// Runs `test` with 1 MiB of memory, of which a client uses at most half.
+fn losing(test: impl FnOnce([Client; 2], &AtomicBool)) -> ServeStats {
+    let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
+    let loses = AtomicBool::new(false);
+    let info = TargetInfo {
+        name: "losing".into(),
+        capacity: Some(SIZE),
+        block: 512,
+        alignment: 512,
+        max_depth: 8,
+        max_transfer: PIECE,
+        no_trim: None,
+        trim_zeroes: false,
+    };
+    let mut target = Losing { info, loses: &loses, lost: Vec::new(), completed: Vec::new() };
+    let (stats, _) = run(&mut target, &data, 1 << 20, |clients, _| test(clients, &loses));
+    let lost = std::mem::take(&mut target.lost).iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+    assert_eq!(stats.lost, lost);
+    assert_eq!(data.stats().frames_in_use, 0, "all other memory is returned");
+    stats
+}
+
+#[test]
+fn a_client_whose_memory_is_lost_is_still_answered() {
+    let piece = u32::try_from(PIECE).unwrap();
+    let stats = losing(|[mut a, mut b], loses| {
+        loses.store(true, Ordering::Relaxed);
+        // A write and a read: together all that one client may have at a time.
+        assert_eq!(a.write(0, 1, piece), Some(ErrorNumber::Io));
+        assert_eq!(a.read(0, piece), Err(ErrorNumber::Io));
+        assert_eq!(a.simple(Command::FLUSH, 0, 0), Some(ErrorNumber::Io));
+        loses.store(false, Ordering::Relaxed);
+        for client in [&mut a, &mut b] {
+            assert!(client.read(0, piece).is_ok());
+            assert_eq!(client.write(0, 1, piece), None);
+            // More than is left, for a while or for ever.
+            assert_eq!(client.read(0, 2 * piece), Err(ErrorNumber::NoMemory));
+        }
+    });
+    assert_eq!((stats.lost, stats.errors), (2 * u64::from(piece) + 4096, 5));
+}
+
+#[test]
+fn without_memory_every_request_is_refused() {
+    losing(|[mut a, mut b], loses| {
+        loses.store(true, Ordering::Relaxed);
+        // The second half of the second payload finds nothing left.
+        assert_eq!(a.write(0, 1, 1 << 19), Some(ErrorNumber::Io));
+        assert_eq!(b.write(0, 1, 1 << 20), Some(ErrorNumber::Io));
+        loses.store(false, Ordering::Relaxed);
+        for client in [&mut a, &mut b] {
+            assert_eq!(client.read(0, 512), Err(ErrorNumber::NoMemory));
+            assert_eq!(client.write(0, 1, 100 << 10), Some(ErrorNumber::NoMemory));
+            for command in [Command::FLUSH, Command::WRITE_ZEROES] {
+                assert_eq!(client.simple(command, 0, 512), Some(ErrorNumber::NoMemory));
+            }
+            let disconnect = RequestHeader { command: Command::DISCONNECT, ..Default::default() };
+            client.0.write_all(&disconnect.to_bytes()).unwrap();
+            assert_eq!(client.0.read(&mut [0]).unwrap(), 0, "closed");
+        }
+    });
+}
+
+/// Of a large read four pieces are at the controller at a time, and no more follow for a client that is gone.
+#[test]
+fn a_read_ends_with_its_client_and_a_write_does_not() {
+    let (clients, target) = serve_at(8 << 20, |[mut a, mut b], faults, door| {
+        let mut c = door.client();
+        let (seen, taken) = channel();
+        faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
+        c.send_payload(Command::WRITE, 1, 0, 4096, &[7; 4096]);
+        c.0.write_all(&RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes())
+            .unwrap();
+        a.send(Command::READ, 1, 0, 4 << 20);
+        (0..5).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
+        drop((a, c));
+        // An answer to another client shows that the loop has seen it: they come in one event at the latest.
+        faults.clear();
+        assert_eq!(b.read(0, 0), Ok(Vec::new()));
+        faults.release();
+        while b.read(0, 4096) != Ok(vec![7; 4096]) {}
+    });
+    let read = target.reads.bytes / (256 << 10);
+    assert!((4..16).contains(&read), "{read} of 16 pieces; {clients:?}");
+}
