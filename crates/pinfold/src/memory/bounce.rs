@@ -227,6 +227,7 @@ impl Room {
         taken.map(drop).map_err(|left| SourceError::Limit { bytes, left, limit: self.limit })
     }
 
+    /// Undoes a take: the arena had no such pages.
     fn give_back(&self, bytes: u64) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -258,7 +259,7 @@ unsafe impl ChunkSource for Pages {
     unsafe fn release(&self, frame: Frame, order: Order) {
         // SAFETY: the caller upholds the contract of the same method.
         unsafe { ChunkSource::release(&self.arena, frame, order) };
-        self.room.give_back(u64::from(order.frames()) * Frame::BYTES);
+        // The room is not given back: pages return with the last handle, when nobody is left who could take them again.
     }
 }
 

@@ -66,6 +66,49 @@ fn an_abort_of_one_unit_is_recovered_there() {
     assert_eq!(inv.stats().resubmitted, 1);
 }
 
+/// What several units accept is what each of them accepts, whichever comes first.
+#[test]
+fn units_that_differ_are_used_within_the_limits_of_all() {
+    struct Unlike(WaitLimit, u64, u32, usize, bool, bool);
+    impl InvalidationQueue for Unlike {
+        fn submit(&self, _: &[Descriptor], _: Option<Ticket>) -> Result<(), QueueError> {
+            Ok(())
+        }
+        fn accepts(&self) -> usize {
+            self.3
+        }
+        fn completed(&self) -> Ticket {
+            Ticket(0)
+        }
+        fn limit(&self) -> WaitLimit {
+            self.0
+        }
+        fn queue_depth(&self) -> u64 {
+            self.1
+        }
+        fn max_order(&self) -> u32 {
+            self.2
+        }
+        fn has_device_tlbs(&self) -> bool {
+            self.4
+        }
+        fn caches_not_present(&self) -> bool {
+            self.5
+        }
+    }
+    let (long, many) = (WaitLimit { time_ns: 70, polls: 5 }, WaitLimit { time_ns: 7, polls: 50 });
+    let one = || Unlike(long, 4, 9, 100, true, false);
+    let other = || Unlike(many, 2, 18, 33, false, true);
+    for queue in [FanOut::new(one(), [other()]), FanOut::new(other(), [one()])] {
+        assert_eq!(queue.limit(), WaitLimit { time_ns: 70, polls: 50 });
+        assert_eq!((queue.queue_depth(), queue.max_order(), queue.accepts()), (2, 9, 33));
+        assert!(queue.has_device_tlbs() && queue.caches_not_present());
+    }
+    let alone = FanOut::new(one(), []);
+    assert_eq!((alone.limit(), alone.queue_depth(), alone.max_order()), (long, 4, 9));
+    assert!(alone.has_device_tlbs() && !alone.caches_not_present());
+}
+
 /// The flush after a restart is refused, and no request follows: polls alone repeat it.
 #[test]
 fn a_restart_that_a_unit_refuses_is_repeated_by_a_poll() {

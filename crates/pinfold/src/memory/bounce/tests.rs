@@ -226,3 +226,30 @@ fn a_pool_leaves_the_rest_of_the_arena_to_others() {
     payloads.pop();
     assert_eq!(pool.alloc(10_000).unwrap().len(), 10_000);
 }
+
+#[test]
+fn a_limit_counts_what_the_pool_has_and_not_what_it_was_refused() {
+    let domain = Domain::soft().unwrap();
+    let arena = arena(&domain, 64 << 10);
+    let buffers: Vec<_> = (0..16).map(|_| arena.alloc(PAGE).unwrap()).collect();
+    let pool = BouncePool::<ToDevice>::with_limit(&arena, 32 << 10).unwrap();
+    for _ in 0..8 {
+        let error = pool.alloc(5000).unwrap_err();
+        assert!(!error.to_string().contains("limit"), "the arena has none: {error}");
+    }
+    drop(buffers);
+    let two = [pool.alloc(5000).unwrap(), pool.alloc(16 << 10).unwrap()];
+    for len in [1, 5000] {
+        let error = pool.alloc(len).unwrap_err();
+        let BounceError::Exhausted {
+            error: AllocError::Source(SourceError::Limit { left: 0, limit, .. }),
+            ..
+        } = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(limit, 32 << 10);
+    }
+    drop(two);
+    assert_eq!(pool.alloc(5000).unwrap().len(), 5000);
+}
