@@ -15,7 +15,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let place = self.place();
         let mut rest = slots;
         loop {
-            let full = owner.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
+            let full = owner.pop_into(&self.geometry, rest, place);
             rest = rest.get_mut(full..).unwrap_or_default();
             if rest.is_empty() {
                 return all;
@@ -37,7 +37,7 @@ impl<S: ChunkSource> DmaPool<S> {
             {
                 let mut lock = self.lock();
                 loop {
-                    let full = lock.pop_into(&self.geometry, rest, |offset| place.block_at(offset));
+                    let full = lock.pop_into(&self.geometry, rest, place);
                     rest = rest.get_mut(full..).unwrap_or_default();
                     if rest.is_empty() {
                         return all;
@@ -80,7 +80,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let place = self.place();
         let mut rest = blocks;
         loop {
-            let quick = owner.push_many(rest.iter().map(|&block| place.offset_of(block)));
+            let quick = owner.push_many(place, rest, |&block| Some(block));
             let Some((&block, after)) = rest.get(quick..).and_then(<[RawBlock]>::split_first) else {
                 return Ok(());
             };
@@ -100,8 +100,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let place = self.place();
         let (mut rest, mut freed) = (slots, 0);
         loop {
-            let offsets = rest.iter().map(|slot| slot.and_then(|block| place.offset_of(block)));
-            let quick = owner.push_many(offsets);
+            let quick = owner.push_many(place, rest, |&slot| slot);
             let Some((done, after)) = rest.split_at_mut_checked(quick) else { return Ok(()) };
             done.fill(None);
             freed += quick;

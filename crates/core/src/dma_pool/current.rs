@@ -15,7 +15,7 @@ pub(super) struct Current {
     pub(super) offset: u64,
     /// How many blocks [`find`](Self::find) finds: 0 without a row, if the blocks are not evenly spaced, and in debug mode.
     pub(super) blocks: u64,
-    size: u64,
+    pub(super) size: u64,
     pub(super) by_size: Divider,
     row: Option<RowRef>,
 }
@@ -62,6 +62,22 @@ impl Current {
         self.free &= self.free.wrapping_sub(1);
     }
 
+    /// Returns the next free blocks that are neighbours: at least one.
+    #[inline(always)]
+    pub(super) fn first_run(&self, geometry: &Geometry) -> Option<Run> {
+        let (row, first) = self.first()?;
+        // Where blocks are not evenly spaced, each is a run of its own.
+        let len = if self.blocks == 0 { 1 } else { (self.free >> first).trailing_ones() };
+        let offset = self.offset_of(geometry, first);
+        Some(Run { row, first, len: len as usize, offset, size: self.size })
+    }
+
+    /// Removes the first `count` blocks of a run from the free ones.
+    #[inline(always)]
+    pub(super) fn drop_first_of(&mut self, run: &Run, count: usize) {
+        self.free &= !(lowest(count) << run.first);
+    }
+
     /// Adds blocks of the row to the free ones.
     #[inline(always)]
     pub(super) fn put(&mut self, blocks: u64) {
@@ -96,6 +112,25 @@ impl Current {
         #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
         self.row.map(|row| (row, index as u32))
     }
+}
+
+/// Free blocks of a row that are neighbours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) row: RowRef,
+    /// The first one.
+    pub(super) first: u32,
+    /// How many there are.
+    pub(super) len: usize,
+    /// The offset of the first one in the span, and the distance to the next, in bytes.
+    pub(super) offset: u64,
+    pub(super) size: u64,
+}
+
+/// Returns a word whose lowest `count` bits are set, for 1 to 64.
+#[inline(always)]
+pub(super) fn lowest(count: usize) -> u64 {
+    u64::MAX >> (64 - count.min(64))
 }
 
 /// Clears the lowest `most` set bits of a word.

@@ -1,8 +1,11 @@
 //! The fast paths: blocks of the current row, by plain loads and stores.
 
+use super::current::lowest;
 use super::geometry::Geometry;
 use super::owner::Owner;
-use super::row::Form;
+use super::pool::Place;
+use super::raw::RawBlock;
+use super::row::{Form, ROW};
 
 impl Owner {
     /// Allocates a block and returns its offset in the span; `None` if the current row has none.
@@ -24,26 +27,39 @@ impl Owner {
 
     /// Fills empty slots with raw blocks of the current row; returns how many slots from the start are full.
     #[inline(always)]
-    pub(super) fn pop_into<B>(
+    pub(super) fn pop_into(
         &mut self,
         geometry: &Geometry,
-        slots: &mut [Option<B>],
-        block_at: impl Fn(u64) -> B,
+        slots: &mut [Option<RawBlock>],
+        place: Place<'_>,
     ) -> usize {
+        let all = slots.len();
         let mut current = self.current;
-        let (mut full, mut popped) = (0, 0);
-        for slot in slots {
-            if slot.is_none() {
-                let Some((row, bit)) = current.first() else { break };
-                current.drop_first();
-                row.set_allocated(bit, Form::Raw);
-                *slot = Some(block_at(current.offset_of(geometry, bit)));
-                popped += 1;
+        let (mut rest, mut popped) = (slots, 0);
+        loop {
+            let full = rest.iter().take_while(|slot| slot.is_some()).count();
+            rest = rest.get_mut(full..).unwrap_or_default();
+            if rest.is_empty() {
+                break;
             }
-            full += 1;
+            let Some(run) = current.first_run(geometry) else { break };
+            let (mut offset, mut taken) = (run.offset, 0);
+            for (slot, state) in rest.iter_mut().zip(run.row.states(run.first, run.len)) {
+                if slot.is_some() {
+                    break;
+                }
+                state.set_allocated(Form::Raw);
+                *slot = Some(place.block_at(offset));
+                offset += run.size;
+                taken += 1;
+            }
+            current.drop_first_of(&run, taken);
+            popped += taken;
+            rest = rest.get_mut(taken..).unwrap_or_default();
         }
+        let full = all - rest.len();
         self.current = current;
-        self.count_out(popped);
+        self.count_out(count(popped));
         full
     }
 
@@ -62,20 +78,41 @@ impl Owner {
 
     /// The same for many raw blocks, up to the first that has to be looked up. Returns how many were freed.
     #[inline(always)]
-    pub(super) fn push_many(&mut self, offsets: impl Iterator<Item = Option<u64>>) -> usize {
+    pub(super) fn push_many<T>(
+        &mut self,
+        place: Place<'_>,
+        blocks: &[T],
+        block_in: impl Fn(&T) -> Option<RawBlock>,
+    ) -> usize {
         let current = self.current;
-        let (mut blocks, mut pushed) = (0, 0);
-        for offset in offsets {
-            let Some((row, bit)) = offset.and_then(|offset| current.find(offset)) else { break };
-            if !row.is_allocated_as(bit, Form::Raw) {
+        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
+        let step = current.size as usize;
+        let (mut freed, mut pushed) = (0, 0);
+        while let Some(block) = blocks.get(pushed).and_then(&block_in) {
+            let found = place.offset_of(block).and_then(|offset| current.find(offset));
+            let Some((row, bit)) = found else { break };
+            // Neighbours behind it are known by their addresses, without a division.
+            let (mut addr, mut iova, mut run) = (block.addr(), block.iova().raw(), 0);
+            let rest = blocks.get(pushed..).unwrap_or_default();
+            for (block, state) in rest.iter().zip(row.states(bit, ROW)) {
+                let is_next =
+                    block_in(block).is_some_and(|block| block.addr() == addr && block.iova().raw() == iova);
+                if !is_next || !state.is_allocated_as(Form::Raw) {
+                    break;
+                }
+                state.set_free();
+                addr = addr.wrapping_add(step);
+                iova = iova.wrapping_add(current.size);
+                run += 1;
+            }
+            if run == 0 {
                 break;
             }
-            row.set_free(bit);
-            blocks |= 1 << bit;
-            pushed += 1;
+            freed |= lowest(run) << bit;
+            pushed += run;
         }
-        self.put(blocks, pushed);
-        usize::try_from(pushed).unwrap_or(0)
+        self.put(freed, count(pushed));
+        pushed
     }
 
     #[inline(always)]
@@ -89,4 +126,10 @@ impl Owner {
         self.used += blocks;
         self.peak = self.peak.max(self.used);
     }
+}
+
+/// A number of blocks of one call, as the counters have it.
+#[inline(always)]
+fn count(blocks: usize) -> i64 {
+    i64::try_from(blocks).unwrap_or(0)
 }

@@ -121,6 +121,13 @@ impl Row {
         &self.state[bit as usize & (ROW - 1)]
     }
 
+    /// Returns the states of at most `most` blocks from this one on, for the row's owner.
+    #[inline(always)]
+    pub(super) fn states(&self, from: u32, most: usize) -> impl ExactSizeIterator<Item = State<'_>> {
+        let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
+        rest.split_at(most.min(rest.len())).0.iter().map(State)
+    }
+
     /// Returns the chunk's offset in the span, in bytes.
     pub(super) fn chunk(&self) -> u64 {
         self.chunk
@@ -335,6 +342,30 @@ impl Row {
             }
         }
         census
+    }
+}
+
+/// The state of a block of the row's owner.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State<'r>(&'r AtomicU8);
+
+impl State<'_> {
+    /// As [`Row::is_allocated_as`].
+    #[inline(always)]
+    pub(super) fn is_allocated_as(self, form: Form) -> bool {
+        self.0.load(Ordering::Relaxed) == form as u8
+    }
+
+    /// As [`Row::set_allocated`].
+    #[inline(always)]
+    pub(super) fn set_allocated(self, form: Form) {
+        self.0.store(form as u8, Ordering::Relaxed);
+    }
+
+    /// As [`Row::set_free`].
+    #[inline(always)]
+    pub(super) fn set_free(self) {
+        self.0.store(FREE, Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A source over the heap, and tests of ordinary use. The submodules have one subject each.
 
 mod aside;
+mod bulk;
 mod debug;
 mod faults;
 mod growth;

@@ -1,0 +1,120 @@
+//! Bulk calls, which take neighbours together, against calls for one block each.
+
+use super::*;
+use proptest::prelude::*;
+
+/// What is wrong with one of the blocks that a bulk call frees.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Twice,
+    Misaligned,
+    OtherIova,
+    OtherAddress,
+    Foreign,
+}
+
+fn wrong() -> impl Strategy<Value = Option<Wrong>> {
+    proptest::option::of(prop_oneof![
+        Just(Wrong::Twice),
+        Just(Wrong::Misaligned),
+        Just(Wrong::OtherIova),
+        Just(Wrong::OtherAddress),
+        Just(Wrong::Foreign)
+    ])
+}
+
+/// Sizes, and boundaries that leave gaps between blocks.
+fn geometry() -> impl Strategy<Value = (usize, usize)> {
+    prop_oneof![Just((64, 0)), Just((128, 4096)), Just((96, 512)), Just((4096, 0))]
+}
+
+proptest! {
+    #[test]
+    fn bulk_calls_do_what_single_calls_do(
+        (size, boundary) in geometry(),
+        taken in proptest::collection::vec(any::<bool>(), 1..300),
+        order in any::<u64>(),
+        shuffled in 0u8..4,
+        at in any::<proptest::sample::Index>(),
+        wrong in wrong(),
+    ) {
+        let heap = Heap::new(4 << 20);
+        let pool = DmaPool::new(&heap, "bulk", size, 0, boundary).unwrap();
+        let mut local = pool.local();
+        // Holes of all lengths among the free blocks, and slots that are full already.
+        let many: Vec<_> = (0..taken.len()).map(|_| local.alloc_raw().unwrap()).collect();
+        let mut slots = vec![None; taken.len()];
+        for ((block, slot), &kept) in many.iter().zip(&mut slots).zip(&taken) {
+            if kept {
+                *slot = Some(*block);
+            } else {
+                local.free_raw(*block).unwrap();
+            }
+        }
+        let before = slots.clone();
+        prop_assert_eq!(local.fill(&mut slots), slots.len());
+        prop_assert!(before.iter().zip(&slots).all(|(old, new)| old.is_none() || old == new));
+        let distinct: HashSet<_> = slots.iter().flatten().map(|block| (block.as_ptr(), block.iova())).collect();
+        prop_assert_eq!(distinct.len(), slots.len());
+        for block in slots.iter().flatten() {
+            let offset = block.as_ptr().addr().get() as u64 - heap.base.as_ptr().addr() as u64;
+            prop_assert_eq!(block.iova().raw(), IOVA + offset);
+        }
+        prop_assert_eq!(pool.stats().in_use, slots.len() as u64);
+
+        let mut random = Random::new(order | 1);
+        match shuffled {
+            0 => slots.reverse(),
+            1 => (1..slots.len()).rev().for_each(|i| slots.swap(i, random.below(i + 1))),
+            _ => {}
+        }
+        if shuffled == 3 {
+            slots.push(None);
+        }
+        let at = at.index(taken.len());
+        let correct = slots.clone();
+        let broken = wrong.map(|wrong| {
+            let block = slots[at].unwrap();
+            slots[at] = Some(match wrong {
+                Wrong::Twice => slots[at.saturating_sub(1)].unwrap(),
+                Wrong::Misaligned => moved(block, 8),
+                Wrong::OtherIova => RawBlock::from_parts(block.as_ptr(), Iova::new(block.iova().raw() ^ 64)),
+                Wrong::OtherAddress => RawBlock::from_parts(moved(block, size as isize).as_ptr(), block.iova()),
+                Wrong::Foreign => moved(block, 1 << 40),
+            });
+            wrong
+        });
+        // Nothing is freed twice where the block before the first is itself.
+        let broken = broken.filter(|wrong| !matches!(wrong, Wrong::Twice) || at > 0);
+        let freed = local.free_slots(&mut slots);
+        match broken {
+            None => {
+                prop_assert_eq!(freed, Ok(()));
+                prop_assert!(slots.iter().all(Option::is_none));
+            }
+            Some(wrong) => {
+                let error = freed.unwrap_err();
+                prop_assert_eq!(error.freed, at);
+                let named = matches!(
+                    (wrong, error.error),
+                    (Wrong::Twice, FreeError::DoubleFree { .. })
+                        | (Wrong::Misaligned, FreeError::Misaligned { .. })
+                        | (Wrong::OtherIova, FreeError::WrongIova { .. })
+                        | (Wrong::OtherAddress, FreeError::WrongIova { .. })
+                        // Behind the last block of a chunk, or of a boundary.
+                        | (Wrong::OtherAddress, FreeError::Misaligned { .. } | FreeError::Foreign { .. })
+                        | (Wrong::Foreign, FreeError::Foreign { .. })
+                );
+                prop_assert!(named, "{:?}: {:?}", wrong, error);
+                prop_assert!(slots[..at].iter().all(Option::is_none));
+                prop_assert_eq!(&slots[at + 1..], &correct[at + 1..]);
+                let rest: Vec<_> = correct[at..].iter().flatten().copied().collect();
+                local.free_bulk(&rest).unwrap();
+            }
+        }
+        prop_assert_eq!(pool.stats().in_use, 0);
+        // All of it can be allocated again, once.
+        let again: HashSet<_> = (0..taken.len()).map(|_| local.alloc_raw().unwrap().as_ptr()).collect();
+        prop_assert_eq!(again.len(), taken.len());
+    }
+}
