@@ -61,7 +61,7 @@
 //! An alloc takes a block from its owner's rows, otherwise from the depot or the pool's own owner; only if none of these has
 //! one does the pool grow, by a chunk of at most 2 MiB (or of one block, if that is larger). What other owners hold is
 //! bounded, as in the Hoard allocator (Berger et al., ASPLOS 2000): a row that is half free goes to the depot, where
-//! any owner finds it, except for 8 to 32 such rows per owner (a quarter of the pool's, divided by the owners). Hence,
+//! any owner finds it, except for at most 8 to 32 such rows per owner (a quarter of the pool's, divided by the owners). Hence,
 //! with *peak* the most blocks in use at a time,
 //!
 //! ```text

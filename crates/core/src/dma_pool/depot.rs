@@ -4,8 +4,9 @@
 //!
 //! A row is *sparse* when at least half of its blocks are free. An owner keeps at most as many sparse and whole rows as the
 //! [`Terms`] allow, and moves the others to the depot when its current row changes: the emptiness rule of Berger et al.,
-//! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, so that many
-//! owners of a small pool can share most of it.
+//! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, and at most all of them
+//! divided by the owners. An owner that needs a row gets up to sixteen, but no more than its share of those that are in the depot:
+//! so a thousand owners of a few thousand rows find one each.
 //!
 //! In a pool that never had two [`Local`](super::Local)s at a time, a row is sparse from 7/8 on. A free of a block whose
 //! row is in the depot is remote, which costs two read-modify-writes: for frees in random order that is an eighth of them
@@ -73,6 +74,11 @@ impl Shelves {
         }
     }
 
+    /// Returns how many owners there are, with the pool's own.
+    fn owners(&self) -> usize {
+        (self.next_id - FIRST_OWNER) as usize - self.free_ids.len()
+    }
+
     fn put(&mut self, row: RowRef) {
         if row.is_whole() {
             self.whole.push_front(row)
@@ -119,11 +125,12 @@ impl Depot {
 
     /// Recomputes the terms after the number of owners or rows has changed.
     fn set_terms(&self, shelves: &Shelves) {
-        let owners = (shelves.next_id - FIRST_OWNER) as usize - shelves.free_ids.len();
-        let rows = u32::try_from(shelves.rows / (4 * owners.max(1))).unwrap_or(u32::MAX);
+        let owners = shelves.owners();
+        let each = u32::try_from(shelves.rows / owners.max(1)).unwrap_or(u32::MAX);
+        let keep = (each / 4).clamp(each.clamp(1, KEEP.0), KEEP.1);
         // More than the pool's own owner and one other.
         let shared = if owners > 2 { SHARED } else { self.terms.load(Ordering::Relaxed) & SHARED };
-        self.terms.store(rows.clamp(KEEP.0, KEEP.1) | shared, Ordering::Relaxed);
+        self.terms.store(keep | shared, Ordering::Relaxed);
     }
 
     /// Creates an owner with a number that no other owner has. Allocates memory if there are more owners than ever before.
@@ -145,7 +152,8 @@ impl Depot {
         let mut shelves = self.shelves.lock();
         shelves.note(&tally);
         let mut lent = 0;
-        while lent < BATCH.min(self.terms().keep) {
+        let share = (shelves.open.len() + shelves.whole.len()) / shelves.owners().max(1);
+        while lent < BATCH.min(self.terms().keep).min(share.max(1)) {
             let Some(row) = shelves.open.pop_front().or_else(|| shelves.whole.pop_front()) else { break };
             row.pass_to(owner.id);
             owner.receive(row);

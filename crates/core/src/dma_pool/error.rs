@@ -111,7 +111,7 @@ pub enum CreateError {
 pub enum AllocError {
     /// No chunk is available. Other owners may hold free blocks (see
     /// [`PoolStats::in_magazines`](super::PoolStats)).
-    #[error(transparent)]
+    #[error("{0}; other owners of the pool may hold free blocks")]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
     #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]

@@ -73,19 +73,18 @@ proptest! {
         }
         let at = at.index(taken.len());
         let correct = slots.clone();
-        let broken = wrong.map(|wrong| {
+        // Nothing is freed twice where there is no block before the first.
+        let broken = wrong.filter(|wrong| !matches!(wrong, Wrong::Twice) || at > 0);
+        if let Some(wrong) = broken {
             let block = slots[at].unwrap();
             slots[at] = Some(match wrong {
-                Wrong::Twice => slots[at.saturating_sub(1)].unwrap(),
+                Wrong::Twice => slots[at - 1].unwrap(),
                 Wrong::Misaligned => moved(block, 8),
                 Wrong::OtherIova => RawBlock::from_parts(block.as_ptr(), Iova::new(block.iova().raw() ^ 64)),
                 Wrong::OtherAddress => RawBlock::from_parts(moved(block, size as isize).as_ptr(), block.iova()),
                 Wrong::Foreign => moved(block, 1 << 40),
             });
-            wrong
-        });
-        // Nothing is freed twice where the block before the first is itself.
-        let broken = broken.filter(|wrong| !matches!(wrong, Wrong::Twice) || at > 0);
+        }
         let freed = local.free_slots(&mut slots);
         match broken {
             None => {

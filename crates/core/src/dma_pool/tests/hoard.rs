@@ -169,3 +169,34 @@ fn many_owners_with_live_sets_of_random_sizes() {
         assert!(stats.blocks <= bound(most as u64, 13) + newest, "{most} in use at most: {stats:?}");
     }
 }
+
+/// A row of such blocks has 256 KiB: the zone has four for each owner.
+#[test]
+fn a_thousand_owners_find_a_block_each() {
+    const OWNERS: usize = if cfg!(miri) { 32 } else { 1024 };
+    for in_turn in [true, false] {
+        let heap = Heap::new(OWNERS << 20);
+        let pool = pool(&heap, 4096);
+        let mut owners = Vec::new();
+        let mut blocks = HashSet::new();
+        for _ in 0..OWNERS {
+            owners.push(pool.local());
+            if in_turn {
+                blocks.insert(owners.last_mut().unwrap().alloc_raw().unwrap());
+            }
+        }
+        for owner in &mut owners {
+            if !in_turn {
+                blocks.insert(owner.alloc_raw().unwrap());
+            }
+        }
+        assert_eq!(blocks.len(), OWNERS);
+        let error = loop {
+            match owners[0].alloc_raw() {
+                Ok(block) => assert!(blocks.insert(block)),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().ends_with("other owners of the pool may hold free blocks"), "{error}");
+    }
+}
