@@ -7,10 +7,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the program may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long further signals count as the first one: timeout(1) sends two, one to the program and one to its group.
+const SAME: Duration = Duration::from_secs(1);
 /// The exit code after a signal.
 const INTERRUPTED: i32 = 130;
 
@@ -22,8 +24,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. A second one, or 10 s, ends the program, even while
-    /// its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
+    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a second later, or 10 s, ends the
+    /// program, even while its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
     /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
     ///
     /// # Errors
@@ -61,9 +63,15 @@ impl Interrupt {
 fn watch(signals: Signals, raised: &AtomicBool) {
     while signals.wait(None).is_none() {}
     raised.store(true, Ordering::Relaxed);
-    let why = match signals.wait(Some(GRACE)) {
-        Some(_) => "interrupted again".to_owned(),
-        None => format!("interrupted, and requests have not completed after {} s", GRACE.as_secs()),
+    let first = Instant::now();
+    let why = loop {
+        match signals.wait(Some(GRACE.saturating_sub(first.elapsed()))) {
+            Some(_) if first.elapsed() < SAME => {}
+            Some(_) => break "interrupted again".to_owned(),
+            None => {
+                break format!("interrupted, and requests have not completed after {} s", GRACE.as_secs());
+            }
+        }
     };
     output::error(format_args!(
         "{why}: ended without cleaning up; a temporary file (.pinfold-*.part) may remain"

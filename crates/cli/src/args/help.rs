@@ -42,7 +42,7 @@ Exit codes:
   2    the command line asks for something unknown or impossible
   130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone
 
-A second signal, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
+A signal more than a second later, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
 ignored at the start (nohup) stay ignored.
 
 "

@@ -1,6 +1,7 @@
 //! Signals: a run whose file system does not respond ends, and ignored signals stay ignored.
 
 use crate::common::{Folder, finish, skipped, start, words};
+use crate::serve::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -78,11 +79,26 @@ fn the_second_signal_ends_a_hanging_run_at_once() {
     ] {
         let child = start_hanging(&line);
         signal(&child, Signal::TERM);
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(1200));
         signal(&child, Signal::INT);
         finish(child).failed(130, &["interrupted again"]);
     }
     assert_eq!(folder.names(), ["hung", "in"]);
+}
+
+/// As timeout(1) does: one to the program, one to its group.
+#[test]
+fn two_signals_at_once_are_one() {
+    let folder = Folder::new();
+    for gap in [0, 5, 100] {
+        let server = Server::start(&folder, "soft:1M", "");
+        for _ in 0..2 {
+            kill_process(server.id(), Signal::TERM).unwrap();
+            std::thread::sleep(Duration::from_millis(gap));
+        }
+        let report = server.wait().json();
+        assert_eq!(report["command"], "serve", "{report}");
+    }
 }
 
 #[test]
