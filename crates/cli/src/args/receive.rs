@@ -4,6 +4,7 @@ use super::parse::target;
 use super::target::TargetSpec;
 use crate::units::{ByteSize, TimeSpan};
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
@@ -25,7 +26,7 @@ pub(crate) struct ReceiveArgs {
     pub(crate) seconds: Option<TimeSpan>,
 
     /// Write the packets to a file that tcpdump and Wireshark read
-    #[arg(long, value_name = "FILE", conflicts_with = "reflect")]
+    #[arg(long, value_name = "FILE", conflicts_with = "reflect", value_parser = named_file())]
     pub(crate) pcap: Option<PathBuf>,
 
     /// Send each packet back, with its addresses swapped
@@ -55,4 +56,12 @@ pub(crate) struct ReceiveArgs {
     /// Print the report as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard output.
+fn named_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.to_str() {
+        Some("-") => Err("the report goes to the standard output: name a file, or a FIFO with --force"),
+        _ => Ok(path),
+    })
 }

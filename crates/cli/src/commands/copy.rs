@@ -213,7 +213,7 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport,
     let domain = domain_of(&targets, args.stack.iommu_units)?;
     let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
     let held = targets.iter().map(|target| target.held_bytes()).sum();
-    let buffers = BufferNeed { count: depth, bytes: block };
+    let buffers = BufferNeed { count: depth, bytes: block, lower: "--bs or --iodepth" };
     memory::check(Stack::need(buffers, controllers, held), args.stack.memory)?;
     let stack = Stack::build(args.stack, domain, buffers, controllers)?;
     let open = |target: ResolvedTarget| -> Result<OpenTarget<'_>, Failure> {

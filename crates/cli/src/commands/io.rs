@@ -155,7 +155,8 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
     if (jobs as u64) > blocks {
         return Err(LimitError::Jobs { jobs, blocks, target: target.name }.into());
     }
-    let buffers = BufferNeed { count: depth.saturating_mul(jobs), bytes: block };
+    let buffers =
+        BufferNeed { count: depth.saturating_mul(jobs), bytes: block, lower: "--iodepth, --bs or --numjobs" };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
     let stack =

@@ -33,7 +33,7 @@ fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
         moves: false,
     };
     let args = StackArgs { protect: Protect::Static, ..StackArgs::default() };
-    let stack = Stack::build(args, domain, BufferNeed { count: 1, bytes: 4096 }, 1)?;
+    let stack = Stack::build(args, domain, BufferNeed { count: 1, bytes: 4096, ..BufferNeed::default() }, 1)?;
     let device = Device::open(&name, medium, &stack, options)?;
     let controller = device.controller(&name, &stack, options)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };

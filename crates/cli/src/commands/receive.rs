@@ -1,6 +1,6 @@
 //! `receive`: the packets of an interface, counted, written to a file, stored, or sent back.
 
-use crate::args::{ReceiveArgs, TargetSpec};
+use crate::args::{Memory, ReceiveArgs, TargetSpec};
 use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
@@ -11,11 +11,13 @@ use crate::packets::worker::{Action, Shared, Snapshot, Worker};
 use crate::progress::Line;
 use crate::report::receive::ReceiveReport;
 use crate::setup::error::OpenError as TargetOpenError;
+use crate::setup::memory::{self, BufferNeed, MemoryNeed};
 use crate::setup::open::OpenTarget;
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
+use crate::units::ByteSize;
 use pinfold_xdp::socket::BusyPoll;
-use pinfold_xdp::{ChunkSize, Interface, OpenError, PacketPage, Redirect, Socket, redirect};
+use pinfold_xdp::{ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, Socket, redirect};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -37,6 +39,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
         return Err(Failure::DefaultRoute { interface: args.interface.clone() });
     }
     let queues = queues(args, &interface);
+    check_memory(args, queues.len())?;
     let prepare = |spec| Destination::prepare(spec, args.memory, queues.len());
     let destination = args.to.as_ref().map(prepare).transpose()?;
     let mut sockets = open(args, &interface, queues, destination.as_ref())?;
@@ -95,6 +98,26 @@ struct Kept<'k> {
     slots: &'k Slots,
     /// A queue at the target of each socket, if packets are stored.
     targets: Vec<&'k mut (dyn Target<PacketPage> + Send)>,
+}
+
+/// Checks that the fill ring of each queue has its chunks, and that the machine has the memory.
+fn check_memory(args: &ReceiveArgs, queues: usize) -> Result<(), Failure> {
+    let chunk = if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page };
+    let least = u64::from(Options::DEFAULT_RING) * u64::from(chunk.bytes());
+    let ByteSize(each) = args.memory;
+    if each < least {
+        let reason = format!("each queue needs at least {}", ByteSize(least));
+        return Err(TargetOpenError::Unsupported {
+            option: "memory",
+            value: args.memory.to_string(),
+            reason,
+        }
+        .into());
+    }
+    let bytes = usize::try_from(each).unwrap_or(usize::MAX);
+    let buffers = BufferNeed { count: queues, bytes, lower: "--memory, or name one --queue" };
+    let arenas = each.saturating_mul(queues as u64);
+    Ok(memory::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?)
 }
 
 /// Returns the queues that are requested.

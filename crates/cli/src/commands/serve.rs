@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
-    let buffers = BufferNeed { count, bytes: PIECE };
+    let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
     let stack =

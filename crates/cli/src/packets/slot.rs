@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The distance of two slots in bytes: a page.
 pub(crate) const SLOT: u64 = 4096;
 /// Bytes of the header.
-const HEADER: usize = 32;
+const HEADER: usize = 40;
 /// What a slot begins with. One that does not holds no packet.
 const MAGIC: [u8; 8] = *b"PINFOLD1";
 
@@ -17,7 +17,7 @@ pub(crate) fn has_room(page: &PacketPage) -> bool {
     page.offset() >= HEADER
 }
 
-/// Completes the page as slot `number`: the header, and zeroes for everything up to the end of the packet's last block of
+/// Completes the page as slot `number` of the run that began at `run`: the header, and zeroes for everything up to the end of the packet's last block of
 /// `block` bytes that is not the packet. Returns how many bytes are to be written.
 ///
 /// # Errors
@@ -26,14 +26,15 @@ pub(crate) fn complete(
     page: &PacketPage,
     number: u64,
     received: Duration,
+    run: Duration,
     block: usize,
 ) -> Result<usize, AccessError> {
     let (memory, offset, len) = (page.memory(), page.offset(), page.len());
     let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
-    let nanoseconds = u64::try_from(received.as_nanos()).unwrap_or(u64::MAX);
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
     let mut header = [0; HEADER];
-    let fields = [MAGIC, number.to_le_bytes(), nanoseconds.to_le_bytes()].into_iter().flatten();
-    let fields = fields.chain(word(offset)).chain(word(len));
+    let fields = [MAGIC, number.to_le_bytes(), nanoseconds(received)].into_iter().flatten();
+    let fields = fields.chain(word(offset)).chain(word(len)).chain(nanoseconds(run));
     header.iter_mut().zip(fields).for_each(|(to, from)| *to = from);
     let end = offset.saturating_add(len);
     let bytes = end.next_multiple_of(block).min(memory.len());

@@ -7,7 +7,7 @@ use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, 
 use pinfold::page_pool::Tag;
 use pinfold_xdp::{Packet, PacketPage, Socket};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The slots of a target that all queues store to.
 #[derive(Debug)]
@@ -15,12 +15,16 @@ pub(crate) struct Slots {
     next: AtomicU64,
     /// How many the target has.
     limit: u64,
+    /// When the run began, since 1970: it tells its slots from those of an earlier one.
+    run: Duration,
 }
 
 impl Slots {
     /// Creates the slots of a target of `capacity` bytes; `None` if it grows.
     pub(crate) fn new(capacity: Option<u64>) -> Self {
-        Self { next: AtomicU64::new(0), limit: capacity.map_or(u64::MAX / SLOT, |bytes| bytes / SLOT) }
+        let limit = capacity.map_or(u64::MAX / SLOT, |bytes| bytes / SLOT);
+        let run = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { next: AtomicU64::new(0), limit, run }
     }
 
     /// Takes the next slot; `None` if the target is full.
@@ -94,7 +98,7 @@ impl<'t> Store<'t> {
         };
         page.hold_for(self.holder);
         let block = self.target.info().alignment;
-        let len = slot::complete(&page, number, received, block)?;
+        let len = slot::complete(&page, number, received, self.slots.run, block)?;
         let io = Io::new(IoDirection::Write, number * SLOT, len);
         match self.target.submit(Request { io, buffer: page }) {
             Ok(()) => {

@@ -87,6 +87,10 @@ fn remove_stale(path: &Path, address: &NbdAddress) -> Result<(), ServeError> {
             removed.map_err(|error| ServeError::Listen { address: address.clone(), error })
         }
         Ok(_) => Err(ServeError::InUse(address.clone())),
+        Err(_) if !is_socket => {
+            let error = io::Error::new(io::ErrorKind::AlreadyExists, "a file is there, and no socket");
+            Err(ServeError::Listen { address: address.clone(), error })
+        }
         Err(error) => Err(ServeError::Listen { address: address.clone(), error }),
     }
 }
@@ -176,7 +180,8 @@ mod tests {
         let second = Listener::bind(&address).unwrap();
         drop(second);
         std::fs::write(&path, "a file").unwrap();
-        assert!(matches!(Listener::bind(&address), Err(ServeError::Listen { .. })));
+        let error = Listener::bind(&address).unwrap_err();
+        assert!(error.to_string().contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"a file");
     }
 

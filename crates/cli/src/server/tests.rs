@@ -322,13 +322,15 @@ fn structured(mut stream: UnixStream) -> UnixStream {
 fn a_client_that_leaves_takes_nothing_with_it() {
     let (clients, target) = serve(4 << 20, |[mut a, mut b], faults| {
         // In the middle of a payload, and with requests at the controller.
-        faults.inject(Trigger::Nth(2), Fault::Hold);
+        let (seen, taken) = channel();
+        faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
         a.send(Command::READ, 1, 0, 4096);
         a.send(Command::READ, 2, 0, 4096);
         a.send_payload(Command::WRITE, 3, 0, 1 << 20, &[0x55; 300 << 10]);
-        std::thread::sleep(Duration::from_millis(50));
+        // With the first piece of the payload.
+        (0..3).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
         drop(a);
-        std::thread::sleep(Duration::from_millis(50));
+        faults.clear();
         faults.release();
         // The pieces that had arrived are written, and the rest is not.
         assert_eq!(b.read(256 << 10, 512), Ok(vec![0; 512]));

@@ -124,7 +124,7 @@ pub(crate) enum OpenError {
     #[error("no target: name one, or give --filename")]
     NoTarget,
     /// An option of `io` that the target does not support.
-    #[error("--{option} {value}: {reason}")]
+    #[error("--{option}{}{value}: {reason}", if value.is_empty() { "" } else { " " })]
     Unsupported {
         /// The option.
         option: &'static str,

@@ -18,6 +18,8 @@ pub(crate) struct BufferNeed {
     pub(crate) count: usize,
     /// Bytes of each.
     pub(crate) bytes: usize,
+    /// The options that lower both, for errors.
+    pub(crate) lower: &'static str,
 }
 
 /// The memory that a run needs.
@@ -35,7 +37,7 @@ pub(crate) struct MemoryNeed {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "this run needs {} of memory ({}), and {} are available, {} allowed by {by}: {}",
-    ByteSize(*.needed), parts(.buffers, *.targets), ByteSize(*.available), ByteSize(*.allowed), advice(.needed, .targets)
+    ByteSize(*.needed), parts(.buffers, *.targets), ByteSize(*.available), ByteSize(*.allowed), advice(.needed, .targets, .buffers.lower)
 )]
 pub(crate) struct MemoryError {
     needed: u64,
@@ -46,7 +48,7 @@ pub(crate) struct MemoryError {
     by: String,
 }
 
-fn parts(&BufferNeed { count, bytes }: &BufferNeed, targets: u64) -> String {
+fn parts(&BufferNeed { count, bytes, .. }: &BufferNeed, targets: u64) -> String {
     let buffers = format!("{count} buffers of {}", ByteSize(bytes as u64));
     match (count, targets) {
         (0, targets) => format!("{} of targets", ByteSize(targets)),
@@ -55,14 +57,14 @@ fn parts(&BufferNeed { count, bytes }: &BufferNeed, targets: u64) -> String {
     }
 }
 
-fn advice(needed: &u64, targets: &u64) -> String {
+fn advice(needed: &u64, targets: &u64, lower: &str) -> String {
     if *targets > needed / 2 {
         let disk = targets.next_multiple_of(512);
         return format!(
             "use an image (truncate -s {disk} disk.img, then soft:disk.img), or a part with --size"
         );
     }
-    "lower --iodepth, --bs or --numjobs".to_owned()
+    format!("lower {lower}")
 }
 
 /// Checks that there is memory for `need`, of the kind that `--memory` selects.
@@ -191,7 +193,11 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn need(arenas: u64, targets: u64) -> MemoryNeed {
-        MemoryNeed { buffers: BufferNeed { count: 1023, bytes: 64 << 20 }, arenas, targets }
+        MemoryNeed {
+            buffers: BufferNeed { count: 1023, bytes: 64 << 20, lower: "--iodepth, --bs or --numjobs" },
+            arenas,
+            targets,
+        }
     }
 
     #[test]
@@ -213,7 +219,7 @@ mod tests {
             compare(need(u64::MAX, 0), u64::MAX, &Machine { available: None, allowed: None }),
             Err(MemoryError {
                 needed: u64::MAX,
-                buffers: BufferNeed { count: 1023, bytes: 64 << 20 },
+                buffers: BufferNeed { count: 1023, bytes: 64 << 20, lower: "--iodepth, --bs or --numjobs" },
                 targets: 0,
                 available: u64::MAX,
                 allowed: u64::MAX - u64::MAX / LEFT_TO_OTHERS,

@@ -15,25 +15,27 @@ pub(crate) enum StackError {
     #[error("no I/O address space: {0}")]
     Domain(#[from] BackendError),
     /// An arena could not be allocated.
-    #[error(
-        "no DMA memory for {purpose}: {error}; lower --bs or --iodepth, or choose other memory with --memory"
-    )]
+    #[error("no DMA memory for {purpose}: {error}; lower {lower}, or choose other memory with --memory")]
     Arena {
         /// `the data`, `the controllers' queues`.
         purpose: &'static str,
         /// The error.
         error: BuildError,
+        /// The options that lower it.
+        lower: &'static str,
     },
     /// A buffer could not be allocated.
     #[error("cannot allocate the data buffers: {0}")]
     Buffer(#[from] AllocError),
     /// More than 64 bits count.
-    #[error("{count} buffers of {bytes} bytes exceed the largest arena (1 TiB): lower --bs or --iodepth")]
+    #[error("{count} buffers of {bytes} bytes exceed the largest arena (1 TiB): lower {lower}")]
     TooMuch {
         /// How many buffers.
         count: usize,
         /// Bytes of each.
         bytes: usize,
+        /// The options that lower it.
+        lower: &'static str,
     },
 }
 
@@ -64,7 +66,7 @@ fn allocated_bytes(bytes: usize) -> Option<usize> {
 }
 
 /// Returns an upper bound for a controller's queues, identify buffers and PRP lists.
-fn control_bytes(BufferNeed { count, bytes }: BufferNeed) -> u64 {
+fn control_bytes(BufferNeed { count, bytes, .. }: BufferNeed) -> u64 {
     let list_pages = (bytes as u64 / 4096).div_ceil(511) + 1;
     (count as u64).saturating_mul(list_pages * 4096).saturating_add(4 << 20)
 }
@@ -77,11 +79,11 @@ impl Stack {
         buffers: BufferNeed,
         controllers: u64,
     ) -> Result<Self, StackError> {
-        let BufferNeed { count, bytes } = buffers;
-        let too_much = || StackError::TooMuch { count, bytes };
+        let BufferNeed { count, bytes, lower } = buffers;
+        let too_much = || StackError::TooMuch { count, bytes, lower };
         let allocated = allocated_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = allocated.checked_mul(count.max(1)).ok_or_else(too_much)?;
-        let buffers = BufferNeed { count, bytes: allocated };
+        let buffers = BufferNeed { bytes: allocated, ..buffers };
         Self::with_memory(args, domain, data_bytes as u64, buffers, controllers)
     }
 
@@ -102,13 +104,13 @@ impl Stack {
         if let Some(source) = source(args.memory) {
             builder = builder.source(source);
         }
-        let purpose = "the data";
-        let data = builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?;
+        let (purpose, lower) = ("the data", buffers.lower);
+        let data = builder.build(&domain).map_err(|error| StackError::Arena { purpose, error, lower })?;
         let control = if controllers > 0 {
             let size = controllers.saturating_mul(control_bytes(buffers));
             let builder = Arena::builder().size(size).mapping_policy(MappingPolicy::Whole);
             let purpose = "the controllers' queues";
-            Some(builder.build(&domain).map_err(|error| StackError::Arena { purpose, error })?)
+            Some(builder.build(&domain).map_err(|error| StackError::Arena { purpose, error, lower })?)
         } else {
             None
         };

@@ -27,6 +27,8 @@ mod nvme;
 #[cfg(test)]
 mod receive;
 #[cfg(test)]
+mod receive_to;
+#[cfg(test)]
 mod replay;
 #[cfg(test)]
 mod serve;

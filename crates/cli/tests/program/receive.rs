@@ -1,6 +1,7 @@
 //! `receive` on a pair of virtual interfaces, in a network namespace of the test.
 
 use crate::common::{Ended, Folder, finish, finish_with, pinfold, skipped, start};
+use crate::receive_to::datagram;
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +23,7 @@ pub(crate) fn interrupted(child: Child) -> serde_json::Value {
 }
 
 /// Returns the report of a program that ends by a signal.
-fn reported(child: Child) -> serde_json::Value {
+pub(crate) fn reported(child: Child) -> serde_json::Value {
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
     serde_json::from_str(&ended.out).unwrap()
@@ -71,7 +72,7 @@ fn waits(child: &Child) -> Vec<u64> {
 
 /// Waits for the first thread of a queue. They start when the sockets of all queues are behind the program; until then the
 /// kernel's stack gets packets.
-fn wait_for_queues(child: &Child) {
+pub(crate) fn wait_for_queues(child: &Child) {
     let end = Instant::now() + Duration::from_secs(60);
     let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "receive\n")
@@ -135,6 +136,34 @@ fn packets_are_counted_and_written_to_a_file() {
     }
     // It is not replaced.
     pinfold(&["receive", "v1", "--pcap", &file]).failed(1, &["packets.pcap", "--force"]);
+}
+
+/// Others read the file while the program runs, and it is complete up to then after a kill.
+#[test]
+fn packets_are_in_the_file_soon_after_they_have_arrived() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    let file = folder.arg("packets.pcap");
+    let child = receiving(&["--pcap", &file]);
+    let count = || {
+        let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();
+        let mut packets = 0;
+        while reader.next_packet().is_some_and(|packet| packet.is_ok()) {
+            packets += 1;
+        }
+        packets
+    };
+    assert_eq!(count(), 0, "a header");
+    let sender = wire.sender();
+    (0..30).for_each(|number| assert!(sender.send(&datagram(number)).is_ok()));
+    let end = Instant::now() + Duration::from_secs(60);
+    while count() < 30 {
+        assert!(Instant::now() < end, "{} of 30", count());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    assert_eq!((finish(child).code, count()), (Some(137), 30));
+    wait_for_program(false);
 }
 
 #[test]
@@ -202,7 +231,9 @@ fn what_cannot_be_received_is_named() {
     pinfold(&["receive", "lo", "--pcap", "f", "--reflect"]).failed(2, &["--reflect"]);
     let Some(_wire) = Wire::new(1, 1500) else { return };
     pinfold(&["receive", "v1", "--queue", "7"]).failed(1, &["v1 has no queue 7", "queue 0"]);
-    pinfold(&["receive", "v1", "--memory", "1M"]).failed(1, &["2048", "256", "chunks"]);
+    pinfold(&["receive", "v1", "--memory", "1M"]).failed(2, &["--memory", "at least 8 MiB"]);
+    pinfold(&["receive", "v1", "--memory", "100T"]).failed(2, &["lower --memory"]);
+    pinfold(&["receive", "v1", "--pcap", "-"]).failed(2, &["standard output"]);
     crate::wire::run("ip route add default via 10.99.0.2 dev v0");
     pinfold(&["receive", "v0"]).failed(1, &["default route", "--force"]);
     let child = receiving(&[]);
@@ -239,168 +270,5 @@ fn what_is_not_permitted_is_named_with_the_command_that_permits_it() {
     let lock = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
     let without = limited(&[&["prlimit", "--memlock=1048576:1048576", "setpriv"][..], &lock].concat());
     without.failed(1, &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"]);
-    wait_for_program(false);
-}
-
-/// The bytes of datagram `number`: of every length up to 1,400, and different from those of any other.
-pub(crate) fn datagram(number: u64) -> Vec<u8> {
-    let len = 8 + number * 131 % 1392;
-    let rest = (0..len - 8).map(|at| (number * 7 + at * 13 + (at >> 8)).to_le_bytes()[0]);
-    number.to_be_bytes().into_iter().chain(rest).collect()
-}
-
-/// Checks every byte of the slots: of each number at most one packet, which is what was sent. Returns how many there are.
-pub(crate) fn check_slots(stored: &[u8]) -> usize {
-    let word = |slot: &[u8], at: usize| u32::from_le_bytes(slot[at..at + 4].try_into().unwrap()) as usize;
-    let long = |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().unwrap());
-    let slots = stored.chunks(4096).enumerate().filter(|(_, slot)| slot.starts_with(b"PINFOLD1"));
-    let mut numbers = Vec::new();
-    for (at, slot) in slots {
-        let (offset, len) = (word(slot, 24), word(slot, 28));
-        assert_eq!(long(slot, 8), at as u64);
-        assert!(long(slot, 16) > 1_600_000_000_000_000_000);
-        let packet = &slot[offset..offset + len];
-        let number = number_of_bytes(packet).unwrap();
-        // Ethernet, IPv4, UDP; shorter ones would be padded.
-        assert_eq!(packet[42..], datagram(number), "datagram {number} in slot {at}");
-        assert!(slot[32..offset].iter().all(|&byte| byte == 0), "in front of datagram {number}");
-        let block = (offset + len).next_multiple_of(512);
-        assert!(slot[offset + len..block].iter().all(|&byte| byte == 0), "behind datagram {number}");
-        numbers.push(number);
-    }
-    let count = numbers.len();
-    numbers.sort_unstable();
-    numbers.dedup();
-    assert_eq!(numbers.len(), count, "a packet was stored twice");
-    count
-}
-
-/// Sends numbered datagrams to `receive --to` and returns its report: received, and dropped by cause, is what was sent.
-fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
-    const SENT: u64 = 4000;
-    let (before, arrived) = (wire.driver_drops(), arrived());
-    let child = receiving(&[&["--to", to, "--json"], more].concat());
-    let sender = wire.sender();
-    for number in 0..SENT {
-        sender.send(&datagram(number)).unwrap();
-        if number % 64 == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    wait_until_received(&child, arrived + SENT);
-    let report = interrupted(child);
-    let count = |value: &serde_json::Value| value.as_u64().unwrap();
-    let driver = wire.driver_drops() - before;
-    assert_eq!(count(&report["packets"]) + dropped(&report) + driver, SENT, "{report}");
-    assert_eq!(
-        count(&report["stored"]) + count(&report["not_stored"]),
-        count(&report["packets"]),
-        "{report}"
-    );
-    assert!(count(&report["packets"]) > SENT / 2, "{report}");
-    // Every page has come back to a ring or the pool.
-    assert_eq!(report["pages"]["holders"].get("store"), None, "{report}");
-    assert_eq!(&report["to"], to, "{report}");
-    report
-}
-
-#[test]
-fn every_byte_is_stored_in_a_file_by_several_queues() {
-    let Some(wire) = Wire::new(2, 1500) else { return };
-    let folder = Folder::new();
-    let file = folder.arg("packets");
-    let report = store(&wire, &file, &[]);
-    let stored = std::fs::read(&file).unwrap();
-    assert_eq!(report["stored"], check_slots(&stored), "{report}");
-    assert_eq!(report["stored"], stored.len() / 4096, "no slot is vacant: {report}");
-    assert_eq!(report["not_stored"], 0, "{report}");
-    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
-    pinfold(&["receive", "v1", "--to", &file]).failed(1, &["packets", "would be overwritten", "--force"]);
-    let report = pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"]).json();
-    assert_eq!((&report["stored"], std::fs::metadata(&file).unwrap().len()), (&0.into(), 0), "{report}");
-}
-
-#[test]
-fn every_byte_is_stored_through_a_controller_until_it_is_full() {
-    let Some(wire) = Wire::new(2, 1500) else { return };
-    let folder = Folder::new();
-    let image = folder.arg("disk.img");
-    let to = format!("soft:{image}");
-    let create = |bytes| std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-    create(64 << 20);
-    let report = store(&wire, &to, &[]);
-    assert_eq!(report["stored"], check_slots(&std::fs::read(&image).unwrap()), "{report}");
-    assert_eq!(report["not_stored"], 0, "{report}");
-    pinfold(&["receive", "v1", "--to", &to]).failed(1, &["disk.img", "--force"]);
-    // A hundred slots, and a block that is none.
-    create(100 * 4096 + 512);
-    let report = store(&wire, &to, &["--force"]);
-    assert_eq!((&report["stored"], check_slots(&std::fs::read(&image).unwrap())), (&100.into(), 100));
-    let report = store(&wire, "soft:1M", &[]);
-    assert_eq!(report["stored"], 256, "{report}");
-}
-
-#[test]
-fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
-    let Some(wire) = Wire::new(1, 1500) else { return };
-    let folder = Folder::new();
-    // In mounts of its own, which end with the program.
-    let script = format!(
-        "mount -t tmpfs -o size=64k tmpfs '{0}' && exec '{1}' receive v1 --seconds 20 --to '{0}/packets'",
-        folder.arg(""),
-        env!("CARGO_BIN_EXE_pinfold")
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", &script]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_program(true);
-    wait_for_queues(&child);
-    let sender = wire.sender();
-    for number in 0..200 {
-        sender.send(&datagram(number)).unwrap();
-    }
-    finish(child).failed(1, &["packets", "No space left"]);
-    wait_for_program(false);
-}
-
-#[test]
-fn a_program_that_cannot_receive_overwrites_nothing() {
-    let Some(_wire) = Wire::new(2, 1500) else { return };
-    let folder = Folder::new();
-    let (file, absent) = (folder.file("old", b"contents"), folder.arg("absent"));
-    // The other queue is free, and the interface has a program.
-    let child = receiving(&["--queue", "0"]);
-    for kept in ["--to", "--pcap"] {
-        pinfold(&["receive", "v1", "--queue", "1", kept, &file, "--force"]).failed(1, &["v1", "XDP"]);
-        pinfold(&["receive", "v1", "--queue", "1", kept, &absent]).failed(1, &["v1", "XDP"]);
-    }
-    assert_eq!(
-        (std::fs::read(&file).unwrap(), folder.names()),
-        (b"contents".to_vec(), vec!["old".to_owned()])
-    );
-    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-    assert_eq!(finish(child).code, Some(137));
-}
-
-#[test]
-fn a_target_that_cannot_store_is_named() {
-    for other in [&["--reflect"][..], &["--small-chunks"], &["--pcap", "f"]] {
-        pinfold(&[&["receive", "lo", "--to", "f"], other].concat()).failed(2, &["--to", other[0]]);
-    }
-    let Some(_wire) = Wire::new(1, 1500) else { return };
-    let folder = Folder::new();
-    let to = |target: &str| pinfold(&["receive", "v1", "--seconds", "100ms", "--to", target]);
-    to("vfio:0000:01:00.0").failed(2, &["--to vfio:0000:01:00.0", "file:PATH"]);
-    to("soft:2048").failed(1, &["soft:2k", "2048", "4096"]);
-    to(&folder.arg("no/file")).failed(1, &["no/file", "check the path"]);
-    to(&format!("soft:{}", folder.arg("no.img"))).failed(1, &["no.img", "check the path"]);
-    to("/dev/null").failed(1, &["/dev/null"]);
-    to("/dev/full").failed(1, &["/dev/full"]);
-    let small = folder.arg("small.img");
-    std::fs::File::create(&small).unwrap().set_len(1024).unwrap();
-    to(&format!("soft:{small}")).failed(1, &["small.img", "1024", "4096"]);
-    let absent = folder.arg("absent");
-    pinfold(&["receive", "v1", "--queue", "7", "--to", &absent]).failed(1, &["no queue 7"]);
-    assert!(!std::path::Path::new(&absent).exists(), "a queue that cannot be opened leaves no file");
     wait_for_program(false);
 }

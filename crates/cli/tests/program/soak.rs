@@ -1,9 +1,8 @@
 //! A soak of reception: packets that are held for long, programs that are killed in the middle, and starts again.
 
 use crate::common::{Folder, finish, skipped};
-use crate::receive::{
-    arrived, check_slots, datagram, dropped, interrupted, receiving, wait_for_program, wait_until_received,
-};
+use crate::receive::{arrived, dropped, interrupted, receiving, wait_for_program, wait_until_received};
+use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, number_of, receive_until};
 use pinfold_xdp::{Packet, Socket};
 use rustix::process::{Pid, Signal, kill_process};

@@ -92,7 +92,12 @@ impl Default for Options {
             queue: 0,
             chunk: ChunkSize::default(),
             memory: 32 << 20,
-            rings: RingSizes { fill: 2048, completion: 2048, receive: 2048, transmit: 2048 },
+            rings: RingSizes {
+                fill: Self::DEFAULT_RING,
+                completion: Self::DEFAULT_RING,
+                receive: Self::DEFAULT_RING,
+                transmit: Self::DEFAULT_RING,
+            },
             copying: Copying::default(),
             need_wakeup: true,
             busy_poll: None,
@@ -101,6 +106,8 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The entries of each ring by default. The fill ring needs memory for as many chunks.
+    pub const DEFAULT_RING: u32 = 2048;
     /// The largest ring.
     pub const MAX_RING: u32 = 1 << 16;
 
@@ -126,7 +133,7 @@ impl Options {
         self
     }
 
-    /// Sets the sizes of the rings; the default is 2048 each.
+    /// Sets the sizes of the rings; the default is [`DEFAULT_RING`](Self::DEFAULT_RING) each.
     #[must_use]
     pub fn rings(mut self, rings: RingSizes) -> Self {
         self.rings = rings;
