@@ -15,8 +15,8 @@ pub(super) fn rows(figures: Figures<'_>) -> [Row; 3] {
         Some(100.0 * calls / time("page-pool")?)
     };
     [
-        at_least("rx-64: page-pool / single", beside("single"), 1.13, 1.3),
-        at_least("rx-64: page-pool / static-umem", beside("static-umem"), 0.98, 1.0),
+        at_least("rx-64: CPU time, single / page-pool", beside("single"), 1.13, 1.3),
+        at_least("rx-64: CPU time, static-umem / page-pool", beside("static-umem"), 0.98, 1.0),
         at_most("rx-64: the pool's calls, of the processor time", share(), 5.0, 2.0, "%"),
     ]
 }

@@ -53,13 +53,13 @@ impl Fio {
     }
 }
 
-/// Copies all of the data with nbdcopy: from the server to nowhere, or to the server.
-pub(super) fn copy(direction: Direction, data: &Data, server: &Server) -> Result<(), BenchError> {
+/// Copies as much as there is data with nbdcopy: from the server to nowhere, or `source` to the server.
+pub(super) fn copy(direction: Direction, source: &Data, server: &Server) -> Result<(), BenchError> {
     let uri = server.uri();
     let mut command = Command::new("nbdcopy");
     match direction {
         Direction::Read => command.arg(uri).arg("null:"),
-        Direction::Write => command.arg(data.path()).arg(uri),
+        Direction::Write => command.arg(source.path()).arg(uri),
     };
     output(command).map(drop)
 }

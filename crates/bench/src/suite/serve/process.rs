@@ -129,6 +129,11 @@ impl Server {
                 Path::new("qemu-nbd"),
                 &["-t", "-f", "raw", "-e", "64", "-k", "SOCKET", file],
             )?,
+            command(
+                "qemu-nbd-uring",
+                Path::new("qemu-nbd"),
+                &["-t", "-f", "raw", "-e", "64", "--aio=io_uring", "-k", "SOCKET", file],
+            )?,
             command("nbdkit-memory", Path::new("nbdkit"), &["-f", "-U", "SOCKET", "memory", &memory])?,
             command("pinfold-soft", &own, &["serve", &soft, "--nbd", "unix:SOCKET"])?,
         ])
