@@ -48,8 +48,8 @@ fn servers_are_measured_beside_each_other_or_the_packages_are_named() {
         let of = records.iter().filter(|r| r["case"] == case && r["unit"] == unit);
         of.map(|r| (r["subject"].as_str().unwrap(), r["median"].as_f64().unwrap() > 0.0)).collect::<Vec<_>>()
     };
-    let all =
-        ["pinfold", "nbdkit-file", "qemu-nbd", "nbdkit-memory", "pinfold-soft"].map(|name| (name, true));
+    let all = ["pinfold", "nbdkit-file", "qemu-nbd", "qemu-nbd-uring", "nbdkit-memory", "pinfold-soft"]
+        .map(|name| (name, true));
     for case in ["read-4k-16", "write-4k-16"] {
         assert_eq!(figures(case, "requests/s"), all, "{case}");
         assert_eq!(figures(case, "us p99"), all, "{case}");
