@@ -126,7 +126,7 @@ With --tls-certificates the data is encrypted, and with --tls-verify-peer client
 make certificates). Without them use a Unix socket, whose folder decides who may connect, or an address that only trusted hosts \
 reach.
 
-SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has received are answered first, for at most 5 s, and \
+SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has begun are answered first, for at most 5 s, and \
 the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
 
 Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds all of it. \

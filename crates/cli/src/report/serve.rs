@@ -115,6 +115,7 @@ impl fmt::Display for ServeReport {
         let ServeStats {
             connections,
             dropped,
+            cut,
             requests,
             errors,
             received,
@@ -130,6 +131,9 @@ impl fmt::Display for ServeReport {
         let clients =
             format_args!("{}, {} refused, {dropped} dropped", counted(connections, "client"), self.refused);
         line(out, "clients", clients);
+        if cut > 0 {
+            line(out, "cut off", format_args!("{} before their last replies", counted(cut, "client")));
+        }
         line(out, "requests", format_args!("{}, {} failed", grouped(requests), grouped(errors)));
         let moved = format_args!(
             "{} received ({} copied), {} sent, {} for memory",

@@ -11,6 +11,7 @@ use super::payload::Payloads;
 use super::slab::{Key, Slab};
 use super::stats::ServeStats;
 use super::stream::Stream;
+use super::transmit::WARNINGS;
 use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;
 use crate::targets::target::{Completion, Target, TargetInfo};
@@ -164,6 +165,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             self.wait(&mut events)?;
         }
         for key in self.connections.keys() {
+            self.stats.cut += 1;
             self.close(key);
         }
         let mut buffers = Vec::new();
@@ -264,7 +266,10 @@ impl<'s, 't> EventLoop<'s, 't> {
             } else if let Err(error) = served {
                 if error.is_violation() {
                     self.stats.dropped += 1;
-                    tracing::info!("a client is disconnected: {error}");
+                    match self.stats.dropped {
+                        ..=WARNINGS => tracing::warn!("a client is disconnected: {error}"),
+                        _ => tracing::info!("a client is disconnected: {error}"),
+                    }
                 }
                 self.close(key);
             }

@@ -63,7 +63,8 @@ impl Operation {
 
     /// Returns the end of its range.
     pub(super) fn end(&self) -> u64 {
-        self.request.offset + u64::from(self.request.length)
+        // The range of a flush is whatever the client says.
+        self.request.offset.saturating_add(u64::from(self.request.length))
     }
 
     /// Returns whether it must be made durable before the reply, and is not yet.

@@ -34,11 +34,20 @@ impl EventLoop<'_, '_> {
         self.turn = TURN;
         self.send(key)?;
         while self.receive(key)? == Next::Continue {
-            self.turn = self.turn.saturating_sub(STEP);
+            let work = self.connections.get_mut(key).map_or(0, |connection| connection.stream.take_work());
+            self.turn = self.turn.saturating_sub(STEP + work);
             if self.turn == 0 {
                 self.list(key);
                 break;
             }
+        }
+        // Nothing was left to receive, but what TLS has is announced by no event.
+        if let Some(connection) = self.connections.get_mut(key)
+            && !connection.readable
+            && connection.stream.has_more()
+        {
+            connection.readable = true;
+            self.list(key);
         }
         // Small replies are sent at the end of the turn that requested them.
         self.turn = self.turn.max(STEP);
@@ -154,6 +163,9 @@ impl EventLoop<'_, '_> {
         };
         if !self.payloads.can_ever_take(needed) {
             self.reply_error(key, structured, ErrorNumber::NoMemory, cookie);
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.waits_since = None;
+            }
             return Next::Continue;
         }
         let create = |stage| Operation::new(key, request, structured, stage);

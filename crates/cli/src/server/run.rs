@@ -71,12 +71,11 @@ pub(crate) fn run(
         loops.push((target, Inbox { streams: receiver, wake }));
     }
     let run_loop = |(target, inbox): (&mut (dyn Target<Buffer> + Send), Inbox)| {
+        // However it ends, the others have to.
+        let _ended = RaisedOnDrop(stop);
         let payloads = Payloads::new(memory, budget);
-        let served = EventLoop::new(shared, target, depth, payloads, share, inbox)
-            .and_then(|event_loop| event_loop.run(writable));
-        // However it ended, the others have to.
-        stop.raise();
-        served
+        EventLoop::new(shared, target, depth, payloads, share, inbox)
+            .and_then(|event_loop| event_loop.run(writable))
     };
     std::thread::scope(|scope| {
         let (run_loop, outboxes) = (&run_loop, &outboxes);
@@ -116,6 +115,15 @@ pub(crate) fn run(
         served.refused = joined(acceptor);
         failed.map_or(Ok(served), Err)
     })
+}
+
+/// Ends the server with a thread of it, also with one that panics.
+struct RaisedOnDrop<'i>(&'i Interrupt);
+
+impl Drop for RaisedOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
 }
 
 fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {

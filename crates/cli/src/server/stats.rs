@@ -9,6 +9,8 @@ pub(crate) struct ServeStats {
     pub(crate) connections: u64,
     /// Connections that ended for a violation of the protocol, or a client that stalled.
     pub(crate) dropped: u64,
+    /// Connections that were closed at the end before all of their replies were sent.
+    pub(crate) cut: u64,
     /// Requests that were received.
     pub(crate) requests: u64,
     /// Requests that were answered with an error.
@@ -34,6 +36,7 @@ impl ServeStats {
     pub(crate) fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.dropped += other.dropped;
+        self.cut += other.cut;
         self.requests += other.requests;
         self.errors += other.errors;
         self.received += other.received;

@@ -69,6 +69,16 @@ impl Stream {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
+    /// Returns whether [`receive`](Self::receive) may have more without another event.
+    pub(super) fn has_more(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_more())
+    }
+
+    /// Returns what was received since the last call beyond what the client has got for it, bytes: TLS costs time for each record.
+    pub(super) fn take_work(&mut self) -> usize {
+        self.tls.as_mut().map_or(0, |tls| tls.take_work())
+    }
+
     /// Prepares for the socket to be closed: tells a client with TLS, then receives and forgets what has arrived, at most 64 MiB.
     /// TCP resets a connection that is closed with input unread, and drops what is still being sent; a Unix socket delivers that,
     /// and then reports the same error in place of the end.

@@ -141,6 +141,7 @@ fn every_command_does_what_it_says() {
         assert_eq!(b.read(4096, 1 << 20), Ok(vec![0xaa; 1 << 20]));
         assert_eq!(b.read(0, 4096), Ok(vec![0; 4096]));
         assert_eq!(b.simple(Command::FLUSH, 0, 0), None);
+        assert_eq!(b.simple(Command::FLUSH, u64::MAX, u32::MAX), None);
         assert_eq!(b.simple(Command::WRITE_ZEROES, 8192, 600 << 10), None);
         assert_eq!(a.read(4096, 4096), Ok(vec![0xaa; 4096]));
         assert_eq!(a.read(8192, 600 << 10), Ok(vec![0; 600 << 10]));
@@ -156,7 +157,7 @@ fn every_command_does_what_it_says() {
     });
     assert_eq!((clients.connections, clients.dropped, clients.errors), (2, 0, 3));
     // Zeroes are written, since a controller may ignore a deallocation.
-    assert_eq!((target.trims.requests, target.flushes.requests), (1, 1));
+    assert_eq!((target.trims.requests, target.flushes.requests), (1, 2));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! TLS of a connection, by the library rustls: what arrives is decrypted into payload memory, replies are encrypted from it.
+//! TLS of a connection, by the library rustls: what arrives is decrypted and copied into payload memory, replies are encrypted
+//! from it.
 
 use super::error::ServeError;
 use super::input::Input;
@@ -13,8 +14,14 @@ use std::sync::Arc;
 
 /// The bytes that one call receives: two records of the greatest length.
 const RECORDS: usize = 33 << 10;
-/// How many bytes may arrive without any that are the client's own: far more than a handshake has. They count in no turn.
+/// How many bytes may arrive beyond a multiple of the client's own: far more than a handshake has.
 const MOST_OVERHEAD: usize = 1 << 20;
+/// That multiple: a header of 28 bytes in a record of its own has less.
+const OVERHEAD_EACH: usize = 4;
+/// How often one call takes records, of which the library takes 4 KiB at a time: small ones take long.
+const MOST_TAKEN: usize = 16;
+/// What that costs of a turn.
+const TAKEN: usize = 16 << 10;
 
 /// Reads the certificate and the key of a server, `server-cert.pem` and `server-key.pem` in `folder`, as other NBD servers name
 /// them. With `verify`, clients must have a certificate that `ca-cert.pem` has signed.
@@ -36,7 +43,8 @@ pub(crate) fn configure(folder: &Path, verify: bool) -> Result<Arc<ServerConfig>
     let key = PrivateKeyDer::from_pem_file(path(key_name)).map_err(|error| invalid(key_name, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
+        // 1.2 ends after 2^24 records, and the library then drops what it is given.
+        .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| invalid(name, &error))?;
     let builder = if verify {
         let mut roots = RootCertStore::empty();
@@ -60,45 +68,88 @@ pub(super) struct Tls {
     connection: ServerConnection,
     /// Records that have arrived.
     records: Input,
-    /// Bytes that have arrived since the last of the client's own.
+    /// Bytes that have arrived beyond a multiple of the client's own.
     overhead: usize,
+    /// More may be here, or is the end, than the last call has returned.
+    more: bool,
+    /// What the next call reports: the last one had something to return.
+    failed: Option<io::Error>,
+    /// What was spent on records, as a turn counts it.
+    work: usize,
 }
 
 impl Tls {
     /// Waits for the client's part of the TLS handshake.
     pub(super) fn new(config: &Arc<ServerConfig>) -> io::Result<Self> {
         let connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
-        Ok(Self { connection, records: Input::new(RECORDS), overhead: 0 })
+        let records = Input::new(RECORDS);
+        Ok(Self { connection, records, overhead: 0, more: false, failed: None, work: 0 })
     }
 
-    /// Like [`Stream::receive`](super::stream::Stream::receive). What is no TLS is an error of the kind `InvalidData`.
+    /// Like [`Stream::receive`](super::stream::Stream::receive), but may return less than there is: see
+    /// [`has_more`](Self::has_more). What is no TLS is an error of the kind `InvalidData`.
     pub(super) fn receive(
         &mut self,
         socket: &mut Socket,
         to: &mut [IoSliceMut<'_>],
     ) -> io::Result<Option<usize>> {
-        let mut moved = 0;
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        self.more = false;
+        let (mut moved, mut taken) = (0, 0);
         for slice in to {
             let mut rest = &mut **slice;
             while !rest.is_empty() {
                 match self.connection.reader().read(rest) {
-                    Ok(0) => return Ok(Some(moved)),
+                    // The end comes after what was moved.
+                    Ok(0) => return Ok(self.interrupted(moved)),
                     Ok(read) => {
-                        (moved, self.overhead) = (moved + read, 0);
+                        moved += read;
+                        self.overhead = self.overhead.saturating_sub(read.saturating_mul(OVERHEAD_EACH));
                         rest = rest.get_mut(read..).unwrap_or_default();
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        if !self.take_records(socket)? {
+                        if taken == MOST_TAKEN {
+                            self.more = true;
                             return Ok((moved > 0).then_some(moved));
+                        }
+                        taken += 1;
+                        match self.take_records(socket) {
+                            Ok(true) => {}
+                            Ok(false) => return Ok((moved > 0).then_some(moved)),
+                            Err(error) if moved > 0 => {
+                                self.failed = Some(error);
+                                return Ok(self.interrupted(moved));
+                            }
+                            Err(error) => return Err(error),
                         }
                     }
                     // Closed without TLS's own end. NBD has one, too, and an unfinished request is given up in any case.
-                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Some(moved)),
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        return Ok(self.interrupted(moved));
+                    }
                     Err(error) => return Err(error),
                 }
             }
         }
         Ok(Some(moved))
+    }
+
+    /// Returns the result of a call behind which something else than data follows.
+    fn interrupted(&mut self, moved: usize) -> Option<usize> {
+        self.more = moved > 0;
+        Some(moved)
+    }
+
+    /// Returns whether the last [`receive`](Self::receive) has left something that no event announces.
+    pub(super) fn has_more(&self) -> bool {
+        self.more
+    }
+
+    /// Returns what was spent on records since the last call, as a turn counts it.
+    pub(super) fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.work)
     }
 
     /// Receives and decrypts records, and answers those of the handshake. Returns `false` if nothing has arrived.
@@ -114,13 +165,16 @@ impl Tls {
         let used = connection.read_tls(&mut records.unused())?;
         records.take(used);
         self.overhead += used;
+        self.work += TAKEN;
         let processed = self.connection.process_new_packets();
-        // An error is told to the client, as far as its socket has room.
-        let flushed = self.flush(socket);
+        // An error is told to the client, as far as its socket has room. One of the socket is for the next to send: what was
+        // received before it counts.
+        if let Err(error) = self.flush(socket) {
+            tracing::debug!("TLS: {error}");
+        }
         processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        flushed?;
         if self.overhead > MOST_OVERHEAD {
-            let error = format!("{} bytes of TLS records without contents", self.overhead);
+            let error = format!("{} bytes of TLS records with next to no contents", self.overhead);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
         Ok(true)

@@ -14,8 +14,8 @@ use pinfold::uring::FileError;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, reply};
 use rustix::io::Errno;
 
-/// How many errors of the target are logged as warnings; the others only on request.
-const WARNINGS: u64 = 10;
+/// How many errors, of the target and of clients, are logged as warnings; the others only on request.
+pub(super) const WARNINGS: u64 = 10;
 
 /// Returns the error that a client sees.
 fn number(error: &TargetError) -> ErrorNumber {
@@ -148,6 +148,8 @@ impl EventLoop<'_, '_> {
         let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
         operation.fail(ErrorNumber::Shutdown);
         operation.pending -= 1;
+        // Nothing of it may be at the target, whose completions would pass these on. Each is cancelled when its turn comes.
+        self.issues.extend(operation.unissued.drain(..));
         let (client, is_last) = (operation.connection, operation.pending == 0);
         self.return_memory(client, buffer);
         if is_last {

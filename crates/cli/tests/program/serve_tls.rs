@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::common::{Folder, assert_same, bytes, finish_with, pinfold, skipped, words};
 use crate::serve::{Server, client};
-use pinfold_nbd::Command as Nbd;
+use pinfold_nbd::{Command as Nbd, RequestHeader};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SIZE: usize = 16 << 20;
 
@@ -205,4 +205,72 @@ fn certificates_that_do_not_fit_are_named() {
     serve(&other, "--tls-verify-peer").failed(1, &["ca-cert.pem"]);
     let line = "serve soft:16M --nbd unix:x --tls-verify-peer";
     pinfold(&words(line)).failed(2, &["--tls-certificates"]);
+}
+
+#[test]
+fn what_precedes_the_end_inside_tls_is_answered_and_written() {
+    let folder = Folder::new();
+    let Some(pki) = certificates(&folder, "pki") else { return };
+    let disk = folder.file("disk", &bytes(SIZE));
+    let server = Server::start(&folder, &disk, &format!("--tls-certificates {pki} --cached"));
+    // All in one piece: a request, and the end of TLS.
+    let mut client = secure(&server, &pki);
+    let read = RequestHeader { command: Nbd::READ, cookie: 1, length: 512, ..Default::default() };
+    client.0.conn.writer().write_all(&read.to_bytes()).unwrap();
+    client.0.conn.send_close_notify();
+    let mut records = Vec::new();
+    client.0.conn.write_tls(&mut records).unwrap();
+    while client.0.conn.wants_write() {
+        client.0.conn.write_tls(&mut records).unwrap();
+    }
+    client.0.sock.write_all(&records).unwrap();
+    let mut answer = Vec::new();
+    client.0.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 16 + 512, "answered, and then ended");
+
+    // Replies that nobody takes until the client has disconnected.
+    let mut client = secure(&server, &pki);
+    for cookie in 0..4 {
+        client.send(Nbd::READ, cookie, cookie << 20, 1 << 20);
+    }
+    client.send(Nbd::DISCONNECT, 0, 0, 0);
+    answer.clear();
+    client.0.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 4 * (16 + (1 << 20)), "to the last encrypted byte");
+
+    // A client that leaves behind its last write, with a reply that it has not taken.
+    let mut other = secure(&server, &pki);
+    for round in 1..=5 {
+        let mut client = secure(&server, &pki);
+        client.send(Nbd::READ, 1, 0, 4096);
+        client.send(Nbd::WRITE, 2, 8192, 512);
+        client.0.write_all(&[round; 512]).unwrap();
+        drop(client);
+        let end = Instant::now() + Duration::from_secs(60);
+        while other.read(8192, 512).unwrap() != [round; 512] {
+            assert!(Instant::now() < end, "write {round} was lost");
+        }
+    }
+    drop(other);
+    assert_eq!(server.stop()["clients"]["dropped"], 0);
+}
+
+/// A payload of one byte for each record, of which each costs as much as one of 16 KiB.
+#[test]
+fn records_with_next_to_no_contents_end_their_connection() {
+    let folder = Folder::new();
+    let Some(pki) = certificates(&folder, "pki") else { return };
+    let server = Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
+    let (mut wasteful, mut other) = (secure(&server, &pki), secure(&server, &pki));
+    wasteful.send(Nbd::WRITE, 1, 0, 1 << 20);
+    let mut sent = 0;
+    while sent < 200_000 && wasteful.0.write(&[1]).is_ok() {
+        sent += 1;
+        if sent % 10_000 == 0 {
+            assert_eq!(other.read(1 << 20, 512).unwrap(), [0; 512]);
+        }
+    }
+    assert!((40_000..200_000).contains(&sent), "{sent}");
+    drop((wasteful, other));
+    assert_eq!(server.stop()["clients"]["dropped"], 1);
 }

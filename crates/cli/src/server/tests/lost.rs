@@ -130,3 +130,33 @@ fn a_read_ends_with_its_client_and_a_write_does_not() {
     let read = target.reads.bytes / (256 << 10);
     assert!((4..16).contains(&read), "{read} of 16 pieces; {clients:?}");
 }
+
+/// Nothing of the read is at the controller, whose queue is full: no completion passes on the rest of its parts.
+#[test]
+fn a_read_that_has_not_begun_ends_with_its_client() {
+    let (stats, _) = serve_at(4 << 20, |[mut a, mut b], faults, door| {
+        let mut c = door.client();
+        let (seen, taken) = channel();
+        faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
+        for cookie in 0..8 {
+            b.send(Command::READ, cookie, 0, 4096);
+        }
+        (0..8).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
+        a.send(Command::READ, 1, 0, 2 << 20);
+        // Each answer is that of a later turn.
+        let turn =
+            |client: &mut Client| assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid));
+        turn(&mut c);
+        turn(&mut c);
+        drop(a);
+        turn(&mut c);
+        turn(&mut c);
+        faults.clear();
+        faults.release();
+        for _ in 0..8 {
+            assert_eq!(b.reply().1, None);
+            b.0.read_exact(&mut [0; 4096]).unwrap();
+        }
+    });
+    assert_eq!(stats.cut, 0, "nothing is left of it");
+}
