@@ -3,6 +3,9 @@
 use pinfold_nbd::{HandshakeError, RequestError};
 use std::io;
 
+/// How many errors, of the target and of clients, are logged as warnings; the others only on request.
+pub(super) const WARNINGS: u64 = 10;
+
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {

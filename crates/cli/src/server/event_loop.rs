@@ -4,14 +4,13 @@
 //! looks for events; it sleeps only when the list is empty and the target has nothing to report.
 
 use super::connection::Connection;
-use super::ended::Ended;
+use super::ended::{Ended, WARNINGS};
 use super::error::ServeError;
 use super::operation::{Issue, Operation};
 use super::payload::Payloads;
 use super::slab::{Key, Slab};
 use super::stats::ServeStats;
 use super::stream::Stream;
-use super::transmit::WARNINGS;
 use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;
 use crate::targets::target::{Completion, Target, TargetInfo};

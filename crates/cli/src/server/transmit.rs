@@ -1,6 +1,6 @@
 //! From the target's completions to replies.
 
-use super::ended::Ended;
+use super::ended::{Ended, WARNINGS};
 use super::event_loop::EventLoop;
 use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
@@ -13,9 +13,6 @@ use pinfold::Buffer;
 use pinfold::uring::FileError;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, reply};
 use rustix::io::Errno;
-
-/// How many errors, of the target and of clients, are logged as warnings; the others only on request.
-pub(super) const WARNINGS: u64 = 10;
 
 /// Returns the error that a client sees.
 fn number(error: &TargetError) -> ErrorNumber {
