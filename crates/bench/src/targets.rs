@@ -116,7 +116,6 @@ impl Targets<'_> {
                 1.0,
                 "x",
             ),
-            at_most("pair-64: checks on / off", ratio(pair, ("pair-64", "pinfold-unchecked")), 1.3, 1.1, "x"),
             at_least("pool, two threads / one", ratio(pair, ("pair-64-2t", "pinfold")), 1.9, 2.0),
         ]
     }

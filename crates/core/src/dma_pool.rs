@@ -42,12 +42,13 @@
 //!
 //! The state of a chunk's blocks is kept in *rows* of 64 blocks, 128 bytes each: a bit for each free block, a byte for
 //! each block's state, and the row's owner. An owner ([`Local`]; the pool itself has one, under a lock, for calls without
-//! a `Local`) has rows, one of them *current*, whose free blocks are its magazine: one word of bits. Alloc and free
-//! through a `Local` clear or set a bit of that word and write the block's state, by plain loads and stores. When the
-//! current row is empty, or two blocks of another row are freed one after the other, that other row becomes the current
-//! one; a single block is only marked free in its row. A free finds the row from the address: a range check, a table that
-//! the pool owns, a multiplication and a shift; there are no headers. For a block of the current row the multiplication
-//! alone is enough.
+//! a `Local`) has rows, one of them *current*, whose free blocks are its magazine: one word of bits. Before it is a *stash* of
+//! the 16 blocks that were freed last, which are allocated first. Alloc and free through a `Local` move a block to or from the
+//! stash, or clear or set a bit of the word, and write the block's state, by plain loads and stores. When the current row is
+//! empty, or frees in order reach another row, that other row becomes the current one; otherwise a block is only marked free
+//! in its row. A free finds the row from the address: a range check, a table that the pool owns, a multiplication and a
+//! shift; there are no headers. For a block of the current row the multiplication alone is enough, and the block that the
+//! stash gave out last is recognised by its address.
 //!
 //! A row whose blocks are all allocated has no owner, and the first to free one of them becomes its owner; a block in a
 //! row of another owner is freed *remotely*, by a list in the row that its owner collects. Rows that are mostly free move
@@ -106,11 +107,10 @@ mod raw;
 mod row;
 mod row_ref;
 mod source;
+mod stash;
 mod stats;
 mod terms;
 mod turn;
-#[cfg(any(test, feature = "bench-internals"))]
-mod unchecked;
 mod watch;
 
 #[cfg(test)]

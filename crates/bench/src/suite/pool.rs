@@ -35,7 +35,6 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local and its raw blocks"),
-    ("pinfold-unchecked", "the same, without a record of what is allocated and without checks on free"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),

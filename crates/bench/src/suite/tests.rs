@@ -137,7 +137,7 @@ fn pool_has_its_cases_and_subjects() {
     for case in ["mpt3sas-alloc", "mpt3sas-free", "mpt3sas-free-random"] {
         assert_eq!(subjects(&records, case), [&all[..], &["linear"]].concat());
     }
-    assert_eq!(subjects(&records, "pair-64")[..3], ["pinfold", "pinfold-unchecked", "pinfold-block"]);
+    assert_eq!(subjects(&records, "pair-64")[..3], ["pinfold", "pinfold-block", "pinfold-block-local"]);
     for case in expected.iter().filter(|case| **case != "remote-free") {
         assert!(subjects(&records, case).contains(&"thread-list"), "{case} has no floor");
     }

@@ -85,7 +85,7 @@ impl<S: ChunkSource> DmaPool<S> {
                 return Ok(());
             };
             // Of another row, or wrong.
-            self.free_by(owner, block, Form::Raw)
+            self.free_found(owner, block, Form::Raw)
                 .map_err(|error| BulkFreeError { freed: blocks.len() - after.len() - 1, error })?;
             rest = after;
         }
@@ -106,7 +106,7 @@ impl<S: ChunkSource> DmaPool<S> {
             freed += quick;
             let Some((slot, after)) = after.split_first_mut() else { return Ok(()) };
             if let Some(block) = *slot {
-                self.free_by(owner, block, Form::Raw).map_err(|error| BulkFreeError { freed, error })?;
+                self.free_found(owner, block, Form::Raw).map_err(|error| BulkFreeError { freed, error })?;
                 *slot = None;
                 freed += 1;
             }

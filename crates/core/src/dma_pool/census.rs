@@ -118,7 +118,7 @@ impl<S: ChunkSource> DmaPool<S> {
             for index in 0..u64::from(chunk.blocks) {
                 let offset = chunk.offset() + self.geometry.offset_of(index);
                 let block = self.block_at(offset);
-                let is_free = self.find(block).is_ok_and(|found| !found.row.is_live(found.bit));
+                let is_free = self.find(block).is_ok_and(|found| !found.site.row.is_live(found.site.bit));
                 if let (true, Ok(memory)) = (is_free, self.memory_of(block)) {
                     history.inspect(offset, block, memory);
                 }

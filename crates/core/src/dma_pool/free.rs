@@ -7,34 +7,48 @@ use super::pool::{DmaPool, Found, tag_of};
 use super::raw::RawBlock;
 use super::row::{Form, FreeRefusal};
 use super::source::ChunkSource;
+use super::stash::Site;
 use super::watch::Watch;
 use crate::addr::Iova;
 
 impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn free_by(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
-        if self.place().offset_of(block).is_some_and(|offset| owner.push(offset, form)) {
+        if let Some(offset) = self.place().offset_of(block)
+            && (owner.push(offset, form) || self.free_aside(owner, offset, form))
+        {
             return Ok(());
         }
         self.free_found(owner, block, form)
     }
 
+    /// Frees the block at `offset` if this owner has its row, and the row needs not move. Otherwise nothing has changed. In
+    /// debug mode never.
+    #[inline(never)]
+    fn free_aside(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
+        let Some(chunk) = self.directory.find(offset).filter(|_| self.watch.is_none()) else { return false };
+        let Some(index) = self.geometry.index_of(offset - chunk.offset()) else { return false };
+        let (number, bit) = split(index);
+        // What a last row of fewer than 64 blocks does not have is not allocated.
+        chunk.row(number).is_some_and(|row| owner.push_aside(Site { offset, row, bit }, form))
+    }
+
     /// Turns the block of a [`Block`](super::Block) into a raw one.
     pub(super) fn make_raw(&self, block: RawBlock) {
         // Does not fail: the block belongs to a `Block`.
-        if let Ok(Found { row, bit, .. }) = self.find(block) {
-            row.make_raw(bit);
+        if let Ok(Found { site, .. }) = self.find(block) {
+            site.row.make_raw(site.bit);
         }
     }
 
-    /// Frees a block that is not in the owner's current row, or refuses it.
+    /// Frees a block that no fast path has freed, or refuses it. Rows may move between lists and owners.
+    #[cold]
     #[inline(never)]
-    fn free_found(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
-        let found = self.find(block)?;
-        let Found { chunk, row, bit, .. } = found;
+    pub(super) fn free_found(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
+        let Found { chunk, site } = self.find(block)?;
         let freed = match &self.watch {
-            None => owner.free(&self.geometry, row, bit, form),
-            Some(watch) => self.free_watched(watch, owner, &found, block, form),
+            None => owner.free(&self.geometry, site, form),
+            Some(watch) => self.free_watched(watch, owner, site, block, form),
         };
         self.relieve(owner);
         freed.map_err(|why| self.refused(chunk, block, why))
@@ -45,18 +59,18 @@ impl<S: ChunkSource> DmaPool<S> {
         &self,
         watch: &Watch,
         owner: &mut Owner,
-        found: &Found<'_>,
+        site: Site,
         block: RawBlock,
         form: Form,
     ) -> Result<(), FreeRefusal> {
         let mut history = watch.history();
-        if !found.row.is_allocated_as(found.bit, form) {
-            return Err(found.row.refusal(found.bit));
+        if !site.row.is_allocated_as(site.bit, form) {
+            return Err(site.row.refusal(site.bit));
         }
         if let Ok(memory) = self.memory_of(block) {
-            history.on_free(found.offset, memory, tag_of(owner));
+            history.on_free(site.offset, memory, tag_of(owner));
         }
-        let freed = owner.free(&self.geometry, found.row, found.bit, form);
+        let freed = owner.free(&self.geometry, site, form);
         // Without a current row, so that no fast path finds a block.
         owner.leave_current();
         freed
@@ -74,8 +88,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
     }
 
-    /// Finds a block by its address: a range check, the directory, a multiplication and a shift.
-    #[inline(always)]
+    /// Finds a block by its address, or the reason why there is none.
     pub(super) fn find(&self, block: RawBlock) -> Result<Found<'_>, FreeError> {
         let addr = block.addr();
         let offset = addr.wrapping_sub(self.memory.addr()) as u64;
@@ -92,7 +105,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
         let (number, bit) = split(index);
         match chunk.row(number) {
-            Some(row) => Ok(Found { chunk, row, bit, offset }),
+            Some(row) => Ok(Found { chunk, site: Site { offset, row, bit } }),
             None => Err(self.misaligned(chunk, block)),
         }
     }

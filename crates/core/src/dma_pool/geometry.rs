@@ -159,6 +159,10 @@ impl Geometry {
     /// Returns the number of the block that starts at `within` bytes (below 2^31) in the chunk.
     #[inline(always)]
     pub(super) fn index_of(&self, within: u64) -> Option<u64> {
+        if self.is_even() {
+            let block = self.by_size.quotient(within);
+            return (block * self.size == within).then_some(block);
+        }
         let group = within >> self.group_shift;
         let rest = within & ((1 << self.group_shift) - 1);
         let block = self.by_size.quotient(rest);

@@ -12,6 +12,7 @@ use super::owner::{Owner, split};
 use super::pool::DmaPool;
 use super::row::{Form, FreeRefusal};
 use super::source::ChunkSource;
+use super::stash::Site;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
 use crate::share::Shared;
@@ -75,8 +76,11 @@ impl Pool {
 
     fn free_as(&self, owner: &mut Owner, block: u64, form: Form) -> Result<(), FreeRefusal> {
         let (number, bit) = split(self.geometry.index_of(block).unwrap());
-        let row = self.chunk.row(number).unwrap();
-        if owner.push(block, form) { Ok(()) } else { owner.free(&self.geometry, row, bit, form) }
+        let site = Site { offset: block, row: self.chunk.row(number).unwrap(), bit };
+        if owner.push(block, form) || owner.push_aside(site, form) {
+            return Ok(());
+        }
+        owner.free(&self.geometry, site, form)
     }
 
     /// Checks, after all owners are dropped, that each block can be allocated once. Returns how many second frees were detected
@@ -223,6 +227,52 @@ fn a_free_against_the_depot() {
         pool.depot.retire(&mut c);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A pool, and an owner whose stash has the first block of a row that it has released, and the second block.
+fn with_a_stash() -> (Arc<Pool>, Owner, u64, u64) {
+    let (pool, mut owner, x, y) = with_an_allocated_row();
+    assert!(pool.free(&mut owner, x));
+    owner.leave_current();
+    owner.release(1);
+    (pool, owner, x, y)
+}
+
+/// A stash returns a block to a row that another owner adopts and keeps using.
+#[test]
+fn a_stash_returned_against_the_adoption_of_its_row() {
+    check(|| {
+        let (pool, mut a, _, y) = with_a_stash();
+        let other = elsewhere(&pool, move |pool, b| {
+            assert!(pool.free(b, y));
+            if let Some(again) = pool.alloc(b) {
+                assert!(pool.free(b, again));
+            }
+        });
+        pool.depot.retire(&mut a);
+        other.join().unwrap();
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A stash's block is allocated and freed while another owner adopts its row and frees it there as well, wrongly: one free is
+/// valid.
+#[test]
+fn a_block_of_a_stash_freed_twice_while_its_row_is_adopted() {
+    check(|| {
+        let (pool, mut a, x, y) = with_a_stash();
+        let again = pool.alloc(&mut a).unwrap();
+        assert_eq!(again, x);
+        let other = elsewhere(&pool, move |pool, b| {
+            assert!(pool.free(b, y));
+            pool.free_again(b, x)
+        });
+        let here = pool.free_again(&mut a, x);
+        pool.depot.retire(&mut a);
+        let there = other.join().unwrap();
+        assert!(here || there);
+        assert_eq!(pool.is_whole(), u64::from(here && there));
     });
 }
 

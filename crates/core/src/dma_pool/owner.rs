@@ -1,20 +1,22 @@
-//! [`Owner`]: one owner's part of a pool, its current row and the other rows that it owns.
+//! [`Owner`]: one owner's part of a pool: its stash, its current row, and the other rows that it owns.
 //!
-//! Blocks are allocated from the [current row](super::current) and freed to it. When it is empty, or two blocks of another
-//! row are freed one after the other, that other row becomes the current one. When the owner has no row to allocate from, or
-//! too many, rows are exchanged with the depot, sixteen at a time.
+//! Blocks are allocated from the [stash](super::stash) and the [current row](super::current), and freed to them. When the current
+//! row is empty, or frees in order reach another row, that other row becomes the current one; a block of any other row is
+//! only added to it, and the row moves to another list when it has become more or less full than that list is for. When the
+//! owner has no row to allocate from, or too many, rows are exchanged with the depot, sixteen at a time.
 
 use super::current::Current;
 use super::geometry::Geometry;
 use super::list::List;
-use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT};
+use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
 use super::row_ref::RowRef;
+use super::stash::{STASH, Site, Stash};
 use super::terms::{Tally, Terms};
 
 /// The most rows that an owner moves to the depot at a time.
 const SURPLUS: usize = 32;
-/// How many spent rows an owner has for each free row that it may have: other owners free blocks in them.
-const SPENT: usize = 4;
+/// The most spent rows of an owner: other owners free blocks in them, which it does not notice at once.
+const SPENT: usize = 128;
 /// How many of its open rows an owner checks for remote frees when its current row changes.
 const SWEEP: usize = 2;
 /// How many spent rows an owner releases at a time: two for each that it can have used up since the last time.
@@ -24,6 +26,8 @@ const RELEASED: usize = 2 * ROW;
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) id: u32,
+    /// The blocks that were freed last, one at a time.
+    pub(super) stash: Stash,
     pub(super) current: Current,
     /// The list that the current row is still in.
     listed: Listed,
@@ -69,6 +73,7 @@ impl Owner {
     pub(super) fn new(id: u32) -> Self {
         Self {
             id,
+            stash: Stash::new(STASH),
             current: Current::default(),
             listed: Listed::default(),
             last_freed: None,
@@ -90,22 +95,17 @@ impl Owner {
 
     /// The same in debug mode.
     pub(super) fn watched(self) -> Self {
-        Self { watched: true, ..self }
+        Self { watched: true, stash: Stash::new(0), ..self }
     }
 
     /// Frees a block: locally if this owner has or adopts its row, else remotely. The row becomes the current one if the free
-    /// before was into it too, if the block is its first or last, or if the current one has no free block, so that the next
-    /// alloc would have to replace it. Otherwise the block is only marked in its row: frees in random order do not switch.
+    /// before was into it too, if the block is its first or last, or if there is nothing else to allocate from next. Otherwise
+    /// the block goes to the stash, or is only marked in its row: frees in random order do not switch.
     ///
     /// # Errors
     /// [`FreeRefusal`] if it is not allocated in this form; then no block's state has changed.
-    pub(super) fn free(
-        &mut self,
-        geometry: &Geometry,
-        row: RowRef,
-        bit: u32,
-        form: Form,
-    ) -> Result<(), FreeRefusal> {
+    pub(super) fn free(&mut self, geometry: &Geometry, site: Site, form: Form) -> Result<(), FreeRefusal> {
+        let Site { row, bit, .. } = site;
         if !self.current.is(row) {
             let owned = row.is_owned_by(self.id);
             if !(owned || row.is_unowned() && row.adopt(self.id)) {
@@ -121,11 +121,12 @@ impl Owner {
             // A pass in order, up or down, starts a row with its first or its last block. The model's rows have no others.
             let in_order = !cfg!(loom) && (bit == 0 || u64::from(bit) + 1 == row.blocks());
             let again = self.last_freed.replace(row) == Some(row);
-            if !again && !in_order && self.current.first().is_some() {
+            if !again && !in_order && (self.stash.has_room() || self.current.first().is_some()) {
                 if !owned {
                     self.receive(row);
+                    self.limit_spent();
                 }
-                return self.free_aside(row, bit, form);
+                return self.free_aside(site, form);
             }
             let listed = if owned { self.unlist_current(row) } else { Listed::Nowhere };
             self.make_current(geometry, row, ROW, listed);
@@ -139,44 +140,78 @@ impl Owner {
         Ok(())
     }
 
-    /// Frees a block of a row of this owner that is in one of its lists, and moves the row if it is in the wrong one now.
+    /// Releases the oldest spent rows, if there are too many. Called when one was added; a release may put one back.
+    fn limit_spent(&mut self) {
+        if self.spent.len() > SPENT {
+            self.release(2);
+        }
+    }
+
+    /// Frees a block of a row of this owner that is in one of its lists: to the stash, or to the row, which moves if it is in
+    /// the wrong list then.
     #[inline]
-    fn free_aside(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
+    fn free_aside(&mut self, site: Site, form: Form) -> Result<(), FreeRefusal> {
+        let Site { row, bit, .. } = site;
         // Checked again, as in `free`.
         if !row.is_allocated_as(bit, form) {
             return Err(row.refusal(bit));
         }
-        let before = row.avail();
         row.set_free(bit);
-        row.set_avail(before | 1 << bit);
         self.used -= 1;
-        let eighths = self.terms.sparse_eighths;
-        let fill = row.fill(eighths);
-        if fill == Fill::Open && before != 0 {
-            return Ok(());
+        if !self.stash.push(site) {
+            self.put_aside(row, bit);
         }
-        match row.fill_of(before, eighths) {
-            was if was == fill => return Ok(()),
+        Ok(())
+    }
+
+    /// Adds a block, which is marked as free, to a row of this owner that is in one of its lists.
+    fn put_aside(&mut self, row: RowRef, bit: u32) {
+        if row.put_settled(bit) {
+            return;
+        }
+        match row.fill(self.terms.sparse_eighths) {
             Fill::Spent => self.spent.remove(row),
             Fill::Open => self.open.remove(row),
             Fill::Sparse => self.sparse.remove(row),
             Fill::Whole => self.whole.remove(row),
         }
+        row.set_avail(row.avail() | 1 << bit);
         self.enlist(row);
-        Ok(())
+    }
+
+    /// Returns the blocks of the stash to their rows, which may be other owners' by now.
+    fn empty_stash(&mut self) {
+        while let Some(Site { row, bit, .. }) = self.stash.pop() {
+            if self.current.is(row) {
+                self.current.put(1 << bit);
+                continue;
+            }
+            let owned = row.is_owned_by(self.id);
+            if !owned && row.is_unowned() && row.adopt(self.id) {
+                self.receive(row);
+            } else if !owned {
+                let returned = row.put_remotely(bit);
+                if returned.late {
+                    // It was freed twice, and both frees have been counted.
+                    self.late += 1;
+                    self.used += 1;
+                }
+                self.after_remote_free(row, &returned);
+                continue;
+            }
+            self.put_aside(row, bit);
+        }
     }
 
     /// Makes a row the current one, with at most `most` of its free blocks. It may stay in its list.
     fn make_current(&mut self, geometry: &Geometry, row: RowRef, most: usize, listed: Listed) {
         self.leave_current();
         self.collect(row);
+        row.unsettle();
         self.current = Current::new(geometry, row, most, self.watched);
         self.listed = listed;
         // After that: the row may be the oldest of `spent`, which must not be released while it is the current one.
-        if self.spent.len() > SPENT * self.terms.keep {
-            // One was added, and a release may put one back.
-            self.release(2);
-        }
+        self.limit_spent();
     }
 
     /// Removes a row of the owner from the lists that the current row cannot be in; returns where it still is.
@@ -199,7 +234,7 @@ impl Owner {
     /// two move a row: the first, and the one that makes it whole.
     pub(super) fn leave_current(&mut self) {
         let Some(row) = self.current.leave() else { return };
-        let fill = row.fill(self.terms.sparse_eighths);
+        let fill = row.settle(self.terms.sparse_eighths);
         match core::mem::take(&mut self.listed) {
             Listed::Open if fill == Fill::Open => return,
             Listed::Open => self.open.remove(row),
@@ -223,7 +258,13 @@ impl Owner {
         } else {
             self.used -= 1;
         }
-        if remote_freed.first {
+        self.after_remote_free(row, &remote_freed);
+        Ok(())
+    }
+
+    /// Sees to it that what was freed in a row of another owner is collected.
+    fn after_remote_free(&mut self, row: RowRef, freed: &RemoteFree) {
+        if freed.first {
             if row.lacks_owner() && row.adopt(self.id) {
                 self.receive(row);
             } else if !row.is_in_depot() {
@@ -231,7 +272,6 @@ impl Owner {
                 self.remote_frees = self.remote_frees.wrapping_add(1);
             }
         }
-        Ok(())
     }
 
     /// Adds a row that this owner has just got to the list for its fill.
@@ -246,7 +286,7 @@ impl Owner {
     }
 
     fn enlist(&mut self, row: RowRef) {
-        match row.fill(self.terms.sparse_eighths) {
+        match row.settle(self.terms.sparse_eighths) {
             Fill::Spent => self.spent.push_front(row),
             Fill::Open => self.open.push_front(row),
             Fill::Sparse => self.sparse.push_front(row),
@@ -263,6 +303,7 @@ impl Owner {
 
     /// Makes the next row with free blocks the current one, when that has none left. `false` if there is none.
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
+        self.empty_stash();
         self.leave_current();
         self.release(RELEASED);
         let row = loop {
@@ -293,7 +334,7 @@ impl Owner {
 
     /// Releases rows all of whose blocks are allocated: the oldest, at most `most`. Keeps the current row, which may be
     /// in that list while blocks of it are free.
-    fn release(&mut self, most: usize) {
+    pub(super) fn release(&mut self, most: usize) {
         for _ in 0..most {
             let Some(row) = self.spent.pop_back() else { return };
             if self.current.is(row) {
@@ -343,9 +384,10 @@ impl Owner {
         if free > keep { (free - keep / 2).min(SURPLUS) } else { 0 }
     }
 
-    /// Returns the current row to its list and releases the spent rows; those in `open`, `sparse` and `whole` are for the
+    /// Returns the stash and the current row, and releases the spent rows; those in `open`, `sparse` and `whole` are for the
     /// depot.
     pub(super) fn retire(&mut self) {
+        self.empty_stash();
         self.leave_current();
         while let Some(row) = self.spent.pop_front() {
             if !row.release(self.id) {

@@ -7,8 +7,8 @@ use super::geometry::Geometry;
 use super::owner::Owner;
 use super::raw::RawBlock;
 use super::row::{Form, FreeRefusal};
-use super::row_ref::RowRef;
 use super::source::{ChunkSource, span_memory};
+use super::stash::Site;
 use super::turn::Growth;
 use super::watch::{Damage, OwnerTag, Watch};
 use crate::addr::Iova;
@@ -49,12 +49,10 @@ pub struct DmaPool<S: ChunkSource> {
     pub(super) watch: Option<Box<Watch>>,
 }
 
-/// The position of a block: its row, its bit there, and its offset in the span.
+/// The position of a block.
 pub(super) struct Found<'a> {
     pub(super) chunk: &'a Chunk,
-    pub(super) row: RowRef,
-    pub(super) bit: u32,
-    pub(super) offset: u64,
+    pub(super) site: Site,
 }
 
 /// Where a pool's span is, for the processor and for the device.
@@ -193,8 +191,8 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// [`FreeError`] if it is not an allocated block of this pool.
     pub fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
-        let Found { chunk, row, bit, .. } = self.find(block)?;
-        if !row.is_live(bit) {
+        let Found { chunk, site } = self.find(block)?;
+        if !site.row.is_live(site.bit) {
             return Err(self.refused(chunk, block, FreeRefusal::Free));
         }
         self.memory_of(block)

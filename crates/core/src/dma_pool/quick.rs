@@ -1,4 +1,4 @@
-//! The fast paths: blocks of the current row, by plain loads and stores.
+//! The fast paths: blocks of the stash and of the owner's rows, by plain loads and stores.
 
 use super::current::lowest;
 use super::geometry::Geometry;
@@ -6,23 +6,24 @@ use super::owner::Owner;
 use super::pool::Place;
 use super::raw::RawBlock;
 use super::row::{Form, ROW};
+use super::stash::Site;
 
 impl Owner {
-    /// Allocates a block and returns its offset in the span; `None` if the current row has none.
+    /// Allocates a block and returns its offset in the span; `None` if neither the stash nor the current row has one.
     #[inline(always)]
     pub(super) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
+        if let Some(Site { offset, row, bit }) = self.stash.pop() {
+            self.count_out(1);
+            row.set_allocated(bit, form);
+            return Some(offset);
+        }
         let (row, bit) = self.current.first()?;
-        let offset = self.pop_first(geometry, bit);
+        self.current.drop_first();
+        self.count_out(1);
+        let offset = self.current.offset_of(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
         row.set_allocated(bit, form);
         Some(offset)
-    }
-
-    #[inline(always)]
-    pub(super) fn pop_first(&mut self, geometry: &Geometry, bit: u32) -> u64 {
-        self.current.drop_first();
-        self.count_out(1);
-        self.current.offset_of(geometry, bit)
     }
 
     /// Fills empty slots with raw blocks of the current row; returns how many slots from the start are full.
@@ -63,16 +64,46 @@ impl Owner {
         full
     }
 
-    /// Frees the block at `offset` if it is in the current row, allocated in this form. On `false` it has to be looked up.
+    /// Frees the block at `offset` if it is the one that the stash gave out last, or in the current row, and allocated in this
+    /// form. On `false` it has to be looked up.
     #[inline(always)]
     pub(super) fn push(&mut self, offset: u64, form: Form) -> bool {
+        if let Some(Site { row, bit, .. }) = self.stash.last_popped(offset) {
+            // Only the row's owner may free by a store.
+            if !row.is_owned_by(self.id) || !row.is_allocated_as(bit, form) {
+                return false;
+            }
+            // Not checked again: a remote free in between is found when it is collected (see `row`).
+            row.set_free(bit);
+            self.stash.push_last_popped();
+            self.used -= 1;
+            return true;
+        }
         let Some((row, bit)) = self.current.find(offset) else { return false };
         if !row.is_allocated_as(bit, form) {
             return false;
         }
-        // Not checked again: a remote free in between is found when it is collected (see `row`).
         row.set_free(bit);
-        self.put(1 << bit, 1);
+        if self.stash.push(Site { offset, row, bit }) {
+            self.used -= 1;
+        } else {
+            self.put(1 << bit, 1);
+        }
+        true
+    }
+
+    /// Frees a block that was looked up, if its row is this owner's and stays in its list. On `false` nothing has changed.
+    #[inline(always)]
+    pub(super) fn push_aside(&mut self, site: Site, form: Form) -> bool {
+        let Site { row, bit, .. } = site;
+        if !row.is_owned_by(self.id) || !row.is_allocated_as(bit, form) {
+            return false;
+        }
+        if !self.stash.push(site) && !row.put_settled(bit) {
+            return false;
+        }
+        row.set_free(bit);
+        self.used -= 1;
         true
     }
 

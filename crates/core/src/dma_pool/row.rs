@@ -3,8 +3,9 @@
 //! # Who writes what
 //!
 //! `owner` is an owner's number, the depot, or none. Only the row's owner writes `avail` and the links, and moves a
-//! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. Other
-//! owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
+//! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. (A block in
+//! a [stash](super::stash) is its holder's, who allocates it by a plain store even if the row has another owner by then: the state
+//! of a block that is free and not in `avail` concerns nobody else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
 //! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
 //! An owner releases a row that has no free block (`NO_OWNER`). The next owner that frees a block of it adopts it by
@@ -41,7 +42,7 @@ const DEPOT: u32 = 1;
 /// The first number that an owner can have.
 pub(super) const FIRST_OWNER: u32 = 2;
 
-/// Not allocated: in its row's `avail`, or in the magazine of the row's owner.
+/// Not allocated: in its row's `avail`, in the magazine of the row's owner, or in an owner's stash.
 const FREE: u8 = 0;
 /// Freed remotely, not yet collected.
 const REMOTE_FREED: u8 = 3;
@@ -83,6 +84,9 @@ pub(super) struct Row {
     pub(super) next: AtomicPtr<Row>,
     pub(super) prev: AtomicPtr<Row>,
     owner: AtomicU32,
+    /// How many blocks may be freed before the row belongs in another list of its owner, with the last one counted; 0 if it is
+    /// in none, or the current one. Written by the row's owner.
+    until_moved: AtomicU32,
     /// The row's number in its chunk.
     number: u32,
     /// How many blocks the row has.
@@ -108,6 +112,7 @@ impl Row {
             next: AtomicPtr::new(core::ptr::null_mut()),
             prev: AtomicPtr::new(core::ptr::null_mut()),
             owner: AtomicU32::new(DEPOT),
+            until_moved: AtomicU32::new(0),
             number,
             blocks,
             full,
@@ -183,6 +188,36 @@ impl Row {
     #[inline]
     pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
         self.fill_of(self.avail(), sparse_eighths)
+    }
+
+    /// The list that the row belongs in, as [`fill`](Self::fill), until as many blocks of it are freed as are noted here.
+    pub(super) fn settle(&self, sparse_eighths: u32) -> Fill {
+        let (fill, free) = (self.fill(sparse_eighths), self.avail().count_ones());
+        let next = match fill {
+            Fill::Spent => 1,
+            Fill::Open => (self.blocks * sparse_eighths).div_ceil(8),
+            Fill::Sparse | Fill::Whole => self.blocks,
+        };
+        self.until_moved.store(next.saturating_sub(free), Ordering::Relaxed);
+        fill
+    }
+
+    /// Notes that the row is in no list of its owner that a free could change.
+    pub(super) fn unsettle(&self) {
+        self.until_moved.store(0, Ordering::Relaxed);
+    }
+
+    /// Adds a block, which is marked as free, to those that are free in the row. Returns false, and adds nothing, if the row
+    /// would belong in another list then.
+    #[inline(always)]
+    pub(super) fn put_settled(&self, bit: u32) -> bool {
+        let until = self.until_moved.load(Ordering::Relaxed);
+        if until <= 1 {
+            return false;
+        }
+        self.until_moved.store(until - 1, Ordering::Relaxed);
+        self.set_avail(self.avail() | 1 << bit);
+        true
     }
 
     /// The same if these blocks of the row were free.
@@ -307,6 +342,15 @@ impl Row {
             .map_err(FreeRefusal::from_state)?;
         let before = self.remote_freed.fetch_or(1 << bit, Ordering::AcqRel);
         Ok(RemoteFree { first: before == 0, late: before & (1 << bit) != 0 })
+    }
+
+    /// Returns a block to a row that is not the caller's, who has it in its [stash](super::stash::Stash): free by its state,
+    /// and not in `avail`.
+    pub(super) fn put_remotely(&self, bit: u32) -> RemoteFree {
+        // A store is enough: nothing else moves the state of such a block.
+        self.state(bit).store(REMOTE_FREED, Ordering::Relaxed);
+        let before = self.remote_freed.fetch_or(1 << bit, Ordering::AcqRel);
+        RemoteFree { first: before == 0, late: before & (1 << bit) != 0 }
     }
 
     /// Whether no owner will collect what was just freed remotely.

@@ -224,34 +224,6 @@ fn the_wide_table_has_a_column_for_each_number() {
 }
 
 #[test]
-fn unchecked_allocs_and_frees_balance() {
-    let heap = Heap::new(2 << 20);
-    for size in [64, 100, 4096] {
-        let pool = pool(&heap, size);
-        let mut local = pool.local();
-        let mut blocks = Vec::new();
-        for round in 0..300 {
-            // SAFETY: freed below by the same handle, before it goes; no debug mode.
-            blocks.push(unsafe { local.alloc_raw_unchecked() }.unwrap());
-            if round % 3 == 2 {
-                let block = blocks.swap_remove(round * 7 % blocks.len());
-                // SAFETY: from the call above, freed once.
-                unsafe { local.free_raw_unchecked(block) };
-            }
-        }
-        assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), 200);
-        for block in blocks {
-            // SAFETY: as above.
-            unsafe { local.free_raw_unchecked(block) };
-        }
-        drop(local);
-        let stats = pool.stats();
-        assert_eq!((stats.in_use, stats.in_depot), (0, stats.blocks));
-        pool.destroy().unwrap();
-    }
-}
-
-#[test]
 fn the_report_is_the_kernels_byte_for_byte() {
     let stats = PoolStats {
         name: "chain pool".into(),

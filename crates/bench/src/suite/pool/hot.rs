@@ -10,7 +10,7 @@ use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
     AllocWritten, Baseline, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool, RawBlocks,
-    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, unchecked_pairs,
+    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -77,10 +77,6 @@ fn pair<const N: usize>(
     let (with, without) = (names.written, names.unwritten);
     let mut subjects = vec![
         Subject::countable("pinfold", pairs_run(with, times, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-unchecked", move |out: &mut Samples| {
-            out.cost(with, unchecked_pairs::<true>(arena, N, times)?, times);
-            Ok(())
-        }),
         Subject::countable("pinfold-block", pairs_run(with, times, || Written(DroppedBlocks(pool.local())))),
         Subject::countable(
             "pinfold-block-local",
@@ -92,10 +88,6 @@ fn pair<const N: usize>(
         Subject::new("lifo", pairs_run(with, times, || Written(Baseline(stack)))),
         Subject::new("thread-list", pairs_run(with, times, || Written(list()))),
         Subject::countable("pinfold", pairs_run(without, times, || RawBlocks(pool.local()))),
-        Subject::countable("pinfold-unchecked", move |out: &mut Samples| {
-            out.cost(without, unchecked_pairs::<false>(arena, N, times)?, times);
-            Ok(())
-        }),
         Subject::countable("pinfold-block", pairs_run(without, times, || DroppedBlocks(pool.local()))),
         Subject::countable("pinfold-block-local", pairs_run(without, times, || FreedBlocks(pool.local()))),
         Subject::countable("pinfold-shared", pairs_run(without, times, || SharedRawBlocks(pool))),

@@ -10,23 +10,79 @@ fn filled(pool: &DmaPool<Heap>, rows: usize) -> (Local<Heap, &DmaPool<Heap>>, Ve
 }
 
 #[test]
-fn a_single_free_stays_aside_and_a_second_one_makes_its_row_current() {
+fn the_blocks_freed_last_are_allocated_first() {
     let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
     let (mut local, blocks) = filled(&pool, 3);
-    local.free_raw(blocks[5]).unwrap();
-    // The current row still has its last block.
-    let last = local.alloc_raw().unwrap();
-    assert!(!blocks.contains(&last));
-    // The current row has none left, so the next free makes its row current.
-    local.free_raw(blocks[70]).unwrap();
-    assert_eq!(local.alloc_raw().unwrap(), blocks[70]);
-    assert_eq!(local.alloc_raw().unwrap(), blocks[5]);
+    // A block that is free in each row, so that the owner keeps the rows.
+    local.free_bulk(&[blocks[0], blocks[64]]).unwrap();
+    // Too many for the stash: those after the 16th return to their rows.
+    let freed: Vec<_> = (0..20).map(|i| blocks[(i * 37 + 5) % blocks.len()]).collect();
+    freed.iter().for_each(|&block| local.free_raw(block).unwrap());
+    let again: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
+    assert!(again.iter().eq(freed[..16].iter().rev()), "{again:?}");
+    let mut rest: HashSet<_> = (0..7).map(|_| local.alloc_raw().unwrap()).collect();
+    assert!(freed[16..].iter().chain([&blocks[0], &blocks[64]]).all(|block| rest.remove(block)));
+    // The last block of the third row.
+    assert_eq!(rest.len(), 1);
+    assert!(!blocks.contains(rest.iter().next().unwrap()));
+}
 
+#[test]
+fn frees_of_many_that_start_in_the_middle_of_a_row_make_it_current() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (mut local, blocks) = filled(&pool, 3);
+    local.free_bulk(&blocks[20..24]).unwrap();
+    let again: Vec<_> = (0..4).map(|_| local.alloc_raw().unwrap()).collect();
+    assert_eq!(again, blocks[20..24]);
+}
+
+/// The pool is full but for the last block, which is in the stash of an owner that has released its row.
+fn stashed(pool: &DmaPool<Heap>) -> (Local<Heap, &DmaPool<Heap>>, Vec<RawBlock>) {
+    let mut local = pool.local();
+    let blocks: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+    assert_eq!(blocks.len(), 32_768);
+    for _ in 0..2 {
+        // The first time its row becomes the owner's, the second time the block is in the current row.
+        local.free_raw(blocks[32_767]).unwrap();
+        assert_eq!(local.alloc_raw().unwrap(), blocks[32_767]);
+    }
+    local.free_raw(blocks[32_767]).unwrap();
+    // More rows than an owner keeps when all their blocks are allocated. Calls for many do not use the stash.
+    for &first in blocks.iter().step_by(64).take(200) {
+        local.free_bulk(&[first]).unwrap();
+        let mut slot = [None];
+        assert_eq!((local.fill(&mut slot), slot), (1, [Some(first)]));
+    }
+    (local, blocks)
+}
+
+#[test]
+fn a_stash_returns_a_block_whose_row_another_owner_has() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (local, blocks) = stashed(&pool);
+    let mut other = pool.local();
+    other.free_raw(blocks[32_766]).unwrap();
+    drop(local);
+    let all: HashSet<_> = std::iter::from_fn(|| other.alloc_raw().ok()).collect();
+    assert_eq!(all, blocks[32_766..].iter().copied().collect());
+}
+
+#[test]
+fn a_block_of_a_stash_is_freed_after_another_owner_got_its_row() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (mut local, blocks) = stashed(&pool);
+    let last = blocks[32_767];
+    let mut other = pool.local();
+    other.free_raw(blocks[32_766]).unwrap();
+    assert_eq!(local.alloc_raw().unwrap(), last);
+    assert_eq!(other.alloc_raw().unwrap(), blocks[32_766]);
     local.free_raw(last).unwrap();
-    local.free_raw(blocks[1]).unwrap();
-    local.free_raw(blocks[2]).unwrap();
-    let again: Vec<_> = (0..3).map(|_| local.alloc_raw().unwrap()).collect();
-    assert_eq!(again, [blocks[1], blocks[2], last]);
+    assert_eq!(local.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
+    assert_eq!(other.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
+    // It is free in the other owner's row, and not in the stash.
+    assert_eq!(other.alloc_raw().unwrap(), last);
+    assert!(local.alloc_raw().is_err());
+    assert_eq!(pool.stats().late_double_frees, 0);
 }
 
 #[test]
