@@ -32,7 +32,7 @@ test: setup ## What every change must pass: format, lints, docs, tests, no_std, 
 	scripts/test
 
 .PHONY: test-all
-test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, fuzzing, the released program
+test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, fuzzing
 	scripts/test-all
 
 .PHONY: adversary
