@@ -24,55 +24,42 @@ struct Filled {
 #[inline(always)]
 fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.iter().filter(|slot| slot.is_none()).count();
-    let (mut part, mut got) = (Part::NONE, 0);
-    let want = |got| u32::try_from(asked - got).unwrap_or(u32::MAX);
-    if asked == slots.len() {
-        while let Some(rest) = slots.get_mut(got..).filter(|rest| !rest.is_empty()) {
-            part = next(want(got));
+    let (mut part, mut got, mut rest) = (Part::NONE, 0, slots);
+    while got < asked {
+        if part.mask == 0 {
+            part = next(u32::try_from(asked - got).unwrap_or(u32::MAX));
             if part.mask == 0 {
                 break;
             }
-            got += fill_slots(&mut part, rest);
         }
-        return Filled { asked, got, left: part };
-    }
-    for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-        if part.mask == 0 {
-            part = next(want(got));
-        }
-        *slot = part.pop();
-        if slot.is_none() {
-            break;
-        }
-        got += 1;
+        let full = rest.iter().take_while(|slot| slot.is_some()).count();
+        rest = rest.get_mut(full..).unwrap_or_default();
+        let filled = fill_slots(&mut part, rest);
+        rest = rest.get_mut(filled..).unwrap_or_default();
+        got += filled;
     }
     Filled { asked, got, left: part }
 }
 
-/// Moves frames of a part into empty slots until either is exhausted. Returns how many.
+/// Moves frames of a part into the empty slots at the start of `slots`. Returns how many.
 #[inline(always)]
 fn fill_slots(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     let shift = part.mask.trailing_zeros();
     let run = (part.mask >> shift).trailing_ones();
-    if run != part.len() {
-        let mut filled = 0;
-        for slot in slots {
-            *slot = part.pop();
-            if slot.is_none() {
-                break;
-            }
-            filled += 1;
-        }
-        return filled;
-    }
     // One run, as from a fresh word: no search for set bits.
     let first = part.word * 64 + shift;
+    let mut filled = 0;
     for (slot, index) in slots.iter_mut().zip(first..first + run) {
+        if slot.is_some() {
+            break;
+        }
         *slot = Frame::new(index);
+        filled += 1;
     }
-    let filled = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
-    part.mask = if filled == run { 0 } else { (!0 >> (64 - (run - filled))) << (shift + filled) };
-    filled as usize
+    if filled != 0 {
+        part.mask &= !((!0 >> (64 - filled)) << shift);
+    }
+    filled
 }
 
 /// Empties the full slots by parts of one word each, which `give` frees. Returns how many.
