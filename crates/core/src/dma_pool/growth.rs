@@ -12,6 +12,7 @@ use super::pool::{DmaPool, tag_of};
 use super::raw::RawBlock;
 use super::row::Form;
 use super::source::ChunkSource;
+use super::turn::Turn;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::relax;
@@ -62,7 +63,7 @@ impl<S: ChunkSource> DmaPool<S> {
             if let Some(done) = attempt() {
                 return Ok(done);
             }
-            self.grow()?;
+            self.grow(&turn)?;
             drop(turn);
         }
     }
@@ -92,16 +93,20 @@ impl<S: ChunkSource> DmaPool<S> {
         true
     }
 
-    /// Acquires a chunk of the next order, or of the largest smaller one available. Called by the holder of the turn; no lock is
-    /// held while the source runs.
-    fn grow(&self) -> Result<(), AllocError> {
-        let mut order = self.geometry.next_order(self.chunks.lock().bytes());
+    /// Acquires a chunk of the next order, or of the largest smaller one available. No lock is held while the source runs.
+    ///
+    /// Where large runs are scarce, most chunks are asked for at the size that was available last: each refusal of a source
+    /// that searches costs more than a small chunk.
+    fn grow(&self, turn: &Turn<'_>) -> Result<(), AllocError> {
+        let first = turn.first(self.geometry.next_order(self.chunks.lock().bytes()));
+        let mut order = first;
         let frame = loop {
             match self.source().acquire(order) {
                 Ok(frame) => break frame,
                 Err(error) => order = self.geometry.smaller(order).ok_or(error)?,
             }
         };
+        turn.note(first, order);
         let end = frame.offset().checked_add(bytes_of(order));
         let inside = end.is_some_and(|end| end <= self.memory.len() as u64);
         if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {

@@ -35,6 +35,7 @@ struct Heap {
     left: AtomicUsize,
     /// The only acquisition from now on that fails, counted from 1; 0 for none.
     fail_at: AtomicUsize,
+    asked: AtomicUsize,
     acquired: AtomicUsize,
     released: AtomicUsize,
 }
@@ -52,7 +53,7 @@ impl Heap {
         let taken = Mutex::new(vec![false; bytes / 4096]);
         let zero = || AtomicUsize::new(0);
         let left = AtomicUsize::new(usize::MAX);
-        Self { base, layout, taken, left, fail_at: zero(), acquired: zero(), released: zero() }
+        Self { base, layout, taken, left, fail_at: zero(), asked: zero(), acquired: zero(), released: zero() }
     }
 
     fn memory(&self) -> DmaMemory<'_> {
@@ -97,6 +98,7 @@ unsafe impl ChunkSource for Heap {
         Iova::new(IOVA)
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let mut taken = self.taken.lock();
         let frames = order.frames() as usize;
         let failed = self.exhausted(order);

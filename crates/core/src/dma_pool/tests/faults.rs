@@ -157,3 +157,23 @@ fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
         assert!(!heap.taken.lock().contains(&true));
     }
 }
+
+#[test]
+fn where_large_chunks_are_refused_small_ones_are_asked_for_first() {
+    let heap = Heap::new(16 << 20);
+    // Every second page is free.
+    heap.taken.lock().iter_mut().step_by(2).for_each(|taken| *taken = true);
+    let pool = pool(&heap, 64);
+    let mut slots = vec![None; 1500 * 64];
+    assert_eq!(pool.fill(&mut slots), slots.len());
+    assert_eq!(heap.acquired.load(Ordering::Relaxed), 1500);
+    // Up to nine orders are refused before a page, for each chunk, if nothing is learnt from it.
+    let asked = heap.asked.load(Ordering::Relaxed);
+    assert!(asked < 2 * 1500, "{asked}");
+    // Large ones are found again.
+    heap.taken.lock().iter_mut().take(2048).for_each(|taken| *taken = false);
+    let mut more = vec![None; 32 * 64 + 512 * 64];
+    assert_eq!(pool.fill(&mut more), more.len());
+    let chunks = pool.stats().chunks;
+    assert!(chunks < 1500 + 32 + 9, "{chunks}");
+}
