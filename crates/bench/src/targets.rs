@@ -102,6 +102,14 @@ impl Targets<'_> {
             floor("bulk-32: pinfold / thread-list", "bulk-32"),
             floor("bulk-512: pinfold / thread-list", "bulk-512"),
             floor("random-4096: pinfold / thread-list", "random-4096"),
+            floor("out-4096: pinfold / thread-list", "out-4096"),
+            at_most(
+                "mpt3sas-free-random: pinfold / inblock",
+                ratio((random, "pinfold"), (random, "inblock")),
+                0.4,
+                0.2,
+                "x",
+            ),
             at_most(
                 "mpt3sas: Block, dropped / raw",
                 workload(ordered, "pinfold-block", "pinfold"),

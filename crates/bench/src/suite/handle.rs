@@ -15,5 +15,5 @@ pub(super) use frames::Huge;
 pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run};
 pub(super) use workloads::{
     OUTSTANDING, PAIRS_2T, Rng, WARM_UP, alloc_all, free_all, pairs, pairs_2t_run, pairs_run, random_run,
-    slots, spawn_second,
+    replace_run, slots, spawn_second,
 };

@@ -29,6 +29,10 @@ pub(super) const CASES: &[Entry] = &[
     ("pair-64-2t", "pair-64 by two threads at once: the time of both over the pairs of both"),
     ("bulk-32, -512", "allocate and free a block of 64 bytes, 32 or 512 by one call if there is one"),
     ("random-4096", "allocate and free a block of 128 bytes, 4,096 allocated at a time and freed at random"),
+    (
+        "out-4096",
+        "free a block of 64 bytes and allocate another, with 4,096 allocated, of which a random one is freed",
+    ),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
 ];
 

@@ -120,6 +120,7 @@ fn pool_has_its_cases_and_subjects() {
         "bulk-32",
         "bulk-512",
         "random-4096",
+        "out-4096",
         "remote-free",
     ];
     assert_eq!(cases(&records), BTreeSet::from(expected));

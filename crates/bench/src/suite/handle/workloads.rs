@@ -192,3 +192,41 @@ pub(in crate::suite) fn random_run<H: Handle>(
         Ok(())
     }
 }
+
+/// Returns a run that, with [`OUTSTANDING`] objects allocated, frees one at random and allocates another, `times` times.
+pub(in crate::suite) fn replace_run<H: Handle>(
+    case: &'static str,
+    times: usize,
+    handle: impl Fn() -> H,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
+    move |out| {
+        let (mut handle, mut held) = (handle(), slots(OUTSTANDING));
+        let mut random = Rng::new();
+        let order: Vec<usize> = (0..times).map(|_| random.below(OUTSTANDING)).collect();
+        alloc_all(&mut handle, &mut held)?;
+        replace(&mut handle, &mut held, order.get(..WARM_UP).unwrap_or_default())?;
+        out.cost(case, replace(&mut handle, &mut held, &order)?, times);
+        held.into_iter().flatten().try_for_each(|object| handle.free(object))
+    }
+}
+
+/// Frees the object of each slot that `order` names, and allocates another for it.
+#[inline(always)]
+fn replace<H: Handle>(
+    handle: &mut H,
+    held: &mut [Option<H::Object>],
+    order: &[usize],
+) -> Result<Cost, BenchError> {
+    let (cost, result) = Cost::of(|| {
+        for &at in order {
+            if let Some(slot) = held.get_mut(at) {
+                slot.take().map_or(Ok(()), |object| handle.free(object))?;
+                let object = handle.alloc()?;
+                black_box(object.address());
+                *slot = Some(object);
+            }
+        }
+        Ok(())
+    });
+    result.map(|()| cost)
+}

@@ -10,7 +10,7 @@ use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
     AllocWritten, Baseline, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool, RawBlocks,
-    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run,
+    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, replace_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -40,6 +40,7 @@ pub(super) fn run(
     records.extend(bulk(harness, arena, memory, "bulk-32", 32)?);
     records.extend(bulk(harness, arena, memory, "bulk-512", 512)?);
     records.extend(random(harness, arena, memory)?);
+    records.extend(out(harness, arena, memory)?);
     Ok(records)
 }
 
@@ -208,6 +209,28 @@ fn random(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
         Subject::new(
             "thread-list",
             random_run(case, rounds, || Written(Baseline(ThreadList::new(lists, STACK)))),
+        ),
+    ])
+}
+
+/// Frees one of 4,096 blocks at random and allocates another.
+fn out(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+    const SIZE: usize = 64;
+    let (case, times) = ("out-4096", harness.scale(1_000_000));
+    let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
+    harness.interleave(vec![
+        Subject::countable("pinfold", replace_run(case, times, || Written(RawBlocks(pool.local())))),
+        Subject::countable(
+            "pinfold-block",
+            replace_run(case, times, || Written(DroppedBlocks(pool.local()))),
+        ),
+        Subject::countable("pinfold-shared", replace_run(case, times, || Written(SharedRawBlocks(pool)))),
+        Subject::new("inblock", replace_run(case, times, || Written(Baseline(inblock)))),
+        Subject::new("malloc", replace_run(case, times, || Written(Malloc::<SIZE>))),
+        Subject::new("lifo", replace_run(case, times, || Written(Baseline(stack)))),
+        Subject::new(
+            "thread-list",
+            replace_run(case, times, || Written(Baseline(ThreadList::new(lists, STACK)))),
         ),
     ])
 }
