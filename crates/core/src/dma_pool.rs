@@ -66,10 +66,10 @@
 //! with *peak* the most blocks in use at a time,
 //!
 //! ```text
-//! blocks of the pool <= 2 * peak + 10,304 for each owner + one chunk
+//! blocks of the pool <= 2 * peak + 10,320 for each owner + one chunk
 //! ```
 //!
-//! where 10,304 are 32 rows, the current one, and 128 whose blocks were all allocated at the last check. In a pool that has
+//! where 10,320 are 32 rows, the current one, 128 whose blocks were all allocated at the last check, and the stash. In a pool that has
 //! never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the depot costs two
 //! more read-modify-writes.
 //!
@@ -108,6 +108,7 @@ mod row;
 mod row_ref;
 mod source;
 mod stash;
+mod state;
 mod stats;
 mod terms;
 mod turn;

@@ -3,8 +3,8 @@
 use super::error::AllocError;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
-use super::row::Form;
 use super::source::ChunkSource;
+use super::state::Form;
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
 use crate::share::Shared;

@@ -4,8 +4,8 @@ use super::error::BulkFreeError;
 use super::owner::Owner;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
-use super::row::Form;
 use super::source::ChunkSource;
+use super::state::Form;
 
 impl<S: ChunkSource> DmaPool<S> {
     /// Fills the empty slots from an owner. Returns how many slots are full.

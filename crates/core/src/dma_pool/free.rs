@@ -5,9 +5,9 @@ use super::error::FreeError;
 use super::owner::{Owner, split};
 use super::pool::{DmaPool, Found, tag_of};
 use super::raw::RawBlock;
-use super::row::{Form, FreeRefusal};
 use super::source::ChunkSource;
 use super::stash::Site;
+use super::state::{Form, FreeRefusal};
 use super::watch::Watch;
 use crate::addr::Iova;
 

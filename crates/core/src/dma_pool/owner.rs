@@ -5,12 +5,15 @@
 //! only added to it, and the row moves to another list when it has become more or less full than that list is for. When the
 //! owner has no row to allocate from, or too many, rows are exchanged with the depot, sixteen at a time.
 
+mod aside;
+
 use super::current::Current;
 use super::geometry::Geometry;
 use super::list::List;
-use super::row::{Fill, Form, FreeRefusal, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
+use super::row::{Fill, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
 use super::row_ref::RowRef;
 use super::stash::{STASH, Site, Stash};
+use super::state::{Form, FreeRefusal};
 use super::terms::{Tally, Terms};
 
 /// The most rows that an owner moves to the depot at a time.
@@ -138,69 +141,6 @@ impl Owner {
         row.set_free(bit);
         self.put(1 << bit, 1);
         Ok(())
-    }
-
-    /// Releases the oldest spent rows, if there are too many. Called when one was added; a release may put one back.
-    fn limit_spent(&mut self) {
-        if self.spent.len() > SPENT {
-            self.release(2);
-        }
-    }
-
-    /// Frees a block of a row of this owner that is in one of its lists: to the stash, or to the row, which moves if it is in
-    /// the wrong list then.
-    #[inline]
-    fn free_aside(&mut self, site: Site, form: Form) -> Result<(), FreeRefusal> {
-        let Site { row, bit, .. } = site;
-        // Checked again, as in `free`.
-        if !row.is_allocated_as(bit, form) {
-            return Err(row.refusal(bit));
-        }
-        row.set_free(bit);
-        self.used -= 1;
-        if !self.stash.push(site) {
-            self.put_aside(row, bit);
-        }
-        Ok(())
-    }
-
-    /// Adds a block, which is marked as free, to a row of this owner that is in one of its lists.
-    fn put_aside(&mut self, row: RowRef, bit: u32) {
-        if row.put_settled(bit) {
-            return;
-        }
-        match row.fill(self.terms.sparse_eighths) {
-            Fill::Spent => self.spent.remove(row),
-            Fill::Open => self.open.remove(row),
-            Fill::Sparse => self.sparse.remove(row),
-            Fill::Whole => self.whole.remove(row),
-        }
-        row.set_avail(row.avail() | 1 << bit);
-        self.enlist(row);
-    }
-
-    /// Returns the blocks of the stash to their rows, which may be other owners' by now.
-    fn empty_stash(&mut self) {
-        while let Some(Site { row, bit, .. }) = self.stash.pop() {
-            if self.current.is(row) {
-                self.current.put(1 << bit);
-                continue;
-            }
-            let owned = row.is_owned_by(self.id);
-            if !owned && row.is_unowned() && row.adopt(self.id) {
-                self.receive(row);
-            } else if !owned {
-                let returned = row.put_remotely(bit);
-                if returned.late {
-                    // It was freed twice, and both frees have been counted.
-                    self.late += 1;
-                    self.used += 1;
-                }
-                self.after_remote_free(row, &returned);
-                continue;
-            }
-            self.put_aside(row, bit);
-        }
     }
 
     /// Makes a row the current one, with at most `most` of its free blocks. It may stay in its list.

@@ -5,8 +5,9 @@ use super::geometry::Geometry;
 use super::owner::Owner;
 use super::pool::Place;
 use super::raw::RawBlock;
-use super::row::{Form, ROW};
+use super::row::ROW;
 use super::stash::Site;
+use super::state::Form;
 
 impl Owner {
     /// Allocates a block and returns its offset in the span; `None` if neither the stash nor the current row has one.

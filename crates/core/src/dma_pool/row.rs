@@ -26,6 +26,7 @@
 //! owner detects it when it collects, frees nothing, and counts it (`late`). Only in this case do both frees return `Ok`;
 //! the block is freed once, and the second free is detected.
 
+use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, is_live};
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The most blocks of a row. Two under the model checker.
@@ -41,36 +42,6 @@ const NO_OWNER: u32 = 0;
 const DEPOT: u32 = 1;
 /// The first number that an owner can have.
 pub(super) const FIRST_OWNER: u32 = 2;
-
-/// Not allocated: in its row's `avail`, in the magazine of the row's owner, or in an owner's stash.
-const FREE: u8 = 0;
-/// Freed remotely, not yet collected.
-const REMOTE_FREED: u8 = 3;
-
-/// How a block was allocated. A free takes effect only if it names the same form.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(super) enum Form {
-    /// As a [`RawBlock`](super::RawBlock): the program frees it by address.
-    Raw = 1,
-    /// As a [`Block`](super::Block), which alone may free it.
-    Owned = 2,
-}
-
-/// Why a free was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FreeRefusal {
-    /// The block is not in use.
-    Free,
-    /// A [`Block`](super::Block) owns it.
-    Owned,
-}
-
-impl FreeRefusal {
-    fn from_state(state: u8) -> Self {
-        if state == Form::Owned as u8 { Self::Owned } else { Self::Free }
-    }
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -130,7 +101,7 @@ impl Row {
     #[inline(always)]
     pub(super) fn states(&self, from: u32, most: usize) -> impl ExactSizeIterator<Item = State<'_>> {
         let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
-        rest.split_at(most.min(rest.len())).0.iter().map(State)
+        rest.split_at(most.min(rest.len())).0.iter().map(State::new)
     }
 
     /// Returns the chunk's offset in the span, in bytes.
@@ -387,34 +358,6 @@ impl Row {
         }
         census
     }
-}
-
-/// The state of a block of the row's owner.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct State<'r>(&'r AtomicU8);
-
-impl State<'_> {
-    /// As [`Row::is_allocated_as`].
-    #[inline(always)]
-    pub(super) fn is_allocated_as(self, form: Form) -> bool {
-        self.0.load(Ordering::Relaxed) == form as u8
-    }
-
-    /// As [`Row::set_allocated`].
-    #[inline(always)]
-    pub(super) fn set_allocated(self, form: Form) {
-        self.0.store(form as u8, Ordering::Relaxed);
-    }
-
-    /// As [`Row::set_free`].
-    #[inline(always)]
-    pub(super) fn set_free(self) {
-        self.0.store(FREE, Ordering::Relaxed);
-    }
-}
-
-fn is_live(state: u8) -> bool {
-    state == Form::Raw as u8 || state == Form::Owned as u8
 }
 
 /// How much of a row is free.

@@ -4,8 +4,8 @@ use super::*;
 use std::sync::mpsc;
 
 const ROW: u64 = 64;
-/// Blocks that an owner may hold at any use: free rows, the current one, and spent ones with remote frees.
-const SLACK: u64 = (32 + 1 + 4 * 32) * ROW;
+/// Blocks that an owner may hold at any use: free rows, the current one, spent ones with remote frees, and the stash.
+const SLACK: u64 = (32 + 1 + 128) * ROW + 16;
 
 /// The bound of the module documentation in blocks, without the newest chunk.
 fn bound(live: u64, owners: u64) -> u64 {
