@@ -66,12 +66,13 @@
 //! with *peak* the most blocks in use at a time,
 //!
 //! ```text
-//! blocks of the pool <= 2 * peak + 10,320 for each owner + one chunk
+//! blocks of the pool <= 2 * peak + 10,336 for each owner + one chunk
 //! ```
 //!
-//! where 10,320 are 32 rows, the current one, 128 whose blocks were all allocated at the last check, and the stash. In a pool that has
-//! never had two `Local`s at a time the threshold is 7/8 and the factor 8, because a free into a row of the depot costs two
-//! more read-modify-writes.
+//! where 10,336 are 32 rows, the current one, 128 whose blocks were all allocated at the last check, and twice the stash (its
+//! blocks make rows look fuller than they are). In a pool that has never had two `Local`s at a time the threshold is 7/8 and the
+//! factor 8, because a free into a row of the depot costs two more read-modify-writes. A block of a stash keeps its chunk from
+//! being [released](DmaPool::shrink).
 //!
 //! The bound does not cover remote frees to rows that an owner holds and that still have free blocks, until the owner
 //! checks them: two rows at each call that changes its current row. An owner that makes no calls, or far fewer than it

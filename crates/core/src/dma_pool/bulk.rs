@@ -17,10 +17,11 @@ impl<S: ChunkSource> DmaPool<S> {
         loop {
             let full = owner.pop_into(&self.geometry, rest, place);
             rest = rest.get_mut(full..).unwrap_or_default();
-            if rest.is_empty() {
-                return all;
-            }
-            if self.stock(owner).is_err() {
+            let Some(slot) = rest.first_mut() else { return all };
+            // It is empty, and so is the current row; the stash may not be.
+            if let Some(offset) = owner.pop(&self.geometry, Form::Raw) {
+                *slot = Some(place.block_at(offset));
+            } else if self.stock(owner).is_err() {
                 return rest.iter().filter(|slot| slot.is_some()).count() + all - rest.len();
             }
         }
@@ -39,10 +40,10 @@ impl<S: ChunkSource> DmaPool<S> {
                 loop {
                     let full = lock.pop_into(&self.geometry, rest, place);
                     rest = rest.get_mut(full..).unwrap_or_default();
-                    if rest.is_empty() {
-                        return all;
-                    }
-                    if !self.restock(&mut lock) {
+                    let Some(slot) = rest.first_mut() else { return all };
+                    if let Some(offset) = lock.pop(&self.geometry, Form::Raw) {
+                        *slot = Some(place.block_at(offset));
+                    } else if !self.restock(&mut lock) {
                         break;
                     }
                 }

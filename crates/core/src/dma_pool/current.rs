@@ -49,6 +49,12 @@ impl Current {
         self.row == Some(row)
     }
 
+    /// Returns the row, and which of its blocks are free here.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn parts(&self) -> (Option<RowRef>, u64) {
+        (self.row, self.free)
+    }
+
     /// Returns the next free block.
     #[inline(always)]
     pub(super) fn first(&self) -> Option<(RowRef, u32)> {

@@ -120,7 +120,9 @@ impl Depot {
 
     /// Announces remote frees to all owners. Relaxed, because it is only a hint to check rows.
     pub(super) fn notify(&self, remote_frees: u32) {
-        self.notices.fetch_add(remote_frees, Ordering::Relaxed);
+        if remote_frees != 0 {
+            self.notices.fetch_add(remote_frees, Ordering::Relaxed);
+        }
     }
 
     /// Recomputes the terms after the number of owners or rows has changed.
@@ -182,6 +184,8 @@ impl Depot {
     /// Takes all rows of an owner. Time proportional to their number.
     pub(super) fn drain(&self, owner: &mut Owner) {
         owner.retire();
+        // Of the stash, to rows of other owners.
+        self.notify(core::mem::take(&mut owner.remote_frees));
         let tally = owner.tally();
         let mut shelves = self.shelves.lock();
         shelves.note(&tally);

@@ -78,10 +78,7 @@ impl<S: ChunkSource> DmaPool<S> {
 
     /// Announces the owner's remote frees, updates its terms, and takes its surplus of rows.
     pub(super) fn relieve(&self, owner: &mut Owner) {
-        let remote_frees = core::mem::take(&mut owner.remote_frees);
-        if remote_frees != 0 {
-            self.depot.notify(remote_frees);
-        }
+        self.depot.notify(core::mem::take(&mut owner.remote_frees));
         owner.update_terms(self.depot.terms(), self.depot.notices());
         if owner.surplus() > 0 {
             self.depot.take_surplus(owner);

@@ -16,6 +16,15 @@ impl List {
         self.len
     }
 
+    /// Returns its rows, from the front.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn rows(&self) -> alloc::vec::Vec<RowRef> {
+        let rows: alloc::vec::Vec<_> =
+            core::iter::successors(self.head, |row| RowRef::follow(&row.next)).collect();
+        assert_eq!((rows.len(), rows.last()), (self.len, self.tail.as_ref()));
+        rows
+    }
+
     pub(super) fn push_front(&mut self, row: RowRef) {
         row.prev.store(core::ptr::null_mut(), Ordering::Relaxed);
         row.next.store(RowRef::link(self.head), Ordering::Relaxed);

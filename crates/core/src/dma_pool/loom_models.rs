@@ -276,6 +276,51 @@ fn a_block_of_a_stash_freed_twice_while_its_row_is_adopted() {
     });
 }
 
+/// A stash returns a block while the row's owner for now gives it away: that block can be allocated without another free.
+#[test]
+fn a_stash_returned_against_the_release_of_its_row() {
+    check(|| {
+        let (pool, mut a, _, y) = with_a_stash();
+        let other = elsewhere(&pool, move |pool, b| {
+            assert!(pool.free(b, y));
+            let again = pool.alloc(b);
+            b.leave_current();
+            b.release(1);
+            again
+        });
+        pool.depot.retire(&mut a);
+        let again = other.join().unwrap();
+        let mut c = pool.depot.register();
+        let all: Vec<_> = core::iter::from_fn(|| pool.alloc(&mut c)).collect();
+        assert_eq!(all.len() + usize::from(again.is_some()), 4);
+        for block in all.into_iter().chain(again) {
+            assert!(pool.free(&mut c, block));
+        }
+        pool.depot.retire(&mut c);
+        assert_eq!(pool.is_whole(), 0);
+    });
+}
+
+/// A stash returns a block that was freed remotely as well, at the same instant: it is freed once, and the second free counted.
+#[test]
+fn a_stash_returns_a_block_that_was_freed_twice() {
+    check(|| {
+        let (pool, mut a, x, y) = with_an_allocated_row();
+        let mut c = pool.depot.register();
+        let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
+        let here = pool.free_again(&mut a, x);
+        a.leave_current();
+        a.release(1);
+        assert!(pool.free_again(&mut c, y));
+        pool.depot.retire(&mut a);
+        pool.depot.retire(&mut c);
+        let there = other.join().unwrap();
+        assert!(here || there);
+        assert_eq!(pool.is_whole(), u64::from(here && there));
+        assert_eq!(pool.depot.counts(0).0, 4);
+    });
+}
+
 /// A pool with two blocks allocated as `Owned`, and the owner of their row.
 fn with_owned_blocks() -> (Arc<Pool>, Owner, u64, u64) {
     let pool = Pool::new();

@@ -6,6 +6,8 @@
 //! owner has no row to allocate from, or too many, rows are exchanged with the depot, sixteen at a time.
 
 mod aside;
+#[cfg(all(test, not(loom)))]
+mod audit;
 
 use super::current::Current;
 use super::geometry::Geometry;
@@ -110,16 +112,13 @@ impl Owner {
     pub(super) fn free(&mut self, geometry: &Geometry, site: Site, form: Form) -> Result<(), FreeRefusal> {
         let Site { row, bit, .. } = site;
         if !self.current.is(row) {
+            // First: wrong frees must not collect rows.
+            if !row.is_allocated_as(bit, form) {
+                return Err(row.refusal(bit));
+            }
             let owned = row.is_owned_by(self.id);
             if !(owned || row.is_unowned() && row.adopt(self.id)) {
                 return self.remote_free(row, bit, form);
-            }
-            if !row.is_allocated_as(bit, form) {
-                let refused = row.refusal(bit);
-                if !owned {
-                    self.receive(row);
-                }
-                return Err(refused);
             }
             // A pass in order, up or down, starts a row with its first or its last block. The model's rows have no others.
             let in_order = !cfg!(loom) && (bit == 0 || u64::from(bit) + 1 == row.blocks());
@@ -243,7 +242,6 @@ impl Owner {
 
     /// Makes the next row with free blocks the current one, when that has none left. `false` if there is none.
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
-        self.empty_stash();
         self.leave_current();
         self.release(RELEASED);
         let row = loop {

@@ -4,8 +4,9 @@
 //!
 //! `owner` is an owner's number, the depot, or none. Only the row's owner writes `avail` and the links, and moves a
 //! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. (A block in
-//! a [stash](super::stash) is its holder's, who allocates it by a plain store even if the row has another owner by then: the state
-//! of a block that is free and not in `avail` concerns nobody else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
+//! a [stash](super::stash) is its holder's, who allocates it by a plain store even if the row has another owner by then, or marks
+//! it as `REMOTE_FREED` by one to return it to that owner: the state of a block that is free and not in `avail` concerns nobody
+//! else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
 //! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
 //! An owner releases a row that has no free block (`NO_OWNER`). The next owner that frees a block of it adopts it by
@@ -214,7 +215,7 @@ impl Row {
     /// Marks a block as free, after [`is_allocated_as`](Self::is_allocated_as) has returned true.
     #[inline(always)]
     pub(super) fn set_free(&self, bit: u32) {
-        self.state(bit).store(FREE, Ordering::Relaxed);
+        State::new(self.state(bit)).set_free();
     }
 
     /// Collects remote frees into `avail`. Returns how many were second frees.
@@ -331,6 +332,12 @@ impl Row {
     #[must_use]
     pub(super) fn lacks_owner(&self) -> bool {
         self.owner.fetch_add(0, Ordering::AcqRel) == NO_OWNER
+    }
+
+    /// After how many frees the row has to move.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn until_moved(&self) -> u32 {
+        self.until_moved.load(Ordering::Relaxed)
     }
 
     /// Whether no block is allocated. Requires exclusive access to the pool.

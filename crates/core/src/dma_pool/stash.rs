@@ -32,6 +32,12 @@ impl Stash {
         Self { blocks: [None; STASH], len: 0, most: most.min(STASH) }
     }
 
+    /// Returns its blocks.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn sites(&self) -> impl Iterator<Item = Site> + '_ {
+        self.blocks.iter().take(self.len).flatten().copied()
+    }
+
     #[inline(always)]
     pub(super) fn has_room(&self) -> bool {
         self.len < self.most

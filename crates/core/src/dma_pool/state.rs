@@ -57,7 +57,13 @@ impl<'r> State<'r> {
     /// As [`Row::set_free`](super::row::Row::set_free).
     #[inline(always)]
     pub(super) fn set_free(self) {
-        self.0.store(FREE, Ordering::Relaxed);
+        if cfg!(loom) {
+            // Loom does not order a store behind another thread's compare-and-swap of which the storing thread knows nothing;
+            // a processor does, as there is one order of the changes of a byte.
+            self.0.swap(FREE, Ordering::Relaxed);
+        } else {
+            self.0.store(FREE, Ordering::Relaxed);
+        }
     }
 }
 

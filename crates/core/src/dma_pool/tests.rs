@@ -10,6 +10,7 @@ mod lists;
 mod model;
 mod owned;
 mod shared;
+mod stash;
 mod stress;
 
 use super::*;

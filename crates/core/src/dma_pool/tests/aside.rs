@@ -36,55 +36,6 @@ fn frees_of_many_that_start_in_the_middle_of_a_row_make_it_current() {
     assert_eq!(again, blocks[20..24]);
 }
 
-/// The pool is full but for the last block, which is in the stash of an owner that has released its row.
-fn stashed(pool: &DmaPool<Heap>) -> (Local<Heap, &DmaPool<Heap>>, Vec<RawBlock>) {
-    let mut local = pool.local();
-    let blocks: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
-    assert_eq!(blocks.len(), 32_768);
-    for _ in 0..2 {
-        // The first time its row becomes the owner's, the second time the block is in the current row.
-        local.free_raw(blocks[32_767]).unwrap();
-        assert_eq!(local.alloc_raw().unwrap(), blocks[32_767]);
-    }
-    local.free_raw(blocks[32_767]).unwrap();
-    // More rows than an owner keeps when all their blocks are allocated. Calls for many do not use the stash.
-    for &first in blocks.iter().step_by(64).take(200) {
-        local.free_bulk(&[first]).unwrap();
-        let mut slot = [None];
-        assert_eq!((local.fill(&mut slot), slot), (1, [Some(first)]));
-    }
-    (local, blocks)
-}
-
-#[test]
-fn a_stash_returns_a_block_whose_row_another_owner_has() {
-    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
-    let (local, blocks) = stashed(&pool);
-    let mut other = pool.local();
-    other.free_raw(blocks[32_766]).unwrap();
-    drop(local);
-    let all: HashSet<_> = std::iter::from_fn(|| other.alloc_raw().ok()).collect();
-    assert_eq!(all, blocks[32_766..].iter().copied().collect());
-}
-
-#[test]
-fn a_block_of_a_stash_is_freed_after_another_owner_got_its_row() {
-    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
-    let (mut local, blocks) = stashed(&pool);
-    let last = blocks[32_767];
-    let mut other = pool.local();
-    other.free_raw(blocks[32_766]).unwrap();
-    assert_eq!(local.alloc_raw().unwrap(), last);
-    assert_eq!(other.alloc_raw().unwrap(), blocks[32_766]);
-    local.free_raw(last).unwrap();
-    assert_eq!(local.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
-    assert_eq!(other.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
-    // It is free in the other owner's row, and not in the stash.
-    assert_eq!(other.alloc_raw().unwrap(), last);
-    assert!(local.alloc_raw().is_err());
-    assert_eq!(pool.stats().late_double_frees, 0);
-}
-
 #[test]
 fn wrong_frees_aside_are_refused_and_change_nothing() {
     let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 const ROW: u64 = 64;
 /// Blocks that an owner may hold at any use: free rows, the current one, spent ones with remote frees, and the stash.
-const SLACK: u64 = (32 + 1 + 128) * ROW + 16;
+const SLACK: u64 = (32 + 1 + 128) * ROW + 2 * 16;
 
 /// The bound of the module documentation in blocks, without the newest chunk.
 fn bound(live: u64, owners: u64) -> u64 {
@@ -199,4 +199,21 @@ fn a_thousand_owners_find_a_block_each() {
         };
         assert!(error.to_string().ends_with("other owners of the pool may hold free blocks"), "{error}");
     }
+}
+
+/// An owner that is refused every free does not collect rows, in which it would not notice the frees of others.
+#[test]
+fn refused_frees_do_not_pile_up_rows() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let (mut idle, mut busy) = (pool.local(), pool.local());
+    for _ in 0..10 {
+        let blocks: Vec<_> = (0..40_000).map(|_| busy.alloc().unwrap()).collect();
+        for block in &blocks {
+            assert!(idle.free_raw(block.as_raw()).is_err());
+        }
+        blocks.into_iter().for_each(|block| busy.free(block));
+    }
+    let stats = pool.stats();
+    assert!(stats.blocks <= bound(40_000, 3) + 32_768, "{stats:?}");
 }

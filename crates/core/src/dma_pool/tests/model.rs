@@ -33,6 +33,33 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         .prop_map(|runs| runs.into_iter().flat_map(|(step, n)| std::iter::repeat_n(step, n)).collect())
 }
 
+/// Checks what holds between calls: each row has one owner, and each free block is in one place.
+fn audit<'h>(pool: &DmaPool<&'h Heap>, locals: &[Local<&'h Heap, &DmaPool<&'h Heap>>]) {
+    let (mut rows, mut loose) = pool.lock().audit();
+    for (more, other) in locals.iter().map(|local| local.owner.audit()) {
+        assert!(more.iter().all(|row| !rows.contains(row)), "a row of two owners");
+        rows.extend(more);
+        loose.extend(other);
+    }
+    for row in pool.chunks.lock().iter().flat_map(|chunk| chunk.rows()) {
+        let here = loose.iter().filter(|(of, _)| *of == row);
+        let out = here.fold(row.avail(), |free, &(_, bits)| {
+            assert_eq!(free & bits, 0, "a free block in two places");
+            free | bits
+        });
+        for bit in 0..u32::try_from(row.blocks()).unwrap() {
+            assert!(out & 1 << bit == 0 || !row.is_live(bit), "a live block is free");
+        }
+        let census = row.census();
+        assert_eq!(
+            census.in_magazines,
+            u64::from((out & !row.avail()).count_ones()),
+            "a free block is nowhere"
+        );
+        assert!(rows.contains(&row) || row.is_in_depot() || row.is_unowned());
+    }
+}
+
 proptest! {
     #[test]
     fn agrees_with_a_set_of_live_blocks(
@@ -49,7 +76,10 @@ proptest! {
         let pick = |live: &BTreeMap<u64, RawBlock>, at: prop::sample::Index| {
             (!live.is_empty()).then(|| *live.values().nth(at.index(live.len())).unwrap())
         };
-        for step in steps {
+        for (number, step) in steps.into_iter().enumerate() {
+            if number % 97 == 0 {
+                audit(&pool, &locals);
+            }
             let free = |locals: &mut [Local<_, _>; 2], who: usize, block| match locals.get_mut(who) {
                 Some(local) => local.free_raw(block),
                 None => pool.free_raw(block),
@@ -127,6 +157,7 @@ proptest! {
                 Step::Shrink => { pool.release_free_chunks(); }
             }
         }
+        audit(&pool, &locals);
         let stats = pool.stats();
         prop_assert_eq!(stats.in_use, live.len() as u64);
         prop_assert_eq!(stats.in_use + stats.in_magazines + stats.in_rows + stats.in_depot, stats.blocks);

@@ -118,3 +118,56 @@ fn hot_paths_share_nothing() {
     both_forms(pool(&heap, 128).local());
     both_forms(Shared::new(pool(&heap, 128)).local());
 }
+
+/// Threads that free anything at any time: what was freed twice at one instant is counted, and no block is lost, or there twice.
+#[test]
+fn stress_wrong_frees_by_three_threads_lose_no_block() {
+    let steps = if cfg!(miri) { 200 } else { 60_000 };
+    for (seed, bytes) in [(0, 64 << 10), (1, 1 << 20), (2, 16 << 10)] {
+        let heap = Heap::new(bytes);
+        let pool = pool(&heap, 64);
+        let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+        pool.free_bulk(&all).unwrap();
+        let (allocs, frees) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        crate::testing::scope(|scope| {
+            for me in 0..3 {
+                let (pool, all, allocs, frees) = (&pool, &all, &allocs, &frees);
+                scope.spawn(move || {
+                    let (mut local, mut random) = (pool.local(), Random::new(me + 31 + seed * 10));
+                    let (mut last, mut allocated, mut freed) = (all[0], 0, 0);
+                    for step in 0..steps {
+                        match random.below(12) {
+                            0..5 => {
+                                if let Ok(block) = local.alloc_raw() {
+                                    (last, allocated) = (block, allocated + 1);
+                                }
+                            }
+                            5..7 => freed += usize::from(local.free_raw(last).is_ok()),
+                            7..10 => {
+                                freed += usize::from(local.free_raw(all[random.below(all.len())]).is_ok())
+                            }
+                            10 => {
+                                let many = &all[random.below(all.len() - 8)..][..8];
+                                freed += local.free_bulk(many).map_or_else(|error| error.freed, |()| 8);
+                            }
+                            _ => allocated += local.fill(&mut [None; 5]),
+                        }
+                        if step % 10_000 == 9_999 {
+                            local = pool.local();
+                        }
+                    }
+                    allocs.fetch_add(allocated, Ordering::Relaxed);
+                    frees.fetch_add(freed, Ordering::Relaxed);
+                });
+            }
+        });
+        let stats = pool.stats();
+        let (allocs, frees) = (allocs.into_inner() as u64, frees.into_inner() as u64);
+        assert_eq!(stats.in_use + frees, allocs + stats.late_double_frees, "{stats:?}");
+        all.iter().for_each(|&block| _ = pool.free_raw(block));
+        let again: HashSet<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+        assert_eq!(again.len(), all.len());
+        again.iter().for_each(|&block| pool.free_raw(block).unwrap());
+        pool.destroy().unwrap();
+    }
+}

@@ -1,0 +1,185 @@
+//! The stash: what it gives out is counted and checked like any other block, and it returns its blocks.
+
+use super::*;
+
+type Own<'p, 'h> = Local<&'h Heap, &'p DmaPool<&'h Heap>>;
+
+/// The last block is in the stash of the first owner, and its row is the second owner's.
+fn stash_in_a_row_of_another<'p, 'h>(
+    pool: &'p DmaPool<&'h Heap>,
+) -> (Own<'p, 'h>, Own<'p, 'h>, Vec<RawBlock>) {
+    let mut local = pool.local();
+    let blocks: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+    for _ in 0..2 {
+        local.free_raw(blocks[32_767]).unwrap();
+        assert_eq!(local.alloc_raw().unwrap(), blocks[32_767]);
+    }
+    local.free_raw(blocks[32_767]).unwrap();
+    for &first in blocks.iter().step_by(64).take(200) {
+        local.free_bulk(&[first]).unwrap();
+        let mut slot = [None];
+        assert_eq!((local.fill(&mut slot), slot), (1, [Some(first)]));
+    }
+    let mut other = pool.local();
+    other.free_raw(blocks[32_766]).unwrap();
+    (local, other, blocks)
+}
+
+#[test]
+fn the_block_given_out_last_is_freed_as_it_was_allocated() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let raw: Vec<_> = (0..3).map(|_| local.alloc_raw().unwrap()).collect();
+    raw.iter().for_each(|&raw| local.free_raw(raw).unwrap());
+    let owned = local.alloc().unwrap();
+    let block = owned.as_raw();
+    assert_eq!(local.free_raw(block), Err(FreeError::Owned { addr: block.addr() }));
+    local.free(owned);
+    assert_eq!(pool.stats().in_use, 0);
+}
+
+/// The slot above the top of the stash still names a block that came back below.
+#[test]
+fn a_block_that_returned_to_another_slot_of_the_stash_is_not_freed_again() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let (x, y) = (local.alloc_raw().unwrap(), local.alloc_raw().unwrap());
+    local.free_raw(x).unwrap();
+    local.free_raw(y).unwrap();
+    assert_eq!((local.alloc_raw(), local.alloc_raw()), (Ok(y), Ok(x)));
+    local.free_raw(y).unwrap();
+    assert_eq!(local.free_raw(y), Err(FreeError::DoubleFree { addr: y.addr() }));
+    local.free_raw(x).unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+}
+
+#[test]
+fn pairs_do_not_raise_the_high_water_mark() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    for _ in 0..100 {
+        let block = local.alloc_raw().unwrap();
+        local.free_raw(block).unwrap();
+    }
+    drop(local);
+    assert_eq!(pool.stats().high_water, 1);
+}
+
+#[test]
+fn blocks_from_the_stash_raise_the_high_water_mark() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    for round in 0..2 {
+        let blocks: Vec<_> = (0..16).map(|_| a.alloc_raw().unwrap()).collect();
+        blocks.iter().for_each(|&block| a.free_raw(block).unwrap());
+        if round == 0 {
+            pool.depot.record(&mut a.owner);
+            (0..1000).for_each(|_| _ = b.alloc_raw().unwrap());
+            pool.depot.record(&mut b.owner);
+        }
+    }
+    drop(a);
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.high_water), (1000, 1016));
+}
+
+#[test]
+fn debug_mode_checks_each_block_that_was_freed_aside() {
+    let heap = Heap::new(2 << 20);
+    let pool = DmaPool::with_debug(&heap, "debug", 64, 0, 0).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..200).map(|_| local.alloc_raw().unwrap()).collect();
+    // Neither the first nor the last of a row, and no two of one row in turn.
+    for i in [5, 70, 135, 20, 90, 150] {
+        local.free_raw(blocks[i]).unwrap();
+        let at = blocks[i].as_ptr().as_ptr().addr() - heap.base.as_ptr().addr();
+        heap.memory().write_u8(at + 3, 1).unwrap();
+    }
+    let mut again = Vec::new();
+    for _ in 0..200 {
+        let block = local.alloc_raw().unwrap();
+        assert_eq!(pool.memory(block).unwrap().read_u8(3), Ok(FRESH_PATTERN));
+        again.push(block);
+    }
+    assert_eq!(pool.stats().damaged, 6);
+}
+
+#[test]
+fn a_dropped_owner_announces_what_its_stash_returned() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (local, _other, _) = stash_in_a_row_of_another(&pool);
+    let before = pool.depot.notices();
+    drop(local);
+    assert_ne!(pool.depot.notices(), before);
+}
+
+#[test]
+fn a_call_for_many_uses_its_own_stash_whoever_has_the_rows() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut local, _other, blocks) = stash_in_a_row_of_another(&pool);
+    let mut slots = [None; 2];
+    assert_eq!((local.fill(&mut slots), slots), (1, [Some(blocks[32_767]), None]));
+}
+
+#[test]
+fn a_call_for_many_uses_the_blocks_of_the_stash() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+    let freed: Vec<_> = (0..16).map(|i| blocks[i * 67 + 5]).collect();
+    freed.iter().for_each(|&block| local.free_raw(block).unwrap());
+    let mut slots = [None; 20];
+    assert_eq!(local.fill(&mut slots), 16);
+    assert_eq!(slots.iter().flatten().copied().collect::<HashSet<_>>(), freed.iter().copied().collect());
+}
+
+#[test]
+fn an_owner_that_frees_and_allocates_in_turn_adopts_a_bounded_number_of_rows() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+    assert_eq!(blocks.len(), 32_768);
+    for row in blocks.chunks(64) {
+        a.free_raw(row[5]).unwrap();
+        assert_eq!(a.alloc_raw(), Ok(row[5]));
+    }
+    blocks.iter().for_each(|&block| b.free_raw(block).unwrap());
+    let got = std::iter::from_fn(|| b.alloc_raw().ok()).count();
+    assert!(got + 130 * 64 >= blocks.len(), "{got} of {}", blocks.len());
+}
+
+#[test]
+fn a_stash_returns_a_block_whose_row_another_owner_has() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (local, mut other, blocks) = stash_in_a_row_of_another(&pool);
+    drop(local);
+    let all: HashSet<_> = std::iter::from_fn(|| other.alloc_raw().ok()).collect();
+    assert_eq!(all, blocks[32_766..].iter().copied().collect());
+}
+
+#[test]
+fn a_block_of_a_stash_is_freed_after_another_owner_got_its_row() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut local, mut other, blocks) = stash_in_a_row_of_another(&pool);
+    let last = blocks[32_767];
+    assert_eq!(local.alloc_raw().unwrap(), last);
+    assert_eq!(other.alloc_raw().unwrap(), blocks[32_766]);
+    local.free_raw(last).unwrap();
+    assert_eq!(local.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
+    assert_eq!(other.free_raw(last), Err(FreeError::DoubleFree { addr: last.addr() }));
+    // It is free in the other owner's row, and not in the stash.
+    assert_eq!(other.alloc_raw().unwrap(), last);
+    assert!(local.alloc_raw().is_err());
+    assert_eq!(pool.stats().late_double_frees, 0);
+}
