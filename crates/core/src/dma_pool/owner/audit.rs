@@ -54,7 +54,8 @@ impl Owner {
         let eighths = self.terms.sparse_eighths;
         assert_eq!(row.fill(eighths), list, "{:x}", row.avail());
         // The first number of free blocks with which it is in another list.
-        let (free, blocks) = (row.avail().count_ones() as usize, row.blocks() as usize);
+        let free = row.avail().count_ones() as usize;
+        let blocks = usize::try_from(row.blocks()).unwrap_or(usize::MAX);
         let moves = |&more: &usize| more == blocks || row.fill_of(lowest(more), eighths) != list;
         let until = (free + 1..=blocks).find(moves).map(|more| more - free);
         if list != Fill::Whole {
