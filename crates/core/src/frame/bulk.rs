@@ -24,6 +24,7 @@ struct Filled {
 #[inline(always)]
 fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.iter().filter(|slot| slot.is_none()).count();
+    let all_empty = asked == slots.len();
     let (mut part, mut got, mut rest) = (Part::NONE, 0, slots);
     while got < asked {
         if part.mask == 0 {
@@ -32,34 +33,32 @@ fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> 
                 break;
             }
         }
-        let full = rest.iter().take_while(|slot| slot.is_some()).count();
-        rest = rest.get_mut(full..).unwrap_or_default();
-        let filled = fill_slots(&mut part, rest);
+        let empty = if all_empty {
+            rest.len()
+        } else {
+            let full = rest.iter().take_while(|slot| slot.is_some()).count();
+            rest = rest.get_mut(full..).unwrap_or_default();
+            rest.iter().take(64).take_while(|slot| slot.is_none()).count()
+        };
+        let filled = fill_slots(&mut part, rest.get_mut(..empty).unwrap_or_default());
         rest = rest.get_mut(filled..).unwrap_or_default();
         got += filled;
     }
     Filled { asked, got, left: part }
 }
 
-/// Moves frames of a part into the empty slots at the start of `slots`. Returns how many.
+/// Moves the first frames of a part that are neighbours into slots, which are empty. Returns how many.
 #[inline(always)]
 fn fill_slots(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     let shift = part.mask.trailing_zeros();
     let run = (part.mask >> shift).trailing_ones();
-    // One run, as from a fresh word: no search for set bits.
     let first = part.word * 64 + shift;
-    let mut filled = 0;
     for (slot, index) in slots.iter_mut().zip(first..first + run) {
-        if slot.is_some() {
-            break;
-        }
         *slot = Frame::new(index);
-        filled += 1;
     }
-    if filled != 0 {
-        part.mask &= !((!0 >> (64 - filled)) << shift);
-    }
-    filled
+    let filled = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
+    part.mask &= !((!0 >> (64 - filled)) << shift);
+    filled as usize
 }
 
 /// Empties the full slots by parts of one word each, which `give` frees. Returns how many.
