@@ -21,8 +21,6 @@ pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
     pub(super) blocks: u32,
-    /// Its offset in the span, in bytes.
-    offset: u64,
     /// Whether the run is acquired now. Written under the lock of the chunks.
     present: AtomicBool,
     rows: Box<[Row]>,
@@ -33,13 +31,13 @@ impl Chunk {
         let row =
             |number: u32| Row::new(frame.offset(), number, (blocks - number * ROW_BLOCKS).min(ROW_BLOCKS));
         let rows = (0..blocks.div_ceil(ROW_BLOCKS)).map(row).collect();
-        Self { frame, order, blocks, offset: frame.offset(), present: AtomicBool::new(false), rows }
+        Self { frame, order, blocks, present: AtomicBool::new(false), rows }
     }
 
     /// Returns its offset in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset(&self) -> u64 {
-        self.offset
+        self.frame.offset()
     }
 
     pub(super) fn is_present(&self) -> bool {

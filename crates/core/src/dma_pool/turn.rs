@@ -42,9 +42,10 @@ impl Turn<'_> {
 
     /// Notes which order was available, and which one was asked for first.
     pub(super) fn note(&self, asked: Order, got: Order) {
-        let left = if got < asked { MODEST } else { self.0.modest.load(Ordering::Relaxed).saturating_sub(1) };
+        let mut left = self.0.modest.load(Ordering::Relaxed).saturating_sub(1);
         if got < asked {
             self.0.available.store(got.get(), Ordering::Relaxed);
+            left = MODEST;
         }
         self.0.modest.store(left, Ordering::Relaxed);
     }
