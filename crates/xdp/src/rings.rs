@@ -2,11 +2,13 @@
 
 mod chunk;
 mod kernel;
+mod packet;
 mod page;
 mod ring;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use chunk::Chunk;
-pub(crate) use kernel::{Received, Rings};
+pub(crate) use kernel::Rings;
+pub use packet::Packet;
 pub use page::PacketPage;

@@ -187,10 +187,14 @@ impl Worker<'_> {
             Duration::ZERO
         };
         let before = counts.reflected;
+        packets.iter().for_each(|packet| counts.add(packet));
+        if matches!(self.action, Action::Count) {
+            self.socket.recycle_all(packets);
+        }
         for mut packet in packets.drain(..) {
-            counts.add(&packet);
             match &mut self.action {
-                Action::Count => self.socket.recycle(packet),
+                // All of them, above.
+                Action::Count => {}
                 Action::Reflect => {
                     if !protocol::reflect(&mut packet) {
                         counts.not_reflected += 1;

@@ -122,10 +122,20 @@ impl<S: ChunkSource> PagePool<S> {
         Ok(Page { shared: self.shared.as_ptr(), frame, written: self.written })
     }
 
-    /// Fills the empty slots; returns how many slots are full afterwards, fewer than all if pages run out.
+    /// Fills the empty slots in order, until pages run out; returns how many slots are full afterwards. O(slots), except for the
+    /// source.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<Page<S>>]) -> usize {
-        fill(slots, || self.alloc().ok())
+        self.fill_for(slots, Tag::NONE)
+    }
+
+    /// Fills the empty slots with pages for a named holder, as [`fill`](Self::fill).
+    #[inline]
+    pub fn fill_for(&mut self, slots: &mut [Option<Page<S>>], tag: Tag) -> usize {
+        // By its frame: a page that has passed through a `Result` is written in parts and read back whole, which a processor
+        // cannot do before the parts have left its store buffer.
+        let (shared, written) = (self.shared.as_ptr(), self.written);
+        fill(slots, || self.take_owned(tag).ok().map(|frame| Page { shared, frame, written }))
     }
 
     /// Allocates a raw page, which is in use until it is freed explicitly.
@@ -150,8 +160,7 @@ impl<S: ChunkSource> PagePool<S> {
         Ok(self.shared.raw_at(frame))
     }
 
-    /// Fills the empty slots with raw pages; returns how many slots are full afterwards, fewer than all if pages run
-    /// out.
+    /// Fills the empty slots with raw pages, as [`fill`](Self::fill).
     #[inline]
     pub fn fill_raw(&mut self, slots: &mut [Option<RawPage>]) -> usize {
         fill(slots, || self.alloc_raw().ok())
@@ -381,13 +390,17 @@ impl<S: ChunkSource> PagePool<S> {
 #[inline(always)]
 fn fill<T>(slots: &mut [Option<T>], mut one: impl FnMut() -> Option<T>) -> usize {
     let mut full = 0;
-    for slot in slots {
+    let mut rest = slots.iter_mut();
+    for slot in rest.by_ref() {
         if slot.is_none() {
             *slot = one();
+            if slot.is_none() {
+                break;
+            }
         }
-        full += usize::from(slot.is_some());
+        full += 1;
     }
-    full
+    full + rest.filter(|slot| slot.is_some()).count()
 }
 
 impl<S: ChunkSource> fmt::Debug for PagePool<S> {

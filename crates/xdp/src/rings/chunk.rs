@@ -11,6 +11,34 @@ pub(crate) enum Chunk {
     Part(Fragment<Umem>),
 }
 
+/// What a [`Chunk`] is made of.
+pub(crate) trait Piece {
+    fn memory(&self) -> DmaMemory<'_>;
+    fn into_chunk(self) -> Chunk;
+}
+
+impl Piece for Page<Umem> {
+    #[inline]
+    fn memory(&self) -> DmaMemory<'_> {
+        Page::memory(self)
+    }
+    #[inline]
+    fn into_chunk(self) -> Chunk {
+        Chunk::Page(self)
+    }
+}
+
+impl Piece for Fragment<Umem> {
+    #[inline]
+    fn memory(&self) -> DmaMemory<'_> {
+        Fragment::memory(self)
+    }
+    #[inline]
+    fn into_chunk(self) -> Chunk {
+        Chunk::Part(self)
+    }
+}
+
 impl Chunk {
     #[inline]
     pub(crate) fn memory(&self) -> DmaMemory<'_> {

@@ -1,12 +1,17 @@
 //! A socket's rings with the chunks in them: each chunk that the kernel may access is owned here.
 //!
+//! A chunk is kept as the packet that it becomes: a packet composed of its parts on the way from the slot to its receiver is
+//! written in parts and read back whole, which a processor cannot do before the parts have left its store buffer.
+//!
 //! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of its chunk: the kernel's
 //! entries are looked up there, never trusted. So a chunk has one owner at any time: the pool, the rings, or a packet.
 // The one unsafe call of the crate (the one `unsafe impl` is in `page.rs`): opening a socket, whose contract is what this file keeps.
 #![allow(unsafe_code)]
 
-use super::chunk::Chunk;
+use super::chunk::Piece;
+use super::packet::Packet;
 use super::ring::{Consumer, Producer};
+use pinfold::DmaMemory;
 use pinfold::xdp::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
 use pinfold_core::dma_pool::ChunkSource;
 use std::sync::atomic::{Ordering, fence};
@@ -24,16 +29,9 @@ enum Slot {
     #[default]
     Elsewhere,
     /// The kernel, to write a packet into it.
-    Filled(Chunk),
+    Filled(Packet),
     /// The kernel, to send it.
-    Sending(Chunk),
-}
-
-/// A received packet: its chunk, and where in it the packet is.
-pub(crate) struct Received {
-    pub(crate) chunk: Chunk,
-    pub(crate) offset: u32,
-    pub(crate) len: u32,
+    Sending(Packet),
 }
 
 /// A socket, its rings, and the chunks that the kernel has. Dropped in this order: the kernel lets go of the chunks when the
@@ -110,10 +108,9 @@ impl Rings {
         self.unknown
     }
 
-    /// Returns the chunk's address and the number of its slot, if it is a whole chunk of this UMEM that is not in a ring.
+    /// Returns the address of a chunk's memory and the number of its slot, if it is a whole chunk of this UMEM that is not in a ring.
     #[inline]
-    fn place_of(&self, chunk: &Chunk) -> Option<(u64, usize)> {
-        let memory = chunk.memory();
+    fn place_of(&self, memory: DmaMemory<'_>) -> Option<(u64, usize)> {
         // Below the UMEM it wraps, to beyond the end.
         let address = memory.addr().wrapping_sub(self.base);
         let inside = address < self.bytes && memory.len() <= self.bytes - address;
@@ -123,16 +120,25 @@ impl Rings {
         free.then_some((address as u64, at))
     }
 
-    /// Fills up to `wanted` places of the fill ring with chunks from `next`; returns how many.
+    /// Returns how many places of the fill ring are empty; reads the kernel's index only if fewer than `wanted` are known to be.
     #[inline]
-    pub(crate) fn fill(&mut self, wanted: u32, mut next: impl FnMut() -> Option<Chunk>) -> u32 {
-        let room = self.fill.room(wanted).min(wanted);
-        for _ in 0..room {
-            let Some(chunk) = next() else { break };
-            let Some((address, at)) = self.place_of(&chunk) else { continue };
+    pub(crate) fn fill_room(&mut self, wanted: u32) -> u32 {
+        self.fill.room(wanted)
+    }
+
+    /// Passes chunks to the kernel, which receives into them; returns how many. What has no place in the fill ring stays.
+    #[inline]
+    pub(crate) fn fill<P: Piece>(&mut self, pieces: &mut [Option<P>]) -> u32 {
+        for piece in pieces {
+            let Some((address, at)) = piece.as_ref().and_then(|piece| self.place_of(piece.memory())) else {
+                continue;
+            };
             let Some(slot) = self.slots.get_mut(at) else { continue };
-            *slot = Slot::Filled(chunk);
-            self.fill.push([address]);
+            if self.fill.push([address])
+                && let Some(piece) = piece.take()
+            {
+                *slot = Slot::Filled(Packet::empty(piece.into_chunk()));
+            }
         }
         let count = self.fill.publish();
         self.filled += count;
@@ -162,21 +168,27 @@ impl Rings {
         }
     }
 
-    /// Takes up to `most` packets that were received; returns how many.
+    /// Appends up to `most` packets that were received; returns how many, and their bytes.
     #[inline]
-    pub(crate) fn receive(&mut self, most: usize, mut each: impl FnMut(Received)) -> usize {
-        let mut count = 0;
-        while count < most {
+    pub(crate) fn receive(&mut self, packets: &mut Vec<Packet>, most: usize) -> (u32, u64) {
+        let (mut count, mut bytes) = (0, 0);
+        while (count as usize) < most {
             let Some([address, length]) = self.receive.pop() else { break };
-            let Some((chunk, offset)) = self.take(address, false) else { continue };
-            self.filled = self.filled.saturating_sub(1);
+            let Some(packet) = self.take(address, false) else { continue };
             // The length is the first four bytes of the word.
             let [a, b, c, d, ..] = length.to_ne_bytes();
-            each(Received { chunk, offset, len: u32::from_ne_bytes([a, b, c, d]) });
+            let len = u32::from_ne_bytes([a, b, c, d]);
+            // In its final place only, see above.
+            packets.push(packet);
+            if let Some(packet) = packets.last_mut() {
+                packet.place(self.offset_of(address), len, 1 << self.shift);
+            }
+            bytes += u64::from(len);
             count += 1;
         }
         self.receive.release();
-        count
+        self.filled = self.filled.saturating_sub(count);
+        (count, bytes)
     }
 
     /// Returns how many packets can be queued for sending; reads the kernel's index only if fewer than `wanted` are known to.
@@ -187,14 +199,16 @@ impl Rings {
     /// Queues a packet for sending.
     ///
     /// # Errors
-    /// The chunk, if it is not of this UMEM or the ring is full.
-    pub(crate) fn transmit(&mut self, chunk: Chunk, offset: u32, len: u32) -> Result<(), Chunk> {
-        let place = self.place_of(&chunk).filter(|_| self.transmit.room(1) > 0);
-        let Some((address, at)) = place else { return Err(chunk) };
-        let Some(slot) = self.slots.get_mut(at) else { return Err(chunk) };
-        *slot = Slot::Sending(chunk);
-        let [a, b, c, d] = len.to_ne_bytes();
+    /// The packet, if it is not in this UMEM or the ring is full.
+    pub(crate) fn transmit(&mut self, packet: Packet) -> Result<(), Packet> {
+        let place = self.place_of(packet.chunk().memory()).filter(|_| self.transmit.room(1) > 0);
+        let Some((address, at)) = place else { return Err(packet) };
+        let Some(slot) = self.slots.get_mut(at) else { return Err(packet) };
+        let (offset, len) = packet.placed();
+        *slot = Slot::Sending(packet);
         let address = address.wrapping_add(u64::from(offset));
+        // The length is the first four bytes of the word.
+        let [a, b, c, d] = len.to_ne_bytes();
         self.transmit.push([address, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]);
         self.sending += 1;
         Ok(())
@@ -224,28 +238,33 @@ impl Rings {
         Ok(())
     }
 
-    /// Takes the chunks of packets that have been sent; returns how many.
-    pub(crate) fn complete(&mut self, mut each: impl FnMut(Chunk)) -> u32 {
+    /// Takes the packets that have been sent; returns how many.
+    pub(crate) fn complete(&mut self, mut each: impl FnMut(Packet)) -> u32 {
         let mut count = 0;
         while let Some([address]) = self.completion.pop() {
-            let Some((chunk, _)) = self.take(address, true) else { continue };
+            let Some(packet) = self.take(address, true) else { continue };
             count += 1;
-            each(chunk);
+            each(packet);
         }
         self.completion.release();
         self.sending = self.sending.saturating_sub(count);
         count
     }
 
-    /// Takes the chunk at an address that the kernel returned, and the address's offset in it.
+    /// Returns the offset of an address in its chunk.
     #[inline]
-    fn take(&mut self, address: u64, sent: bool) -> Option<(Chunk, u32)> {
+    fn offset_of(&self, address: u64) -> u32 {
         // Below the size of a chunk, at most 4096.
-        let offset = u32::try_from(address & ((1 << self.shift) - 1)).unwrap_or(0);
+        u32::try_from(address & ((1 << self.shift) - 1)).unwrap_or(0)
+    }
+
+    /// Takes the packet at an address that the kernel returned.
+    #[inline]
+    fn take(&mut self, address: u64, sent: bool) -> Option<Packet> {
         let slot = usize::try_from(address >> self.shift).ok().and_then(|at| self.slots.get_mut(at));
         if let Some(slot) = slot {
             match (std::mem::take(slot), sent) {
-                (Slot::Filled(chunk), false) | (Slot::Sending(chunk), true) => return Some((chunk, offset)),
+                (Slot::Filled(packet), false) | (Slot::Sending(packet), true) => return Some(packet),
                 (other, _) => *slot = other,
             }
         }

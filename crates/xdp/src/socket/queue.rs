@@ -4,9 +4,9 @@ use super::options::{ChunkSize, LINK_HEADER, Options, mtu_limit};
 use crate::error::{self, OpenError, SocketError, TransmitError, TransmitRefused};
 use crate::packet::Packet;
 use crate::redirect::Redirect;
-use crate::rings::{Chunk, Received, Rings};
+use crate::rings::{Chunk, Rings};
 use crate::stats::{SocketReport, Traffic};
-use pinfold::page_pool::{AllocError, Config, Destroyed, Holder, PagePool, Tag, TooManyTags};
+use pinfold::page_pool::{AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags};
 use pinfold::xdp::{Interface, RingSizes, Umem};
 use pinfold::{Arena, ArenaMemory};
 use std::time::Duration;
@@ -24,6 +24,7 @@ const SHORTEST: usize = 14;
 pub struct Socket {
     /// Dropped first: then the kernel has no more chunks.
     rings: Rings,
+    next: Next,
     pool: PagePool<Umem>,
     /// Holds the program that passes packets here.
     redirect: Option<Redirect>,
@@ -37,6 +38,22 @@ pub struct Socket {
     busy_poll: Option<Duration>,
     /// Set once the interface has been removed: the kernel says so only once.
     gone: bool,
+}
+
+/// What enters the fill ring next, between two refills nothing: allocated together, and entered together.
+#[derive(Debug)]
+enum Next {
+    Pages(Box<[Option<Page<Umem>>; BATCH as usize]>),
+    Parts(Box<[Option<Fragment<Umem>>; BATCH as usize]>),
+}
+
+impl Next {
+    fn of(chunk: ChunkSize) -> Self {
+        match chunk {
+            ChunkSize::Page => Self::Pages(Box::new([const { None }; BATCH as usize])),
+            ChunkSize::HalfPage => Self::Parts(Box::new([const { None }; BATCH as usize])),
+        }
+    }
 }
 
 impl Options {
@@ -75,6 +92,7 @@ impl Options {
         error::while_busy(bind).map_err(|error| error::of_bind(interface, queue, error))?;
         let mut socket = Socket {
             rings: opened,
+            next: Next::of(chunk),
             pool,
             redirect: None,
             interface: interface.clone(),
@@ -155,15 +173,11 @@ impl Socket {
     /// unless the driver asks for one. O(packets).
     #[inline]
     pub fn receive(&mut self, packets: &mut Vec<Packet>, most: usize) -> usize {
-        let (mut bytes, room) = (0, self.chunk.bytes());
-        let count = self.rings.receive(most, |Received { chunk, offset, len }| {
-            bytes += u64::from(len);
-            packets.push(Packet::new(chunk, offset, len, room));
-        });
-        self.traffic.received += count as u64;
+        let (count, bytes) = self.rings.receive(packets, most);
+        self.traffic.received += u64::from(count);
         self.traffic.received_bytes += bytes;
         self.refill(BATCH);
-        count
+        count as usize
     }
 
     /// Refills the fill ring if at least `least` of its places are empty.
@@ -173,10 +187,35 @@ impl Socket {
         if wanted < least {
             return;
         }
-        let (pool, chunk, holder) = (&mut self.pool, self.chunk, self.holder);
-        let filled = self.rings.fill(wanted, || allocate(pool, chunk, holder).ok());
+        let mut wanted = self.rings.fill_room(wanted).min(wanted);
+        let mut filled = 0;
+        while wanted > 0 {
+            let count = self.refill_some(wanted.min(BATCH));
+            filled += count;
+            wanted = if count < BATCH { 0 } else { wanted - count };
+        }
         if filled > 0 {
             self.rings.wake_receive();
+        }
+    }
+
+    /// Refills at most [`BATCH`] places of the fill ring, which are empty; returns how many.
+    #[inline]
+    fn refill_some(&mut self, wanted: u32) -> u32 {
+        let (pool, wanted) = (&mut self.pool, wanted as usize);
+        match &mut self.next {
+            Next::Pages(pages) => {
+                let pages = pages.get_mut(..wanted).unwrap_or_default();
+                pool.fill_for(pages, self.holder);
+                self.rings.fill(pages)
+            }
+            Next::Parts(parts) => {
+                let parts = parts.get_mut(..wanted).unwrap_or_default();
+                for part in parts.iter_mut().filter(|part| part.is_none()) {
+                    *part = pool.alloc_fragment(self.chunk.bytes() as usize).ok();
+                }
+                self.rings.fill(parts)
+            }
         }
     }
 
@@ -207,8 +246,15 @@ impl Socket {
     /// Returns a packet's page to the pool. One of another socket is dropped, which returns it to its own.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
-        let (chunk, ..) = packet.into_parts();
-        chunk.recycle(&mut self.pool);
+        packet.into_chunk().recycle(&mut self.pool);
+    }
+
+    /// Returns the pages of all packets to the pool, as [`recycle`](Self::recycle) does, and empties the list. O(packets).
+    #[inline]
+    pub fn recycle_all(&mut self, packets: &mut Vec<Packet>) {
+        for packet in packets.drain(..) {
+            self.recycle(packet);
+        }
     }
 
     /// Makes a packet of these bytes, to be sent.
@@ -223,7 +269,9 @@ impl Socket {
         let chunk = allocate(&mut self.pool, self.chunk, self.holder)?;
         // It fits, as was just checked.
         let _ = chunk.memory().copy_from_slice(0, bytes);
-        Ok(Packet::new(chunk, 0, u32::try_from(bytes.len()).unwrap_or(u32::MAX), self.chunk.bytes()))
+        let mut packet = Packet::empty(chunk);
+        packet.place(0, u32::try_from(bytes.len()).unwrap_or(u32::MAX), self.chunk.bytes());
+        Ok(packet)
     }
 
     /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool when it has been sent.
@@ -243,9 +291,7 @@ impl Socket {
                 return refuse(packet, TransmitRefused::Full);
             }
         }
-        let (chunk, offset, len) = packet.into_parts();
-        let queued = self.rings.transmit(chunk, offset, len);
-        queued.or_else(|chunk| refuse(Packet::from_parts(chunk, offset, len), TransmitRefused::Foreign))
+        self.rings.transmit(packet).or_else(|packet| refuse(packet, TransmitRefused::Foreign))
     }
 
     /// Has the kernel send what is queued, and returns the pages of what has been sent to the pool.
@@ -261,7 +307,7 @@ impl Socket {
     /// Returns the pages of what has been sent to the pool; returns how many packets are still being sent.
     pub fn collect(&mut self) -> u32 {
         let pool = &mut self.pool;
-        self.traffic.sent += u64::from(self.rings.complete(|chunk| chunk.recycle(pool)));
+        self.traffic.sent += u64::from(self.rings.complete(|packet| packet.into_chunk().recycle(pool)));
         self.rings.sending()
     }
 
@@ -297,8 +343,9 @@ impl Socket {
 
     /// Closes the socket: the kernel gives up its chunks, and what packets still hold can be observed.
     pub fn close(self) -> Closed {
-        let Self { rings, pool, redirect, .. } = self;
+        let Self { rings, next, pool, redirect, .. } = self;
         drop(rings);
+        drop(next);
         drop(redirect);
         Closed(pool.close())
     }
