@@ -13,6 +13,7 @@ mod plain;
 mod pool;
 mod processors;
 mod source;
+mod turns;
 mod wire;
 
 use super::Entry;
@@ -20,17 +21,23 @@ use crate::baseline::buddy::Buddy;
 use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Harness, Samples, Subject};
 use crate::record::Record;
-use measure::{Load, PAGES, measure};
+use measure::{Load, PAGES, Receiver, measure_at_once};
+use pinfold::xdp::Interface;
 use pinfold_core::frame::Zone;
 use plain::Plain;
 use pool::Product;
 use source::{Array, List, Single, Static};
+use turns::measure_turns;
 use wire::Wire;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
     ("rx-64, -1500", "receive a packet of that size, read one word of it, and return its page: one thread"),
     ("rx-64-2t, rx-1500-2t", "the same with two queues, sockets and threads; all packets of both"),
+    (
+        "turns-64, turns-1500",
+        "the same by one thread that sends 192, then receives them: the program's own part, without the driver's",
+    ),
     ("pool-calls", "one page from the page pool and back, in the pattern of rx-64, without a socket"),
 ];
 
@@ -42,12 +49,14 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("static-umem", "bare rings; the addresses received are entered again, as in xdpsock and common crates"),
 ];
 
-/// Case, bytes of a packet without the checksum of Ethernet, threads, packets of a run for each thread.
-const SIZES: [(&str, usize, usize, usize); 4] = [
-    ("rx-64", 60, 1, 1 << 18),
-    ("rx-1500", 1514, 1, 1 << 17),
-    ("rx-64-2t", 60, 2, 1 << 17),
-    ("rx-1500-2t", 1514, 2, 1 << 16),
+/// Case, bytes of a packet without the checksum of Ethernet, threads, whether they send as well, packets of a run for each.
+const SIZES: [(&str, usize, usize, bool, usize); 6] = [
+    ("rx-64", 60, 1, false, 1 << 18),
+    ("rx-1500", 1514, 1, false, 1 << 17),
+    ("rx-64-2t", 60, 2, false, 1 << 17),
+    ("rx-1500-2t", 1514, 2, false, 1 << 16),
+    ("turns-64", 60, 1, true, 1 << 19),
+    ("turns-1500", 1514, 1, true, 1 << 18),
 ];
 
 /// Measures the suite; without root or virtual interfaces its cases are skipped.
@@ -59,7 +68,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         return Ok(Vec::new());
     }
     let mut records = Vec::new();
-    for (case, bytes, threads, full) in SIZES {
+    for (case, bytes, threads, turns, full) in SIZES {
         let wire = match Wire::new(threads) {
             Ok(wire) => wire,
             Err(BenchError::NoNetwork(why)) => {
@@ -68,13 +77,22 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             }
             Err(error) => return Err(error),
         };
-        let load = Load { wire: &wire, bytes, packets: harness.scale(full) as u64 };
+        let load = Load { wire: &wire, bytes, turns, packets: harness.scale(full) as u64 };
         records.extend(harness.interleave(subjects(case, load))?);
     }
     let rounds = harness.scale(1 << 14);
     let calls = |out: &mut Samples| pool::calls("pool-calls", rounds, out);
     records.extend(harness.interleave(vec![Subject::new("page-pool", calls)])?);
     Ok(records)
+}
+
+fn measure<R: Receiver>(
+    case: &'static str,
+    load: Load<'_>,
+    open: impl FnOnce(&Interface) -> Result<Vec<R>, BenchError>,
+    out: &mut Samples,
+) -> Result<(), BenchError> {
+    if load.turns { measure_turns(case, load, open, out) } else { measure_at_once(case, load, open, out) }
 }
 
 fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchError>> {

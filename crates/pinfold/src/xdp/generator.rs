@@ -20,6 +20,8 @@ use std::os::fd::{AsFd, OwnedFd};
 #[derive(Debug)]
 pub struct Generator {
     program: OwnedFd,
+    /// Detaches the program with its close.
+    _link: Option<OwnedFd>,
 }
 
 impl Generator {
@@ -29,7 +31,18 @@ impl Generator {
     /// [`CallError`]: `EPERM` without the [capabilities](super::missing_capabilities).
     pub fn through(interface: &Interface) -> Result<Self, CallError> {
         let program = bpf::load_send(interface.index()).map_err(at("bpf (the program that sends)"))?;
-        Ok(Self { program })
+        Ok(Self { program, _link: None })
+    }
+
+    /// Attaches the program to `interface` as well, natively and for as long as the generator lives: otherwise the kernel
+    /// prepares it again for each call of [`send`](Self::send), which takes it milliseconds. What `interface` receives
+    /// meanwhile is sent like the copies.
+    ///
+    /// # Errors
+    /// [`CallError`], as [`Program::attach`](super::Program::attach).
+    pub fn prepared_on(self, interface: &Interface) -> Result<Self, CallError> {
+        let link = bpf::attach(self.program.as_fd(), interface.index(), true);
+        Ok(Self { _link: Some(link.map_err(at("bpf (attaching the program that sends)"))?), ..self })
     }
 
     /// Sends `count` copies of `packet`, from the header of Ethernet on. What the driver has no room for is dropped and in the

@@ -20,13 +20,15 @@ pub(super) const RINGS: RingSizes = RingSizes { fill: 2048, completion: 2048, re
 /// How many packets a call of the generator sends.
 const BURST: u32 = 8192;
 /// How long a run may take.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// What a run receives.
 #[derive(Clone, Copy)]
 pub(super) struct Load<'w> {
     pub(super) wire: &'w Wire,
     pub(super) bytes: usize,
+    /// Whether the threads send as well, in turns.
+    pub(super) turns: bool,
     /// How many packets each thread receives.
     pub(super) packets: u64,
 }
@@ -57,7 +59,7 @@ struct Took {
 
 /// Makes a run: opens a receiver for each queue, sends more than they can receive, and records rate, processor time and what was dropped.
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
-pub(super) fn measure<R: Receiver>(
+pub(super) fn measure_at_once<R: Receiver>(
     case: &'static str,
     load: Load<'_>,
     open: impl FnOnce(&Interface) -> Result<Vec<R>, BenchError>,
@@ -101,16 +103,28 @@ pub(super) fn measure<R: Receiver>(
     Ok(())
 }
 
+/// Receives what there is.
+#[inline(always)]
+pub(super) fn drain(receiver: &mut impl Receiver) -> Result<u64, BenchError> {
+    let mut got = 0;
+    loop {
+        match receiver.receive()? {
+            0 => return Ok(got),
+            received => got += received,
+        }
+    }
+}
+
+/// Returns a broadcast of this size, of the type for local experiments.
+pub(super) fn packet(bytes: usize) -> Vec<u8> {
+    let header = [[0xff; 6], [2, 0, 0, 0, 0, 1]].concat().into_iter().chain([0x88, 0xb5]);
+    header.chain(std::iter::repeat(0x5a)).take(bytes).collect()
+}
+
 /// Sends until it is told to stop.
 fn generate(near: &Interface, bytes: usize, stop: &AtomicBool) -> Result<(), BenchError> {
     let generator = Generator::through(near)?;
-    // A broadcast of the type for local experiments.
-    let mut packet = vec![0x5a; bytes];
-    for (to, from) in
-        packet.iter_mut().zip([[0xff; 6], [2, 0, 0, 0, 0, 1]].concat().into_iter().chain([0x88, 0xb5]))
-    {
-        *to = from;
-    }
+    let packet = packet(bytes);
     while !stop.load(Ordering::Relaxed) {
         generator.send(&packet, BURST)?;
     }
@@ -131,13 +145,7 @@ fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError>
     while got < packets {
         let (before, start) = (got, thread_time());
         receiver.poll()?;
-        loop {
-            let received = receiver.receive()?;
-            got += received;
-            if received == 0 {
-                break;
-            }
-        }
+        got += drain(receiver)?;
         // What finds nothing waits for the sender, and is not the cost of a packet.
         if got > before {
             processor += thread_time().saturating_sub(start);

@@ -9,7 +9,6 @@ use pinfold::xdp::{Interface, Umem};
 use pinfold::{Arena, PagePool};
 use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{Packet, Redirect, Socket};
-use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -37,10 +36,10 @@ impl Receiver for Product {
     #[inline(always)]
     fn receive(&mut self) -> Result<u64, BenchError> {
         let count = self.socket.receive(&mut self.packets, BATCH);
-        for packet in self.packets.drain(..) {
+        for packet in &self.packets {
             black_box(packet.memory().read_u64(0)?);
-            self.socket.recycle(packet);
         }
+        self.socket.recycle_all(&mut self.packets);
         Ok(count as u64)
     }
 
@@ -61,21 +60,18 @@ pub(super) fn calls(case: &'static str, rounds: usize, out: &mut Samples) -> Res
     let umem = Umem::new(Arena::builder().size(memory_bytes()).build_unmapped()?);
     let mut pool = PagePool::new(umem, "bench", Config { ring: RINGS.fill * 2, ..Config::default() })?;
     let holder = pool.tag("socket").unwrap_or_default();
-    let full = RINGS.fill as usize;
-    let mut ring: VecDeque<Page<Umem>> = VecDeque::with_capacity(full);
-    while ring.len() < full {
-        ring.push_back(pool.alloc_for(holder)?);
-    }
+    let mut ring: Vec<Option<Page<Umem>>> = (0..RINGS.fill).map(|_| None).collect();
+    let mut full = pool.fill_for(&mut ring, holder);
     let began = thread_time();
-    for _ in 0..rounds {
-        for page in ring.drain(..BATCH) {
-            pool.recycle(page);
-        }
-        for _ in 0..BATCH {
-            ring.push_back(pool.alloc_for(holder)?);
-        }
+    for batch in (0..ring.len() / BATCH).cycle().take(rounds) {
+        let Some(batch) = ring.get_mut(batch * BATCH..(batch + 1) * BATCH) else { continue };
+        batch.iter_mut().filter_map(Option::take).for_each(|page| pool.recycle(page));
+        full = full.min(pool.fill_for(batch, holder));
     }
     let processor = thread_time().saturating_sub(began);
+    if full < BATCH {
+        return Err(BenchError::Short { asked: BATCH, got: full });
+    }
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 pages")]
     let pages = (rounds * BATCH) as f64;
     out.figure(case, Metric::Time, "ns CPU/page", processor.as_secs_f64() * 1e9 / pages);
