@@ -9,6 +9,7 @@
 mod client;
 mod process;
 mod rpc;
+mod send;
 
 use super::Entry;
 use crate::error::BenchError;
@@ -32,6 +33,10 @@ pub(super) const CASES: &[Entry] = &[
         "rpc-259",
         "an RPC server receives a write of 1 MiB from a socket into pages, after it has refilled what is missing of 259",
     ),
+    (
+        "send-1m",
+        "1 MiB into a TCP connection to this machine: the sender's CPU time, and how much was copied",
+    ),
 ];
 
 /// The subjects.
@@ -48,6 +53,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
         "pinfold-arena",
         "rpc-259: an owner's ArenaLocal, fill, as `pinfold serve` takes its pages: buffers that own them",
     ),
+    ("send, send-zc", "send-1m: io_uring's send, and its zero-copy send"),
 ];
 
 /// What is measured with fio: case, direction, bytes of a request, requests in flight.
@@ -109,6 +115,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         client::copy(Direction::Write, &data, server)?;
     }
     let mut records = rpc::run(&harness)?;
+    records.extend(send::run(&harness)?);
     let measured = |(_, _, _, depth): &(&str, Direction, u64, usize)| !quick || *depth == QUICK_DEPTH;
     for (case, direction, block, depth) in FIO.into_iter().filter(measured) {
         let subjects = servers.iter().map(|server| {
