@@ -181,14 +181,28 @@ const ENOBUFS: i32 = 105;
 /// How long a queue or a program is waited for. The kernel frees them in work that it defers until a grace period of RCU and a
 /// lock of all interfaces allow it: some milliseconds, but much longer while other interfaces come and go.
 const RELEASE: Duration = Duration::from_secs(5);
+/// How long the kernel needs at most where nothing delays it.
+const USUAL_RELEASE: Duration = Duration::from_millis(500);
 
 /// Repeats a call while what it needs is in use: the kernel releases a queue and a program some time after the process that had
-/// them has ended.
-pub(crate) fn while_busy<T>(call: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
-    let end = Instant::now() + RELEASE;
+/// them has ended. Says so when it takes longer than that usually does.
+pub(crate) fn while_busy<T>(
+    interface: &Interface,
+    call: impl Fn() -> Result<T, CallError>,
+) -> Result<T, CallError> {
+    let began = Instant::now();
+    let mut told = false;
     loop {
         match call() {
-            Err(error) if [EBUSY, EEXIST].contains(&error.errno.raw()) && Instant::now() < end => {
+            Err(error) if [EBUSY, EEXIST].contains(&error.errno.raw()) && began.elapsed() < RELEASE => {
+                if !told && began.elapsed() > USUAL_RELEASE {
+                    told = true;
+                    let seconds = RELEASE.as_secs();
+                    tracing::warn!(
+                        "{} is in use by another program, or one that has just ended: waiting up to {seconds} s",
+                        interface.name()
+                    );
+                }
                 std::thread::sleep(Duration::from_millis(2));
             }
             result => return result,

@@ -40,7 +40,7 @@ impl Redirect {
     /// [`OpenError`], for instance if the interface has another program.
     pub fn attach(interface: &Interface) -> Result<Self, OpenError> {
         let queues = interface.queues().unwrap_or(QUEUES);
-        let attach = |attached| error::while_busy(|| Program::attach(interface, queues, attached));
+        let attach = |attached| error::while_busy(interface, || Program::attach(interface, queues, attached));
         let program = match attach(Attached::Native) {
             Err(error) if error::is_unsupported(error.errno) => attach(Attached::Generic),
             attached => attached,

@@ -89,7 +89,7 @@ impl Options {
             set.map_err(|error| error::of_memory(interface, bytes, error))?;
         }
         let bind = || opened.socket().bind(interface, queue, self.copying.zero_copy(), self.need_wakeup);
-        error::while_busy(bind).map_err(|error| error::of_bind(interface, queue, error))?;
+        error::while_busy(interface, bind).map_err(|error| error::of_bind(interface, queue, error))?;
         let mut socket = Socket {
             rings: opened,
             next: Next::of(chunk),
