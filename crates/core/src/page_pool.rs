@@ -37,6 +37,9 @@
 //! up to 2 MiB. One call maps up to 512 pages with one large leaf, and a page's I/O virtual address is computed by an
 //! addition. The pool releases no chunk before it is closed or destroyed.
 //!
+//! [`Config::max_in_use`] limits the pages that are in use at a time. A page that was allocated once stays in circulation, so
+//! the limit is checked only where a page is allocated for the first time.
+//!
 //! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every free takes constant
 //! time and allocates no memory; only pages that meet a full ring, or that are freed after the pool was taken down, take a
 //! lock.
@@ -68,6 +71,7 @@ mod pool_ref;
 mod raw;
 mod records;
 mod recycle;
+mod refill;
 mod remote;
 mod ring;
 mod source;

@@ -3,7 +3,7 @@
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::inner::Inner;
-use super::magazine::{BULK, BULK_PAGES, Magazine};
+use super::magazine::{BULK, Magazine};
 use super::open_page::OpenPage;
 use super::page::Page;
 use super::pool_ref::PoolRef;
@@ -14,7 +14,6 @@ use super::ring::Entry;
 use super::source::SyncOps;
 use super::stats::{Counts, Holder, PoolStats};
 use crate::dma_pool::ChunkSource;
-use crate::frame::Order;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -29,11 +28,13 @@ pub struct PagePool<S: ChunkSource> {
     pub(super) counts: Counts,
     /// The frames of the newest chunk that were never allocated: the first one, and the end.
     pub(super) fresh: (u32, u32),
-    pages: u64,
+    pub(super) pages: u64,
+    /// Allocs refused at [`Config::max_in_use`](super::Config::max_in_use).
+    pub(super) limited: u64,
     /// Entries taken from the spill list.
-    spill_taken: u64,
+    pub(super) spill_taken: u64,
     /// `max_len`: what the device may have written of a page, unless `sync_for_cpu` says less.
-    written: u32,
+    pub(super) written: u32,
     /// The page that fragments are being cut from.
     pub(super) open: Option<OpenPage>,
     pub(super) closed: bool,
@@ -76,6 +77,7 @@ impl<S: ChunkSource> PagePool<S> {
             counts: Counts::default(),
             fresh: (0, 0),
             pages: 0,
+            limited: 0,
             spill_taken: 0,
             written,
             open: None,
@@ -240,11 +242,18 @@ impl<S: ChunkSource> PagePool<S> {
     pub fn stats(&self) -> PoolStats {
         let (chunks, bytes) = self.shared.extent();
         let (in_magazine, in_ring) = (self.magazine.len() as u64, self.shared.ring.len());
-        let order = self.shared.config.order.get();
-        let fresh = u64::from((self.fresh.1 - self.fresh.0) >> order);
-        let below = fresh + self.shared.spilled();
+        let below = self.fresh_pages() + self.shared.spilled();
         let in_use = self.pages.saturating_sub(in_magazine + in_ring + below);
-        PoolStats { in_use, pages: self.pages, in_magazine, in_ring, below, chunks, bytes }
+        PoolStats {
+            in_use,
+            pages: self.pages,
+            in_magazine,
+            in_ring,
+            below,
+            chunks,
+            bytes,
+            limited: self.limited,
+        }
     }
 
     // The magazine.
@@ -292,97 +301,6 @@ impl<S: ChunkSource> PagePool<S> {
         unsafe { recycle_remotely(self.shared.as_ptr(), &half) };
         // There is room now.
         let _ = self.magazine.put::<COUNT>(frame);
-    }
-
-    #[cold]
-    fn take_slow(&mut self) -> Result<u32, AllocError> {
-        if let Some(frame) = self.refill_from_ring() {
-            self.counts.refill += 1;
-            return Ok(frame);
-        }
-        self.counts.empty += 1;
-        let frame = match self.refill_from_spill() {
-            Some(frame) => frame,
-            None => match self.refill_from_chunk() {
-                Ok(frame) => frame,
-                Err(error) => self.take_idle_open_page().ok_or(error)?,
-            },
-        };
-        if self.shared.config.order == Order::PAGE {
-            self.counts.slow += 1;
-        } else {
-            self.counts.slow_high_order += 1;
-        }
-        Ok(frame)
-    }
-
-    fn refill_from_ring(&mut self) -> Option<u32> {
-        let (shared, magazine, waive) = (&self.shared, &mut self.magazine, &mut self.counts.waive);
-        loop {
-            let mut seen = false;
-            shared.ring.drain(BULK as u64, |entry| {
-                seen = true;
-                // There is room: the magazine is empty and holds twice as many.
-                let placed = shared.accept(entry) && magazine.put_uncounted(entry.frame());
-                *waive += u64::from(!placed);
-            });
-            let frame = magazine.take_uncounted();
-            if frame.is_some() || !seen {
-                return frame;
-            }
-        }
-    }
-
-    fn refill_from_spill(&mut self) -> Option<u32> {
-        if self.shared.ring_full() == self.spill_taken {
-            return None;
-        }
-        let (shared, magazine, waive) = (&self.shared, &mut self.magazine, &mut self.counts.waive);
-        let spill_taken = &mut self.spill_taken;
-        loop {
-            let mut seen = false;
-            shared.take_spilled(BULK, |entry| {
-                seen = true;
-                *spill_taken += 1;
-                let placed = shared.accept(entry) && magazine.put_uncounted(entry.frame());
-                *waive += u64::from(!placed);
-            });
-            let frame = magazine.take_uncounted();
-            if frame.is_some() || !seen {
-                return frame;
-            }
-        }
-    }
-
-    fn refill_from_chunk(&mut self) -> Result<u32, AllocError> {
-        if self.fresh.0 == self.fresh.1 {
-            let (first, frames) = self.shared.acquire(self.next_order())?;
-            self.fresh = (first, first + frames);
-            self.pages += u64::from(frames >> self.shared.config.order.get());
-        }
-        let step = self.shared.config.order.frames();
-        let (first, end) = self.fresh;
-        // At least one: a chunk has at least the order of a page.
-        let count = ((end - first) / step).min(BULK_PAGES);
-        self.fresh.0 = first + count * step;
-        // In descending order, so that they leave the magazine in ascending order.
-        for page in (1..count).rev() {
-            let frame = first + page * step;
-            self.shared.sync_for_device(frame, self.written as usize);
-            // There is room, as above.
-            let _ = self.magazine.put_uncounted(frame);
-        }
-        self.shared.sync_for_device(first, self.written as usize);
-        Ok(first)
-    }
-
-    /// Returns the order of the next chunk: 64 pages, or as many as the pool has, up to 2 MiB.
-    fn next_order(&self) -> Order {
-        let page = self.shared.config.order.get();
-        let pool = u8::try_from(self.pages.max(1).ilog2()).unwrap_or(0);
-        let max = if cfg!(loom) { 1 } else { Order::HUGE.get() };
-        let min = if cfg!(loom) { 0 } else { 6 };
-        Order::new((page + pool.max(min)).min(max)).unwrap_or(Order::HUGE)
     }
 }
 

@@ -22,6 +22,9 @@ pub enum CreateError {
         /// The largest ring.
         limit: u32,
     },
+    /// At least one page may be in use.
+    #[error("cannot create a pool of which no page may be in use: `max_in_use` must be at least 1")]
+    NoPage,
     /// The range that a device writes is not empty and lies within a page.
     #[error(
         "a device cannot write {max_len} bytes at offset {offset} of a page of {page_bytes} bytes: the range must be non-empty and inside"
@@ -53,6 +56,14 @@ pub enum AllocError {
         frame: Frame,
         /// The requested value.
         order: Order,
+    },
+    /// As many pages are in use as [`Config::max_in_use`](super::Config::max_in_use) allows.
+    #[error(
+        "no page is free: {limit} pages are in use, the pool's limit; return some, or raise `max_in_use`"
+    )]
+    Limit {
+        /// The limit.
+        limit: u64,
     },
     /// A fragment has at least 1 byte and at most what a device may write of a page.
     #[error("cannot allocate a fragment of {len} bytes: 1 to {limit} are possible")]

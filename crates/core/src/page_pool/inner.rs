@@ -360,12 +360,15 @@ impl<S: ChunkSource> Inner<S> {
 
 /// Checks the parameters; returns them with the effective `max_len`, and the size of a page.
 fn checked(config: Config) -> Result<(Config, usize), CreateError> {
-    let Config { order, ring, offset, max_len } = config;
+    let Config { order, ring, offset, max_len, max_in_use } = config;
     if order > Order::HUGE {
         return Err(CreateError::Order { order });
     }
     if !ring.is_power_of_two() || ring > MAX_RING {
         return Err(CreateError::Ring { ring, limit: MAX_RING });
+    }
+    if max_in_use == 0 {
+        return Err(CreateError::NoPage);
     }
     let page_bytes = order.frames() as usize * 4096;
     let rest = page_bytes.saturating_sub(offset);

@@ -80,6 +80,9 @@ pub struct PoolStats {
     pub chunks: u64,
     /// The size of the chunks in bytes.
     pub bytes: u64,
+    /// How many allocs were refused because [`Config::max_in_use`](super::Config::max_in_use) pages were in use. A call that
+    /// fills slots counts one for each that stays empty.
+    pub limited: u64,
 }
 
 /// A holder of pages.

@@ -82,8 +82,43 @@ fn invalid_parameters_are_refused_and_named() {
     for ring in [0, 3, 1 << 21] {
         assert_eq!(error(Config { ring, ..good }), CreateError::Ring { ring, limit: 1 << 20 });
     }
+    assert_eq!(error(Config { max_in_use: 0, ..good }), CreateError::NoPage);
     for (offset, max_len) in [(4096, 0), (1, 4096), (5000, 1), (0, usize::MAX)] {
         assert!(matches!(error(Config { offset, max_len, ..good }), CreateError::Range { .. }));
+    }
+}
+
+#[test]
+fn pages_in_use_are_limited_exactly_wherever_they_were_returned() {
+    for limit in [1, 2, 63, 64, 65, 100, 300] {
+        let heap = Heap::new(4 << 20);
+        let mut pool = heap.pool(Config { ring: 16, max_in_use: limit, ..Config::default() });
+        let mut pages: Vec<_> = (0..limit).map(|_| pool.alloc().unwrap()).collect();
+        for refused in 1..4 {
+            assert_eq!(pool.alloc().unwrap_err(), AllocError::Limit { limit });
+            assert_eq!((pool.stats().in_use, pool.stats().limited), (limit, refused));
+        }
+        assert!(pool.stats().pages < limit.max(32) * 2, "no more is acquired than is needed");
+        assert_eq!(pool.fill(&mut [None, None]), 0);
+        assert_eq!((pool.stats().limited, pool.alloc_raw().is_err()), (4, true));
+        // Through the magazine, the ring, and past the full ring.
+        for round in 0..3 {
+            for at in 0..pages.len() {
+                let page = pages.swap_remove(0);
+                if (at + round) % 3 == 0 { pool.recycle(page) } else { drop(page) }
+            }
+            pages.extend((0..limit).map(|_| pool.alloc().unwrap()));
+            assert!(pool.alloc().is_err());
+        }
+        assert_eq!(pool.stats().in_use, limit);
+        drop(pages);
+        // A page with fragments counts as one; when it is idle it is the last one that can be had.
+        let mut parts: Vec<_> = (0..limit).map(|_| pool.alloc_fragment(4000).unwrap()).collect();
+        assert_eq!(pool.alloc_fragment(4000).unwrap_err(), AllocError::Limit { limit });
+        drop(parts.pop());
+        let limited = pool.stats().limited;
+        assert!(pool.alloc().is_ok());
+        assert_eq!(pool.stats().limited, limited, "nothing was refused");
     }
 }
 

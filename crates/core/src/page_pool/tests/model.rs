@@ -60,9 +60,10 @@ proptest! {
     #[test]
     fn agrees_with_a_list_of_pages_in_use(
         steps in steps(), order in 0u8..3, ring in 0u32..10, keep in any::<bool>(), destroy in any::<bool>(),
+        limit in prop_oneof![Just(u64::MAX), 1u64..900],
     ) {
         let heap = Heap::new(HEAP);
-        let mut harness = Harness::new(&heap, Order::new(order).unwrap(), 1 << ring);
+        let mut harness = Harness::new(&heap, Order::new(order).unwrap(), 1 << ring, limit);
         for (number, step) in steps.into_iter().enumerate() {
             harness.step(step)?;
             if number % 16 == 0 {

@@ -13,6 +13,9 @@ pub(super) struct Expected {
     pub(super) order: u8,
     /// All pages.
     pub(super) total: u64,
+    /// How many may be in use, and how often that was the reason of a failure.
+    pub(super) limit: u64,
+    pub(super) limited: u64,
     pub(super) counts: Counts,
 }
 
@@ -33,11 +36,14 @@ impl Expected {
         }
         if self.spill + self.fresh == 0 {
             // 64 pages, or as many as there are already (a power of two), and no more than 2 MiB.
-            self.fresh = self.total.max(64).min(512 >> self.order);
+            let left = (self.limit - self.total).min(512).next_power_of_two();
+            self.fresh = self.total.max(64).min(left).min(512 >> self.order);
             self.total += self.fresh;
         }
-        let from = if self.spill > 0 { &mut self.spill } else { &mut self.fresh };
-        let refill = (*from).min(64);
+        let left = self.limit - (self.total - self.fresh);
+        let (from, most) =
+            if self.spill > 0 { (&mut self.spill, 64) } else { (&mut self.fresh, left.min(64)) };
+        let refill = (*from).min(most);
         *from -= refill;
         self.magazine = refill - 1;
         self.counts.empty += 1;

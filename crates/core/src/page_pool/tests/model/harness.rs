@@ -31,8 +31,8 @@ pub(super) struct Harness {
 pub(super) type Checked = Result<(), TestCaseError>;
 
 impl Harness {
-    pub(super) fn new(heap: &Heap, order: Order, ring: u32) -> Self {
-        let pool = heap.pool(Config { order, ring, ..Config::default() });
+    pub(super) fn new(heap: &Heap, order: Order, ring: u32, max_in_use: u64) -> Self {
+        let pool = heap.pool(Config { order, ring, max_in_use, ..Config::default() });
         let expected = Expected {
             magazine: 0,
             ring: 0,
@@ -41,6 +41,8 @@ impl Harness {
             capacity: u64::from(ring),
             order: order.get(),
             total: 0,
+            limit: max_in_use,
+            limited: 0,
             counts: Counts::default(),
         };
         Self {
@@ -65,7 +67,9 @@ impl Harness {
             // The open page, idle, is the last free one: no more is cut from it.
             prop_assert_eq!(self.pages.remove(&iova.raw()), Some(1));
             self.open = None;
+            let limited = self.expected.limited;
             self.none_left()?;
+            self.expected.limited = limited;
             self.expected.alloc_open();
         } else {
             self.expected.alloc();
@@ -99,9 +103,13 @@ impl Harness {
     /// An allocation failed: checks that the heap has no free page.
     fn none_left(&mut self) -> Checked {
         self.expected.counts.empty += 1;
-        let expected = &self.expected;
-        prop_assert_eq!((expected.magazine, expected.ring, expected.spill, expected.fresh), (0, 0, 0, 0));
-        prop_assert_eq!(expected.total << expected.order, HEAP as u64 / 4096);
+        let expected = &mut self.expected;
+        prop_assert_eq!((expected.magazine, expected.ring, expected.spill), (0, 0, 0));
+        if expected.total - expected.fresh == expected.limit {
+            expected.limited += 1;
+        } else {
+            prop_assert_eq!((expected.fresh, expected.total << expected.order), (0, HEAP as u64 / 4096));
+        }
         let idle = self.open.is_some_and(|open| self.pages[&open] == 1);
         prop_assert!(!idle, "the open page has no fragments");
         Ok(())
@@ -282,6 +290,7 @@ impl Harness {
     pub(super) fn check(&self) -> Checked {
         let (stats, expected) = (self.pool.stats(), &self.expected);
         prop_assert_eq!((stats.in_use, stats.pages), (self.pages.len() as u64, expected.total));
+        prop_assert!(stats.in_use <= expected.limit && stats.limited == expected.limited);
         prop_assert_eq!((stats.in_magazine, stats.in_ring), (expected.magazine, expected.ring));
         prop_assert_eq!(stats.below, expected.spill + expected.fresh);
         prop_assert_eq!(self.pool.counts(), expected.counts);
