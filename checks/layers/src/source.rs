@@ -13,7 +13,8 @@ pub struct File {
 fn is_test(path: &Path) -> bool {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let named = ["tests", "stress", "loom_model", "loom_models", "fake"].contains(&name.as_str());
-    named || path.components().any(|part| part.as_os_str() == "tests")
+    named
+        || path.components().any(|part| ["tests", "loom_models"].iter().any(|name| part.as_os_str() == *name))
 }
 
 /// Reads all files below `src`, by module path (`["vfio", "bar"]`).

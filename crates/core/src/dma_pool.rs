@@ -107,6 +107,7 @@ mod quick;
 mod raw;
 mod row;
 mod row_ref;
+mod shrink;
 mod source;
 mod stash;
 mod state;

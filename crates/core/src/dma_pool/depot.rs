@@ -212,20 +212,24 @@ impl Depot {
         self.set_terms(&shelves);
     }
 
-    /// Removes all rows of a chunk, if they are all here with all their blocks free. No owner can allocate from the chunk
-    /// afterwards.
-    pub(super) fn remove_if_whole(&self, rows: impl Iterator<Item = RowRef> + Clone) -> bool {
+    /// Removes all rows of a chunk, if they are all here with all their blocks free, and then `may` allows it. No owner can
+    /// allocate from the chunk afterwards, nor while `may` runs.
+    pub(super) fn remove_if_whole(
+        &self,
+        rows: impl Iterator<Item = RowRef> + Clone,
+        may: impl FnOnce() -> bool,
+    ) -> bool {
         let mut shelves = self.shelves.lock();
         rows.clone().for_each(|row| shelves.collect(row));
-        let whole = rows.clone().all(|row| row.is_whole_in_depot());
-        if whole {
+        let leave = rows.clone().all(|row| row.is_whole_in_depot()) && may();
+        if leave {
             for row in rows {
                 shelves.whole.remove(row);
                 shelves.rows -= 1;
             }
             self.set_terms(&shelves);
         }
-        whole
+        leave
     }
 
     /// Returns the maximum of blocks in use, and the number of second frees that were detected late.

@@ -23,6 +23,9 @@ pub(super) struct Chunk {
     pub(super) blocks: u32,
     /// Whether the run is acquired now. Written under the lock of the chunks.
     present: AtomicBool,
+    /// Whether memory of the chunk may be borrowed without the pool knowing until when. Set by any thread; cleared with
+    /// exclusive access to the pool.
+    lent: AtomicBool,
     rows: Box<[Row]>,
 }
 
@@ -31,7 +34,7 @@ impl Chunk {
         let row =
             |number: u32| Row::new(frame.offset(), number, (blocks - number * ROW_BLOCKS).min(ROW_BLOCKS));
         let rows = (0..blocks.div_ceil(ROW_BLOCKS)).map(row).collect();
-        Self { frame, order, blocks, present: AtomicBool::new(false), rows }
+        Self { frame, order, blocks, present: AtomicBool::new(false), lent: AtomicBool::new(false), rows }
     }
 
     /// Returns its offset in the span, in bytes.
@@ -42,6 +45,27 @@ impl Chunk {
 
     pub(super) fn is_present(&self) -> bool {
         self.present.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a block is allocated, so that its memory can be lent to the caller for longer than that: the chunk
+    /// counts as lent from now on.
+    pub(super) fn lend(&self, row: RowRef, bit: u32) -> bool {
+        // A read-modify-write, so that it has one order with that of `is_lent`: if it comes second, it sees that all blocks are
+        // free. Who finds the mark made by another thread has synchronized with that one's read-modify-write.
+        if !self.lent.load(Ordering::Acquire) {
+            self.lent.swap(true, Ordering::AcqRel);
+        }
+        row.is_live(bit)
+    }
+
+    /// Returns whether memory of the chunk may be borrowed, after all its blocks were seen to be free, in the depot's lock.
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent.fetch_or(false, Ordering::AcqRel)
+    }
+
+    /// Forgets that memory was lent. Requires exclusive access to the pool, which ends all borrows.
+    pub(super) fn end_loans(&self) {
+        self.lent.store(false, Ordering::Relaxed);
     }
 
     /// Returns its rows, in ascending order.

@@ -128,13 +128,6 @@ impl<S: ChunkSource> DmaPool<S> {
         self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
     }
 
-    /// Releases chunks all of whose blocks are in the depot. Correct concurrently with every other operation; the public
-    /// `shrink` excludes them (see there).
-    pub(super) fn release_free_chunks(&self) -> u64 {
-        self.depot.drain(&mut self.lock());
-        self.release_each(|chunk| self.depot.remove_if_whole(chunk.rows()))
-    }
-
     /// Removes each chunk that `may_leave` accepts from the directory and releases it, with no lock held. Returns their
     /// bytes.
     pub(super) fn release_each(&self, may_leave: impl Fn(&super::directory::Chunk) -> bool) -> u64 {
@@ -143,7 +136,7 @@ impl<S: ChunkSource> DmaPool<S> {
             let next = self.chunks.lock().leave_next(&self.directory, after, &may_leave);
             let Some((frame, order)) = next else { return bytes };
             // SAFETY: the chunk was acquired with this order, and has left the directory and the depot: no owner allocates
-            // from it any more, and the callers exclude borrows of blocks' memory.
+            // from it any more, and `may_leave` or exclusive access to the pool excludes borrows of blocks' memory.
             unsafe { self.source().release(frame, order) };
             bytes += bytes_of(order);
             after = Some((frame.index(), order.get()));

@@ -4,6 +4,8 @@
 //! that do not happen before the next owner's. In the borrowed form the type system excludes a drop of the pool during a
 //! free; the last model covers the shared form.
 
+mod lent;
+
 use super::depot::Depot;
 use super::directory::Chunk;
 use super::error::SourceError;
@@ -223,7 +225,7 @@ fn a_free_against_the_depot() {
         let mut c = pool.depot.register();
         let z = pool.alloc(&mut c).unwrap();
         assert!(pool.free(&mut c, z));
-        pool.depot.remove_if_whole(pool.chunk.rows()).then(|| pool.depot.add(pool.chunk.rows()));
+        pool.depot.remove_if_whole(pool.chunk.rows(), || true).then(|| pool.depot.add(pool.chunk.rows()));
         pool.depot.retire(&mut c);
         other.join().unwrap();
         assert_eq!(pool.is_whole(), 0);

@@ -186,25 +186,18 @@ impl<S: ChunkSource> DmaPool<S> {
         self.free_by(&mut self.lock(), block, Form::Owned)
     }
 
-    /// Returns the memory of an allocated block (all of it).
+    /// Returns the memory of an allocated block (all of it). It may be used until the borrow of the pool ends, even if the
+    /// block is freed before: [`shrink_shared`](Self::shrink_shared) keeps the block's chunk from then on, until the next
+    /// [`shrink`](Self::shrink). [`Block::memory`](super::Block::memory) does not have this effect.
     ///
     /// # Errors
     /// [`FreeError`] if it is not an allocated block of this pool.
     pub fn memory(&self, block: RawBlock) -> Result<DmaMemory<'_>, FreeError> {
         let Found { chunk, site } = self.find(block)?;
-        if !site.row.is_live(site.bit) {
+        if !chunk.lend(site.row, site.bit) {
             return Err(self.refused(chunk, block, FreeRefusal::Free));
         }
         self.memory_of(block)
-    }
-
-    /// Releases chunks all of whose blocks are in the depot, and returns how many bytes those were. What owners hold
-    /// stays; drop a [`Local`](super::Local) to move what it holds to the depot.
-    ///
-    /// Time proportional to the number of rows. Waits for the source. Requires exclusive access to the pool, so that no
-    /// [memory](Self::memory) of a freed block is still borrowed.
-    pub fn shrink(&mut self) -> u64 {
-        self.release_free_chunks()
     }
 
     /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`](super::PoolStats::damaged) counts all): which

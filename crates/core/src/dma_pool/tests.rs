@@ -10,6 +10,7 @@ mod lists;
 mod model;
 mod owned;
 mod shared;
+mod shrink;
 mod stash;
 mod stress;
 
@@ -65,6 +66,10 @@ impl Heap {
     /// Makes only the `n`-th acquisition from now fail.
     fn fail_at(&self, n: usize) {
         self.fail_at.store(n, Ordering::Relaxed);
+    }
+
+    fn frames_taken(&self) -> usize {
+        self.taken.lock().iter().filter(|&&taken| taken).count()
     }
 
     fn exhausted(&self, order: Order) -> SourceError {
@@ -317,12 +322,12 @@ fn shrink_releases_free_chunks_and_the_pool_grows_again() {
         let (kept, rest) = blocks.split_first().unwrap();
         pool.free_bulk(rest).unwrap();
         let before = pool.stats();
-        let bytes = pool.release_free_chunks();
+        let bytes = pool.shrink_shared();
         let stats = pool.stats();
         assert_eq!(stats.chunks, 1);
         assert_eq!(stats.bytes + bytes, before.bytes);
         pool.free_raw(*kept).unwrap();
-        assert_eq!(pool.release_free_chunks(), stats.bytes);
+        assert_eq!(pool.shrink_shared(), stats.bytes);
     }
     assert_eq!(heap.acquired.load(Ordering::Relaxed), heap.released.load(Ordering::Relaxed));
 }

@@ -97,7 +97,7 @@ fn others_allocate_and_free_while_chunks_are_released() {
     pool.free_bulk(rest).unwrap();
     slow.waits[1].store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let shrinking = scope.spawn(|| pool.release_free_chunks());
+        let shrinking = scope.spawn(|| pool.shrink_shared());
         begun.recv().unwrap();
         slow.waits[1].store(false, Ordering::Relaxed);
         assert_eq!(pool.stats().in_use, 1);

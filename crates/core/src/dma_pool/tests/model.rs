@@ -154,7 +154,7 @@ proptest! {
                 Step::Replace(who) => {
                     if let Some(local) = locals.get_mut(who) { *local = pool.local(); }
                 }
-                Step::Shrink => { pool.release_free_chunks(); }
+                Step::Shrink => { pool.shrink_shared(); }
             }
         }
         audit(&pool, &locals);
@@ -166,7 +166,7 @@ proptest! {
         for block in live.values() {
             pool.free_raw(*block).unwrap();
         }
-        prop_assert_eq!(pool.release_free_chunks(), stats.bytes);
+        prop_assert_eq!(pool.shrink_shared(), stats.bytes);
         pool.destroy().unwrap();
     }
 }

@@ -31,7 +31,7 @@ fn stress_blocks_pass_between_eight_threads() {
                     }
                     if round % 1000 == 999 {
                         local = pool.local();
-                        pool.release_free_chunks();
+                        pool.shrink_shared();
                     }
                 }
             });

@@ -1,0 +1,84 @@
+//! Shrinking beside owners.
+
+use super::*;
+
+#[test]
+fn shrinking_beside_owners_keeps_what_they_hold() {
+    let heap = Heap::new(8 << 20);
+    let pool = Shared::new(DmaPool::new(&heap, "shared", 64, 0, 0).unwrap());
+    let (mut one, mut other) = (pool.local(), pool.local());
+    let kept = other.alloc().unwrap();
+    let mut blocks: Vec<_> = (0..40_000).map(|_| one.alloc().unwrap()).collect();
+    let spare = blocks.pop().unwrap();
+    blocks.into_iter().for_each(|block| one.free(block));
+    let before = pool.stats();
+    // The owner's magazines and the two blocks keep their chunks.
+    let bytes = pool.shrink_shared();
+    let stats = pool.stats();
+    assert!(bytes > 0 && stats.in_use == 2 && stats.bytes == before.bytes - bytes);
+    kept.memory().write_u64(0, 1).unwrap();
+    one = pool.local();
+    assert!(pool.shrink_shared() > 0);
+    assert!(pool.stats().chunks <= 2);
+    drop((spare, one));
+    other.free(kept);
+    drop(other);
+    pool.shrink_shared();
+    assert_eq!((pool.stats().chunks, heap.frames_taken()), (0, 0));
+    assert!(pool.alloc().is_ok());
+}
+
+#[test]
+fn a_chunk_whose_raw_memory_was_lent_stays_until_the_pool_is_exclusive() {
+    let heap = Heap::new(4 << 20);
+    let mut pool = pool(&heap, 64);
+    let (block, other) = (pool.alloc_raw().unwrap(), pool.alloc_raw().unwrap());
+    let memory = pool.memory(block).unwrap();
+    pool.free_bulk(&[block, other]).unwrap();
+    assert_eq!(pool.shrink_shared(), 0);
+    memory.write_u64(0, 1).unwrap();
+    // Not even the memory of a block that is free marks it, after that.
+    assert_eq!(pool.shrink(), 4096);
+    assert!(pool.memory(block).is_err());
+    let block = pool.alloc().unwrap();
+    block.memory().write_u64(0, 1).unwrap();
+    drop(block);
+    assert_eq!(pool.shrink_shared(), 4096);
+}
+
+#[test]
+fn stress_of_shrinking_beside_blocks_and_lent_memory() {
+    // 32 pages, so that released chunks are soon acquired again.
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 1024);
+    let rounds = if cfg!(miri) { 10 } else { 3_000 };
+    crate::testing::scope(|scope| {
+        for me in 1..=3u64 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for _ in 0..rounds {
+                    let mut local = pool.local();
+                    let blocks: Vec<_> = (0..20).map(|_| local.alloc().unwrap()).collect();
+                    for block in &blocks {
+                        block.memory().write_u64(0, me).unwrap();
+                    }
+                    if me == 3 {
+                        let raw = local.alloc_raw().unwrap();
+                        assert!(pool.memory(raw).unwrap().write_u64(0, me).is_ok());
+                        local.free_raw(raw).unwrap();
+                    }
+                    for block in blocks {
+                        assert_eq!(block.memory().read_u64(0), Ok(me));
+                    }
+                }
+            });
+        }
+        for _ in 0..rounds {
+            pool.shrink_shared();
+        }
+    });
+    let mut pool = pool;
+    assert_eq!(pool.stats().in_use, 0);
+    pool.shrink();
+    assert_eq!(heap.frames_taken(), 0);
+}
