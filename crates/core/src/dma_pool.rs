@@ -78,6 +78,14 @@
 //! checks them: two rows at each call that changes its current row. An owner that makes no calls, or far fewer than it
 //! has such rows, holds those blocks meanwhile; drop a [`Local`] that is not going to be used.
 //!
+//! # Limits
+//!
+//! [`set_limits`](DmaPool::set_limits) gives a pool a minimum of blocks, which it acquires at once and keeps when it is
+//! [shrunk](DmaPool::shrink), and a maximum, at which allocs are refused with [`AllocError::Maximum`]. Both are checked where
+//! chunks are added and released: what owners allocate and free costs the same with them. With both equal the pool has a
+//! fixed size. [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory
+//! on a NUMA node, use a source that is on it: a pool for each node.
+//!
 //! # Checks
 //!
 //! Each raw free is checked, also in release builds: the address is the start of a block in a chunk of this pool, the device
@@ -99,12 +107,14 @@ mod error;
 mod free;
 mod geometry;
 mod growth;
+mod limits;
 mod list;
 mod local;
 mod owner;
 mod pool;
 mod quick;
 mod raw;
+mod reserve;
 mod row;
 mod row_ref;
 mod shrink;
@@ -127,7 +137,8 @@ mod loom_models;
 pub use block::Block;
 pub use census::Busy;
 pub use coherent::Coherent;
-pub use error::{AllocError, BulkFreeError, CreateError, FreeError, SourceError, SpanError};
+pub use error::{AllocError, BulkFreeError, CreateError, FreeError, LimitError, SourceError, SpanError};
+pub use limits::Limits;
 pub use local::Local;
 pub use pool::DmaPool;
 pub use raw::RawBlock;

@@ -232,6 +232,11 @@ impl Depot {
         leave
     }
 
+    /// Returns how many blocks are in use, as far as owners have reported.
+    pub(super) fn reported_in_use(&self) -> u64 {
+        u64::try_from(self.shelves.lock().in_use).unwrap_or(0)
+    }
+
     /// Returns the maximum of blocks in use, and the number of second frees that were detected late.
     pub(super) fn counts(&self, in_use: u64) -> (u64, u64) {
         let mut shelves = self.shelves.lock();

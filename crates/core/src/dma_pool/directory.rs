@@ -5,6 +5,7 @@
 //! each GiB in which the pool has chunks. Look-ups are lock-free; entries change under the lock of the chunks.
 
 use super::geometry::bytes_of;
+use super::limits::Limits;
 use super::row::{ROW_BLOCKS, Row};
 use super::row_ref::RowRef;
 use crate::frame::{Frame, Order};
@@ -196,6 +197,8 @@ pub(super) type Key = (u32, u8);
 pub(super) struct Chunks {
     all: BTreeMap<Key, NonNull<Chunk>>,
     bytes: u64,
+    blocks: u64,
+    pub(super) limits: Limits,
 }
 
 // SAFETY: it owns the chunks, which are `Send` and `Sync`.
@@ -213,6 +216,11 @@ impl Chunks {
         self.bytes
     }
 
+    /// Returns how many blocks the chunks have that are present.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
     /// Adds a run of frames to the directory. A run that the pool had before reuses its `Chunk`, so their number is bounded.
     pub(super) fn enter(&mut self, directory: &Directory, frame: Frame, order: Order, blocks: u32) -> &Chunk {
         let chunk = *self
@@ -221,14 +229,15 @@ impl Chunks {
             .or_insert_with(|| NonNull::from(Box::leak(Box::new(Chunk::new(frame, order, blocks)))));
         directory.set(frame.offset(), order, chunk.as_ptr());
         self.bytes += bytes_of(order);
+        self.blocks += u64::from(blocks);
         // SAFETY: as in `iter`.
         let chunk = unsafe { chunk.as_ref() };
         chunk.present.store(true, Ordering::Relaxed);
         chunk
     }
 
-    /// Removes the first chunk after `after` that `may_leave` accepts from the directory; its rows remain. The caller releases
-    /// the run after unlocking. Time proportional to the number of chunks in between.
+    /// Removes the first chunk after `after` that `may_leave` accepts from the directory; its rows remain. At least
+    /// the pool's minimum of blocks stays. The caller releases the run after unlocking. Time proportional to the number of chunks in between.
     pub(super) fn leave_next(
         &mut self,
         directory: &Directory,
@@ -239,10 +248,13 @@ impl Chunks {
         let all = self.all.range((from, Bound::Unbounded));
         // SAFETY: as in `iter`.
         let mut present = all.map(|(_, chunk)| unsafe { chunk.as_ref() }).filter(|chunk| chunk.is_present());
-        let chunk = present.find(|chunk| may_leave(chunk))?;
+        let spare = self.blocks.saturating_sub(self.limits.minimum);
+        // `may_leave` is second: it takes the rows of the chunk that it accepts.
+        let chunk = present.find(|chunk| u64::from(chunk.blocks) <= spare && may_leave(chunk))?;
         directory.set(chunk.offset(), chunk.order, null_mut());
         chunk.present.store(false, Ordering::Relaxed);
         self.bytes -= bytes_of(chunk.order);
+        self.blocks -= u64::from(chunk.blocks);
         Some((chunk.frame, chunk.order))
     }
 }

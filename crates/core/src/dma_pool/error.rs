@@ -121,6 +121,49 @@ pub enum AllocError {
         /// The requested value.
         order: Order,
     },
+    /// The pool has no free block left for this owner, and [its maximum](super::Limits::maximum) of blocks.
+    #[error(
+        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} in use and {held} held by other owners; free blocks, drop idle `Local`s, or raise the maximum",
+        held = blocks.saturating_sub(*in_use)
+    )]
+    Maximum {
+        /// The limit.
+        maximum: u64,
+        /// How many blocks the pool has.
+        blocks: u64,
+        /// How many of them are allocated. Owners report their part when they use the depot, so some may be counted in the
+        /// wrong group; [`DmaPool::stats`](super::DmaPool::stats) counts them. The others are free, and other owners hold them.
+        in_use: u64,
+    },
+}
+
+/// Why a pool's limits cannot be set. They are the same as before, and so are the pool's chunks.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// The maximum is at least 1, and at least the minimum.
+    #[error(
+        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum"
+    )]
+    Contradiction {
+        /// The requested minimum.
+        minimum: u64,
+        /// The requested maximum.
+        maximum: u64,
+    },
+    /// The source has not enough chunks for the minimum.
+    #[error(
+        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {error}"
+    )]
+    Unavailable {
+        /// The requested minimum.
+        minimum: u64,
+        /// How many blocks the pool would have with all the chunks that the source could give it.
+        available: u64,
+        /// Why no further chunk was acquired.
+        #[source]
+        error: AllocError,
+    },
 }
 
 /// Why a block cannot be freed or accessed.

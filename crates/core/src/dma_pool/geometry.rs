@@ -156,6 +156,20 @@ impl Geometry {
         order.get().checked_sub(1).and_then(Order::new).filter(|&order| order >= self.least)
     }
 
+    /// Returns the largest order up to `order` whose chunk takes a pool of `blocks` blocks to at most `cap`, or past it by
+    /// less than a chunk of the smallest size has: so the pool can reach every `cap`. `None` if it has that many.
+    pub(super) fn order_within(&self, order: Order, blocks: u64, cap: u64) -> Option<Order> {
+        let left = cap.checked_sub(blocks).filter(|&left| left > 0)?;
+        let room = left.saturating_add(u64::from(self.blocks_in(self.least)).saturating_sub(1));
+        let mut orders = core::iter::successors(Some(order), |&order| self.smaller(order));
+        orders.find(|&order| u64::from(self.blocks_in(order)) <= room)
+    }
+
+    /// Returns the largest order of a chunk.
+    pub(super) fn most(&self) -> Order {
+        self.most
+    }
+
     /// Returns the number of the block that starts at `within` bytes (below 2^31) in the chunk.
     #[inline(always)]
     pub(super) fn index_of(&self, within: u64) -> Option<u64> {
@@ -224,6 +238,22 @@ mod tests {
     fn sizes_are_rounded_as_the_kernel_does() {
         for (size, align, rounded) in [(1, 0, 16), (17, 0, 17), (17, 8, 24), (128, 128, 128), (3, 64, 64)] {
             assert_eq!(geometry(size, align, 0).unwrap().size(), rounded);
+        }
+    }
+
+    #[test]
+    fn a_cap_is_reached_by_chunks_that_exceed_it_by_less_than_the_smallest() {
+        for (size, cap) in [(64, 1), (64, 64), (64, 65), (192, 21), (192, 10_923), (3000, 7), (5 << 20, 3)] {
+            let geometry = geometry(size, 0, 0).unwrap();
+            let (mut blocks, mut order, mut chunks) = (0, geometry.most(), 0);
+            while let Some(next) = geometry.order_within(order, blocks, cap) {
+                assert!(next <= order);
+                (blocks, order, chunks) = (blocks + u64::from(geometry.blocks_in(next)), next, chunks + 1);
+            }
+            assert!((cap..cap + u64::from(geometry.blocks_in(geometry.least))).contains(&blocks));
+            assert!(chunks <= 12, "{chunks} chunks for {cap} blocks of {size}");
+            assert_eq!(geometry.order_within(order, cap + 1, cap), None);
+            assert_eq!(geometry.order_within(order, 0, u64::MAX), Some(order));
         }
     }
 

@@ -4,7 +4,7 @@
 //! free blocks or `stats` takes. It holds the *turn*, a flag for which only owners wait that need a chunk too. Between two
 //! attempts to take it they look for free blocks, and so use blocks that are freed meanwhile.
 
-use super::directory::Key;
+use super::directory::{Chunk, Chunks, Key};
 use super::error::AllocError;
 use super::geometry::bytes_of;
 use super::owner::Owner;
@@ -93,12 +93,26 @@ impl<S: ChunkSource> DmaPool<S> {
         true
     }
 
-    /// Acquires a chunk of the next order, or of the largest smaller one available. No lock is held while the source runs.
+    /// Acquires a chunk of the next order, or of the largest smaller one available, within the pool's maximum. No lock is
+    /// held while the source runs.
     ///
     /// Where large runs are scarce, most chunks are asked for at the size that was available last: each refusal of a source
     /// that searches costs more than a small chunk.
     fn grow(&self, turn: &Turn<'_>) -> Result<(), AllocError> {
-        let first = turn.first(self.geometry.next_order(self.chunks.lock().bytes()));
+        let wanted = {
+            let chunks = self.chunks.lock();
+            let next = self.geometry.next_order(chunks.bytes());
+            self.geometry.order_within(next, chunks.blocks(), chunks.limits.maximum)
+        };
+        let first = turn.first(wanted.ok_or_else(|| self.at_maximum())?);
+        let (frame, order) = self.acquire(first)?;
+        turn.note(first, order);
+        self.enter(&mut self.chunks.lock(), frame, order);
+        Ok(())
+    }
+
+    /// Acquires a run of this order, or of the largest smaller one available, for the holder of the turn.
+    pub(super) fn acquire(&self, first: Order) -> Result<(Frame, Order), AllocError> {
         let mut order = first;
         let frame = loop {
             match self.source().acquire(order) {
@@ -106,7 +120,6 @@ impl<S: ChunkSource> DmaPool<S> {
                 Err(error) => order = self.geometry.smaller(order).ok_or(error)?,
             }
         };
-        turn.note(first, order);
         let end = frame.offset().checked_add(bytes_of(order));
         let inside = end.is_some_and(|end| end <= self.memory.len() as u64);
         if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {
@@ -117,10 +130,13 @@ impl<S: ChunkSource> DmaPool<S> {
         if let (Some(watch), Some(memory)) = (&self.watch, self.run(frame, order)) {
             watch.history().enter(frame.offset(), memory);
         }
-        let mut chunks = self.chunks.lock();
+        Ok((frame, order))
+    }
+
+    /// Adds an acquired run to the pool, with all its blocks free.
+    pub(super) fn enter(&self, chunks: &mut Chunks, frame: Frame, order: Order) {
         let chunk = chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order));
         self.depot.add(chunk.rows());
-        Ok(())
     }
 
     fn run(&self, frame: Frame, order: Order) -> Option<DmaMemory<'_>> {
@@ -128,9 +144,9 @@ impl<S: ChunkSource> DmaPool<S> {
         self.memory.part(offset, usize::try_from(bytes_of(order)).ok()?).ok()
     }
 
-    /// Removes each chunk that `may_leave` accepts from the directory and releases it, with no lock held. Returns their
-    /// bytes.
-    pub(super) fn release_each(&self, may_leave: impl Fn(&super::directory::Chunk) -> bool) -> u64 {
+    /// Removes each chunk that `may_leave` accepts from the directory, as far as the pool's minimum allows, and releases it,
+    /// with no lock held. Returns their bytes.
+    pub(super) fn release_each(&self, may_leave: impl Fn(&Chunk) -> bool) -> u64 {
         let (mut bytes, mut after): (u64, Option<Key>) = (0, None);
         loop {
             let next = self.chunks.lock().leave_next(&self.directory, after, &may_leave);

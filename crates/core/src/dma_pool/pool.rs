@@ -4,6 +4,7 @@ use super::depot::Depot;
 use super::directory::{Chunk, Chunks, Directory};
 use super::error::{AllocError, CreateError, FreeError};
 use super::geometry::Geometry;
+use super::limits::Limits;
 use super::owner::Owner;
 use super::raw::RawBlock;
 use super::source::{ChunkSource, span_memory};
@@ -271,6 +272,7 @@ impl<S: ChunkSource> fmt::Debug for DmaPool<S> {
 
 impl<S: ChunkSource> Drop for DmaPool<S> {
     fn drop(&mut self) {
+        self.chunks.lock().limits = Limits::default();
         // A device may still write to allocated blocks: their chunks are quarantined.
         self.release_each(|chunk| chunk.rows().all(|row| row.is_idle()));
     }

@@ -4,7 +4,7 @@ use super::pool::DmaPool;
 use super::source::ChunkSource;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Releases chunks all of whose blocks are in the depot, and
+    /// Releases chunks all of whose blocks are in the depot, as far as the [minimum](super::Limits::minimum) allows, and
     /// returns how many bytes those were. What owners hold stays; drop a [`Local`](super::Local) to move what it holds to the
     /// depot.
     ///

@@ -6,6 +6,7 @@ mod debug;
 mod faults;
 mod growth;
 mod hoard;
+mod limits;
 mod lists;
 mod model;
 mod owned;

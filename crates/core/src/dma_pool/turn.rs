@@ -1,7 +1,7 @@
 //! [`Growth`]: the turn to grow a pool, which one owner has at a time, and what its holders have learnt.
 
 use crate::frame::Order;
-use crate::sync::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, Ordering, relax};
 
 /// After a larger chunk was refused, so many are asked for at the size that was available before a larger one is tried again.
 const MODEST: u8 = 16;
@@ -28,6 +28,18 @@ impl Growth {
     pub(super) fn turn(&self) -> Option<Turn<'_>> {
         let free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         free.then(|| Turn(self))
+    }
+
+    /// Waits for the turn and takes it.
+    pub(super) fn wait(&self) -> Turn<'_> {
+        let mut attempts = 0;
+        loop {
+            if let Some(turn) = self.turn() {
+                return turn;
+            }
+            relax(attempts);
+            attempts = attempts.saturating_add(1);
+        }
     }
 }
 

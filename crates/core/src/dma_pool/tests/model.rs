@@ -12,6 +12,7 @@ enum Step {
     /// Fills so many slots, every third of which is already full.
     Fill(usize, usize),
     FreeMany(usize, usize),
+    Limit(u64, u64),
     Replace(usize),
     Shrink,
 }
@@ -26,6 +27,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (who.clone(), index(), -5000isize..5000).prop_map(|(who, at, by)| Step::Crooked(who, at, by)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::Fill(who, n)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FreeMany(who, n)),
+        1 => (0u64..3000, -1i64..500).prop_map(|(minimum, more)| Step::Limit(minimum, minimum.saturating_add_signed(more))),
         1 => who.prop_map(Step::Replace),
         1 => Just(Step::Shrink),
     ];
@@ -73,6 +75,9 @@ proptest! {
         let mut locals = [pool.local(), pool.local()];
         let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
         let mut freed: Vec<RawBlock> = Vec::new();
+        let (mut limits, mut blocks_before) = (Limits::default(), 0);
+        // Of a chunk of the smallest size.
+        let granule = u64::from(pool.geometry.blocks_in(Order::for_bytes(size).unwrap()));
         let pick = |live: &BTreeMap<u64, RawBlock>, at: prop::sample::Index| {
             (!live.is_empty()).then(|| *live.values().nth(at.index(live.len())).unwrap())
         };
@@ -87,7 +92,15 @@ proptest! {
             match step {
                 Step::Alloc(who) => {
                     let block = match locals.get_mut(who) { Some(local) => local.alloc_raw(), None => pool.alloc_raw() };
-                    let Ok(block) = block else { continue };
+                    let block = match block {
+                        Ok(block) => block,
+                        Err(AllocError::Maximum { maximum, blocks, in_use }) => {
+                            prop_assert_eq!((maximum, blocks), (limits.maximum, pool.stats().blocks));
+                            prop_assert!(blocks >= maximum && in_use <= blocks);
+                            continue;
+                        }
+                        Err(_) => continue,
+                    };
                     let at = block.iova().raw();
                     prop_assert_eq!(at - IOVA, (block.as_ptr().as_ptr().addr() - heap.base.as_ptr().addr()) as u64);
                     prop_assert!(at.is_multiple_of(align.max(1) as u64));
@@ -137,6 +150,20 @@ proptest! {
                         }
                     }
                 }
+                Step::Limit(minimum, maximum) => {
+                    let before = pool.stats();
+                    let wanted = Limits { minimum, maximum };
+                    match pool.set_limits(wanted) {
+                        Ok(()) => limits = wanted,
+                        Err(error) => {
+                            let contradiction = matches!(error, LimitError::Contradiction { .. });
+                            prop_assert_eq!(contradiction, maximum < minimum.max(1));
+                            let after = pool.stats();
+                            prop_assert_eq!((after.blocks, after.chunks), (before.blocks, before.chunks));
+                            prop_assert_eq!(heap.frames_taken() as u64 * 4096, after.bytes);
+                        }
+                    }
+                }
                 Step::FreeMany(who, n) => {
                     let mut slots: Vec<_> = live.values().copied().step_by(2).take(n).map(Some).collect();
                     slots.push(None);
@@ -156,6 +183,9 @@ proptest! {
                 }
                 Step::Shrink => { pool.shrink_shared(); }
             }
+            let (blocks, most) = (pool.chunks.lock().blocks(), limits.maximum.saturating_add(granule - 1));
+            prop_assert!(blocks >= limits.minimum && (blocks <= most.max(blocks_before)), "{} blocks, {:?}", blocks, limits);
+            blocks_before = blocks;
         }
         audit(&pool, &locals);
         let stats = pool.stats();
@@ -163,6 +193,7 @@ proptest! {
         prop_assert_eq!(stats.in_use + stats.in_magazines + stats.in_rows + stats.in_depot, stats.blocks);
         prop_assert_eq!(stats.late_double_frees, 0);
         drop(locals);
+        pool.set_limits(Limits::default()).unwrap();
         for block in live.values() {
             pool.free_raw(*block).unwrap();
         }

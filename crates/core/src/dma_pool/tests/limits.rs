@@ -1,0 +1,171 @@
+//! The fewest and the most blocks of a pool.
+
+use super::*;
+
+fn limits(minimum: u64, maximum: u64) -> Limits {
+    Limits { minimum, maximum }
+}
+
+#[test]
+fn a_minimum_is_allocated_without_the_source_by_one_owner() {
+    for (size, minimum) in [(64, 1), (64, 64), (64, 65), (64, 40_000), (192, 1000), (3000, 7), (5000, 3)] {
+        let heap = Heap::new(8 << 20);
+        let mut pool = pool(&heap, size);
+        // Free blocks of the pool's own owner are available to every other.
+        drop(pool.alloc().unwrap());
+        pool.set_limits(limits(minimum, u64::MAX)).unwrap();
+        let reserved = pool.stats().blocks;
+        let granule = u64::from(pool.geometry.blocks_in(Order::for_bytes(size as u64).unwrap()));
+        assert!((minimum..minimum + granule.max(64)).contains(&reserved), "{reserved} for {minimum}");
+        heap.left.store(0, Ordering::Relaxed);
+        let asked = heap.asked.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            let mut local = pool.local();
+            let blocks: Vec<_> = (0..minimum).map(|_| local.alloc_raw().unwrap()).collect();
+            local.free_bulk(&blocks).unwrap();
+            drop(local);
+            let blocks: Vec<_> = (0..minimum).map(|_| pool.alloc_raw().unwrap()).collect();
+            pool.free_bulk(&blocks).unwrap();
+            pool.shrink();
+            assert!(pool.stats().blocks >= minimum);
+        }
+        assert_eq!(heap.asked.load(Ordering::Relaxed), asked);
+        pool.set_limits(Limits::default()).unwrap();
+        assert!(pool.shrink() > 0 && heap.frames_taken() == 0);
+    }
+}
+
+#[test]
+fn a_pool_is_destroyed_and_dropped_with_its_minimum() {
+    let heap = Heap::new(4 << 20);
+    for destroyed in [true, false] {
+        let pool = pool(&heap, 64);
+        pool.set_limits(limits(1000, 1000)).unwrap();
+        assert!(heap.frames_taken() > 0);
+        if destroyed {
+            pool.destroy().unwrap()
+        } else {
+            drop(pool)
+        }
+        assert_eq!(heap.frames_taken(), 0);
+    }
+}
+
+#[test]
+fn a_maximum_is_reached_and_exceeded_by_less_than_the_smallest_chunk() {
+    for (size, maximum) in [(64, 1), (64, 64), (64, 100), (64, 5000), (192, 10_923), (3000, 5), (5000, 3)] {
+        let heap = Heap::new(8 << 20);
+        let pool = pool(&heap, size);
+        pool.set_limits(limits(0, maximum)).unwrap();
+        assert_eq!(heap.acquired.load(Ordering::Relaxed), 0);
+        let granule = u64::from(pool.geometry.blocks_in(Order::for_bytes(size as u64).unwrap()));
+        let mut local = pool.local();
+        let mut blocks = Vec::new();
+        let error = loop {
+            match local.alloc_raw() {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        let all = blocks.len() as u64;
+        assert!((maximum..maximum + granule).contains(&all), "{all} blocks for {maximum}");
+        assert_eq!(error, AllocError::Maximum { maximum, blocks: all, in_use: all });
+        assert_eq!(pool.alloc_raw(), Err(error));
+        // What is freed can be allocated again, and a higher maximum takes effect at once.
+        local.free_raw(blocks.pop().unwrap()).unwrap();
+        blocks.push(local.alloc_raw().unwrap());
+        pool.set_limits(limits(0, all + 1)).unwrap();
+        blocks.push(pool.alloc_raw().unwrap());
+        local.free_bulk(&blocks).unwrap();
+    }
+}
+
+#[test]
+fn the_error_at_the_maximum_tells_blocks_in_use_from_those_of_other_owners() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(limits(0, 64)).unwrap();
+    let mut hoarder = pool.local();
+    let blocks: Vec<_> = (0..40).map(|_| hoarder.alloc_raw().unwrap()).collect();
+    hoarder.free_bulk(&blocks[..10]).unwrap();
+    // An owner's counts are known from the next time on that it needs a row.
+    pool.depot.record(&mut hoarder.owner);
+    let error = pool.alloc_raw().unwrap_err();
+    assert_eq!(error, AllocError::Maximum { maximum: 64, blocks: 64, in_use: 30 });
+    let text = error.to_string();
+    assert!(text.contains("may have 64 blocks and has 64, 30 in use and 34 held by other owners"), "{text}");
+    drop(hoarder);
+    assert!(pool.alloc_raw().is_ok());
+}
+
+#[test]
+fn contradicting_limits_are_refused() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    for (minimum, maximum) in [(0, 0), (2, 1), (u64::MAX, 1), (1, 0)] {
+        let error = pool.set_limits(limits(minimum, maximum)).unwrap_err();
+        assert_eq!(error, LimitError::Contradiction { minimum, maximum });
+    }
+    assert_eq!((heap.asked.load(Ordering::Relaxed), pool.stats().blocks), (0, 0));
+    pool.set_limits(limits(1, 1)).unwrap();
+    pool.set_limits(limits(0, u64::MAX)).unwrap();
+}
+
+#[test]
+fn a_minimum_that_the_source_does_not_have_is_rolled_back() {
+    // 512 frames, some of which are the pool's already.
+    for minimum in [32_769, 100_000, u64::MAX] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = pool(&heap, 64);
+        pool.set_limits(limits(100, 200)).unwrap();
+        let block = pool.alloc_raw().unwrap();
+        let (before, taken) = (pool.stats(), heap.taken.lock().clone());
+        let error = pool.set_limits(limits(minimum, u64::MAX)).unwrap_err();
+        let LimitError::Unavailable { available, error: cause, .. } = &error else { panic!("{error}") };
+        assert!(matches!(cause, AllocError::Source(_)) && *available == 32_768, "{error}");
+        assert_eq!((pool.stats(), heap.taken.lock().clone()), (before, taken));
+        // The limits are the old ones.
+        let mut many = [None; 300];
+        assert_eq!(pool.fill(&mut many), 255, "256 blocks are the least of at least 200 that were acquired");
+        pool.free_slots(&mut many).unwrap();
+        pool.free_raw(block).unwrap();
+        pool.shrink();
+        assert!((100..164).contains(&pool.stats().blocks));
+    }
+}
+
+#[test]
+fn a_source_that_fails_at_any_chunk_of_a_minimum_loses_nothing() {
+    for n in 1..12 {
+        let heap = Heap::new(4 << 20);
+        let pool = pool(&heap, 64);
+        heap.fail_at(n);
+        // One refusal means smaller chunks from there on, or the end if it was of the smallest.
+        match pool.set_limits(limits(10_000, 10_000)) {
+            Ok(()) => assert!(pool.stats().blocks >= 10_000),
+            Err(_) => assert_eq!(pool.stats().blocks, 0),
+        }
+        assert_eq!(pool.stats().bytes, heap.frames_taken() as u64 * 4096);
+        heap.left.store(n - 1, Ordering::Relaxed);
+        let before = pool.stats();
+        match pool.set_limits(limits(60_000, 60_000)) {
+            Ok(()) => assert!(pool.stats().blocks >= 60_000),
+            Err(_) => assert_eq!(pool.stats(), before),
+        }
+        assert_eq!(pool.stats().bytes, heap.frames_taken() as u64 * 4096);
+    }
+}
+
+#[test]
+fn a_lower_maximum_releases_nothing_and_ends_growth() {
+    let heap = Heap::new(4 << 20);
+    let mut pool = pool(&heap, 64);
+    let blocks: Vec<_> = (0..1000).map(|_| pool.alloc_raw().unwrap()).collect();
+    pool.set_limits(limits(0, 10)).unwrap();
+    let have = pool.stats().blocks;
+    assert_eq!(pool.fill(&mut [None; 2000]) as u64, have - 1000);
+    assert!(matches!(pool.alloc_raw(), Err(AllocError::Maximum { maximum: 10, .. })));
+    pool.free_bulk(&blocks).unwrap();
+    assert_eq!(pool.stats().blocks, have);
+    pool.shrink();
+}
