@@ -83,8 +83,10 @@
 //! [`set_limits`](DmaPool::set_limits) gives a pool a minimum of blocks, which it acquires at once and keeps when it is
 //! [shrunk](DmaPool::shrink), and a maximum, at which allocs are refused with [`AllocError::Maximum`]. Both are checked where
 //! chunks are added and released: what owners allocate and free costs the same with them. With both equal the pool has a
-//! fixed size. [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory
-//! on a NUMA node, use a source that is on it: a pool for each node.
+//! fixed size.
+//! [`fill_all`](Local::fill_all) allocates all the blocks of a request or none, and
+//! [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory on a NUMA
+//! node, use a source that is on it: a pool for each node.
 //!
 //! # Checks
 //!
@@ -137,7 +139,9 @@ mod loom_models;
 pub use block::Block;
 pub use census::Busy;
 pub use coherent::Coherent;
-pub use error::{AllocError, BulkFreeError, CreateError, FreeError, LimitError, SourceError, SpanError};
+pub use error::{
+    AllocError, BulkAllocError, BulkFreeError, CreateError, FreeError, LimitError, SourceError, SpanError,
+};
 pub use limits::Limits;
 pub use local::Local;
 pub use pool::DmaPool;

@@ -1,28 +1,35 @@
 //! Bulk calls, on the pool and on an owner: what is looked up for one block is used for the next.
 
-use super::error::BulkFreeError;
+use super::error::{AllocError, BulkAllocError, BulkFreeError};
 use super::owner::Owner;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
 use super::source::ChunkSource;
 use super::state::Form;
+use alloc::vec::Vec;
 
 impl<S: ChunkSource> DmaPool<S> {
-    /// Fills the empty slots from an owner. Returns how many slots are full.
+    /// Fills the empty slots from an owner.
+    ///
+    /// # Errors
+    /// [`AllocError`] if blocks run out; some slots are full then.
     #[inline]
-    pub(super) fn fill_by(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
-        let all = slots.len();
+    pub(super) fn fill_by(
+        &self,
+        owner: &mut Owner,
+        slots: &mut [Option<RawBlock>],
+    ) -> Result<(), AllocError> {
         let place = self.place();
         let mut rest = slots;
         loop {
             let full = owner.pop_into(&self.geometry, rest, place);
             rest = rest.get_mut(full..).unwrap_or_default();
-            let Some(slot) = rest.first_mut() else { return all };
+            let Some(slot) = rest.first_mut() else { return Ok(()) };
             // It is empty, and so is the current row; the stash may not be.
             if let Some(offset) = owner.pop(&self.geometry, Form::Raw) {
                 *slot = Some(place.block_at(offset));
-            } else if self.stock(owner).is_err() {
-                return rest.iter().filter(|slot| slot.is_some()).count() + all - rest.len();
+            } else {
+                self.stock(owner)?;
             }
         }
     }
@@ -32,7 +39,25 @@ impl<S: ChunkSource> DmaPool<S> {
     //
     // The lock of the pool's own owner is not held while the pool grows.
     pub fn fill(&self, slots: &mut [Option<RawBlock>]) -> usize {
-        let (all, place) = (slots.len(), self.place());
+        match self.try_fill(slots) {
+            Ok(()) => slots.len(),
+            Err(_) => slots.len() - empty(slots),
+        }
+    }
+
+    /// Fills the empty slots with raw blocks, all or none.
+    ///
+    /// As [`Local::fill_all`](super::Local::fill_all).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill_all(&self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
+        let before = full(slots);
+        self.try_fill(slots).map_err(|error| undo(slots, &before, error, |filled| self.free_slots(filled)))
+    }
+
+    fn try_fill(&self, slots: &mut [Option<RawBlock>]) -> Result<(), AllocError> {
+        let place = self.place();
         let mut rest = slots;
         loop {
             {
@@ -40,7 +65,7 @@ impl<S: ChunkSource> DmaPool<S> {
                 loop {
                     let full = lock.pop_into(&self.geometry, rest, place);
                     rest = rest.get_mut(full..).unwrap_or_default();
-                    let Some(slot) = rest.first_mut() else { return all };
+                    let Some(slot) = rest.first_mut() else { return Ok(()) };
                     if let Some(offset) = lock.pop(&self.geometry, Form::Raw) {
                         *slot = Some(place.block_at(offset));
                     } else if !self.restock(&mut lock) {
@@ -49,9 +74,7 @@ impl<S: ChunkSource> DmaPool<S> {
                 }
             }
             // The rest begins with an empty slot, and the pool has no more: the next block needs a chunk.
-            let Ok(block) = self.alloc_shared(Form::Raw) else {
-                return all - rest.iter().filter(|slot| slot.is_none()).count();
-            };
+            let block = self.alloc_shared(Form::Raw)?;
             if let Some(slot) = rest.iter_mut().find(|slot| slot.is_none()) {
                 *slot = Some(block);
             }
@@ -114,4 +137,33 @@ impl<S: ChunkSource> DmaPool<S> {
             rest = after;
         }
     }
+}
+
+/// Returns how many slots are empty.
+pub(super) fn empty(slots: &[Option<RawBlock>]) -> usize {
+    slots.iter().filter(|slot| slot.is_none()).count()
+}
+
+/// Returns which slots are full. Allocates memory only if any is.
+pub(super) fn full(slots: &[Option<RawBlock>]) -> Vec<usize> {
+    slots.iter().enumerate().filter_map(|(at, slot)| slot.map(|_| at)).collect()
+}
+
+/// Has all blocks freed but those in the slots that were full `before` blocks ran out by `error`.
+pub(super) fn undo(
+    slots: &mut [Option<RawBlock>],
+    before: &[usize],
+    error: AllocError,
+    mut free: impl FnMut(&mut [Option<RawBlock>]) -> Result<(), BulkFreeError>,
+) -> BulkAllocError {
+    let wanted = slots.len() - before.len();
+    let available = wanted - empty(slots);
+    let mut start = 0;
+    for end in before.iter().copied().chain([slots.len()]) {
+        let freed = slots.get_mut(start..end).map_or(Ok(()), &mut free);
+        // Never refused: the blocks were just allocated for this caller.
+        debug_assert_eq!(freed, Ok(()));
+        start = end + 1;
+    }
+    BulkAllocError { wanted, available, error }
 }

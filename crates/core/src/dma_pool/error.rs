@@ -137,6 +137,19 @@ pub enum AllocError {
     },
 }
 
+/// Why a slice was not filled. Its slots are as before, and no block of it stays allocated.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot allocate {wanted} blocks at once: only {available} are available: {error}")]
+pub struct BulkAllocError {
+    /// How many slots were empty.
+    pub wanted: usize,
+    /// How many blocks could be allocated for them; they are free again.
+    pub available: usize,
+    /// Why there was no further one. At the [maximum](AllocError::Maximum) it counts those blocks as in use.
+    #[source]
+    pub error: AllocError,
+}
+
 /// Why a pool's limits cannot be set. They are the same as before, and so are the pool's chunks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

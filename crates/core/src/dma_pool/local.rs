@@ -1,7 +1,8 @@
 //! [`Local`]: one owner's handle to a pool.
 
 use super::block::Block;
-use super::error::{AllocError, BulkFreeError, FreeError};
+use super::bulk::{empty, full, undo};
+use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
 use super::owner::Owner;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
@@ -118,7 +119,28 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// blocks run out.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        self.pool.fill_by(&mut self.owner, slots)
+        match self.pool.fill_by(&mut self.owner, slots) {
+            Ok(()) => slots.len(),
+            Err(_) => slots.len() - empty(slots),
+        }
+    }
+
+    /// Fills the empty slots with raw blocks, all or none: what several descriptors of one request need. Slots that are full
+    /// stay as they are.
+    ///
+    /// If blocks run out, those that were allocated for this call are freed again, so another owner may find the pool empty
+    /// meanwhile. Chunks that were acquired for it stay in the pool.
+    ///
+    /// O(slots), and what [`alloc`](Self::alloc) takes. Allocates memory only if some slots are full already.
+    ///
+    /// # Errors
+    /// [`BulkAllocError`], with how many blocks were available; the slots are as before.
+    #[inline]
+    pub fn fill_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
+        let before = full(slots);
+        let Self { pool, owner, .. } = self;
+        pool.fill_by(owner, slots)
+            .map_err(|error| undo(slots, &before, error, |filled| pool.free_slots_by(owner, filled)))
     }
 
     /// Frees raw blocks.

@@ -1,4 +1,4 @@
-//! The fewest and the most blocks of a pool.
+//! The fewest and the most blocks of a pool, and calls that allocate all or none.
 
 use super::*;
 
@@ -168,4 +168,72 @@ fn a_lower_maximum_releases_nothing_and_ends_growth() {
     pool.free_bulk(&blocks).unwrap();
     assert_eq!(pool.stats().blocks, have);
     pool.shrink();
+}
+
+#[test]
+fn limits_hold_in_debug_mode() {
+    let heap = Heap::new(2 << 20);
+    let pool = DmaPool::with_debug(&heap, "debug", 64, 0, 0).unwrap();
+    pool.set_limits(limits(64, 64)).unwrap();
+    let mut slots = [None; 65];
+    assert_eq!(pool.fill_all(&mut slots).unwrap_err().available, 64);
+    assert_eq!(pool.local().fill_all(&mut slots[..64]), Ok(()));
+    assert!(matches!(pool.alloc_raw(), Err(AllocError::Maximum { .. })));
+    pool.free_slots(&mut slots).unwrap();
+    assert!(pool.damages().is_empty());
+}
+
+#[test]
+fn limits_are_set_while_others_grow_and_shrink() {
+    let heap = Heap::new(16 << 20);
+    let pool = pool(&heap, 64);
+    let rounds = if cfg!(miri) { 5 } else { 300 };
+    crate::testing::scope(|scope| {
+        for me in 0..3u64 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = Random::new(me + 1);
+                for _ in 0..rounds {
+                    let mut local = pool.local();
+                    let mut slots = vec![None; random.below(5000)];
+                    if local.fill_all(&mut slots).is_ok() {
+                        local.free_slots(&mut slots).unwrap();
+                    }
+                    assert!(slots.iter().all(Option::is_none));
+                }
+            });
+        }
+        for round in 0..rounds {
+            let minimum = 500 * (round as u64 % 7);
+            pool.set_limits(limits(minimum, minimum.max(4000))).unwrap();
+            pool.shrink_shared();
+            let blocks = pool.chunks.lock().blocks();
+            assert!(blocks >= minimum, "{blocks} of {minimum}");
+        }
+    });
+    assert_eq!(pool.stats().in_use, 0);
+    pool.set_limits(Limits::default()).unwrap();
+    pool.shrink_shared();
+    assert_eq!(heap.frames_taken(), 0);
+}
+
+#[test]
+fn all_or_none_leaves_full_slots_and_names_what_was_available() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(limits(64, 64)).unwrap();
+    let mut local = pool.local();
+    let held = [0, 1].map(|_| local.alloc_raw().unwrap());
+    local.fill_all(&mut []).unwrap();
+    let mut slots = [None; 66];
+    (slots[0], slots[30]) = (Some(held[0]), Some(held[1]));
+    let before = slots;
+    let error = local.fill_all(&mut slots).unwrap_err();
+    assert_eq!((error.wanted, error.available, slots), (64, 62, before));
+    let text = error.to_string();
+    assert!(text.starts_with("cannot allocate 64 blocks at once: only 62 are available: no free"), "{text}");
+    let in_use = pool.stats().in_use;
+    local.fill_all(&mut slots[..64]).unwrap();
+    assert_eq!((slots[0], slots[30], pool.stats().in_use), (before[0], before[30], in_use + 62));
+    assert_eq!(local.fill_all(&mut slots[..64]), Ok(()), "nothing is missing");
 }

@@ -11,6 +11,8 @@ enum Step {
     Crooked(usize, prop::sample::Index, isize),
     /// Fills so many slots, every third of which is already full.
     Fill(usize, usize),
+    /// The same, all or none.
+    FillAll(usize, usize),
     FreeMany(usize, usize),
     Limit(u64, u64),
     Replace(usize),
@@ -26,6 +28,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (who.clone(), index()).prop_map(|(who, at)| Step::DoubleFree(who, at)),
         1 => (who.clone(), index(), -5000isize..5000).prop_map(|(who, at, by)| Step::Crooked(who, at, by)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::Fill(who, n)),
+        1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FillAll(who, n)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FreeMany(who, n)),
         1 => (0u64..3000, -1i64..500).prop_map(|(minimum, more)| Step::Limit(minimum, minimum.saturating_add_signed(more))),
         1 => who.prop_map(Step::Replace),
@@ -147,6 +150,30 @@ proptest! {
                             let below = live.range(..at + size).next_back();
                             prop_assert!(below.is_none_or(|(&other, _)| other + size <= at));
                             live.insert(at, block);
+                        }
+                    }
+                }
+                Step::FillAll(who, n) => {
+                    let held: Vec<_> = live.values().copied().collect();
+                    let mut slots: Vec<_> =
+                        (0..n).map(|i| held.get(i).copied().filter(|_| i % 5 == 1)).collect();
+                    let before = slots.clone();
+                    let filled = match locals.get_mut(who) {
+                        Some(local) => local.fill_all(&mut slots),
+                        None => pool.fill_all(&mut slots),
+                    };
+                    match filled {
+                        Ok(()) => {
+                            prop_assert!(slots.iter().all(Option::is_some));
+                            live.extend(slots.iter().flatten().map(|block| (block.iova().raw(), *block)));
+                            let new = before.iter().filter(|slot| slot.is_none()).count();
+                            prop_assert_eq!(live.len(), held.len() + new, "a block twice");
+                        }
+                        Err(BulkAllocError { wanted, available, .. }) => {
+                            prop_assert_eq!(&slots, &before);
+                            prop_assert_eq!(wanted, before.iter().filter(|slot| slot.is_none()).count());
+                            prop_assert!(available < wanted);
+                            prop_assert_eq!(pool.stats().in_use, live.len() as u64);
                         }
                     }
                 }
