@@ -6,6 +6,7 @@ use super::raw::RawBlock;
 use super::source::ChunkSource;
 use super::stats::PoolStats;
 use super::watch::Damage;
+use crate::mem::DmaMemory;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -106,6 +107,29 @@ impl<S: ChunkSource> DmaPool<S> {
         stats.high_water = high_water;
         stats.late_double_frees += late;
         stats
+    }
+
+    /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending order: to register the blocks
+    /// with hardware, or to write what stays the same while they are allocated and freed. The pool does not write to blocks
+    /// except in [`alloc_zeroed`](Self::alloc_zeroed) and in debug mode, in which what is written to a free block is lost.
+    /// Blocks of chunks that are acquired later are not seen: with [equal limits](Self::set_limits) there are none.
+    ///
+    /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a raw one. A device may be
+    /// writing to those that are allocated. Time proportional to the number of blocks. Requires exclusive access to the
+    /// pool, so that no chunk is acquired or released meanwhile.
+    pub fn for_each_block(&mut self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
+        for chunk in self.chunks.lock().iter() {
+            for index in 0..u64::from(chunk.blocks) {
+                let block = self.block_at(chunk.offset() + self.geometry.offset_of(index));
+                let Ok(memory) = self.memory_of(block) else { continue };
+                each(block, memory);
+                if let (Some(watch), Ok(found)) = (&self.watch, self.find(block))
+                    && !found.site.row.is_live(found.site.bit)
+                {
+                    watch.history().refill(memory);
+                }
+            }
+        }
     }
 
     /// Checks every free block now, in debug mode, and returns all reports as [`damages`](Self::damages) does. Time

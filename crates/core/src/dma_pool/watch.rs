@@ -131,6 +131,11 @@ impl BlockHistory {
         self.uses.append(&mut beyond);
     }
 
+    /// Fills a free block that its pool's user has written to with permission.
+    pub(super) fn refill(&mut self, memory: DmaMemory<'_>) {
+        fill(memory, FREE_PATTERN);
+    }
+
     pub(super) fn damages(&self) -> &[Damage] {
         &self.damages
     }

@@ -1,4 +1,4 @@
-//! Shrinking beside owners.
+//! Shrinking beside owners, and iteration over all blocks.
 
 use super::*;
 
@@ -81,4 +81,46 @@ fn stress_of_shrinking_beside_blocks_and_lent_memory() {
     assert_eq!(pool.stats().in_use, 0);
     pool.shrink();
     assert_eq!(heap.frames_taken(), 0);
+}
+
+#[test]
+fn every_block_is_seen_once_in_order_and_keeps_what_is_written() {
+    for (size, boundary) in [(64, 0), (192, 4096), (3000, 0), (5000, 8192)] {
+        let heap = Heap::new(4 << 20);
+        let mut pool = DmaPool::new(&heap, "all", size, 0, boundary).unwrap();
+        pool.for_each_block(|_, _| panic!("an empty pool has no block"));
+        pool.set_limits(Limits { minimum: 500, maximum: 500 }).unwrap();
+        let (held, bytes) = (pool.alloc_raw().unwrap(), pool.block_size());
+        let mut seen = Vec::new();
+        pool.for_each_block(|block, memory| {
+            assert_eq!((memory.len(), memory.addr()), (bytes, block.as_ptr().addr().get()));
+            memory.write_u64(0, block.iova().raw()).unwrap();
+            seen.push(block);
+        });
+        assert!(seen.is_sorted_by_key(RawBlock::iova) && seen.contains(&held));
+        let stats = pool.stats();
+        assert_eq!((seen.len() as u64, stats.in_use), (stats.blocks, 1));
+        // Seen blocks are not allocated by that.
+        let free = *seen.iter().find(|&&block| block != held).unwrap();
+        assert!(matches!(pool.free_raw(free), Err(FreeError::DoubleFree { .. })));
+        let mut local = pool.local();
+        for _ in 0..3 {
+            let all: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+            assert_eq!(all.len() + 1, seen.len());
+            for block in &all {
+                assert_eq!(pool.memory(*block).unwrap().read_u64(0), Ok(block.iova().raw()));
+            }
+            local.free_bulk(&all).unwrap();
+        }
+    }
+}
+
+#[test]
+fn writing_to_every_block_is_no_damage_in_debug_mode() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = DmaPool::with_debug(&heap, "debug", 64, 0, 0).unwrap();
+    let held = pool.alloc_raw().unwrap();
+    pool.for_each_block(|_, memory| memory.fill(0, memory.len(), 7).unwrap());
+    assert_eq!(pool.memory(held).unwrap().read_u8(0), Ok(7), "an allocated block keeps it");
+    assert!(pool.inspect().is_empty());
 }
