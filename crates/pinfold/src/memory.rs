@@ -14,6 +14,32 @@
 //! println!("{}\n{}", arena.report(), arena.stats());
 //! # Ok(()) }
 //! ```
+//!
+//! # A pool for each NUMA node
+//!
+//! An arena is on one node ([`numa_node`](arena::ArenaBuilder::numa_node): a page of another node is an error, never a
+//! substitute), and a pool is in one arena. So memory near a device, or near the threads of a node, is an arena and a pool of
+//! their own; a block returns to the pool that it came from, and so to its node, whichever thread frees it.
+//!
+//! ```no_run
+//! use pinfold::core::{dma_pool::Limits, share::Shared};
+//! use pinfold::{Arena, DmaPool, Domain};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let nodes = [0, 1]; // of a device: /sys/bus/pci/devices/ADDRESS/numa_node, which is -1 where there is one node only
+//! let pool_on = |node: u32| -> Result<_, Box<dyn std::error::Error>> {
+//!     let arena = Arena::builder().size(64 << 20).numa_node(node).build(&domain)?;
+//!     let pool = DmaPool::new(arena, &format!("descriptors-{node}"), 128, 128, 0)?;
+//!     pool.set_limits(Limits { minimum: 4096, ..Limits::default() })?; // on this node, or an error now
+//!     Ok(Shared::new(pool))
+//! };
+//! let pools = nodes.into_iter().map(pool_on).collect::<Result<Vec<_>, _>>()?;
+//! let mut local = pools[1].local(); // for a thread, or a device, of node 1
+//! let descriptor = local.alloc()?;
+//! # drop(descriptor);
+//! # Ok(()) }
+//! ```
 
 pub mod arena;
 mod attachment;

@@ -1,0 +1,99 @@
+//! A driver whose memory is fixed when it starts: its descriptors are acquired at once, on the device's NUMA node, and registered
+//! with the device before the first request; a request gets all the descriptors that it needs or none; receivers hold at most as
+//! many pages as they may.
+//!
+//! `cargo run -p pinfold --example fixed_pools`
+
+use pinfold::arena::BuildError;
+use pinfold::core::dma_pool::{BulkAllocError, Limits, Local, RawBlock};
+use pinfold::core::page_pool::AllocError;
+use pinfold::core::share::Shared;
+use pinfold::page_pool::{Config, PagePool};
+use pinfold::{Arena, DmaPool, Domain};
+use std::collections::HashMap;
+use std::error::Error;
+
+/// As many descriptors as the device's ring has.
+const DESCRIPTORS: u64 = 256;
+const DESCRIPTOR_BYTES: usize = 64;
+/// The first word of each descriptor holds its number, as long as the driver runs.
+const NUMBER: usize = 0;
+
+/// Returns an arena on the device's node, or on any where the machine has no such node.
+fn arena_on(node: u32, domain: &Domain) -> Result<Arena, BuildError> {
+    let builder = Arena::builder().size(16 << 20);
+    match builder.clone().numa_node(node).build(domain) {
+        Err(BuildError::Node { .. }) => builder.build(domain),
+        built => built,
+    }
+}
+
+/// Allocates `count` descriptors of one request, all or none.
+fn request(local: &mut Local<Arena>, count: usize) -> Result<Vec<RawBlock>, BulkAllocError> {
+    let mut slots = vec![None; count];
+    local.fill_all(&mut slots)?;
+    Ok(slots.into_iter().flatten().collect())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let domain = Domain::soft()?;
+    let arena = arena_on(0, &domain)?;
+
+    // A fixed number: from here on no request waits for the arena, and none grows the pool.
+    let mut pool = DmaPool::new(arena.clone(), "descriptors", DESCRIPTOR_BYTES, 64, 0)?;
+    pool.set_limits(Limits { minimum: DESCRIPTORS, maximum: DESCRIPTORS })?;
+    let mut numbers = HashMap::new();
+    pool.for_each_block(|descriptor, memory| {
+        let number = numbers.len() as u64;
+        // Eight bytes of 64.
+        let _ = memory.write_u64(NUMBER, number);
+        numbers.insert(descriptor.iova(), number);
+    });
+    println!("{} descriptors registered with the device", numbers.len());
+
+    let pool = Shared::new(pool);
+    let mut local = pool.local();
+    let mut requests = Vec::new();
+    let refused = loop {
+        match request(&mut local, 24) {
+            Ok(chain) => requests.push(chain),
+            Err(refused) => break refused,
+        }
+    };
+    println!("{} requests of 24 descriptors in flight; the next one: {refused}", requests.len());
+    let completed = requests.pop().ok_or("no request was possible")?;
+    let kept = pool.memory(*completed.first().ok_or("an empty request")?)?.read_u64(NUMBER)?;
+    println!("the device completed the request of descriptor {kept}");
+    local.free_bulk(&completed)?;
+    requests.push(request(&mut local, 24)?);
+
+    // A pool of another kind: it grows as needed, and is shrunk while its handles and some blocks are held.
+    let packets = Shared::new(DmaPool::new(arena.clone(), "packets", 2048, 0, 0)?);
+    let mut sender = packets.local();
+    let first = sender.alloc()?;
+    let burst = (0..2000).map(|_| sender.alloc()).collect::<Result<Vec<_>, _>>()?;
+    burst.into_iter().for_each(|packet| sender.free(packet));
+    let before = packets.stats().bytes;
+    let released = packets.shrink_shared();
+    println!("after a burst of {before} bytes {released} were released, while packets are in flight");
+    first.memory().write_u64(0, 1)?;
+
+    // Receivers that return pages too slowly are stopped at a limit, not at the end of the memory.
+    let mut receive = PagePool::new(arena, "receive", Config { max_in_use: 128, ..Config::default() })?;
+    let mut held = Vec::new();
+    let refused = loop {
+        match receive.alloc() {
+            Ok(page) => held.push(page),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!((refused.clone(), held.len()), (AllocError::Limit { limit: 128 }, 128));
+    println!("{refused}; {} refused so far", receive.stats().limited);
+    held.truncate(100);
+    println!("28 returned: a page is available again: {}", receive.alloc().is_ok());
+
+    for chain in requests {
+        local.free_bulk(&chain)?;
+    }
+    Ok(())
+}
