@@ -32,7 +32,7 @@ test: setup ## What every change must pass: format, lints, docs, tests, no_std, 
 	scripts/test
 
 .PHONY: test-all
-test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, fuzzing
+test-all: test ## Also full sizes, every feature, counted read-modify-writes and instructions, loom, sanitizers, fuzzing
 	scripts/test-all
 
 .PHONY: adversary
@@ -60,6 +60,11 @@ bench: build ## Head to head with what Pinfold replaces
 	target/release/pinfold bench
 	@echo; scripts/io-protect
 	@echo; scripts/fio-beside
+
+.PHONY: instructions
+instructions: setup ## Instructions per operation of the hottest paths, under valgrind, compared with the record
+	@scripts/setup --instructions
+	scripts/instructions
 
 .PHONY: vm-test
 vm-test: setup ## Tests with devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
