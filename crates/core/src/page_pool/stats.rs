@@ -81,7 +81,7 @@ pub struct PoolStats {
     /// The size of the chunks in bytes.
     pub bytes: u64,
     /// How many allocs were refused because [`Config::max_in_use`](super::Config::max_in_use) pages were in use. A call that
-    /// fills slots counts one for each that stays empty.
+    /// fills slots ends with the first, and counts one.
     pub limited: u64,
 }
 

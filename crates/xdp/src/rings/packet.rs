@@ -59,7 +59,7 @@ impl Packet {
     /// Returns its bytes, for access beside the kernel: by copies.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
-        // `new` has checked the range.
+        // `place` has checked the range.
         self.chunk.memory().part(self.offset as usize, self.len as usize).unwrap_or(DmaMemory::EMPTY)
     }
 

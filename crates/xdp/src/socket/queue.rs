@@ -176,7 +176,8 @@ impl Socket {
         let (count, bytes) = self.rings.receive(packets, most);
         self.traffic.received += u64::from(count);
         self.traffic.received_bytes += bytes;
-        self.refill(BATCH);
+        // Of a short ring half: while all of it is empty, packets are dropped.
+        self.refill(BATCH.min(self.sizes.fill / 2));
         count as usize
     }
 
@@ -211,8 +212,10 @@ impl Socket {
             }
             Next::Parts(parts) => {
                 let parts = parts.get_mut(..wanted).unwrap_or_default();
+                // Not after the first that there is not: each attempt asks the source.
                 for part in parts.iter_mut().filter(|part| part.is_none()) {
-                    *part = pool.alloc_fragment(self.chunk.bytes() as usize).ok();
+                    let Ok(fragment) = pool.alloc_fragment(self.chunk.bytes() as usize) else { break };
+                    *part = Some(fragment);
                 }
                 self.rings.fill(parts)
             }

@@ -1,7 +1,8 @@
 //! What outlives what: pages and sockets, programs and processes, sockets and interfaces.
 
 use crate::common::{Wire, number_of, receive_until, run};
-use pinfold_xdp::{Redirect, Socket, SocketError};
+use pinfold::xdp::RingSizes;
+use pinfold_xdp::{ChunkSize, Packet, Redirect, Socket, SocketError};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,51 @@ fn pages_that_are_never_returned_are_named_after_the_socket_is_closed() {
     assert_eq!(closed.holders()[0].pages, 3);
     drop(held);
     assert!(closed.holders().is_empty());
+}
+
+/// By `receive` alone: a wait refills the ring as well.
+#[test]
+fn reception_goes_on_when_pages_come_back_from_another_thread() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let rings = RingSizes { fill: 64, completion: 64, receive: 64, transmit: 64 };
+    for (chunk, memory) in [(ChunkSize::Page, 64 << 12), (ChunkSize::HalfPage, 64 << 11)] {
+        let mut sockets = wire.receive(Socket::options().rings(rings).chunk(chunk).memory(memory));
+        let (socket, sender) = (&mut sockets[0], wire.sender());
+        let report = socket.stats().unwrap();
+        assert_eq!(report.in_kernel, 64, "the fill ring is full");
+        let (mut held, mut number) = (Vec::new(), 0u64);
+        let mut receive = |socket: &mut Socket, packets: &mut Vec<Packet>, all: usize| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while packets.len() < all {
+                assert!(Instant::now() < end, "{} of {all}: {}", packets.len(), socket.stats().unwrap());
+                sender.send(&[&number.to_be_bytes()[..], &[0; 14]].concat()).unwrap();
+                number += 1;
+                std::thread::sleep(Duration::from_micros(200));
+                socket.receive(packets, 64);
+            }
+        };
+        receive(socket, &mut held, 64);
+        let before = socket.stats().unwrap().counts.empty;
+        for _ in 0..100 {
+            assert_eq!(socket.receive(&mut held, 64), 0, "all chunks are held");
+        }
+        let asked = socket.stats().unwrap().counts.empty - before;
+        assert!((1..=100).contains(&asked), "{chunk:?}: the source was asked {asked} times by 100 calls");
+        std::thread::spawn(move || drop(held)).join().unwrap();
+        let mut packets = Vec::new();
+        receive(socket, &mut packets, 50);
+        socket.recycle_all(&mut packets);
+        assert!(packets.is_empty());
+        // What is not with the kernel is free again.
+        socket.receive(&mut packets, 64);
+        socket.recycle_all(&mut packets);
+        let report = socket.stats().unwrap();
+        if chunk == ChunkSize::Page {
+            assert_eq!(report.pool.in_use, report.in_kernel);
+            assert_eq!(report.holders[0].name.as_deref(), Some("socket"));
+        }
+        assert!(sockets.remove(0).close().holders().is_empty());
+    }
 }
 
 #[test]

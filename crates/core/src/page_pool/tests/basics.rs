@@ -321,6 +321,12 @@ fn only_bytes_that_the_device_may_have_written_are_synced() {
     let raw = pool.alloc_raw().unwrap();
     pool.free_raw(raw).unwrap();
     assert_eq!(take().iter().filter(|s| s.0 && s.2 == 2048).count(), 2);
+    let (tag, mut slots) = (pool.tag("array").unwrap(), [None, None]);
+    assert_eq!(pool.fill_for(&mut slots, tag), 2);
+    // Those without a name are in the ring.
+    assert!(pool.holders().iter().any(|h| (h.name.as_deref(), h.pages) == (Some("array"), 2)));
+    slots.into_iter().flatten().for_each(|page| pool.recycle(page));
+    assert_eq!(take().iter().filter(|s| s.0 && s.2 == 2048).count(), 2);
     let mut fragment = pool.alloc_fragment(128).unwrap();
     take();
     let at = fragment.iova().raw() - IOVA;
