@@ -50,6 +50,12 @@ impl<const PAGES: usize> Snapshot<PAGES> {
     pub(super) fn refusing_every(self, submissions: u64) -> Self {
         Self { refuses_every: Some(submissions), ..self }
     }
+
+    /// Returns whether it has aborted and was restarted.
+    pub(super) fn has_recovered(&self) -> bool {
+        let submissions = self.submissions.load(Ordering::Relaxed);
+        self.aborts_at.is_some_and(|at| submissions > at) && !self.aborted.load(Ordering::Relaxed)
+    }
 }
 
 impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {

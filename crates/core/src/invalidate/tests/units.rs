@@ -139,7 +139,8 @@ fn stress_every_unit_has_flushed_what_completed() {
     });
     let stats = inv.stats();
     assert_eq!(stats.requested, 12_000);
-    assert!(stats.resubmitted > 0, "{stats}");
+    // Whether a wait was in flight then, and was submitted again, depends on the threads.
+    assert!(inv.queue().queues().all(|unit| unit.has_recovered()), "{stats}");
 }
 
 /// Whichever unit dies, and whether it says so when it refuses or while it is waited for.
