@@ -34,7 +34,7 @@ use core::ptr::NonNull;
 /// No other type can: handles rely on it that each item refers to the value that its owner refers to, always.
 pub trait Hold: Deref + sealed::Sealed {
     /// What an allocated object holds.
-    type Item: Deref<Target = Self::Target>;
+    type Item: Held<Target = Self::Target>;
 
     /// Returns what the next object is to hold. O(1).
     fn issue(&mut self) -> Self::Item;
@@ -43,9 +43,17 @@ pub trait Hold: Deref + sealed::Sealed {
     fn take_back(&mut self, item: Self::Item);
 }
 
+/// What an allocated object holds to keep its value alive: a borrow (`&T`), or a share ([`Shared`]). No other type can, as for
+/// [`Hold`].
+pub trait Held: Deref + Clone + sealed::Sealed {
+    /// Gives up what many objects held. Shares of one value are returned to its count by one read-modify-write. O(items).
+    fn give_up_all(items: impl IntoIterator<Item = Self>);
+}
+
 mod sealed {
     pub trait Sealed {}
     impl<T> Sealed for &T {}
+    impl<T> Sealed for super::Shared<T> {}
     impl<T> Sealed for super::Stock<T> {}
 }
 
@@ -59,6 +67,21 @@ impl<'a, T> Hold for &'a T {
 
     #[inline(always)]
     fn take_back(&mut self, _: &'a T) {}
+}
+
+impl<T> Held for &T {
+    fn give_up_all(_: impl IntoIterator<Item = Self>) {}
+}
+
+impl<T> Held for Shared<T> {
+    fn give_up_all(items: impl IntoIterator<Item = Self>) {
+        let mut items = items.into_iter();
+        let Some(first) = items.next() else { return };
+        // It takes the others back without an atomic operation, and is dropped with one for all. What is a share of another
+        // value returns there by itself.
+        let mut stock = Stock { value: ManuallyDrop::new(first), shares: 1 };
+        items.for_each(|share| stock.take_back(share));
+    }
 }
 
 struct Counted<T> {
@@ -362,6 +385,22 @@ mod tests {
         owner.take_back(other);
         assert_eq!((drops.load(Ordering::SeqCst), other_drops.load(Ordering::SeqCst)), (0, 1));
         assert_eq!(owner.shares, Stock::<Value>::SHARES);
+    }
+
+    #[test]
+    fn shares_are_given_up_together_each_to_its_own_value() {
+        let ((front, drops), (other, other_drops)) = (value(), value());
+        let mut owner = front.stock();
+        let mut shares: Vec<_> = (0..10).map(|_| owner.issue()).collect();
+        shares.insert(5, other);
+        drop(front);
+        Shared::give_up_all(shares);
+        Shared::<Value>::give_up_all([]);
+        assert_eq!((drops.load(Ordering::SeqCst), other_drops.load(Ordering::SeqCst)), (0, 1));
+        let last = [owner.issue(), owner.issue()];
+        drop(owner);
+        Shared::give_up_all(last);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
     }
 
     #[test]
