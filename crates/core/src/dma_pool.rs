@@ -112,6 +112,7 @@ mod growth;
 mod limits;
 mod list;
 mod local;
+mod many;
 mod owner;
 mod pool;
 mod quick;

@@ -1,0 +1,60 @@
+//! Freeing many [`Block`]s: through an owner without a lock, or through the pool with one lock for many.
+
+use super::block::Block;
+use super::local::Local;
+use super::pool::DmaPool;
+use super::source::ChunkSource;
+use super::state::Form;
+use crate::share::{Held, Hold};
+
+/// The most blocks that are freed under one hold of the pool's lock: as many as a row has.
+const LOT: usize = 64;
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
+    /// Frees blocks, whichever owners allocated them; those of another pool are dropped.
+    ///
+    /// Takes no lock, as [`free`](Self::free). The iterator may panic: the blocks that it has returned are free then. O(blocks).
+    pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+    }
+}
+
+impl<S: ChunkSource> DmaPool<S> {
+    /// Frees blocks, whichever owners allocated them, for a thread without a [`Local`]; those of another pool are dropped.
+    ///
+    /// Takes the lock once for each 64 blocks, and never while the iterator runs; in the shared form it returns their shares
+    /// by one read-modify-write. The iterator may panic: the blocks that it has returned are freed all the same. O(blocks), and
+    /// allocates no memory.
+    pub fn free_many<H: Held<Target = Self>>(&self, blocks: impl IntoIterator<Item = Block<S, H>>) {
+        let mut own = blocks.into_iter().filter(|block| core::ptr::eq(block.pool(), self));
+        loop {
+            let mut lot = core::array::from_fn(|_| None);
+            let mut taken = 0;
+            for (slot, block) in lot.iter_mut().zip(own.by_ref()) {
+                *slot = Some(block);
+                taken += 1;
+            }
+            if taken != 0 {
+                self.free_lot(lot);
+            }
+            if taken < LOT {
+                return;
+            }
+        }
+    }
+
+    /// Frees blocks of this pool under one hold of its lock.
+    fn free_lot<H: Held<Target = Self>>(&self, lot: [Option<Block<S, H>>; LOT]) {
+        let mut all_freed = true;
+        let mut lock = self.lock();
+        let held = lot.map(|slot| {
+            let (held, raw) = slot?.into_parts();
+            all_freed &= self.free_by(&mut lock, raw, Form::Owned).is_ok();
+            Some(held)
+        });
+        drop(lock);
+        // Never refused: only its `Block` frees an owned block.
+        debug_assert!(all_freed);
+        H::give_up_all(held.into_iter().flatten());
+    }
+}
