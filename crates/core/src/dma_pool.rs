@@ -34,6 +34,18 @@
 //! Within one function a borrow is sufficient: `let mut local = pool.local();` on a `DmaPool` that is not shared. The
 //! example `no_std_pool` is a complete program with its own source.
 //!
+//! # Which block
+//!
+//! | block | freed by | cost of a free | for |
+//! | --- | --- | --- | --- |
+//! | [`LocalBlock`] | its drop, on the thread of its [`LocalCell`] | no lock, no read-modify-write | what one thread allocates and drops |
+//! | [`Block`] | its drop, on any thread | the pool's lock; a share of a shared pool | what is sent to another thread, or stored without a lifetime |
+//! | | [`Local::free`], [`Local::free_many`] | no lock, no read-modify-write | those of them that a thread with a `Local` frees |
+//! | | [`DmaPool::free_many`] | the lock and the shares once for 64 | those that a thread without one frees |
+//! | [`RawBlock`] | its address, checked | no lock through a `Local` | what a device's ring keeps as numbers |
+//!
+//! A block in a row of another owner costs two read-modify-writes more, whichever way it is freed.
+//!
 //! All state is out of band: the pool accesses a block's memory only in [`alloc_zeroed`](DmaPool::alloc_zeroed) and in
 //! [debug mode](DmaPool::with_debug). A device that still writes to a freed block corrupts that block's next content
 //! and nothing else.
@@ -100,6 +112,7 @@
 
 mod block;
 mod bulk;
+mod cell;
 mod census;
 mod coherent;
 mod current;
@@ -138,6 +151,7 @@ mod tests;
 mod loom_models;
 
 pub use block::Block;
+pub use cell::{LocalBlock, LocalCell};
 pub use census::Busy;
 pub use coherent::Coherent;
 pub use error::{

@@ -17,7 +17,8 @@ use core::ops::Deref;
 ///
 /// `H` is how it keeps its pool alive: a share of a [`Shared`] pool (the default), or a borrow (`&DmaPool`). A drop
 /// goes through the pool's own owner, which takes a lock; in the shared form it also returns the share, one
-/// read-modify-write. [`Local::free`](super::Local::free) does neither.
+/// read-modify-write. [`Local::free`](super::Local::free) does neither, and [`DmaPool::free_many`] both once for 64 blocks.
+/// A block that stays with the thread that allocates it can be a [`LocalBlock`](super::LocalBlock).
 pub struct Block<S: ChunkSource, H: Deref<Target = DmaPool<S>> = Shared<DmaPool<S>>> {
     pool: H,
     raw: RawBlock,

@@ -135,6 +135,12 @@ pub enum AllocError {
         /// wrong group; [`DmaPool::stats`](super::DmaPool::stats) counts them. The others are free, and other owners hold them.
         in_use: u64,
     },
+    /// The call came from inside the source, which was acquiring a chunk for this [`LocalCell`](super::LocalCell), and the
+    /// pool has no free block meanwhile.
+    #[error(
+        "no free block: the source allocates from the `LocalCell` that it is acquiring a chunk for; allocate before `acquire`, or from another pool"
+    )]
+    Reentrant,
 }
 
 /// Why a slice was not filled. Its slots are as before, and no block of it stays allocated.

@@ -29,20 +29,23 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Allocates through the pool's own owner, whose lock is not held while the pool grows.
     #[inline]
     pub(super) fn alloc_shared(&self, form: Form) -> Result<RawBlock, AllocError> {
-        let draw = || {
-            let mut lock = self.lock();
-            loop {
-                if let Some(offset) = lock.pop(&self.geometry, form) {
-                    return Some(self.block_at(offset));
-                }
-                if !self.restock(&mut lock) {
-                    return None;
-                }
-            }
-        };
-        match draw() {
+        match self.draw_shared(form) {
             Some(block) => Ok(block),
-            None => self.or_grow(draw),
+            None => self.or_grow(|| self.draw_shared(form)),
+        }
+    }
+
+    /// The same, without growing the pool: `None` if neither the pool's own owner nor the depot has a free block.
+    #[inline]
+    pub(super) fn draw_shared(&self, form: Form) -> Option<RawBlock> {
+        let mut lock = self.lock();
+        loop {
+            if let Some(offset) = lock.pop(&self.geometry, form) {
+                return Some(self.block_at(offset));
+            }
+            if !self.restock(&mut lock) {
+                return None;
+            }
         }
     }
 

@@ -56,7 +56,9 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
         Self { owner: pool.register_owner(), pool, source: PhantomData }
     }
 
-    /// Allocates a block that frees itself. [`free`](Self::free) is the fast way to free it; a drop takes a lock.
+    /// Allocates a block that frees itself, from any thread. A drop takes a lock; [`free`](Self::free) and
+    /// [`free_many`](Self::free_many) take none. For blocks that this thread drops, use a [`LocalCell`](super::LocalCell): its
+    /// blocks return here.
     ///
     /// # Errors
     /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.

@@ -2,6 +2,7 @@
 
 mod aside;
 mod bulk;
+mod cell;
 mod debug;
 mod faults;
 mod growth;

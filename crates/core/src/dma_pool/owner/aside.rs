@@ -69,4 +69,18 @@ impl Owner {
             self.put_aside(row, bit);
         }
     }
+
+    /// Frees the block at `offset` if it is the one that the stash gave out last: the first part of [`push`](Owner::push), short
+    /// enough that the drop of a block is inlined.
+    #[inline(always)]
+    pub(in super::super) fn push_last(&mut self, offset: u64, form: Form) -> bool {
+        let Some(Site { row, bit, .. }) = self.stash.last_popped(offset) else { return false };
+        if !row.is_owned_by(self.id) || !row.is_allocated_as(bit, form) {
+            return false;
+        }
+        row.set_free(bit);
+        self.stash.push_last_popped();
+        self.used -= 1;
+        true
+    }
 }

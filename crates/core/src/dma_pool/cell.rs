@@ -1,0 +1,224 @@
+//! [`LocalCell`]: an owner's handle whose blocks return to it when they are dropped, without a lock.
+
+use super::block::Block;
+use super::error::AllocError;
+use super::local::Local;
+use super::pool::DmaPool;
+use super::raw::RawBlock;
+use super::source::ChunkSource;
+use super::state::Form;
+use crate::addr::Iova;
+use crate::mem::DmaMemory;
+use crate::share::{Hold, Stock};
+use core::cell::RefCell;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+/// An owner's handle to a pool that several blocks use at a time, on one thread: [`LocalBlock`]s, which it allocates, return to
+/// it when they are dropped.
+///
+/// Made by [`Local::into_cell`]. Its calls, and the drops of its blocks, cost what those of the [`Local`] cost: no lock and no
+/// read-modify-write, except where rows change hands. Without blocks it can move between threads.
+///
+/// ```
+/// # use pinfold_core::dma_pool::{ChunkSource, DmaPool};
+/// # fn run<S: ChunkSource>(pool: &DmaPool<S>) -> Result<(), Box<dyn core::error::Error>> {
+/// let cell = pool.local().into_cell();
+/// let descriptor = cell.alloc_zeroed()?;
+/// descriptor.memory().write_u64(0, 1)?;
+/// drop(descriptor); // no lock: only this thread can have it
+/// let payload = cell.alloc()?.into_block(); // may be sent to another thread
+/// cell.free(payload); // or return from there
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Calls from inside the source
+///
+/// Only the source's [`acquire`](ChunkSource::acquire) can run user code while the cell is in use. If it drops a block of
+/// the cell (from a thread-local variable, for example), or frees one through it, that takes the pool's lock. If it allocates from
+/// the cell, it gets a block that is free in the pool, or [`AllocError::Reentrant`].
+pub struct LocalCell<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
+    /// Borrowed for the length of one call, so only calls from inside the source find it borrowed.
+    local: RefCell<Local<S, H>>,
+    /// What those calls use.
+    pool: H::Item,
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
+    /// Turns the handle into one whose blocks return to it when they are dropped. O(1).
+    pub fn into_cell(mut self) -> LocalCell<S, H> {
+        let pool = self.pool.issue();
+        LocalCell { local: RefCell::new(self), pool }
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> fmt::Debug for LocalCell<S, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalCell").field("pool", &self.pool.name()).finish_non_exhaustive()
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
+    /// Returns the handle. All blocks have been dropped or turned into others, since they borrow the cell. O(1).
+    pub fn into_local(self) -> Local<S, H> {
+        let Self { local, pool } = self;
+        let mut local = local.into_inner();
+        local.pool.take_back(pool);
+        local
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &DmaPool<S> {
+        &self.pool
+    }
+
+    /// Allocates a block that frees itself through this cell.
+    ///
+    /// # Errors
+    /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
+    // Always inlined, with the drop: a block that is returned through memory is read before its parts are written.
+    #[inline(always)]
+    pub fn alloc(&self) -> Result<LocalBlock<'_, S, H>, AllocError> {
+        let raw = match self.local.try_borrow_mut() {
+            Ok(mut local) => self.pool.alloc_by(&mut local.owner, Form::Owned)?,
+            Err(_) => self.alloc_reentrant()?,
+        };
+        Ok(LocalBlock { cell: self, raw })
+    }
+
+    /// As [`alloc`](Self::alloc), with all bytes 0.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self) -> Result<LocalBlock<'_, S, H>, AllocError> {
+        self.alloc().inspect(|block| self.pool.zero(block.raw))
+    }
+
+    /// Frees a block that can be sent, whichever owner allocated it; one of another pool is dropped.
+    #[inline]
+    pub fn free(&self, block: Block<S, H::Item>) {
+        match self.local.try_borrow_mut() {
+            Ok(mut local) => local.free(block),
+            Err(_) => drop(block),
+        }
+    }
+
+    /// Frees such blocks, as [`Local::free_many`]. The iterator may use the cell. O(blocks).
+    pub fn free_many(&self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+    }
+
+    /// Frees a block of this cell, which its caller gives up.
+    #[inline(always)]
+    fn free_raw(&self, raw: RawBlock) {
+        if let Ok(mut local) = self.local.try_borrow_mut()
+            && let Some(offset) = self.pool.place().offset_of(raw)
+            && local.owner.push_last(offset, Form::Owned)
+        {
+            return;
+        }
+        self.free_otherwise(raw);
+    }
+
+    /// Frees a block that is not the one that was allocated last, or from inside the source.
+    #[inline(never)]
+    fn free_otherwise(&self, raw: RawBlock) {
+        let freed = match self.local.try_borrow_mut() {
+            Ok(mut local) => self.pool.free_by(&mut local.owner, raw, Form::Owned),
+            Err(_) => self.pool.free_owned(raw),
+        };
+        // Never refused: only its `LocalBlock` frees an owned block.
+        debug_assert_eq!(freed, Ok(()));
+    }
+
+    /// From inside the source: the pool must not wait there for the chunk that the source is to return.
+    #[cold]
+    fn alloc_reentrant(&self) -> Result<RawBlock, AllocError> {
+        self.pool.draw_shared(Form::Owned).ok_or(AllocError::Reentrant)
+    }
+
+    /// From inside the source too.
+    fn issue(&self) -> H::Item {
+        self.local.try_borrow_mut().map_or_else(|_| self.pool.clone(), |mut local| local.pool.issue())
+    }
+}
+
+/// A block that frees itself on drop, through the [`LocalCell`] that allocated it: without a lock and, unless its row has
+/// changed hands, without a read-modify-write.
+///
+/// It borrows the cell, so it stays on the cell's thread and is gone before the cell:
+///
+/// ```compile_fail,E0277
+/// # use pinfold_core::dma_pool::{ChunkSource, DmaPool};
+/// fn send<S: ChunkSource>(pool: &DmaPool<S>) {
+///     let cell = pool.local().into_cell();
+///     let block = cell.alloc().unwrap();
+///     std::thread::scope(|scope| drop(scope.spawn(move || drop(block))));
+/// }
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::dma_pool::{ChunkSource, DmaPool};
+/// fn outlive<S: ChunkSource>(pool: &DmaPool<S>) {
+///     let cell = pool.local().into_cell();
+///     let block = cell.alloc().unwrap();
+///     drop(cell);
+///     drop(block);
+/// }
+/// ```
+///
+/// [`into_block`](Self::into_block) returns one that can be sent and stored.
+pub struct LocalBlock<'l, S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
+    cell: &'l LocalCell<S, H>,
+    raw: RawBlock,
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> fmt::Debug for LocalBlock<'_, S, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LocalBlock").field(&self.raw).finish()
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalBlock<'_, S, H> {
+    /// Returns the block's address for the device.
+    pub fn iova(&self) -> Iova {
+        self.raw.iova()
+    }
+
+    /// Returns both addresses. A raw free of the block is refused, as for [`Block::as_raw`].
+    pub fn as_raw(&self) -> RawBlock {
+        self.raw
+    }
+
+    /// Returns the block's memory, to be accessed concurrently with the device.
+    pub fn memory(&self) -> DmaMemory<'_> {
+        // Without `memory_of`, whose check takes as long as half of a pair: 2 ns of 7.
+        // SAFETY: the pool made the address from the base of its span, for a block of this size in a chunk that it has
+        // acquired. The block is allocated as long as this value lives, so the chunk is not released, and the memory
+        // borrows this value.
+        unsafe { DmaMemory::from_raw(self.raw.as_ptr(), self.cell.pool.block_size()) }
+    }
+
+    /// Turns the block into a raw one, which stays allocated until it is freed by address. O(1).
+    #[must_use = "the block stays allocated until it is freed"]
+    pub fn into_raw(self) -> RawBlock {
+        let this = ManuallyDrop::new(self);
+        this.cell.pool.make_raw(this.raw);
+        this.raw
+    }
+
+    /// Turns the block into one that can be sent to another thread, and does not borrow the cell. In the shared form it takes a
+    /// share from the cell's stock, without a read-modify-write. O(1).
+    pub fn into_block(self) -> Block<S, H::Item> {
+        let this = ManuallyDrop::new(self);
+        Block::new(this.cell.issue(), this.raw)
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for LocalBlock<'_, S, H> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.cell.free_raw(self.raw);
+    }
+}
