@@ -35,10 +35,11 @@ const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1
 
 /// The hot paths, which are to do without read-modify-writes: suite, case and subject of each. Of an owner of a domain that is a
 /// batch; what revokes one mapping at a time has a row of its own.
-const HOT_PATHS: [(&str, &str, &str); 10] = [
+const HOT_PATHS: [(&str, &str, &str); 11] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
     ("pool", "pair-64", "pinfold"),
+    ("pool", "pair-64", "pinfold-block-cell"),
     ("pool", "pair-64-2t", "pinfold"),
     ("pool", "bulk-32", "pinfold"),
     ("frame", "pair-4k", "pinfold"),
@@ -115,6 +116,13 @@ impl Targets<'_> {
                 workload(ordered, "pinfold-block", "pinfold"),
                 2.0,
                 1.3,
+                "x",
+            ),
+            at_most(
+                "pair-64: Block dropped by its own thread / raw",
+                ratio(("pair-64", "pinfold-block-cell"), pair),
+                1.3,
+                1.1,
                 "x",
             ),
             at_most(

@@ -41,6 +41,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local and its raw blocks"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
+    (
+        "pinfold-block-cell",
+        "a LocalCell and blocks that free themselves through it when dropped, without a lock",
+    ),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
     ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
     ("malloc", "the process's allocator, aligned to 16 bytes"),

@@ -129,6 +129,7 @@ fn pool_has_its_cases_and_subjects() {
         counted(&records, ("pair-64", "pinfold", "locks/op"), 0.0);
         // A block that is dropped, and each of the pool's own calls, take its lock: one read-modify-write.
         counted(&records, ("pair-64", "pinfold-block", "locks/op"), 1.0);
+        counted(&records, ("pair-64", "pinfold-block-cell", "rmw/op"), 0.0);
         counted(&records, ("pair-64", "pinfold-shared", "locks/op"), 2.0);
         counted(&records, ("pair-64", "pinfold-shared", "rmw/op"), 2.0);
         return;
@@ -138,7 +139,8 @@ fn pool_has_its_cases_and_subjects() {
     for case in ["mpt3sas-alloc", "mpt3sas-free", "mpt3sas-free-random"] {
         assert_eq!(subjects(&records, case), [&all[..], &["linear"]].concat());
     }
-    assert_eq!(subjects(&records, "pair-64")[..3], ["pinfold", "pinfold-block", "pinfold-block-local"]);
+    let blocks = ["pinfold", "pinfold-block", "pinfold-block-local", "pinfold-block-cell"];
+    assert_eq!(subjects(&records, "pair-64")[..4], blocks);
     for case in expected.iter().filter(|case| **case != "remote-free") {
         assert!(subjects(&records, case).contains(&"thread-list"), "{case} has no floor");
     }

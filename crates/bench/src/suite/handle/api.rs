@@ -9,6 +9,8 @@ use pinfold_core::mem::DmaMemory;
 pub(in crate::suite) type Pool<'a> = dma_pool::DmaPool<&'a Arena>;
 /// An owner's handle to such a pool.
 pub(in crate::suite) type PoolLocal<'p, 'a> = dma_pool::Local<&'a Arena, &'p Pool<'a>>;
+/// The same with blocks that return to it.
+pub(in crate::suite) type PoolCell<'p, 'a> = dma_pool::LocalCell<&'a Arena, &'p Pool<'a>>;
 
 /// Something an allocator allocates.
 pub(in crate::suite) trait Object {

@@ -1,12 +1,12 @@
 //! Blocks that free themselves, the baselines' blocks, and the process's allocator.
 
-use super::api::{AllocWritten, Handle, Object, Pool, PoolLocal, handle};
+use super::api::{AllocWritten, Handle, Object, Pool, PoolCell, PoolLocal, handle};
 use crate::baseline::Blocks;
 use crate::baseline::block::Block as BaselineBlock;
 use crate::baseline::malloc::Malloced;
 use crate::error::BenchError;
 use pinfold::Arena;
-use pinfold_core::dma_pool::Block;
+use pinfold_core::dma_pool::{Block, LocalBlock};
 
 impl<'a> Object for Block<&'a Arena, &Pool<'a>> {
     #[inline(always)]
@@ -30,6 +30,22 @@ pub(in crate::suite) struct FreedBlocks<'p, 'a>(pub(in crate::suite) PoolLocal<'
 handle!(
     ['p, 'a] FreedBlocks<'p, 'a>, Block<&'a Arena, &'p Pool<'a>>,
     |handle| handle.0.alloc()?, |handle, block| handle.0.free(block),
+    write |_handle, block| block.memory().write_u64(0, block.address())?
+);
+
+impl<'a> Object for LocalBlock<'_, &'a Arena, &Pool<'a>> {
+    #[inline(always)]
+    fn address(&self) -> u64 {
+        self.iova().raw()
+    }
+}
+
+/// A pool's `LocalCell`; each block is dropped, and returns to it.
+pub(in crate::suite) struct CellBlocks<'c, 'p, 'a>(pub(in crate::suite) &'c PoolCell<'p, 'a>);
+
+handle!(
+    ['c, 'p, 'a] CellBlocks<'c, 'p, 'a>, LocalBlock<'c, &'a Arena, &'p Pool<'a>>,
+    |handle| handle.0.alloc()?, |_handle, block| drop(block),
     write |_handle, block| block.memory().write_u64(0, block.address())?
 );
 

@@ -1,6 +1,6 @@
 //! The hot path: pairs, bulk calls, and 4,096 blocks freed at random.
 
-use super::setup::pool;
+use super::setup::pool as new_pool;
 use crate::baseline::block::Block;
 use crate::baseline::inblock::InBlock;
 use crate::baseline::lifo::{Lifo, ThreadList};
@@ -9,8 +9,8 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocWritten, Baseline, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool, RawBlocks,
-    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, replace_run,
+    AllocWritten, Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool,
+    RawBlocks, SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, replace_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -57,7 +57,7 @@ impl<'a, 'm> Allocators<'a, 'm> {
         let (one, rest) = memory.split_at_mut(STACK * size);
         let (two, rest) = rest.split_at_mut(STACK * size);
         Ok(Self {
-            pool: pool(arena, size)?,
+            pool: new_pool(arena, size)?,
             inblock: InBlock::new(Pages::new(rest), size),
             stack: Lifo::new(blocks(one, size)),
             lists: Lifo::new(blocks(two, size)),
@@ -75,6 +75,9 @@ fn pair<const N: usize>(
     let times = harness.scale(1_000_000);
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, N)?;
     let list = || Baseline(ThreadList::new(lists, STACK / 2));
+    // Blocks borrow the cell, so it stays for all runs, and has a pool of its own: the others' has one `Local` at a time.
+    let own = new_pool(arena, N)?;
+    let cell = &own.local().into_cell();
     let (with, without) = (names.written, names.unwritten);
     let mut subjects = vec![
         Subject::countable("pinfold", pairs_run(with, times, || Written(RawBlocks(pool.local())))),
@@ -83,6 +86,7 @@ fn pair<const N: usize>(
             "pinfold-block-local",
             pairs_run(with, times, || Written(FreedBlocks(pool.local()))),
         ),
+        Subject::countable("pinfold-block-cell", pairs_run(with, times, || Written(CellBlocks(cell)))),
         Subject::countable("pinfold-shared", pairs_run(with, times, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", pairs_run(with, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", pairs_run(with, times, || Written(Malloc::<N>))),
@@ -91,6 +95,7 @@ fn pair<const N: usize>(
         Subject::countable("pinfold", pairs_run(without, times, || RawBlocks(pool.local()))),
         Subject::countable("pinfold-block", pairs_run(without, times, || DroppedBlocks(pool.local()))),
         Subject::countable("pinfold-block-local", pairs_run(without, times, || FreedBlocks(pool.local()))),
+        Subject::countable("pinfold-block-cell", pairs_run(without, times, || CellBlocks(cell))),
         Subject::countable("pinfold-shared", pairs_run(without, times, || SharedRawBlocks(pool))),
         Subject::new("inblock", pairs_run(without, times, || Baseline(inblock))),
         Subject::new("malloc", pairs_run(without, times, || Malloc::<N>)),
@@ -196,12 +201,15 @@ fn random(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
     const SIZE: usize = 128;
     let (case, rounds) = ("random-4096", harness.scale(256));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
+    let own = new_pool(arena, SIZE)?;
+    let cell = &own.local().into_cell();
     harness.interleave(vec![
         Subject::countable("pinfold", random_run(case, rounds, || Written(RawBlocks(pool.local())))),
         Subject::countable(
             "pinfold-block",
             random_run(case, rounds, || Written(DroppedBlocks(pool.local()))),
         ),
+        Subject::countable("pinfold-block-cell", random_run(case, rounds, || Written(CellBlocks(cell)))),
         Subject::countable("pinfold-shared", random_run(case, rounds, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", random_run(case, rounds, || Written(Baseline(inblock)))),
         Subject::new("malloc", random_run(case, rounds, || Written(Malloc::<SIZE>))),
@@ -218,12 +226,15 @@ fn out(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
     const SIZE: usize = 64;
     let (case, times) = ("out-4096", harness.scale(1_000_000));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
+    let own = new_pool(arena, SIZE)?;
+    let cell = &own.local().into_cell();
     harness.interleave(vec![
         Subject::countable("pinfold", replace_run(case, times, || Written(RawBlocks(pool.local())))),
         Subject::countable(
             "pinfold-block",
             replace_run(case, times, || Written(DroppedBlocks(pool.local()))),
         ),
+        Subject::countable("pinfold-block-cell", replace_run(case, times, || Written(CellBlocks(cell)))),
         Subject::countable("pinfold-shared", replace_run(case, times, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", replace_run(case, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", replace_run(case, times, || Written(Malloc::<SIZE>))),
