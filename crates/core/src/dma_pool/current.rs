@@ -1,6 +1,7 @@
 //! [`Current`]: the row that an owner allocates from and frees to.
 
 use super::geometry::{Divider, Geometry};
+use super::row::ROW;
 use super::row_ref::RowRef;
 
 /// The current row. Its free blocks are the bits of one word, which alloc and free clear and set. The next block is usually
@@ -141,7 +142,8 @@ pub(super) fn lowest(count: usize) -> u64 {
 
 /// Clears the lowest `most` set bits of a word.
 fn all_but_lowest(mut word: u64, most: usize) -> u64 {
-    if most >= word.count_ones() as usize {
+    // First: a count takes 20 instructions without POPCNT.
+    if most >= ROW || most >= word.count_ones() as usize {
         return 0;
     }
     for _ in 0..most {

@@ -181,7 +181,7 @@ impl Owner {
             Listed::Spent => self.spent.remove(row),
             Listed::Nowhere => {}
         }
-        self.enlist(row);
+        self.add_to(fill, row);
     }
 
     /// The block that is allocated next, if the current row has one.
@@ -225,7 +225,13 @@ impl Owner {
     }
 
     fn enlist(&mut self, row: RowRef) {
-        match row.settle(self.terms.sparse_eighths) {
+        let fill = row.settle(self.terms.sparse_eighths);
+        self.add_to(fill, row);
+    }
+
+    /// Adds a row, settled for this fill, to its list.
+    fn add_to(&mut self, fill: Fill, row: RowRef) {
+        match fill {
             Fill::Spent => self.spent.push_front(row),
             Fill::Open => self.open.push_front(row),
             Fill::Sparse => self.sparse.push_front(row),

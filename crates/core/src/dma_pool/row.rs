@@ -164,13 +164,16 @@ impl Row {
 
     /// The list that the row belongs in, as [`fill`](Self::fill), until as many blocks of it are freed as are noted here.
     pub(super) fn settle(&self, sparse_eighths: u32) -> Fill {
-        let (fill, free) = (self.fill(sparse_eighths), self.avail().count_ones());
-        let next = match fill {
+        let avail = self.avail();
+        let fill = self.fill_of(avail, sparse_eighths);
+        // Without POPCNT a count takes 20 instructions; in order rows are empty or whole.
+        let until_moved = match fill {
             Fill::Spent => 1,
-            Fill::Open => (self.blocks * sparse_eighths).div_ceil(8),
-            Fill::Sparse | Fill::Whole => self.blocks,
+            Fill::Open => (self.blocks * sparse_eighths).div_ceil(8).saturating_sub(avail.count_ones()),
+            Fill::Sparse => self.blocks.saturating_sub(avail.count_ones()),
+            Fill::Whole => 0,
         };
-        self.until_moved.store(next.saturating_sub(free), Ordering::Relaxed);
+        self.until_moved.store(until_moved, Ordering::Relaxed);
         fill
     }
 
