@@ -43,6 +43,7 @@
 //! | | [`Local::free`], [`Local::free_many`] | no lock, no read-modify-write | those of them that a thread with a `Local` frees |
 //! | | [`DmaPool::free_many`] | the lock and the shares once for 64 | those that a thread without one frees |
 //! | [`RawBlock`] | its address, checked | no lock through a `Local` | what a device's ring keeps as numbers |
+//! | [`BlockRun`] | its addresses, checked | the same, half the time for each block | rings that are filled and emptied as a whole |
 //!
 //! A block in a row of another owner costs two read-modify-writes more, whichever way it is freed.
 //!
@@ -133,6 +134,7 @@ mod raw;
 mod reserve;
 mod row;
 mod row_ref;
+mod run;
 mod shrink;
 mod source;
 mod stash;
@@ -161,6 +163,7 @@ pub use limits::Limits;
 pub use local::Local;
 pub use pool::DmaPool;
 pub use raw::RawBlock;
+pub use run::BlockRun;
 pub use source::ChunkSource;
 pub(crate) use source::span_memory;
 pub use stats::{PoolStats, REPORT_HEADER, WIDE_HEADER};

@@ -61,7 +61,7 @@ impl Owner {
         }
         let full = all - rest.len();
         self.current = current;
-        self.count_out(count(popped));
+        self.count_out(popped);
         full
     }
 
@@ -143,25 +143,25 @@ impl Owner {
             freed |= lowest(run) << bit;
             pushed += run;
         }
-        self.put(freed, count(pushed));
+        self.put(freed, pushed);
         pushed
     }
 
     #[inline(always)]
-    pub(super) fn put(&mut self, blocks: u64, count: i64) {
+    pub(super) fn put(&mut self, blocks: u64, count: usize) {
         self.current.put(blocks);
-        self.used -= count;
+        self.used -= signed(count);
     }
 
     #[inline(always)]
-    fn count_out(&mut self, blocks: i64) {
-        self.used += blocks;
+    pub(super) fn count_out(&mut self, blocks: usize) {
+        self.used += signed(blocks);
         self.peak = self.peak.max(self.used);
     }
 }
 
 /// A number of blocks of one call, as the counters have it.
 #[inline(always)]
-fn count(blocks: usize) -> i64 {
+fn signed(blocks: usize) -> i64 {
     i64::try_from(blocks).unwrap_or(0)
 }

@@ -27,7 +27,7 @@
 //! owner detects it when it collects, frees nothing, and counts it (`late`). Only in this case do both frees return `Ok`;
 //! the block is freed once, and the second free is detected.
 
-use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, is_live};
+use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, free_first, is_live};
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The most blocks of a row. Two under the model checker.
@@ -103,6 +103,14 @@ impl Row {
     pub(super) fn states(&self, from: u32, most: usize) -> impl ExactSizeIterator<Item = State<'_>> {
         let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
         rest.split_at(most.min(rest.len())).0.iter().map(State::new)
+    }
+
+    /// Frees the first of at most `most` blocks from this one on, up to one that is not an allocated raw block; for the row's
+    /// owner. Returns how many.
+    #[inline(always)]
+    pub(super) fn free_run(&self, from: u32, most: usize) -> usize {
+        let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
+        free_first(rest.split_at(most.min(rest.len())).0)
     }
 
     /// Returns the chunk's offset in the span, in bytes.

@@ -67,6 +67,24 @@ impl<'r> State<'r> {
     }
 }
 
+/// Frees the first of these blocks of the row's owner, up to one that is not an allocated raw block. Returns how many.
+#[inline(always)]
+pub(super) fn free_first(states: &[AtomicU8]) -> usize {
+    let is_raw = |state: &State<'_>| state.is_allocated_as(Form::Raw);
+    let mut freed = 0;
+    // Eight at a time, with one branch for all. A remote free in between is found when it is collected (see `row`).
+    for lot in states.as_chunks::<8>().0 {
+        let lot = lot.each_ref().map(State::new);
+        if !lot.iter().fold(true, |all, state| all & is_raw(state)) {
+            break;
+        }
+        lot.into_iter().for_each(State::set_free);
+        freed += 8;
+    }
+    let rest = states.iter().skip(freed).map(State::new);
+    freed + rest.take_while(is_raw).map(State::set_free).count()
+}
+
 /// Whether this is the state of an allocated block.
 pub(super) fn is_live(state: u8) -> bool {
     state == Form::Raw as u8 || state == Form::Owned as u8

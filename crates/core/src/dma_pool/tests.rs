@@ -11,6 +11,7 @@ mod limits;
 mod lists;
 mod model;
 mod owned;
+mod run;
 mod shared;
 mod shrink;
 mod stash;
@@ -25,6 +26,7 @@ use crate::sync::Mutex;
 use crate::testing::Random;
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashSet};
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -14,6 +14,10 @@ enum Step {
     /// The same, all or none.
     FillAll(usize, usize),
     FreeMany(usize, usize),
+    /// Allocates so many in runs.
+    Runs(usize, usize),
+    /// Frees a run, after freeing one of its blocks if there are so many.
+    FreeRun(usize, prop::sample::Index, usize),
     Limit(u64, u64),
     Replace(usize),
     Shrink,
@@ -30,6 +34,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::Fill(who, n)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FillAll(who, n)),
         1 => (who.clone(), 1usize..150).prop_map(|(who, n)| Step::FreeMany(who, n)),
+        1 => (0usize..2, 1usize..150).prop_map(|(who, n)| Step::Runs(who, n)),
+        1 => (0usize..2, index(), 0usize..80).prop_map(|(who, at, n)| Step::FreeRun(who, at, n)),
         1 => (0u64..3000, -1i64..500).prop_map(|(minimum, more)| Step::Limit(minimum, minimum.saturating_add_signed(more))),
         1 => who.prop_map(Step::Replace),
         1 => Just(Step::Shrink),
@@ -78,6 +84,7 @@ proptest! {
         let mut locals = [pool.local(), pool.local()];
         let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
         let mut freed: Vec<RawBlock> = Vec::new();
+        let mut runs: Vec<BlockRun> = Vec::new();
         let (mut limits, mut blocks_before) = (Limits::default(), 0);
         // Of a chunk of the smallest size.
         let granule = u64::from(pool.geometry.blocks_in(Order::for_bytes(size).unwrap()));
@@ -204,6 +211,42 @@ proptest! {
                     };
                     prop_assert_eq!(result, Ok(()));
                     prop_assert!(slots.iter().all(Option::is_none));
+                }
+                Step::Runs(who, n) => {
+                    let mut left = n;
+                    while let Some(most) = NonZeroUsize::new(left) {
+                        let Ok(run) = locals[who].alloc_run(most) else { break };
+                        prop_assert!((1..=left.min(64)).contains(&run.len()));
+                        left -= run.len();
+                        for block in run.iter() {
+                            let at = block.iova().raw();
+                            prop_assert_eq!(at - IOVA, (block.as_ptr().addr().get() - heap.base.as_ptr().addr()) as u64);
+                            prop_assert!(live.range(..at + size).next_back().is_none_or(|(&other, _)| other + size <= at));
+                            prop_assert!(boundary == 0 || at / boundary as u64 == (at + size - 1) / boundary as u64);
+                            live.insert(at, block);
+                        }
+                        runs.push(run);
+                    }
+                }
+                Step::FreeRun(who, at, hole) => {
+                    if runs.is_empty() { continue }
+                    let run = runs.swap_remove(at.index(runs.len()));
+                    let is_live = |live: &BTreeMap<_, _>, block: &RawBlock| live.contains_key(&block.iova().raw());
+                    if let Some(block) = run.get(hole).filter(|block| is_live(&live, block)) {
+                        prop_assert_eq!(locals[who].free_raw(block), Ok(()));
+                        live.remove(&block.iova().raw());
+                        freed.push(block);
+                    }
+                    // Others may have been freed by other steps.
+                    let good: Vec<_> = run.iter().take_while(|block| is_live(&live, block)).collect();
+                    match locals[who].free_run(run) {
+                        Ok(()) => prop_assert_eq!(good.len(), run.len()),
+                        Err(error) => prop_assert!(error.freed == good.len() && good.len() < run.len()),
+                    }
+                    for block in good {
+                        live.remove(&block.iova().raw());
+                        freed.push(block);
+                    }
                 }
                 Step::Replace(who) => {
                     if let Some(local) = locals.get_mut(who) { *local = pool.local(); }
