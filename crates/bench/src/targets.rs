@@ -94,6 +94,7 @@ impl Targets<'_> {
         let all = |what, free| {
             at_most(what, workload(free, "pinfold", "thread-list"), OVER_FLOOR.0, OVER_FLOOR.1, "x")
         };
+        let runs = |case| self.figures().median("pool", case, "pinfold-runs");
         let pair = ("pair-64", "pinfold");
         vec![
             all("mpt3sas, in order: pinfold / thread-list", ordered),
@@ -102,6 +103,8 @@ impl Targets<'_> {
             floor("pair-64-nowrite: pinfold / thread-list", "pair-64-nowrite"),
             floor("bulk-32: pinfold / thread-list", "bulk-32"),
             floor("bulk-512: pinfold / thread-list", "bulk-512"),
+            at_most("bulk-32, in runs: alloc and free of one", runs("bulk-32"), 1.2, 0.5, "ns"),
+            at_most("bulk-512, in runs: alloc and free of one", runs("bulk-512"), 0.8, 0.3, "ns"),
             floor("random-4096: pinfold / thread-list", "random-4096"),
             floor("out-4096: pinfold / thread-list", "out-4096"),
             at_most(

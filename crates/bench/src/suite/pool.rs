@@ -45,6 +45,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
         "pinfold-block-cell",
         "a LocalCell and blocks that free themselves through it when dropped, without a lock",
     ),
+    ("pinfold-runs", "a Local and its raw blocks, by runs of neighbours"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
     ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
     ("malloc", "the process's allocator, aligned to 16 bytes"),

@@ -5,8 +5,9 @@ use super::api::{AllocWritten, Object, Pool, PoolLocal, handle};
 use super::workloads::WARM_UP;
 use crate::error::BenchError;
 use crate::harness::{Cost, Samples};
-use pinfold_core::dma_pool::RawBlock;
+use pinfold_core::dma_pool::{BlockRun, RawBlock};
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 
 impl Object for RawBlock {
     #[inline(always)]
@@ -83,6 +84,39 @@ pub(in crate::suite) fn bulk_run<B: Bulk>(
                     unsafe { block.as_ptr().cast::<u64>().write_unaligned(block.address()) };
                 }
                 handle.free_slots(&mut slots)?;
+            }
+            Ok(())
+        };
+        work(WARM_UP / each)?;
+        let (cost, result) = Cost::of(|| work(rounds));
+        out.cost(case, cost, rounds * each);
+        result
+    }
+}
+
+/// The same in runs of neighbours.
+pub(in crate::suite) fn run_run<'p, 'a: 'p>(
+    case: &'static str,
+    each: usize,
+    rounds: usize,
+    local: impl Fn() -> PoolLocal<'p, 'a>,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
+    move |out| {
+        let mut local = local();
+        let mut runs = Vec::with_capacity(each);
+        let mut work = |rounds| {
+            for _ in 0..rounds {
+                let mut left = each;
+                while let Some(most) = NonZeroUsize::new(left) {
+                    let run = local.alloc_run(most)?;
+                    left -= run.len();
+                    runs.push(run);
+                }
+                black_box(&runs).iter().flat_map(BlockRun::iter).for_each(|block| {
+                    // SAFETY: as in `bulk_run`: `runs` was empty before, since each run was freed.
+                    unsafe { block.as_ptr().cast::<u64>().write_unaligned(block.address()) };
+                });
+                runs.drain(..).try_for_each(|run| local.free_run(run))?;
             }
             Ok(())
         };

@@ -11,6 +11,7 @@ use crate::record::Record;
 use crate::suite::handle::{
     AllocWritten, Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool,
     RawBlocks, SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, replace_run,
+    run_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -131,6 +132,7 @@ fn bulk(
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
         Subject::countable("pinfold", bulk_run(case, each, rounds, || RawBlocks(pool.local()))),
+        Subject::countable("pinfold-runs", run_run(case, each, rounds, || pool.local())),
         Subject::countable("pinfold-shared", bulk_run(case, each, rounds, || SharedRawBlocks(pool))),
         Subject::new("inblock", one_by_one(case, each, rounds, Baseline(inblock))),
         Subject::new("malloc", one_by_one(case, each, rounds, Malloc::<SIZE>)),
