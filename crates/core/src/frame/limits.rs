@@ -1,7 +1,7 @@
 //! [`Limits`]: the largest run that a region may have free, so that a search does not look at those that have none.
 
 use super::hints::total_order;
-use super::map::{MAX_INNER, max_order_of};
+use super::map::{MAX_INNER, Part, max_order_of};
 use crate::sync::{AtomicBool, AtomicU8, Ordering};
 use alloc::boxed::Box;
 
@@ -27,7 +27,8 @@ const LEVELS: usize = 3;
 /// after it. One thread at a time lowers; others do without.
 ///
 /// Limits are lowered only in zones that have been asked for runs: for single frames they are of no use, and a free reads
-/// one byte.
+/// one byte. So the first run that is asked for in a zone all of whose frames were allocated singly, and that has none, takes a
+/// look at every region: some 40 ms for 1 TiB.
 #[derive(Debug)]
 pub(super) struct Limits {
     levels: [Box<[AtomicU8]>; LEVELS],
@@ -71,8 +72,9 @@ impl Limits {
         if self.is_used()
             && let Some(byte) = self.byte(0, region)
         {
-            // A limit that is being raised or lowered becomes no lower than it should: those who do it look again.
-            byte.store(0, Ordering::SeqCst);
+            // A limit that is being raised or lowered becomes no lower than it should: those who do it look again. A free
+            // of these frames happens after this store, so it needs no place in the order of the others.
+            byte.store(0, Ordering::Release);
             self.note_last_of_group(region);
         }
     }
@@ -95,17 +97,16 @@ impl Limits {
         self.note_last_of_group(region);
     }
 
-    /// Raises the limits where they are below what a free has made free: `free` are the free frames of a word of `region` now.
+    /// Raises the limits where they are below what the free of `freed` has made free: `free` are the free frames of its word now.
     #[inline(always)]
-    pub(super) fn note_free(&self, region: u32, free: u64) {
+    pub(super) fn note_free(&self, freed: Part, free: u64) {
+        let region = freed.region();
         let Some(limit) = self.byte(0, region).map(|byte| byte.load(Ordering::SeqCst)) else { return };
-        if limit != TOP {
+        // A mark is above every limit, and has no longer run.
+        if limit != TOP && has_longer_run(freed.mask, free, limit) {
             // A free word may be part of a longer run.
             let order = if free == !0 { TOP } else { max_order_of(free).unwrap_or(0) };
-            // A mark is above every limit.
-            if order > limit || limit > LIMIT {
-                self.raise(region, order);
-            }
+            self.raise(region, order);
         }
     }
 
@@ -213,4 +214,42 @@ impl Drop for Lowering<'_> {
     }
 }
 
+/// Whether one of the frames that were just freed in a word is part of an aligned run of an order above `limit`. May be wrongly
+/// true where several were freed; true if `limit` is marked. Runs that do not contain a freed frame were noted before.
+#[inline(always)]
+fn has_longer_run(freed: u64, free: u64, limit: u8) -> bool {
+    if limit >= MAX_INNER {
+        return limit > LIMIT || free == !0;
+    }
+    let frames = 2_u32 << limit;
+    let first = freed.trailing_zeros() & !(frames - 1);
+    let run = (!0_u64 >> (64 - frames)).wrapping_shl(first);
+    free & run == run || freed & freed.wrapping_sub(1) != 0
+}
+
 const _: () = assert!(MAX_INNER < TOP, "a free word counts as half a region");
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against the longest run of the whole word, before and after the free: what is noted is what was added.
+        #[test]
+        fn a_free_is_noted_where_it_makes_a_longer_run(sparse in any::<[u64; 3]>(), dense in any::<bool>(), bit in 0_u32..64) {
+            let [a, b, c] = sparse;
+            let before = if dense { a | b | c } else { a & b & c } & !(1 << bit);
+            let after = before | 1 << bit;
+            let longest = |free| max_order_of(free).unwrap_or(0);
+            for limit in longest(before)..=TOP {
+                prop_assert_eq!(has_longer_run(1 << bit, after, limit), longest(after) > limit || limit >= MAX_INNER && after == !0);
+            }
+            prop_assert!(has_longer_run(1 << bit, after, limit_marked(PENDING)) && has_longer_run(1 << bit, after, limit_marked(LOWERING)));
+        }
+    }
+
+    fn limit_marked(mark: u8) -> u8 {
+        3 | mark
+    }
+}

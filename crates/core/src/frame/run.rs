@@ -75,6 +75,7 @@ impl Zone {
 
     /// Claims the first run that starts with a region: wholly free regions, and the front of one more.
     fn first_fit(&self, run: u32, align: u32) -> Option<Frame> {
+        self.limits.use_from_now_on();
         self.update_rover_hints();
         let step = align / REGION;
         let (whole, rest) = (run / REGION, run % REGION);

@@ -275,7 +275,7 @@ impl Zone {
         let free = self.map.release(part).map_err(|frame| FrameError::DoubleFree { frame })?;
         total_order();
         let region = part.region();
-        self.limits.note_free(region, free);
+        self.limits.note_free(part, free);
         if free == !0 {
             self.word_emptied(region);
         } else if !self.partial.has(region) && !self.whole.has(region) {

@@ -85,3 +85,29 @@ fn a_refused_run_is_looked_for_again_only_where_frames_were_freed() {
     assert_eq!(tries(8), 0);
     assert_eq!(zone.alloc(Order::new(6).unwrap()), Ok(first));
 }
+
+/// The first run below 2 MiB is asked for when the zone is nearly full.
+#[test]
+fn a_zone_that_gave_out_runs_of_2_mib_knows_its_limits() {
+    let mut random = Random::new(9);
+    let zone = Zone::new(REGIONS * 512).unwrap();
+    while zone.alloc(Order::HUGE).is_ok() {}
+    for region in 0..REGIONS {
+        for word in 0..8 {
+            let frame = region * 512 + word * 64 + u32::try_from(random.below(64)).unwrap();
+            zone.free(Frame::inside(frame), Order::PAGE).unwrap();
+        }
+    }
+    let mut tries = 0;
+    let found = zone.search(1, MAX_PARTIAL, |_| {
+        tries += 1;
+        None::<()>
+    });
+    assert_eq!((found, tries), (None, 0));
+    let (first, pair) = (Frame::inside(REGIONS * 512 - 2), Order::new(1).unwrap());
+    for frame in [first.index(), first.index() + 1] {
+        // One of them may be free already.
+        _ = zone.free(Frame::inside(frame), Order::PAGE);
+    }
+    assert_eq!(zone.alloc(pair), Ok(first));
+}
