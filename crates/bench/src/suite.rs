@@ -4,9 +4,12 @@ pub mod buffer;
 pub mod frame;
 mod handle;
 pub mod iommu;
+pub(crate) mod longest;
+mod machine;
 pub mod page_pool;
 pub mod pool;
 pub mod receive;
+mod reserved;
 pub mod serve;
 pub mod vfio;
 

@@ -9,6 +9,7 @@ mod figures;
 mod iommu;
 mod receive;
 mod row;
+mod scale;
 mod serve;
 
 pub(crate) use serve::REFILL;
@@ -76,6 +77,7 @@ impl Targets<'_> {
     fn rows(&self) -> Vec<Row> {
         let mut rows = self.pool_rows();
         rows.extend(self.frame_rows());
+        rows.extend(scale::rows(self.figures()));
         rows.extend(self.page_pool_rows());
         rows.extend(self.buffer_rows());
         rows.extend(self.vfio_rows());
@@ -124,6 +126,13 @@ impl Targets<'_> {
             at_most(
                 "pair-64: Block dropped by its own thread / raw",
                 ratio(("pair-64", "pinfold-block-cell"), pair),
+                1.3,
+                1.1,
+                "x",
+            ),
+            at_most(
+                "out-4096: Block dropped by its own thread / raw",
+                ratio(("out-4096", "pinfold-block-cell"), ("out-4096", "pinfold")),
                 1.3,
                 1.1,
                 "x",

@@ -26,7 +26,7 @@
 //! | `std` | locks that sleep (`std::sync::Mutex`) instead of spinning, and waits that yield and sleep |
 //! | `count-rmw` | counts read-modify-writes and locks per thread (`sync::rmw_count`); implies `std`; for measurements |
 //! | `known-bad` | known mistakes that a test can switch on; implies `std`; never in a product |
-//! | `bench-internals` | fragments without counters, addresses without mappings; for benchmarks |
+//! | `bench-internals` | fragments without counters, addresses without mappings, the size of a pool's own state; for benchmarks |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(any(test, loom, feature = "std")), no_std)]
 

@@ -96,6 +96,12 @@ fn metadata_per_block(blocks: usize) -> f64 {
     let kept = BYTES.load(Ordering::Relaxed) - before;
     let stats = pool.stats();
     assert_eq!(stats.in_use, blocks as u64);
+    #[cfg(feature = "bench-internals")]
+    {
+        // The pool itself is not on the heap.
+        let own = (pool.metadata_bytes() - size_of_val(&pool)) as f64;
+        assert!((own / kept as f64 - 1.0).abs() < 0.01, "{own} bytes by its own sizes, {kept} allocated");
+    }
     let mut at: Vec<_> = slots.iter().flatten().map(|block| block.iova()).collect();
     at.sort_unstable();
     assert!(at.windows(2).all(|two| two[0] < two[1]), "no block twice");

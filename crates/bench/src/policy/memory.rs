@@ -60,7 +60,7 @@ impl Memory {
     }
 
     /// Returns the memory for a backend, which registers it.
-    pub(super) fn dma(&self) -> DmaMemory<'_> {
+    pub(crate) fn dma(&self) -> DmaMemory<'_> {
         let len = usize::try_from(self.range.len()).unwrap_or(0);
         // SAFETY: mapped until `drop`; no reference into it is ever made.
         unsafe { DmaMemory::from_raw(self.base, len) }

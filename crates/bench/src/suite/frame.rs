@@ -5,6 +5,7 @@
 
 mod bulk;
 mod metadata;
+mod refused;
 pub(super) mod rpc;
 mod setup;
 mod single;
@@ -30,6 +31,10 @@ pub(super) const CASES: &[Entry] = &[
     ("rpc-259", "one call in a server's receive loop: refill 1 to 259 missing pages of 259"),
     ("churn-70", "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first"),
     ("zone-1t", "the metadata of a 1 TiB zone: bytes per frame, and the time to create it"),
+    (
+        "refused-1t",
+        "one refused run of each order 1 to 8 of a 1 TiB zone, which gave out 2 MiB runs, full or of single free frames: the longest",
+    ),
 ];
 
 /// The subjects.
@@ -40,6 +45,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-shared", "the zone's own calls, without an owner"),
     ("single", "a kernel's page allocator, one call per page: buddy lists behind lists of each owner"),
     ("lifo, thread-list", "unchecked stacks of numbers: under a lock, and of one thread (the floor)"),
+    ("empty-loop", "refused-1t: nothing, timed in the same way: what the machine itself pauses for"),
 ];
 
 /// Measures the suite.
@@ -62,5 +68,6 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     records.extend(rpc::run(harness, &zone, &buddy)?);
     records.extend(metadata::churn(harness)?);
     records.extend(metadata::one_tebibyte(harness)?);
+    records.extend(refused::run(harness)?);
     Ok(records)
 }

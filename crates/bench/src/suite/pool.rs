@@ -4,7 +4,9 @@
 //! allocator that costs next to nothing, so the figures are about the pools. One word of each block is written when it is
 //! allocated, except in the cases called `-nowrite`.
 
+mod held;
 mod hot;
+mod scale;
 mod setup;
 mod threads;
 mod workload;
@@ -34,6 +36,26 @@ pub(super) const CASES: &[Entry] = &[
         "free a block of 64 bytes and allocate another, with 4,096 allocated, of which a random one is freed",
     ),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
+    ("blocks-passed", "allocate a Block on one thread and drop it on another, 64 passed at a time"),
+    (
+        "grow-full-1g, -256g",
+        "one of 65,536 allocations of 128 bytes from a pool that grows in a zone of that size, 99 % full at random; the longest",
+    ),
+    (
+        "locals-1024",
+        "owners of 1,024 that get a block of 4 KiB from 1 GiB, and the pool's blocks for each in use",
+    ),
+    ("metadata", "bytes of the pool's own state for each block of 64 bytes, of 10^6"),
+    ("free-random-100k, -10m", "free one of 10^5 blocks of 64 bytes, or of 10^7, at random"),
+    ("held-2t-pipe", "memory held and in use at its peak: a thread allocates, another frees, in order"),
+    (
+        "held-2t-random",
+        "the same: both allocate and free at random, in sets of changing sizes that they share",
+    ),
+    (
+        "held-2t-waves",
+        "the same: a thread allocates all blocks, another frees all at random, in waves of random sizes",
+    ),
 ];
 
 /// The subjects.
@@ -51,6 +73,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("malloc", "the process's allocator, aligned to 16 bytes"),
     ("lifo, thread-list", "unchecked stacks of blocks: under a lock, and of one thread (the floor)"),
     ("batches", "a list per thread before a stack under a lock, which it uses for 32 blocks at a time"),
+    ("empty-loop", "grow-full-*: nothing, timed in the same way: what the machine itself pauses for"),
 ];
 
 /// How much memory the baselines get, and the pools.
@@ -74,5 +97,8 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let mut records = workload::run(harness, &arena, baseline)?;
     records.extend(hot::run(harness, &arena, baseline)?);
     records.extend(threads::run(harness, &arena, baseline)?);
+    drop((arena, others));
+    records.extend(scale::run(harness)?);
+    records.extend(held::run(harness)?);
     Ok(records)
 }

@@ -102,7 +102,7 @@ fn lines_are_well_formed(suite: &str, records: &[Record]) {
 fn pool_has_its_cases_and_subjects() {
     let records = run("pool");
     lines_are_well_formed("pool", &records);
-    let expected = [
+    let mut expected = vec![
         "mpt3sas-alloc",
         "mpt3sas-free",
         "mpt3sas-free-random",
@@ -122,8 +122,22 @@ fn pool_has_its_cases_and_subjects() {
         "random-4096",
         "out-4096",
         "remote-free",
+        "blocks-passed",
     ];
-    assert_eq!(cases(&records), BTreeSet::from(expected));
+    let scale = [
+        "grow-full-1g",
+        "grow-full-256g",
+        "locals-1024",
+        "metadata",
+        "free-random-100k",
+        "free-random-10m",
+        "held-2t-pipe",
+        "held-2t-random",
+        "held-2t-waves",
+    ];
+    let timed = expected.clone();
+    expected.extend(if COUNTS_RMW { &[][..] } else { &scale });
+    assert_eq!(cases(&records), BTreeSet::from_iter(expected));
     if COUNTS_RMW {
         assert!(records.iter().all(|record| record.subject.starts_with("pinfold")));
         counted(&records, ("pair-64", "pinfold", "locks/op"), 0.0);
@@ -141,8 +155,22 @@ fn pool_has_its_cases_and_subjects() {
     }
     let blocks = ["pinfold", "pinfold-block", "pinfold-block-local", "pinfold-block-cell"];
     assert_eq!(subjects(&records, "pair-64")[..4], blocks);
-    for case in expected.iter().filter(|case| **case != "remote-free") {
+    for case in timed.iter().chain(&["free-random-100k"]) {
+        if ["remote-free", "blocks-passed"].contains(case) {
+            continue;
+        }
         assert!(subjects(&records, case).contains(&"thread-list"), "{case} has no floor");
+    }
+    let figure = |case: &str, unit: &str| {
+        let found = records.iter().find(|r| (r.case, r.subject, r.unit) == (case, "pinfold", unit));
+        found.map(|r| r.median).unwrap_or_else(|| panic!("no {unit} in {case}"))
+    };
+    // These do not depend on the machine. A quick run has fewer owners.
+    assert_eq!(figure("locals-1024", "owners with one"), 4.0);
+    assert!((2.0..4.0).contains(&figure("metadata", "bytes/block")));
+    for case in ["held-2t-pipe", "held-2t-random", "held-2t-waves"] {
+        assert!(figure(case, "(held-const)/live") <= 2.0, "{case}");
+        assert!(figure(case, "MiB held") >= figure(case, "MiB live, peak"), "{case}");
     }
 }
 
@@ -173,7 +201,7 @@ fn frame_has_its_cases_and_subjects() {
     if COUNTS_RMW {
         assert!(records.iter().all(|record| ["rmw/op", "locks/op"].contains(&record.unit)));
     } else {
-        expected.extend(["churn-70", "zone-1t"]);
+        expected.extend(["churn-70", "zone-1t", "refused-1t"]);
         assert_eq!(subjects(&records, "rpc-259")[..3], ["single", "list", "array"]);
     }
     assert_eq!(cases(&records), expected);

@@ -109,6 +109,12 @@ impl<S: ChunkSource> DmaPool<S> {
         stats
     }
 
+    /// Returns how many bytes the pool's own state takes: the state of its blocks, the directory of its chunks, and itself. O(chunks).
+    #[cfg(feature = "bench-internals")]
+    pub fn metadata_bytes(&self) -> usize {
+        size_of::<Self>() + self.directory.metadata_bytes() + self.chunks.lock().metadata_bytes()
+    }
+
     /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending order: to register the blocks
     /// with hardware, or to write what stays the same while they are allocated and freed. The pool does not write to blocks
     /// except in [`alloc_zeroed`](Self::alloc_zeroed) and in debug mode, in which what is written to a free block is lost.

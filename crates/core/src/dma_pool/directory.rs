@@ -152,6 +152,17 @@ impl Directory {
         follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
     }
 
+    /// Returns how many bytes its levels take.
+    #[cfg(feature = "bench-internals")]
+    pub(super) fn metadata_bytes(&self) -> usize {
+        let leaves = self.root.iter().filter_map(follow);
+        let below = leaves.map(|leaf| {
+            let pieces = leaf.pieces.iter().filter_map(follow);
+            size_of_val(leaf) + pieces.map(size_of_val).sum::<usize>()
+        });
+        size_of_val(&*self.root) + below.sum::<usize>()
+    }
+
     /// Sets every entry that covers a run; null removes it. Under the lock of the chunks.
     fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
         let huge = order >= Order::HUGE;
@@ -219,6 +230,16 @@ impl Chunks {
     /// Returns how many blocks the chunks have that are present.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// Returns how many bytes the state of all chunks takes, present or not.
+    #[cfg(feature = "bench-internals")]
+    pub(super) fn metadata_bytes(&self) -> usize {
+        // The nodes of the map are at least half full.
+        let listed = 2 * self.all.len() * size_of::<(Key, NonNull<Chunk>)>();
+        // SAFETY: as in `iter`.
+        let chunks = self.all.values().map(|chunk| unsafe { chunk.as_ref() });
+        listed + chunks.map(|chunk| size_of_val(chunk) + size_of_val(&*chunk.rows)).sum::<usize>()
     }
 
     /// Adds a run of frames to the directory. A run that the pool had before reuses its `Chunk`, so their number is bounded.

@@ -3,6 +3,7 @@
 
 use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
+use crate::suite::machine::available_bytes;
 use pinfold::registered::{Backing, BufferIndex, Buffers, Registration, RegistrationError, Survey, View};
 use pinfold::{Access, OwnedMemory};
 use pinfold_core::addr::{Iova, PageSize};
@@ -159,11 +160,4 @@ fn pages(survey: &Survey) -> String {
         (count > 0).then(|| format!("{count} {name}"))
     });
     parts.collect::<Vec<_>>().join(", ")
-}
-
-/// Returns how much memory can be allocated without swapping, if the kernel reports it.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
 }

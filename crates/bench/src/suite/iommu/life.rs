@@ -2,10 +2,11 @@
 
 use super::payload::Nothing;
 use crate::error::BenchError;
-use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject, thread_time};
+use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::policy::{Dma, Memory, PolicyKind, PolicyThread};
 use crate::record::{Metric, Record};
 use crate::suite::handle::Rng;
+use crate::suite::longest::{Longest, empty_loop};
 use pinfold::soft::{Effect, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::domain::{Domain, Local, NotQuiesced};
@@ -179,46 +180,6 @@ fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
     out.figure("flush-64p", Metric::Count, "waits/page", waits as f64 / 64.0);
 }
 
-/// The unit of the longest call. The time is the thread's own, so that what else runs on the processor does not count; page
-/// faults do, and interrupts, which the subject `empty-loop` shows by itself.
-const LONGEST: &str = "us, longest call";
-
-/// The longest of several calls.
-struct Longest {
-    last: Duration,
-    longest: Duration,
-}
-
-impl Longest {
-    fn new() -> Self {
-        Self { last: thread_time(), longest: Duration::ZERO }
-    }
-
-    /// Begins a call.
-    fn begin(&mut self) {
-        self.last = thread_time();
-    }
-
-    /// Notes that a call has ended, and begins the next one.
-    fn note(&mut self) {
-        let now = thread_time();
-        self.longest = self.longest.max(now.saturating_sub(self.last));
-        self.last = now;
-    }
-
-    fn record(&self, out: &mut Samples, case: &'static str) {
-        out.figure(case, Metric::Time, LONGEST, self.longest.as_secs_f64() * 1e6);
-    }
-}
-
-/// Calls nothing as often as [`among`] maps and unmaps, and records the longest time for it.
-fn empty_loop(out: &mut Samples, case: &'static str, calls: usize) -> Outcome {
-    let mut longest = Longest::new();
-    (0..calls).for_each(|_| longest.note());
-    longest.record(out, case);
-    Ok(())
-}
-
 /// Unmaps and maps at random among many mappings of one page, and records the longest single map and unmap.
 pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
@@ -239,7 +200,10 @@ pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         })
     });
     let empty = [("live-1k", few), ("live-1m", many)].map(|(case, live)| {
-        Subject::new("empty-loop", move |out: &mut Samples| empty_loop(out, case, live + times))
+        Subject::new("empty-loop", move |out: &mut Samples| {
+            empty_loop(out, case, live + times);
+            Ok(())
+        })
     });
     let rounds = harness.options().runs.min(3);
     harness.with_runs(rounds).interleave(subjects.chain(empty).collect())

@@ -1,4 +1,4 @@
-//! `remote-free`: one thread allocates blocks, another frees them.
+//! `remote-free` and `blocks-passed`: one thread allocates blocks, another frees them.
 
 use super::setup::pool;
 use crate::baseline::inblock::InBlock;
@@ -8,14 +8,17 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    Baseline, DroppedBlocks, Handle, Malloc, Object, RawBlocks, SharedRawBlocks, Written, spawn_second,
+    Baseline, DroppedBlocks, FreedBlocks, Handle, Malloc, Object, RawBlocks, SharedRawBlocks, Written,
+    spawn_second,
 };
 use pinfold::Arena;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// How many blocks are passed at a time: enough that passing them costs next to nothing per block.
-const BATCH: usize = 256;
+/// A case: its name, and how many blocks are passed at a time, enough that passing them costs little per block.
+type Case = (&'static str, usize);
+const REMOTE_FREE: Case = ("remote-free", 256);
+const BLOCKS_PASSED: Case = ("blocks-passed", 64);
 /// How many bytes a block has.
 const SIZE: usize = 64;
 /// How many batches there are.
@@ -26,28 +29,57 @@ pub(super) fn run(
     arena: &Arena,
     memory: &mut [u8],
 ) -> Result<Vec<Record>, BenchError> {
+    let mut records = raw(harness, arena, memory)?;
+    records.extend(owned(harness, arena, memory)?);
+    Ok(records)
+}
+
+/// `remote-free`.
+fn raw(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+    let case = REMOTE_FREE;
     let batches = harness.scale(2_000);
     let pool = pool(arena, SIZE)?;
     // All that may be in flight between the threads, and what the two lists cache.
-    let needed = 2 * BATCH * BATCHES * SIZE;
+    let needed = 2 * case.1 * BATCHES * SIZE;
     let (one, rest) = memory.split_at_mut(needed);
     let (two, rest) = rest.split_at_mut(needed);
     let (stack, behind) = (Lifo::new(blocks(one, SIZE)), Lifo::new(blocks(two, SIZE)));
     let inblock = InBlock::new(Pages::new(rest), SIZE);
     let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
-        Subject::countable("pinfold", relay(batches, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-block", relay(batches, || Written(DroppedBlocks(pool.local())))),
-        Subject::countable("pinfold-shared", relay(batches, || Written(SharedRawBlocks(pool)))),
-        Subject::new("inblock", relay(batches, || Written(Baseline(inblock)))),
-        Subject::new("malloc", relay(batches, || Written(Malloc::<SIZE>))),
-        Subject::new("lifo", relay(batches, || Written(Baseline(stack)))),
-        Subject::new("batches", relay(batches, || Written(Baseline(Batches::new(behind))))),
+        Subject::countable("pinfold", relay(case, batches, || Written(RawBlocks(pool.local())))),
+        Subject::countable("pinfold-block", relay(case, batches, || Written(DroppedBlocks(pool.local())))),
+        Subject::countable("pinfold-shared", relay(case, batches, || Written(SharedRawBlocks(pool)))),
+        Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
+        Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
+        Subject::new("lifo", relay(case, batches, || Written(Baseline(stack)))),
+        Subject::new("batches", relay(case, batches, || Written(Baseline(Batches::new(behind))))),
+    ])
+}
+
+/// `blocks-passed`.
+fn owned(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+    let case = BLOCKS_PASSED;
+    let batches = harness.scale(8_000);
+    let pool = pool(arena, SIZE)?;
+    let (behind, rest) = memory.split_at_mut(4 * case.1 * BATCHES * SIZE);
+    let (behind, inblock) = (Lifo::new(blocks(behind, SIZE)), InBlock::new(Pages::new(rest), SIZE));
+    let (pool, inblock, behind) = (&pool, &inblock, &behind);
+    harness.interleave(vec![
+        Subject::countable("pinfold-block", relay(case, batches, || Written(DroppedBlocks(pool.local())))),
+        Subject::countable(
+            "pinfold-block-local",
+            relay(case, batches, || Written(FreedBlocks(pool.local()))),
+        ),
+        Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
+        Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
+        Subject::new("batches", relay(case, batches, || Written(Baseline(Batches::new(behind))))),
     ])
 }
 
 /// Returns a run in which this thread allocates `batches` batches and another frees them, each by its own handle.
 fn relay<H: Handle<Object: Send>>(
+    (case, batch): Case,
     batches: usize,
     handle: impl Fn() -> H + Sync,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
@@ -55,7 +87,7 @@ fn relay<H: Handle<Object: Send>>(
         let (to_freer, full) = sync_channel(BATCHES);
         let (to_allocator, empty) = sync_channel(BATCHES);
         for _ in 0..BATCHES {
-            to_allocator.send(Vec::with_capacity(BATCH)).map_err(|_| BenchError::Thread)?;
+            to_allocator.send(Vec::with_capacity(batch)).map_err(|_| BenchError::Thread)?;
         }
         let handle = &handle;
         let (cost, freed) = Cost::of(|| {
@@ -64,26 +96,26 @@ fn relay<H: Handle<Object: Send>>(
                     let (cost, result) = Cost::of(|| free_batches(&mut handle(), &full, &to_allocator));
                     result.map(|()| cost.counts)
                 })?;
-                let allocated = alloc_batches(&mut handle(), batches, &empty, to_freer);
+                let allocated = alloc_batches(&mut handle(), (batches, batch), &empty, to_freer);
                 let freed = freer.join().unwrap_or(Err(BenchError::Thread))?;
                 allocated.map(|()| freed)
             })
         });
         let cost = cost.with(freed?);
-        out.cost("remote-free", cost, batches * BATCH);
+        out.cost(case, cost, batches * batch);
         Ok(())
     }
 }
 
 fn alloc_batches<H: Handle>(
     handle: &mut H,
-    batches: usize,
+    (batches, each): (usize, usize),
     empty: &Receiver<Vec<H::Object>>,
     full: SyncSender<Vec<H::Object>>,
 ) -> Result<(), BenchError> {
     for _ in 0..batches {
         let mut batch = empty.recv().map_err(|_| BenchError::Thread)?;
-        for _ in 0..BATCH {
+        for _ in 0..each {
             let object = handle.alloc()?;
             black_box(object.address());
             batch.push(object);
