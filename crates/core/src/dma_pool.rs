@@ -96,7 +96,13 @@
 //! [`set_limits`](DmaPool::set_limits) gives a pool a minimum of blocks, which it acquires at once and keeps when it is
 //! [shrunk](DmaPool::shrink), and a maximum, at which allocs are refused with [`AllocError::Maximum`]. Both are checked where
 //! chunks are added and released: what owners allocate and free costs the same with them. With both equal the pool has a
-//! fixed size; [`for_each_block`](DmaPool::for_each_block) then shows all its blocks to hardware that must know them.
+//! fixed size (of whole chunks: see [`Limits::maximum`]); [`for_each_block`](DmaPool::for_each_block) then shows all its
+//! blocks to hardware that must know them.
+//!
+//! An idle [`Local`] may hold free blocks that others are refused: its stash, its current row, and its share of the other rows (the
+//! pool's divided by its owners, at most 8, or a quarter of that, at most 32). Give a pool of a fixed size 128 blocks and more for
+//! each `Local`, or use the pool's own calls, which keep nothing back.
+//!
 //! [`fill_all`](Local::fill_all) allocates all the blocks of a request or none, and
 //! [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory on a NUMA
 //! node, use a source that is on it: a pool for each node.

@@ -123,16 +123,15 @@ pub enum AllocError {
     },
     /// The pool has no free block left for this owner, and [its maximum](super::Limits::maximum) of blocks.
     #[error(
-        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} in use and {held} held by other owners; free blocks, drop idle `Local`s, or raise the maximum",
-        held = blocks.saturating_sub(*in_use)
+        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} of them in use as far as its owners have reported; the others may hold free ones: drop idle `Local`s, free blocks, or raise the maximum"
     )]
     Maximum {
         /// The limit.
         maximum: u64,
         /// How many blocks the pool has.
         blocks: u64,
-        /// How many of them are allocated. Owners report their part when they use the depot, so some may be counted in the
-        /// wrong group; [`DmaPool::stats`](super::DmaPool::stats) counts them. The others are free, and other owners hold them.
+        /// How many of them are allocated, as far as owners have reported: they do when they use the depot, so an idle owner's
+        /// last frees are missing. [`DmaPool::stats`](super::DmaPool::stats) counts them. Other owners hold the others.
         in_use: u64,
     },
     /// The call came from inside the source, which was acquiring a chunk for this [`LocalCell`](super::LocalCell), and the

@@ -12,8 +12,9 @@ use core::ptr::NonNull;
 
 /// A page that frees itself on drop, from any thread; it may outlive its pool.
 ///
-/// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the consumer,
-/// [`Remote::recycle_all`](super::Remote::recycle_all) for many pages on other threads.
+/// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the consumer. Many pages on other
+/// threads share one read-modify-write in [`Remote::recycle_all`](super::Remote::recycle_all), which pays where threads contend for
+/// the ring; on one thread a drop takes less time.
 pub struct Page<S: ChunkSource> {
     /// Alive while the page is in use (see `inner`).
     pub(super) shared: NonNull<Inner<S>>,
