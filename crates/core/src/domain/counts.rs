@@ -24,6 +24,7 @@ pub(super) struct Counts {
     /// Bytes revoked and not returned. It wraps: what is revoked here may be returned through another set.
     held_bytes: AtomicU64,
     limited: AtomicU64,
+    refused: AtomicU64,
 }
 
 /// A sum of counters.
@@ -35,6 +36,7 @@ pub(super) struct Sum {
     pub(super) unmaps: u64,
     pub(super) held_bytes: u64,
     pub(super) limited: u64,
+    pub(super) refused: u64,
 }
 
 impl Counts {
@@ -48,6 +50,7 @@ impl Counts {
             unmaps: zero(),
             held_bytes: zero(),
             limited: zero(),
+            refused: zero(),
         }
     }
 
@@ -93,15 +96,24 @@ impl Counts {
         self.add(&self.limited, 1);
     }
 
+    /// Counts a payload that was not mapped.
+    pub(super) fn count_refused(&self) {
+        self.add(&self.refused, 1);
+    }
+
     /// Adds all of `sum`: the counters of an owner that is dropped.
     pub(super) fn add_all(&self, sum: &Sum) {
-        let Sum { maps, maps_fixed, revokes, unmaps, held_bytes, limited } = *sum;
-        let counters =
-            [&self.maps, &self.maps_fixed, &self.revokes, &self.unmaps, &self.held_bytes, &self.limited];
-        for (counter, n) in counters.into_iter().zip([maps, maps_fixed, revokes, unmaps, held_bytes, limited])
-        {
-            self.add(counter, n);
-        }
+        let Sum { maps, maps_fixed, revokes, unmaps, held_bytes, limited, refused } = *sum;
+        let counters = [
+            (&self.maps, maps),
+            (&self.maps_fixed, maps_fixed),
+            (&self.revokes, revokes),
+            (&self.unmaps, unmaps),
+            (&self.held_bytes, held_bytes),
+            (&self.limited, limited),
+            (&self.refused, refused),
+        ];
+        counters.into_iter().for_each(|(counter, n)| self.add(counter, n));
     }
 
     /// Adds the revocations to `sum`. Before any [`add_rest_to`](Self::add_rest_to), so that no more are seen than maps.
@@ -117,6 +129,7 @@ impl Counts {
         sum.unmaps += get(&self.unmaps);
         sum.held_bytes = sum.held_bytes.wrapping_add(get(&self.held_bytes));
         sum.limited += get(&self.limited);
+        sum.refused += get(&self.refused);
     }
 }
 

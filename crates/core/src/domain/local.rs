@@ -23,7 +23,8 @@ use core::ops::Deref;
 /// order, so that mappings made one after another are contiguous and share a table page and a flush. A window is used again
 /// when all that was mapped in it has been returned. Longer mappings get addresses from the domain.
 ///
-/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows had at their peak, and 128 MiB.
+/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows had at their peak, and 128 MiB,
+/// and a table page for each of these windows. It gives up its idle windows when a map finds no table page left.
 /// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
 /// been dropped, to the domain with the last of their window.
 ///

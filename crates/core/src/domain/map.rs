@@ -11,7 +11,7 @@ use crate::access::{Access, Direction};
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::mem::DmaMemory;
-use crate::table::PinnedLeaf;
+use crate::table::{PinnedLeaf, TableError};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
@@ -134,21 +134,32 @@ impl Domain {
         }
         let bytes = payload.memory().len() as u64;
         let unmapped = DropGuard::new(Unmapped { domain: self, payload, bytes });
-        let mapped = match unmapped.payload.piece(1) {
+        let mut mapped = match unmapped.payload.piece(1) {
             None => self.map_fresh(caller, unmapped.payload.memory(), D::ACCESS),
             Some(_) => self.map_pieces(caller, &unmapped.payload, D::ACCESS),
         };
+        if let Err((None, BackendError::Table(TableError::NoPages { .. }))) = mapped
+            && caller.give_up_idle(self)
+        {
+            mapped = self.map_pieces(caller, &unmapped.payload, D::ACCESS);
+        }
         let payload = unmapped.into_inner().payload;
         match mapped {
             Ok(addresses) => {
                 caller.counts(self).count_map(false);
                 Ok((payload, addresses))
             }
-            Err((Some(addresses), error)) => {
-                self.keep_reachable(payload, addresses, error.late_ticket());
-                Err(MapError { payload: None, error })
+            Err((reachable, error)) => {
+                caller.counts(self).count_refused();
+                let payload = match reachable {
+                    Some(addresses) => {
+                        self.keep_reachable(payload, addresses, error.late_ticket());
+                        None
+                    }
+                    None => Some(payload),
+                };
+                Err(MapError { payload, error })
             }
-            Err((None, error)) => Err(MapError { payload: Some(payload), error }),
         }
     }
 

@@ -38,6 +38,12 @@ pub(super) trait Caller {
         false
     }
 
+    /// Gives up what this caller keeps for later. Returns whether there was anything.
+    fn give_up_idle(&mut self, domain: &Domain) -> bool {
+        let _ = domain;
+        false
+    }
+
     /// Returns what an owner keeps about the memory that it mapped last. Only an owner has addresses in pinned windows.
     #[inline(always)]
     fn extents(&mut self) -> Option<&mut ExtentCache> {
@@ -169,6 +175,10 @@ impl Caller for Owner {
             return false;
         }
         true
+    }
+
+    fn give_up_idle(&mut self, domain: &Domain) -> bool {
+        self.windows.close_idle(domain)
     }
 
     #[inline(always)]

@@ -73,6 +73,7 @@ impl Domain {
             live: sum.maps.saturating_sub(sum.revokes),
             held_bytes: held_bytes(&sum),
             limited: sum.limited,
+            refused: sum.refused,
             owners,
             windows: self.windows.load(Ordering::Relaxed),
             deferred,

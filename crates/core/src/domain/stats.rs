@@ -21,6 +21,8 @@ pub struct DomainStats {
     pub held_bytes: u64,
     /// Revocations that waited because [too many bytes](super::Domain::set_held_limit) were held.
     pub limited: u64,
+    /// Payloads that were not mapped, for any reason: a [`MapError`](super::MapError) each.
+    pub refused: u64,
     /// Owner's handles.
     pub owners: u64,
     /// Windows of 2 MiB of addresses that they hold, or that mappings of dropped ones are in.
@@ -45,7 +47,7 @@ impl fmt::Display for DomainStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} mapped ({} fixed), {} revoked, {} unmapped, {} live, {} bytes held ({} revocations waited), {} owners with \
+            "{} mapped ({} fixed), {} revoked, {} unmapped, {} live, {} bytes held ({} revocations waited), {} refused, {} owners with \
              {} windows, {} deferred ({} bytes), {} quarantined ({} bytes), {} static, {} free extents; {}",
             self.maps,
             self.maps_fixed,
@@ -54,6 +56,7 @@ impl fmt::Display for DomainStats {
             self.live,
             self.held_bytes,
             self.limited,
+            self.refused,
             self.owners,
             self.windows,
             self.deferred,

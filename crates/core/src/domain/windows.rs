@@ -153,6 +153,17 @@ impl Windows {
         (self.held, self.live) = (0, 0);
     }
 
+    /// Closes the windows in which nothing is live, and so gives up their table pages. Returns whether there was one.
+    #[cold]
+    pub(super) fn close_idle(&mut self, domain: &Domain) -> bool {
+        // The current run's, too.
+        self.end_run(domain);
+        self.collect(domain);
+        let idle = core::mem::take(&mut self.empty);
+        idle.iter().for_each(|&number| self.close_slot(domain, number));
+        !idle.is_empty()
+    }
+
     /// Begins another run of at least `bytes`. Returns false if there is none.
     #[cold]
     fn refill(&mut self, domain: &Domain, bytes: u64) -> bool {
@@ -213,20 +224,32 @@ impl Windows {
 
     /// Gives up the rest of the current run for the next one of its window, or gives up the run if that has none.
     fn next_run(&mut self, domain: &Domain, count: u32) -> bool {
+        let Some((number, end, is_empty)) = self.give_up_run() else { return false };
+        if self.run_behind(end, number, count) {
+            return true;
+        }
+        if is_empty {
+            self.emptied(domain, number);
+        }
+        false
+    }
+
+    /// Ends the current run.
+    fn end_run(&mut self, domain: &Domain) {
+        if let Some((number, _, true)) = self.give_up_run() {
+            self.emptied(domain, number);
+        }
+    }
+
+    /// Frees the rest of the current run, if there is one. Returns its window, its end, and whether nothing else is live there.
+    fn give_up_run(&mut self) -> Option<(u32, u32, bool)> {
         let run = core::mem::replace(&mut self.run, NONE);
-        let Some(Some(slot)) = self.slots.get_mut(run.slot as usize) else { return false };
+        let slot = self.slots.get_mut(run.slot as usize)?.as_deref_mut()?;
         let (next, end) = (slot.stock.granule(run.next), slot.stock.granule(run.end));
         slot.granules.free(next, end - next);
         slot.live -= end - next;
         self.live -= u64::from(end - next);
-        let is_empty = slot.live == 0;
-        if self.run_behind(end, run.slot, count) {
-            return true;
-        }
-        if is_empty {
-            self.emptied(domain, run.slot);
-        }
-        false
+        Some((run.slot, end, slot.live == 0))
     }
 
     fn take_empty(&mut self) -> bool {
@@ -255,6 +278,10 @@ impl Windows {
         if self.empty.len() < EMPTY {
             return self.empty.push(number);
         }
+        self.close_slot(domain, number);
+    }
+
+    fn close_slot(&mut self, domain: &Domain, number: u32) {
         if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) {
             self.held -= 1;
             self.vacant.push(number);

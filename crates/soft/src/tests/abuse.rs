@@ -4,7 +4,7 @@
 use super::harness::{Arena, PAGE, Page};
 use crate::{Effect, Random, SoftConfig, SoftIommu, Stage, domain};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
-use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::addr::{Iova, IovaRange, PageSize};
 use pinfold_core::domain::{BackendError, Domain, Revoked};
 use pinfold_core::invalidate::WaitLimit;
 use std::sync::Arc;
@@ -179,6 +179,7 @@ fn forgotten_handles_mappings_and_revocations_disturb_nothing_else() {
 fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
     let (domain, _bus) = domain(SoftConfig { flush_cost: Duration::ZERO, ..SoftConfig::default() }).unwrap();
     let (arena, missing) = (Arena::new(600), Arena::new(1));
+    let mut refused = 0;
     with_memory(&domain, &arena, || {
         for count in [1, 2, 300, 600] {
             for at in [0, count / 2, count - 1] {
@@ -188,6 +189,8 @@ fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
                 assert_eq!((failed.index, failed.payloads.len()), (at, count));
                 let stats = domain.stats();
                 assert_eq!((stats.live, stats.held_bytes, stats.deferred, stats.quarantined), (0, 0, 0, 0));
+                refused += 1;
+                assert_eq!(stats.refused, refused);
                 let again = owner.map_many((0..count).map(|n| arena.page(n)), FromDevice).unwrap();
                 drop(again);
                 drop(owner);
@@ -195,6 +198,38 @@ fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
             }
         }
     });
+}
+
+/// Table memory or addresses run out in the middle of a batch: nothing of it stays mapped, and what fits is mapped afterwards.
+#[test]
+fn a_batch_that_exhausts_tables_or_addresses_leaves_nothing() {
+    const MANY: usize = 4 * 512;
+    let tables = SoftConfig { table_bytes: 6 * PAGE, ..SoftConfig::default() };
+    for (config, narrow) in [(tables, false), (SoftConfig::default(), true)] {
+        let (domain, bus) = domain(SoftConfig { flush_cost: Duration::ZERO, ..config }).unwrap();
+        if narrow {
+            // All but two windows.
+            for (from, to) in [(1 << 20, 4 << 30), ((4 << 30) + (4 << 20), 1 << 48)] {
+                domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+            }
+        }
+        let arena = Arena::new(MANY);
+        with_memory(&domain, &arena, || {
+            let mut owner = domain.local();
+            for refused in 1..=3 {
+                let failed = owner.map_many((0..MANY).map(|n| arena.page(n)), FromDevice).err().unwrap();
+                assert!((1..MANY).contains(&failed.index), "{failed}");
+                assert_eq!(failed.payloads.len(), MANY);
+                let stats = domain.stats();
+                assert_eq!((stats.live, stats.held_bytes, stats.deferred, stats.quarantined), (0, 0, 0, 0));
+                assert_eq!(stats.refused, refused);
+            }
+            let fits = owner.map_many((0..256).map(|n| arena.page(n)), FromDevice).unwrap();
+            assert!(
+                fits.iter().all(|mapping| bus.port().write_u32_release(mapping.iova().start(), 1).is_ok())
+            );
+        });
+    }
 }
 
 /// A limit of 0 waits for each; what was revoked is quiesced at once.
