@@ -226,6 +226,8 @@ impl PoolReport {
 pub(crate) struct DomainReport {
     /// The owner of its I/O page table.
     pub(crate) backend: &'static str,
+    /// Whether its flushes take a modelled time: those of the software IOMMU.
+    pub(crate) flushes_modelled: bool,
     /// Mappings created.
     pub(crate) maps: u64,
     /// Those that needed no change of the table.
@@ -248,6 +250,10 @@ pub(crate) struct DomainReport {
     pub(crate) invalidations_sent: u64,
     /// Flushes of the whole domain.
     pub(crate) invalidations_whole: u64,
+    /// Pages that were to be flushed.
+    pub(crate) pages_requested: u64,
+    /// Pages flushed for them; a flush of the whole domain counts as what was to be flushed.
+    pub(crate) pages_flushed: u64,
     /// Wait descriptors submitted after them.
     pub(crate) waits_sent: u64,
     /// Calls that waited.
@@ -262,6 +268,7 @@ impl DomainReport {
         let invalidations = stats.backend.invalidations;
         Self {
             backend: domain.name(),
+            flushes_modelled: domain.name() == "soft",
             maps: stats.maps,
             maps_fixed: stats.maps_fixed,
             limited: stats.limited,
@@ -273,6 +280,8 @@ impl DomainReport {
             invalidations_merged: invalidations.merged,
             invalidations_sent: invalidations.sent,
             invalidations_whole: invalidations.domain_flushes,
+            pages_requested: invalidations.pages_requested,
+            pages_flushed: invalidations.pages_flushed,
             waits_sent: invalidations.waits,
             waited: invalidations.waited,
             waited_ns: invalidations.wait_ns,

@@ -125,7 +125,8 @@ impl DeviceReport {
 
 impl DomainReport {
     fn to_text(&self, out: &mut String, protect: Protect) {
-        let _ = writeln!(out, "\ndomain {}, protect {}", self.backend, protect.name());
+        let modelled = if self.flushes_modelled { ", the time of its flushes modelled" } else { "" };
+        let _ = writeln!(out, "\ndomain {}, protect {}{modelled}", self.backend, protect.name());
         let fixed = match self.maps_fixed {
             0 => String::new(),
             fixed => format!(", {} of them permanent", grouped(fixed)),
@@ -152,8 +153,14 @@ impl DomainReport {
             0 => String::new(),
             whole => format!(", {} of them of the whole domain", grouped(whole)),
         };
+        let pages = match self.pages_requested {
+            0 => String::new(),
+            requested => {
+                format!(", {:.2} pages flushed for each to be", self.pages_flushed as f64 / requested as f64)
+            }
+        };
         let invalidations = format_args!(
-            "{} requested{tables}, {} merged, {} submitted{whole}",
+            "{} requested{tables}, {} merged, {} submitted{whole}{pages}",
             grouped(self.invalidations_asked),
             grouped(self.invalidations_merged),
             grouped(self.invalidations_sent)
