@@ -124,6 +124,8 @@ fn a_refused_map_changes_nothing() {
     );
     let mut after = domain.stats();
     after.backend.entries_peak = before.backend.entries_peak;
+    // But that it is counted.
+    assert_eq!(std::mem::take(&mut after.refused), 1);
     assert_eq!(after, before);
     drop(domain.map(arena.alloc(8192).unwrap(), Bidirectional).unwrap());
     let failed = Arena::builder()
