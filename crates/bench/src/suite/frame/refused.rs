@@ -64,7 +64,7 @@ impl Refusals {
 }
 
 /// Records the longest refusal of a full zone, then with 1 % of the frames free at random, and of another with every second
-/// frame free.
+/// frame free; beside them, that of a zone that has only given out single frames.
 fn occupancies(out: &mut Samples, frames: u32) -> Result<(), BenchError> {
     let mut all = Refusals::default();
     let mut at = |zone: &Zone, unit: &'static str| -> Result<(), BenchError> {
@@ -84,9 +84,25 @@ fn occupancies(out: &mut Samples, frames: u32) -> Result<(), BenchError> {
     fill(&zone)?;
     free_every_second(&zone)?;
     at(&zone, "us, half free")?;
+    let zone = Zone::new(frames)?;
+    fill_by_frames(&zone);
+    free_every_second(&zone)?;
+    // A zone that was never asked for a run knows none of its runs. Its first refusal is a figure of its own.
+    let mut first = Refusals::default();
+    first.note(&zone)?;
+    out.figure(CASE, Metric::Time, "us, first run asked", first.longest);
     out.figure(CASE, Metric::Time, "us, not the first", all.again);
     out.figure(CASE, Metric::Time, crate::suite::longest::LONGEST, all.longest);
     Ok(())
+}
+
+/// Allocates all frames of a zone, one by one.
+fn fill_by_frames(zone: &Zone) {
+    let mut owner = zone.local();
+    let mut slots = [None; 4096];
+    while owner.fill(&mut slots) > 0 {
+        slots.fill(None);
+    }
 }
 
 /// Frees every second frame of a full zone.
