@@ -72,7 +72,7 @@ impl<'r> State<'r> {
 pub(super) fn free_first(states: &[AtomicU8]) -> usize {
     let is_raw = |state: &State<'_>| state.is_allocated_as(Form::Raw);
     let mut freed = 0;
-    // Eight at a time, with one branch for all. A remote free in between is found when it is collected (see `row`).
+    // Eight at a time, without a bound to check for each. A remote free in between is found when it is collected (see `row`).
     for lot in states.as_chunks::<8>().0 {
         let lot = lot.each_ref().map(State::new);
         if !lot.iter().fold(true, |all, state| all & is_raw(state)) {
