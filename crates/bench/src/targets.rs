@@ -117,6 +117,13 @@ impl Targets<'_> {
                 "x",
             ),
             at_most(
+                "mpt3sas-alloc, written: pinfold / inblock",
+                ratio(("mpt3sas-alloc", "pinfold"), ("mpt3sas-alloc", "inblock")),
+                0.5,
+                0.35,
+                "x",
+            ),
+            at_most(
                 "mpt3sas: Block, dropped / raw",
                 workload(ordered, "pinfold-block", "pinfold"),
                 2.0,
@@ -158,6 +165,15 @@ impl Targets<'_> {
             floor("fill-512: pinfold / thread-list", "fill-512"),
             floor("random-4096, frames: pinfold / thread-list", "random-4096"),
             floor("random-free-all: pinfold / thread-list", "random-free-all"),
+            at_most(
+                "zone's own calls: random-free-all / free-all",
+                ratio(("random-free-all", "pinfold-shared"), ("free-all", "pinfold-shared")),
+                2.5,
+                1.5,
+                "x",
+            ),
+            at_most("fill-64, a frame", self.figures().median("frame", "fill-64", "pinfold"), 0.8, 0.5, "ns"),
+            at_most("pair-2m, a run", self.figures().median("frame", "pair-2m", "pinfold"), 50.0, 25.0, "ns"),
             at_least(
                 "rpc-259: single / array",
                 ratio(("rpc-259", "single"), ("rpc-259", "array")),

@@ -27,6 +27,7 @@ pub(super) const CASES: &[Entry] = &[
     ("fill-64, -512", "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time"),
     ("alloc-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
     ("random-4096", "allocate and free a frame, 4,096 allocated at a time and freed at random"),
+    ("free-all", "one of the frees of all 262,144 frames, in the order of their allocation"),
     ("random-free-all, random-free", "one of the random frees of all 262,144 frames, or of 65,536"),
     ("rpc-259", "one call in a server's receive loop: refill 1 to 259 missing pages of 259"),
     ("churn-70", "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first"),
@@ -64,7 +65,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     records.extend(bulk::fills(harness, &parts)?);
     records.extend(bulk::huge(harness, &zone, &buddy)?);
     records.extend(single::scatter(harness, &parts)?);
-    records.extend(single::random_frees(harness, &parts)?);
+    records.extend(single::frees(harness, &parts)?);
     records.extend(rpc::run(harness, &zone, &buddy)?);
     records.extend(metadata::churn(harness)?);
     records.extend(metadata::one_tebibyte(harness)?);

@@ -195,6 +195,7 @@ fn frame_has_its_cases_and_subjects() {
         "fill-512",
         "alloc-2m",
         "random-4096",
+        "free-all",
         "random-free",
         "random-free-all",
         "rpc-259",

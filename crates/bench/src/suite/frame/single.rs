@@ -79,17 +79,21 @@ pub(super) fn huge_pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec
     ])
 }
 
-/// Allocates all frames of the zone, or a quarter of them, and frees them in random order.
-pub(super) fn random_frees(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
-    let mut records = random(harness, parts, "random-free-all", FRAMES)?;
-    records.extend(random(harness, parts, "random-free", FRAMES / 4)?);
+/// Whether frames are freed in random order, or as they were allocated.
+type AtRandom = bool;
+
+/// Allocates all frames of the zone, or a quarter of them, and frees them in order, or in random order.
+pub(super) fn frees(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
+    let mut records = free(harness, parts, ("free-all", false), FRAMES)?;
+    records.extend(free(harness, parts, ("random-free-all", true), FRAMES)?);
+    records.extend(free(harness, parts, ("random-free", true), FRAMES / 4)?);
     Ok(records)
 }
 
-fn random(
+fn free(
     harness: &Harness<'_>,
     parts: &Parts<'_>,
-    case: &'static str,
+    case: (&'static str, AtRandom),
     count: u32,
 ) -> Result<Vec<Record>, BenchError> {
     let Parts { zone, buddy, .. } = *parts;
@@ -97,26 +101,25 @@ fn random(
     let (stack, lists) = (Lifo::new(frames(FRAMES, Frame::BYTES)), Lifo::new(frames(FRAMES, Frame::BYTES)));
     let (stack, lists) = (&stack, &lists);
     harness.interleave(vec![
-        Subject::countable("pinfold", shuffled(case, count, || zone.local())),
-        Subject::countable("pinfold-shared", shuffled(case, count, || zone)),
-        Subject::new("single", shuffled(case, count, || Baseline(buddy.owner()))),
-        Subject::new("lifo", shuffled(case, count, || Baseline(stack))),
-        Subject::new(
-            "thread-list",
-            shuffled(case, count, || Baseline(ThreadList::new(lists, FRAMES as usize))),
-        ),
+        Subject::countable("pinfold", freed(case, count, || zone.local())),
+        Subject::countable("pinfold-shared", freed(case, count, || zone)),
+        Subject::new("single", freed(case, count, || Baseline(buddy.owner()))),
+        Subject::new("lifo", freed(case, count, || Baseline(stack))),
+        Subject::new("thread-list", freed(case, count, || Baseline(ThreadList::new(lists, FRAMES as usize)))),
     ])
 }
 
-fn shuffled<H: Handle>(
-    case: &'static str,
+fn freed<H: Handle>(
+    (case, at_random): (&'static str, AtRandom),
     frames: usize,
     handle: impl Fn() -> H,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
     move |out| {
         let (mut handle, mut held) = (handle(), slots(frames));
         alloc_all(&mut handle, &mut held)?;
-        Rng::new().shuffle(&mut held);
+        if at_random {
+            Rng::new().shuffle(&mut held);
+        }
         out.cost(case, free_all(&mut handle, held)?, frames);
         Ok(())
     }
