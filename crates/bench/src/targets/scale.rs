@@ -11,7 +11,7 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
     let grown = ["grow-full-1g", "grow-full-256g"].map(|case| of(case, LONGEST));
     let held = ["held-2t-pipe", "held-2t-random", "held-2t-waves"].map(|case| of(case, "(held-const)/live"));
     let worst = |figures: &[Option<f64>]| figures.iter().flatten().copied().reduce(f64::max);
-    let passed = figures.of_unit("pool", "blocks-passed", "pinfold-block-local", "rmw/op");
+    let passed = |subject| figures.of_unit("pool", "blocks-passed", subject, "rmw/op");
     let refused = figures.of_unit("frame", "refused-1t", "pinfold", LONGEST);
     vec![
         at_most("grow-full: 256 GiB / 1 GiB", ratio("grow-full-256g", "grow-full-1g"), 2.0, 1.2, "x"),
@@ -41,7 +41,8 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
             2.0,
             "B",
         ),
-        at_most("blocks-passed, read-modify-writes a block", passed, 0.1, 0.03, ""),
+        at_most("blocks-passed, rmw a block: dropped", passed("pinfold-block"), 0.1, 0.03, ""),
+        at_most("blocks-passed, rmw a block: freed by a Local", passed("pinfold-block-local"), 0.1, 0.03, ""),
     ]
 }
 
@@ -66,10 +67,13 @@ mod tests {
             of("held-2t-waves", "(held-const)/live", 2.5),
             of("locals-1024", "held/live", 3000.0),
             of("locals-1024", "owners with one", 1023.0),
+            Record { subject: "pinfold-block", ..of("blocks-passed", "rmw/op", 1.2) },
+            Record { subject: "pinfold-block-local", ..of("blocks-passed", "rmw/op", 0.3) },
         ];
         let rows = rows(Figures(&records));
         let figures: Vec<_> = rows.iter().map(|row| row.figure).collect();
-        let expected = [Some(1.5), Some(60.0), None, Some(1023.0), None, Some(2.5), None, None];
+        let expected =
+            [Some(1.5), Some(60.0), None, Some(1023.0), None, Some(2.5), None, Some(1.2), Some(0.3)];
         assert_eq!(figures, expected);
         assert!(!rows.iter().any(|row| row.what.starts_with("locals") && row.reaches(1023.0, row.must)));
     }
