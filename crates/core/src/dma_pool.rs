@@ -95,13 +95,22 @@
 //!
 //! [`set_limits`](DmaPool::set_limits) gives a pool a minimum of blocks, which it acquires at once and keeps when it is
 //! [shrunk](DmaPool::shrink), and a maximum, at which allocs are refused with [`AllocError::Maximum`]. Both are checked where
-//! chunks are added and released: what owners allocate and free costs the same with them. With both equal the pool has a
+//! chunks are added and released, not where blocks are allocated and freed. With both equal the pool has a
 //! fixed size (of whole chunks: see [`Limits::maximum`]); [`for_each_block`](DmaPool::for_each_block) then shows all its
 //! blocks to hardware that must know them.
 //!
-//! An idle [`Local`] may hold free blocks that others are refused: its stash, its current row, and its share of the other rows (the
-//! pool's divided by its owners, at most 8, or a quarter of that, at most 32). Give a pool of a fixed size 128 blocks and more for
-//! each `Local`, or use the pool's own calls, which keep nothing back.
+//! An idle [`Local`] may hold free blocks that others are refused. With *R* for its share of the pool's rows (those of all chunks
+//! divided by the pool's owners, at most 8; or a quarter of that share, at most 32) they are at most
+//!
+//! ```text
+//! 64 * (2 * R + 1) + 16     (1,104 in a pool of up to 32 rows for each owner, at most 4,176)
+//! ```
+//!
+//! blocks: *R* rows with free blocks, *R* whose blocks others have freed since, the current one, and the stash. That holds
+//! for a `Local` that has changed its current row since the pool first was at its maximum and had two `Local`s. From then on such a
+//! pool moves partly free rows to the depot sooner, so frees in random order make more read-modify-writes (two where the row
+//! is in the depot): the price of fewer refusals. A `Local` that was the only one keeps rows up to 7/8 of which are free until
+//! it makes calls again, or is dropped. The pool's own calls keep nothing back.
 //!
 //! [`fill_all`](Local::fill_all) allocates all the blocks of a request or none, and
 //! [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory on a NUMA

@@ -11,6 +11,11 @@
 //! In a pool that never had two [`Local`](super::Local)s at a time, a row is sparse from 7/8 on. A free of a block whose
 //! row is in the depot is remote, which costs two read-modify-writes: for frees in random order that is an eighth of them
 //! instead of half.
+//!
+//! In a pool that has been at its maximum, and had two `Local`s at a time, every row with a free block is sparse. Otherwise an
+//! idle owner of rows that are less than half free would keep as many blocks as are in use, and others be refused: a refusal is
+//! worse than the two read-modify-writes. Such an owner also keeps no more spent rows than others, since blocks that others
+//! free in them are not noticed until it makes a call.
 
 use super::list::List;
 use super::owner::Owner;
@@ -25,6 +30,8 @@ const BATCH: usize = 16;
 
 /// In the word that holds the terms: set once there have been two `Local`s at a time.
 const SHARED: u32 = 1 << 31;
+/// Likewise: set once the pool has been at its maximum.
+const FULL: u32 = 1 << 30;
 
 /// See the module.
 #[derive(Debug)]
@@ -49,13 +56,16 @@ struct Shelves {
     /// Numbers of dropped owners. Its capacity is the number of all owners.
     free_ids: Vec<u32>,
     next_id: u32,
-    /// Rows of all chunks of the pool, in the depot or not.
+    /// Rows of all chunks of the pool, in the depot or not, and their blocks.
     rows: usize,
+    blocks: i64,
 }
 
 impl Shelves {
+    /// Adds an owner's counts. Its peak may be of an earlier time than what the others have in use now, so the sum is an estimate;
+    /// but it is never more than there are.
     fn note(&mut self, tally: &Tally) {
-        self.high_water = self.high_water.max(self.in_use + tally.peak);
+        self.high_water = self.high_water.max((self.in_use + tally.peak).min(self.blocks));
         self.in_use += tally.in_use;
         self.late += tally.late;
     }
@@ -100,6 +110,7 @@ impl Depot {
             free_ids: Vec::new(),
             next_id: FIRST_OWNER,
             rows: 0,
+            blocks: 0,
         });
         Self { shelves, terms: AtomicU32::new(KEEP.0), notices: AtomicU32::new(0) }
     }
@@ -108,8 +119,12 @@ impl Depot {
     #[inline]
     pub(super) fn terms(&self) -> Terms {
         let word = self.terms.load(Ordering::Relaxed);
-        let sparse_eighths = if word & SHARED == 0 { SPARSE.0 } else { SPARSE.1 };
-        Terms { keep: (word & !SHARED) as usize, sparse_eighths }
+        let sparse_eighths = match (word & SHARED != 0, word & FULL != 0) {
+            (false, _) => SPARSE.0,
+            (true, false) => SPARSE.1,
+            (true, true) => SPARSE.2,
+        };
+        Terms { keep: (word & !(SHARED | FULL)) as usize, sparse_eighths }
     }
 
     /// Returns how many remote frees were announced, modulo 2^32.
@@ -131,8 +146,15 @@ impl Depot {
         let each = u32::try_from(shelves.rows / owners.max(1)).unwrap_or(u32::MAX);
         let keep = (each / 4).clamp(each.clamp(1, KEEP.0), KEEP.1);
         // More than the pool's own owner and one other.
-        let shared = if owners > 2 { SHARED } else { self.terms.load(Ordering::Relaxed) & SHARED };
-        self.terms.store(keep | shared, Ordering::Relaxed);
+        let shared = if owners > 2 { SHARED } else { 0 };
+        let noted = self.terms.load(Ordering::Relaxed) & (SHARED | FULL);
+        self.terms.store(keep | shared | noted, Ordering::Relaxed);
+    }
+
+    /// Notes that the pool is at its maximum.
+    pub(super) fn note_full(&self) {
+        let _shelves = self.shelves.lock();
+        self.terms.store(self.terms.load(Ordering::Relaxed) | FULL, Ordering::Relaxed);
     }
 
     /// Creates an owner with a number that no other owner has. Allocates memory if there are more owners than ever before.
@@ -208,6 +230,7 @@ impl Depot {
         for row in rows {
             shelves.whole.push_back(row);
             shelves.rows += 1;
+            shelves.blocks += row.blocks().cast_signed();
         }
         self.set_terms(&shelves);
     }
@@ -226,6 +249,7 @@ impl Depot {
             for row in rows {
                 shelves.whole.remove(row);
                 shelves.rows -= 1;
+                shelves.blocks -= row.blocks().cast_signed();
             }
             self.set_terms(&shelves);
         }
@@ -240,7 +264,8 @@ impl Depot {
     /// Returns the maximum of blocks in use, and the number of second frees that were detected late.
     pub(super) fn counts(&self, in_use: u64) -> (u64, u64) {
         let mut shelves = self.shelves.lock();
-        shelves.high_water = shelves.high_water.max(i64::try_from(in_use).unwrap_or(i64::MAX));
+        let in_use = i64::try_from(in_use).unwrap_or(i64::MAX).min(shelves.blocks);
+        shelves.high_water = shelves.high_water.max(in_use);
         (shelves.high_water.unsigned_abs(), shelves.late)
     }
 }

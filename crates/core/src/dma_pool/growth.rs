@@ -140,6 +140,14 @@ impl<S: ChunkSource> DmaPool<S> {
     pub(super) fn enter(&self, chunks: &mut Chunks, frame: Frame, order: Order) {
         let chunk = chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order));
         self.depot.add(chunk.rows());
+        self.note_if_full(chunks);
+    }
+
+    /// Notes whether the pool is at its maximum, after either has changed.
+    pub(super) fn note_if_full(&self, chunks: &Chunks) {
+        if chunks.blocks() >= chunks.limits.maximum {
+            self.depot.note_full();
+        }
     }
 
     fn run(&self, frame: Frame, order: Order) -> Option<DmaMemory<'_>> {

@@ -131,7 +131,8 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// stay as they are.
     ///
     /// If blocks run out, those that were allocated for this call are freed again, so another owner may find the pool empty
-    /// meanwhile. Chunks that were acquired for it stay in the pool.
+    /// meanwhile; one that a wrong free of the program has freed already is left out. Chunks that were acquired for it stay in
+    /// the pool.
     ///
     /// O(slots), and what [`alloc`](Self::alloc) takes. Allocates memory only if some slots are full already.
     ///

@@ -20,8 +20,6 @@ use super::terms::{Tally, Terms};
 
 /// The most rows that an owner moves to the depot at a time.
 const SURPLUS: usize = 32;
-/// The most spent rows of an owner: other owners free blocks in them, which it does not notice at once.
-const SPENT: usize = 128;
 /// How many of its open rows an owner checks for remote frees when its current row changes.
 const SWEEP: usize = 2;
 /// How many spent rows an owner releases at a time: two for each that it can have used up since the last time.
@@ -291,7 +289,7 @@ impl Owner {
 
     /// Updates what the owner may have and how many remote frees were announced in the pool. After new ones it checks its
     /// open rows, a few each time: otherwise remote frees would stay in a row whose owner only frees in other rows.
-    /// Constant time, except once in the life of an owner, when it is proportional to its rows.
+    /// Constant time, except twice in the life of an owner, when it is proportional to its rows.
     pub(super) fn update_terms(&mut self, terms: Terms, notices: u32) {
         let stricter = terms.sparse_eighths != self.terms.sparse_eighths;
         self.terms = terms;

@@ -13,8 +13,9 @@ impl<S: ChunkSource> DmaPool<S> {
     /// it is free and the pool is [shrunk](Self::shrink).
     ///
     /// From then on so many blocks can be allocated without a call of the source, less the free blocks that
-    /// [`Local`](super::Local)s other than the one that allocates hold. There are none if all allocations are made through one
-    /// `Local`, or all by calls on the pool; otherwise add for each `Local` what it may hold (see the [module](crate::dma_pool)).
+    /// [`Local`](super::Local)s other than the one that allocates hold. There are none if one `Local`, or calls on the pool, make
+    /// all allocations and frees; otherwise add for each other `Local`, also one that only frees, what it may hold (see the
+    /// [module](crate::dma_pool)).
     /// With both limits equal no alloc ever calls the source.
     ///
     /// Time proportional to the number of blocks acquired. Waits for the source, and for an owner that is growing the pool; other
@@ -22,7 +23,7 @@ impl<S: ChunkSource> DmaPool<S> {
     ///
     /// # Errors
     /// [`LimitError`] if the limits contradict each other, or the source has too little for the minimum. The limits are the same
-    /// as before then, and what was acquired is released.
+    /// as before then, and what was acquired is released; likewise if the source panics.
     pub fn set_limits(&self, limits: Limits) -> Result<(), LimitError> {
         let Limits { minimum, maximum } = limits;
         if maximum < minimum.max(1) {
@@ -30,41 +31,10 @@ impl<S: ChunkSource> DmaPool<S> {
         }
         // Excludes other growth and other changes of the limits.
         let _turn = self.growth.wait();
-        let (before, blocks) = {
-            let mut chunks = self.chunks.lock();
-            let before = chunks.limits;
-            // From here on nothing is released that counts towards the minimum.
-            chunks.limits.minimum = before.minimum.max(minimum);
-            (before, chunks.blocks())
-        };
-        let acquired = self.acquire_up_to(minimum, blocks);
-        let mut chunks = self.chunks.lock();
-        chunks.limits = if acquired.is_ok() { limits } else { before };
-        acquired?.into_iter().for_each(|(frame, order)| self.enter(&mut chunks, frame, order));
+        let (mut raised, blocks) = Raised::new(self, minimum);
+        raised.acquire(blocks, minimum)?;
+        raised.enter(limits);
         Ok(())
-    }
-
-    /// Acquires the runs that take a pool of `blocks` blocks to `minimum`, all or none. The caller enters them.
-    fn acquire_up_to(&self, minimum: u64, blocks: u64) -> Result<Vec<(Frame, Order)>, LimitError> {
-        let (mut runs, mut available, mut order) = (Vec::new(), blocks, self.geometry.most());
-        while let Some(next) = self.geometry.order_within(order, available, minimum) {
-            match self.acquire(next) {
-                Ok((frame, acquired)) => {
-                    runs.push((frame, acquired));
-                    available += u64::from(self.geometry.blocks_in(acquired));
-                    // A larger one was refused.
-                    order = acquired;
-                }
-                Err(error) => {
-                    for (frame, order) in runs {
-                        // SAFETY: acquired above with this order, and entered nowhere.
-                        unsafe { self.source().release(frame, order) };
-                    }
-                    return Err(LimitError::Unavailable { minimum, available, error });
-                }
-            }
-        }
-        Ok(runs)
     }
 
     /// The error of an alloc that finds no free block in a pool that may not grow. Constant time.
@@ -75,5 +45,61 @@ impl<S: ChunkSource> DmaPool<S> {
             (chunks.blocks(), chunks.limits.maximum)
         };
         AllocError::Maximum { maximum, blocks, in_use: self.depot.reported_in_use().min(blocks) }
+    }
+}
+
+/// A pool whose minimum has been raised, so that nothing that counts towards it is released, and the runs that it still needs.
+/// If it is dropped before they are entered, because the source has too little or panics, they are released.
+struct Raised<'p, S: ChunkSource> {
+    pool: &'p DmaPool<S>,
+    /// The limits that the pool has afterwards: until the runs are entered those that it had before.
+    after: Limits,
+    runs: Vec<(Frame, Order)>,
+}
+
+impl<'p, S: ChunkSource> Raised<'p, S> {
+    /// Raises the minimum for the holder of the turn, and returns how many blocks the pool has.
+    fn new(pool: &'p DmaPool<S>, minimum: u64) -> (Self, u64) {
+        let mut chunks = pool.chunks.lock();
+        let after = chunks.limits;
+        chunks.limits.minimum = after.minimum.max(minimum);
+        (Self { pool, after, runs: Vec::new() }, chunks.blocks())
+    }
+
+    /// Acquires the runs that take a pool of `available` blocks to `minimum`.
+    fn acquire(&mut self, mut available: u64, minimum: u64) -> Result<(), LimitError> {
+        let geometry = &self.pool.geometry;
+        let mut order = geometry.most();
+        while let Some(next) = geometry.order_within(order, available, minimum) {
+            let acquired = self.pool.acquire(next);
+            let (frame, acquired) =
+                acquired.map_err(|error| LimitError::Unavailable { minimum, available, error })?;
+            self.runs.push((frame, acquired));
+            available += u64::from(geometry.blocks_in(acquired));
+            // A larger one was refused.
+            order = acquired;
+        }
+        Ok(())
+    }
+
+    /// Enters the runs, and sets the limits.
+    fn enter(mut self, limits: Limits) {
+        let mut chunks = self.pool.chunks.lock();
+        chunks.limits = limits;
+        for (frame, order) in self.runs.drain(..) {
+            self.pool.enter(&mut chunks, frame, order);
+        }
+        self.pool.note_if_full(&chunks);
+        self.after = limits;
+    }
+}
+
+impl<S: ChunkSource> Drop for Raised<'_, S> {
+    fn drop(&mut self) {
+        self.pool.chunks.lock().limits = self.after;
+        for (frame, order) in self.runs.drain(..) {
+            // SAFETY: acquired above with this order, and entered nowhere.
+            unsafe { self.pool.source().release(frame, order) };
+        }
     }
 }

@@ -2,16 +2,26 @@
 
 /// The fewest and the most sparse and whole rows that an owner may have.
 pub(super) const KEEP: (u32, u32) = (8, 32);
-/// A row is sparse from this many eighths of free blocks on: in a pool with one `Local`, and in one with more.
-pub(super) const SPARSE: (u32, u32) = (7, 4);
+/// A row is sparse from this many eighths of free blocks on: in a pool with one `Local`, in one with more, and in one with
+/// more that is at its maximum, where it is any row with a free block.
+pub(super) const SPARSE: (u32, u32, u32) = (7, 4, 0);
+/// The most spent rows of an owner: other owners free blocks in them, which it does not notice at once.
+const SPENT: usize = 128;
 
 /// How many rows an owner may keep; see the `depot` module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// How many sparse and whole rows.
     pub(super) keep: usize,
-    /// A row is sparse from this many eighths of free blocks on. Changes once, for all rows of a pool.
+    /// A row is sparse from this many eighths of free blocks on. Changes for all rows of a pool, and only to less.
     pub(super) sparse_eighths: u32,
+}
+
+impl Terms {
+    /// How many spent rows an owner may keep.
+    pub(super) fn spent(&self) -> usize {
+        if self.sparse_eighths == SPARSE.2 { self.keep } else { SPENT }
+    }
 }
 
 impl Default for Terms {

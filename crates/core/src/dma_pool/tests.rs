@@ -7,6 +7,8 @@ mod debug;
 mod faults;
 mod growth;
 mod hoard;
+mod hooked;
+mod idle;
 mod limits;
 mod lists;
 mod model;

@@ -4,12 +4,12 @@ use super::super::row::Fill;
 use super::super::row_ref::RowRef;
 use super::super::stash::Site;
 use super::super::state::{Form, FreeRefusal};
-use super::{Owner, SPENT};
+use super::Owner;
 
 impl Owner {
     /// Releases the oldest spent rows, if there are too many. Called when one was added; a release may put one back.
     pub(super) fn limit_spent(&mut self) {
-        if self.spent.len() > SPENT {
+        if self.spent.len() > self.terms.spent() {
             self.release(2);
         }
     }

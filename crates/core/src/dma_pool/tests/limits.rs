@@ -1,5 +1,6 @@
 //! The fewest and the most blocks of a pool, and calls that allocate all or none.
 
+use super::hooked::{HOOK, Hooked};
 use super::*;
 
 fn limits(minimum: u64, maximum: u64) -> Limits {
@@ -239,4 +240,91 @@ fn all_or_none_leaves_full_slots_and_names_what_was_available() {
     local.fill_all(&mut slots[..64]).unwrap();
     assert_eq!((slots[0], slots[30], pool.stats().in_use), (before[0], before[30], in_use + 62));
     assert_eq!(local.fill_all(&mut slots[..64]), Ok(()), "nothing is missing");
+}
+
+fn hooked() -> Shared<DmaPool<Hooked>> {
+    Shared::new(DmaPool::new(Hooked(Heap::new(8 << 20)), "test", 64, 0, 0).unwrap())
+}
+
+/// A mistake of the program: a copy of a block's address is freed after the block was allocated again.
+#[test]
+fn all_or_none_survives_that_its_blocks_are_freed_under_it() {
+    for by_pool in [false, true] {
+        let pool = hooked();
+        let stale = pool.alloc_raw().unwrap();
+        pool.free_raw(stale).unwrap();
+        // The one chunk, and no more.
+        pool.source().0.left.store(0, Ordering::Relaxed);
+        let have = usize::try_from(pool.stats().blocks).unwrap();
+        let by_source = pool.clone();
+        HOOK.set(Some(Box::new(move || by_source.free_raw(stale).unwrap())));
+        let mut slots = vec![None; have + 1];
+        let error = if by_pool { pool.fill_all(&mut slots) } else { pool.local().fill_all(&mut slots) };
+        let error = error.unwrap_err();
+        assert!(HOOK.take().is_none());
+        assert_eq!((error.wanted, error.available), (have + 1, have), "{error}");
+        assert!(slots.iter().all(Option::is_none), "full slots after a call that fills all or none");
+        assert_eq!(pool.stats().in_use, 0);
+    }
+}
+
+/// Has the source panic in its `n`-th `acquire` from now.
+fn panic_at(n: usize) {
+    HOOK.set(Some(Box::new(move || {
+        assert_ne!(n, 1, "the source panics");
+        panic_at(n - 1);
+    })));
+}
+
+#[test]
+fn a_source_that_panics_while_limits_are_set_loses_nothing() {
+    let mut panics = 0;
+    for n in 1.. {
+        let mut pool = hooked();
+        pool.set_limits(limits(100, 200)).unwrap();
+        let (before, taken) = (pool.stats(), pool.source().0.frames_taken());
+        panic_at(n);
+        let set = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| {
+            pool.set_limits(limits(100_000, 100_000))
+        }));
+        if HOOK.take().is_some() {
+            assert_eq!(set.unwrap(), Ok(()));
+            break;
+        }
+        panics += 1;
+        assert!(set.is_err());
+        assert_eq!((pool.stats(), pool.source().0.frames_taken()), (before, taken), "panicked in call {n}");
+        // The limits are the old ones, and can be set again.
+        assert!(pool.fill(&mut [None; 300]) < 300);
+        pool.set_limits(limits(0, 1)).unwrap();
+        let pool = pool.get_mut().unwrap();
+        pool.shrink();
+    }
+    assert!(panics > 3, "{panics}");
+}
+
+#[test]
+fn the_high_water_mark_is_never_above_the_pool() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(limits(128, 128)).unwrap();
+    let (mut a, mut b) = (pool.local(), pool.local());
+    // The one frees all that it had before the other allocates as many, and the pool learns it afterwards.
+    for local in [&mut a, &mut b] {
+        let mut slots = [None; 100];
+        assert_eq!(local.fill(&mut slots), 100);
+        local.free_slots(&mut slots).unwrap();
+        pool.depot.drain(&mut local.owner);
+        local.owner.peak = 100;
+    }
+    let kept: Vec<_> = (0..100).map(|_| a.alloc_raw().unwrap()).collect();
+    pool.depot.record(&mut a.owner);
+    pool.depot.record(&mut b.owner);
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.in_use, stats.high_water),
+        (100, 128),
+        "at most {} and the peak of the other",
+        kept.len()
+    );
 }
