@@ -33,11 +33,14 @@ use core::mem::ManuallyDrop;
 /// # }
 /// ```
 ///
-/// # Calls from inside the source
+/// # Calls from inside a source
 ///
-/// Only the source's [`acquire`](ChunkSource::acquire) can run user code while the cell is in use. If it drops a block of
-/// the cell (from a thread-local variable, for example), or frees one through it, that takes the pool's lock. If it allocates from
-/// the cell, it gets a block that is free in the pool, or [`AllocError::Reentrant`].
+/// User code runs while the cell is in use in two places: in the source's [`acquire`](ChunkSource::acquire), and in the
+/// [`release`](ChunkSource::release) of another pool's source, if [`free`](Self::free) is given that pool's last block and thereby
+/// drops it. If such code drops a block of the cell (from a thread-local variable, for example), or frees one through it,
+/// that takes the pool's lock. If it allocates from the cell, it gets a block that is free in the pool, or
+/// [`AllocError::Reentrant`]. Not so if the pool's source is acquiring a chunk for another handle or a call on the pool: the cell is not in
+/// use then, and an alloc that needs a chunk waits for that one, for ever (see [`ChunkSource`]).
 pub struct LocalCell<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
     /// Borrowed for the length of one call, so only calls from inside the source find it borrowed.
     local: RefCell<Local<S, H>>,

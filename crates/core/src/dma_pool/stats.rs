@@ -23,8 +23,9 @@ pub struct PoolStats {
     pub block_bytes: u64,
     /// Allocated blocks.
     pub in_use: u64,
-    /// The most blocks that were allocated at a time. Owners report their part when they use the depot, at the latest when
-    /// they are dropped, so a recent peak may be missing.
+    /// The most blocks that were allocated at a time: exact for one owner, an estimate for several. Owners report their part when
+    /// they use the depot, at the latest when they are dropped, so a recent peak may be missing, and one of an earlier time may
+    /// be added to what others use now. Never more than the pool had.
     pub high_water: u64,
     /// All blocks.
     pub blocks: u64,
@@ -36,8 +37,9 @@ pub struct PoolStats {
     pub in_depot: u64,
     /// Chunks of frames.
     pub chunks: u64,
-    /// Chunks of which no block is in use, in a magazine or in a row of an owner: what [`shrink`](super::DmaPool::shrink)
-    /// releases.
+    /// Chunks of which no block is in use, in a magazine or in a row of an owner. [`shrink`](super::DmaPool::shrink) releases
+    /// them as far as the [minimum](super::Limits::minimum) allows, and besides those whose blocks are all free in the rows of
+    /// the pool's own owner.
     pub free_chunks: u64,
     /// Bytes of all chunks.
     pub bytes: u64,

@@ -68,7 +68,8 @@ pub enum FrameError {
         /// The order.
         order: Order,
     },
-    /// The frame is free: it was freed twice, or with another order than it was allocated with.
+    /// The frame is free: it was freed twice, or with another order than it was allocated with. One in the magazine of another
+    /// [`Local`](super::Local) is not found to be free.
     #[error("{frame} is free: it was freed twice, or with the wrong order")]
     DoubleFree {
         /// The first frame of the run that is free.

@@ -148,6 +148,9 @@ impl Zone {
 
     /// Frees a run, whichever owner allocated it. O(2^order / 64).
     ///
+    /// Not detected: a second free of a single frame that is in the magazine of a [`Local`](super::Local) (see the
+    /// [module](super)).
+    ///
     /// # Errors
     /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has changed, unless another
     /// thread freed part of the same run at the same moment: then the frames before the one named are free.
