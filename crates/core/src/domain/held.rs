@@ -206,6 +206,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     pub(super) fn release(self, caller: &mut impl Caller) -> (P, H) {
         let Self { payload, domain, addresses, .. } = self;
         caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
+        caller.counts(&domain).count_unmapped();
         domain.finish_unmap(caller, addresses);
         (payload, domain)
     }
@@ -217,7 +218,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         if revoked {
             domain.counts().count_no_longer_held(addresses.held_bytes());
         }
-        domain.keep_reachable(payload, addresses, late);
+        domain.keep_reachable(payload, addresses, late, true);
     }
 }
 

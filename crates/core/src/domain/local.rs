@@ -70,7 +70,8 @@ impl<H: Hold<Target = Domain>> Local<H> {
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 
-    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order.
+    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order, unless the address space has no
+    /// free range as long, or some stay mapped for their lifetime.
     ///
     /// # Errors
     /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
@@ -85,18 +86,19 @@ impl<H: Hold<Target = Domain>> Local<H> {
         self.owner.prepare(&self.domain, super::map::total_bytes(&payloads));
         let mut mappings = Vec::with_capacity(payloads.len());
         let mut payloads = payloads.into_iter();
-        while let Some(payload) = payloads.next() {
-            match self.map(payload, direction) {
-                Ok(mapping) => mappings.push(mapping),
-                Err(MapError { payload, error }) => {
-                    let index = mappings.len();
-                    let mut returned = self.undo(mappings);
-                    returned.extend(payload.into_iter().chain(payloads));
-                    return Err(MapManyError { payloads: returned, index, error });
-                }
+        let refused = payloads.find_map(|payload| match self.map(payload, direction) {
+            Ok(mapping) => {
+                mappings.push(mapping);
+                None
             }
-        }
-        Ok(mappings)
+            Err(refused) => Some(refused),
+        });
+        self.owner.end_batch(&self.domain);
+        let Some(MapError { payload, error }) = refused else { return Ok(mappings) };
+        let index = mappings.len();
+        let mut returned = self.undo(mappings);
+        returned.extend(payload.into_iter().chain(payloads));
+        Err(MapManyError { payloads: returned, index, error })
     }
 
     /// Ends mappings that were made for nothing, and returns their payloads.

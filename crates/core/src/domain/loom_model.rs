@@ -211,7 +211,7 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         for ticket in 1..=2 {
             let iova = domain.alloc_iova(4096, 4096).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
-            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, Some(Ticket(ticket)));
+            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, Some(Ticket(ticket)), true);
         }
         let other = Arc::clone(&domain);
         let other = thread::spawn(move || other.release_late());

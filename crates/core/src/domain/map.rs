@@ -134,15 +134,10 @@ impl Domain {
         }
         let bytes = payload.memory().len() as u64;
         let unmapped = DropGuard::new(Unmapped { domain: self, payload, bytes });
-        let mut mapped = match unmapped.payload.piece(1) {
+        let mapped = match unmapped.payload.piece(1) {
             None => self.map_fresh(caller, unmapped.payload.memory(), D::ACCESS),
             Some(_) => self.map_pieces(caller, &unmapped.payload, D::ACCESS),
         };
-        if let Err((None, BackendError::Table(TableError::NoPages { .. }))) = mapped
-            && caller.give_up_idle(self)
-        {
-            mapped = self.map_pieces(caller, &unmapped.payload, D::ACCESS);
-        }
         let payload = unmapped.into_inner().payload;
         match mapped {
             Ok(addresses) => {
@@ -153,7 +148,7 @@ impl Domain {
                 caller.counts(self).count_refused();
                 let payload = match reachable {
                     Some(addresses) => {
-                        self.keep_reachable(payload, addresses, error.late_ticket());
+                        self.keep_reachable(payload, addresses, error.late_ticket(), false);
                         None
                     }
                     None => Some(payload),
@@ -232,6 +227,39 @@ impl Domain {
     /// Maps `memory` at `iova`, part of `addresses`.
     #[inline(always)]
     fn map_part(
+        &self,
+        caller: &mut impl Caller,
+        addresses: &Addresses,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError> {
+        match self.try_map_part(caller, addresses, iova, memory, access) {
+            Ok(()) => Ok(()),
+            Err(error) => self.map_with_room(caller, addresses, iova, memory, access, error),
+        }
+    }
+
+    /// Tries again after `error`, if table pages ran out, without those that the caller keeps for later: at the same addresses,
+    /// since a batch is contiguous, and a device may have written there.
+    #[cold]
+    fn map_with_room(
+        &self,
+        caller: &mut impl Caller,
+        addresses: &Addresses,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+        error: BackendError,
+    ) -> Result<(), BackendError> {
+        if matches!(error, BackendError::Table(TableError::NoPages { .. })) && caller.give_up_idle(self) {
+            return self.try_map_part(caller, addresses, iova, memory, access);
+        }
+        Err(error)
+    }
+
+    #[inline(always)]
+    fn try_map_part(
         &self,
         caller: &mut impl Caller,
         addresses: &Addresses,

@@ -118,11 +118,25 @@ impl Owner {
         Self { windows, shared, hit: None, extents: ExtentCache::new(), polled: (0, 0) }
     }
 
-    /// Prepares for allocations of `bytes` altogether, which are to be contiguous.
+    /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until [`end_batch`](Self::end_batch).
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
         if domain.translates {
             self.windows.prepare(domain, bytes);
         }
+    }
+
+    /// Allocates what does not come from a window.
+    #[cold]
+    fn alloc_elsewhere(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
+        match self.windows.next_of_batch(len) {
+            Some(iova) => Ok(Addresses { iova, origin: Origin::Space }),
+            None => Anyone.alloc(domain, len, align),
+        }
+    }
+
+    /// Gives up what is left of the addresses for a batch.
+    pub(super) fn end_batch(&mut self, domain: &Domain) {
+        self.windows.end_batch(domain);
     }
 
     /// Gives up all windows.
@@ -140,7 +154,7 @@ impl Caller for Owner {
         {
             return Ok(Addresses { iova, origin: Origin::Window(share) });
         }
-        Anyone.alloc(domain, len, align)
+        self.alloc_elsewhere(domain, len, align)
     }
 
     #[inline(always)]

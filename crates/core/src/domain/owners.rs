@@ -21,7 +21,9 @@ impl Domain {
     /// default there is no limit; with one, each revocation takes a lock.
     ///
     /// What is quiesced and not returned counts too, so a caller that collects [`Revoked`](super::Revoked)s without
-    /// polling them is slowed down as well.
+    /// polling them is slowed down as well; likewise what callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait
+    /// that reaches its deadline ends, and what it waited for stays held: the limit bounds nothing while the unit completes no
+    /// flush.
     pub fn set_held_limit(&self, bytes: u64) {
         let owners = self.owners.lock();
         self.held_limit.store(bytes, Ordering::Relaxed);
@@ -54,7 +56,7 @@ impl Domain {
 
     #[cold]
     fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
-        if limit > 0 && held_bytes(&self.count_all().0) <= limit {
+        if limit > 0 && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit {
             return;
         }
         caller.counts(self).count_limited();

@@ -15,6 +15,8 @@ pub(super) struct PendingRelease {
     pub(super) payload: ManuallyDrop<Box<dyn Send>>,
     pub(super) addresses: Addresses,
     pub(super) ticket: Ticket,
+    /// Whether it was mapped. Otherwise it was refused, and this is what is left of the attempt.
+    pub(super) mapped: bool,
 }
 
 pub(super) struct PendingReleases {
@@ -30,6 +32,7 @@ struct Held {
     /// By their tickets, and a number that tells those of one ticket apart.
     by_ticket: BTreeMap<(Ticket, u64), PendingRelease>,
     next: u64,
+    bytes: u64,
 }
 
 /// The right to release, until it is dropped.
@@ -60,6 +63,7 @@ impl PendingReleases {
         let mut held = self.held.lock();
         let key = (release.ticket, held.next);
         held.next += 1;
+        held.bytes += release.addresses.iova.len();
         held.by_ticket.insert(key, release);
         self.update_first(&held);
     }
@@ -74,6 +78,7 @@ impl PendingReleases {
         let mut held = self.held.lock();
         let first = held.by_ticket.first_entry().filter(|first| ready(first.key().0))?;
         let release = first.remove();
+        held.bytes -= release.addresses.iova.len();
         self.update_first(&held);
         Some(release)
     }
@@ -88,12 +93,9 @@ impl PendingReleases {
         self.held.lock().by_ticket.len() as u64
     }
 
-    /// Returns the number of buffers and their bytes. O(buffers held).
+    /// Returns the number of buffers and their bytes.
     pub(super) fn counts(&self) -> (u64, u64) {
         let held = self.held.lock();
-        (
-            held.by_ticket.len() as u64,
-            held.by_ticket.values().map(|release| release.addresses.iova.len()).sum(),
-        )
+        (held.by_ticket.len() as u64, held.bytes)
     }
 }

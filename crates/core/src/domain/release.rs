@@ -13,7 +13,6 @@ impl Domain {
     /// Returns the addresses of a mapping that no device can reach.
     #[inline(always)]
     pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
-        caller.counts(self).count_unmapped();
         match addresses.origin {
             Origin::Space if known_bad::makes(Mistake::IovaEarly) => {}
             Origin::Window(share) if known_bad::makes(Mistake::WindowEarly) => {
@@ -35,19 +34,20 @@ impl Domain {
     }
 
     /// Takes over a buffer that a device may still reach: until its flush completes if that is `late`, else for good
-    /// (quarantined).
+    /// (quarantined). `mapped` is false for what is left of a map that was refused.
     pub(super) fn keep_reachable<P: Send + 'static>(
         &self,
         payload: P,
         addresses: Addresses,
         late: Option<Ticket>,
+        mapped: bool,
     ) {
         let Some(ticket) = late else {
             core::mem::forget(payload);
             return self.count_quarantined(addresses.iova.len());
         };
         let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
-        self.pending.push(PendingRelease { payload, addresses, ticket });
+        self.pending.push(PendingRelease { payload, addresses, ticket, mapped });
     }
 
     /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1) while none is.
@@ -72,6 +72,9 @@ impl Domain {
             let Some(releasing) = self.pending.try_begin() else { break };
             // One by one: a drop may do anything, so it runs without the lock.
             while let Some(release) = self.pending.pop(|ticket| self.backend().is_completed(ticket)) {
+                if release.mapped {
+                    self.counts().count_unmapped();
+                }
                 self.finish_unmap(&mut Anyone, release.addresses);
                 drop(ManuallyDrop::into_inner(release.payload));
             }

@@ -138,6 +138,7 @@ fn a_map_whose_rollback_is_late_gives_its_buffer_back_in_the_end() {
     complete(&mock, Ticket(1));
     assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 1));
     assert_eq!(domain.iovas.stats(), empty);
+    assert_eq!((domain.stats().maps, domain.stats().unmaps, domain.stats().refused), (0, 0, 1));
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub(super) struct Windows {
     /// Slots of windows in which nothing is live, other than that of the current run.
     empty: Vec<u32>,
     run: Run,
+    /// What is left of the addresses of a batch that no window has room for.
+    batch: Option<IovaRange>,
     /// Windows held.
     held: u64,
     /// Granules live in all of them, those of the current run and those not collected included.
@@ -84,6 +86,7 @@ impl Windows {
             vacant: Vec::new(),
             empty: Vec::new(),
             run: NONE,
+            batch: None,
             held: 0,
             live: 0,
             collected: 0,
@@ -107,10 +110,28 @@ impl Windows {
         Some((range, WindowShare::new(slot.stock.issue(), self.run.slot)))
     }
 
-    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous, if one window can have it.
+    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a window or, if none has room
+    /// and no more may be held, in the address space.
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
-        if bytes <= MAX_BYTES && self.run.bytes() < bytes {
-            self.refill(domain, bytes);
+        self.end_batch(domain);
+        let fits = bytes <= MAX_BYTES && bytes.is_multiple_of(IovaSpace::GRANULE);
+        if fits && self.run.bytes() < bytes && !self.refill(domain, bytes) {
+            self.batch = domain.alloc_iova(bytes, IovaSpace::GRANULE).ok();
+        }
+    }
+
+    /// Allocates the next `bytes` of the address space that a batch has there, if one has.
+    pub(super) fn next_of_batch(&mut self, bytes: u64) -> Option<IovaRange> {
+        let rest = self.batch?;
+        let range = rest.part(0, bytes)?;
+        self.batch = rest.part(bytes, rest.len() - bytes);
+        Some(range)
+    }
+
+    /// Frees what is left of the addresses that a batch has in the address space.
+    pub(super) fn end_batch(&mut self, domain: &Domain) {
+        if let Some(rest) = self.batch.take() {
+            domain.free_iova(rest);
         }
     }
 
@@ -145,6 +166,7 @@ impl Windows {
 
     /// Gives up all windows: each is closed with the last of its mappings.
     pub(super) fn close(&mut self, domain: &Domain) {
+        self.end_batch(domain);
         self.run = NONE;
         self.empty.clear();
         for slot in self.slots.drain(..).flatten() {
@@ -156,17 +178,24 @@ impl Windows {
     /// Closes the windows in which nothing is live, and so gives up their table pages. Returns whether there was one.
     #[cold]
     pub(super) fn close_idle(&mut self, domain: &Domain) -> bool {
-        // The current run's, too.
-        self.end_run(domain);
         self.collect(domain);
+        // The current run's too, but not one that goes on behind what was allocated there: a batch is contiguous.
+        let rest = self.run.bytes() / IovaSpace::GRANULE;
+        let slot = self.slots.get(self.run.slot as usize).and_then(Option::as_deref);
+        if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
+            self.end_run(domain);
+        }
         let idle = core::mem::take(&mut self.empty);
         idle.iter().for_each(|&number| self.close_slot(domain, number));
         !idle.is_empty()
     }
 
-    /// Begins another run of at least `bytes`. Returns false if there is none.
+    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on elsewhere.
     #[cold]
     fn refill(&mut self, domain: &Domain, bytes: u64) -> bool {
+        if self.batch.is_some() {
+            return false;
+        }
         // At most half a window: see `MAX_BYTES`.
         let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
         if self.next_run(domain, count) || self.take_empty() {
@@ -289,7 +318,7 @@ impl Windows {
         }
     }
 
-    /// Collects what others have returned to any window. There is no current run.
+    /// Collects what others have returned to any window.
     fn collect(&mut self, domain: &Domain) {
         for number in 0..self.slots.len() {
             let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
@@ -298,8 +327,9 @@ impl Windows {
             slot.live -= count;
             self.live -= u64::from(count);
             self.collected = self.collected.wrapping_add(count.into());
-            if count > 0 && slot.live == 0 {
-                self.emptied(domain, u32::try_from(number).unwrap_or(u32::MAX));
+            let number = u32::try_from(number).unwrap_or(u32::MAX);
+            if count > 0 && slot.live == 0 && number != self.run.slot {
+                self.emptied(domain, number);
             }
         }
     }

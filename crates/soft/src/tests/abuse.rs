@@ -228,6 +228,7 @@ fn a_batch_that_exhausts_tables_or_addresses_leaves_nothing() {
             assert!(
                 fits.iter().all(|mapping| bus.port().write_u32_release(mapping.iova().start(), 1).is_ok())
             );
+            assert!(fits.windows(2).all(|pair| pair[0].iova().end() == pair[1].iova().start()));
         });
     }
 }

@@ -41,6 +41,23 @@ fn a_batch_that_fails_in_the_middle_leaves_nothing_mapped() {
     assert_eq!(drops.load(Ordering::SeqCst), 0);
 }
 
+/// In a space without a window, where the batch has a range of its own.
+#[test]
+fn what_a_refused_batch_has_not_used_of_its_range_returns() {
+    let mock = Arc::new(Mock::default());
+    set(&mock.obliging);
+    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(20).unwrap());
+    let drops = Arc::default();
+    let mut local = domain.local();
+    let sizes = [2, 1, 9, 1, 3]; // the backend refuses 9 pages
+    let failed = local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
+    assert_eq!((failed.index, domain.iovas.stats().bytes_in_use, domain.stats().windows), (2, 0, 0));
+    let mappings = local.map_many([2, 1, 8].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap();
+    assert!(mappings.windows(2).all(|pair| pair[0].iova().end() == pair[1].iova().start()));
+    drop(mappings);
+    assert_eq!(domain.iovas.stats().bytes_in_use, 0);
+}
+
 /// A rollback whose flush is late returns the others, and the domain holds those until it completes.
 #[test]
 fn a_batch_whose_rollback_is_late_holds_what_was_mapped() {
@@ -82,6 +99,26 @@ fn a_revocation_beyond_the_limit_waits() {
     revoked.clear();
     let one = local.map(Buf::new(1, &drops), FromDevice).unwrap();
     assert!(local.revoke(one).is_quiesced());
+}
+
+/// What the domain holds for callers that no longer wait counts like what they hold.
+#[test]
+fn buffers_that_are_left_to_the_domain_count_against_the_limit() {
+    let (mock, domain, drops) = domain();
+    domain.set_held_limit(4 * 4096);
+    let mut local = domain.local();
+    for _ in 0..50 {
+        let mapping = local.map(Buf::new(1, &drops), FromDevice).unwrap();
+        let revoked = local.revoke(mapping);
+        drop(local.wait_for(revoked, WaitLimit { time_ns: 0, polls: 0 }).unwrap_err());
+    }
+    let stats = domain.stats();
+    assert_eq!((stats.held_bytes, stats.deferred_bytes, stats.limited), (0, 50 * 4096, 46));
+    complete(&mock, Ticket(50));
+    let mapping = local.map(Buf::new(1, &drops), FromDevice).unwrap();
+    let revoked = local.revoke(mapping);
+    assert_eq!((domain.stats().deferred_bytes, domain.stats().limited), (0, 46));
+    drop(revoked);
 }
 
 /// A limit does not turn a late flush into a completed one.

@@ -217,3 +217,73 @@ fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
     let after = owner.alloc(&domain, 4096, 4096).unwrap();
     assert_eq!(after.iova.start(), before.iova.end());
 }
+
+/// An owner that may hold no more windows, and has no hole of that size: the range comes from the address space, whole.
+#[test]
+fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    let all: Vec<_> = (0..400 * 512).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+    let (mut kept, mut rest) = (Vec::new(), Vec::new());
+    for (n, addresses) in all.into_iter().enumerate() {
+        if n % 128 == 5 { kept.push(addresses) } else { rest.push(addresses) }
+    }
+    rest.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    let held = domain.stats().windows;
+    let in_use = domain.iovas.stats().bytes_in_use;
+    for pages in [256, 200, 130] {
+        owner.prepare(&domain, pages * 4096);
+        let batch: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+        owner.end_batch(&domain);
+        let contiguous = batch.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start());
+        assert!(contiguous, "{pages} pages in the windows' holes");
+        // What a batch does not take of it returns, and the next alloc comes from a window again.
+        owner.prepare(&domain, pages * 4096);
+        let one = owner.alloc(&domain, 4096, 4096).unwrap();
+        owner.end_batch(&domain);
+        let next = owner.alloc(&domain, 4096, 4096).unwrap();
+        assert!(is_in_window(&next) && !is_in_window(&one));
+        batch.into_iter().chain([one, next]).for_each(|addresses| owner.release(&domain, addresses));
+        assert_eq!(domain.stats().windows, held);
+    }
+    assert_eq!(domain.iovas.stats().bytes_in_use, in_use);
+    // One that never ended, because its caller panicked, ends with the owner.
+    owner.prepare(&domain, MAX_BYTES);
+    kept.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    domain.retire_owner(&mut owner);
+    assert_eq!(domain.iovas.stats().bytes_in_use, 0);
+}
+
+/// What an owner keeps for later is given up, also the window of the current run and what others have returned; but not what
+/// goes on behind a mapping.
+#[test]
+fn idle_windows_are_given_up_and_a_run_goes_on() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    assert!(!owner.give_up_idle(&domain), "there is none");
+    for elsewhere in [false, true] {
+        for pages in [1, 3 * 512] {
+            let all: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+            for addresses in all {
+                if elsewhere {
+                    Anyone.release(&domain, addresses);
+                } else {
+                    owner.release(&domain, addresses);
+                }
+            }
+            assert!(owner.give_up_idle(&domain));
+            assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
+        }
+    }
+    let (first, idle) = (owner.alloc(&domain, MAX_BYTES, 4096), owner.alloc(&domain, MAX_BYTES, 4096));
+    let behind = owner.alloc(&domain, 4096, 4096).unwrap();
+    [first, idle].into_iter().for_each(|addresses| owner.release(&domain, addresses.unwrap()));
+    assert!(owner.give_up_idle(&domain));
+    let next = owner.alloc(&domain, 4096, 4096).unwrap();
+    assert_eq!((next.iova.start(), domain.stats().windows), (behind.iova.end(), 1));
+    // Nothing is left but that one, and the rest of it.
+    assert!(!owner.give_up_idle(&domain));
+    [behind, next].into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    domain.retire_owner(&mut owner);
+    assert_eq!(domain.stats().windows, 0);
+}
