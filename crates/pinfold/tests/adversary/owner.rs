@@ -26,6 +26,7 @@ pub(crate) struct Owner<'w, 'd> {
     shared: Shared<'w, 'd>,
     world: &'w World,
     handle: Handle<'d>,
+    number: usize,
     first_slot: usize,
     random: Random,
     mapped: Vec<(Live, Held<'d>)>,
@@ -48,6 +49,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             shared,
             world: shared.world,
             handle: shared.domain.local(),
+            number,
             first_slot: number * LIVE,
             halves: shared.through != Through::Domain && random.one_in(2),
             random,
@@ -155,6 +157,10 @@ impl<'w, 'd> Owner<'w, 'd> {
             return Some(self.kept.swap_remove(self.random.index(self.kept.len())));
         }
         let buffer = self.shared.arena.alloc(bytes).ok()?;
+        if Self::changed(&buffer).is_some() {
+            // Its last owner may not know yet that it was lost in a map that is refused.
+            self.world.wait_for_calls();
+        }
         if self.world.untagged.load(Relaxed) {
             tag::write_kind(buffer.memory(), Kind::Owned);
         }
@@ -180,11 +186,13 @@ impl<'w, 'd> Owner<'w, 'd> {
         };
         // They are unchanged since their last owner tagged them.
         buffers.iter().for_each(|buffer| self.check_owned(buffer));
+        self.world.begin_or_end_call(self.number);
         match self.random.below(3) {
             0 => self.map_for(buffers, many, ToDevice, Held::Read),
             1 => self.map_for(buffers, many, FromDevice, Held::Write),
             _ => self.map_for(buffers, many, Bidirectional, Held::Both),
         }
+        self.world.begin_or_end_call(self.number);
     }
 
     fn map_for<D: Direction>(
@@ -341,10 +349,13 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
     }
 
+    /// What was changed in a buffer that its owner has tagged, or that is new.
+    fn changed(buffer: &Buffer) -> Option<(u64, Tag)> {
+        tag::find_not(buffer.memory(), Kind::Owned).filter(|(_, found)| found.kind != Kind::Blank)
+    }
+
     fn check_owned(&self, buffer: &Buffer) {
-        let fresh = |found: Tag| found.kind == Kind::Blank;
-        let memory = buffer.memory();
-        if let Some(wrong) = tag::find_not(memory, Kind::Owned).filter(|(_, found)| !fresh(*found)) {
+        if let Some(wrong) = Self::changed(buffer) {
             self.world.catch(|| format!("an owner's buffer was changed: (page, found) = {wrong:?}"));
         }
     }

@@ -51,6 +51,8 @@ pub(crate) struct World {
     recent: [AtomicU64; RECENT],
     recent_next: AtomicU64,
     generation: AtomicU64,
+    /// By owner, how many calls that map have begun and ended: odd during one.
+    calls: Box<[AtomicU64]>,
     pub(crate) stop: AtomicBool,
     /// Whether a buffer may have been freed without its owner's tag.
     pub(crate) untagged: AtomicBool,
@@ -65,6 +67,7 @@ impl World {
             recent: Default::default(),
             recent_next: AtomicU64::new(0),
             generation: AtomicU64::new(0),
+            calls: (0..owners).map(|_| AtomicU64::new(0)).collect(),
             stop: AtomicBool::new(false),
             untagged: AtomicBool::new(false),
             caught: Mutex::new(None),
@@ -75,6 +78,21 @@ impl World {
     /// The number of slots for mappings that are live.
     pub(crate) fn slots(&self) -> usize {
         self.live.len()
+    }
+
+    /// Notes that an owner begins or ends a call that maps, after which it has said whether one of its buffers was lost.
+    pub(crate) fn begin_or_end_call(&self, owner: usize) {
+        self.calls[owner].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until the calls have ended that others are in.
+    pub(crate) fn wait_for_calls(&self) {
+        for call in &self.calls {
+            let now = call.load(Ordering::SeqCst);
+            while now % 2 == 1 && call.load(Ordering::SeqCst) == now {
+                std::thread::yield_now();
+            }
+        }
     }
 
     pub(crate) fn next_generation(&self) -> u64 {
