@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 mod future;
+mod idle;
 mod late;
 mod local;
 mod mock;

@@ -1,0 +1,124 @@
+//! An owner's windows in which nothing is live: which of them it gives up, and what it remembers of those that it has closed.
+
+use super::*;
+use crate::domain::addresses::{Addresses, Origin};
+use crate::domain::owner::{Anyone, Caller, Owner};
+use crate::domain::window::WINDOW_BYTES;
+
+fn is_in_window(addresses: &Addresses) -> bool {
+    matches!(addresses.origin, Origin::Window(_))
+}
+
+/// Allocates `count` single pages.
+fn pages(domain: &Domain, owner: &mut Owner, count: usize) -> Vec<Addresses> {
+    (0..count).map(|_| owner.alloc(domain, 4096, 4096).unwrap()).collect()
+}
+
+/// Opens a window, returns its only mapping, and closes it.
+fn open_and_close(domain: &Domain, owner: &mut Owner) {
+    let one = pages(domain, owner, 1).remove(0);
+    assert!(is_in_window(&one));
+    owner.release(domain, one);
+    assert!(owner.give_up_idle(domain));
+}
+
+/// What is free there counts as live as long as it may be handed out next.
+#[test]
+fn the_window_of_the_current_run_is_given_up_when_nothing_else_is_live_in_it() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    let one = pages(&domain, &mut owner, 1).remove(0);
+    owner.release(&domain, one);
+    assert_eq!(domain.stats().windows, 1);
+    assert!(owner.give_up_idle(&domain));
+    assert_eq!(domain.stats().windows, 0);
+}
+
+#[test]
+fn a_window_that_others_have_emptied_is_given_up() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    let all = pages(&domain, &mut owner, 512 + 1);
+    let mut all = all.into_iter();
+    all.by_ref().take(512).for_each(|addresses| Anyone.release(&domain, addresses));
+    assert_eq!(domain.stats().windows, 2);
+    assert!(owner.give_up_idle(&domain));
+    assert_eq!(domain.stats().windows, 1, "that of the last page");
+    all.for_each(|addresses| owner.release(&domain, addresses));
+}
+
+/// A map that fails tries again only where something was given up.
+#[test]
+fn a_window_is_given_up_once() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    assert!(!owner.give_up_idle(&domain), "there is none");
+    open_and_close(&domain, &mut owner);
+    assert!(!owner.give_up_idle(&domain), "it is closed");
+    let one = pages(&domain, &mut owner, 1).remove(0);
+    assert!(!owner.give_up_idle(&domain), "it is in use");
+    owner.release(&domain, one);
+    assert!(owner.give_up_idle(&domain));
+}
+
+/// As many as an owner may hold at once, and more: it holds none of them.
+#[test]
+fn windows_that_were_closed_do_not_count_as_held() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    (0..200).for_each(|_| open_and_close(&domain, &mut owner));
+    assert_eq!(domain.stats().windows, 0);
+}
+
+/// An owner of few windows looks for what others have returned before it opens another one, however many it has closed.
+#[test]
+fn the_places_of_windows_that_were_closed_are_used_again() {
+    let (_mock, domain, _) = domain();
+    let mut owner = domain.register_owner();
+    (0..32).for_each(|_| open_and_close(&domain, &mut owner));
+    let mut first = pages(&domain, &mut owner, 512);
+    let start = first[0].iova.start();
+    let last = first.pop().unwrap();
+    first.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    let second = pages(&domain, &mut owner, 512);
+    Anyone.release(&domain, last);
+    let third = pages(&domain, &mut owner, 1);
+    assert_eq!((third[0].iova.start(), domain.stats().windows), (start, 2), "recycled");
+    second.into_iter().chain(third).for_each(|addresses| owner.release(&domain, addresses));
+}
+
+/// Their windows have the same place, each among those of its owner.
+#[test]
+fn what_an_owner_returns_for_another_one_does_not_become_free_in_its_own_window() {
+    let (_mock, domain, _) = domain();
+    let (mut first, mut second) = (domain.register_owner(), domain.register_owner());
+    let sent = pages(&domain, &mut first, 1).remove(0);
+    let mut own = pages(&domain, &mut second, 512).into_iter();
+    let kept = own.next().unwrap();
+    second.release(&domain, sent);
+    own.for_each(|addresses| second.release(&domain, addresses));
+    let next = pages(&domain, &mut second, 512);
+    assert!(next.iter().all(|addresses| !addresses.iova.overlaps(&kept.iova)), "it is in use");
+    assert!(first.give_up_idle(&domain), "it has returned to its owner");
+    next.into_iter().chain([kept]).for_each(|addresses| second.release(&domain, addresses));
+    domain.retire_owner(&mut first);
+    domain.retire_owner(&mut second);
+    assert_eq!((domain.stats().windows, domain.stats().quarantined), (0, 0));
+}
+
+/// Too little to be worth a look at every window, as long as the domain has others.
+#[test]
+fn what_others_return_is_used_where_the_space_is_exhausted() {
+    let mock = Arc::new(Mock::default());
+    let domain = Domain::new(Box::new(mock), IovaSpace::new(26).unwrap()); // 32 windows, without the first page
+    let mut owner = domain.register_owner();
+    let mut all = pages(&domain, &mut owner, 32 * 512 - 1);
+    assert_eq!(domain.stats().windows * WINDOW_BYTES, 31 * WINDOW_BYTES);
+    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+    let returned = all.swap_remove(5 * 512 + 7);
+    assert!(is_in_window(&returned));
+    let at = returned.iova;
+    Anyone.release(&domain, returned);
+    assert_eq!(pages(&domain, &mut owner, 1)[0].iova, at);
+    all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+}
