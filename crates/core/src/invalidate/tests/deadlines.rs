@@ -108,3 +108,43 @@ fn each_batch_has_its_own_deadline() {
     assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { polls: 10, .. })));
     assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 10);
 }
+
+/// A queue whose flush completes between two looks at it: while its clock is read, or before its unit is found to have failed.
+struct Meanwhile {
+    unit: Hand,
+    fails: bool,
+}
+
+impl InvalidationQueue for Meanwhile {
+    fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        self.unit.submit(descriptors, wait)
+    }
+    fn completed(&self) -> Ticket {
+        self.unit.completed()
+    }
+    fn has_failed(&self) -> bool {
+        self.unit.completed.fetch_max(self.fails.into(), Ordering::SeqCst);
+        self.fails
+    }
+    fn limit(&self) -> WaitLimit {
+        // Read with the clock, before what it says is compared.
+        self.unit.completed.store(1, Ordering::SeqCst);
+        WaitLimit { time_ns: u64::MAX, polls: 0 }
+    }
+}
+
+/// What has completed by the end of a wait was not late.
+#[test]
+fn a_flush_that_completes_while_a_wait_finds_out_that_it_is_over_has_completed() {
+    use core::task::Poll;
+    for fails in [false, true] {
+        let queue = || Invalidator::new(Meanwhile { unit: Hand::default(), fails });
+        let inv = queue();
+        let ticket = inv.request([flush(1, 1)]);
+        assert_eq!(inv.check(ticket), Poll::Ready(Ok(())), "fails: {fails}");
+        let inv = queue();
+        let ticket = inv.request([flush(1, 1)]);
+        assert_eq!(inv.wait(ticket), Ok(()), "fails: {fails}");
+        assert_eq!(inv.stats().timed_out, 0);
+    }
+}
