@@ -164,6 +164,22 @@ fn no_more_than_64_are_kept() {
     assert_eq!(most, 64);
 }
 
+/// It is kept already, so a clear that empties it has nothing to decide under the lock.
+#[test]
+fn a_page_is_reported_as_emptied_unless_it_is_kept() {
+    for (b, kept) in [(grown(64), true), (bench(64, 3), false)] {
+        b.map(0, 0, K4).unwrap();
+        let (place, state) = b.table.0.store.hinted(0).unwrap();
+        assert_eq!(state.is_kept(), kept);
+        assert_eq!(place.page.uncount(1), !kept);
+        place.page.count(1);
+        assert!(place.page.begin_clear(place.page.state()));
+        assert_eq!(place.page.end_clear(1), !kept);
+        place.page.count(1); // its leaf is still there
+        assert_eq!(clear(&b, 0).is_empty(), kept);
+    }
+}
+
 /// Beside one hint for each of 64 windows, which the last of those that share it has.
 #[test]
 fn a_hint_names_the_page_of_its_window_until_that_is_used_elsewhere() {
