@@ -249,6 +249,37 @@ mod tests {
         }
     }
 
+    /// Returns limits of a region that a free has raised, and whose groups it has not raised yet.
+    fn half_raised() -> Limits {
+        let limits = Limits::new(1);
+        let set = |level: usize, limit| limits.levels[level][0].store(limit, Ordering::SeqCst);
+        (1..LEVELS).for_each(|level| set(level, 0));
+        set(0, limit_marked(PENDING));
+        limits
+    }
+
+    fn limit_of_region(limits: &Limits) -> u8 {
+        limits.levels[0][0].load(Ordering::SeqCst)
+    }
+
+    /// Or what it has freed would be missed until the other thread goes on.
+    #[test]
+    fn a_free_raises_the_groups_that_another_one_has_not_raised_yet() {
+        let (limits, behind) = (half_raised(), Some(FAN_OUT.pow(2)));
+        assert_eq!(limits.skip(0, 1), behind);
+        limits.raise(0, 2);
+        assert_eq!((limits.skip(0, 3), limits.skip(0, 4)), (None, behind));
+        assert_eq!(limit_of_region(&limits), 3, "no mark is left");
+    }
+
+    /// The mark tells other frees that the groups are too low.
+    #[test]
+    fn a_region_whose_groups_are_not_raised_yet_keeps_its_mark() {
+        let limits = half_raised();
+        limits.lower().unwrap().region(0, || 3);
+        assert_eq!(limit_of_region(&limits), limit_marked(PENDING));
+    }
+
     fn limit_marked(mark: u8) -> u8 {
         3 | mark
     }

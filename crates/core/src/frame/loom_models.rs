@@ -238,3 +238,26 @@ fn loom_a_limit_that_was_lowered_is_raised() {
         assert_eq!(early.or_else(|| zone.alloc(pair).ok()), Some(first));
     });
 }
+
+/// Two frees in a region whose limits are low: what one has freed is found once it has returned, even if the other has raised
+/// the limit of the region and not yet those of its groups.
+#[test]
+fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
+    model(|| {
+        let (zone, first) = full(0);
+        let pair = Order::new(1).unwrap();
+        let free =
+            move |zone: &Zone, index| zone.free(Frame::inside(first.index() + index), Order::PAGE).unwrap();
+        free(&zone, 1);
+        free(&zone, 3);
+        assert!(zone.alloc(pair).is_err());
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || free(&zone, 0)
+        });
+        free(&zone, 2);
+        assert!(zone.alloc(pair).is_ok());
+        other.join().unwrap();
+        assert!(zone.alloc(pair).is_ok());
+    });
+}
