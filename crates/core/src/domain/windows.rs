@@ -224,11 +224,11 @@ impl Windows {
         self.held * u64::from(GRANULES)
     }
 
-    /// Returns how many granules others have returned since they were collected last.
+    /// Returns how many granules others have returned since they were collected last: none that is not live.
     fn uncollected(&self) -> u64 {
         // A granule may be collected before it is counted.
         let more = self.owner.returned.load(Ordering::Acquire).wrapping_sub(self.collected).cast_signed();
-        u64::try_from(more).unwrap_or(0).min(self.live)
+        u64::try_from(more).unwrap_or(0)
     }
 
     fn repays_collection(&self) -> bool {
