@@ -3,6 +3,7 @@
 use super::block::Block;
 use super::error::AllocError;
 use super::local::Local;
+use super::owner::Owner;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
 use super::source::ChunkSource;
@@ -112,26 +113,35 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
         blocks.into_iter().for_each(|block| self.free(block));
     }
 
-    /// Frees a block of this cell, which its caller gives up.
+    /// Frees the block at an address, which its caller gives up. By that address alone: one load of both, soon after they were
+    /// stored one by one, waits for the stores.
     #[inline(always)]
-    fn free_raw(&self, raw: RawBlock) {
-        if let Ok(mut local) = self.local.try_borrow_mut()
-            && let Some(offset) = self.pool.place().offset_of(raw)
-            && local.owner.push_last(offset, Form::Owned)
-        {
-            return;
+    fn free_at(&self, addr: usize) {
+        let offset = self.pool.place().offset_of_addr(addr);
+        match self.local.try_borrow_mut() {
+            Ok(mut local) => {
+                if !local.owner.push_last(offset, Form::Owned) {
+                    self.free_through(&mut local.owner, offset);
+                }
+            }
+            Err(_) => self.free_reentrant(offset),
         }
-        self.free_otherwise(raw);
     }
 
-    /// Frees a block that is not the one that was allocated last, or from inside the source.
+    /// Frees a block that is not the one that was allocated last.
     #[inline(never)]
-    fn free_otherwise(&self, raw: RawBlock) {
-        let freed = match self.local.try_borrow_mut() {
-            Ok(mut local) => self.pool.free_by(&mut local.owner, raw, Form::Owned),
-            Err(_) => self.pool.free_owned(raw),
-        };
+    fn free_through(&self, owner: &mut Owner, offset: u64) {
+        let freed = self.pool.free_by(owner, self.pool.block_at(offset), Form::Owned);
         // Never refused: only its `LocalBlock` frees an owned block.
+        debug_assert_eq!(freed, Ok(()));
+    }
+
+    /// Frees a block from inside the source.
+    #[cold]
+    #[inline(never)]
+    fn free_reentrant(&self, offset: u64) {
+        let freed = self.pool.free_owned(self.pool.block_at(offset));
+        // As above.
         debug_assert_eq!(freed, Ok(()));
     }
 
@@ -222,6 +232,6 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalBlock<'_, S, H> {
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for LocalBlock<'_, S, H> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.cell.free_raw(self.raw);
+        self.cell.free_at(self.raw.addr());
     }
 }

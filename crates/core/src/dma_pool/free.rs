@@ -25,7 +25,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Frees the block at `offset` if this owner has its row, and the row needs not move. Otherwise nothing has changed. In
     /// debug mode never.
     #[inline(never)]
-    fn free_aside(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
+    pub(super) fn free_aside(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
         let Some(chunk) = self.directory.find(offset).filter(|_| self.watch.is_none()) else { return false };
         let Some(index) = self.geometry.index_of(offset - chunk.offset()) else { return false };
         let (number, bit) = split(index);

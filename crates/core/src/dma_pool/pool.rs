@@ -75,6 +75,12 @@ impl Place<'_> {
         RawBlock::from_parts(ptr, Iova::new(self.iova.raw().wrapping_add(offset)))
     }
 
+    /// The offset in the span of an address that the pool made.
+    #[inline(always)]
+    pub(super) fn offset_of_addr(&self, addr: usize) -> u64 {
+        addr.wrapping_sub(self.memory.addr()) as u64
+    }
+
     /// The block's offset in the span, if its two addresses agree.
     #[inline(always)]
     pub(super) fn offset_of(&self, block: RawBlock) -> Option<u64> {
