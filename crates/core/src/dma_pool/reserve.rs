@@ -62,7 +62,7 @@ impl<'p, S: ChunkSource> Raised<'p, S> {
     fn new(pool: &'p DmaPool<S>, minimum: u64) -> (Self, u64) {
         let mut chunks = pool.chunks.lock();
         let after = chunks.limits;
-        chunks.limits.minimum = after.minimum.max(minimum);
+        chunks.limits.minimum = minimum;
         (Self { pool, after, runs: Vec::new() }, chunks.blocks())
     }
 

@@ -18,6 +18,7 @@ mod shared;
 mod shrink;
 mod stash;
 mod stress;
+mod twice;
 
 use super::*;
 use crate::addr::Iova;

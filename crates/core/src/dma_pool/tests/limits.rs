@@ -303,6 +303,48 @@ fn a_source_that_panics_while_limits_are_set_loses_nothing() {
     assert!(panics > 3, "{panics}");
 }
 
+/// While the source acquires what is missing, nothing is released of what the pool has.
+#[test]
+fn a_shrink_meanwhile_leaves_what_the_new_minimum_needs() {
+    let pool = hooked();
+    pool.set_limits(limits(2000, u64::MAX)).unwrap();
+    pool.set_limits(Limits::default()).unwrap();
+    let have = pool.stats().blocks;
+    let by_source = pool.clone();
+    HOOK.set(Some(Box::new(move || assert_eq!(by_source.shrink_shared(), 0))));
+    pool.set_limits(limits(3000, u64::MAX)).unwrap();
+    assert!(HOOK.take().is_none());
+    let blocks = pool.stats().blocks;
+    assert!((2000..3000).contains(&have) && blocks >= 3000, "{have}, then {blocks}");
+}
+
+/// The source is called by one thread at a time.
+#[test]
+fn limits_wait_for_an_owner_that_grows_the_pool() {
+    let pool = hooked();
+    let (entered, has_entered) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        // Dropped by a failure here, which ends the thread that waits.
+        let (go, goes) = std::sync::mpsc::channel::<()>();
+        let (growing, limiting) = (pool.clone(), pool.clone());
+        let grower = scope.spawn(move || {
+            HOOK.set(Some(Box::new(move || {
+                entered.send(()).unwrap();
+                goes.recv().unwrap();
+            })));
+            growing.alloc_raw().unwrap();
+        });
+        has_entered.recv().unwrap();
+        let limiter = scope.spawn(move || limiting.set_limits(limits(1000, 1000)).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!limiter.is_finished() && pool.source().0.asked.load(Ordering::Relaxed) == 0);
+        go.send(()).unwrap();
+        grower.join().unwrap();
+        limiter.join().unwrap();
+    });
+    assert!(pool.stats().blocks >= 1000);
+}
+
 #[test]
 fn the_high_water_mark_is_never_above_the_pool() {
     let heap = Heap::new(2 << 20);

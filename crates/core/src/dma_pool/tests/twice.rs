@@ -1,0 +1,81 @@
+//! A block that its row's owner frees in the same instant as another one: the owner has read that it is allocated, the other frees
+//! it, and the owner's store comes last. Both calls return `Ok`; what the owners report says that one block was freed.
+
+use super::super::state::Form;
+use super::*;
+
+type Borrowed<'p, 'h> = Local<&'h Heap, &'p DmaPool<&'h Heap>>;
+
+/// Frees `block`, of the owner's current row, by both.
+fn free_twice(owner: &mut Borrowed<'_, '_>, other: &mut Borrowed<'_, '_>, block: RawBlock) {
+    let pool = owner.pool;
+    let site = pool.find(block).unwrap().site;
+    assert!(site.row.is_owned_by(owner.owner.id) && owner.owner.current.is(site.row));
+    assert!(site.row.is_allocated_as(site.bit, Form::Raw));
+    other.free_raw(block).unwrap();
+    site.row.set_free(site.bit);
+    owner.owner.put(1 << site.bit, 1);
+}
+
+fn check(pool: &DmaPool<&Heap>, in_use: u64) {
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.late_double_frees), (in_use, 1));
+}
+
+#[test]
+fn a_second_free_is_counted_once_by_the_rows_owner() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut owner, mut other) = (pool.local(), pool.local());
+    let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
+    free_twice(&mut owner, &mut other, blocks[7]);
+    check(&pool, 39);
+    // Leaves the row, and returns to it: then it is collected.
+    owner.owner.leave_current();
+    let again: Vec<_> = (0..25).map(|_| owner.alloc_raw().unwrap()).collect();
+    assert_eq!(again.iter().collect::<HashSet<_>>().len(), 25);
+    pool.depot.record(&mut owner.owner);
+    pool.depot.record(&mut other.owner);
+    check(&pool, 64);
+    assert_eq!(pool.depot.reported_in_use(), 64);
+}
+
+#[test]
+fn a_second_free_is_counted_once_in_the_depot() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut owner, mut other) = (pool.local(), pool.local());
+    let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
+    free_twice(&mut owner, &mut other, blocks[7]);
+    drop((owner, other));
+    check(&pool, 39);
+    assert_eq!(pool.depot.reported_in_use(), 38, "not noticed yet");
+    // Looks at the rows of each chunk.
+    pool.shrink_shared();
+    check(&pool, 39);
+    assert_eq!(pool.depot.reported_in_use(), 39);
+    // And not again by whoever gets the row.
+    let mut third = pool.local();
+    let rest: Vec<_> = (0..25).map(|_| third.alloc_raw().unwrap()).collect();
+    assert!(rest.contains(&blocks[7]));
+    drop(third);
+    check(&pool, 64);
+    assert_eq!(pool.depot.reported_in_use(), 64);
+}
+
+/// Of two frees by others the second finds the mark of the first, which was made to a block that is allocated again.
+#[test]
+fn a_second_free_that_finds_the_mark_of_the_first_is_counted_once() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut owner, mut other) = (pool.local(), pool.local());
+    let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
+    free_twice(&mut owner, &mut other, blocks[7]);
+    assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
+    other.free_raw(blocks[7]).unwrap();
+    drop((owner, other));
+    check(&pool, 39);
+    pool.shrink_shared();
+    check(&pool, 39);
+    assert_eq!(pool.depot.reported_in_use(), 39);
+}
