@@ -103,33 +103,16 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline]
     pub(super) fn free_bulk_by(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         let place = self.place();
-        let (mut rest, mut last) = (blocks, None);
+        let mut rest = blocks;
         loop {
             let quick = owner.push_many(place, rest, |&block| Some(block));
-            let Some((done, [block, after @ ..])) = rest.split_at_checked(quick) else { return Ok(()) };
-            let last_freed = done.last().copied().or(last);
-            self.free_behind(owner, last_freed, *block)
+            let Some((&block, after)) = rest.get(quick..).and_then(<[RawBlock]>::split_first) else {
+                return Ok(());
+            };
+            self.free_before(owner, block, after.first().copied())
                 .map_err(|error| BulkFreeError { freed: blocks.len() - after.len() - 1, error })?;
-            (rest, last) = (after, Some(*block));
+            rest = after;
         }
-    }
-
-    /// Frees a block that is not in the current row, or wrong. One far from the `last` that was freed does not need another current
-    /// row: in random order each would.
-    fn free_behind(
-        &self,
-        owner: &mut Owner,
-        last: Option<RawBlock>,
-        block: RawBlock,
-    ) -> Result<(), FreeError> {
-        let row_bytes = ROW * self.block_size();
-        if last.is_some_and(|last| last.addr().abs_diff(block.addr()) >= row_bytes)
-            && let Some(offset) = self.place().offset_of(block)
-            && self.free_aside(owner, offset, Form::Raw)
-        {
-            return Ok(());
-        }
-        self.free_found(owner, block, Form::Raw)
     }
 
     #[inline]
@@ -139,22 +122,39 @@ impl<S: ChunkSource> DmaPool<S> {
         slots: &mut [Option<RawBlock>],
     ) -> Result<(), BulkFreeError> {
         let place = self.place();
-        let (mut rest, mut freed, mut last) = (slots, 0, None);
+        let (mut rest, mut freed) = (slots, 0);
         loop {
             let quick = owner.push_many(place, rest, |&slot| slot);
             let Some((done, after)) = rest.split_at_mut_checked(quick) else { return Ok(()) };
-            last = done.last().copied().flatten().or(last);
             done.fill(None);
             freed += quick;
             let Some((slot, after)) = after.split_first_mut() else { return Ok(()) };
             if let Some(block) = *slot {
-                self.free_behind(owner, last, block).map_err(|error| BulkFreeError { freed, error })?;
+                let next = after.first().copied().flatten();
+                self.free_before(owner, block, next).map_err(|error| BulkFreeError { freed, error })?;
                 *slot = None;
-                last = Some(block);
                 freed += 1;
             }
             rest = after;
         }
+    }
+
+    /// Frees a block that is not in the current row, or wrong. One far from the `next` to be freed does not need another current
+    /// row: in random order each would.
+    fn free_before(
+        &self,
+        owner: &mut Owner,
+        block: RawBlock,
+        next: Option<RawBlock>,
+    ) -> Result<(), FreeError> {
+        let row_bytes = ROW * self.block_size();
+        if next.is_some_and(|next| next.addr().abs_diff(block.addr()) >= row_bytes)
+            && let Some(offset) = self.place().offset_of(block)
+            && self.free_aside(owner, offset, Form::Raw)
+        {
+            return Ok(());
+        }
+        self.free_found(owner, block, Form::Raw)
     }
 }
 

@@ -52,6 +52,7 @@ impl<const PAGES: usize> Snapshot<PAGES> {
     }
 
     /// Returns whether it has aborted and was restarted.
+    #[cfg(not(loom))]
     pub(super) fn has_recovered(&self) -> bool {
         let submissions = self.submissions.load(Ordering::Relaxed);
         self.aborts_at.is_some_and(|at| submissions > at) && !self.aborted.load(Ordering::Relaxed)
