@@ -7,15 +7,19 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};
 use pinfold_core::invalidate::{Descriptor, Scope};
 use pinfold_core::mem::DmaMemory;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A device. The lock is held during DMA and during an invalidation: a completed flush has therefore waited for the accesses
-/// that used what it dropped, and no cache fill races with it.
+/// that used what it dropped, and no cache fill races with it. A long access gives it up between bursts, as a device makes
+/// requests of some length.
 #[derive(Debug)]
 pub(super) struct Device {
     /// Its bus, device and function, which its requests carry.
     pub(super) source_id: u16,
     state: Mutex<State>,
+    /// Whether an invalidation waits for `state`, which a long access would take again and again before a sleeping thread wakes.
+    flush_waits: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -101,6 +105,9 @@ impl State {
 }
 
 impl Device {
+    /// How often a thread yields for another before it goes on, or sleeps.
+    const TURNS: u32 = 1000;
+
     pub(super) fn new(source_id: u16, iotlb_entries: usize, device_tlb_entries: Option<usize>) -> Self {
         let state = State {
             tlb: Iotlb::new(iotlb_entries),
@@ -111,16 +118,50 @@ impl Device {
             walks_end_ns: 0,
             last: None,
         };
-        Self { source_id, state: Mutex::new(state) }
+        Self { source_id, state: Mutex::new(state), flush_waits: AtomicBool::new(false) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Lets an invalidation that waits go first: called between the parts of a long access, without the lock.
+    pub(super) fn let_flush_go_first(&self) {
+        // No promise depends on it, so nothing is ordered and it ends: the invalidating thread may not run.
+        for _ in 0..Self::TURNS {
+            if !self.flush_waits.load(Ordering::Relaxed) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// The lock for an invalidation, of which there is one at a time: its unit's queue is locked.
+    fn state_for_flush(&self) -> MutexGuard<'_, State> {
+        if let Some(state) = self.try_state() {
+            return state;
+        }
+        self.flush_waits.store(true, Ordering::Relaxed);
+        let state = (0..Self::TURNS).find_map(|_| {
+            std::thread::yield_now();
+            self.try_state()
+        });
+        let state = state.unwrap_or_else(|| self.state());
+        self.flush_waits.store(false, Ordering::Relaxed);
+        state
+    }
+
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Drops what `due` invalidates.
     pub(super) fn flush(&self, due: &[Descriptor]) {
-        let mut state = self.state();
+        let mut state = self.state_for_flush();
         for what in due {
             match what {
                 Descriptor::Iotlb { scope, leaf_only } => state.flush_iotlb(scope, *leaf_only),
@@ -129,5 +170,39 @@ impl Device {
                 Descriptor::Fence => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    /// A flush that finds the device accessing memory is next, and not whoever accesses memory again at once.
+    #[test]
+    fn a_flush_that_waits_goes_before_the_rest_of_an_access() {
+        let device = Device::new(0, 16, None);
+        let rounds = 20;
+        let first = (0..rounds).filter(|_| {
+            let burst = device.state();
+            thread::scope(|threads| {
+                let flush = threads.spawn(|| device.flush(&[]));
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while !device.flush_waits.load(Ordering::Relaxed) && Instant::now() < deadline {
+                    thread::yield_now();
+                }
+                let waited = device.flush_waits.load(Ordering::Relaxed);
+                drop(burst);
+                device.let_flush_go_first();
+                let next_burst = device.state();
+                let was_first = waited && !device.flush_waits.load(Ordering::Relaxed);
+                drop(next_burst);
+                flush.join().is_ok() && was_first
+            })
+        });
+        // Not all: a thread that does not get to run in time is passed.
+        let first = first.count();
+        assert!(first > rounds / 2, "{first} of {rounds}");
     }
 }

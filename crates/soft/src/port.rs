@@ -197,6 +197,9 @@ impl Port {
         }
         let mut done = 0;
         while done < len {
+            if done > 0 {
+                self.device.let_flush_go_first();
+            }
             let mut state = self.device.state();
             let pause = len.min(done + Self::BURST);
             while done < pause {
