@@ -64,12 +64,15 @@ mod bytes;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod portable;
+mod prefetch;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod stress;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+
+pub(crate) use prefetch::prefetch_for_write;
 
 /// An access that is outside the memory, or not aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
