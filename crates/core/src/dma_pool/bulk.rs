@@ -3,6 +3,7 @@
 use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
 use super::owner::Owner;
 use super::pool::DmaPool;
+use super::quick::{empties, neighbours, put_into};
 use super::raw::RawBlock;
 use super::row::ROW;
 use super::source::ChunkSource;
@@ -20,18 +21,42 @@ impl<S: ChunkSource> DmaPool<S> {
         owner: &mut Owner,
         slots: &mut [Option<RawBlock>],
     ) -> Result<(), AllocError> {
-        let place = self.place();
         let mut rest = slots;
         loop {
-            let full = owner.pop_into(&self.geometry, rest, place);
+            let full = self.pop_into(owner, rest);
             rest = rest.get_mut(full..).unwrap_or_default();
             let Some(slot) = rest.first_mut() else { return Ok(()) };
             // It is empty, and so is the current row; the stash may not be.
             if let Some(offset) = owner.pop(&self.geometry, Form::Raw) {
-                *slot = Some(place.block_at(offset));
+                *slot = Some(self.block_at(offset));
             } else {
                 self.stock(owner)?;
             }
+        }
+    }
+
+    /// Fills empty slots with raw blocks of the owner's current row and its whole rows; returns how many slots from the start
+    /// are full.
+    #[inline(always)]
+    fn pop_into(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> usize {
+        let place = self.place();
+        let (mut full, mut empty) = (0, 0);
+        loop {
+            let rest = slots.get_mut(full..).unwrap_or_default();
+            if empty == 0 {
+                empty = empties(rest.get(..ROW).unwrap_or(rest));
+            }
+            if empty == 0 {
+                if rest.is_empty() {
+                    return full;
+                }
+                full += 1;
+                continue;
+            }
+            let Some(run) = owner.pop_run(&self.geometry, empty) else { return full };
+            self.relieve(owner);
+            put_into(rest.get_mut(..run.len).unwrap_or_default(), &run, place);
+            (full, empty) = (full + run.len, empty - run.len);
         }
     }
 
@@ -58,17 +83,16 @@ impl<S: ChunkSource> DmaPool<S> {
     }
 
     fn try_fill(&self, slots: &mut [Option<RawBlock>]) -> Result<(), AllocError> {
-        let place = self.place();
         let mut rest = slots;
         loop {
             {
                 let mut lock = self.lock();
                 loop {
-                    let full = lock.pop_into(&self.geometry, rest, place);
+                    let full = self.pop_into(&mut lock, rest);
                     rest = rest.get_mut(full..).unwrap_or_default();
                     let Some(slot) = rest.first_mut() else { return Ok(()) };
                     if let Some(offset) = lock.pop(&self.geometry, Form::Raw) {
-                        *slot = Some(place.block_at(offset));
+                        *slot = Some(self.block_at(offset));
                     } else if !self.restock(&mut lock) {
                         break;
                     }
@@ -102,17 +126,14 @@ impl<S: ChunkSource> DmaPool<S> {
 
     #[inline]
     pub(super) fn free_bulk_by(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
-        let place = self.place();
-        let mut rest = blocks;
-        loop {
-            let quick = owner.push_many(place, rest, |&block| Some(block));
-            let Some((&block, after)) = rest.get(quick..).and_then(<[RawBlock]>::split_first) else {
-                return Ok(());
-            };
-            self.free_before(owner, block, after.first().copied())
-                .map_err(|error| BulkFreeError { freed: blocks.len() - after.len() - 1, error })?;
-            rest = after;
+        let mut freed = 0;
+        while let Some(&block) = blocks.get(freed) {
+            let rest = blocks.get(freed..).unwrap_or_default();
+            freed += self
+                .free_first(owner, block, rest, |&block| Some(block))
+                .map_err(|error| BulkFreeError { freed, error })?;
         }
+        Ok(())
     }
 
     #[inline]
@@ -121,40 +142,52 @@ impl<S: ChunkSource> DmaPool<S> {
         owner: &mut Owner,
         slots: &mut [Option<RawBlock>],
     ) -> Result<(), BulkFreeError> {
-        let place = self.place();
         let (mut rest, mut freed) = (slots, 0);
-        loop {
-            let quick = owner.push_many(place, rest, |&slot| slot);
-            let Some((done, after)) = rest.split_at_mut_checked(quick) else { return Ok(()) };
+        while let Some(&slot) = rest.first() {
+            let count = match slot {
+                Some(block) => self
+                    .free_first(owner, block, rest, |&slot| slot)
+                    .map_err(|error| BulkFreeError { freed, error })?,
+                None => 0,
+            };
+            freed += count;
+            let (done, after) = rest.split_at_mut_checked(count.max(1)).unwrap_or_default();
             done.fill(None);
-            freed += quick;
-            let Some((slot, after)) = after.split_first_mut() else { return Ok(()) };
-            if let Some(block) = *slot {
-                let next = after.first().copied().flatten();
-                self.free_before(owner, block, next).map_err(|error| BulkFreeError { freed, error })?;
-                *slot = None;
-                freed += 1;
-            }
             rest = after;
         }
+        Ok(())
     }
 
-    /// Frees a block that is not in the current row, or wrong. One far from the `next` to be freed does not need another current
-    /// row: in random order each would.
-    fn free_before(
+    /// Frees the first of some raw blocks, and those after it that are its neighbours in one row of this owner. Returns how many.
+    #[inline(always)]
+    fn free_first<T>(
         &self,
         owner: &mut Owner,
         block: RawBlock,
-        next: Option<RawBlock>,
-    ) -> Result<(), FreeError> {
-        let row_bytes = ROW * self.block_size();
-        if next.is_some_and(|next| next.addr().abs_diff(block.addr()) >= row_bytes)
-            && let Some(offset) = self.place().offset_of(block)
-            && self.free_aside(owner, offset, Form::Raw)
-        {
-            return Ok(());
+        entries: &[T],
+        block_in: impl Fn(&T) -> Option<RawBlock>,
+    ) -> Result<usize, FreeError> {
+        let size = self.geometry.size();
+        // In random order none has a neighbour, and a look at more of them would be in vain.
+        let next = entries.get(1).and_then(&block_in);
+        let in_order = next.is_some_and(|next| next.addr().wrapping_sub(block.addr()) as u64 == size);
+        if in_order && self.geometry.is_even() {
+            let freed = self.free_run_of(owner, block, neighbours(entries, block, size, block_in));
+            if freed != 0 {
+                return Ok(freed);
+            }
         }
-        self.free_found(owner, block, Form::Raw)
+        self.free_by(owner, block, Form::Raw).map(|()| 1)
+    }
+
+    /// Frees neighbouring raw blocks, at most `most`, up to one that is not allocated, or not in a row of this owner. Returns how
+    /// many.
+    #[inline(always)]
+    pub(super) fn free_run_of(&self, owner: &mut Owner, first: RawBlock, most: usize) -> usize {
+        let site = self.place().offset_of(first).and_then(|offset| self.site_of(offset));
+        let freed = site.map_or(0, |site| owner.push_run(site, most));
+        self.relieve(owner);
+        freed
     }
 }
 

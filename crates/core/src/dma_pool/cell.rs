@@ -131,7 +131,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
     /// Frees a block that is not the one that was allocated last.
     #[inline(never)]
     fn free_through(&self, owner: &mut Owner, offset: u64) {
-        let freed = self.pool.free_by(owner, self.pool.block_at(offset), Form::Owned);
+        let freed = self.pool.free_not_last(owner, self.pool.block_at(offset), Form::Owned);
         // Never refused: only its `LocalBlock` frees an owned block.
         debug_assert_eq!(freed, Ok(()));
     }

@@ -1,11 +1,11 @@
 //! [`Current`]: the row that an owner allocates from and frees to.
 
-use super::geometry::{Divider, Geometry};
+use super::geometry::Geometry;
 use super::row::ROW;
 use super::row_ref::RowRef;
 
-/// The current row. Its free blocks are the bits of one word, which alloc and free clear and set. The next block is usually
-/// in the same row and is found without the directory; of the row itself only the byte of the block's state is accessed.
+/// The current row. Its free blocks are the bits of one word, which alloc and free clear and set; of the row itself only the byte
+/// of the block's state is accessed.
 ///
 /// A block that is free here is not in the row's `avail`.
 #[derive(Clone, Copy, Default, Debug)]
@@ -13,28 +13,28 @@ pub(super) struct Current {
     /// Bit set: the block is free.
     free: u64,
     /// The first block's offset in the span, in bytes.
-    pub(super) offset: u64,
-    /// How many blocks [`find`](Self::find) finds: 0 without a row, if the blocks are not evenly spaced, and in debug mode.
-    pub(super) blocks: u64,
-    pub(super) size: u64,
-    pub(super) by_size: Divider,
+    offset: u64,
+    /// Whether the blocks are at equal distances.
+    even: bool,
+    size: u64,
+    /// How many bytes its blocks have together, if they are at equal distances; 0 without a row, and in debug mode.
+    bytes: u64,
     row: Option<RowRef>,
 }
 
 impl Current {
-    /// Makes a row the current one, with the lowest `most` of its free blocks. The caller has collected its remote frees. In
-    /// debug mode [`find`](Self::find) finds nothing.
+    /// Makes a row the current one, with the lowest `most` of its free blocks. The caller has collected its remote frees.
+    /// In debug mode [`find`](Self::find) finds nothing.
     pub(super) fn new(geometry: &Geometry, row: RowRef, most: usize, watched: bool) -> Self {
         let avail = row.avail();
         let left = all_but_lowest(avail, most);
         row.set_avail(left);
-        let quick = geometry.is_even() && !watched;
         Self {
             free: avail & !left,
             offset: row.chunk() + geometry.offset_of(row.first_index()),
-            blocks: if quick { row.blocks() } else { 0 },
+            even: geometry.is_even(),
             size: geometry.size(),
-            by_size: geometry.by_size(),
+            bytes: if geometry.is_even() && !watched { row.blocks() * geometry.size() } else { 0 },
             row: Some(row),
         }
     }
@@ -43,6 +43,19 @@ impl Current {
     pub(super) fn leave(&mut self) -> Option<RowRef> {
         let Self { row, free, .. } = core::mem::take(self);
         row.inspect(|row| row.set_avail(row.avail() | free))
+    }
+
+    /// Returns the block that starts at `offset`, if it is in the row.
+    #[inline(always)]
+    pub(super) fn find(&self, geometry: &Geometry, offset: u64) -> Option<(RowRef, u32)> {
+        // An offset before the row wraps around to one that is too large.
+        let within = offset.wrapping_sub(self.offset);
+        if within >= self.bytes {
+            return None;
+        }
+        let index = geometry.quick_index_of(within);
+        #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
+        self.row.filter(|_| index < ROW as u64).map(|row| (row, index as u32))
     }
 
     /// Returns whether it is this row.
@@ -74,15 +87,15 @@ impl Current {
     pub(super) fn first_run(&self, geometry: &Geometry) -> Option<Run> {
         let (row, first) = self.first()?;
         // Where blocks are not evenly spaced, each is a run of its own.
-        let len = if self.blocks == 0 { 1 } else { (self.free >> first).trailing_ones() };
+        let len = if self.even { (self.free >> first).trailing_ones() } else { 1 };
         let offset = self.offset_of(geometry, first);
         Some(Run { row, first, len: len as usize, offset, size: self.size })
     }
 
-    /// Removes the first `count` blocks of a run from the free ones.
+    /// Removes the blocks of a run from the free ones.
     #[inline(always)]
-    pub(super) fn drop_first_of(&mut self, run: &Run, count: usize) {
-        self.free &= !(lowest(count) << run.first);
+    pub(super) fn drop_first_of(&mut self, run: &Run) {
+        self.free &= !(lowest(run.len) << run.first);
     }
 
     /// Adds blocks of the row to the free ones.
@@ -94,7 +107,7 @@ impl Current {
     /// Returns the offset of a block of the row in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset_of(&self, geometry: &Geometry, bit: u32) -> u64 {
-        if self.blocks == 0 {
+        if !self.even {
             return self.offset_by(geometry, bit);
         }
         self.offset + u64::from(bit) * self.size
@@ -103,21 +116,6 @@ impl Current {
     #[cold]
     fn offset_by(&self, geometry: &Geometry, bit: u32) -> u64 {
         self.row.map_or(0, |row| row.chunk() + geometry.offset_of(row.first_index() + u64::from(bit)))
-    }
-
-    /// Returns the block that starts at `offset`, if it is in the row.
-    #[inline(always)]
-    pub(super) fn find(&self, offset: u64) -> Option<(RowRef, u32)> {
-        let within = offset.wrapping_sub(self.offset);
-        let index = self.by_size.quotient(within);
-        // The quotient of a dividend that is too large is arbitrary; this check rejects it.
-        if index < self.blocks && index * self.size == within { self.at(index) } else { None }
-    }
-
-    #[inline(always)]
-    pub(super) fn at(&self, index: u64) -> Option<(RowRef, u32)> {
-        #[expect(clippy::cast_possible_truncation, reason = "less than a row's blocks")]
-        self.row.map(|row| (row, index as u32))
     }
 }
 
@@ -137,7 +135,8 @@ pub(super) struct Run {
 /// Returns a word whose lowest `count` bits are set, for 1 to 64.
 #[inline(always)]
 pub(super) fn lowest(count: usize) -> u64 {
-    u64::MAX >> (64 - count.min(64))
+    // Modulo 64, as the processors shift.
+    u64::MAX >> (count.wrapping_neg() % 64)
 }
 
 /// Clears the lowest `most` set bits of a word.

@@ -33,6 +33,29 @@ const SHARED: u32 = 1 << 31;
 /// Likewise: set once the pool has been at its maximum.
 const FULL: u32 = 1 << 30;
 
+/// The terms as one word, and how many remote frees were announced, modulo 2^32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct News {
+    terms: u32,
+    pub(super) notices: u32,
+}
+
+impl News {
+    /// Differs from all of a depot.
+    pub(super) const NONE: Self = Self { terms: 0, notices: 0 };
+
+    /// Returns the terms.
+    pub(super) fn terms(self) -> Terms {
+        let word = self.terms;
+        let sparse_eighths = match (word & SHARED != 0, word & FULL != 0) {
+            (false, _) => SPARSE.0,
+            (true, false) => SPARSE.1,
+            (true, true) => SPARSE.2,
+        };
+        Terms { keep: (word & !(SHARED | FULL)) as usize, sparse_eighths }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Depot {
@@ -118,19 +141,19 @@ impl Depot {
     /// Returns the current terms.
     #[inline]
     pub(super) fn terms(&self) -> Terms {
-        let word = self.terms.load(Ordering::Relaxed);
-        let sparse_eighths = match (word & SHARED != 0, word & FULL != 0) {
-            (false, _) => SPARSE.0,
-            (true, false) => SPARSE.1,
-            (true, true) => SPARSE.2,
-        };
-        Terms { keep: (word & !(SHARED | FULL)) as usize, sparse_eighths }
+        self.news().terms()
+    }
+
+    /// Returns what owners must learn from time to time.
+    #[inline(always)]
+    pub(super) fn news(&self) -> News {
+        News { terms: self.terms.load(Ordering::Relaxed), notices: self.notices.load(Ordering::Relaxed) }
     }
 
     /// Returns how many remote frees were announced, modulo 2^32.
-    #[inline]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn notices(&self) -> u32 {
-        self.notices.load(Ordering::Relaxed)
+        self.news().notices
     }
 
     /// Announces remote frees to all owners. Relaxed, because it is only a hint to check rows.

@@ -1,12 +1,14 @@
 //! [`Directory`]: finds the chunk of an address in a table that the pool owns; there are no headers in the memory.
 //!
-//! Three levels, each filled in where a chunk is first entered: a pointer for each GiB of the span, below it one for each
-//! 2 MiB, and where a 2 MiB piece has smaller chunks, one for each 4 KiB. A span of 1 TiB costs 8 KiB plus 8 KiB for
-//! each GiB in which the pool has chunks. Look-ups are lock-free; entries change under the lock of the chunks.
+//! Two words for each 2 MiB of the span: the chunk of that size, or a table of the smaller chunks there, one word for each
+//! 4 KiB. One level, so that a free finds its chunk by one load: the words are allocated zeroed, which reserves 8 MiB for a
+//! span of 1 TiB and, where the allocator gets zeroed memory from the system, uses 8 KiB for each GiB that has chunks.
+//! Look-ups are lock-free; entries change under the lock of the chunks.
 
 use super::geometry::bytes_of;
 use super::limits::Limits;
-use super::row::{ROW_BLOCKS, Row};
+use super::owner::split;
+use super::row::{ROW, ROW_BLOCKS, Row};
 use super::row_ref::RowRef;
 use crate::frame::{Frame, Order};
 use crate::sync::{AtomicBool, AtomicPtr, Ordering};
@@ -18,7 +20,14 @@ use core::ptr::{NonNull, null_mut};
 /// A run of frames and the state of its blocks. It is freed with the pool, even if the run is released before: a late, wrong
 /// free then finds rows in which nothing is allocated.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Chunk {
+    // What a free reads, in one cache line.
+    rows: Box<[Row]>,
+    /// Its offset in the span, in bytes.
+    offset: u64,
+    /// The blocks that the fast paths find by a division alone: all that its rows have room for, or none if they are in groups.
+    quick: u64,
     pub(super) frame: Frame,
     pub(super) order: Order,
     pub(super) blocks: u32,
@@ -27,21 +36,36 @@ pub(super) struct Chunk {
     /// Whether memory of the chunk may be borrowed without the pool knowing until when. Set by any thread; cleared with
     /// exclusive access to the pool.
     lent: AtomicBool,
-    rows: Box<[Row]>,
 }
 
 impl Chunk {
-    pub(super) fn new(frame: Frame, order: Order, blocks: u32) -> Self {
-        let row =
-            |number: u32| Row::new(frame.offset(), number, (blocks - number * ROW_BLOCKS).min(ROW_BLOCKS));
-        let rows = (0..blocks.div_ceil(ROW_BLOCKS)).map(row).collect();
-        Self { frame, order, blocks, present: AtomicBool::new(false), lent: AtomicBool::new(false), rows }
+    pub(super) fn new(frame: Frame, order: Order, blocks: u32, even: bool) -> Self {
+        let offset = frame.offset();
+        let row = |number: u32| Row::new(offset, number, (blocks - number * ROW_BLOCKS).min(ROW_BLOCKS));
+        let rows: Box<[Row]> = (0..blocks.div_ceil(ROW_BLOCKS)).map(row).collect();
+        let quick = if even { (rows.len() * ROW) as u64 } else { 0 };
+        let (present, lent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { rows, offset, quick, frame, order, blocks, present, lent }
     }
 
     /// Returns its offset in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset(&self) -> u64 {
-        self.frame.offset()
+        self.offset
+    }
+
+    /// Returns the row of block `index`, and its bit there, if the blocks are at equal distances. It may be past the last one, in
+    /// the last row: what is there is never allocated.
+    #[inline(always)]
+    pub(super) fn quick_row(&self, index: u64) -> Option<(RowRef, u32)> {
+        if index >= self.quick {
+            return None;
+        }
+        let (number, bit) = split(index);
+        // SAFETY: `index` is below `quick`, at most the rows times the blocks of each, so the row is one of them.
+        let row = unsafe { self.rows.get_unchecked(number) };
+        // SAFETY: as for `rows`.
+        Some((unsafe { RowRef::new(row) }, bit))
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -77,7 +101,6 @@ impl Chunk {
     }
 
     /// Returns one of its rows.
-    #[inline(always)]
     pub(super) fn row(&self, number: usize) -> Option<RowRef> {
         // SAFETY: as for `rows`.
         self.rows.get(number).map(|row| unsafe { RowRef::new(row) })
@@ -87,31 +110,38 @@ impl Chunk {
 /// Entries of a level. The models have one page, and loom tracks every entry.
 const FAN: usize = if cfg!(loom) { 1 } else { 512 };
 const HUGE_SHIFT: u32 = 21;
-const ROOT_SHIFT: u32 = 30;
 
 /// The chunks of one 2 MiB piece, by 4 KiB.
 struct Pieces([AtomicPtr<Chunk>; FAN]);
 
-/// The chunks of one GiB, by 2 MiB.
-struct Leaf {
-    huge: [AtomicPtr<Chunk>; FAN],
-    pieces: [AtomicPtr<Pieces>; FAN],
-}
-
-fn nulls<T>() -> [AtomicPtr<T>; FAN] {
-    core::array::from_fn(|_| AtomicPtr::new(null_mut()))
-}
-
 /// See the module.
 pub(super) struct Directory {
-    root: Box<[AtomicPtr<Leaf>]>,
+    huge: Box<[AtomicPtr<Chunk>]>,
+    pieces: Box<[AtomicPtr<Pieces>]>,
 }
 
-/// Returns the index of an offset's entry in a level.
+/// Returns as many null pointers, without writing them where zeroed memory needs no writing.
+fn nulls<T>(count: usize) -> Box<[AtomicPtr<T>]> {
+    #[cfg(loom)]
+    return (0..count).map(|_| AtomicPtr::new(null_mut())).collect();
+    // SAFETY: an `AtomicPtr` has the representation of a pointer, and a pointer of zero bytes is null.
+    #[cfg(not(loom))]
+    unsafe {
+        Box::new_zeroed_slice(count).assume_init()
+    }
+}
+
+/// Returns the index of the 2 MiB piece that an offset is in.
 #[inline(always)]
-fn entry(offset: u64, shift: u32) -> usize {
+fn piece(offset: u64) -> Option<usize> {
+    usize::try_from(offset >> HUGE_SHIFT).ok()
+}
+
+/// Returns the index of an offset's 4 KiB in its piece.
+#[inline(always)]
+fn entry(offset: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "nine bits")]
-    ((offset >> shift) as usize & (FAN - 1))
+    ((offset >> Frame::BYTES.trailing_zeros()) as usize & (FAN - 1))
 }
 
 /// Follows a pointer of the directory.
@@ -136,49 +166,45 @@ fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
 impl Directory {
     /// Creates the directory of a span of `span` bytes.
     pub(super) fn new(span: u64) -> Self {
-        let root = (0..span.div_ceil(1 << ROOT_SHIFT)).map(|_| AtomicPtr::new(null_mut())).collect();
-        Self { root }
+        // Fits: the span is memory of this process.
+        let pieces = usize::try_from(span.div_ceil(1 << HUGE_SHIFT)).unwrap_or(0);
+        Self { huge: nulls(pieces), pieces: nulls(pieces) }
     }
 
     /// Returns the chunk that contains the byte at `offset`. Lock-free.
     #[inline(always)]
     pub(super) fn find(&self, offset: u64) -> Option<&Chunk> {
-        let leaf = follow(self.root.get(usize::try_from(offset >> ROOT_SHIFT).ok()?)?)?;
-        let at = entry(offset, HUGE_SHIFT);
-        if let Some(chunk) = follow(&leaf.huge[at]) {
+        let at = piece(offset)?;
+        if let Some(chunk) = follow(self.huge.get(at)?) {
             return Some(chunk);
         }
-        let pieces = follow(&leaf.pieces[at])?;
-        follow(&pieces.0[entry(offset, Frame::BYTES.trailing_zeros())])
+        let pieces = follow(self.pieces.get(at)?)?;
+        follow(&pieces.0[entry(offset)])
     }
 
-    /// Returns how many bytes its levels take.
+    /// Returns how many bytes it takes.
     #[cfg(feature = "bench-internals")]
     pub(super) fn metadata_bytes(&self) -> usize {
-        let leaves = self.root.iter().filter_map(follow);
-        let below = leaves.map(|leaf| {
-            let pieces = leaf.pieces.iter().filter_map(follow);
-            size_of_val(leaf) + pieces.map(size_of_val).sum::<usize>()
-        });
-        size_of_val(&*self.root) + below.sum::<usize>()
+        let small = self.pieces.iter().filter_map(follow).map(size_of_val).sum::<usize>();
+        size_of_val(&*self.huge) + size_of_val(&*self.pieces) + small
     }
 
     /// Sets every entry that covers a run; null removes it. Under the lock of the chunks.
     fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
         let huge = order >= Order::HUGE;
         let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
-        for piece in 0..bytes_of(order) / step {
-            let at = offset + piece * step;
-            let Some(root) = usize::try_from(at >> ROOT_SHIFT).ok().and_then(|gib| self.root.get(gib)) else {
+        for part in 0..bytes_of(order) / step {
+            let at = offset + part * step;
+            let Some((huge_slot, pieces)) =
+                piece(at).and_then(|at| Some((self.huge.get(at)?, self.pieces.get(at)?)))
+            else {
                 return;
             };
-            let leaf = follow_or_make(root, || Leaf { huge: nulls(), pieces: nulls() });
-            let region = entry(at, HUGE_SHIFT);
             let slot = if huge {
-                &leaf.huge[region]
+                huge_slot
             } else {
-                let pieces = follow_or_make(&leaf.pieces[region], || Pieces(nulls()));
-                &pieces.0[entry(at, Frame::BYTES.trailing_zeros())]
+                let new = || Pieces(core::array::from_fn(|_| AtomicPtr::new(null_mut())));
+                &follow_or_make(pieces, new).0[entry(at)]
             };
             slot.store(chunk, Ordering::Release);
         }
@@ -187,15 +213,10 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        for root in &self.root {
-            let Some(leaf) = NonNull::new(root.load(Ordering::Relaxed)) else { continue };
+        for pieces in &self.pieces {
+            let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
             // SAFETY: from `Box::into_raw` in `follow_or_make`, and `&mut self` excludes borrows of it.
-            let leaf = unsafe { Box::from_raw(leaf.as_ptr()) };
-            for pieces in &leaf.pieces {
-                let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
-                // SAFETY: as above.
-                drop(unsafe { Box::from_raw(pieces.as_ptr()) });
-            }
+            drop(unsafe { Box::from_raw(pieces.as_ptr()) });
         }
     }
 }
@@ -243,11 +264,17 @@ impl Chunks {
     }
 
     /// Adds a run of frames to the directory. A run that the pool had before reuses its `Chunk`, so their number is bounded.
-    pub(super) fn enter(&mut self, directory: &Directory, frame: Frame, order: Order, blocks: u32) -> &Chunk {
+    pub(super) fn enter(
+        &mut self,
+        directory: &Directory,
+        (frame, order): (Frame, Order),
+        blocks: u32,
+        even: bool,
+    ) -> &Chunk {
         let chunk = *self
             .all
             .entry((frame.index(), order.get()))
-            .or_insert_with(|| NonNull::from(Box::leak(Box::new(Chunk::new(frame, order, blocks)))));
+            .or_insert_with(|| NonNull::from(Box::leak(Box::new(Chunk::new(frame, order, blocks, even)))));
         directory.set(frame.offset(), order, chunk.as_ptr());
         self.bytes += bytes_of(order);
         self.blocks += u64::from(blocks);

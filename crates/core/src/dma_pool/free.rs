@@ -14,23 +14,67 @@ use crate::addr::Iova;
 impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn free_by(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
-        if let Some(offset) = self.place().offset_of(block)
-            && (owner.push(offset, form) || self.free_aside(owner, offset, form))
-        {
+        // Nothing but a refusal makes an error, so the fast paths return nothing by way of memory.
+        if self.free_quickly(owner, block, form) || self.free_aside(owner, block, form) {
             return Ok(());
         }
         self.free_found(owner, block, form)
     }
 
-    /// Frees the block at `offset` if this owner has its row, and the row needs not move. Otherwise nothing has changed. In
-    /// debug mode never.
+    /// The same, short enough to be inlined into calls that take a lock, and into the drop of a block.
+    #[inline(always)]
+    pub(super) fn free_outlined(
+        &self,
+        owner: &mut Owner,
+        block: RawBlock,
+        form: Form,
+    ) -> Result<(), FreeError> {
+        let offset = self.place().offset_of(block);
+        if offset.is_some_and(|offset| owner.push_last(offset, form)) {
+            return Ok(());
+        }
+        self.free_not_last(owner, block, form)
+    }
+
+    /// Frees a block that is not the one which the stash gave out last.
     #[inline(never)]
-    pub(super) fn free_aside(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
-        let Some(chunk) = self.directory.find(offset).filter(|_| self.watch.is_none()) else { return false };
-        let Some(index) = self.geometry.index_of(offset - chunk.offset()) else { return false };
-        let (number, bit) = split(index);
-        // What a last row of fewer than 64 blocks does not have is not allocated.
-        chunk.row(number).is_some_and(|row| owner.push_aside(Site { offset, row, bit }, form))
+    pub(super) fn free_not_last(
+        &self,
+        owner: &mut Owner,
+        block: RawBlock,
+        form: Form,
+    ) -> Result<(), FreeError> {
+        self.free_by(owner, block, form)
+    }
+
+    /// Frees a block if it is the one that the stash gave out last, or its row is this owner's and stays in its list. Otherwise
+    /// nothing has changed.
+    #[inline(always)]
+    fn free_quickly(&self, owner: &mut Owner, block: RawBlock, form: Form) -> bool {
+        let Some(offset) = self.place().offset_of(block) else { return false };
+        owner.push_last(offset, form)
+            || owner.push_current(&self.geometry, offset, form)
+            || self.site_of(offset).is_some_and(|site| owner.push(site, form))
+    }
+
+    /// Frees a block whose row moves to another list, or is not this owner's. If it returns false, nothing has changed. In debug mode
+    /// it does.
+    #[inline(never)]
+    fn free_aside(&self, owner: &mut Owner, block: RawBlock, form: Form) -> bool {
+        let site = self.place().offset_of(block).and_then(|offset| self.site_of(offset));
+        let freed =
+            self.watch.is_none() && site.is_some_and(|site| owner.free(&self.geometry, site, form).is_ok());
+        self.relieve(owner);
+        freed
+    }
+
+    /// Finds the block that starts at `offset`, if blocks are at equal distances. It may be past the last one of its chunk: what is
+    /// there is never allocated.
+    #[inline(always)]
+    pub(super) fn site_of(&self, offset: u64) -> Option<Site> {
+        let chunk = self.directory.find(offset)?;
+        let (row, bit) = chunk.quick_row(self.geometry.quick_index_of(offset - chunk.offset()))?;
+        Some(Site { offset, row, bit })
     }
 
     /// Turns the block of a [`Block`](super::Block) into a raw one.
@@ -47,6 +91,8 @@ impl<S: ChunkSource> DmaPool<S> {
     pub(super) fn free_found(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
         let Found { chunk, site } = self.find(block)?;
         let freed = match &self.watch {
+            // Of blocks in groups this is the first attempt.
+            None if owner.push(site, form) => return Ok(()),
             None => owner.free(&self.geometry, site, form),
             Some(watch) => self.free_watched(watch, owner, site, block, form),
         };
@@ -76,10 +122,19 @@ impl<S: ChunkSource> DmaPool<S> {
         freed
     }
 
-    /// Announces the owner's remote frees, updates its terms, and takes its surplus of rows.
+    /// After a row of the owner has moved: announces its remote frees, updates its terms, and takes its surplus of rows.
+    #[inline(always)]
     pub(super) fn relieve(&self, owner: &mut Owner) {
-        self.depot.notify(core::mem::take(&mut owner.remote_frees));
-        owner.update_terms(self.depot.terms(), self.depot.notices());
+        if !core::mem::take(&mut owner.unrelieved) {
+            return;
+        }
+        if owner.remote_frees != 0 {
+            self.depot.notify(core::mem::take(&mut owner.remote_frees));
+        }
+        let news = self.depot.news();
+        if owner.is_behind(news) {
+            owner.update(news);
+        }
         if owner.surplus() > 0 {
             self.depot.take_surplus(owner);
         }
@@ -94,9 +149,9 @@ impl<S: ChunkSource> DmaPool<S> {
             return Err(self.foreign(block));
         };
         let index = self.geometry.index_of(offset - chunk.offset());
-        let Some(index) = index.filter(|&index| index < u64::from(chunk.blocks)) else {
+        if index >= u64::from(chunk.blocks) {
             return Err(self.misaligned(chunk, block));
-        };
+        }
         if block.iova().raw().wrapping_sub(self.iova.raw()) != offset {
             return Err(self.wrong_iova(block));
         }

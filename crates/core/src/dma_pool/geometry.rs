@@ -29,6 +29,36 @@ impl Divider {
     }
 }
 
+/// Division of what may be a multiple of a run-time constant, and the check whether it is one, by one multiplication.
+///
+/// With `d = odd * 2^zeros` and `odd * inverse = 1 (mod 2^64)`, a multiple `q * d` becomes `q * 2^zeros` by the
+/// multiplication, and `q` by the rotation. Both are bijections, so no other number becomes one of the `(2^64 - 1) / d + 1`
+/// quotients: it becomes a larger one (Warren, "Hacker's Delight", 2nd edition, section 10-17).
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct ExactDivider {
+    inverse: u64,
+    zeros: u32,
+}
+
+impl ExactDivider {
+    /// `divisor` is 1 to 2^31.
+    fn new(divisor: u64) -> Self {
+        let zeros = divisor.trailing_zeros();
+        let odd = divisor >> zeros;
+        // Newton's method: an odd number is its own inverse modulo 8, and each step doubles the bits.
+        let inverse = (0..5)
+            .fold(odd, |inverse: u64, _| inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse))));
+        Self { inverse, zeros }
+    }
+
+    /// Returns the quotient of a multiple of the divisor; of any other number at least 2^33, which no quotient of an offset
+    /// in a chunk reaches.
+    #[inline(always)]
+    pub(super) fn quotient(self, dividend: u64) -> u64 {
+        dividend.wrapping_mul(self.inverse).rotate_right(self.zeros)
+    }
+}
+
 /// The layout of blocks in a chunk, the same for chunks of every size.
 ///
 /// Blocks are numbered consecutively from the start of the chunk. If they would cross the boundary, they form *groups* of one
@@ -37,7 +67,7 @@ impl Divider {
 pub(super) struct Geometry {
     /// The distance between blocks; also how many bytes of a block may be used.
     size: u64,
-    by_size: Divider,
+    by_size: ExactDivider,
     /// log2 of a group's bytes; 31, more than any chunk, without groups.
     group_shift: u32,
     /// How many blocks a group has.
@@ -81,7 +111,7 @@ impl Geometry {
         let group_blocks = if grouped { limit / rounded } else { 1 << NO_GROUPS };
         let mut geometry = Self {
             size: rounded,
-            by_size: Divider::new(rounded),
+            by_size: ExactDivider::new(rounded),
             group_shift,
             group_blocks,
             by_group: Divider::new(group_blocks),
@@ -127,11 +157,6 @@ impl Geometry {
         self.size
     }
 
-    /// Returns the divider by the size of a block.
-    pub(super) fn by_size(&self) -> Divider {
-        self.by_size
-    }
-
     /// Returns whether blocks are contiguous, without groups.
     pub(super) fn is_even(&self) -> bool {
         self.group_shift == NO_GROUPS
@@ -170,18 +195,23 @@ impl Geometry {
         self.most
     }
 
-    /// Returns the number of the block that starts at `within` bytes (below 2^31) in the chunk.
+    /// Returns the number of the block that starts at `within` bytes in the chunk, if blocks are at equal distances; at least 2^31,
+    /// the number of no block, if none does.
     #[inline(always)]
-    pub(super) fn index_of(&self, within: u64) -> Option<u64> {
+    pub(super) fn quick_index_of(&self, within: u64) -> u64 {
+        self.by_size.quotient(within)
+    }
+
+    /// Returns the number of the block that starts at `within` bytes (below 2^31) in the chunk; at least 2^31, the number of no
+    /// block, if none does.
+    #[inline(always)]
+    pub(super) fn index_of(&self, within: u64) -> u64 {
         if self.is_even() {
-            let block = self.by_size.quotient(within);
-            return (block * self.size == within).then_some(block);
+            return self.quick_index_of(within);
         }
         let group = within >> self.group_shift;
-        let rest = within & ((1 << self.group_shift) - 1);
-        let block = self.by_size.quotient(rest);
-        let starts = block * self.size == rest && block < self.group_blocks;
-        starts.then_some(group * self.group_blocks + block)
+        let block = self.by_size.quotient(within & ((1 << self.group_shift) - 1));
+        if block < self.group_blocks { group * self.group_blocks + block } else { u64::MAX }
     }
 
     /// Returns the offset of block `index` (below 2^31) in the chunk, in bytes.
@@ -278,6 +308,17 @@ mod tests {
         }
 
         #[test]
+        fn only_multiples_have_exact_quotients(divisor in 1u64..=1 << 31, dividend: u64, factor in 0u64..1 << 31) {
+            let by = ExactDivider::new(divisor);
+            prop_assert_eq!(by.quotient(factor * divisor), factor);
+            let quotient = by.quotient(dividend);
+            match dividend % divisor {
+                0 => prop_assert_eq!(quotient, dividend / divisor),
+                _ => prop_assert!(quotient > u64::MAX / divisor),
+            }
+        }
+
+        #[test]
         fn blocks_lie_apart_aligned_and_within_the_boundary(
             size in 1usize..9000, align in 0u32..8, boundary in 4u32..24, order in 0u8..=9,
         ) {
@@ -292,9 +333,9 @@ mod tests {
                 prop_assert!(at >= end && last < bytes_of(order));
                 prop_assert!(at.is_multiple_of(align.max(1) as u64));
                 prop_assert_eq!(at >> boundary, last >> boundary);
-                prop_assert_eq!(geometry.index_of(at), Some(index));
-                prop_assert!(geometry.index_of(at + 1).is_none());
-                prop_assert!(geometry.index_of(last).is_none());
+                prop_assert_eq!(geometry.index_of(at), index);
+                prop_assert!(geometry.index_of(at + 1) >= 1 << 31);
+                prop_assert!(geometry.index_of(last) >= 1 << 31);
                 end = last + 1;
             }
         }

@@ -138,7 +138,8 @@ impl<S: ChunkSource> DmaPool<S> {
 
     /// Adds an acquired run to the pool, with all its blocks free.
     pub(super) fn enter(&self, chunks: &mut Chunks, frame: Frame, order: Order) {
-        let chunk = chunks.enter(&self.directory, frame, order, self.geometry.blocks_in(order));
+        let (blocks, even) = (self.geometry.blocks_in(order), self.geometry.is_even());
+        let chunk = chunks.enter(&self.directory, (frame, order), blocks, even);
         self.depot.add(chunk.rows());
         self.note_if_full(chunks);
     }

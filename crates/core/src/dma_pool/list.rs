@@ -25,6 +25,10 @@ impl List {
         rows
     }
 
+    pub(super) fn front(&self) -> Option<RowRef> {
+        self.head
+    }
+
     pub(super) fn push_front(&mut self, row: RowRef) {
         row.prev.store(core::ptr::null_mut(), Ordering::Relaxed);
         row.next.store(RowRef::link(self.head), Ordering::Relaxed);

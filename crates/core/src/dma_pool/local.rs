@@ -62,7 +62,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     ///
     /// # Errors
     /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&mut self) -> Result<Block<S, H::Item>, AllocError> {
         let raw = self.pool.alloc_by(&mut self.owner, Form::Owned)?;
         Ok(Block::new(self.pool.issue(), raw))
@@ -77,7 +77,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     }
 
     /// Frees a block, whichever owner allocated it; one of another pool is dropped.
-    #[inline]
+    #[inline(always)]
     pub fn free(&mut self, block: Block<S, H::Item>) {
         if !core::ptr::eq(block.pool(), &raw const *self.pool) {
             return drop(block);
@@ -93,7 +93,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
-    #[inline]
+    #[inline(always)]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
         self.pool.alloc_by(&mut self.owner, Form::Raw)
     }
@@ -102,7 +102,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     ///
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
         self.pool.free_by(&mut self.owner, block, Form::Raw)
     }

@@ -38,7 +38,7 @@ struct Pool {
 impl Pool {
     fn new() -> Arc<Self> {
         let geometry = Geometry::new(SIZE as usize, 0, 0, 4096, Iova::new(0)).unwrap();
-        let chunk = Chunk::new(Frame::new(0).unwrap(), Order::PAGE, 4);
+        let chunk = Chunk::new(Frame::new(0).unwrap(), Order::PAGE, 4, true);
         let memory = core::array::from_fn(|_| UnsafeCell::new(0));
         let pool = Arc::new(Self { depot: Depot::new(), chunk, geometry, memory });
         pool.depot.add(pool.chunk.rows());
@@ -77,10 +77,13 @@ impl Pool {
     }
 
     fn free_as(&self, owner: &mut Owner, block: u64, form: Form) -> Result<(), FreeRefusal> {
-        let (number, bit) = split(self.geometry.index_of(block).unwrap());
+        let (number, bit) = split(self.geometry.index_of(block));
         let site = Site { offset: block, row: self.chunk.row(number).unwrap(), bit };
-        // `push_last` as a `LocalCell` does, which has it inlined.
-        if owner.push_last(block, form) || owner.push(block, form) || owner.push_aside(site, form) {
+        // As `DmaPool::free_by`.
+        if owner.push_last(block, form)
+            || owner.push_current(&self.geometry, block, form)
+            || owner.push(site, form)
+        {
             return Ok(());
         }
         owner.free(&self.geometry, site, form)
@@ -414,7 +417,7 @@ fn an_owned_block_turned_raw_against_a_raw_free_elsewhere() {
     check(|| {
         let (pool, mut a, x, y) = with_owned_blocks();
         let other = elsewhere(&pool, move |pool, b| pool.free_again(b, x));
-        let (number, bit) = split(pool.geometry.index_of(x).unwrap());
+        let (number, bit) = split(pool.geometry.index_of(x));
         pool.chunk.row(number).unwrap().make_raw(bit);
         let here = pool.free_again(&mut a, x);
         assert_eq!(pool.free_as(&mut a, y, Form::Owned), Ok(()));

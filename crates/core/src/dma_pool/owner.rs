@@ -1,20 +1,21 @@
 //! [`Owner`]: one owner's part of a pool: its stash, its current row, and the other rows that it owns.
 //!
-//! Blocks are allocated from the [stash](super::stash) and the [current row](super::current), and freed to them. When the current
-//! row is empty, or frees in order reach another row, that other row becomes the current one; a block of any other row is
-//! only added to it, and the row moves to another list when it has become more or less full than that list is for. When the
-//! owner has no row to allocate from, or too many, rows are exchanged with the depot, sixteen at a time.
+//! Blocks are allocated from the [stash](super::stash) and the [current row](super::current), and when that is empty from another
+//! row, which becomes the current one. A freed block goes to the stash, otherwise to its row, which moves to another list when it has
+//! become more or less full than that list is for. When the owner has no row to allocate from, or too many, rows are
+//! exchanged with the depot, sixteen at a time.
 
 mod aside;
 #[cfg(all(test, not(loom)))]
 mod audit;
 
-use super::current::Current;
+use super::current::{Current, Run};
+use super::depot::News;
 use super::geometry::Geometry;
 use super::list::List;
 use super::row::{Fill, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
 use super::row_ref::RowRef;
-use super::stash::{STASH, Site, Stash};
+use super::stash::{Site, Stash};
 use super::state::{Form, FreeRefusal};
 use super::terms::{Tally, Terms};
 
@@ -24,20 +25,23 @@ const SURPLUS: usize = 32;
 const SWEEP: usize = 2;
 /// How many spent rows an owner releases at a time: two for each that it can have used up since the last time.
 const RELEASED: usize = 2 * ROW;
+/// A number that no owner has.
+const NOBODY: u32 = u32::MAX;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) id: u32,
+    /// The number by which the fast paths recognise the owner's rows: no row's owner in debug mode.
+    pub(super) fast_id: u32,
     /// The blocks that were freed last, one at a time.
     pub(super) stash: Stash,
+    /// In none of the lists.
     pub(super) current: Current,
-    /// The list that the current row is still in.
-    listed: Listed,
-    /// The row that a block outside the current row was freed into last.
-    last_freed: Option<RowRef>,
     /// Rows without a free block.
     spent: List,
+    /// How many of them the owner keeps when it needs another row.
+    kept_spent: usize,
     /// Rows with some free blocks.
     pub(super) open: List,
     /// Rows most of whose blocks are free, but not all.
@@ -46,15 +50,21 @@ pub(super) struct Owner {
     pub(super) whole: List,
     /// The terms as last read from the depot.
     terms: Terms,
+    /// A row has moved since the owner last exchanged rows and news with the depot.
+    pub(super) unrelieved: bool,
     /// Remote frees to rows of other owners that have not been announced to the depot.
     pub(super) remote_frees: u32,
-    /// The last announcement of remote frees that the owner has read, and how many open rows it has yet to check for them.
-    notices: u32,
+    /// What the owner has learnt from the depot last, and how many open rows it has yet to check for remote frees.
+    news: News,
     sweep: usize,
-    /// Blocks allocated less blocks freed since the last [`tally`](Self::tally).
-    pub(super) used: i64,
-    /// The maximum of `used` since then.
+    /// Blocks taken from rows less blocks returned to them since the last [`tally`](Self::tally), and those that were in the
+    /// stash then. What of them is not in the stash is in use: the stash itself counts nothing.
+    pub(super) drawn: i64,
+    /// The maximum of [`used`](Self::used) since then.
     pub(super) peak: i64,
+    /// The fewest blocks in the stash since `drawn` last grew: only below that may the peak be a new one. Never more than are in
+    /// it.
+    pub(super) floor: usize,
     /// Second frees that were found when remote frees were collected.
     late: u64,
     /// Debug mode: blocks are allocated and freed one at a time, never by the fast paths.
@@ -63,33 +73,26 @@ pub(super) struct Owner {
     pub(super) tag: &'static str,
 }
 
-/// The list that the current row is in: never `sparse` or `whole`, from which rows move to the depot.
-#[derive(Clone, Copy, Default, Debug)]
-enum Listed {
-    #[default]
-    Nowhere,
-    Spent,
-    Open,
-}
-
 impl Owner {
     pub(super) fn new(id: u32) -> Self {
         Self {
             id,
-            stash: Stash::new(STASH),
+            fast_id: id,
+            stash: Stash::new(),
             current: Current::default(),
-            listed: Listed::default(),
-            last_freed: None,
             spent: List::default(),
+            kept_spent: 0,
             open: List::default(),
             sparse: List::default(),
             whole: List::default(),
             terms: Terms::default(),
+            unrelieved: false,
             remote_frees: 0,
-            notices: 0,
+            news: News::NONE,
             sweep: 0,
-            used: 0,
+            drawn: 0,
             peak: 0,
+            floor: 0,
             late: 0,
             watched: false,
             tag: "",
@@ -98,88 +101,86 @@ impl Owner {
 
     /// The same in debug mode.
     pub(super) fn watched(self) -> Self {
-        Self { watched: true, stash: Stash::new(0), ..self }
+        Self { watched: true, fast_id: NOBODY, ..self }
     }
 
-    /// Frees a block: locally if this owner has or adopts its row, else remotely. The row becomes the current one if the free
-    /// before was into it too, if the block is its first or last, or if there is nothing else to allocate from next. Otherwise
-    /// the block goes to the stash, or is only marked in its row: frees in random order do not switch.
+    /// Frees a block: locally if this owner has or adopts its row, else remotely. It goes to the stash, or to its row. The row becomes
+    /// the current one if its blocks seem to be freed in order.
     ///
     /// # Errors
     /// [`FreeRefusal`] if it is not allocated in this form; then no block's state has changed.
     pub(super) fn free(&mut self, geometry: &Geometry, site: Site, form: Form) -> Result<(), FreeRefusal> {
         let Site { row, bit, .. } = site;
-        if !self.current.is(row) {
-            // First: wrong frees must not collect rows.
-            if !row.is_allocated_as(bit, form) {
-                return Err(row.refusal(bit));
-            }
-            let owned = row.is_owned_by(self.id);
-            if !(owned || row.is_unowned() && row.adopt(self.id)) {
-                return self.remote_free(row, bit, form);
-            }
-            // A pass in order, up or down, starts a row with its first or its last block. The model's rows have no others.
-            let in_order = !cfg!(loom) && (bit == 0 || u64::from(bit) + 1 == row.blocks());
-            let again = self.last_freed.replace(row) == Some(row);
-            if !again && !in_order && (self.stash.has_room() || self.current.first().is_some()) {
-                if !owned {
-                    self.receive(row);
-                    self.limit_spent();
-                }
-                return self.free_aside(site, form);
-            }
-            let listed = if owned { self.unlist_current(row) } else { Listed::Nowhere };
-            self.make_current(geometry, row, ROW, listed);
-        }
-        // Checked again: a remote free of the same block may have been collected since the check above.
+        // First: wrong frees must not collect rows.
         if !row.is_allocated_as(bit, form) {
             return Err(row.refusal(bit));
         }
-        row.set_free(bit);
-        self.put(1 << bit, 1);
-        Ok(())
+        if !row.is_owned_by(self.id) && !self.adopt(row) {
+            return self.remote_free(row, bit, form);
+        }
+        // A pass in order, up or down, starts a row with its first or its last block. The current row moves only as a whole.
+        let is_end = bit == 0 || u64::from(bit) + 1 == row.blocks();
+        if is_end && self.stash.is_full() && !self.current.is(row) && row.listed() == Fill::Spent {
+            self.spent.remove(row);
+            self.leave_current();
+            self.make_current(geometry, row, ROW);
+            self.unrelieved = true;
+        }
+        self.free_own(site, form)
     }
 
-    /// Makes a row the current one, with at most `most` of its free blocks. It may stay in its list.
-    fn make_current(&mut self, geometry: &Geometry, row: RowRef, most: usize, listed: Listed) {
-        self.leave_current();
+    /// Adopts the row of an allocated raw block, if it has no owner. In debug mode never.
+    #[inline(never)]
+    pub(super) fn adopt_for_run(&mut self, row: RowRef, bit: u32) -> bool {
+        // First: wrong frees must not collect rows.
+        !self.watched && row.is_allocated_as(bit, Form::Raw) && self.adopt(row)
+    }
+
+    /// Adopts a row, if it has no owner.
+    fn adopt(&mut self, row: RowRef) -> bool {
+        let Some(last_owner) = row.adopt(self.id) else { return false };
+        self.unrelieved = true;
+        if last_owner == self.id {
+            // What this owner allocates it frees itself, so it need not release rows for others to adopt.
+            self.kept_spent = self.terms.spent();
+        }
+        self.receive(row);
+        self.keep_spent(self.terms.spent());
+        true
+    }
+
+    /// Makes a row, which is in no list, the current one, with at most `most` of its free blocks.
+    fn make_current(&mut self, geometry: &Geometry, row: RowRef, most: usize) {
         self.collect(row);
         row.unsettle();
         self.current = Current::new(geometry, row, most, self.watched);
-        self.listed = listed;
-        // After that: the row may be the oldest of `spent`, which must not be released while it is the current one.
-        self.limit_spent();
     }
 
-    /// Removes a row of the owner from the lists that the current row cannot be in; returns where it still is.
-    fn unlist_current(&mut self, row: RowRef) -> Listed {
-        match row.fill(self.terms.sparse_eighths) {
-            Fill::Spent => Listed::Spent,
-            Fill::Open => Listed::Open,
-            Fill::Sparse => {
-                self.sparse.remove(row);
-                Listed::Nowhere
-            }
-            Fill::Whole => {
-                self.whole.remove(row);
-                Listed::Nowhere
-            }
-        }
-    }
-
-    /// Moves the current row to the list for its fill; there is no current row afterwards. Of 64 frees in random rows only
-    /// two move a row: the first, and the one that makes it whole.
+    /// Moves the current row to the list for its fill; there is no current row afterwards.
     pub(super) fn leave_current(&mut self) {
-        let Some(row) = self.current.leave() else { return };
-        let fill = row.settle(self.terms.sparse_eighths);
-        match core::mem::take(&mut self.listed) {
-            Listed::Open if fill == Fill::Open => return,
-            Listed::Open => self.open.remove(row),
-            Listed::Spent if fill == Fill::Spent => return,
-            Listed::Spent => self.spent.remove(row),
-            Listed::Nowhere => {}
+        if let Some(row) = self.current.leave() {
+            self.enlist(row);
         }
-        self.add_to(fill, row);
+    }
+
+    /// Allocates all blocks of a row that is whole, as raw ones, if that is the next row to allocate from and has at most `most`.
+    /// It does not become the current one. In debug mode never.
+    #[inline(never)]
+    pub(super) fn pop_whole(&mut self, geometry: &Geometry, most: usize) -> Option<Run> {
+        if self.open.len() + self.sparse.len() != 0 || self.watched || !geometry.is_even() {
+            return None;
+        }
+        let row = self.whole.front()?;
+        let len = usize::try_from(row.blocks()).ok().filter(|&blocks| blocks <= most)?;
+        self.whole.remove(row);
+        row.set_avail(0);
+        self.enlist(row);
+        row.allocate_run(0, len);
+        self.count_out(len);
+        self.limit_spent();
+        self.unrelieved = true;
+        let offset = row.chunk() + geometry.offset_of(row.first_index());
+        Some(Run { row, first: 0, len, offset, size: geometry.size() })
     }
 
     /// The block that is allocated next, if the current row has one.
@@ -193,7 +194,7 @@ impl Owner {
         if remote_freed.late {
             self.late += 1;
         } else {
-            self.used -= 1;
+            self.drawn -= 1;
         }
         self.after_remote_free(row, &remote_freed);
         Ok(())
@@ -202,11 +203,11 @@ impl Owner {
     /// Sees to it that what was freed in a row of another owner is collected.
     fn after_remote_free(&mut self, row: RowRef, freed: &RemoteFree) {
         if freed.first {
-            if row.lacks_owner() && row.adopt(self.id) {
-                self.receive(row);
-            } else if !row.is_in_depot() {
+            let adopted = row.lacks_owner() && self.adopt(row);
+            if !adopted && !row.is_in_depot() {
                 // Not needed for the depot: an owner that gets a row from there collects.
                 self.remote_frees = self.remote_frees.wrapping_add(1);
+                self.unrelieved = true;
             }
         }
     }
@@ -214,26 +215,25 @@ impl Owner {
     /// Adds a row that this owner has just got to the list for its fill.
     pub(super) fn receive(&mut self, row: RowRef) {
         self.collect(row);
-        if row.is_whole() {
+        match row.settle(self.terms.sparse_eighths) {
             // In ascending order, like fresh ones.
-            self.whole.push_back(row);
-        } else {
-            self.enlist(row);
+            Fill::Whole => self.whole.push_back(row),
+            fill => self.list(fill).push_front(row),
         }
     }
 
+    /// Adds a row to the list for its fill.
     fn enlist(&mut self, row: RowRef) {
         let fill = row.settle(self.terms.sparse_eighths);
-        self.add_to(fill, row);
+        self.list(fill).push_front(row);
     }
 
-    /// Adds a row, settled for this fill, to its list.
-    fn add_to(&mut self, fill: Fill, row: RowRef) {
+    fn list(&mut self, fill: Fill) -> &mut List {
         match fill {
-            Fill::Spent => self.spent.push_front(row),
-            Fill::Open => self.open.push_front(row),
-            Fill::Sparse => self.sparse.push_front(row),
-            Fill::Whole => self.whole.push_front(row),
+            Fill::Spent => &mut self.spent,
+            Fill::Open => &mut self.open,
+            Fill::Sparse => &mut self.sparse,
+            Fill::Whole => &mut self.whole,
         }
     }
 
@@ -241,13 +241,13 @@ impl Owner {
         let late = row.collect();
         self.late += late;
         // Counted as frees when they were made.
-        self.used += late.cast_signed();
+        self.drawn += late.cast_signed();
     }
 
     /// Makes the next row with free blocks the current one, when that has none left. `false` if there is none.
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
         self.leave_current();
-        self.release(RELEASED);
+        self.limit_spent();
         let row = loop {
             let Some(row) = self.pop_free() else {
                 // Any spent row may have remote frees, so all are checked. Each check removes a row from the list, so its cost
@@ -260,7 +260,8 @@ impl Owner {
             };
             break row;
         };
-        self.make_current(geometry, row, if self.watched { 1 } else { ROW }, Listed::Nowhere);
+        self.make_current(geometry, row, if self.watched { 1 } else { ROW });
+        self.unrelieved = true;
         true
     }
 
@@ -274,32 +275,52 @@ impl Owner {
         self.whole.pop_front().or_else(|| self.sparse.pop_back())
     }
 
-    /// Releases rows all of whose blocks are allocated: the oldest, at most `most`. Keeps the current row, which may be
-    /// in that list while blocks of it are free.
+    /// Releases rows all of whose blocks are allocated: the oldest, at most `most`.
     pub(super) fn release(&mut self, most: usize) {
         for _ in 0..most {
             let Some(row) = self.spent.pop_back() else { return };
-            if self.current.is(row) {
-                self.spent.push_front(row);
-            } else if !row.release(self.id) {
+            if !row.release(self.id) {
                 self.receive(row);
             }
         }
     }
 
+    /// Releases the oldest spent rows, if there are more than this. A release may put one back.
+    fn keep_spent(&mut self, keep: usize) {
+        if self.spent.len() > keep {
+            self.release((self.spent.len() - keep).min(RELEASED));
+        }
+    }
+
+    /// The same with as many as the owner keeps when it needs another row.
+    fn limit_spent(&mut self) {
+        self.keep_spent(self.kept_spent.min(self.terms.spent()));
+    }
+
+    /// Whether there is something to [`update`](Self::update).
+    #[inline(always)]
+    pub(super) fn is_behind(&self, news: News) -> bool {
+        news != self.news || self.sweep != 0
+    }
+
     /// Updates what the owner may have and how many remote frees were announced in the pool. After new ones it checks its
     /// open rows, a few each time: otherwise remote frees would stay in a row whose owner only frees in other rows.
     /// Constant time, except twice in the life of an owner, when it is proportional to its rows.
-    pub(super) fn update_terms(&mut self, terms: Terms, notices: u32) {
+    #[inline(never)]
+    pub(super) fn update(&mut self, news: News) {
+        let terms = news.terms();
         let stricter = terms.sparse_eighths != self.terms.sparse_eighths;
         self.terms = terms;
         if stricter {
             self.collect_open(self.open.len());
         }
-        if notices != self.notices {
-            self.notices = notices;
+        if news.notices != self.news.notices {
             self.sweep = self.open.len();
+            // Others free what this owner has allocated: without an owner, its rows can be adopted.
+            self.kept_spent = 0;
+            self.limit_spent();
         }
+        self.news = news;
         let some = SWEEP.min(self.sweep);
         self.sweep -= some;
         self.collect_open(some);
@@ -309,12 +330,8 @@ impl Owner {
     fn collect_open(&mut self, rows: usize) {
         for _ in 0..rows {
             let Some(row) = self.open.pop_back() else { return };
-            if self.current.is(row) {
-                self.open.push_front(row);
-            } else {
-                self.collect(row);
-                self.enlist(row);
-            }
+            self.collect(row);
+            self.enlist(row);
         }
     }
 
@@ -340,15 +357,22 @@ impl Owner {
 
     /// Returns and resets the counts since the last tally.
     pub(super) fn tally(&mut self) -> Tally {
-        let tally = Tally { in_use: self.used, peak: self.peak, late: self.late };
-        (self.used, self.peak, self.late) = (0, 0, 0);
+        let tally = Tally { in_use: self.used(), peak: self.peak, late: self.late };
+        (self.drawn, self.peak, self.floor, self.late) = (signed(self.stash.len()), 0, self.stash.len(), 0);
         tally
     }
 }
 
-/// The row of block `index` of a chunk, and its bit there.
+/// A number of blocks of one call, as the counters have it.
+#[inline(always)]
+pub(super) fn signed(blocks: usize) -> i64 {
+    i64::try_from(blocks).unwrap_or(0)
+}
+
+/// The row of block `index` of a chunk, and its bit there. What is no index has no row.
 #[inline(always)]
 pub(super) fn split(index: u64) -> (usize, u32) {
-    #[expect(clippy::cast_possible_truncation, reason = "an index is below 2^31")]
-    ((index >> ROW_SHIFT) as usize, index as u32 & (ROW_BLOCKS - 1))
+    #[expect(clippy::cast_possible_truncation, reason = "masked")]
+    let bit = index as u32 & (ROW_BLOCKS - 1);
+    (usize::try_from(index >> ROW_SHIFT).unwrap_or(usize::MAX), bit)
 }

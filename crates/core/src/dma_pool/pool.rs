@@ -13,6 +13,7 @@ use super::state::{Form, FreeRefusal};
 use super::turn::Growth;
 use super::watch::{Damage, OwnerTag, Watch};
 use crate::addr::Iova;
+use crate::frame::Frame;
 use crate::mem::DmaMemory;
 use crate::sync::{CachePadded, Guard, Mutex, SpinLock};
 use alloc::boxed::Box;
@@ -20,8 +21,11 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+/// Which of the next blocks is prefetched when one is allocated.
+const PREFETCHED: usize = 8;
+
 /// The largest span: its frame numbers have 32 bits.
-const MAX_SPAN: u64 = 1 << 48;
+const MAX_SPAN: u64 = Frame::BYTES << 32;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
 ///
@@ -186,11 +190,11 @@ impl<S: ChunkSource> DmaPool<S> {
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
     pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
-        self.free_by(&mut self.lock(), block, Form::Raw)
+        self.free_outlined(&mut self.lock(), block, Form::Raw)
     }
 
     pub(super) fn free_owned(&self, block: RawBlock) -> Result<(), FreeError> {
-        self.free_by(&mut self.lock(), block, Form::Owned)
+        self.free_outlined(&mut self.lock(), block, Form::Owned)
     }
 
     /// Returns the memory of an allocated block (all of it). It may be used until the borrow of the pool ends, even if the
@@ -226,8 +230,13 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn alloc_by(&self, owner: &mut Owner, form: Form) -> Result<RawBlock, AllocError> {
         loop {
-            if let Some(offset) = owner.pop(&self.geometry, form) {
+            if let Some(offset) = owner.pop_stashed(form) {
                 return Ok(self.block_at(offset));
+            }
+            if let Some(offset) = owner.pop_current(&self.geometry, form) {
+                let block = self.block_at(offset);
+                crate::mem::prefetch_for_write(block.addr().wrapping_add(PREFETCHED * self.block_size()));
+                return Ok(block);
             }
             // Returns no block, so that the block above stays in registers.
             self.stock(owner)?;

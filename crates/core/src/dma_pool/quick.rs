@@ -1,167 +1,192 @@
 //! The fast paths: blocks of the stash and of the owner's rows, by plain loads and stores.
 
-use super::current::lowest;
+use super::current::{Run, lowest};
 use super::geometry::Geometry;
-use super::owner::Owner;
+use super::owner::{Owner, signed};
 use super::pool::Place;
 use super::raw::RawBlock;
 use super::row::ROW;
-use super::stash::Site;
+use super::row_ref::Spot;
+use super::stash::{Site, Stashed};
 use super::state::Form;
+use crate::sync::lot::LOT;
 
 impl Owner {
     /// Allocates a block and returns its offset in the span; `None` if neither the stash nor the current row has one.
     #[inline(always)]
     pub(super) fn pop(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
-        if let Some(Site { offset, row, bit }) = self.stash.pop() {
-            self.count_out(1);
-            row.set_allocated(bit, form);
-            return Some(offset);
-        }
+        self.pop_stashed(form).or_else(|| self.pop_current(geometry, form))
+    }
+
+    /// The same from the stash.
+    #[inline(always)]
+    pub(super) fn pop_stashed(&mut self, form: Form) -> Option<u64> {
+        let Stashed { offset, spot } = self.stash.pop()?;
+        self.note_floor();
+        spot.state().set_allocated(form);
+        Some(offset)
+    }
+
+    /// The same from the current row, if the stash is empty.
+    #[inline(always)]
+    pub(super) fn pop_current(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
         let (row, bit) = self.current.first()?;
         self.current.drop_first();
-        self.count_out(1);
+        self.drawn += 1;
+        // The stash is empty, so all that was drawn is in use.
+        self.peak = self.peak.max(self.drawn);
         let offset = self.current.offset_of(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
         row.set_allocated(bit, form);
         Some(offset)
     }
 
-    /// Fills empty slots with raw blocks of the current row; returns how many slots from the start are full.
+    /// Allocates raw blocks that are neighbours, at most `most`: of the current row, or all of a row that is whole. `None` if
+    /// the current row has no free block, and no such row is the owner's next one, or it has more than `most`.
     #[inline(always)]
-    pub(super) fn pop_into(
-        &mut self,
-        geometry: &Geometry,
-        slots: &mut [Option<RawBlock>],
-        place: Place<'_>,
-    ) -> usize {
-        let all = slots.len();
-        let mut current = self.current;
-        let (mut rest, mut popped) = (slots, 0);
-        loop {
-            let full = rest.iter().take_while(|slot| slot.is_some()).count();
-            rest = rest.get_mut(full..).unwrap_or_default();
-            if rest.is_empty() {
-                break;
-            }
-            let Some(run) = current.first_run(geometry) else { break };
-            let (mut offset, mut taken) = (run.offset, 0);
-            for (slot, state) in rest.iter_mut().zip(run.row.states(run.first, run.len)) {
-                if slot.is_some() {
-                    break;
-                }
-                state.set_allocated(Form::Raw);
-                *slot = Some(place.block_at(offset));
-                offset += run.size;
-                taken += 1;
-            }
-            current.drop_first_of(&run, taken);
-            popped += taken;
-            rest = rest.get_mut(taken..).unwrap_or_default();
-        }
-        let full = all - rest.len();
-        self.current = current;
-        self.count_out(popped);
-        full
+    pub(super) fn pop_run(&mut self, geometry: &Geometry, most: usize) -> Option<Run> {
+        let Some(mut run) = self.current.first_run(geometry) else {
+            return self.pop_whole(geometry, most);
+        };
+        run.len = run.len.min(most);
+        self.current.drop_first_of(&run);
+        run.row.allocate_run(run.first, run.len);
+        self.count_out(run.len);
+        Some(run)
     }
 
-    /// Frees the block at `offset` if it is the one that the stash gave out last, or in the current row, and allocated in this
-    /// form. On `false` it has to be looked up.
+    /// Frees the block at `offset` if it is in the current row and the stash is full, as it is soon when blocks are freed in order:
+    /// then it need not be looked up. On `false` nothing has changed.
     #[inline(always)]
-    pub(super) fn push(&mut self, offset: u64, form: Form) -> bool {
-        if let Some(Site { row, bit, .. }) = self.stash.last_popped(offset) {
-            // Only the row's owner may free by a store.
-            if !row.is_owned_by(self.id) || !row.is_allocated_as(bit, form) {
-                return false;
-            }
-            // Not checked again: a remote free in between is found when it is collected (see `row`).
-            row.set_free(bit);
-            self.stash.push_last_popped();
-            self.used -= 1;
-            return true;
+    pub(super) fn push_current(&mut self, geometry: &Geometry, offset: u64, form: Form) -> bool {
+        if !self.stash.is_full() {
+            return false;
         }
-        let Some((row, bit)) = self.current.find(offset) else { return false };
+        let Some((row, bit)) = self.current.find(geometry, offset) else { return false };
         if !row.is_allocated_as(bit, form) {
             return false;
         }
+        self.current.put(1 << bit);
+        self.count_in(1);
         row.set_free(bit);
-        if self.stash.push(Site { offset, row, bit }) {
-            self.used -= 1;
-        } else {
-            self.put(1 << bit, 1);
-        }
         true
     }
 
-    /// Frees a block that was looked up, if its row is this owner's and stays in its list. On `false` nothing has changed.
+    /// Frees a block that was looked up, if its row is this owner's and stays in its list. On `false` nothing has changed. In
+    /// debug mode never.
     #[inline(always)]
-    pub(super) fn push_aside(&mut self, site: Site, form: Form) -> bool {
+    pub(super) fn push(&mut self, site: Site, form: Form) -> bool {
+        let Site { offset, row, bit } = site;
+        // Only the row's owner may free by a store.
+        if !row.is_owned_by(self.fast_id) || !row.is_allocated_as(bit, form) {
+            return false;
+        }
+        if !self.stash.push(Stashed { offset, spot: Spot::new(row, bit) }) {
+            if self.current.is(row) {
+                self.current.put(1 << bit);
+            } else if !row.put_settled(1 << bit, 1) {
+                return false;
+            }
+            self.count_in(1);
+        }
+        // Not checked again: a remote free in between is found when it is collected (see `row`).
+        row.set_free(bit);
+        true
+    }
+
+    /// Frees the first of at most `most` neighbouring raw blocks of a row, up to one that is not allocated, if the row is this
+    /// owner's or has none. Returns how many. In debug mode none.
+    #[inline(always)]
+    pub(super) fn push_run(&mut self, site: Site, most: usize) -> usize {
         let Site { row, bit, .. } = site;
-        if !row.is_owned_by(self.id) || !row.is_allocated_as(bit, form) {
-            return false;
+        if !row.is_owned_by(self.fast_id) && !self.adopt_for_run(row, bit) {
+            return 0;
         }
-        if !self.stash.push(site) && !row.put_settled(bit) {
-            return false;
+        let freed = row.free_run(bit, most);
+        if freed != 0 {
+            self.put_aside(row, lowest(freed) << bit, freed);
+            self.count_in(freed);
         }
-        row.set_free(bit);
-        self.used -= 1;
-        true
+        freed
     }
 
-    /// The same for many raw blocks, up to the first that has to be looked up. Returns how many were freed.
-    #[inline(always)]
-    pub(super) fn push_many<T>(
-        &mut self,
-        place: Place<'_>,
-        blocks: &[T],
-        block_in: impl Fn(&T) -> Option<RawBlock>,
-    ) -> usize {
-        let current = self.current;
-        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
-        let step = current.size as usize;
-        let (mut freed, mut pushed) = (0, 0);
-        while let Some(block) = blocks.get(pushed).and_then(&block_in) {
-            let found = place.offset_of(block).and_then(|offset| current.find(offset));
-            let Some((row, bit)) = found else { break };
-            // Neighbours behind it are known by their addresses, without a division.
-            let (mut addr, mut iova, mut run) = (block.addr(), block.iova().raw(), 0);
-            let rest = blocks.get(pushed..).unwrap_or_default();
-            for (block, state) in rest.iter().zip(row.states(bit, ROW)) {
-                let is_next =
-                    block_in(block).is_some_and(|block| block.addr() == addr && block.iova().raw() == iova);
-                if !is_next || !state.is_allocated_as(Form::Raw) {
-                    break;
-                }
-                state.set_free();
-                addr = addr.wrapping_add(step);
-                iova = iova.wrapping_add(current.size);
-                run += 1;
-            }
-            if run == 0 {
-                break;
-            }
-            freed |= lowest(run) << bit;
-            pushed += run;
-        }
-        self.put(freed, pushed);
-        pushed
-    }
-
-    #[inline(always)]
-    pub(super) fn put(&mut self, blocks: u64, count: usize) {
-        self.current.put(blocks);
-        self.used -= signed(count);
-    }
-
+    /// Counts blocks that were taken from a row, and not by way of the stash.
     #[inline(always)]
     pub(super) fn count_out(&mut self, blocks: usize) {
-        self.used += signed(blocks);
-        self.peak = self.peak.max(self.used);
+        self.drawn += signed(blocks);
+        self.floor = self.stash.len();
+        self.peak = self.peak.max(self.used());
+    }
+
+    /// Counts blocks that were returned to a row.
+    #[inline(always)]
+    pub(super) fn count_in(&mut self, blocks: usize) {
+        self.drawn -= signed(blocks);
+    }
+
+    /// Notes a block that has left the stash. Only where there are fewer in it than before can more be in use than before.
+    #[inline(always)]
+    fn note_floor(&mut self) {
+        if self.stash.len() < self.floor {
+            self.floor = self.stash.len();
+            self.peak = self.peak.max(self.used());
+        }
+    }
+
+    /// Blocks allocated less blocks freed since the last [`tally`](Self::tally).
+    #[inline(always)]
+    pub(super) fn used(&self) -> i64 {
+        self.drawn - signed(self.stash.len())
     }
 }
 
-/// A number of blocks of one call, as the counters have it.
+/// Returns how many slots from the start are empty.
 #[inline(always)]
-fn signed(blocks: usize) -> i64 {
-    i64::try_from(blocks).unwrap_or(0)
+pub(super) fn empties(slots: &[Option<RawBlock>]) -> usize {
+    let (lots, _) = slots.as_chunks::<LOT>();
+    let is_empty = |lot: &&[Option<RawBlock>; LOT]| lot.iter().fold(true, |all, slot| all & slot.is_none());
+    let empty = LOT * lots.iter().take_while(is_empty).count();
+    empty + slots.iter().skip(empty).take_while(|slot| slot.is_none()).count()
+}
+
+/// Puts the blocks of a run into as many slots.
+#[inline(always)]
+pub(super) fn put_into(slots: &mut [Option<RawBlock>], run: &Run, place: Place<'_>) {
+    let mut offset = run.offset;
+    for slot in slots {
+        *slot = Some(place.block_at(offset));
+        offset += run.size;
+    }
+}
+
+/// Returns how many entries from the start have the blocks that follow each other at distances of `size` bytes, from that of the
+/// first entry on, at most as many as a row has.
+#[inline(always)]
+pub(super) fn neighbours<T>(
+    entries: &[T],
+    first: RawBlock,
+    size: u64,
+    block_in: impl Fn(&T) -> Option<RawBlock>,
+) -> usize {
+    let entries = entries.get(..ROW).unwrap_or(entries);
+    let (first_addr, first_iova) = (first.addr() as u64, first.iova().raw());
+    let is_at = |entry: &T, bytes: u64| {
+        let (addr, iova) = (first_addr.wrapping_add(bytes), first_iova.wrapping_add(bytes));
+        block_in(entry).is_some_and(|block| (block.addr() as u64 == addr) & (block.iova().raw() == iova))
+    };
+    let (mut same, mut bytes) = (0, 0);
+    for lot in entries.as_chunks::<LOT>().0 {
+        let mut all = true;
+        for entry in lot {
+            all &= is_at(entry, bytes);
+            bytes += size;
+        }
+        if !all {
+            break;
+        }
+        same += LOT;
+    }
+    let after =
+        entries.iter().skip(same).zip((same as u64 * size..).step_by(usize::try_from(size).unwrap_or(1)));
+    same + after.take_while(|&(entry, bytes)| is_at(entry, bytes)).count()
 }

@@ -2,14 +2,14 @@
 //!
 //! # Who writes what
 //!
-//! `owner` is an owner's number, the depot, or none. Only the row's owner writes `avail` and the links, and moves a
+//! `owner` is an owner's number, the depot, or none and whose the row was last. Only the row's owner writes `avail` and the links, and moves a
 //! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. (A block in
 //! a [stash](super::stash) is its holder's, who allocates it by a plain store even if the row has another owner by then, or marks
 //! it as `REMOTE_FREED` by one to return it to that owner: the state of a block that is free and not in `avail` concerns nobody
 //! else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
 //! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
-//! An owner releases a row that has no free block (`NO_OWNER`). The next owner that frees a block of it adopts it by
+//! An owner releases a row that has no free block (`RELEASED`). The next owner that frees a block of it adopts it by
 //! compare-and-swap. Blocks that one owner allocates and another frees thus change owners 64 at a time.
 //!
 //! # Raw and owned blocks
@@ -27,7 +27,8 @@
 //! owner detects it when it collects, frees nothing, and counts it (`late`). Only in this case do both frees return `Ok`;
 //! the block is freed once, and the second free is detected.
 
-use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, free_first, is_live};
+use super::current::lowest;
+use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, allocate_run, free_run, is_live};
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The most blocks of a row. Two under the model checker.
@@ -37,17 +38,19 @@ pub(super) const ROW: usize = ROW_BLOCKS as usize;
 /// log2 of `ROW_BLOCKS`.
 pub(super) const ROW_SHIFT: u32 = ROW.trailing_zeros();
 
-/// The row has no owner: all its blocks are allocated.
-const NO_OWNER: u32 = 0;
 /// The row is in the depot.
 const DEPOT: u32 = 1;
 /// The first number that an owner can have.
 pub(super) const FIRST_OWNER: u32 = 2;
+/// The row has no owner: all its blocks are allocated. The other bits are the number of the owner that it had.
+const RELEASED: u32 = 1 << 31;
 
 /// See the [module](self).
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Row {
+    /// First, so that the address of a state says which row it is in (`row_ref::Spot`).
+    state: [AtomicU8; ROW],
     /// Bit set: the block is free in the row. Written by the row's owner.
     avail: AtomicU64,
     /// Bit set: the block was freed remotely. Set by any owner, cleared by the row's owner.
@@ -59,50 +62,49 @@ pub(super) struct Row {
     /// How many blocks may be freed before the row belongs in another list of its owner, with the last one counted; 0 if it is
     /// in none, or the current one. Written by the row's owner.
     until_moved: AtomicU32,
+    /// The chunk's offset in the span, in bytes.
+    chunk: u64,
     /// The row's number in its chunk.
     number: u32,
     /// How many blocks the row has.
     blocks: u32,
-    /// The value of `avail` when all blocks are free.
-    full: u64,
-    /// The chunk's offset in the span, in bytes.
-    chunk: u64,
-    state: [AtomicU8; ROW],
+    /// Which list of its owner the row was settled for. Written by the row's owner.
+    listed: AtomicU8,
 }
 
 /// With 64 blocks this is 2 bytes of state for each.
-#[cfg(not(any(loom, feature = "count-rmw")))]
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Row>() == 128);
 
 impl Row {
     /// Creates row `number` of the chunk at `chunk`, with `blocks` free blocks, in the depot.
     pub(super) fn new(chunk: u64, number: u32, blocks: u32) -> Self {
-        let full = if blocks >= 64 { u64::MAX } else { (1 << blocks) - 1 };
         Self {
-            avail: AtomicU64::new(full),
+            state: core::array::from_fn(|_| AtomicU8::new(FREE)),
+            avail: AtomicU64::new(lowest(blocks as usize)),
             remote_freed: AtomicU64::new(0),
             next: AtomicPtr::new(core::ptr::null_mut()),
             prev: AtomicPtr::new(core::ptr::null_mut()),
             owner: AtomicU32::new(DEPOT),
             until_moved: AtomicU32::new(0),
+            chunk,
             number,
             blocks,
-            full,
-            chunk,
-            state: core::array::from_fn(|_| AtomicU8::new(FREE)),
+            listed: AtomicU8::new(Fill::Whole as u8),
         }
     }
 
     #[inline(always)]
-    fn state(&self, bit: u32) -> &AtomicU8 {
+    pub(super) fn state(&self, bit: u32) -> &AtomicU8 {
         &self.state[bit as usize & (ROW - 1)]
     }
 
-    /// Returns the states of at most `most` blocks from this one on, for the row's owner.
+    /// Marks free blocks of the row as allocated raw ones: `count` from this one on, or as far as the row goes. For the row's
+    /// owner.
     #[inline(always)]
-    pub(super) fn states(&self, from: u32, most: usize) -> impl ExactSizeIterator<Item = State<'_>> {
+    pub(super) fn allocate_run(&self, from: u32, count: usize) {
         let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
-        rest.split_at(most.min(rest.len())).0.iter().map(State::new)
+        allocate_run(rest.split_at(count.min(rest.len())).0, from);
     }
 
     /// Frees the first of at most `most` blocks from this one on, up to one that is not an allocated raw block; for the row's
@@ -110,7 +112,7 @@ impl Row {
     #[inline(always)]
     pub(super) fn free_run(&self, from: u32, most: usize) -> usize {
         let (_, rest) = self.state.split_at(from as usize & (ROW - 1));
-        free_first(rest.split_at(most.min(rest.len())).0)
+        free_run(rest.split_at(most.min(rest.len())).0, from)
     }
 
     /// Returns the chunk's offset in the span, in bytes.
@@ -161,28 +163,37 @@ impl Row {
 
     /// Whether all blocks are free and none is in a magazine.
     pub(super) fn is_whole(&self) -> bool {
-        self.avail() == self.full
+        self.avail() == self.full()
     }
 
-    /// How much of the row is free, which decides its list. It is sparse from this many eighths of its blocks on.
-    #[inline]
-    pub(super) fn fill(&self, sparse_eighths: u32) -> Fill {
-        self.fill_of(self.avail(), sparse_eighths)
+    /// The value of `avail` when all blocks are free.
+    #[inline(always)]
+    fn full(&self) -> u64 {
+        lowest(self.blocks as usize)
     }
 
-    /// The list that the row belongs in, as [`fill`](Self::fill), until as many blocks of it are freed as are noted here.
+    /// Decides which list the row belongs in, and after how many further frees another one. It is sparse from this many eighths of
+    /// free blocks on.
     pub(super) fn settle(&self, sparse_eighths: u32) -> Fill {
         let avail = self.avail();
-        let fill = self.fill_of(avail, sparse_eighths);
         // Without POPCNT a count takes 20 instructions; in order rows are empty or whole.
-        let until_moved = match fill {
-            Fill::Spent => 1,
-            Fill::Open => (self.blocks * sparse_eighths).div_ceil(8).saturating_sub(avail.count_ones()),
-            Fill::Sparse => self.blocks.saturating_sub(avail.count_ones()),
-            Fill::Whole => 0,
+        let (fill, until_moved) = if avail == 0 {
+            (Fill::Spent, 1)
+        } else if avail == self.full() {
+            (Fill::Whole, 0)
+        } else {
+            let (free, sparse) = (avail.count_ones(), (self.blocks * sparse_eighths).div_ceil(8));
+            if free < sparse { (Fill::Open, sparse - free) } else { (Fill::Sparse, self.blocks - free) }
         };
         self.until_moved.store(until_moved, Ordering::Relaxed);
+        self.listed.store(fill as u8, Ordering::Relaxed);
         fill
+    }
+
+    /// Returns the list that the row was last settled for.
+    pub(super) fn listed(&self) -> Fill {
+        let listed = self.listed.load(Ordering::Relaxed);
+        Fill::ALL.into_iter().find(|&fill| fill as u8 == listed).unwrap_or(Fill::Whole)
     }
 
     /// Notes that the row is in no list of its owner that a free could change.
@@ -190,37 +201,23 @@ impl Row {
         self.until_moved.store(0, Ordering::Relaxed);
     }
 
-    /// Adds a block, which is marked as free, to those that are free in the row. Returns false, and adds nothing, if the row
-    /// would belong in another list then.
+    /// Adds this many blocks, which are marked as free, to those that are free in the row. Returns false, and adds nothing, if
+    /// the row would belong in another list then.
     #[inline(always)]
-    pub(super) fn put_settled(&self, bit: u32) -> bool {
+    pub(super) fn put_settled(&self, blocks: u64, count: u32) -> bool {
         let until = self.until_moved.load(Ordering::Relaxed);
-        if until <= 1 {
+        if until <= count {
             return false;
         }
-        self.until_moved.store(until - 1, Ordering::Relaxed);
-        self.set_avail(self.avail() | 1 << bit);
+        self.until_moved.store(until - count, Ordering::Relaxed);
+        self.set_avail(self.avail() | blocks);
         true
-    }
-
-    /// The same if these blocks of the row were free.
-    #[inline]
-    pub(super) fn fill_of(&self, avail: u64, sparse_eighths: u32) -> Fill {
-        if avail == 0 {
-            Fill::Spent
-        } else if avail == self.full {
-            Fill::Whole
-        } else if avail.count_ones() * 8 >= self.blocks * sparse_eighths {
-            Fill::Sparse
-        } else {
-            Fill::Open
-        }
     }
 
     /// Marks a block as allocated.
     #[inline(always)]
     pub(super) fn set_allocated(&self, bit: u32, form: Form) {
-        self.state(bit).store(form as u8, Ordering::Relaxed);
+        State::new(self.state(bit)).set_allocated(form);
     }
 
     /// Marks a block as free, after [`is_allocated_as`](Self::is_allocated_as) has returned true.
@@ -260,13 +257,18 @@ impl Row {
     pub(super) fn release(&self, owner: u32) -> bool {
         // Release: the next owner sees `avail`, the links and the states. Acquire: a remote free that read `owner` before
         // this and left the row to this owner (see `lacks_owner`) has set its bit before.
-        self.owner.swap(NO_OWNER, Ordering::AcqRel);
-        self.remote_freed.load(Ordering::Relaxed) == 0 || !self.adopt(owner)
+        self.owner.swap(RELEASED | owner, Ordering::AcqRel);
+        self.remote_freed.load(Ordering::Relaxed) == 0 || self.adopt(owner).is_none()
     }
 
     /// Moves the row to an owner, or to the depot. Under the depot's lock.
     pub(super) fn pass_to(&self, owner: u32) {
-        self.owner.store(owner, Ordering::Release);
+        if cfg!(loom) {
+            // As in `State::set_free`: loom does not order a store behind the read-modify-write of `lacks_owner`.
+            self.owner.swap(owner, Ordering::Release);
+        } else {
+            self.owner.store(owner, Ordering::Release);
+        }
     }
 
     /// The same, into the depot.
@@ -298,20 +300,16 @@ impl Row {
         self.state(bit).store(Form::Raw as u8, Ordering::Relaxed);
     }
 
-    /// Makes `owner` the owner of the row, if it has none.
+    /// Makes `owner` the owner of the row, if it has none. Returns the owner that released it.
     #[must_use]
-    pub(super) fn adopt(&self, owner: u32) -> bool {
-        let Err(now) = self.owner.compare_exchange(NO_OWNER, owner, Ordering::AcqRel, Ordering::Relaxed)
-        else {
-            return true;
-        };
-        debug_assert!(now != owner, "an owner adopts its own row");
-        false
-    }
-
-    /// Whether the row has no owner.
-    pub(super) fn is_unowned(&self) -> bool {
-        self.is_owned_by(NO_OWNER)
+    pub(super) fn adopt(&self, owner: u32) -> Option<u32> {
+        let word = self.owner.load(Ordering::Relaxed);
+        if !is_released(word) {
+            debug_assert!(word != owner, "an owner adopts its own row");
+            return None;
+        }
+        let adopted = self.owner.compare_exchange(word, owner, Ordering::AcqRel, Ordering::Relaxed);
+        adopted.is_ok().then_some(word & !RELEASED)
     }
 
     /// Frees a block of a row that is not the caller's.
@@ -339,10 +337,16 @@ impl Row {
     /// Whether no owner will collect what was just freed remotely.
     ///
     /// A read-modify-write, so that it has one order with the swap in `release`: either it comes after that
-    /// and finds `NO_OWNER`, or that comes after it and sees the bit.
+    /// and finds `RELEASED`, or that comes after it and sees the bit.
     #[must_use]
     pub(super) fn lacks_owner(&self) -> bool {
-        self.owner.fetch_add(0, Ordering::AcqRel) == NO_OWNER
+        is_released(self.owner.fetch_add(0, Ordering::AcqRel))
+    }
+
+    /// Whether the row has no owner.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn is_unowned(&self) -> bool {
+        is_released(self.owner.load(Ordering::Relaxed))
     }
 
     /// After how many frees the row has to move.
@@ -378,8 +382,14 @@ impl Row {
     }
 }
 
+/// Whether a row with this word for its owner has none.
+fn is_released(word: u32) -> bool {
+    word & RELEASED != 0
+}
+
 /// How much of a row is free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub(super) enum Fill {
     /// Nothing.
     Spent,
@@ -389,6 +399,10 @@ pub(super) enum Fill {
     Sparse,
     /// All of its blocks: it counts likewise.
     Whole,
+}
+
+impl Fill {
+    const ALL: [Self; 4] = [Self::Spent, Self::Open, Self::Sparse, Self::Whole];
 }
 
 /// The result of a remote free.

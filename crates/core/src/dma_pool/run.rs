@@ -1,11 +1,8 @@
 //! [`BlockRun`]: raw blocks that are neighbours as one value, for drivers that lay out rings.
 
-use super::current::lowest;
 use super::error::{AllocError, BulkFreeError};
-use super::geometry::Geometry;
 use super::local::Local;
-use super::owner::Owner;
-use super::pool::{DmaPool, Place};
+use super::pool::DmaPool;
 use super::raw::RawBlock;
 use super::source::ChunkSource;
 use super::state::Form;
@@ -80,33 +77,6 @@ impl BlockRun {
     }
 }
 
-impl Owner {
-    /// Allocates the first free blocks of the current row that are neighbours, at most `most`.
-    #[inline(always)]
-    fn pop_run(&mut self, geometry: &Geometry, most: NonZeroUsize, place: Place<'_>) -> Option<BlockRun> {
-        let run = self.current.first_run(geometry)?;
-        let len = run.len.min(most.get());
-        self.current.drop_first_of(&run, len);
-        self.count_out(len);
-        run.row.states(run.first, len).for_each(|state| state.set_allocated(Form::Raw));
-        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
-        let stride = run.size as usize;
-        Some(BlockRun { first: place.block_at(run.offset), stride, len })
-    }
-
-    /// Frees the blocks of a run, up to the first that is not in the current row, or not allocated. Returns how many.
-    #[inline(always)]
-    fn push_run(&mut self, run: &BlockRun, place: Place<'_>) -> usize {
-        let found = place.offset_of(run.first).and_then(|offset| self.current.find(offset));
-        let Some((row, bit)) = found.filter(|_| run.stride as u64 == self.current.size) else { return 0 };
-        let freed = row.free_run(bit, run.len);
-        if freed != 0 {
-            self.put(lowest(freed) << bit, freed);
-        }
-        freed
-    }
-}
-
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// Allocates raw blocks that are neighbours: at least one, at most `most`, and never more than 64.
     ///
@@ -137,14 +107,15 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     #[inline]
     pub fn alloc_run(&mut self, most: NonZeroUsize) -> Result<BlockRun, AllocError> {
         let Self { pool, owner, .. } = self;
-        let place = pool.place();
+        let run = |offset, len| BlockRun { first: pool.block_at(offset), stride: pool.block_size(), len };
         loop {
-            if let Some(run) = owner.pop_run(&pool.geometry, most, place) {
-                return Ok(run);
+            if let Some(found) = owner.pop_run(&pool.geometry, most.get()) {
+                pool.relieve(owner);
+                return Ok(run(found.offset, found.len));
             }
             // The blocks that were freed last, one at a time.
             if let Some(offset) = owner.pop(&pool.geometry, Form::Raw) {
-                return Ok(BlockRun { first: place.block_at(offset), stride: pool.block_size(), len: 1 });
+                return Ok(run(offset, 1));
             }
             pool.stock(owner)?;
         }
@@ -157,11 +128,11 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     #[inline]
     pub fn free_run(&mut self, run: BlockRun) -> Result<(), BulkFreeError> {
         let Self { pool, owner, .. } = self;
-        let place = pool.place();
+        let even = pool.geometry.is_even() && run.stride == pool.block_size();
         let mut freed = 0;
         while let Some(rest) = run.from(freed) {
-            freed += match owner.push_run(&rest, place) {
-                // Of another row, or wrong.
+            freed += match pool.free_run_of(owner, rest.first, if even { rest.len } else { 1 }) {
+                // Of another owner's row, or wrong.
                 0 => pool
                     .free_found(owner, rest.first, Form::Raw)
                     .map(|()| 1)

@@ -1,5 +1,6 @@
 //! The states of a block. Who moves it from one to another is explained in [`row`](super::row).
 
+use crate::sync::lot::{self, LOT};
 use crate::sync::{AtomicU8, Ordering};
 
 /// Not allocated: in its row's `avail`, in the magazine of the row's owner, or in an owner's stash.
@@ -67,22 +68,52 @@ impl<'r> State<'r> {
     }
 }
 
-/// Frees the first of these blocks of the row's owner, up to one that is not an allocated raw block. Returns how many.
+/// Eight times the state of an allocated raw block.
+const ALL_RAW: u64 = Form::Raw as u64 * 0x0101_0101_0101_0101;
+/// Eight times the state of a free one.
+const ALL_FREE: u64 = FREE as u64 * 0x0101_0101_0101_0101;
+
+/// Splits the states of neighbouring blocks, of which the first is block `from` of its row, into lots that start at multiples of
+/// eight, and the states before and after them.
 #[inline(always)]
-pub(super) fn free_first(states: &[AtomicU8]) -> usize {
-    let is_raw = |state: &State<'_>| state.is_allocated_as(Form::Raw);
-    let mut freed = 0;
-    // Eight at a time, without a bound to check for each. A remote free in between is found when it is collected (see `row`).
-    for lot in states.as_chunks::<8>().0 {
-        let lot = lot.each_ref().map(State::new);
-        if !lot.iter().fold(true, |all, state| all & is_raw(state)) {
-            break;
-        }
-        lot.into_iter().for_each(State::set_free);
-        freed += 8;
+fn in_lots(states: &[AtomicU8], from: u32) -> (&[AtomicU8], &[[AtomicU8; LOT]], &[AtomicU8]) {
+    let before = (from.wrapping_neg() as usize % LOT).min(states.len());
+    let (before, rest) = states.split_at(before);
+    let (lots, after) = rest.as_chunks();
+    (before, lots, after)
+}
+
+/// Marks neighbouring free blocks of the row's owner as allocated raw ones. The first is block `from` of the row.
+#[inline(always)]
+pub(super) fn allocate_run(states: &[AtomicU8], from: u32) {
+    let (before, lots, after) = in_lots(states, from);
+    before.iter().for_each(|state| State::new(state).set_allocated(Form::Raw));
+    lots.iter().for_each(|states| lot::store(states, ALL_RAW));
+    after.iter().for_each(|state| State::new(state).set_allocated(Form::Raw));
+}
+
+/// Frees the first of these neighbouring blocks of the row's owner, up to one that is not an allocated raw block. The first is
+/// block `from` of the row. Returns how many.
+#[inline(always)]
+pub(super) fn free_run(states: &[AtomicU8], from: u32) -> usize {
+    let one_by_one = |states: &[AtomicU8]| {
+        let raw = states.iter().map(State::new).take_while(|state| state.is_allocated_as(Form::Raw));
+        raw.map(State::set_free).count()
+    };
+    let (before, lots, after) = in_lots(states, from);
+    let mut freed = one_by_one(before);
+    if freed < before.len() {
+        return freed;
     }
-    let rest = states.iter().skip(freed).map(State::new);
-    freed + rest.take_while(is_raw).map(State::set_free).count()
+    for states in lots {
+        // A remote free between the load and the store is found when it is collected (see `row`), as with one block.
+        if cfg!(loom) || lot::load(states) != ALL_RAW {
+            return freed + one_by_one(states);
+        }
+        lot::store(states, ALL_FREE);
+        freed += LOT;
+    }
+    freed + one_by_one(after)
 }
 
 /// Whether this is the state of an allocated block.

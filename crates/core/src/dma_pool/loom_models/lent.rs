@@ -13,7 +13,7 @@ fn memory_lent_by_address_against_the_release_of_its_chunk() {
         let borrows = [0, 1].map(|_| {
             let (pool, source) = (pool.clone(), source.clone());
             thread::spawn(move || {
-                let (number, bit) = split(pool.geometry.index_of(x).unwrap());
+                let (number, bit) = split(pool.geometry.index_of(x));
                 let lent = pool.chunk.lend(pool.chunk.row(number).unwrap(), bit);
                 // SAFETY: loom reports a concurrent release.
                 assert!(!lent || source.with(|has_lent_run| unsafe { *has_lent_run }), "released before");

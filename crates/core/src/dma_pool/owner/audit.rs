@@ -1,10 +1,9 @@
 //! What holds of an owner between its calls. For tests.
 
-use super::super::current::lowest;
 use super::super::row::Fill;
 use super::super::row_ref::RowRef;
 use super::super::stash::STASH;
-use super::{Listed, Owner};
+use super::Owner;
 use alloc::vec::Vec;
 
 /// Free blocks of a row that are not in its `avail`.
@@ -30,36 +29,31 @@ impl Owner {
                 "a row in two lists or of another owner"
             );
             rows.push(row);
-            if current == Some(row) {
-                let listed =
-                    matches!((self.listed, list), (Listed::Spent, Fill::Spent) | (Listed::Open, Fill::Open));
-                assert!(listed && row.until_moved() == 0, "{:?} in {list:?}", self.listed);
-            } else {
-                self.audit_listed(row, list);
-            }
+            self.audit_listed(row, list);
         }
         if let Some(row) = current {
-            if !rows.contains(&row) {
-                assert!(row.is_owned_by(self.id) && matches!(self.listed, Listed::Nowhere));
-                rows.push(row);
-            }
+            assert!(row.is_owned_by(self.id) && !rows.contains(&row), "the current row is in a list");
+            rows.push(row);
             loose.push((row, free));
         }
-        loose.extend(self.stash.sites().map(|site| (site.row, 1 << site.bit)));
-        assert!(self.stash.sites().count() <= if self.watched { 0 } else { STASH });
+        loose.extend(self.stash.blocks().map(|block| (block.spot.row(), 1 << block.spot.bit())));
+        assert!(self.stash.blocks().count() <= if self.watched { 0 } else { STASH });
         (rows, loose)
     }
 
     fn audit_listed(&self, row: RowRef, list: Fill) {
-        let eighths = self.terms.sparse_eighths;
-        assert_eq!(row.fill(eighths), list, "{:x}", row.avail());
+        let (blocks, free) = (row.blocks(), u64::from(row.avail().count_ones()));
+        let fill_with = |free: u64| match free {
+            0 => Fill::Spent,
+            all if all == blocks => Fill::Whole,
+            some if some * 8 >= blocks * u64::from(self.terms.sparse_eighths) => Fill::Sparse,
+            _ => Fill::Open,
+        };
+        assert_eq!((fill_with(free), row.listed()), (list, list), "{:x}", row.avail());
         // The first number of free blocks with which it is in another list.
-        let free = row.avail().count_ones() as usize;
-        let blocks = usize::try_from(row.blocks()).unwrap_or(usize::MAX);
-        let moves = |&more: &usize| more == blocks || row.fill_of(lowest(more), eighths) != list;
-        let until = (free + 1..=blocks).find(moves).map(|more| more - free);
+        let until = (free + 1..=blocks).find(|&more| fill_with(more) != list).map(|more| more - free);
         if list != Fill::Whole {
-            assert_eq!(Some(row.until_moved() as usize), until, "{list:?} {:x}", row.avail());
+            assert_eq!(Some(u64::from(row.until_moved())), until, "{list:?} {:x}", row.avail());
         }
     }
 }

@@ -56,6 +56,22 @@ fn a_block_that_returned_to_another_slot_of_the_stash_is_not_freed_again() {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
 }
 
+/// The slot above names a block that was popped before, and is allocated: it must not be freed in the place of the other.
+#[test]
+fn a_second_free_of_the_block_given_out_last_frees_no_other() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+    let again: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
+    for &block in again.iter().rev() {
+        local.free_raw(block).unwrap();
+        assert_eq!(local.free_raw(block), Err(FreeError::DoubleFree { addr: block.addr() }));
+    }
+    assert_eq!(pool.stats().in_use, 0);
+}
+
 #[test]
 fn pairs_do_not_raise_the_high_water_mark() {
     let heap = Heap::new(2 << 20);

@@ -14,7 +14,8 @@ fn free_twice(owner: &mut Borrowed<'_, '_>, other: &mut Borrowed<'_, '_>, block:
     assert!(site.row.is_allocated_as(site.bit, Form::Raw));
     other.free_raw(block).unwrap();
     site.row.set_free(site.bit);
-    owner.owner.put(1 << site.bit, 1);
+    owner.owner.put_aside(site.row, 1 << site.bit, 1);
+    owner.owner.count_in(1);
 }
 
 fn check(pool: &DmaPool<&Heap>, in_use: u64) {
