@@ -37,9 +37,9 @@ impl Default for StackArgs {
 pub(crate) enum Protect {
     /// Always: they are mapped once
     Static,
-    /// From submission to completion; a batch shares one flush, and its buffers are held until that has completed
+    /// From submission to completion; what completes together shares one flush, and its buffers are held until that has completed
     Revoke,
-    /// From submission to completion; each completion waits for its own flush
+    /// From submission to completion; what completes together shares one flush, and nothing goes on before that has completed
     Strict,
 }
 

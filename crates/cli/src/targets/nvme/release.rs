@@ -20,15 +20,10 @@ pub(super) struct Held<'d, B: Pinned> {
 }
 
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
-    /// Revokes the device's access to the buffers of all completed commands.
+    /// Revokes the device's access to the buffers of all completed commands, with one flush. `strict` waits for it before it
+    /// does anything else: a device that can still reach a buffer is never left while the program goes on.
     pub(super) fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
         if self.completed.is_empty() {
-            return;
-        }
-        if self.protect == Protect::Strict {
-            for (io, buffer, result) in self.completed.drain(..) {
-                completed.push(returned(&self.info.name, io, buffer.unmap(&mut self.domain), result));
-            }
             return;
         }
         // One flush for all reads and writes of this poll.
@@ -49,6 +44,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         debug_assert_eq!(self.revoked.len(), requests.len());
         let (held, since) = (self.revoked.drain(..).zip(requests), Instant::now());
         self.held.extend(held.map(|(revoked, (io, result))| Held { io, since, revoked, result }));
+        if self.protect == Protect::Strict {
+            self.quiesce(completed);
+        }
     }
 
     /// Returns the buffers whose flush has completed. Flushes complete in the order of their requests, so one look is enough

@@ -6,12 +6,15 @@ use crate::engine::pump::{Plan, PumpStats, pump};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
-use pinfold::soft::SoftConfig;
+use pinfold::soft::{Effect, SoftConfig};
 use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_core::domain::BackendError;
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::spec::Status;
-use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Trigger};
+use pinfold_nvme_model::{
+    BusAccess, Fault, Injection, InjectionOutcome, MemoryMedia, ModelConfig, ModelController, ModelRegisters,
+    Trigger,
+};
 use std::sync::Arc;
 
 const BLOCK: usize = 8192;
@@ -236,5 +239,42 @@ fn a_batch_that_does_not_fit_is_queued_in_part() {
         assert!(completed.iter().all(|read| matches!(read.result, Ok(BLOCK)) && read.buffer.is_some()));
         drop(target);
         assert_eq!(setup.domain.stats().live, 0, "{protect:?}");
+    }
+}
+
+/// Accesses of a device to what it was once given, on an IOMMU that drops what it has cached as late as it may.
+#[test]
+fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
+    for protect in [Protect::Revoke, Protect::Strict] {
+        let flush_cost = Duration::from_millis(20);
+        let config = SoftConfig { flush_cost, effect: Effect::AtLast, ..SoftConfig::default() };
+        let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), protect);
+        let mut target = setup.target();
+        let faults = setup.model.faults();
+        faults.inject(Trigger::Every(1), Fault::Remember);
+        target.submit_many(reads(setup.buffers())).unwrap();
+        target.queue.ring_doorbell();
+        while setup.model.stats().bytes_read < 8 * BLOCK as u64 {
+            std::thread::yield_now();
+        }
+        // The controller carries out one command after another: now it has written all completions.
+        target.controller.scan_namespaces().unwrap();
+        let succeeded = |one: &Injection| one.outcome == InjectionOutcome::Succeeded;
+        assert!(faults.access_remembered(BusAccess::Write).iter().all(succeeded));
+        let waits = || setup.domain.stats().backend.invalidations.waits;
+        let (before, mut completed) = (waits(), Vec::new());
+        target.poll(&mut completed).unwrap();
+        if protect == Protect::Strict {
+            assert_eq!((completed.len(), target.held.len()), (8, 0), "strict returns with its buffers");
+        }
+        while completed.len() < 8 {
+            target.wait(&mut completed).unwrap();
+        }
+        for access in [BusAccess::Write, BusAccess::Read] {
+            let outcomes = faults.access_remembered(access);
+            assert_eq!(outcomes.len(), 8);
+            assert!(!outcomes.iter().any(succeeded), "{protect:?}: {access:?}");
+        }
+        assert_eq!(waits() - before, 1, "{protect:?}");
     }
 }
