@@ -204,7 +204,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked: Vec<Revoked<P, H::Item>>,
         limit: WaitLimit,
     ) -> impl Iterator<Item = Result<P, NotQuiesced<P, H::Item>>> {
-        let here = revoked.iter().filter(|one| one.belongs_to(&self.domain) && !one.is_quiesced());
+        let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
         let waited = last.map_or(Ok(()), |last| self.domain.backend().wait_for(last, limit));
         revoked.into_iter().map(move |one| {
