@@ -59,12 +59,12 @@
 //! the 16 blocks that were freed last, which are allocated first. Alloc and free through a `Local` move a block to or from the
 //! stash, or clear or set a bit of the word, and write the block's state, by plain loads and stores. When the current row is
 //! empty, or frees in order reach another row, that other row becomes the current one; otherwise a block is only marked free
-//! in its row. A free finds the row from the address: a range check, a table that the pool owns, a multiplication and a
-//! shift; there are no headers. For a block of the current row the multiplication alone is enough, and the block that the
-//! stash gave out last is recognised by its address.
+//! in its row. A free finds the row from the address: a range check, a table that the pool owns, and a multiplication; there
+//! are no headers. The block that the stash gave out last is recognised by its address. Bulk calls treat neighbours as one, and
+//! take and return whole rows.
 //!
-//! A row whose blocks are all allocated has no owner, and the first to free one of them becomes its owner; a block in a
-//! row of another owner is freed *remotely*, by a list in the row that its owner collects. Rows that are mostly free move
+//! A row whose blocks are all allocated has no owner, or keeps an owner that frees its blocks itself; otherwise the first to free one
+//! of them becomes its owner. A block in a row of another owner is freed *remotely*, by a list in the row that its owner collects. Rows that are mostly free move
 //! to and from the depot, many at a time.
 //!
 //! Every operation takes constant amortised time for any number of blocks. No free allocates memory, and no lock is held

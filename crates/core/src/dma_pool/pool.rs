@@ -21,7 +21,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Which of the next blocks is prefetched when one is allocated.
+/// How many blocks on from a fresh one memory is prefetched: nothing else brings it into the cache before it is written.
 const PREFETCHED: usize = 8;
 
 /// The largest span: its frame numbers have 32 bits.
