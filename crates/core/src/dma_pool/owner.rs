@@ -248,21 +248,25 @@ impl Owner {
     pub(super) fn refill(&mut self, geometry: &Geometry) -> bool {
         self.leave_current();
         self.limit_spent();
-        let row = loop {
-            let Some(row) = self.pop_free() else {
-                // Any spent row may have remote frees, so all are checked. Each check removes a row from the list, so its cost
-                // is amortised by what added the row.
-                if self.spent.len() == 0 {
-                    return false;
-                }
-                self.release(RELEASED);
-                continue;
-            };
-            break row;
-        };
+        let Some(row) = self.pop_free().or_else(|| self.pop_collected()) else { return false };
         self.make_current(geometry, row, if self.watched { 1 } else { ROW });
         self.unrelieved = true;
         true
+    }
+
+    /// A spent row into which others have freed blocks. All are checked, and as many as the owner does not keep released: a check
+    /// that removes a row from the list is amortised by what added the row, the others by the rows that the depot lends next.
+    fn pop_collected(&mut self) -> Option<RowRef> {
+        while self.kept_spent == 0 && self.spent.len() != 0 {
+            self.release(RELEASED);
+            if let Some(row) = self.pop_free() {
+                return Some(row);
+            }
+        }
+        for _ in 0..self.spent.len() {
+            self.spent.pop_back().into_iter().for_each(|row| self.receive(row));
+        }
+        self.pop_free()
     }
 
     /// A row with free blocks: the fullest first, so that the emptier ones become whole.

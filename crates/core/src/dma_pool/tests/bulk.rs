@@ -117,3 +117,50 @@ proptest! {
         prop_assert_eq!(again.len(), taken.len());
     }
 }
+
+/// An owner that frees what it has allocated keeps its spent rows: nothing changes owners but what the depot is lent.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn rows_that_an_owner_frees_itself_are_not_exchanged() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let mut slots = [None; 512];
+    for round in 0..20 {
+        crate::sync::rmw_reset();
+        assert_eq!(local.fill(&mut slots), 512);
+        local.free_slots(&mut slots).unwrap();
+        let made = crate::sync::rmw_count();
+        assert!(round == 0 || made <= 512 / 50, "{made} read-modify-writes for 512 blocks");
+    }
+}
+
+/// An owner that keeps its spent rows, since it has freed its own blocks, learns that others free them.
+#[test]
+fn what_others_free_in_rows_that_were_kept_is_allocated_again() {
+    let heap = Heap::new(64 << 20);
+    let pool = pool(&heap, 64);
+    let (mut local, mut other) = (pool.local(), pool.local());
+    let mut slots = [None; 2048];
+    for _ in 0..3 {
+        assert_eq!(local.fill(&mut slots), 2048);
+        local.free_slots(&mut slots).unwrap();
+    }
+    assert_eq!(local.fill(&mut slots), 2048);
+    let blocks = pool.stats().blocks;
+    let mut more = Vec::new();
+    // Until the pool is exhausted, so that what it has is what it is asked for.
+    while pool.stats().blocks == blocks {
+        more.push(local.alloc_raw().unwrap());
+    }
+    let blocks = pool.stats().blocks;
+    while (more.len() as u64) < blocks - 2048 {
+        more.push(local.alloc_raw().unwrap());
+    }
+    other.free_slots(&mut slots).unwrap();
+    // What the other owner adopted, it moves to the depot but for what it may keep.
+    drop(other);
+    assert_eq!(local.fill(&mut slots), 2048);
+    assert_eq!(pool.stats().blocks, blocks, "the pool has not grown");
+    assert_eq!(pool.stats().in_use, blocks);
+}
