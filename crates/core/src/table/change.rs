@@ -36,11 +36,14 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     ) -> Result<Run<'t>, TableError> {
         let (mut at, mut linked) = (self.store.root(), false);
         loop {
-            let here = slot(iova, at.level);
-            if at.page.state().is_pinned() {
+            // Only these are ever pinned.
+            if at.level == 1 && at.page.state().is_pinned() {
                 return Err(TableError::Pinned { at: Iova::new(iova) });
             }
-            match self.store.load(at, here) {
+            let raw = self.store.raw(at.page, slot(iova, at.level));
+            match F::parse(raw, at.level) {
+                // What is linked and no retired page: nothing changes on the way to it.
+                Entry::Link(phys) if at.level > target => at = self.child_at(at, iova, raw, phys)?,
                 Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
                 Entry::Empty if at.level == target => break,
                 Entry::Empty => {
@@ -48,8 +51,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                     at = self.extend(at, iova)?;
                     linked = true;
                 }
-                Entry::Link(_) | Entry::Retired(_) => {
-                    let child = self.child(at, iova)?;
+                Entry::Link(phys) | Entry::Retired(phys) => {
+                    let child = self.child_at(at, iova, raw, phys)?;
                     if at.level == target {
                         if let Some(mapped) = self.first_leaf(child, iova & !(span(at.level) - 1))? {
                             return Err(TableError::AlreadyMapped { at: Iova::new(mapped) });
@@ -149,11 +152,22 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     /// Returns the page that an entry links, or linked until it was retired.
     fn child(&self, place: Place<'t>, iova: u64) -> Result<Place<'t>, TableError> {
         let raw = self.store.raw(place.page, slot(iova, place.level));
-        let page = match F::parse(raw, place.level) {
-            Entry::Link(phys) | Entry::Retired(phys) => self.store.page_at(place.page, phys),
-            Entry::Empty | Entry::Leaf { .. } => None,
-        };
-        let page = page.filter(|page| self.directory.has(page.index()));
+        match F::parse(raw, place.level) {
+            Entry::Link(phys) | Entry::Retired(phys) => self.child_at(place, iova, raw, phys),
+            Entry::Empty | Entry::Leaf { .. } => Err(TableError::Damaged { at: Iova::new(iova), entry: raw }),
+        }
+    }
+
+    /// Returns the page at `phys`, which entry `raw` of `place` links, or linked until it was retired.
+    #[inline]
+    fn child_at(
+        &self,
+        place: Place<'t>,
+        iova: u64,
+        raw: u64,
+        phys: PhysAddr,
+    ) -> Result<Place<'t>, TableError> {
+        let page = self.store.page_at(place.page, phys).filter(|page| self.directory.has(page.index()));
         let page = page.ok_or(TableError::Damaged { at: Iova::new(iova), entry: raw })?;
         Ok(Place { page, level: place.level - 1 })
     }
