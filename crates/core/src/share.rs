@@ -249,6 +249,24 @@ impl<T> Stock<T> {
         self.value.is_same(share)
     }
 
+    /// Takes `shares` shares out of the stock, as a stock of its own. At most one read-modify-write.
+    pub(crate) fn split(&mut self, shares: u32) -> Self {
+        let shares = u64::from(shares).max(1);
+        while self.shares <= shares {
+            self.value.add(Self::SHARES);
+            self.shares += Self::SHARES;
+        }
+        self.shares -= shares;
+        Self { value: ManuallyDrop::new(Shared(self.value.0)), shares }
+    }
+
+    /// Takes back what was [split](Self::split) from it. A stock of another value gives up its shares.
+    pub(crate) fn merge(&mut self, other: Self) {
+        if self.value.is_same(&other.value) {
+            self.shares += ManuallyDrop::new(other).shares;
+        }
+    }
+
     /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`] does.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);
@@ -357,6 +375,28 @@ mod tests {
         drop((front, owner));
         assert_eq!(drops.load(Ordering::SeqCst), 0);
         drop(issued);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn what_is_split_from_a_stock_keeps_the_value_and_returns() {
+        let (front, drops) = value();
+        let mut owner = front.stock();
+        let mut part = owner.split(3);
+        let issued = part.issue();
+        assert_eq!((owner.shares, part.shares), (Stock::<Value>::SHARES - 3, 2));
+        owner.merge(part);
+        owner.take_back(issued);
+        assert_eq!(owner.shares, Stock::<Value>::SHARES);
+        // More than there are, and what belongs to another value.
+        let most = u32::try_from(Stock::<Value>::SHARES).unwrap();
+        let part = owner.split(most);
+        assert_eq!((owner.shares, part.shares), (u64::from(most), u64::from(most)));
+        let (other, other_drops) = value();
+        owner.merge(other.stock());
+        drop((front, owner, other));
+        assert_eq!((drops.load(Ordering::SeqCst), other_drops.load(Ordering::SeqCst)), (0, 1));
+        drop(part);
         assert_eq!(drops.load(Ordering::SeqCst), 1);
     }
 

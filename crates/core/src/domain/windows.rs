@@ -40,11 +40,13 @@ struct Slot {
 }
 
 /// The free granules that are handed out next, in order.
-#[derive(Clone, Copy)]
 struct Run {
     slot: u32,
     next: Iova,
     end: Iova,
+    /// A share of the window for each of them, so that handing one out needs neither the slot nor the window, which another
+    /// owner's work may have driven out of the cache. `None` if there is no window.
+    stock: Option<Stock<Window>>,
 }
 
 impl Run {
@@ -54,7 +56,7 @@ impl Run {
 }
 
 /// No window.
-const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0) };
+const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0), stock: None };
 
 /// The windows of one owner.
 pub(super) struct Windows {
@@ -103,11 +105,11 @@ impl Windows {
         {
             return None;
         }
-        let slot = self.slots.get_mut(self.run.slot as usize)?.as_deref_mut()?;
+        let stock = self.run.stock.as_mut()?;
         let range = IovaRange::new(self.run.next, bytes).ok()?;
         // Counted as live with the run.
         self.run.next = range.end();
-        Some((range, WindowShare::new(slot.stock.issue(), self.run.slot)))
+        Some((range, WindowShare::new(stock.issue(), self.run.slot)))
     }
 
     /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a window or, if none has room
@@ -167,7 +169,7 @@ impl Windows {
     /// Gives up all windows: each is closed with the last of its mappings.
     pub(super) fn close(&mut self, domain: &Domain) {
         self.end_batch(domain);
-        self.run = NONE;
+        let _ = self.give_up_run();
         self.empty.clear();
         for slot in self.slots.drain(..).flatten() {
             domain.close_window(slot.stock.into_inner());
@@ -245,9 +247,12 @@ impl Windows {
         let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return false };
         let Some(run) = slot.granules.take(from, count) else { return false };
         let Some(iova) = slot.stock.part(&run) else { return false };
-        slot.live += run.end - run.start;
-        self.live += u64::from(run.end - run.start);
-        self.run = Run { slot: number, next: iova.start(), end: iova.end() };
+        let granules = run.end - run.start;
+        slot.live += granules;
+        self.live += u64::from(granules);
+        // One for each granule, and one that stays: the last that is handed out takes no more from the window's count.
+        let stock = Some(slot.stock.split(granules + 1));
+        self.run = Run { slot: number, next: iova.start(), end: iova.end(), stock };
         true
     }
 
@@ -275,6 +280,9 @@ impl Windows {
         let run = core::mem::replace(&mut self.run, NONE);
         let slot = self.slots.get_mut(run.slot as usize)?.as_deref_mut()?;
         let (next, end) = (slot.stock.granule(run.next), slot.stock.granule(run.end));
+        if let Some(stock) = run.stock {
+            slot.stock.merge(stock);
+        }
         slot.granules.free(next, end - next);
         slot.live -= end - next;
         self.live -= u64::from(end - next);
