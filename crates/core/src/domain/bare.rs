@@ -27,7 +27,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// As for an allocation of the domain's address space.
     #[inline(always)]
     pub fn alloc_addresses(&mut self, len: u64) -> Result<BareAddresses, BackendError> {
-        self.owner.alloc(&self.domain, len, PAGE_BYTES as u64).map(BareAddresses)
+        self.owner.alloc(&self.domain, len, || PAGE_BYTES as u64).map(BareAddresses)
     }
 
     /// Frees them, as the end of a mapping does.

@@ -85,7 +85,7 @@ impl World {
     }
 
     fn alloc(&self, owner: &mut Owner) -> Addresses {
-        owner.alloc(&self.domain, MAX_BYTES, 4096).unwrap()
+        owner.alloc(&self.domain, MAX_BYTES, || 4096).unwrap()
     }
 
     /// Returns the window of the first allocation.
@@ -171,7 +171,7 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
     explore(3, || {
         let world = World::new();
         let mut owner = world.domain.register_owner();
-        let small: Vec<_> = (0..2).map(|_| owner.alloc(&world.domain, 4096, 4096).unwrap()).collect();
+        let small: Vec<_> = (0..2).map(|_| owner.alloc(&world.domain, 4096, || 4096).unwrap()).collect();
         let first = World::window(&small[0]);
         let own = world.alloc(&mut owner);
         let threads: Vec<_> = small

@@ -282,7 +282,7 @@ impl Domain {
             self.iovas.alloc_at(required)?;
             return Ok(Addresses { iova: required, origin: Origin::Space });
         }
-        caller.alloc(self, memory.len() as u64, alignment(memory))
+        caller.alloc(self, memory.len() as u64, || alignment(memory))
     }
 
     /// Maps the pieces of `payload` at one contiguous range. Errors as for [`map_fresh`](Self::map_fresh).
@@ -345,6 +345,6 @@ impl Domain {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
-        caller.alloc(self, len, align)
+        caller.alloc(self, len, || align)
     }
 }

@@ -16,8 +16,13 @@ use alloc::sync::Arc;
 
 /// Where addresses come from and return to, and where that is counted.
 pub(super) trait Caller {
-    /// Allocates `len` bytes of addresses.
-    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError>;
+    /// Allocates `len` bytes of addresses, a multiple of `align()` where they are not an owner's.
+    fn alloc(
+        &mut self,
+        domain: &Domain,
+        len: u64,
+        align: impl FnOnce() -> u64,
+    ) -> Result<Addresses, BackendError>;
 
     /// Returns addresses that no device can reach.
     fn release(&mut self, domain: &Domain, addresses: Addresses);
@@ -64,8 +69,13 @@ pub(super) trait Caller {
 pub(super) struct Anyone;
 
 impl Caller for Anyone {
-    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
-        Ok(Addresses { iova: domain.alloc_iova(len, align)?, origin: Origin::Space })
+    fn alloc(
+        &mut self,
+        domain: &Domain,
+        len: u64,
+        align: impl FnOnce() -> u64,
+    ) -> Result<Addresses, BackendError> {
+        Ok(Addresses { iova: domain.alloc_iova(len, align())?, origin: Origin::Space })
     }
 
     #[inline(always)]
@@ -130,7 +140,7 @@ impl Owner {
     fn alloc_elsewhere(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
         match self.windows.next_of_batch(len) {
             Some(iova) => Ok(Addresses { iova, origin: Origin::Space }),
-            None => Anyone.alloc(domain, len, align),
+            None => Anyone.alloc(domain, len, || align),
         }
     }
 
@@ -147,14 +157,19 @@ impl Owner {
 
 impl Caller for Owner {
     #[inline(always)]
-    fn alloc(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
+    fn alloc(
+        &mut self,
+        domain: &Domain,
+        len: u64,
+        align: impl FnOnce() -> u64,
+    ) -> Result<Addresses, BackendError> {
         if domain.translates
             && len <= MAX_BYTES
             && let Some((iova, share)) = self.windows.alloc(domain, len)
         {
             return Ok(Addresses { iova, origin: Origin::Window(share) });
         }
-        self.alloc_elsewhere(domain, len, align)
+        self.alloc_elsewhere(domain, len, align())
     }
 
     #[inline(always)]

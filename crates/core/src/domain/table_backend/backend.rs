@@ -250,9 +250,15 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         Ok(ticket)
     }
 
+    /// Whether what a device finds not present has to be flushed after it was mapped.
+    #[inline]
+    fn caches_not_present(&self) -> bool {
+        self.queue().caches_not_present() && !known_bad::makes(Mistake::MapNotFlushed)
+    }
+
     /// Flushes what a device may have cached as not present, at any level.
     fn flush_not_present(&self, iova: IovaRange) -> Result<(), WaitError> {
-        if !self.queue().caches_not_present() || known_bad::makes(Mistake::MapNotFlushed) {
+        if !self.caches_not_present() {
             return Ok(());
         }
         self.invalidator.wait(self.invalidator.request([Flush { range: iova, leaf_only: false }]))
@@ -354,6 +360,14 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         memory: DmaMemory,
         access: Access,
     ) -> Result<(), BackendError> {
+        // The usual case, in one piece: as `map_runs` does it.
+        if let Ok(run) = extents.run(self.queue(), memory)
+            && run.len() == iova.len()
+            && memory.len() as u64 == iova.len()
+            && !self.caches_not_present()
+        {
+            return Ok(self.table.map_pinned(pin, iova, run.start(), access)?);
+        }
         self.map_runs(iova, Some(pin), memory, access, |rest| extents.run(self.queue(), rest))
     }
 

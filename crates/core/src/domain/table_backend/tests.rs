@@ -217,6 +217,31 @@ fn a_caching_iommu_is_flushed_after_maps_too() {
     assert_eq!(paged.table.translate(Iova::new(32 * PAGE)), None);
 }
 
+/// As maps outside of pinned windows, although the usual case has a path of its own.
+#[test]
+fn a_map_in_a_pinned_window_is_checked_and_flushed() {
+    let at = |first: u64, pages: u64| at(512 + first, pages);
+    let mut extents = ExtentCache::new();
+    let plain = paged(16, Scattered::default());
+    let pin = plain.pin(at(0, 512)).unwrap().unwrap();
+    // The first of its pages is as long as the range by itself.
+    let longer = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(2), RW);
+    assert!(matches!(longer, Err(BackendError::LengthsDiffer { .. })));
+    assert_eq!((plain.table.translate(at(0, 1).start()), plain.stats().invalidations.waits), (None, 0));
+    plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap();
+    let again = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap_err();
+    assert!(matches!(again, BackendError::Table(TableError::AlreadyMapped { .. })), "{again}");
+    assert!(plain.table.translate(at(0, 1).start()).is_some() && plain.stats().invalidations.waits == 0);
+
+    let caching = paged(16, Scattered { caches_not_present: true, ..Scattered::default() });
+    let pin = caching.pin(at(0, 512)).unwrap().unwrap();
+    caching.map_pinned(&pin, &mut ExtentCache::new(), at(0, 1), nowhere(1), RW).unwrap();
+    assert_eq!(caching.stats().invalidations.waits, 1);
+    caching.queue().hangs.store(true, Ordering::SeqCst);
+    let error = caching.map_pinned(&pin, &mut extents, at(1, 1), nowhere(1), RW).unwrap_err();
+    assert!(error.stays_reachable() && caching.table.translate(at(1, 1).start()).is_none(), "{error}");
+}
+
 fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
     let (walker, table) = walker::Walker::new(pages);
     TableBackend::new("walked", walker, Table::new(table, 3).unwrap())

@@ -11,7 +11,7 @@ fn is_in_window(addresses: &Addresses) -> bool {
 
 /// Allocates `count` single pages.
 fn pages(domain: &Domain, owner: &mut Owner, count: usize) -> Vec<Addresses> {
-    (0..count).map(|_| owner.alloc(domain, 4096, 4096).unwrap()).collect()
+    (0..count).map(|_| owner.alloc(domain, 4096, || 4096).unwrap()).collect()
 }
 
 /// Opens a window, returns its only mapping, and closes it.
@@ -114,7 +114,7 @@ fn what_others_return_is_used_where_the_space_is_exhausted() {
     let mut owner = domain.register_owner();
     let mut all = pages(&domain, &mut owner, 32 * 512 - 1);
     assert_eq!(domain.stats().windows * WINDOW_BYTES, 31 * WINDOW_BYTES);
-    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+    assert!(owner.alloc(&domain, 4096, || 4096).is_err());
     let returned = all.swap_remove(5 * 512 + 7);
     assert!(is_in_window(&returned));
     let at = returned.iova;

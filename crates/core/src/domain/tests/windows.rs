@@ -68,7 +68,7 @@ fn run(domain: &Domain, owner: &mut Owner, changes: impl IntoIterator<Item = Cha
     for change in changes {
         match change {
             Change::Alloc(pages) => {
-                let addresses = owner.alloc(domain, pages * 4096, 4096).unwrap();
+                let addresses = owner.alloc(domain, pages * 4096, || 4096).unwrap();
                 good &= model.add(&addresses) && addresses.iova.len() == pages * 4096;
                 all.push(addresses);
             }
@@ -140,7 +140,7 @@ fn what_an_owner_holds_is_bounded_however_it_returns() {
 fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
-    let alloc = |owner: &mut Owner, bytes| owner.alloc(&domain, bytes, 4096).unwrap();
+    let alloc = |owner: &mut Owner, bytes| owner.alloc(&domain, bytes, || 4096).unwrap();
     let first: Vec<_> = (0..512).map(|_| alloc(&mut owner, 4096)).collect();
     assert!(first.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start()));
     assert!(first[0].iova.start().is_aligned(WINDOW_BYTES));
@@ -165,15 +165,15 @@ fn a_space_without_windows_still_serves_its_owners() {
     let mock = Arc::new(Mock::default());
     let domain = Domain::new(Box::new(mock), IovaSpace::new(23).unwrap()); // four windows, without the first page
     let mut owner = domain.register_owner();
-    let all: Vec<_> = (0..2047).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+    let all: Vec<_> = (0..2047).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
     assert_eq!(all.iter().filter(|addresses| is_in_window(addresses)).count(), 3 * 512);
-    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+    assert!(owner.alloc(&domain, 4096, || 4096).is_err());
     let odd = all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1).map(|(_, addresses)| addresses);
     odd.for_each(|addresses| Anyone.release(&domain, addresses));
     for _ in 0..1023 {
-        drop(owner.alloc(&domain, 4096, 4096).unwrap());
+        drop(owner.alloc(&domain, 4096, || 4096).unwrap());
     }
-    assert!(owner.alloc(&domain, 4096, 4096).is_err());
+    assert!(owner.alloc(&domain, 4096, || 4096).is_err());
 }
 
 /// What is left of a window that the next allocation does not fit in is used again with the rest of it.
@@ -182,7 +182,7 @@ fn the_rest_of_a_window_is_not_lost() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
     for _ in 0..100 {
-        let all = [256, 255, 2].map(|pages| owner.alloc(&domain, pages * 4096, 4096).unwrap());
+        let all = [256, 255, 2].map(|pages| owner.alloc(&domain, pages * 4096, || 4096).unwrap());
         all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
     }
     assert!(domain.stats().windows <= 3, "{}", domain.stats().windows);
@@ -210,11 +210,11 @@ fn how_much_an_owner_gathers_follows_the_number_of_owners() {
 fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
-    let before = owner.alloc(&domain, 4096, 4096).unwrap();
+    let before = owner.alloc(&domain, 4096, || 4096).unwrap();
     for bytes in [1, 4095, 4097, 6144] {
-        assert!(!owner.alloc(&domain, bytes, 4096).is_ok_and(|addresses| is_in_window(&addresses)));
+        assert!(!owner.alloc(&domain, bytes, || 4096).is_ok_and(|addresses| is_in_window(&addresses)));
     }
-    let after = owner.alloc(&domain, 4096, 4096).unwrap();
+    let after = owner.alloc(&domain, 4096, || 4096).unwrap();
     assert_eq!(after.iova.start(), before.iova.end());
 }
 
@@ -223,7 +223,7 @@ fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
 fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
-    let all: Vec<_> = (0..400 * 512).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+    let all: Vec<_> = (0..400 * 512).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
     let (mut kept, mut rest) = (Vec::new(), Vec::new());
     for (n, addresses) in all.into_iter().enumerate() {
         if n % 128 == 5 { kept.push(addresses) } else { rest.push(addresses) }
@@ -233,15 +233,15 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     let in_use = domain.iovas.stats().bytes_in_use;
     for pages in [256, 200, 130] {
         owner.prepare(&domain, pages * 4096);
-        let batch: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+        let batch: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
         owner.end_batch(&domain);
         let contiguous = batch.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start());
         assert!(contiguous, "{pages} pages in the windows' holes");
         // What a batch does not take of it returns, and the next alloc comes from a window again.
         owner.prepare(&domain, pages * 4096);
-        let one = owner.alloc(&domain, 4096, 4096).unwrap();
+        let one = owner.alloc(&domain, 4096, || 4096).unwrap();
         owner.end_batch(&domain);
-        let next = owner.alloc(&domain, 4096, 4096).unwrap();
+        let next = owner.alloc(&domain, 4096, || 4096).unwrap();
         assert!(is_in_window(&next) && !is_in_window(&one));
         batch.into_iter().chain([one, next]).for_each(|addresses| owner.release(&domain, addresses));
         assert_eq!(domain.stats().windows, held);
@@ -263,7 +263,7 @@ fn idle_windows_are_given_up_and_a_run_goes_on() {
     assert!(!owner.give_up_idle(&domain), "there is none");
     for elsewhere in [false, true] {
         for pages in [1, 3 * 512] {
-            let all: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, 4096).unwrap()).collect();
+            let all: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
             for addresses in all {
                 if elsewhere {
                     Anyone.release(&domain, addresses);
@@ -275,11 +275,11 @@ fn idle_windows_are_given_up_and_a_run_goes_on() {
             assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
         }
     }
-    let (first, idle) = (owner.alloc(&domain, MAX_BYTES, 4096), owner.alloc(&domain, MAX_BYTES, 4096));
-    let behind = owner.alloc(&domain, 4096, 4096).unwrap();
+    let (first, idle) = (owner.alloc(&domain, MAX_BYTES, || 4096), owner.alloc(&domain, MAX_BYTES, || 4096));
+    let behind = owner.alloc(&domain, 4096, || 4096).unwrap();
     [first, idle].into_iter().for_each(|addresses| owner.release(&domain, addresses.unwrap()));
     assert!(owner.give_up_idle(&domain));
-    let next = owner.alloc(&domain, 4096, 4096).unwrap();
+    let next = owner.alloc(&domain, 4096, || 4096).unwrap();
     assert_eq!((next.iova.start(), domain.stats().windows), (behind.iova.end(), 1));
     // Nothing is left but that one, and the rest of it.
     assert!(!owner.give_up_idle(&domain));
