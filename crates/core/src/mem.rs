@@ -72,6 +72,7 @@ mod stress;
 #[cfg(not(loom))]
 mod tests;
 
+pub use prefetch::prefetch;
 pub(crate) use prefetch::prefetch_for_write;
 
 /// An access that is outside the memory, or not aligned to its size.

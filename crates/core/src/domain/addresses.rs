@@ -39,6 +39,14 @@ impl Addresses {
         }
     }
 
+    /// Has the processor load the table entry of the first of them, if they are in a pinned window.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        if let Some(pin) = self.pin() {
+            pin.prefetch(self.iova.start());
+        }
+    }
+
     /// Returns where the owner of the window that they are in gathers requests, if they are in one.
     #[inline(always)]
     pub(super) fn ring(&self) -> Option<&RequestRing> {

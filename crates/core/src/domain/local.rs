@@ -170,6 +170,16 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
     }
 
+    /// Whether [`poll`](Self::poll) would return the buffer: for one that stays where it is, in a queue of them, until it does.
+    /// Counts as such a poll.
+    #[inline(always)]
+    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &mut Revoked<P, H::Item>) -> bool {
+        if !revoked.belongs_to(&self.domain) {
+            return revoked.is_quiesced();
+        }
+        revoked.has_quiesced_by(&mut self.owner)
+    }
+
     /// Waits for the buffer, as [`Revoked::wait`] does.
     ///
     /// # Errors

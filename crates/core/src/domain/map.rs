@@ -180,6 +180,8 @@ impl Domain {
         let mut batch = Batch { first: revoked.len(), revoked };
         for mapping in mappings {
             let mapping = mapping.into();
+            // Cleared in the third pass, when it has arrived.
+            mapping.prefetch();
             batch.revoked.push(if mapping.belongs_to(self) {
                 mapping.into_revoked()
             } else {

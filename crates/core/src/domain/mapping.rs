@@ -105,6 +105,15 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
         self.0.addresses.is_fixed()
     }
 
+    /// Has the processor load what a revocation needs, and does not wait for it: for a program that knows some time before which
+    /// mapping it revokes next, as from a list of completions. Among very many mappings that is memory which is in no cache.
+    ///
+    /// Nothing changes. The mapping itself is read at once.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        self.0.addresses.prefetch();
+    }
+
     /// Revokes access at once; the buffer is held until the ticket has completed.
     ///
     /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`](crate::invalidate::Ticket::NEVER).
@@ -157,6 +166,11 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>> 
 }
 
 impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
+    /// Returns where the device finds it.
+    pub fn iova(&self) -> IovaRange {
+        self.0.addresses.iova
+    }
+
     /// Revokes access at once, as [`Mapping::revoke`] does.
     pub fn revoke(self) -> Revoked<P, H> {
         self.revoke_by(&mut Anyone)
@@ -184,6 +198,12 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
     #[inline(always)]
     pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
+    }
+
+    /// Has the processor load what a revocation needs, as [`Mapping::prefetch`] does.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        self.0.addresses.prefetch();
     }
 
     /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_all) with others.

@@ -98,8 +98,13 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 
     #[inline(always)]
     pub(super) fn poll_by(mut self, caller: &mut impl Caller) -> Result<(P, H), Self> {
+        if self.has_quiesced_by(caller) { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
+    }
+
+    #[inline(always)]
+    pub(super) fn has_quiesced_by(&mut self, caller: &mut impl Caller) -> bool {
         self.0.domain.release_late();
-        if self.0.poll(caller) { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
+        self.0.poll(caller)
     }
 
     #[inline(always)]

@@ -1,6 +1,47 @@
-//! Hints that memory is about to be written.
+//! Telling the processor what is accessed soon.
 
-/// Asks the processor to load the cache line at `addr` for writing. A hint: it accesses nothing, whatever is there, and is ignored
+/// The bytes of a cache line.
+const LINE: usize = 64;
+
+/// Has the processor load the cache lines of `value`, where it has an instruction for that, and does not wait for them.
+///
+/// For one of many places in memory that is in no cache, some hundred instructions before it is accessed.
+///
+/// ```
+/// let mut handles = vec![[0u64; 9]; 1 << 10];
+/// for next in [5, 900, 3] {
+///     pinfold_core::mem::prefetch(&handles[next]);
+///     // ... other work ...
+///     handles[next][0] += 1;
+/// }
+/// ```
+#[inline(always)]
+pub fn prefetch<T>(value: &T) {
+    let first = core::ptr::from_ref(value).cast::<u8>();
+    prefetch_line(first);
+    // Any address may be named, so none of these is followed: the last byte may be in a line of its own.
+    for offset in (LINE..size_of::<T>()).step_by(LINE) {
+        prefetch_line(first.wrapping_add(offset));
+    }
+    // A value no larger than its alignment is in one line.
+    if size_of::<T>() > align_of::<T>() {
+        prefetch_line(first.wrapping_add(size_of::<T>() - 1));
+    }
+}
+
+#[inline(always)]
+fn prefetch_line(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads no value and faults nowhere; every processor of this architecture has the instruction.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
+/// Has the processor load the cache line at `addr` for writing. A hint: it accesses nothing, whatever is there, and is ignored
 /// where the processor has no such instruction.
 #[inline(always)]
 pub(crate) fn prefetch_for_write(addr: usize) {

@@ -1,15 +1,18 @@
 //! Pinned leaf pages: windows of 2 MiB whose owner maps and clears without walking or counting.
 
+use super::entries;
 use super::error::TableError;
 use super::format::Format;
-use super::levels::{ENTRIES, slot, span};
+use super::levels::span;
 use super::page_index::PageIndex;
+use super::pages::TablePage;
 use super::radix::Table;
 use super::retired::Retired;
-use super::store::{Place, Run};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use crate::mem::prefetch;
 use core::fmt;
+use core::sync::atomic::AtomicU64;
 
 /// A table page of level 1 that stays linked until it is unpinned: the leaves of one window of 2 MiB.
 ///
@@ -19,8 +22,10 @@ use core::fmt;
 #[derive(Debug)]
 #[must_use = "the page stays pinned until `Table::unpin`"]
 pub struct PinnedLeaf {
+    /// Its entries: in reach without another look at the table.
+    memory: &'static TablePage,
     pub(super) page: PageIndex,
-    window: IovaRange,
+    window: Iova,
     /// The number and the root of the table that it belongs to.
     table: u64,
     root: PhysAddr,
@@ -29,9 +34,22 @@ pub struct PinnedLeaf {
 impl PinnedLeaf {
     /// Returns the window: 2 MiB, aligned.
     pub fn window(&self) -> IovaRange {
-        self.window
+        // Inside the table, so not clamped.
+        IovaRange::clamped(self.window, WINDOW_BYTES)
+    }
+
+    /// Has the processor load the entry of `iova`, which is cleared soon. Nothing, if that is not in the window.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, iova: Iova) {
+        let at = usize::try_from(iova.raw().wrapping_sub(self.window.raw()) / span(1));
+        if let Some(entry) = at.ok().and_then(|at| self.memory.entries().get(at)) {
+            prefetch(entry);
+        }
     }
 }
+
+/// What a table page of level 1 translates.
+const WINDOW_BYTES: u64 = PageSize::Size2M.bytes();
 
 /// A pin that could not be removed, and why. Nothing has changed.
 #[derive(Debug)]
@@ -44,7 +62,7 @@ pub struct UnpinError {
 
 impl fmt::Display for UnpinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot unpin the table page of {}: {}", self.leaf.window, self.error)
+        write!(f, "cannot unpin the table page of {}: {}", self.leaf.window(), self.error)
     }
 }
 
@@ -60,13 +78,14 @@ impl<F: Format> Table<F> {
     /// are retired ([`collect_retired`](Self::collect_retired)).
     pub fn pin(&self, window: Iova) -> Result<PinnedLeaf, TableError> {
         let no_window = TableError::NoWindow { at: window };
-        let range = IovaRange::new(window, PageSize::Size2M.bytes()).map_err(|_| no_window)?;
-        if !window.is_aligned(PageSize::Size2M.bytes()) {
+        let range = IovaRange::new(window, WINDOW_BYTES).map_err(|_| no_window)?;
+        if !window.is_aligned(WINDOW_BYTES) {
             return Err(no_window);
         }
         self.check(range, PhysAddr::new(0))?;
         let page = self.0.pin(window.raw())?;
-        Ok(PinnedLeaf { page, window: range, table: self.0.number, root: self.root() })
+        let memory = self.0.store.page(page).memory();
+        Ok(PinnedLeaf { memory, page, window, table: self.0.number, root: self.root() })
     }
 
     /// Maps `iova`, inside the window of `leaf`, to the memory from `phys`, with leaves of 4 KiB. O(leaves): one check and
@@ -78,6 +97,7 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NoAccess`],
     /// [`TableError::PhysOutside`], [`TableError::AlreadyMapped`]. Nothing has changed.
+    #[inline]
     pub fn map_pinned(
         &self,
         leaf: &PinnedLeaf,
@@ -87,11 +107,13 @@ impl<F: Format> Table<F> {
     ) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, phys)?;
         self.check_memory(iova, phys, access)?;
-        let empty = self.0.store.leading_zeros(run);
-        if empty < run.len {
+        let empty = entries::leading_zeros(run);
+        if empty < run.len() {
             return Err(TableError::AlreadyMapped { at: entry_at(iova, empty) });
         }
-        self.0.write(run, phys, access);
+        self.0.store.note_pinned(leaf.page);
+        entries::write(run, F::leaf(phys, access, 1), span(1));
+        F::write_back(run);
         Ok(())
     }
 
@@ -105,13 +127,16 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NotMapped`].
     /// Nothing has changed.
+    #[inline]
     pub fn clear_pinned(&self, leaf: &PinnedLeaf, iova: IovaRange) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, PhysAddr::new(0))?;
-        let mapped = self.0.store.leading(run, |raw| F::is_leaf(raw, 1));
-        if mapped < run.len {
+        let mapped = entries::leading(run, |raw| F::is_leaf(raw, 1));
+        if mapped < run.len() {
             return Err(TableError::NotMapped { at: entry_at(iova, mapped) });
         }
-        self.0.store.clear_run(run);
+        self.0.store.note_pinned(leaf.page);
+        entries::clear(run);
+        F::write_back(run);
         Ok(())
     }
 
@@ -121,11 +146,12 @@ impl<F: Format> Table<F> {
     /// [`TableError::AlreadyMapped`] at the first address of the window that is still mapped; [`TableError::OtherTable`] if
     /// the pin or `retired` belongs to another table. The pin is returned.
     pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
-        let checked = self.pinned_run(&leaf, leaf.window, PhysAddr::new(0)).and_then(|run| {
+        let window = leaf.window();
+        let checked = self.pinned_run(&leaf, window, PhysAddr::new(0)).and_then(|run| {
             self.adopt(retired)?;
-            let empty = self.0.store.leading_zeros(run);
-            if empty < run.len {
-                return Err(TableError::AlreadyMapped { at: entry_at(leaf.window, empty) });
+            let empty = entries::leading_zeros(run);
+            if empty < run.len() {
+                return Err(TableError::AlreadyMapped { at: entry_at(window, empty) });
             }
             Ok(())
         });
@@ -137,25 +163,33 @@ impl<F: Format> Table<F> {
     }
 
     /// Returns the entries of `iova` in a pinned page.
-    #[inline]
-    fn pinned_run(&self, leaf: &PinnedLeaf, iova: IovaRange, phys: PhysAddr) -> Result<Run<'_>, TableError> {
+    #[inline(always)]
+    fn pinned_run(
+        &self,
+        leaf: &PinnedLeaf,
+        iova: IovaRange,
+        phys: PhysAddr,
+    ) -> Result<&'static [AtomicU64], TableError> {
         if leaf.table != self.0.number {
             return Err(TableError::OtherTable { owner: leaf.root, this: self.root() });
         }
-        if !leaf.window.covers(&iova) {
-            return Err(TableError::OutsideWindow { range: iova, window: leaf.window });
-        }
+        let outside = || TableError::OutsideWindow { range: iova, window: leaf.window() };
         if !iova.is_aligned(span(1)) || !phys.is_aligned(span(1)) {
-            return Err(TableError::Misaligned { iova, phys });
+            let inside = leaf.window().covers(&iova);
+            return Err(if inside { TableError::Misaligned { iova, phys } } else { outside() });
         }
-        // Inside the window, so at most all entries of the page.
-        let len = u16::try_from(iova.len() / span(1)).unwrap_or(ENTRIES);
-        let place = Place { page: self.0.store.page(leaf.page), level: 1 };
-        Ok(Run { place, slot: slot(iova.start().raw(), 1), len })
+        // Below the window it wraps, and is no place in the page.
+        let first = iova.start().raw().wrapping_sub(leaf.window.raw()) / span(1);
+        let (first, len) = usize::try_from(first)
+            .ok()
+            .zip(usize::try_from(iova.len() / span(1)).ok())
+            .ok_or_else(outside)?;
+        let rest = leaf.memory.entries().get(first..).unwrap_or_default();
+        rest.get(..len).ok_or_else(outside)
     }
 }
 
 /// Returns the address of entry `number` of a range of 4 KiB leaves.
-fn entry_at(range: IovaRange, number: u16) -> Iova {
-    Iova::new(range.start().raw() + u64::from(number) * span(1))
+fn entry_at(range: IovaRange, number: usize) -> Iova {
+    Iova::new(range.start().raw() + number as u64 * span(1))
 }

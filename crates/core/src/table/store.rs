@@ -115,6 +115,14 @@ impl<F: Format> Store<F> {
         self.chunks.page_at(near, phys)
     }
 
+    /// Tells loom, which sees no entry, that those of a pinned page are about to be written.
+    #[inline]
+    pub(super) fn note_pinned(&self, page: PageIndex) {
+        let _ = page;
+        #[cfg(loom)]
+        note_write(self.page(page));
+    }
+
     /// Returns how many entries of a run, from its first on, are `wanted`.
     #[inline]
     pub(super) fn leading(&self, run: Run<'_>, wanted: impl Fn(u64) -> bool) -> u16 {

@@ -86,6 +86,13 @@ fn polls_in_a_row_submit_in_the_end() {
     assert_eq!(requested(&unit), (0, 0));
     assert!(local.poll(other).is_ok() && local.poll(revoked).is_ok());
     assert_eq!(requested(&unit), (2, 1));
+    // A look at it where it stays is such a poll.
+    let mut kept = revoke_one(&unit, &mut local);
+    for _ in 0..3 {
+        assert!(!local.has_quiesced(&mut kept) && requested(&unit) == (2, 1));
+    }
+    assert!(local.has_quiesced(&mut kept) && requested(&unit) == (3, 2));
+    assert!(local.poll(kept).is_ok());
     let looked_at = revoke_one(&unit, &mut local);
     assert!(looked_at.is_quiesced());
     let ticket = revoke_one(&unit, &mut local).ticket();
