@@ -55,7 +55,7 @@ mod magazines;
 mod memory;
 mod none;
 mod owned;
-mod slots;
+mod payload;
 mod static_maps;
 mod stats;
 mod table;

@@ -1,10 +1,11 @@
 //! The interface of all policies, and their error.
 
+use super::payload::Payload;
 use super::stats::PolicyStats;
 use pinfold::soft::Port;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PhysRange, RangeError};
-use pinfold_core::domain::BackendError;
+use pinfold_core::domain::{BackendError, Unrevoked};
 use pinfold_core::invalidate::WaitError;
 use pinfold_core::table::MappedRun;
 
@@ -65,22 +66,69 @@ pub enum PolicyError {
 /// Memory that a device may reach, and where it finds it. Unmapped by the thread that mapped it.
 #[derive(Debug)]
 #[must_use = "it stays mapped until it is unmapped"]
-pub struct Dma {
-    pub(super) iova: IovaRange,
-    pub(super) memory: PhysRange,
-    /// What identifies it in its policy, beside the address.
-    pub(super) token: usize,
+pub struct Dma(Kept);
+
+/// What identifies it. A program keeps it with its request, so nothing else is kept beside it.
+#[derive(Debug)]
+enum Kept {
+    /// The addresses, and the memory.
+    Range(IovaRange, PhysRange),
+    /// A mapping of a domain, which has both.
+    Mapping(Unrevoked<Payload>),
 }
 
 impl Dma {
-    /// Returns where the device finds the memory.
-    pub fn iova(&self) -> IovaRange {
-        self.iova
+    #[inline]
+    pub(super) fn new(iova: IovaRange, memory: PhysRange) -> Self {
+        Self(Kept::Range(iova, memory))
     }
 
-    /// Returns the memory.
-    pub fn memory(&self) -> PhysRange {
-        self.memory
+    #[inline]
+    pub(super) fn of_mapping(mapping: Unrevoked<Payload>) -> Self {
+        Self(Kept::Mapping(mapping))
+    }
+
+    /// Returns where the device finds the memory.
+    #[inline]
+    pub fn iova(&self) -> IovaRange {
+        match &self.0 {
+            Kept::Range(iova, _) => *iova,
+            Kept::Mapping(mapping) => mapping.iova(),
+        }
+    }
+
+    /// Has the processor load what a revocation of the mapping needs.
+    #[inline]
+    pub(super) fn prefetch_mapping(&self) {
+        if let Kept::Mapping(mapping) = &self.0 {
+            mapping.prefetch();
+        }
+    }
+
+    /// Returns the mapping.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotMapped`] if it is another policy's.
+    #[inline]
+    pub(super) fn into_mapping(self) -> Result<Unrevoked<Payload>, PolicyError> {
+        match self.0 {
+            Kept::Mapping(mapping) => Ok(mapping),
+            Kept::Range(iova, _) => Err(PolicyError::NotMapped { page: iova.start().raw() / 4096 }),
+        }
+    }
+
+    /// Returns the addresses and the memory.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotMapped`] if it is another policy's.
+    #[inline]
+    pub(super) fn into_parts(self) -> Result<(IovaRange, PhysRange), PolicyError> {
+        match self.0 {
+            Kept::Range(iova, memory) => Ok((iova, memory)),
+            Kept::Mapping(mapping) => {
+                Err(PolicyError::NotMapped { page: mapping.iova().start().raw() / 4096 })
+            }
+        }
     }
 }
 
@@ -110,6 +158,9 @@ pub trait PolicyThread: Send {
     /// # Errors
     /// [`PolicyError`]; nothing is mapped.
     fn map(&mut self, memory: PhysRange, access: Access) -> Result<Dma, PolicyError>;
+
+    /// Has the processor load what the unmap of `dma`, one of the next, needs, and does not wait for it.
+    fn prefetch(&self, dma: &Dma);
 
     /// Unmaps, and appends to `freed` the memory that may be reused now: that of this call, of earlier ones, or none.
     ///

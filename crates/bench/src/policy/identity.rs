@@ -117,14 +117,19 @@ impl PolicyThread for Thread<'_> {
             }
             return Err(error);
         }
-        Ok(Dma { iova, memory, token: 0 })
+        Ok(Dma::new(iova, memory))
+    }
+
+    fn prefetch(&self, dma: &Dma) {
+        self.0.iommu.prefetch(dma);
     }
 
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
-        if self.0.release(dma.memory)? {
-            self.0.iommu.flush([dma.iova])?;
+        let (iova, memory) = dma.into_parts()?;
+        if self.0.release(memory)? {
+            self.0.iommu.flush([iova])?;
         }
-        freed.push(dma.memory);
+        freed.push(memory);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The software IOMMU below the baselines, driven as a kernel does: each caller submits its own flush and spins.
 #![expect(unsafe_code, reason = "the memory of the table and the registered memory are kept valid by hand")]
 
-use super::api::PolicyError;
+use super::api::{Dma, PolicyError};
 use super::memory::Memory;
 use super::stats::PolicyStats;
 use super::table::{LEVELS, Table};
@@ -104,6 +104,12 @@ impl Iommu {
 
     pub(super) fn clear(&self, iova: u64, len: u64) -> Result<(), PolicyError> {
         self.table.clear(iova, len)
+    }
+
+    /// Has the processor load the table entry of what is unmapped soon.
+    #[inline]
+    pub(super) fn prefetch(&self, dma: &Dma) {
+        self.table.prefetch(dma.iova().start().raw());
     }
 
     /// Flushes ranges that have been cleared, by one submission of the caller's own, and waits.

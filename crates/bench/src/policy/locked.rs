@@ -117,23 +117,28 @@ impl PolicyThread for Thread<'_> {
             free(&mut self.0.state.lock().tree, iova)?;
             return Err(error);
         }
-        Ok(Dma { iova, memory, token: 0 })
+        Ok(Dma::new(iova, memory))
+    }
+
+    fn prefetch(&self, dma: &Dma) {
+        self.0.iommu.prefetch(dma);
     }
 
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
-        self.0.iommu.clear(dma.iova.start().raw(), dma.iova.len())?;
+        let (iova, memory) = dma.into_parts()?;
+        self.0.iommu.clear(iova.start().raw(), iova.len())?;
         let mut state = self.0.state.lock();
         let state = &mut *state;
         if state.since.is_none() {
             state.since = Some(Instant::now());
         }
-        state.unmapped.push(dma.iova);
-        state.held_bytes += dma.iova.len();
+        state.unmapped.push(iova);
+        state.held_bytes += iova.len();
         state.stats.held_bytes_peak = state.stats.held_bytes_peak.max(state.held_bytes);
         if state.unmapped.len() >= QUEUE {
             self.0.flush(state)?;
         }
-        freed.push(dma.memory);
+        freed.push(memory);
         Ok(())
     }
 

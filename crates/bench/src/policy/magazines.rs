@@ -89,19 +89,24 @@ impl PolicyThread for Thread<'_> {
             self.0.free(iova)?;
             return Err(error);
         }
-        Ok(Dma { iova, memory, token: 0 })
+        Ok(Dma::new(iova, memory))
+    }
+
+    fn prefetch(&self, dma: &Dma) {
+        self.0.iommu.prefetch(dma);
     }
 
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
+        let (iova, memory) = dma.into_parts()?;
         let iommu = &self.0.iommu;
-        iommu.clear(dma.iova.start().raw(), dma.iova.len())?;
+        iommu.clear(iova.start().raw(), iova.len())?;
         if let Some(queues) = &self.0.queues {
-            queues.add(iommu, dma.iova, |iova| self.0.free(iova))?;
+            queues.add(iommu, iova, |one| self.0.free(one))?;
         } else {
-            iommu.flush([dma.iova])?;
-            self.0.free(dma.iova)?;
+            iommu.flush([iova])?;
+            self.0.free(iova)?;
         }
-        freed.push(dma.memory);
+        freed.push(memory);
         Ok(())
     }
 

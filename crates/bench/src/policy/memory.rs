@@ -5,7 +5,7 @@ use super::api::PolicyError;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::mem::DmaMemory;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -47,6 +47,14 @@ impl Memory {
         let base = unsafe { map.add(skip) };
         let range = PhysRange::new(PhysAddr::new(base.addr().get() as u64), rounded as u64)?;
         Ok(Arc::new(Self { map, base, range }))
+    }
+
+    /// Has the kernel use transparent hugepages for what is accessed from now on, where it can: a kernel's own memory is mapped
+    /// by large pages.
+    pub(crate) fn use_hugepages(&self) {
+        let len = usize::try_from(self.range.len()).unwrap_or(0);
+        // SAFETY: mapped until `drop`; the advice changes no contents. Where it is refused, the pages stay as they are.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
     }
 
     /// Returns all of it.

@@ -47,11 +47,14 @@ impl PolicyThread for Thread<'_> {
     fn map(&mut self, memory: PhysRange, _: Access) -> Result<Dma, PolicyError> {
         self.0.dma_of(memory)?;
         let iova = IovaRange::new(Iova::new(memory.start().raw()), memory.len())?;
-        Ok(Dma { iova, memory, token: 0 })
+        Ok(Dma::new(iova, memory))
     }
 
+    fn prefetch(&self, _: &Dma) {}
+
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
-        freed.push(dma.memory);
+        let (_, memory) = dma.into_parts()?;
+        freed.push(memory);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use super::api::PolicyError;
 use crate::baseline::lock::KernelLock;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PageSize, PhysAddr};
+use pinfold_core::mem::prefetch;
 use pinfold_core::table::{Entry, Format, TablePage, VtdSecondStage};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,6 +61,14 @@ impl Table {
         self.each_run(iova, len, |_, entries| {
             entries.iter().for_each(|entry| entry.store(0, Ordering::Release))
         })
+    }
+
+    /// Has the processor load the entry of `iova`, which is mapped.
+    #[inline]
+    pub(super) fn prefetch(&self, iova: u64) {
+        if let Ok(entry) = self.entry(iova, 1) {
+            prefetch(entry);
+        }
     }
 
     /// Calls `act` for each table page of a range, with the offset in the range and the entries.
