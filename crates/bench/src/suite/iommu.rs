@@ -7,6 +7,7 @@ mod beside;
 mod bounce;
 mod iova;
 mod life;
+mod live;
 mod payload;
 mod rr;
 mod table;
@@ -38,10 +39,13 @@ pub(super) const CASES: &[Entry] = &[
     ),
     ("static-50k", "the entries that 50,000 mappings of four drivers need"),
     ("tables-16t", "use 16 TiB of addresses once: the time per 2 MiB, and the table pages left"),
-    ("live-1k, live-1m", "unmap and map one page among 10^3 mappings or 10^6, at random; the longest call"),
+    (
+        "live-1k, live-1m",
+        "unmap and map one page among 10^3 mappings or 10^6, at random; the longest call: own time, each its least of 3 passes",
+    ),
     (
         "revoke-many-1m",
-        "10^6 mappings revoked by one call: the longest map or revoke of another thread meanwhile, by the clock",
+        "10^6 mappings revoked by one call: the longest map or revoke of another thread meanwhile, by the clock, the least of 3 passes",
     ),
     ("flush-64p", "unmap 64 pages that one descriptor uses: invalidations, and waits per page"),
 ];
@@ -56,6 +60,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-revoke", "an owner: an unmap returns, and the memory is held until its flush has completed"),
     ("pinfold-batch", "the same, 16 mappings revoked by one call"),
     ("pinfold-many", "an owner that maps by `map_many`"),
+    (
+        "pinfold-ahead",
+        "pinfold-revoke, each chosen two exchanges before and prefetched (`Mapping::prefetch`)",
+    ),
     ("bounced", "bounce-*: copies into and out of pages that stay mapped (`BouncePool`)"),
     ("tree-2015", "Linux in 2015: a tree per device, locked across the invalidations of 250 unmaps"),
     ("tree-merged", "the same, entries that abut merged"),
@@ -63,9 +71,11 @@ pub(super) const SUBJECTS: &[Entry] = &[
         "magazines, magazines-strict",
         "Linux since: per-CPU caches over a tree; lazy flushes, or one per unmap",
     ),
+    ("magazines-ahead", "magazines, prefetched in the same way"),
     ("identity", "the physical address, counted per page, strict"),
     ("never-freed", "the same table, which frees no page; it uses 1 GiB of addresses again and again"),
     ("none", "all memory mapped once: no protection"),
+    ("handles-only", "live-*: the list of the caller alone, of as many handles of the same size"),
     ("copies", "rr-*: the copying of a transaction alone, without mappings, a device or a pause"),
     (
         "empty-loop",
@@ -89,7 +99,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     records.extend(bounce::run(harness)?);
     records.extend(iova::static_50k(harness)?);
     records.extend(table::cycle(harness)?);
-    records.extend(life::live(harness)?);
+    records.extend(live::run(harness)?);
     records.extend(beside::revoke_many(harness)?);
     records.extend(life::flush_64p(harness)?);
     Ok(records)

@@ -1,17 +1,14 @@
-//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `live-1k`, `live-1m`, `flush-64p`.
+//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `flush-64p`.
 
 use super::payload::Nothing;
 use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
-use crate::policy::{Dma, Memory, PolicyKind, PolicyThread};
+use crate::policy::{Dma, Memory, PolicyKind};
 use crate::record::{Metric, Record};
-use crate::suite::handle::Rng;
-use crate::suite::longest::{Longest, empty_loop};
 use pinfold::soft::{Effect, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::domain::{Domain, Local, NotQuiesced};
 use pinfold_core::share::Shared;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How many mappings are revoked by one call in `domain-4k-batch`.
@@ -20,7 +17,7 @@ const BATCH: usize = 256;
 type Outcome = Result<(), BenchError>;
 
 /// A software IOMMU whose flushes take no time: what is left is the cost of the domain and of the model's bookkeeping.
-fn free_flushes() -> SoftConfig {
+pub(super) fn free_flushes() -> SoftConfig {
     SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() }
 }
 
@@ -178,72 +175,4 @@ fn batches_of_64(owner: &mut Local) -> Outcome {
 fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
     out.figure("flush-64p", Metric::Count, "invalidations", invalidations as f64);
     out.figure("flush-64p", Metric::Count, "waits/page", waits as f64 / 64.0);
-}
-
-/// Unmaps and maps at random among many mappings of one page, and records the longest single map and unmap.
-pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    if COUNTS_RMW {
-        return Ok(Vec::new());
-    }
-    let memory = Memory::new(4096)?;
-    let memory = &memory;
-    let (few, many, times) = (1000, harness.scale(1_000_000), harness.scale(100_000));
-    // A search of the tree takes milliseconds once addresses have been freed at random.
-    let kinds = [
-        (PolicyKind::PinfoldRevoke, times),
-        (PolicyKind::Magazines, times),
-        (PolicyKind::Tree2015, times / 500),
-    ];
-    let subjects = kinds.into_iter().flat_map(|(kind, times)| {
-        [("live-1k", few), ("live-1m", many)].map(|(case, live)| {
-            Subject::new(kind.name(), move |out: &mut Samples| among(out, case, kind, memory, live, times))
-        })
-    });
-    let empty = [("live-1k", few), ("live-1m", many)].map(|(case, live)| {
-        Subject::new("empty-loop", move |out: &mut Samples| {
-            empty_loop(out, case, live + times);
-            Ok(())
-        })
-    });
-    let rounds = harness.options().runs.min(3);
-    harness.with_runs(rounds).interleave(subjects.chain(empty).collect())
-}
-
-fn among(
-    out: &mut Samples,
-    case: &'static str,
-    kind: PolicyKind,
-    memory: &Arc<Memory>,
-    live: usize,
-    times: usize,
-) -> Outcome {
-    let policy = kind.create(memory, &free_flushes())?;
-    let mut thread = policy.thread();
-    let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
-    let (mut mapped, mut freed, mut longest) = (Vec::with_capacity(live), Vec::new(), Longest::new());
-    for _ in 0..live {
-        mapped.push(thread.map(page, Access::WRITE)?);
-        longest.note();
-    }
-    let mut rng = Rng::new();
-    let mut exchange = |thread: &mut dyn PolicyThread, mapped: &mut Vec<Dma>| -> Outcome {
-        thread.unmap(mapped.swap_remove(rng.below(mapped.len())), &mut freed)?;
-        freed.clear();
-        mapped.push(thread.map(page, Access::WRITE)?);
-        Ok(())
-    };
-    // The addresses are in order at first.
-    (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped))?;
-    let (cost, result) = Cost::of(|| (0..times).try_for_each(|_| exchange(&mut *thread, &mut mapped)));
-    result?;
-    longest.begin();
-    for _ in 0..times {
-        exchange(&mut *thread, &mut mapped)?;
-        longest.note();
-    }
-    out.cost(case, cost, times);
-    longest.record(out, case);
-    let mut freed = Vec::new();
-    mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut freed))?;
-    Ok(thread.settle(&mut freed)?)
 }
