@@ -126,6 +126,7 @@
 //! after the block was allocated again frees the new allocation: the copy is indistinguishable from it. A [`Block`] cannot
 //! be freed twice.)
 
+mod bits;
 mod block;
 mod bulk;
 mod cell;

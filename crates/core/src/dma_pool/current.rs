@@ -1,5 +1,6 @@
 //! [`Current`]: the row that an owner allocates from and frees to.
 
+use super::bits::{all_but_lowest, lowest};
 use super::geometry::Geometry;
 use super::row::ROW;
 use super::row_ref::RowRef;
@@ -130,23 +131,4 @@ pub(super) struct Run {
     /// The offset of the first one in the span, and the distance to the next, in bytes.
     pub(super) offset: u64,
     pub(super) size: u64,
-}
-
-/// Returns a word whose lowest `count` bits are set, for 1 to 64.
-#[inline(always)]
-pub(super) fn lowest(count: usize) -> u64 {
-    // Modulo 64, as the processors shift.
-    u64::MAX >> (count.wrapping_neg() % 64)
-}
-
-/// Clears the lowest `most` set bits of a word.
-fn all_but_lowest(mut word: u64, most: usize) -> u64 {
-    // First: a count takes 20 instructions without POPCNT.
-    if most >= ROW || most >= word.count_ones() as usize {
-        return 0;
-    }
-    for _ in 0..most {
-        word &= word.wrapping_sub(1);
-    }
-    word
 }

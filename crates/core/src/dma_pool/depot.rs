@@ -21,40 +21,12 @@ use super::list::List;
 use super::owner::Owner;
 use super::row::FIRST_OWNER;
 use super::row_ref::RowRef;
-use super::terms::{KEEP, SPARSE, Tally, Terms};
+use super::terms::{FULL, KEEP, News, SHARED, Tally, Terms};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use alloc::vec::Vec;
 
 /// How many rows an owner gets at a time.
 const BATCH: usize = 16;
-
-/// In the word that holds the terms: set once there have been two `Local`s at a time.
-const SHARED: u32 = 1 << 31;
-/// Likewise: set once the pool has been at its maximum.
-const FULL: u32 = 1 << 30;
-
-/// The terms as one word, and how many remote frees were announced, modulo 2^32.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct News {
-    terms: u32,
-    pub(super) notices: u32,
-}
-
-impl News {
-    /// Differs from all of a depot.
-    pub(super) const NONE: Self = Self { terms: 0, notices: 0 };
-
-    /// Returns the terms.
-    pub(super) fn terms(self) -> Terms {
-        let word = self.terms;
-        let sparse_eighths = match (word & SHARED != 0, word & FULL != 0) {
-            (false, _) => SPARSE.0,
-            (true, false) => SPARSE.1,
-            (true, true) => SPARSE.2,
-        };
-        Terms { keep: (word & !(SHARED | FULL)) as usize, sparse_eighths }
-    }
-}
 
 /// See the module.
 #[derive(Debug)]

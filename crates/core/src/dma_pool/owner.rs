@@ -10,14 +10,13 @@ mod aside;
 mod audit;
 
 use super::current::{Current, Run};
-use super::depot::News;
 use super::geometry::Geometry;
 use super::list::List;
 use super::row::{Fill, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
 use super::row_ref::RowRef;
 use super::stash::{Site, Stash};
 use super::state::{Form, FreeRefusal};
-use super::terms::{Tally, Terms};
+use super::terms::{News, Tally, Terms};
 
 /// The most rows that an owner moves to the depot at a time.
 const SURPLUS: usize = 32;

@@ -1,6 +1,7 @@
 //! The fast paths: blocks of the stash and of the owner's rows, by plain loads and stores.
 
-use super::current::{Run, lowest};
+use super::bits::lowest;
+use super::current::Run;
 use super::geometry::Geometry;
 use super::owner::{Owner, signed};
 use super::pool::Place;

@@ -27,7 +27,7 @@
 //! owner detects it when it collects, frees nothing, and counts it (`late`). Only in this case do both frees return `Ok`;
 //! the block is freed once, and the second free is detected.
 
-use super::current::lowest;
+use super::bits::lowest;
 use super::state::{FREE, Form, FreeRefusal, REMOTE_FREED, State, allocate_run, free_run, is_live};
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
