@@ -28,9 +28,8 @@
 //! sets of hints, each with a bit per region and a bit per 64 of those: partly free regions and wholly free ones. A search
 //! reads at most 128 words to find a region in 1 TiB, and takes partly free regions first, so that whole 2 MiB stay
 //! whole. A hint may be stale but is never missing: clearing a hint is followed by reading the map, and freeing a frame by
-//! reading the hints. Once runs have been asked for, each region also has an upper bound on the runs that are free in it, and
-//! so have groups of 64 and of 4,096: a run that does not exist is refused after some hundred bytes, and not after a look at
-//! every region.
+//! reading the hints. Each region also has an upper bound on the runs that are free in it, and so have groups of 64 and of
+//! 4,096: a run that does not exist is refused after some hundred bytes, and not after a look at every region.
 //!
 //! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger et al.,
 //! "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).

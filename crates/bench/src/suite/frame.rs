@@ -34,7 +34,7 @@ pub(super) const CASES: &[Entry] = &[
     ("zone-1t", "the metadata of a 1 TiB zone: bytes per frame, and the time to create it"),
     (
         "refused-1t",
-        "one refused run of each order 1 to 8 of a 1 TiB zone, which gave out 2 MiB runs, full or of single free frames: the longest",
+        "one refused run of each order 1 to 8 of a 1 TiB zone, full or of single free frames, which gave out runs or single frames: the longest",
     ),
 ];
 

@@ -15,6 +15,10 @@ const PENDING: u8 = 0x40;
 const LOWERING: u8 = 0x80;
 /// How many of a level one of the next covers: regions in a group.
 pub(super) const FAN_OUT: u32 = 64;
+/// How many groups before the last one may not be full yet: owners reserve up to 256 regions.
+const GROUPS_BEFORE: u32 = 256 / FAN_OUT;
+/// Zones with at most so many regions (1 GiB) lower no limit before they are used: a look at all of them takes 16 us.
+const MAX_UNUSED: u32 = 512;
 /// Regions, groups of 64, and groups of 4,096: at most 128 of these in a zone.
 const LEVELS: usize = 3;
 
@@ -26,13 +30,13 @@ const LEVELS: usize = 3;
 /// so the limit stays. All of these are sequentially consistent: either the free sees the mark, or the map was read
 /// after it. One thread at a time lowers; others do without.
 ///
-/// Limits are lowered only in zones that have been asked for runs: for single frames they are of no use, and a free reads
-/// one byte. So the first run that is asked for in a zone all of whose frames were allocated singly, and that has none, takes a
-/// look at every region: some 40 ms for 1 TiB.
+/// Single frames do not need them, and pay five read-modify-writes for each region that is filled and freed. So a small zone
+/// lowers them only once a run has been asked for: its first search takes a look at every region. In a larger one that would
+/// take too long (some 16 ms for 1 TiB), so it lowers them from the start.
 #[derive(Debug)]
 pub(super) struct Limits {
     levels: [Box<[AtomicU8]>; LEVELS],
-    /// Whether a run has been asked for.
+    /// Whether they are lowered.
     used: AtomicBool,
     lowering: AtomicBool,
 }
@@ -43,13 +47,9 @@ impl Limits {
         let groups = regions.div_ceil(FAN_OUT);
         Self {
             levels: [level(regions), level(groups), level(groups.div_ceil(FAN_OUT))],
-            used: AtomicBool::new(false),
+            used: AtomicBool::new(regions > MAX_UNUSED),
             lowering: AtomicBool::new(false),
         }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.levels.iter().map(|level| size_of_val(&**level)).sum()
     }
 
     /// Notes that a run is asked for.
@@ -61,6 +61,10 @@ impl Limits {
 
     pub(super) fn is_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.levels.iter().map(|level| size_of_val(&**level)).sum()
     }
 
     fn byte(&self, level: usize, index: u32) -> Option<&AtomicU8> {
@@ -79,19 +83,23 @@ impl Limits {
         }
     }
 
-    /// Lowers the limits of the groups that `region` is in, if it is the last of one: regions mostly fill in order, so by then
-    /// all of the group have.
+    /// Lowers the limits of the groups that `region` is in, if it is the last of one, and of those before: regions mostly fill in
+    /// order, so by then all of these have, also if several owners fill them side by side.
     fn note_last_of_group(&self, region: u32) {
-        if region % FAN_OUT == FAN_OUT - 1
-            && let Some(lowering) = self.lower()
-        {
+        if region % FAN_OUT != FAN_OUT - 1 {
+            return;
+        }
+        let Some(lowering) = self.lower() else { return };
+        for before in 0..=GROUPS_BEFORE {
+            let Some(region) = region.checked_sub(before * FAN_OUT) else { return };
             lowering.groups(region);
         }
     }
 
     /// Lowers the limit of a region that is full to what `find` finds in the map.
     pub(super) fn note_full(&self, region: u32, find: impl FnOnce() -> u8) {
-        if let Some(lowering) = self.lower() {
+        let is_low = self.byte(0, region).is_none_or(|byte| byte.load(Ordering::Relaxed) == 0);
+        if !is_low && let Some(lowering) = self.lower() {
             lowering.region(region, find);
         }
         self.note_last_of_group(region);

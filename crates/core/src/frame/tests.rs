@@ -255,7 +255,8 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
         let all: Vec<_> = (0..100_000).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
         all.into_iter().for_each(|frame| local.free(frame, Order::PAGE).unwrap());
     }
-    assert!(rmw_count() <= 4000, "{} for 200,000 operations", rmw_count());
+    // Of these about five are for the limit of each region that is filled and freed: three lower it, two raise it.
+    assert!(rmw_count() <= 4300, "{} for 200,000 operations", rmw_count());
     // Freed in an order that scatters them over all words: 7919 does not divide 65,536.
     let mut all = Vec::with_capacity(1 << 16);
     for _ in 0..2 {
@@ -264,8 +265,9 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
         (0..1_usize << 16).for_each(|i| local.free(all[i * 7919 % (1 << 16)], Order::PAGE).unwrap());
         all.clear();
     }
-    // Each word is claimed once; the highest are released more than once, half full, so that regions become whole again.
-    assert!(rmw_count() <= 131_072 / 40, "{} for 131,072 operations", rmw_count());
+    // Each word is claimed once; the highest are released more than once, half full, so that regions become whole again. Limits
+    // are raised step by step.
+    assert!(rmw_count() <= 131_072 / 33, "{} for 131,072 operations", rmw_count());
     let mut slots = vec![None; 512];
     assert_eq!(local.fill(&mut slots), 512);
     rmw_reset();

@@ -64,7 +64,7 @@ impl Refusals {
 }
 
 /// Records the longest refusal of a full zone, then with 1 % of the frames free at random, and of another with every second
-/// frame free; beside them, that of a zone that has only given out single frames.
+/// frame free, and of one that has only given out single frames, and was never asked for a run.
 fn occupancies(out: &mut Samples, frames: u32) -> Result<(), BenchError> {
     let mut all = Refusals::default();
     let mut at = |zone: &Zone, unit: &'static str| -> Result<(), BenchError> {
@@ -87,10 +87,7 @@ fn occupancies(out: &mut Samples, frames: u32) -> Result<(), BenchError> {
     let zone = Zone::new(frames)?;
     fill_by_frames(&zone);
     free_every_second(&zone)?;
-    // A zone that was never asked for a run knows none of its runs. Its first refusal is a figure of its own.
-    let mut first = Refusals::default();
-    first.note(&zone)?;
-    out.figure(CASE, Metric::Time, "us, first run asked", first.longest);
+    at(&zone, "us, first run asked")?;
     out.figure(CASE, Metric::Time, "us, not the first", all.again);
     out.figure(CASE, Metric::Time, crate::suite::longest::LONGEST, all.longest);
     Ok(())

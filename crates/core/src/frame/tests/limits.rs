@@ -11,9 +11,6 @@ const REGIONS: u32 = 64 * 64 + 100;
 fn scattered(one_in: usize, random: &mut Random) -> (Zone, Vec<bool>) {
     let zone = Zone::new(REGIONS * 512).unwrap();
     let mut free = vec![false; (REGIONS * 512) as usize];
-    // Limits are kept from here on.
-    let pair = Order::new(1).unwrap();
-    zone.free(zone.alloc(pair).unwrap(), pair).unwrap();
     while zone.alloc(Order::HUGE).is_ok() {}
     for frame in 0..REGIONS * 512 {
         if random.below(one_in) == 0 {
@@ -110,4 +107,67 @@ fn a_zone_that_gave_out_runs_of_2_mib_knows_its_limits() {
         _ = zone.free(Frame::inside(frame), Order::PAGE);
     }
     assert_eq!(zone.alloc(pair), Ok(first));
+}
+
+/// Frees every second frame of a full zone, and returns how many regions a search for two neighbours looks at.
+fn looks_for_a_pair(zone: &Zone) -> usize {
+    let mut local = zone.local();
+    let odd = (1..zone.frames()).step_by(2);
+    odd.for_each(|frame| local.free(Frame::inside(frame), Order::PAGE).unwrap());
+    drop(local);
+    let mut looks = 0;
+    let found = zone.search(1, MAX_PARTIAL, |_| {
+        looks += 1;
+        None::<()>
+    });
+    assert_eq!(found, None);
+    looks
+}
+
+/// No run was ever asked for, so no search has lowered a limit.
+#[test]
+fn a_zone_that_gave_out_single_frames_knows_its_limits() {
+    let allocs: [&dyn Fn(&Zone); 3] = [
+        &|zone| while zone.alloc(Order::PAGE).is_ok() {},
+        &|zone| {
+            let (mut local, mut slots) = (zone.local(), [None; 512]);
+            while local.fill_by(&mut slots, Urgency::Urgent) > 0 {
+                slots.fill(None);
+            }
+            while local.alloc(Order::PAGE).is_ok() {}
+        },
+        // Owners that fill their regions side by side, each at its own pace.
+        &|zone| {
+            let mut owners: Vec<_> = (1..=60).map(|pace| (zone.local(), pace)).collect();
+            while owners.iter_mut().any(|(local, pace)| (0..*pace).any(|_| local.alloc(Order::PAGE).is_ok()))
+            {
+            }
+        },
+    ];
+    for (which, alloc_all) in allocs.into_iter().enumerate() {
+        let zone = Zone::new(REGIONS * 512).unwrap();
+        alloc_all(&zone);
+        assert_eq!(zone.taken(), u64::from(zone.frames()), "{which}");
+        let looks = looks_for_a_pair(&zone);
+        assert!(looks <= 256, "{which}: {looks} of {REGIONS}");
+        // The groups know it too: the search does not skip region by region.
+        let skipped = (0..REGIONS / 64)
+            .filter(|group| zone.limits.skip(group * 64, 1) >= Some(group * 64 + 64))
+            .count();
+        assert!(skipped >= 60, "{which}: {skipped} of {}", REGIONS / 64);
+        let pair = zone.alloc(Order::new(1).unwrap());
+        assert!(pair.is_err(), "{which}");
+        zone.free(Frame::inside(2000), Order::PAGE).unwrap();
+        assert_eq!(zone.alloc(Order::new(1).unwrap()), Ok(Frame::inside(2000)));
+    }
+}
+
+/// A look at all of its regions takes no longer than a refusal may, and single frames pay for limits.
+#[test]
+fn a_small_zone_lowers_no_limit_before_it_is_asked_for_a_run() {
+    let zone = Zone::new(512 * 512).unwrap();
+    while zone.alloc(Order::PAGE).is_ok() {}
+    assert_eq!(zone.limits.skip(0, 1), None);
+    assert!(looks_for_a_pair(&zone) >= 512);
+    assert_eq!(zone.limits.skip(0, 1), Some(64 * 64));
 }
