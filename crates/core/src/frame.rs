@@ -46,7 +46,9 @@
 //! the *same* [`Local`], or in a run that any keeps, is detected too; one in the magazine of *another* is not, because its bit
 //! is set. A run may be freed in other pieces than it was allocated in.
 
+mod arrays;
 mod bulk;
+mod caching;
 mod counters;
 mod error;
 mod hints;

@@ -1,5 +1,6 @@
 //! Bulk calls of [`Zone`] and [`Local`]: filling arrays, lists, and freeing arrays.
 
+use super::arrays::{Filled, empty_into, fill_from};
 use super::counters::Tally;
 use super::error::FrameError;
 use super::list::{FrameList, Parts};
@@ -7,140 +8,8 @@ use super::local::Local;
 use super::map::Part;
 use super::number::Frame;
 use super::watermark::{Allowance, Urgency};
-use super::zone::{Bounds, Zone};
+use super::zone::Zone;
 use core::ops::Deref;
-
-/// The result of a fill.
-struct Filled {
-    /// The number of slots that were empty.
-    asked: usize,
-    /// How many of those are full now.
-    got: usize,
-    /// The rest of the last part.
-    left: Part,
-}
-
-/// Fills the empty slots from the parts that `next` claims; its argument is how many frames are still wanted.
-#[inline(always)]
-fn fill_from(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
-    let asked = slots.iter().filter(|slot| slot.is_none()).count();
-    let all_empty = asked == slots.len();
-    let (mut part, mut got, mut rest) = (Part::NONE, 0, slots);
-    while got < asked {
-        if part.mask == 0 {
-            part = next(u32::try_from(asked - got).unwrap_or(u32::MAX));
-            if part.mask == 0 {
-                break;
-            }
-        }
-        let empty = if all_empty {
-            rest.len()
-        } else {
-            let full = rest.iter().take_while(|slot| slot.is_some()).count();
-            rest = rest.get_mut(full..).unwrap_or_default();
-            rest.iter().take(64).take_while(|slot| slot.is_none()).count()
-        };
-        let filled = fill_slots(&mut part, rest.get_mut(..empty).unwrap_or_default());
-        rest = rest.get_mut(filled..).unwrap_or_default();
-        got += filled;
-    }
-    Filled { asked, got, left: part }
-}
-
-/// Moves the first frames of a part that are neighbours into slots, which are empty. Returns how many.
-#[inline(always)]
-fn fill_slots(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
-    let shift = part.mask.trailing_zeros();
-    let run = (part.mask >> shift).trailing_ones();
-    let first = part.word * 64 + shift;
-    for (slot, index) in slots.iter_mut().zip(first..first + run) {
-        *slot = Frame::new(index);
-    }
-    let filled = run.min(u32::try_from(slots.len()).unwrap_or(u32::MAX));
-    part.mask &= !((!0 >> (64 - filled)) << shift);
-    filled as usize
-}
-
-/// Empties the full slots by parts of one word each, which `give` frees. Returns how many.
-#[inline(always)]
-fn empty_into(
-    bounds: Bounds,
-    slots: &mut [Option<Frame>],
-    mut give: impl FnMut(Part) -> Result<(), FrameError>,
-) -> (usize, Result<(), FrameError>) {
-    let (mut freed, mut at) = (0, 0);
-    while let Some(rest) = slots.get_mut(at..).filter(|rest| !rest.is_empty()) {
-        let (part, len) = match leading_part(bounds, rest) {
-            Ok(found) => found,
-            Err(error) => return (freed, Err(error)),
-        };
-        let rest = rest.get_mut(..len).unwrap_or_default();
-        if part.mask != 0 {
-            match give(part) {
-                Ok(()) => {
-                    rest.fill(None);
-                    freed += part.len() as usize;
-                }
-                // One of them is already free; those before it are still freed.
-                Err(_) => {
-                    for slot in rest {
-                        if let Some(frame) = *slot {
-                            if let Err(error) = give(Part::of(frame)) {
-                                return (freed, Err(error));
-                            }
-                            *slot = None;
-                            freed += 1;
-                        }
-                    }
-                }
-            }
-        }
-        at += len;
-    }
-    (freed, Ok(()))
-}
-
-/// Returns the frames of one word at the start of `slots`, and how many slots those are.
-#[inline(always)]
-fn leading_part(bounds: Bounds, slots: &[Option<Frame>]) -> Result<(Part, usize), FrameError> {
-    if let Some(found) = leading_run(bounds, slots) {
-        return Ok(found);
-    }
-    let mut part = Part::NONE;
-    for (index, slot) in slots.iter().enumerate() {
-        let Some(frame) = *slot else { continue };
-        let one = Part::of(frame);
-        if part.mask == 0 {
-            bounds.check(frame, 1)?;
-            part = one;
-        } else if one.word != part.word || one.mask & part.mask != 0 || bounds.check(frame, 1).is_err() {
-            return Ok((part, index));
-        } else {
-            part.mask |= one.mask;
-        }
-    }
-    Ok((part, slots.len()))
-}
-
-/// Returns the rest of a word if `slots` starts with it in order, as a fill leaves it.
-#[inline(always)]
-fn leading_run(bounds: Bounds, slots: &[Option<Frame>]) -> Option<(Part, usize)> {
-    let first = (*slots.first()?)?;
-    let one = Part::of(first);
-    let rest_of_word = 64 - one.mask.trailing_zeros();
-    let run = u32::try_from(slots.len()).unwrap_or(u32::MAX).min(rest_of_word);
-    if run < 8 || bounds.check(first, run).is_err() {
-        return None;
-    }
-    let in_order = slots
-        .iter()
-        .zip(first.index()..first.index() + run)
-        .fold(true, |so_far, (slot, index)| so_far & (*slot == Frame::new(index)));
-    in_order.then(|| {
-        let mask = (!0 >> (64 - run)) << one.mask.trailing_zeros();
-        (Part { word: one.word, mask }, run as usize)
-    })
-}
 
 impl Zone {
     /// Fills the empty slots, never touches the full ones, and returns how many slots are full afterwards. Fewer than all is
@@ -198,8 +67,8 @@ impl Zone {
     /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and all after it are
     /// unchanged; those before it are freed and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.bounds(), slots, |part| {
-            self.kept.refuse(part.first().index(), 1)?;
+        let (freed, result) = empty_into(self.bounds(), slots, |part, _| {
+            self.refuse_kept(part)?;
             self.release(part)
         });
         if freed > 0 {
@@ -229,7 +98,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let full = slots.len();
         let mut supply = Supply::new(urgency);
         let Filled { asked, got, left } = fill_from(slots, |want| supply.next(self, want));
-        self.restore(left);
+        if left.mask != 0 {
+            self.restore(left);
+        }
         self.tally.bulk(asked, got, supply.fell_back());
         self.after_bulk(got < asked);
         full - (asked - got)
@@ -275,7 +146,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// # Errors
     /// As for [`Zone::free_bulk`].
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.zone.bounds(), slots, |part| self.cache(part));
+        let (freed, result) = empty_into(self.zone.bounds(), slots, |part, frames| self.cache(part, frames));
         self.count_frees(freed as u64);
         result.map(|()| freed)
     }

@@ -68,13 +68,21 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// Returns by how much more frames are cached: claimed and not in use.
+    pub(super) fn held(&self) -> i64 {
+        let in_use = self.singles.wrapping_add(self.bulk_filled).wrapping_sub(self.frees);
+        self.claimed.wrapping_sub(in_use.cast_signed())
+    }
+
     /// Counts a bulk call that requested `asked` frames and got `got`.
     pub(super) fn bulk(&mut self, asked: usize, got: usize, fell_back: bool) {
         self.bulk_filled += got as u64;
         self.fell_back += u64::from(fell_back);
-        self.bulk_missed += (asked - got) as u64;
-        self.bulk_partial += u64::from(got < asked);
-        self.exhausted += u64::from(got == 0 && asked > 0);
+        if got < asked {
+            self.bulk_missed += (asked - got) as u64;
+            self.bulk_partial += 1;
+            self.exhausted += u64::from(got == 0);
+        }
     }
 }
 
@@ -145,11 +153,9 @@ impl Counters {
 
     /// Adds an owner's counts; its frees first, or all that it ever allocated would seem to be in use at once.
     pub(super) fn fold(&self, tally: Tally) {
-        let in_use = tally.singles.wrapping_add(tally.bulk_filled).wrapping_sub(tally.frees);
-        let held = tally.claimed.cast_unsigned().wrapping_sub(in_use);
         for (counter, n) in [
             (&*self.frees, tally.frees),
-            (&self.held, held),
+            (&self.held, tally.held().cast_unsigned()),
             (&*self.bulk_missed, tally.bulk_missed),
             (&self.bulk_partial, tally.bulk_partial),
             (&self.fell_back, tally.fell_back),

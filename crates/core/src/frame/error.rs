@@ -2,6 +2,17 @@
 
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 
+/// The frame of a free that is already free. Small enough to be returned in a register, as [`FrameError`] is not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AlreadyFree(pub(super) Frame);
+
+impl From<AlreadyFree> for FrameError {
+    #[cold]
+    fn from(AlreadyFree(frame): AlreadyFree) -> Self {
+        Self::DoubleFree { frame }
+    }
+}
+
 /// Why frames cannot be allocated or freed. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

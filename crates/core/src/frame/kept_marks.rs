@@ -1,7 +1,7 @@
 //! [`Marks`]: which regions owners keep.
 
-use super::error::FrameError;
-use super::map::{Part, REGION};
+use super::error::AlreadyFree;
+use super::map::REGION;
 use super::number::Frame;
 use alloc::boxed::Box;
 // Not those of `sync`: a mark orders nothing, see `Marks`.
@@ -32,12 +32,6 @@ impl Marks {
         self.0.get(region as usize).is_some_and(|mark| mark.load(Ordering::Relaxed))
     }
 
-    /// Returns those frames of a part that are in a region that an owner keeps: all or none.
-    #[inline(always)]
-    pub(super) fn of(&self, part: Part) -> u64 {
-        if self.has(part.region()) { part.mask } else { 0 }
-    }
-
     pub(super) fn set(&self, region: u32, kept: bool) {
         if let Some(mark) = self.0.get(region as usize) {
             mark.store(kept, Ordering::Relaxed);
@@ -46,10 +40,10 @@ impl Marks {
 
     /// Refuses to free a run with a frame in a region that is kept.
     #[inline(always)]
-    pub(super) fn refuse(&self, first: u32, run: u32) -> Result<(), FrameError> {
+    pub(super) fn refuse(&self, first: u32, run: u32) -> Result<(), AlreadyFree> {
         let mut regions = first / REGION..=first.saturating_add(run - 1) / REGION;
         match regions.find(|&region| self.has(region)) {
-            Some(region) => Err(FrameError::DoubleFree { frame: Frame::inside(first.max(region * REGION)) }),
+            Some(region) => Err(AlreadyFree(Frame::inside(first.max(region * REGION)))),
             None => Ok(()),
         }
     }

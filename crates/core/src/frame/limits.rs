@@ -105,20 +105,25 @@ impl Limits {
         self.note_last_of_group(region);
     }
 
-    /// Raises the limits where they are below what the free of `freed` has made free: `free` are the free frames of its word now.
+    /// Returns whether the limits may be below what the free of `freed` has made free: `free` are the free frames of its word
+    /// now.
     #[inline(always)]
-    pub(super) fn note_free(&self, freed: Part, free: u64) {
-        let region = freed.region();
-        let Some(limit) = self.byte(0, region).map(|byte| byte.load(Ordering::SeqCst)) else { return };
+    pub(super) fn is_too_low(&self, freed: Part, free: u64) -> bool {
+        let Some(limit) = self.byte(0, freed.region()).map(|byte| byte.load(Ordering::SeqCst)) else {
+            return false;
+        };
         // A mark is above every limit, and has no longer run.
-        if limit != TOP && has_longer_run(freed.mask, free, limit) {
-            // A free word may be part of a longer run.
-            let order = if free == !0 { TOP } else { max_order_of(free).unwrap_or(0) };
-            self.raise(region, order);
-        }
+        limit != TOP && has_longer_run(freed.mask, free, limit)
     }
 
-    #[cold]
+    /// Raises the limits that are below what is free in a word.
+    #[inline(never)]
+    pub(super) fn note_free(&self, freed: Part, free: u64) {
+        // A free word may be part of a longer run.
+        let order = if free == !0 { TOP } else { max_order_of(free).unwrap_or(0) };
+        self.raise(freed.region(), order);
+    }
+
     fn raise(&self, region: u32, order: u8) {
         let Some(byte) = self.byte(0, region) else { return };
         let mut old = byte.load(Ordering::SeqCst);
@@ -226,14 +231,19 @@ impl Drop for Lowering<'_> {
 /// true where several were freed; true if `limit` is marked. Runs that do not contain a freed frame were noted before.
 #[inline(always)]
 fn has_longer_run(freed: u64, free: u64, limit: u8) -> bool {
-    if limit >= MAX_INNER {
-        return limit > LIMIT || free == !0;
+    match LONGER.get(usize::from(limit)) {
+        Some(&(run, start)) => {
+            let from = freed.trailing_zeros() & start;
+            !(free >> from) & run == 0 || freed & freed.wrapping_sub(1) != 0
+        }
+        None => limit > LIMIT || free == !0,
     }
-    let frames = 2_u32 << limit;
-    let first = freed.trailing_zeros() & !(frames - 1);
-    let run = (!0_u64 >> (64 - frames)).wrapping_shl(first);
-    free & run == run || freed & freed.wrapping_sub(1) != 0
 }
+
+/// For each limit below that of a word, the bits of an aligned run of the order above it, and those of the number of its first
+/// bit that may be set.
+const LONGER: [(u64, u32); MAX_INNER as usize] =
+    [(0x3, !1), (0xf, !3), (0xff, !7), (0xffff, !15), (0xffff_ffff, !31), (!0, 0)];
 
 const _: () = assert!(MAX_INNER < TOP, "a free word counts as half a region");
 

@@ -18,9 +18,9 @@ const CHECK_EVERY: u64 = 256;
 /// The magazine holds frames as parts of words of the map, found by the word's number. So a freed frame is checked
 /// against the magazine at once, the frames of one word return to the map by one compare-and-swap, and alloc and free of
 /// one frame make no atomic read-modify-write. When the magazine is full, the highest words return first, since the zone
-/// allocates low ones first: free frames gather at the top and become whole regions. When it is full of words with few frames
-/// each, as after frees in random order, all return, and frees go directly to the zone until some are close together again
-/// or the owner claims frames. A freed run of 2 MiB is kept whole for the next alloc of one. All frames return on drop, and when
+/// allocates low ones first: free frames gather at the top and become whole regions. When it has so many words that even full it
+/// would have few frames of each, as after frees in random order, all return, and frees go directly to the zone until some are
+/// close together again or the owner claims frames. A freed run of 2 MiB is kept whole for the next alloc of one. All frames return on drop, and when
 /// the zone is [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its allocs have
 /// used up the frames of one word, by one relaxed load each. An owner that makes no calls keeps its frames.
 ///
@@ -30,7 +30,7 @@ const CHECK_EVERY: u64 = 256;
 pub struct Local<H: Deref<Target = Zone>> {
     pub(super) zone: H,
     pub(super) magazine: Magazine,
-    scatter: Scatter,
+    pub(super) scatter: Scatter,
     /// Regions that were freed as a whole.
     pub(super) kept: Kept,
     /// The most frames in the magazine.
@@ -46,6 +46,8 @@ pub struct Local<H: Deref<Target = Zone>> {
     pub(super) region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Tally,
+    /// How many frames the owner had cached when its counts were last added to the zone's.
+    held_before: i64,
 }
 
 impl Zone {
@@ -85,6 +87,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             region: None,
             slot: zone.slots.claim(),
             tally: Tally::default(),
+            held_before: 0,
             zone,
         }
     }
@@ -94,10 +97,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
         &self.zone
     }
 
-    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it keeps. O(words that it has
-    /// frames of).
+    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it keeps. O(1).
     pub fn held(&self) -> u32 {
-        self.magazine.held() + self.kept.frames()
+        let counted = self.held_before + self.tally.held();
+        u32::try_from(counted).unwrap_or(0)
+    }
+
+    fn in_magazine(&self) -> u32 {
+        self.held().saturating_sub(self.kept.frames())
     }
 
     /// Allocates a run of 2^order frames, aligned to its size; single frames come from the magazine, and runs of 2 MiB from
@@ -131,13 +138,12 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// As for [`Zone::free`]; a frame in this magazine is a [`FrameError::DoubleFree`] too.
     #[inline]
     pub fn free(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
-        if order == Order::PAGE {
-            self.zone.check(frame, 1)?;
-            self.cache(Part::of(frame))?;
-        } else {
-            self.free_run_of(frame, order)?;
+        if order != Order::PAGE {
+            return self.free_run_of(frame, order);
         }
-        self.count_frees(order.frames().into());
+        self.zone.check(frame, 1)?;
+        self.cache(Part::of(frame), 1)?;
+        self.count_frees(1);
         Ok(())
     }
 
@@ -153,15 +159,13 @@ impl<H: Deref<Target = Zone>> Local<H> {
     #[cold]
     fn maintain(&mut self) {
         let quarter = u64::from(self.limit / 4).max(1);
+        if self.scatter.is_sparse(self.magazine.words(), self.limit) {
+            self.flush_magazine();
+        }
         if self.tally.frees >= self.trim_at {
             // Leaves room for at least a quarter, so that not every free trims it.
-            let held = self.magazine.held();
-            if held > self.limit / 4 * 3 {
-                if self.scatter.is_sparse(held, self.magazine.words()) {
-                    self.flush_magazine();
-                } else {
-                    self.trim(self.limit / 2);
-                }
+            if self.in_magazine() > self.limit / 4 * 3 {
+                self.trim(self.limit / 2);
             }
             self.trim_at = self.tally.frees + quarter;
         }
@@ -181,10 +185,11 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// Releases the highest words until at most `keep` frames are held: the zone allocates low ones first, so high regions can
     /// become whole.
     fn trim(&mut self, keep: u32) {
-        let mut held = self.magazine.held();
-        let mut end = usize::MAX;
-        while let Some(index) = self.magazine.last_used(end).filter(|_| held > keep) {
-            held -= self.magazine.peek(index).len();
+        self.magazine.settle();
+        let mut held = self.in_magazine();
+        let mut end = usize::MAX - 1;
+        while let Some(index) = self.magazine.last_full(end).filter(|_| held > keep) {
+            held = held.saturating_sub(self.magazine.peek(index).len());
             self.evict(index);
             end = index;
         }
@@ -197,7 +202,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     /// Releases all frames of the magazine, and forgets its words. Returns whether there were any frames.
-    fn flush_magazine(&mut self) -> bool {
+    pub(super) fn flush_magazine(&mut self) -> bool {
         let (mut from, mut any) = (0, false);
         while let Some(index) = self.magazine.next_way(from) {
             any |= self.magazine.peek(index).mask != 0;
@@ -222,51 +227,6 @@ impl<H: Deref<Target = Zone>> Local<H> {
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
         self.restore(part);
         Ok(frame)
-    }
-
-    /// Puts freed frames into the magazine.
-    #[inline(always)]
-    pub(super) fn cache(&mut self, part: Part) -> Result<(), FrameError> {
-        if let Some(held) = self.magazine.held_of(part.word) {
-            // Free in the map, in the magazine, or in a run that an owner keeps: each is a double free. No frame of a kept run is
-            // in a magazine, so only an empty word has to be looked for there.
-            let kept = if held == 0 { self.zone.kept.of(part) } else { 0 };
-            let already = self.zone.map.free_of(part) | (held & part.mask) | kept;
-            if already != 0 {
-                return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
-            }
-            self.magazine.add(part);
-            return Ok(());
-        }
-        self.cache_slow(part)
-    }
-
-    #[inline(never)]
-    fn cache_slow(&mut self, part: Part) -> Result<(), FrameError> {
-        let already = self.zone.map.free_of(part) | self.zone.kept.of(part);
-        if already != 0 {
-            return Err(FrameError::DoubleFree { frame: Part { mask: already, ..part }.first() });
-        }
-        if self.zone.under_pressure() {
-            self.flush();
-            self.zone.release(part)?;
-            self.tally.claimed -= i64::from(part.len());
-            // Folded at once, so that the zone detects its recovery.
-            self.fold();
-            return Ok(());
-        }
-        if self.scatter.bypasses(part) {
-            self.zone.release(part)?;
-            self.tally.claimed -= i64::from(part.len());
-            return Ok(());
-        }
-        let index = self.magazine.index_of(part.word);
-        let evicted = self.magazine.peek(index).len();
-        self.restore(part);
-        if evicted > 0 && self.scatter.note_evicted(evicted) {
-            self.flush_magazine();
-        }
-        Ok(())
     }
 
     fn evict(&mut self, index: usize) {
@@ -295,12 +255,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
         if part.mask == 0 {
             return;
         }
-        if self.magazine.held_of(part.word).is_some() {
-            self.magazine.add(part);
-        } else {
-            self.evict(self.magazine.index_of(part.word));
-            self.magazine.put(part);
+        // Whether frees bypass the magazine is asked before what it has.
+        self.scatter.end();
+        let index = self.magazine.index_of(part.word);
+        let way = self.magazine.peek(index);
+        if way.mask != 0 && way.word != part.word {
+            self.evict(index);
         }
+        self.magazine.put(part);
     }
 
     /// Claims from the reserved region, and reserves another when it has none left.
@@ -341,6 +303,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     pub(super) fn fold(&mut self) {
         self.check_at = self.check_at.saturating_sub(self.tally.frees);
         self.trim_at = self.trim_at.saturating_sub(self.tally.frees);
+        self.held_before += self.tally.held();
         self.zone.fold(core::mem::take(&mut self.tally));
     }
 }

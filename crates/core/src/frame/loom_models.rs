@@ -261,3 +261,23 @@ fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
         assert!(zone.alloc(pair).is_ok());
     });
 }
+
+/// An owner leaves a region that it has filled while two neighbours are freed there, before any run was asked for: they are found
+/// once both frees have returned.
+#[test]
+fn loom_a_region_that_is_left_full_against_frees() {
+    model(|| {
+        let (zone, first) = full(0);
+        zone.limits.use_from_now_on();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || {
+                zone.free(first, Order::PAGE).unwrap();
+                zone.free(Frame::inside(first.index() + 1), Order::PAGE).unwrap();
+            }
+        });
+        zone.leave_full(0);
+        other.join().unwrap();
+        assert_eq!(zone.alloc(Order::new(1).unwrap()), Ok(first));
+    });
+}

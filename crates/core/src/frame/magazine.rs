@@ -8,23 +8,31 @@ use alloc::vec;
 /// Frames as parts of words of the map, one word a *way*, found by the lower bits of the word's number.
 #[derive(Debug)]
 pub(super) struct Magazine {
+    /// The word that allocs use, with its frames: its way has none. Here, and not in the way, a pair of an alloc and a free
+    /// waits for no address.
+    current: Part,
+    /// The way of the current word, or of the last one.
+    at: usize,
     ways: Box<[Part]>,
-    /// A bit for each way with frames, and for some that have become empty.
-    used: Box<[u64]>,
-    /// The number of set bits, so that an empty magazine is not searched.
-    uses: u32,
-    /// The way that allocs use: the last one freed into.
-    current: usize,
+    /// A bit for each way that has a word.
+    known: Box<[u64]>,
+    /// A bit for each way that has frames.
+    full: Box<[u64]>,
+    /// The number of the latter, so that an empty magazine is not searched.
+    fulls: u32,
 }
 
 impl Magazine {
     /// Creates an empty magazine of `ways` ways, a power of two.
     pub(super) fn new(ways: u32) -> Self {
+        let bits = || vec![0; ways.div_ceil(64) as usize].into();
         Self {
+            current: Part::NONE,
+            at: 0,
             ways: vec![Part::NONE; ways as usize].into(),
-            used: vec![0; ways.div_ceil(64) as usize].into(),
-            uses: 0,
-            current: 0,
+            known: bits(),
+            full: bits(),
+            fulls: 0,
         }
     }
 
@@ -33,49 +41,128 @@ impl Magazine {
         word as usize & (self.ways.len() - 1)
     }
 
-    /// Returns how many frames it has. O(ways with frames).
-    pub(super) fn held(&self) -> u32 {
-        let (mut held, mut from) = (0, 0);
-        while let Some(index) = self.next_used(from) {
-            held += self.peek(index).len();
-            from = index + 1;
-        }
-        held
+    /// Returns how many words have frames.
+    pub(super) fn words(&self) -> u32 {
+        self.fulls + u32::from(self.current.mask != 0)
     }
 
-    /// Takes the lowest frame of the current way.
+    /// Returns whether no way has a word.
+    pub(super) fn is_blank(&self) -> bool {
+        self.next_way(0).is_none()
+    }
+
+    /// Takes the lowest frame of the current word.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Frame> {
-        self.ways[self.current].pop()
+        self.current.pop()
+    }
+
+    /// Returns the current word, and which of its frames are here.
+    #[inline(always)]
+    pub(super) fn current(&self) -> Part {
+        self.current
+    }
+
+    /// Adds frames of the current word.
+    #[inline(always)]
+    pub(super) fn add_current(&mut self, mask: u64) {
+        self.current.mask |= mask;
     }
 
     /// Returns which frames of a word are here, if it has a way.
     #[inline(always)]
     pub(super) fn held_of(&self, word: u32) -> Option<u64> {
+        if word == self.current.word {
+            return Some(self.current.mask);
+        }
         let way = &self.ways[self.index_of(word)];
         (way.word == word).then_some(way.mask)
     }
 
-    /// Adds frames of a word that has a way.
+    /// Returns the word of a way, and which of its frames are here.
+    pub(super) fn peek(&self, index: usize) -> Part {
+        let way = self.ways[index];
+        if way.word == self.current.word { self.current } else { way }
+    }
+
+    /// Adds frames of a word that has some here, if neither it nor the current word is empty and none of these is here or among
+    /// `free`. Returns whether that is so.
+    #[inline(always)]
+    pub(super) fn add_elsewhere(&mut self, part: Part, free: u64) -> bool {
+        let index = self.index_of(part.word);
+        let way = &mut self.ways[index];
+        // The current word's way has no frames.
+        let may = way.word == part.word
+            && way.mask != 0
+            && self.current.mask != 0
+            && (free | way.mask) & part.mask == 0;
+        if may {
+            way.mask |= part.mask;
+        }
+        may
+    }
+
+    /// Adds frames of a word that has a way. It becomes the current one if one of the two has no frames.
     #[inline(always)]
     pub(super) fn add(&mut self, part: Part) {
+        if part.word == self.current.word {
+            self.current.mask |= part.mask;
+            return;
+        }
         let index = self.index_of(part.word);
-        self.ways[index].mask |= part.mask;
-        self.current = index;
+        let held = self.ways[index].mask;
+        if held != 0 && self.current.mask != 0 {
+            self.ways[index].mask = held | part.mask;
+        } else {
+            self.settle();
+            self.make_current(index);
+            self.current.mask |= part.mask;
+        }
     }
 
-    /// Puts a word into its way, which must be empty.
+    /// Puts frames into the way of their word, which has no frames of another word, and makes that the current one.
     pub(super) fn put(&mut self, part: Part) {
+        self.settle();
         let index = self.index_of(part.word);
-        self.ways[index] = part;
-        let used = &mut self.used[index / 64];
-        self.uses += u32::from(*used & 1 << (index % 64) == 0);
-        *used |= 1 << (index % 64);
-        self.current = index;
+        if self.ways[index].word != part.word {
+            self.ways[index].word = part.word;
+            self.known[index / 64] |= 1 << (index % 64);
+        }
+        self.make_current(index);
+        self.current.mask |= part.mask;
     }
 
-    pub(super) fn peek(&self, index: usize) -> Part {
-        self.ways[index]
+    /// Puts the frames of the current word into its way. No word is the current one then.
+    #[inline(always)]
+    pub(super) fn settle(&mut self) {
+        if self.current.mask != 0 {
+            self.ways[self.at].mask = self.current.mask;
+            self.set_full(self.at);
+        }
+        self.current = Part::NONE;
+    }
+
+    /// Makes the word of a way the current one; the last one has no frames.
+    #[inline(always)]
+    fn make_current(&mut self, index: usize) {
+        self.current = self.ways[index];
+        self.at = index;
+        if self.current.mask != 0 {
+            self.ways[index].mask = 0;
+            self.clear_full(index);
+        }
+    }
+
+    #[inline(always)]
+    fn set_full(&mut self, index: usize) {
+        self.full[index / 64] |= 1 << (index % 64);
+        self.fulls += 1;
+    }
+
+    #[inline(always)]
+    fn clear_full(&mut self, index: usize) {
+        self.full[index / 64] &= !(1 << (index % 64));
+        self.fulls -= 1;
     }
 
     /// Forgets which words of a region had ways; none of them has frames.
@@ -83,97 +170,67 @@ impl Magazine {
         for word in region * WORDS..(region + 1) * WORDS {
             let index = self.index_of(word);
             if self.ways[index].word == word {
-                self.ways[index] = Part::NONE;
+                self.take(index);
             }
         }
     }
 
-    /// Empties a way.
+    /// Empties a way, and forgets its word.
     pub(super) fn take(&mut self, index: usize) -> Part {
-        let used = &mut self.used[index / 64];
-        self.uses -= u32::from(*used & 1 << (index % 64) != 0);
-        *used &= !(1 << (index % 64));
-        core::mem::replace(&mut self.ways[index], Part::NONE)
+        if self.ways[index].word == self.current.word {
+            self.settle();
+        }
+        let way = core::mem::replace(&mut self.ways[index], Part::NONE);
+        self.known[index / 64] &= !(1 << (index % 64));
+        if way.mask != 0 {
+            self.clear_full(index);
+        }
+        way
     }
 
-    /// Empties some way that has frames, the current one first.
+    /// Takes the frames of some word that has any, of the current one first. Their word keeps its way.
     #[inline(always)]
     pub(super) fn take_any(&mut self) -> Part {
-        if self.ways[self.current].mask != 0 || self.seek() { self.take(self.current) } else { Part::NONE }
+        if self.current.mask == 0 && !self.seek() {
+            return Part::NONE;
+        }
+        Part { word: self.current.word, mask: core::mem::take(&mut self.current.mask) }
     }
 
-    /// Makes a way with frames the current one, if there is any. O(ways emptied since the last call).
+    /// Makes a word with frames the current one, if there is any; the current one has none.
+    #[inline(always)]
     pub(super) fn seek(&mut self) -> bool {
-        if self.uses == 0 {
+        if self.fulls == 0 {
             return false;
         }
         // Starts at the current way, so that words freed together are used together.
-        let start = self.current / 64;
-        for step in 0..self.used.len() {
-            let word = (start + step) & (self.used.len() - 1);
-            while self.used[word] != 0 {
-                let index = word * 64 + self.used[word].trailing_zeros() as usize;
-                if self.ways[index].mask != 0 {
-                    self.current = index;
-                    return true;
-                }
-                self.take(index);
+        let start = self.at / 64;
+        for step in 0..self.full.len() {
+            let word = (start + step) & (self.full.len() - 1);
+            if self.full[word] != 0 {
+                self.make_current(word * 64 + self.full[word].trailing_zeros() as usize);
+                return true;
             }
         }
         false
     }
 
-    /// Returns how many words have frames, or have had since they were last taken.
-    pub(super) fn words(&self) -> u32 {
-        self.uses
-    }
-
     /// Returns the first way from `from` on that has a word, with frames or without.
     pub(super) fn next_way(&self, from: usize) -> Option<usize> {
         let mut mask = !0 << (from % 64);
-        for word in from / 64..self.used.len() {
-            let used = self.used[word] & mask;
+        for word in from / 64..self.known.len() {
+            let known = self.known[word] & mask;
             mask = !0;
-            if used != 0 {
-                return Some(word * 64 + used.trailing_zeros() as usize);
+            if known != 0 {
+                return Some(word * 64 + known.trailing_zeros() as usize);
             }
         }
         None
     }
 
-    /// Returns the first way from `from` on that has frames.
-    pub(super) fn next_used(&self, from: usize) -> Option<usize> {
-        let mut mask = !0 << (from % 64);
-        for word in from / 64..self.used.len() {
-            let mut used = self.used[word] & mask;
-            mask = !0;
-            while used != 0 {
-                let index = word * 64 + used.trailing_zeros() as usize;
-                if self.ways[index].mask != 0 {
-                    return Some(index);
-                }
-                used &= used - 1;
-            }
-        }
-        None
-    }
-
-    /// Returns the last way below `end` that has frames.
-    pub(super) fn last_used(&self, end: usize) -> Option<usize> {
-        let end = end.min(self.ways.len());
-        let mut mask = !(!0 << (end % 64));
-        for word in (0..=end / 64).rev() {
-            let mut used = self.used.get(word).map_or(0, |used| used & mask);
-            mask = !0;
-            while used != 0 {
-                let bit = used.ilog2();
-                let index = word * 64 + bit as usize;
-                if self.ways[index].mask != 0 {
-                    return Some(index);
-                }
-                used &= !(1 << bit);
-            }
-        }
-        None
+    /// Returns the last way that has frames, apart from the current word's, if none behind `end` has.
+    pub(super) fn last_full(&self, end: usize) -> Option<usize> {
+        let word = self.full.iter().take(end / 64 + 1).rposition(|&full| full != 0)?;
+        Some(word * 64 + self.full[word].ilog2() as usize)
     }
 }

@@ -1,5 +1,6 @@
 //! [`Map`]: one bit per frame, set if the frame is allocated; it alone decides who owns a frame.
 
+use super::error::AlreadyFree;
 use super::number::Frame;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
@@ -47,9 +48,9 @@ impl Part {
         if self.mask == 0 {
             return None;
         }
-        let frame = self.first();
+        let frame = Frame::new(self.word * 64 + self.mask.trailing_zeros());
         self.mask &= self.mask - 1;
-        Some(frame)
+        frame
     }
 
     /// Splits off the lowest `n` frames.
@@ -249,13 +250,13 @@ impl Map {
     /// # Errors
     /// The first frame of `part` that is already free. Nothing has changed then.
     #[inline(always)]
-    pub(super) fn release(&self, part: Part) -> Result<u64, Frame> {
+    pub(super) fn release(&self, part: Part) -> Result<u64, AlreadyFree> {
         let word = self.word(part.word);
         let mut old = word.load(Ordering::Relaxed);
         loop {
             let already = part.mask & !old;
             if already != 0 {
-                return Err(Part { word: part.word, mask: already }.first());
+                return Err(AlreadyFree(Part { word: part.word, mask: already }.first()));
             }
             // Sequentially consistent: the hints are read next.
             match word.compare_exchange_weak(old, old & !part.mask, Ordering::SeqCst, Ordering::Relaxed) {

@@ -35,6 +35,12 @@ impl Frame {
         Self(NonZeroU32::MIN.saturating_add(index))
     }
 
+    /// Returns a slot as a number: 0 if it is empty, else the number of its frame plus 1.
+    #[inline(always)]
+    pub(super) fn raw(slot: Option<Self>) -> u32 {
+        slot.map_or(0, |frame| frame.0.get())
+    }
+
     /// Returns the frame's offset from the zone's start, in bytes.
     pub const fn offset(self) -> u64 {
         self.index() as u64 * Self::BYTES

@@ -33,26 +33,28 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     pub(super) fn free_run_of(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
-        self.refuse_held(frame, order.frames())?;
-        if order == Order::HUGE && self.keep(frame) {
+        let known = self.refuse_held(frame, order.frames())?;
+        if order == Order::HUGE && self.keep(frame, known) {
             // Nothing was added to the magazine.
             self.trim_at += u64::from(REGION);
-            return Ok(());
+        } else {
+            self.zone.free_checked(frame, order)?;
+            self.tally.claimed -= i64::from(order.frames());
         }
-        self.zone.free_checked(frame, order)?;
-        self.tally.claimed -= i64::from(order.frames());
+        self.count_frees(order.frames().into());
         Ok(())
     }
 
     /// Keeps a region that is allocated as a whole, if there is room and the zone is not under pressure. The caller has
-    /// checked that the run lies in the zone and that no frame of it is in the magazine.
-    fn keep(&mut self, first: Frame) -> bool {
+    /// checked that the run lies in the zone and that no frame of it is in the magazine; `known` is whether a word of it has a
+    /// way there.
+    fn keep(&mut self, first: Frame, known: bool) -> bool {
         let region = first.index() / REGION;
         let may = first.index().is_multiple_of(REGION)
             && self.zone.map.is_taken(region)
             && !self.zone.under_pressure()
             && self.kept.push(region, &self.zone.kept);
-        if may {
+        if may && known {
             self.magazine.forget_region(region);
         }
         may
@@ -85,17 +87,21 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Refuses a run that is not in the zone, or has a frame in the magazine or in a kept region.
-    fn refuse_held(&self, first: Frame, run: u32) -> Result<(), FrameError> {
+    /// Refuses a run that is not in the zone, or has a frame in the magazine or in a kept region. Returns whether the magazine
+    /// has a way for one of its words.
+    fn refuse_held(&self, first: Frame, run: u32) -> Result<bool, FrameError> {
         self.zone.check(first, run)?;
         self.zone.kept.refuse(first.index(), run)?;
+        let mut known = false;
         for part in parts(first.index(), run) {
-            let way = self.magazine.peek(self.magazine.index_of(part.word));
-            let held = Part { mask: way.mask & part.mask, ..part };
-            if way.word == part.word && held.mask != 0 {
-                return Err(FrameError::DoubleFree { frame: held.first() });
+            if let Some(held) = self.magazine.held_of(part.word) {
+                known = true;
+                let held = Part { mask: held & part.mask, ..part };
+                if held.mask != 0 {
+                    return Err(FrameError::DoubleFree { frame: held.first() });
+                }
             }
         }
-        Ok(())
+        Ok(known)
     }
 }

@@ -1,6 +1,6 @@
 //! Runs of more than one word: orders 7 and up, and contiguous runs of any length.
 
-use super::error::FrameError;
+use super::error::{AlreadyFree, FrameError};
 use super::map::{Part, REGION, parts};
 use super::number::{Frame, Order};
 use super::zone::{MAX_PARTIAL, Zone};
@@ -130,10 +130,10 @@ impl Zone {
     }
 
     /// Frees exactly these frames, if all of them are allocated.
-    pub(super) fn release_range(&self, first: u32, run: u32) -> Result<(), FrameError> {
+    pub(super) fn release_range(&self, first: u32, run: u32) -> Result<(), AlreadyFree> {
         let free = parts(first, run).map(|part| Part { mask: self.map.free_of(part), ..part });
         if let Some(free) = free.clone().find(|part| part.mask != 0) {
-            return Err(FrameError::DoubleFree { frame: free.first() });
+            return Err(AlreadyFree(free.first()));
         }
         parts(first, run).try_for_each(|part| self.release(part))
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::share::Shared;
 use std::collections::BTreeSet;
 
+mod bulk;
 mod fragments;
 mod kept;
 mod limits;

@@ -1,7 +1,7 @@
 //! [`Zone`], the allocator of frames: its state, and allocating and freeing in the map.
 
 use super::counters::{Counters, FrameStats};
-use super::error::FrameError;
+use super::error::{AlreadyFree, FrameError};
 use super::hints::{Hints, total_order};
 use super::kept_marks::Marks;
 use super::limits::Limits;
@@ -156,9 +156,21 @@ impl Zone {
     /// thread freed part of the same run at the same moment: then the frames before the one named are free.
     #[inline]
     pub fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
-        self.free_uncounted(frame, order)?;
+        if order == Order::PAGE {
+            self.check(frame, 1)?;
+            self.free_one(Part::of(frame))?;
+        } else {
+            self.free_uncounted(frame, order)?;
+        }
         self.count_free(order.frames().into());
         Ok(())
+    }
+
+    /// Frees a single frame, of which the bounds have been checked.
+    #[inline(always)]
+    pub(super) fn free_one(&self, part: Part) -> Result<(), AlreadyFree> {
+        self.refuse_kept(part)?;
+        self.release(part)
     }
 
     /// Counts frames that were freed in the map.
@@ -203,9 +215,10 @@ impl Zone {
             return Err(FrameError::Misaligned { frame, order });
         }
         match order.get() {
-            0 => self.release(Part::of(frame)),
-            _ => self.release_range(frame.index(), order.frames()),
+            0 => self.release(Part::of(frame))?,
+            _ => self.release_range(frame.index(), order.frames())?,
         }
+        Ok(())
     }
 
     pub(super) fn exhausted(&self, order: Order) -> FrameError {
@@ -274,17 +287,45 @@ impl Zone {
 
     /// Frees frames in the map. O(1).
     #[inline(always)]
-    pub(super) fn release(&self, part: Part) -> Result<(), FrameError> {
-        let free = self.map.release(part).map_err(|frame| FrameError::DoubleFree { frame })?;
+    pub(super) fn release(&self, part: Part) -> Result<(), AlreadyFree> {
+        let free = self.map.release(part)?;
+        self.note_released(part, free);
+        Ok(())
+    }
+
+    /// Updates the limits and hints after frames have been freed in the map: `free` are the free frames of their word now.
+    #[inline(always)]
+    pub(super) fn note_released(&self, part: Part, free: u64) {
         total_order();
         let region = part.region();
-        self.limits.note_free(part, free);
+        if self.limits.is_too_low(part, free) {
+            self.limits.note_free(part, free);
+        }
         if free == !0 {
             self.word_emptied(region);
-        } else if !self.partial.has(region) && !self.whole.has(region) {
-            self.partial.set(region);
+        } else if !self.partial.has(region) {
+            self.ensure_visible(region);
         }
-        Ok(())
+    }
+
+    /// As `note_released`, where mostly neither a limit nor a hint changes.
+    #[inline(always)]
+    pub(super) fn note_released_at_random(&self, part: Part, free: u64) {
+        total_order();
+        if self.limits.is_too_low(part, free) || free == !0 || !self.partial.has(part.region()) {
+            self.note_change(part, free);
+        }
+    }
+
+    #[inline(never)]
+    fn note_change(&self, part: Part, free: u64) {
+        self.note_released(part, free);
+    }
+
+    /// Refuses frames of one word in a region that an owner keeps.
+    #[inline(always)]
+    pub(super) fn refuse_kept(&self, part: Part) -> Result<(), AlreadyFree> {
+        if self.kept.has(part.region()) { Err(AlreadyFree(part.first())) } else { Ok(()) }
     }
 }
 
