@@ -43,7 +43,7 @@
 //! | | [`Local::free`], [`Local::free_many`] | no lock, no read-modify-write | those of them that a thread with a `Local` frees |
 //! | | [`DmaPool::free_many`] | the lock and the shares once for 64 | those that a thread without one frees |
 //! | [`RawBlock`] | its address, checked | no lock through a `Local` | what a device's ring keeps as numbers |
-//! | [`BlockRun`] | its addresses, checked | the same, half the time for each block | rings that are filled and emptied as a whole |
+//! | [`BlockRun`] | its addresses, checked | the same, half the time for each block | rings whose buffers come and go together |
 //!
 //! A block in a row of another owner costs two read-modify-writes more, whichever way it is freed.
 //!

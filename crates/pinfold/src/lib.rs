@@ -12,7 +12,7 @@
 //! let domain = Domain::soft()?; // or a VFIO device's
 //! let arena = Arena::builder().size(64 << 20).build(&domain)?; // hugepages, if available
 //! let pool = DmaPool::new(&arena, "descriptors", 128, 128, 0)?; // size, align, boundary
-//! let mut local = pool.local(); // owned by this thread: no atomics on its path
+//! let mut local = pool.local(); // owned by this thread: no lock on its path
 //! let block = local.alloc_zeroed()?; // block.iova() goes into the descriptor
 //! let buffer = arena.alloc(8 << 20)?; // or memory that the program already has
 //! let mapping = domain.map(buffer, FromDevice)?; // the device may write it from here ...

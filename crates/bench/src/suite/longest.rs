@@ -50,7 +50,8 @@ const ONCE: &str = "us, longest once";
 ///
 /// What belongs to a call takes its time in every pass; what the machine interrupts it for (on a virtual one 40 to 100 us, in the
 /// thread's own time, too) hits another call each time. So a call takes the least time of its passes, and of these the longest
-/// is recorded. Beside it is the longest of any pass.
+/// is recorded: what happens once, as the first touch of memory, is not in it. Beside it is the longest of any pass, which the
+/// limits are for.
 pub(super) struct Repeated {
     /// The least time of each call, in nanoseconds.
     least: Vec<u32>,

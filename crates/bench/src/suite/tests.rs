@@ -349,6 +349,21 @@ fn iommu_has_its_cases_and_subjects() {
         assert!(figure(case, "pinfold-strict", "ns/op") >= 2000.0, "{case}");
     }
     assert!(figure("revoke-many-1m", "pinfold", "us, longest call") > 0.0);
+    assert!(
+        figure("revoke-many-1m", "pinfold", "us, longest once")
+            >= figure("revoke-many-1m", "pinfold", "us, longest call")
+    );
+    for subject in ["pinfold-revoke", "pinfold-ahead", "magazines", "magazines-ahead", "handles-only"] {
+        assert!(["live-1k", "live-1m"].iter().all(|case| figure(case, subject, "ns/op") > 0.0), "{subject}");
+    }
+    assert!(
+        figure("live-1m", "pinfold-revoke", "us, longest once")
+            >= figure("live-1m", "pinfold-revoke", "us, longest call")
+    );
+    assert!(
+        figure("rr-200", "pinfold-batch", "per s, no packets") > 0.0
+            && figure("rr-200", "none", "per s, no packets") > 0.0
+    );
     assert!(figure("revoke-many-1m", "pinfold", "calls meanwhile") >= 2.0);
     // These do not depend on the machine.
     assert_eq!(figure("static-50k", "tree-2015", "entries"), 50_000.0);

@@ -39,7 +39,7 @@ pub(crate) enum Protect {
     Static,
     /// From submission to completion; what completes together shares one flush, and its buffers are held until that has completed
     Revoke,
-    /// From submission to completion; what completes together shares one flush, and nothing goes on before that has completed
+    /// From submission to completion; what completes together shares one flush, and the job waits for that, up to 50 ms, before it goes on
     Strict,
 }
 

@@ -214,14 +214,14 @@ pub enum FreeError {
     },
     /// A [`Block`](super::Block) owns the block and frees it when it is dropped.
     #[error(
-        "the block at {addr:#x} is owned by a Block, which frees it on drop: use Block::into_raw to free it by address"
+        "the block at {addr:#x} is owned by a Block, which frees it on drop: use its `into_raw` to free it by address"
     )]
     Owned {
         /// The address.
         addr: usize,
     },
     /// The block is free.
-    #[error("the block at {addr:#x} is free: it was freed twice")]
+    #[error("the block at {addr:#x} is free: it was freed before")]
     DoubleFree {
         /// The address.
         addr: usize,
@@ -240,7 +240,7 @@ pub enum FreeError {
 
 /// Why a list of blocks was not freed completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("after {freed} blocks of the list were freed: {error}")]
+#[error("after {freed} of the blocks were freed: {error}")]
 pub struct BulkFreeError {
     /// How many blocks from the start of the list are free now. The next one was refused; it and the rest are unchanged.
     pub freed: usize,

@@ -1,4 +1,4 @@
-//! [`BlockRun`]: raw blocks that are neighbours as one value, for drivers that lay out rings.
+//! [`BlockRun`]: raw blocks that are neighbours as one value, for drivers that fill and empty rings.
 
 use super::error::{AllocError, BulkFreeError};
 use super::local::Local;
@@ -13,8 +13,9 @@ use core::num::NonZeroUsize;
 /// Raw blocks at equal distances, 1 to 64 of them: the first, the distance and the number say where all are. Allocated by
 /// [`Local::alloc_run`].
 ///
-/// Each of them is a raw block like any other: it may be freed by itself, in which case
-/// [`free_run`](Local::free_run) refuses it.
+/// Each of them is a raw block like any other: [`DmaPool::memory`] lends its memory, and it may be freed by itself, in which case
+/// [`free_run`](Local::free_run) refuses it. Two runs need not be neighbours: for a ring that must be contiguous, allocate from
+/// the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockRun {
     first: RawBlock,

@@ -170,8 +170,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
     }
 
-    /// Whether [`poll`](Self::poll) would return the buffer: for one that stays where it is, in a queue of them, until it does.
-    /// Counts as such a poll.
+    /// Returns whether [`poll`](Self::poll) would return the buffer, without moving the value: ask it of the first of a queue, and
+    /// take that one out and [wait](Self::wait) for it when it is true. Like `poll`, the fourth call in a row submits what the value
+    /// waits for; [`Revoked::is_quiesced`] submits it at once.
     #[inline(always)]
     pub fn has_quiesced<P: Pinned>(&mut self, revoked: &mut Revoked<P, H::Item>) -> bool {
         if !revoked.belongs_to(&self.domain) {

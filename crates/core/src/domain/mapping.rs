@@ -108,7 +108,10 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     /// Has the processor load what a revocation needs, and does not wait for it: for a program that knows some time before which
     /// mapping it revokes next, as from a list of completions. Among very many mappings that is memory which is in no cache.
     ///
-    /// Nothing changes. The mapping itself is read at once.
+    /// Nothing changes. It loads the first table entry of a mapping that an owner made in one of its windows, of at most 1 MiB; for
+    /// others it does nothing. The mapping itself, and its window's record, are read at once: where they are in no cache either, a
+    /// call of [`mem::prefetch`](crate::mem::prefetch) on the handle comes before. [`Local::revoke_many`](super::Local::revoke_many)
+    /// does this for its batch by itself.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.0.addresses.prefetch();

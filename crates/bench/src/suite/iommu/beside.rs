@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 const CASE: &str = "revoke-many-1m";
 
-/// The unit of the longest call. The time is that of the clock, because a thread that waits for a lock may sleep: so it bounds
-/// every hold of a lock that the call met, and contains what the thread was not running. Of several passes it is that with
-/// the shortest longest call: the holds are the same in all of them, and what interrupts the thread is not.
+/// The unit of the longest call in the pass in which that is shortest. The time is that of the clock, because a thread that waits for
+/// a lock may sleep: so it bounds every hold of a lock that a call met, and contains what the thread was not running. A pass may
+/// have met few holds: `calls meanwhile` is how many calls the pass with the fewest made.
 const LONGEST: &str = "us, longest call";
-/// The unit of the longest call of any pass.
+/// The unit of the longest call of any pass, which the limit is for.
 const ONCE: &str = "us, longest once";
 /// How many passes there are.
 const PASSES: usize = 3;

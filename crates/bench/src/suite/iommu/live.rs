@@ -163,7 +163,7 @@ fn among_ahead(
     all.end()
 }
 
-/// Takes handles out of the list of a caller at random and puts them back, and does nothing else: what no policy could avoid.
+/// Takes handles out of the list of a caller at random and puts them back, and does nothing else: what no policy with handles of this size could avoid.
 fn handles(out: &mut Samples, (case, live): Case, times: usize) -> Outcome {
     const WORDS: usize = size_of::<Dma>() / 8;
     let mut list: Vec<[usize; WORDS]> = (0..live).map(|number| [number; WORDS]).collect();

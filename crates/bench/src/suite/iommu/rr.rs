@@ -8,8 +8,8 @@
 //! thread spends it. In `rr-200`, where other threads run meanwhile, a second rate is that of threads that wait for it.
 //!
 //! The software IOMMU translates and copies on the processor of the thread, which hardware does beside it: a policy whose
-//! addresses are new to the device pays for their walks, and `none` for none. So in `rr-200` a third rate is that of the same
-//! transactions without their packets: what the processor of a machine with an IOMMU does.
+//! addresses are new to the device pays for their walks, and `none` hardly for any. So in `rr-200` a third rate is that of the same
+//! transactions without their packets: a bound on what a processor beside an IOMMU could do, without doorbells and payloads.
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};

@@ -20,8 +20,8 @@ pub(super) struct Held<'d, B: Pinned> {
 }
 
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
-    /// Revokes the device's access to the buffers of all completed commands, with one flush. `strict` waits for it before it
-    /// does anything else: a device that can still reach a buffer is never left while the program goes on.
+    /// Revokes the device's access to the buffers of all completed commands, with one flush. `strict` waits for it before this
+    /// job does anything else, for at most 50 ms: buffers whose flush takes longer are held, as with `revoke`.
     pub(super) fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
         if self.completed.is_empty() {
             return;
