@@ -75,7 +75,8 @@ impl Stash {
         if offset != self.last_popped {
             return None;
         }
-        self.slots[self.len % SLOTS].map(|block| block.spot)
+        // An address before the span can have the offset of no block.
+        self.slots[self.len % SLOTS].filter(|block| block.offset == offset).map(|block| block.spot)
     }
 
     /// Puts back the block that was popped last.

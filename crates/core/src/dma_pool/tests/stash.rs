@@ -72,6 +72,52 @@ fn a_second_free_of_the_block_given_out_last_frees_no_other() {
     assert_eq!(pool.stats().in_use, 0);
 }
 
+/// Its distance from the start of the span is that of no block, modulo 2^64 too.
+#[test]
+fn an_address_before_the_span_is_none_of_a_stash() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let (x, y) = (local.alloc_raw().unwrap(), local.alloc_raw().unwrap());
+    // In each state of the stash; the slot above the top names an allocated block in some.
+    let steps: [fn(&mut Own<'_, '_>, RawBlock, RawBlock); 6] = [
+        |local, x, _| local.free_raw(x).unwrap(),
+        |local, _, y| local.free_raw(y).unwrap(),
+        |local, _, y| assert_eq!(local.alloc_raw(), Ok(y)),
+        |local, x, _| assert_eq!(local.alloc_raw(), Ok(x)),
+        |local, x, _| local.free_raw(x).unwrap(),
+        |local, x, _| assert_eq!(local.alloc_raw(), Ok(x)),
+    ];
+    for step in steps {
+        step(&mut local, x, y);
+        for bytes in [1, 64] {
+            let before = RawBlock::from_parts(
+                NonNull::new(heap.base.as_ptr().wrapping_sub(bytes)).unwrap(),
+                Iova::new(IOVA - bytes as u64),
+            );
+            let in_use = pool.stats().in_use;
+            assert!(matches!(local.free_raw(before), Err(FreeError::Foreign { .. })));
+            assert!(local.free_bulk(&[before]).is_err());
+            assert_eq!(pool.stats().in_use, in_use);
+        }
+    }
+}
+
+/// Blocks of a row that are taken while there are some in the stash, and those then.
+#[test]
+fn blocks_from_the_stash_after_many_raise_the_high_water_mark() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+    assert_eq!(local.fill(&mut [None; 40]), 40);
+    assert_eq!(local.owner.stash.len(), 16);
+    (0..16).for_each(|_| _ = local.alloc_raw().unwrap());
+    drop(local);
+    assert_eq!(pool.stats().high_water, 56);
+}
+
 #[test]
 fn pairs_do_not_raise_the_high_water_mark() {
     let heap = Heap::new(2 << 20);
