@@ -316,6 +316,7 @@ impl Owner {
         self.terms = terms;
         if stricter {
             self.collect_open(self.open.len());
+            self.keep_spent(self.terms.spent());
         }
         if news.notices != self.news.notices {
             self.sweep = self.open.len();

@@ -89,3 +89,31 @@ fn rows_that_an_idle_handle_has_used_up_are_few() {
     let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
     assert!(available + HELD >= BLOCKS, "{available} of {BLOCKS} free blocks");
 }
+
+/// The owner keeps the rows that it has used up, because it frees in them itself, when the pool reaches its maximum; then its
+/// current row changes once.
+#[test]
+fn rows_that_an_idle_handle_has_kept_until_the_maximum_are_few() {
+    const BLOCKS: u64 = 64_000;
+    let heap = Heap::new(8 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(Limits { minimum: 0, maximum: BLOCKS }).unwrap();
+    let (mut idle, mut other) = (pool.local(), pool.local());
+    let mut blocks: Vec<_> = (0..200 * 64).map(|_| idle.alloc_raw().unwrap()).collect();
+    // Whole rows stay with it, so that it need not release the others for its next one.
+    let whole: Vec<_> = (0..4 * 64).map(|_| idle.alloc_raw().unwrap()).collect();
+    idle.free_bulk(&whole).unwrap();
+    for row in blocks.chunks(64).take(150) {
+        idle.free_raw(row[5]).unwrap();
+        assert_eq!(idle.alloc_raw(), Ok(row[5]));
+    }
+    blocks.extend(std::iter::from_fn(|| other.alloc_raw().ok()));
+    let (row, _) = idle.owner.current.parts();
+    while idle.owner.current.parts().0 == row {
+        blocks.push(idle.alloc_raw().unwrap());
+    }
+    let total = blocks.len();
+    free_some(&mut other, &mut blocks, total, &mut Random::new(9));
+    let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
+    assert!(available + HELD >= total, "{available} of {total} free blocks");
+}
