@@ -135,7 +135,8 @@ impl<S: ChunkSource> DmaPool<S> {
         if owner.is_behind(news) {
             owner.update(news);
         }
-        if owner.surplus() > 0 {
+        // More than once only if the terms have become stricter.
+        while owner.surplus() > 0 {
             self.depot.take_surplus(owner);
         }
     }

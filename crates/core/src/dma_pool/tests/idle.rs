@@ -117,3 +117,23 @@ fn rows_that_an_idle_handle_has_kept_until_the_maximum_are_few() {
     let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
     assert!(available + HELD >= total, "{available} of {total} free blocks");
 }
+
+/// The same with partly free rows, which it need not give up before.
+#[test]
+fn partly_free_rows_that_an_idle_handle_has_at_the_maximum_are_few() {
+    let heap = Heap::new(8 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(Limits { minimum: 0, maximum: 64_000 }).unwrap();
+    let (mut idle, mut other) = (pool.local(), pool.local());
+    let blocks: Vec<_> = (0..500 * 64).map(|_| idle.alloc_raw().unwrap()).collect();
+    blocks.chunks(64).for_each(|row| idle.free_bulk(&row[10..35]).unwrap());
+    while other.alloc_raw().is_ok() {}
+    let (row, _) = idle.owner.current.parts();
+    while idle.owner.current.parts().0 == row {
+        idle.alloc_raw().unwrap();
+    }
+    let stats = pool.stats();
+    let free = usize::try_from(stats.blocks - stats.in_use).unwrap();
+    let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
+    assert!(available + HELD >= free, "{available} of {free} free blocks");
+}
