@@ -13,6 +13,7 @@ mod limits;
 mod lists;
 mod model;
 mod owned;
+mod relief;
 mod run;
 mod shared;
 mod shrink;

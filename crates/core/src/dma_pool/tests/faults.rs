@@ -180,3 +180,21 @@ fn where_large_chunks_are_refused_small_ones_are_asked_for_first() {
     let chunks = pool.stats().chunks;
     assert!(chunks < 1500 + 32 + 9, "{chunks}");
 }
+
+/// What is left of a chunk, or of each boundary, behind its last block: a multiple of the size away from the others.
+#[test]
+fn an_address_behind_the_last_block_is_none() {
+    for (size, boundary, last) in [(192, 0, 20), (96, 512, 4), (1000, 4096, 3)] {
+        let heap = Heap::new(2 << 20);
+        let pool = DmaPool::new(&heap, "test", size, 0, boundary).unwrap();
+        let mut local = pool.local();
+        let blocks: Vec<_> = (0..200).map(|_| local.alloc_raw().unwrap()).collect();
+        let behind = moved(blocks[last], size as isize);
+        assert!(!blocks.contains(&behind));
+        for freed in [local.free_raw(behind), pool.free_raw(behind), pool.memory(behind).map(|_| ())] {
+            assert!(matches!(freed, Err(FreeError::Misaligned { .. })), "{freed:?}");
+        }
+        assert_eq!(local.free_bulk(&[blocks[last], behind]).unwrap_err().freed, 1);
+        assert_eq!(pool.stats().in_use, 199);
+    }
+}

@@ -111,9 +111,11 @@ fn blocks_from_the_stash_after_many_raise_the_high_water_mark() {
     let mut local = pool.local();
     let blocks: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
     blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
-    assert_eq!(local.fill(&mut [None; 40]), 40);
-    assert_eq!(local.owner.stash.len(), 16);
-    (0..16).for_each(|_| _ = local.alloc_raw().unwrap());
+    let mut slots = [None; 40];
+    assert_eq!((local.fill(&mut slots), local.owner.stash.len()), (40, 16));
+    let again: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
+    local.free_slots(&mut slots).unwrap();
+    local.free_bulk(&again).unwrap();
     drop(local);
     assert_eq!(pool.stats().high_water, 56);
 }
