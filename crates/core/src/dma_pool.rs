@@ -88,7 +88,7 @@
 //! being [released](DmaPool::shrink).
 //!
 //! The bound does not cover remote frees to rows that an owner holds and that still have free blocks, until the owner
-//! checks them: two rows at each call that changes its current row. An owner that makes no calls, or far fewer than it
+//! checks them: two rows at each call that moves a row. An owner that makes no calls, or far fewer than it
 //! has such rows, holds those blocks meanwhile; drop a [`Local`] that is not going to be used.
 //!
 //! # Limits

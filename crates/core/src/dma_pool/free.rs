@@ -57,8 +57,8 @@ impl<S: ChunkSource> DmaPool<S> {
             || self.site_of(offset).is_some_and(|site| owner.push(site, form))
     }
 
-    /// Frees a block whose row moves to another list, or is not this owner's. If it returns false, nothing has changed. In debug mode
-    /// it does.
+    /// Frees a block whose row moves to another list, or is not this owner's. If it returns false, as in debug mode, the
+    /// block is as before; its row may have been adopted.
     #[inline(never)]
     fn free_aside(&self, owner: &mut Owner, block: RawBlock, form: Form) -> bool {
         let site = self.place().offset_of(block).and_then(|offset| self.site_of(offset));
