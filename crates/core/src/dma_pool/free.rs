@@ -52,9 +52,15 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     fn free_quickly(&self, owner: &mut Owner, block: RawBlock, form: Form) -> bool {
         let Some(offset) = self.place().offset_of(block) else { return false };
-        owner.push_last(offset, form)
-            || owner.push_current(&self.geometry, offset, form)
-            || self.site_of(offset).is_some_and(|site| owner.push(site, form))
+        if owner.push_last(offset, form) {
+            return true;
+        }
+        if owner.stash.is_full() {
+            owner.push_current(&self.geometry, offset, form)
+                || self.site_of(offset).is_some_and(|site| owner.push(site, form, true))
+        } else {
+            self.site_of(offset).is_some_and(|site| owner.push(site, form, false))
+        }
     }
 
     /// Frees a block whose row moves to another list, or is not this owner's. If it returns false, as in debug mode, the
@@ -92,7 +98,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let Found { chunk, site } = self.find(block)?;
         let freed = match &self.watch {
             // Of blocks in groups this is the first attempt.
-            None if owner.push(site, form) => return Ok(()),
+            None if owner.push(site, form, owner.stash.is_full()) => return Ok(()),
             None => owner.free(&self.geometry, site, form),
             Some(watch) => self.free_watched(watch, owner, site, block, form),
         };

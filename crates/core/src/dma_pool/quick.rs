@@ -56,13 +56,10 @@ impl Owner {
         Some(run)
     }
 
-    /// Frees the block at `offset` if it is in the current row and the stash is full, as it is soon when blocks are freed in order:
+    /// Frees the block at `offset` if it is in the current row. The stash is full, as it is soon when blocks are freed in order:
     /// then it need not be looked up. On `false` nothing has changed.
     #[inline(always)]
     pub(super) fn push_current(&mut self, geometry: &Geometry, offset: u64, form: Form) -> bool {
-        if !self.stash.is_full() {
-            return false;
-        }
         let Some((row, bit)) = self.current.find(geometry, offset) else { return false };
         if !row.is_allocated_as(bit, form) {
             return false;
@@ -73,22 +70,24 @@ impl Owner {
         true
     }
 
-    /// Frees a block that was looked up, if its row is this owner's and stays in its list. On `false` nothing has changed. In
-    /// debug mode never.
+    /// Frees a block that was looked up, if its row is this owner's and stays in its list: to the stash, or if that is `full` to the
+    /// row. On `false` nothing has changed. In debug mode never.
     #[inline(always)]
-    pub(super) fn push(&mut self, site: Site, form: Form) -> bool {
+    pub(super) fn push(&mut self, site: Site, form: Form, full: bool) -> bool {
         let Site { offset, row, bit } = site;
         // Only the row's owner may free by a store.
         if !row.is_owned_by(self.fast_id) || !row.is_allocated_as(bit, form) {
             return false;
         }
-        if !self.stash.push(Stashed { offset, spot: Spot::new(row, bit) }) {
-            if self.current.is(row) {
-                self.current.put(1 << bit);
-            } else if !row.put_settled(1 << bit, 1) {
-                return false;
-            }
+        if !full {
+            self.stash.push(Stashed { offset, spot: Spot::new(row, bit) });
+        } else if self.current.is(row) {
+            self.current.put(1 << bit);
             self.count_in(1);
+        } else if row.put_settled(1 << bit, 1) {
+            self.count_in(1);
+        } else {
+            return false;
         }
         // Not checked again: a remote free in between is found when it is collected (see `row`).
         row.set_free(bit);
@@ -128,8 +127,9 @@ impl Owner {
     /// Notes a block that has left the stash. Only where there are fewer in it than before can more be in use than before.
     #[inline(always)]
     fn note_floor(&mut self) {
-        if self.stash.len() < self.floor {
-            self.floor = self.stash.len();
+        let left = self.stash.len();
+        if left < self.floor {
+            self.floor = left;
             self.peak = self.peak.max(self.used());
         }
     }

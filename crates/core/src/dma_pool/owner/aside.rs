@@ -14,9 +14,11 @@ impl Owner {
             return Err(row.refusal(bit));
         }
         row.set_free(bit);
-        if self.watched || !self.stash.push(Stashed { offset, spot: Spot::new(row, bit) }) {
+        if self.watched || self.stash.is_full() {
             self.put_aside(row, 1 << bit, 1);
             self.count_in(1);
+        } else {
+            self.stash.push(Stashed { offset, spot: Spot::new(row, bit) });
         }
         Ok(())
     }
@@ -64,13 +66,13 @@ impl Owner {
     /// enough that the drop of a block is inlined.
     #[inline(always)]
     pub(in super::super) fn push_last(&mut self, offset: u64, form: Form) -> bool {
-        let Some(spot) = self.stash.last_popped(offset) else { return false };
+        let Some(spot) = self.stash.top_at(offset) else { return false };
         if !spot.row().is_owned_by(self.id) || !spot.state().is_allocated_as(form) {
             return false;
         }
         // Not checked again: a remote free in between is found when it is collected (see `row`).
         spot.state().set_free();
-        self.stash.push_last_popped();
+        self.stash.push_top();
         true
     }
 }
