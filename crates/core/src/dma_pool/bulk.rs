@@ -126,6 +126,21 @@ impl<S: ChunkSource> DmaPool<S> {
 
     #[inline]
     pub(super) fn free_bulk_by(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
+        self.gathering(owner, |owner| self.free_each(owner, blocks))
+    }
+
+    /// Has blocks freed by a call for many.
+    #[inline(always)]
+    fn gathering<T>(&self, owner: &mut Owner, free: impl FnOnce(&mut Owner) -> T) -> T {
+        owner.gather();
+        let freed = free(owner);
+        owner.announce();
+        self.relieve(owner);
+        freed
+    }
+
+    #[inline(always)]
+    fn free_each(&self, owner: &mut Owner, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         let mut freed = 0;
         while let Some(&block) = blocks.get(freed) {
             let rest = blocks.get(freed..).unwrap_or_default();
@@ -142,6 +157,11 @@ impl<S: ChunkSource> DmaPool<S> {
         owner: &mut Owner,
         slots: &mut [Option<RawBlock>],
     ) -> Result<(), BulkFreeError> {
+        self.gathering(owner, |owner| self.free_each_slot(owner, slots))
+    }
+
+    #[inline(always)]
+    fn free_each_slot(&self, owner: &mut Owner, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
         let (mut rest, mut freed) = (slots, 0);
         while let Some(&slot) = rest.first() {
             let count = match slot {

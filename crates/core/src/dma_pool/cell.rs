@@ -110,7 +110,8 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
 
     /// Frees such blocks, as [`Local::free_many`]. The iterator may use the cell. O(blocks).
     pub fn free_many(&self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
-        blocks.into_iter().for_each(|block| self.free(block));
+        let many = Many::new(self);
+        blocks.into_iter().for_each(|block| many.0.free(block));
     }
 
     /// Frees the block at an address, which its caller gives up. By that address alone: one load of both, soon after they were
@@ -154,6 +155,27 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
     /// From inside the source too.
     fn issue(&self) -> H::Item {
         self.local.try_borrow_mut().map_or_else(|_| self.pool.clone(), |mut local| local.pool.issue())
+    }
+}
+
+/// A call for many blocks.
+struct Many<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>>(&'c LocalCell<S, H>);
+
+impl<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>> Many<'c, S, H> {
+    fn new(cell: &'c LocalCell<S, H>) -> Self {
+        // Not from inside the source: there the blocks are dropped.
+        if let Ok(mut local) = cell.local.try_borrow_mut() {
+            local.owner.gather();
+        }
+        Self(cell)
+    }
+}
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Many<'_, S, H> {
+    fn drop(&mut self) {
+        if let Ok(mut local) = self.0.local.try_borrow_mut() {
+            local.announce();
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! free; the last model covers the shared form.
 
 mod lent;
+mod parcel;
 
 use super::depot::Depot;
 use super::directory::Chunk;

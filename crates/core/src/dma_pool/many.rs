@@ -13,9 +13,29 @@ const LOT: usize = 64;
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// Frees blocks, whichever owners allocated them; those of another pool are dropped.
     ///
-    /// Takes no lock, as [`free`](Self::free). The iterator may panic: the blocks that it has returned are free then. O(blocks).
+    /// Takes no lock, as [`free`](Self::free). Blocks that another owner's rows have are returned to it together, up to 64 by one
+    /// read-modify-write, at the latest when the iterator ends: while it waits for something, they are nobody's. It may
+    /// panic: the blocks that it has returned are free then. O(blocks).
     pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
-        blocks.into_iter().for_each(|block| self.free(block));
+        self.owner.gather();
+        let many = Many(self);
+        blocks.into_iter().for_each(|block| many.0.free(block));
+    }
+
+    /// Ends a call that has told the owner to [gather](super::owner::Owner::gather).
+    #[inline]
+    pub(super) fn announce(&mut self) {
+        self.owner.announce();
+        self.pool.relieve(&mut self.owner);
+    }
+}
+
+/// A call for many blocks.
+struct Many<'l, S: ChunkSource, H: Hold<Target = DmaPool<S>>>(&'l mut Local<S, H>);
+
+impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Many<'_, S, H> {
+    fn drop(&mut self) {
+        self.0.announce();
     }
 }
 
@@ -47,11 +67,14 @@ impl<S: ChunkSource> DmaPool<S> {
     fn free_lot<H: Held<Target = Self>>(&self, lot: [Option<Block<S, H>>; LOT]) {
         let mut all_freed = true;
         let mut lock = self.lock();
+        lock.gather();
         let held = lot.map(|slot| {
             let (held, raw) = slot?.into_parts();
             all_freed &= self.free_by(&mut lock, raw, Form::Owned).is_ok();
             Some(held)
         });
+        lock.announce();
+        self.relieve(&mut lock);
         drop(lock);
         // Never refused: only its `Block` frees an owned block.
         debug_assert!(all_freed);

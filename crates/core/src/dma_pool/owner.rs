@@ -8,15 +8,17 @@
 mod aside;
 #[cfg(all(test, not(loom)))]
 mod audit;
+mod parcel;
 
 use super::current::{Current, Run};
 use super::geometry::Geometry;
 use super::list::List;
-use super::row::{Fill, ROW, ROW_BLOCKS, ROW_SHIFT, RemoteFree};
+use super::row::{Fill, ROW, ROW_BLOCKS, ROW_SHIFT};
 use super::row_ref::RowRef;
 use super::stash::{Site, Stash};
 use super::state::{Form, FreeRefusal};
 use super::terms::{News, Tally, Terms};
+use parcel::Parcel;
 
 /// The most rows that an owner moves to the depot at a time.
 const SURPLUS: usize = 32;
@@ -51,6 +53,10 @@ pub(super) struct Owner {
     terms: Terms,
     /// A row has moved since the owner last exchanged rows and news with the depot.
     pub(super) unrelieved: bool,
+    /// Blocks of a row of another owner that a call for many has freed so far.
+    parcel: Option<Parcel>,
+    /// Whether such a call runs.
+    gathers: bool,
     /// Remote frees to rows of other owners that have not been announced to the depot.
     pub(super) remote_frees: u32,
     /// What the owner has learnt from the depot last, and how many open rows it has yet to check for remote frees.
@@ -86,6 +92,8 @@ impl Owner {
             whole: List::default(),
             terms: Terms::default(),
             unrelieved: false,
+            parcel: None,
+            gathers: false,
             remote_frees: 0,
             news: News::NONE,
             sweep: 0,
@@ -185,30 +193,6 @@ impl Owner {
     /// The block that is allocated next, if the current row has one.
     pub(super) fn next(&self, geometry: &Geometry) -> Option<u64> {
         self.current.first().map(|(_, bit)| self.current.offset_of(geometry, bit))
-    }
-
-    /// Frees a block in a row of another owner.
-    fn remote_free(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
-        let remote_freed = row.remote_free(bit, form)?;
-        if remote_freed.late {
-            self.late += 1;
-        } else {
-            self.drawn -= 1;
-        }
-        self.after_remote_free(row, &remote_freed);
-        Ok(())
-    }
-
-    /// Sees to it that what was freed in a row of another owner is collected.
-    fn after_remote_free(&mut self, row: RowRef, freed: &RemoteFree) {
-        if freed.first {
-            let adopted = row.lacks_owner() && self.adopt(row);
-            if !adopted && !row.is_in_depot() {
-                // Not needed for the depot: an owner that gets a row from there collects.
-                self.remote_frees = self.remote_frees.wrapping_add(1);
-                self.unrelieved = true;
-            }
-        }
     }
 
     /// Adds a row that this owner has just got to the list for its fill.

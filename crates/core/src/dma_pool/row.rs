@@ -6,8 +6,8 @@
 //! block's state between `FREE` and one of the two allocated states, `RAW` and `OWNED`, by plain loads and stores. (A block in
 //! a [stash](super::stash) is its holder's, who allocates it by a plain store even if the row has another owner by then, or marks
 //! it as `REMOTE_FREED` by one to return it to that owner: the state of a block that is free and not in `avail` concerns nobody
-//! else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED` by
-//! compare-and-swap and sets its bit in `remote_freed`. The row's owner collects those bits later.
+//! else.) Other owners may do one thing: free a block *remotely*, which moves its state from the allocated one to `REMOTE_FREED`, `RAW` by
+//! compare-and-swap, and then sets its bit in `remote_freed`. The row's owner collects those bits later.
 //!
 //! An owner releases a row that has no free block (`RELEASED`). The next owner that frees a block of it adopts it by
 //! compare-and-swap. Blocks that one owner allocates and another frees thus change owners 64 at a time.
@@ -252,9 +252,12 @@ impl Row {
         late
     }
 
-    /// Releases a row all of whose blocks are allocated. Returns false if there was a remote free meanwhile and the owner has
-    /// adopted the row again, to collect it.
+    /// Releases a row all of whose blocks are allocated. Returns false if there was a remote free and the owner has kept the
+    /// row, or adopted it again, to collect it.
     pub(super) fn release(&self, owner: u32) -> bool {
+        if self.remote_freed.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
         // Release: the next owner sees `avail`, the links and the states. Acquire: a remote free that read `owner` before
         // this and left the row to this owner (see `lacks_owner`) has set its bit before.
         self.owner.swap(RELEASED | owner, Ordering::AcqRel);
@@ -312,26 +315,41 @@ impl Row {
         adopted.is_ok().then_some(word & !RELEASED)
     }
 
-    /// Frees a block of a row that is not the caller's.
+    /// Marks a block of a row that is not the caller's as freed. The caller [announces](Self::announce) it.
     ///
     /// # Errors
     /// [`FreeRefusal`] if it is not allocated in this form.
-    pub(super) fn remote_free(&self, bit: u32, form: Form) -> Result<RemoteFree, FreeRefusal> {
+    pub(super) fn mark_remotely(&self, bit: u32, form: Form) -> Result<(), FreeRefusal> {
         let state = self.state(bit);
+        if form == Form::Owned && state.load(Ordering::Relaxed) == form as u8 {
+            // Only the block's `Block` calls this, and nothing else moves the state out of `OWNED`.
+            self.return_remotely(bit);
+            return Ok(());
+        }
         state
             .compare_exchange(form as u8, REMOTE_FREED, Ordering::AcqRel, Ordering::Relaxed)
-            .map_err(FreeRefusal::from_state)?;
-        let before = self.remote_freed.fetch_or(1 << bit, Ordering::AcqRel);
-        Ok(RemoteFree { first: before == 0, late: before & (1 << bit) != 0 })
+            .map(|_| ())
+            .map_err(FreeRefusal::from_state)
     }
 
-    /// Returns a block to a row that is not the caller's, who has it in its [stash](super::stash::Stash): free by its state,
-    /// and not in `avail`.
-    pub(super) fn put_remotely(&self, bit: u32) -> RemoteFree {
-        // A store is enough: nothing else moves the state of such a block.
-        self.state(bit).store(REMOTE_FREED, Ordering::Relaxed);
-        let before = self.remote_freed.fetch_or(1 << bit, Ordering::AcqRel);
-        RemoteFree { first: before == 0, late: before & (1 << bit) != 0 }
+    /// The same for a block that the caller has in its [stash](super::stash::Stash), free by its state and not in `avail`, or as
+    /// its [`Block`](super::Block).
+    pub(super) fn return_remotely(&self, bit: u32) {
+        let state = self.state(bit);
+        if cfg!(loom) {
+            // As in `State::set_free`.
+            state.swap(REMOTE_FREED, Ordering::Relaxed);
+        } else {
+            // A store is enough: nothing else moves the state of such a block.
+            state.store(REMOTE_FREED, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes the marks of these blocks known to the row's owner.
+    pub(super) fn announce(&self, blocks: u64) -> RemoteFree {
+        // Release: the marks, and the accesses to the blocks, come before.
+        let before = self.remote_freed.fetch_or(blocks, Ordering::AcqRel);
+        RemoteFree { first: before == 0, late: (before & blocks).count_ones() }
     }
 
     /// Whether no owner will collect what was just freed remotely.
@@ -411,8 +429,8 @@ pub(super) struct RemoteFree {
     /// It is the first since the last collection: the caller must check whether an owner will collect
     /// ([`Row::lacks_owner`]).
     pub(super) first: bool,
-    /// Its bit was set already, by a second free that has not been collected.
-    pub(super) late: bool,
+    /// How many bits were set already, by second frees that have not been collected.
+    pub(super) late: u32,
 }
 
 /// The states of a row's blocks.

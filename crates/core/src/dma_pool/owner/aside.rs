@@ -48,13 +48,8 @@ impl Owner {
             self.count_in(1);
             let (row, bit) = (block.spot.row(), block.spot.bit());
             if !row.is_owned_by(self.id) && !self.adopt(row) {
-                let returned = row.put_remotely(bit);
-                if returned.late {
-                    // It was freed twice, and both frees have been counted.
-                    self.late += 1;
-                    self.drawn += 1;
-                }
-                self.after_remote_free(row, &returned);
+                row.return_remotely(bit);
+                self.send(row, 1 << bit);
                 continue;
             }
             self.put_aside(row, 1 << bit, 1);

@@ -67,16 +67,23 @@ fn a_second_free_is_counted_once_in_the_depot() {
 /// Of two frees by others the second finds the mark of the first, which was made to a block that is allocated again.
 #[test]
 fn a_second_free_that_finds_the_mark_of_the_first_is_counted_once() {
-    let heap = Heap::new(2 << 20);
-    let pool = pool(&heap, 64);
-    let (mut owner, mut other) = (pool.local(), pool.local());
-    let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
-    free_twice(&mut owner, &mut other, blocks[7]);
-    assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
-    other.free_raw(blocks[7]).unwrap();
-    drop((owner, other));
-    check(&pool, 39);
-    pool.shrink_shared();
-    check(&pool, 39);
-    assert_eq!(pool.depot.reported_in_use(), 39);
+    for together in [false, true] {
+        let heap = Heap::new(2 << 20);
+        let pool = pool(&heap, 64);
+        let (mut owner, mut other) = (pool.local(), pool.local());
+        let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
+        free_twice(&mut owner, &mut other, blocks[7]);
+        assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
+        let freed = [blocks[9], blocks[7]];
+        if together {
+            other.free_bulk(&freed).unwrap();
+        } else {
+            freed.iter().for_each(|&block| other.free_raw(block).unwrap());
+        }
+        drop((owner, other));
+        check(&pool, 38);
+        pool.shrink_shared();
+        check(&pool, 38);
+        assert_eq!(pool.depot.reported_in_use(), 38);
+    }
 }

@@ -183,11 +183,11 @@ fn rmws<S: ChunkSource, H: Hold<Target = DmaPool<S>>>(
 }
 
 /// The row that the allocating owner is at is its own until it allocates from the next: a lot that returns before that is freed
-/// remotely, block for block.
+/// remotely, all together.
 #[cfg(feature = "count-rmw")]
 #[test]
 fn blocks_of_another_owner_are_freed_together() {
-    for between in [1, 2, 4, 20] {
+    for between in [0, 1, 2, 4, 20] {
         let heap = Heap::new(32 << 20);
         let (borrowed, (pool, _heap)) = (pool(&heap, 64), shared(64));
         let (mut frees, mut shared_frees) = (borrowed.local(), pool.local());
@@ -204,4 +204,53 @@ fn blocks_of_another_owner_are_freed_together() {
             assert!(each <= 0.1, "{between} lots between: {each} of {by_local:?}, {by_pool:?}");
         }
     }
+}
+
+/// What a call has freed of another owner's rows is that owner's as soon as it ends, however it ends.
+#[test]
+fn blocks_of_another_owners_row_return_to_it_with_the_call() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    pool.set_limits(Limits { minimum: 64, maximum: 64 }).unwrap();
+    let (mut owner, mut frees) = (pool.local(), pool.local());
+    for end in [None, Some(0), Some(1), Some(40), Some(63)] {
+        // No more: the row stays this owner's current one.
+        let all: Vec<_> = (0..64).map(|_| owner.alloc().unwrap()).collect();
+        let call = AssertUnwindSafe(|| {
+            frees.free_many(all.into_iter().enumerate().map(|(i, block)| {
+                assert_ne!(Some(i), end, "the iterator");
+                block
+            }));
+        });
+        assert_eq!(catch_unwind(call).is_err(), end.is_some());
+    }
+    let all: Vec<_> = (0..64).map(|_| owner.alloc_raw().unwrap()).collect();
+    // A refused one ends the call, too.
+    let wrong = [all[0], all[1], all[1], all[2]];
+    assert_eq!(frees.free_bulk(&wrong).unwrap_err().freed, 2);
+    assert_eq!(core::iter::from_fn(|| owner.alloc_raw().ok()).count(), 2);
+    drop((owner, frees));
+    assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (64, 0));
+}
+
+/// A row that the freeing owner adopts in the middle of a call has what the call has freed of it before.
+#[test]
+fn a_row_adopted_in_the_middle_of_a_call_is_collected() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (allocates, mut frees) = (std::cell::RefCell::new(pool.local()), pool.local());
+    let all: Vec<_> = (0..64).map(|_| allocates.borrow_mut().alloc().unwrap()).collect();
+    // The row is released by the allocation of the next block.
+    let next = std::cell::Cell::new(None);
+    frees.free_many(all.into_iter().enumerate().map(|(i, block)| {
+        if i == 30 {
+            next.set(Some(allocates.borrow_mut().alloc().unwrap()));
+        }
+        block
+    }));
+    drop(next.take());
+    let all: HashSet<_> = (0..64).map(|_| frees.alloc_raw().unwrap()).collect();
+    assert_eq!(all.len(), 64);
+    drop((allocates, frees));
+    assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (64, 0));
 }
