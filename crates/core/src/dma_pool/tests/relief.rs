@@ -184,3 +184,40 @@ fn refused_frees_of_many_adopt_no_row() {
     }
     assert_eq!(idle.owner.audit().0.len(), 0);
 }
+
+/// Blocks that no fast path finds: those with gaps between them, those in debug mode, and runs of another owner.
+#[test]
+fn remote_frees_that_are_looked_up_are_announced() {
+    let heap = Heap::new(4 << 20);
+    let pools = [
+        DmaPool::new(&heap, "gaps", 1000, 0, 4096).unwrap(),
+        DmaPool::with_debug(&heap, "debug", 64, 0, 0).unwrap(),
+    ];
+    for pool in &pools {
+        let (mut local, mut other) = (pool.local(), pool.local());
+        let block = local.alloc_raw().unwrap();
+        let before = pool.depot.notices();
+        other.free_raw(block).unwrap();
+        assert_ne!(pool.depot.notices(), before, "{}", pool.name());
+    }
+    let pool = pool(&heap, 64);
+    let (mut local, mut other) = (pool.local(), pool.local());
+    let run = local.alloc_run(NonZeroUsize::MIN).unwrap();
+    let before = pool.depot.notices();
+    other.free_run(run).unwrap();
+    assert_ne!(pool.depot.notices(), before, "a run");
+}
+
+#[test]
+fn an_owner_of_blocks_with_gaps_that_only_frees_has_no_surplus_of_rows() {
+    let heap = Heap::new(16 << 20);
+    let pool = DmaPool::new(&heap, "gaps", 1000, 0, 4096).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..120 * 64).map(|_| local.alloc_raw().unwrap()).collect();
+    for &block in &blocks {
+        local.free_raw(block).unwrap();
+        assert_eq!(local.owner.surplus(), 0, "{} rows", local.owner.audit().0.len());
+    }
+    let stats = pool.stats();
+    assert!(stats.in_depot + 34 * 64 >= stats.blocks, "{stats:?}");
+}
