@@ -217,3 +217,21 @@ fn refused_frees_do_not_pile_up_rows() {
     let stats = pool.stats();
     assert!(stats.blocks <= bound(40_000, 3) + 32_768, "{stats:?}");
 }
+
+/// A quarter of the pool's rows divided by its owners, but 8 to 32, and at most all of them divided by the owners.
+#[test]
+fn what_an_owner_keeps_is_its_share_of_the_rows() {
+    // The pool's own owner is one of them.
+    for (owners, keep) in [(2, 32), (4, 32), (8, 16), (16, 8), (64, 8), (128, 4), (512, 1), (1024, 1)] {
+        let heap = Heap::new(2 << 20);
+        let pool = pool(&heap, 64);
+        pool.set_limits(Limits { minimum: 512 * ROW, maximum: 512 * ROW }).unwrap();
+        let mut locals: Vec<_> = (1..owners).map(|_| pool.local()).collect();
+        let local = &mut locals[0];
+        let blocks: Vec<_> = (0..200 * ROW).map(|_| local.alloc_raw().unwrap()).collect();
+        // In whole rows, past the stash.
+        local.free_bulk(&blocks).unwrap();
+        let kept = local.owner.sparse.len() + local.owner.whole.len();
+        assert!((keep / 2..=keep).contains(&kept), "{kept} rows of 512 with {owners} owners");
+    }
+}
