@@ -87,3 +87,80 @@ fn all_blocks_freed_at_random_can_be_allocated_again() {
         assert_eq!((again.len(), pool.stats().blocks), (all.len(), total), "the pool has not grown");
     }
 }
+
+/// An owner that has five spent rows, no free block in its current row, and a stash that is full, of blocks of the last two.
+fn with_spent_rows(pool: &DmaPool<Heap>) -> (Local<Heap, &DmaPool<Heap>>, Vec<RawBlock>) {
+    let mut local = pool.local();
+    let mut blocks: Vec<_> = (0..5 * 64).map(|_| local.alloc_raw().unwrap()).collect();
+    // What is left of the rows that it was lent.
+    while local.owner.current.parts().1 != 0 || local.owner.whole.len() != 0 {
+        blocks.push(local.alloc_raw().unwrap());
+    }
+    // Their owner frees in them, so it keeps them.
+    for row in blocks.chunks(64) {
+        local.free_raw(row[5]).unwrap();
+        assert_eq!(local.alloc_raw(), Ok(row[5]));
+    }
+    (0..16).for_each(|i| local.free_raw(blocks[3 * 64 + 1 + 4 * i]).unwrap());
+    assert!(local.owner.stash.is_full());
+    (local, blocks)
+}
+
+/// Whether this block's row is the current one.
+fn is_current(pool: &DmaPool<Heap>, local: &Local<Heap, &DmaPool<Heap>>, block: RawBlock) -> bool {
+    local.owner.current.is(pool.find(block).unwrap().site.row)
+}
+
+#[test]
+fn a_row_becomes_the_current_one_when_frees_in_order_reach_it() {
+    for first in [0, 63] {
+        let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+        let (mut local, blocks) = with_spent_rows(&pool);
+        for row in [0, 1, 2] {
+            let mut row = blocks[row * 64..][..64].to_vec();
+            if first == 63 {
+                row.reverse();
+            }
+            for (freed, &block) in row.iter().enumerate() {
+                local.free_raw(block).unwrap();
+                assert!(is_current(&pool, &local, block));
+                assert_eq!(local.owner.current.parts().1.count_ones() as usize, freed + 1);
+            }
+        }
+        // The two before it were left as whole rows.
+        assert_eq!(local.owner.whole.len(), 2);
+        local.owner.audit();
+    }
+}
+
+#[test]
+fn a_row_stays_in_its_list_when_frees_are_in_no_order() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (mut local, blocks) = with_spent_rows(&pool);
+    // In the middle of a row.
+    local.free_raw(blocks[1]).unwrap();
+    assert!(!is_current(&pool, &local, blocks[1]));
+    // At the end of a row that has a free block.
+    local.free_raw(blocks[0]).unwrap();
+    assert!(!is_current(&pool, &local, blocks[0]));
+    // At the end of a row without one.
+    local.free_raw(blocks[2 * 64 + 63]).unwrap();
+    assert!(is_current(&pool, &local, blocks[2 * 64 + 63]));
+    // At the other end of the same.
+    local.free_raw(blocks[2 * 64]).unwrap();
+    assert!(is_current(&pool, &local, blocks[2 * 64]));
+    assert_eq!(local.owner.current.parts().1, 1 | 1 << 63);
+    assert_eq!(pool.stats().in_use, blocks.len() as u64 - 16 - 4);
+    local.owner.audit();
+}
+
+#[test]
+fn a_row_that_is_adopted_does_not_become_the_current_one_while_the_stash_has_room() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (mut local, blocks) = filled(&pool, 3);
+    assert!(pool.find(blocks[0]).unwrap().site.row.is_unowned());
+    local.free_raw(blocks[0]).unwrap();
+    assert!(pool.find(blocks[0]).unwrap().site.row.is_owned_by(local.owner.id));
+    assert!(!is_current(&pool, &local, blocks[0]));
+    assert_eq!((local.owner.stash.len(), local.alloc_raw()), (1, Ok(blocks[0])));
+}
