@@ -25,7 +25,8 @@ pub struct PoolStats {
     pub in_use: u64,
     /// The most blocks that were allocated at a time: exact for one owner, an estimate for several. Owners report their part when
     /// they use the depot, at the latest when they are dropped, so a recent peak may be missing, and one of an earlier time may
-    /// be added to what others use now. Never more than the pool had.
+    /// be added to what others use now. Never more than the pool had. A [late second free](Self::late_double_frees) counts as a
+    /// free until it is found: a peak of that time is too low by one for each.
     pub high_water: u64,
     /// All blocks.
     pub blocks: u64,
