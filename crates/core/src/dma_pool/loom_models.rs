@@ -6,6 +6,7 @@
 
 mod lent;
 mod parcel;
+mod runs;
 
 use super::depot::Depot;
 use super::directory::Chunk;
@@ -88,6 +89,23 @@ impl Pool {
             return Ok(());
         }
         owner.free(&self.geometry, site, form)
+    }
+
+    /// Frees the first of at most `most` neighbours, up to one that is refused. Returns how many.
+    fn free_run(&self, owner: &mut Owner, first: u64, most: usize) -> usize {
+        let mut freed = 0;
+        while freed < most {
+            let block = first + freed as u64 * SIZE;
+            let (number, bit) = split(self.geometry.index_of(block));
+            let site = Site { offset: block, row: self.chunk.row(number).unwrap(), bit };
+            // As `Local::free_run`.
+            freed += match owner.push_run(site, most - freed) {
+                0 if owner.free(&self.geometry, site, Form::Raw).is_ok() => 1,
+                0 => break,
+                many => many,
+            };
+        }
+        freed
     }
 
     /// Checks, after all owners are dropped, that each block can be allocated once. Returns how many second frees were detected

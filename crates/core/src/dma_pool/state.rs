@@ -107,7 +107,7 @@ pub(super) fn free_run(states: &[AtomicU8], from: u32) -> usize {
     }
     for states in lots {
         // A remote free between the load and the store is found when it is collected (see `row`), as with one block.
-        if cfg!(loom) || lot::load(states) != ALL_RAW {
+        if lot::load(states) != ALL_RAW {
             return freed + one_by_one(states);
         }
         lot::store(states, ALL_FREE);

@@ -80,7 +80,12 @@ mod machine {
     #[inline(always)]
     pub(super) fn store(lot: &[AtomicU8; LOT], value: u64) {
         for (byte, value) in lot.iter().zip(value.to_ne_bytes()) {
-            byte.store(value, Ordering::Relaxed);
+            if cfg!(loom) {
+                // Loom orders a store behind another thread's compare-and-swap only if it is one itself (see `State::set_free`).
+                byte.swap(value, Ordering::Relaxed);
+            } else {
+                byte.store(value, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -87,6 +87,69 @@ fn stress_of_two_frees_of_one_block_one_is_valid() {
     pool.destroy().unwrap();
 }
 
+/// Frees of many blocks at once, eight states of which are stored together, while another thread frees the same blocks one by one:
+/// each is freed once, and a second free that was not refused is counted.
+#[test]
+fn stress_of_frees_of_many_against_frees_of_one() {
+    const MANY: usize = 48;
+    let heap = Heap::new(4 << 20);
+    let pool = pool(&heap, 64);
+    let (turn, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let shared: Mutex<Vec<RawBlock>> = Mutex::default();
+    let rounds: usize = if cfg!(miri) { 20 } else { 3_000 };
+    // Spins at first, so that both begin at once.
+    let wait_for = |least| {
+        for polls in 0.. {
+            if turn.load(Ordering::Acquire) >= least {
+                return;
+            }
+            if polls < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    };
+    crate::testing::scope(|scope| {
+        let mut local = pool.local();
+        scope.spawn(|| {
+            let (mut local, mut random) = (pool.local(), Random::new(8));
+            for round in 0..rounds {
+                wait_for(3 * round + 1);
+                let blocks = shared.lock().clone();
+                let (before, after) = blocks.split_at(random.below(MANY));
+                let order = after.iter().chain(before);
+                turn.store(3 * round + 2, Ordering::Release);
+                freed.fetch_add(
+                    order.filter(|&&block| local.free_raw(block).is_ok()).count(),
+                    Ordering::Relaxed,
+                );
+                turn.store(3 * round + 3, Ordering::Release);
+            }
+        });
+        for round in 0..rounds {
+            let mut slots = [None; MANY];
+            assert_eq!(local.fill(&mut slots), MANY);
+            let blocks: Vec<_> = slots.into_iter().flatten().collect();
+            assert_eq!(blocks.iter().collect::<HashSet<_>>().len(), MANY);
+            shared.lock().clone_from(&blocks);
+            turn.store(3 * round + 1, Ordering::Release);
+            wait_for(3 * round + 2);
+            let mut rest = blocks.as_slice();
+            while let Err(error) = local.free_bulk(rest) {
+                freed.fetch_add(error.freed, Ordering::Relaxed);
+                rest = &rest[error.freed + 1..];
+            }
+            freed.fetch_add(rest.len(), Ordering::Relaxed);
+            wait_for(3 * round + 3);
+        }
+    });
+    // Remote frees to rows in the depot are collected when the rows are next lent.
+    let all: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+    let stats = pool.stats();
+    println!("{} second frees of {} were not refused", stats.late_double_frees, rounds * MANY);
+    assert_eq!(stats.in_use, stats.blocks);
+    assert_eq!(stats.late_double_frees + (rounds * MANY) as u64, freed.load(Ordering::Relaxed) as u64);
+    pool.free_bulk(&all).unwrap();
+    pool.destroy().unwrap();
+}
+
 /// Read-modify-writes per operation: none for alloc and free of one block, and rows change hands for 64 blocks at a time;
 /// for raw blocks and those that free themselves, in the borrowed form and in the shared one.
 #[cfg(feature = "count-rmw")]
