@@ -54,3 +54,37 @@ pub(crate) fn prefetch_for_write(addr: usize) {
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = addr;
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Values of no bytes, of a part of a line, and of many lines, one of which begins in the middle of a line.
+    #[test]
+    fn a_prefetch_leaves_values_as_they_are() {
+        prefetch(&());
+        let nothing: &[u64; 0] = &[];
+        prefetch(nothing);
+        let bytes: [u8; 1000] = core::array::from_fn(|at| at.to_le_bytes()[0]);
+        let copy = bytes;
+        prefetch(&bytes);
+        prefetch(&bytes[63]);
+        prefetch(bytes[37..].first_chunk::<200>().unwrap());
+        prefetch_for_write((&raw const bytes).addr());
+        assert_eq!(bytes, copy);
+    }
+
+    /// The lowest and the highest addresses, those that no processor translates, and those of memory that was unmapped.
+    #[test]
+    fn a_prefetch_of_what_is_not_mapped_does_not_fault() {
+        // So large that the allocator maps it by itself, and unmaps it.
+        let gone = vec![0u8; if cfg!(miri) { 4096 } else { 64 << 20 }];
+        let range = gone.as_ptr_range();
+        drop(gone);
+        let places = [0, 1, 4095, 1 << 47, 1 << 63, usize::MAX, range.start.addr(), range.end.addr()];
+        for at in places.into_iter().chain((range.start.addr()..range.end.addr()).step_by(4 << 20)) {
+            prefetch_for_write(at);
+            prefetch_line(core::ptr::without_provenance(at));
+        }
+    }
+}

@@ -75,6 +75,30 @@ fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
     b.is_pristine();
 }
 
+/// Of entries that are mapped, cleared, and never used, and of addresses before, behind and far from the window.
+#[test]
+fn a_prefetch_changes_nothing_whatever_the_address() {
+    let b: Bench = bench(8, 3);
+    let pin = b.table.pin(Iova::new(M2)).unwrap();
+    b.table.map_pinned(&pin, pages(1, 3, 1), PhysAddr::new(K4), RW).unwrap();
+    b.table.map_pinned(&pin, pages(1, 4, 1), PhysAddr::new(K4), RW).unwrap();
+    b.table.clear_pinned(&pin, pages(1, 4, 1)).unwrap();
+    let all_entries = || -> Vec<u64> { (0..8 * 512).map(|at| b.entry(at / 512, at % 512)).collect() };
+    let (before, stats) = (all_entries(), b.table.stats());
+    for at in
+        [3, 4, 5, 511].map(|page| M2 + page * K4).into_iter().chain([0, M2 - 1, 2 * M2, 1 << 39, u64::MAX])
+    {
+        pin.prefetch(Iova::new(at));
+    }
+    assert_eq!((all_entries(), b.table.stats()), (before, stats));
+    assert_eq!((b.at(M2 + 3 * K4), b.at(M2 + 4 * K4)), (Some((K4, K4, 3)), None));
+    b.table.clear_pinned(&pin, pages(1, 3, 1)).unwrap();
+    let mut retired = Retired::new();
+    b.table.unpin(pin, &mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+}
+
 #[test]
 fn bad_pins_are_refused_and_change_nothing() {
     let b: Bench = bench(8, 3);

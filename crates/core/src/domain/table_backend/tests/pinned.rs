@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::access::{Bidirectional, FromDevice};
-use crate::domain::{Domain, DomainId, Mapping, Pinned};
+use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
 use crate::invalidate::{Point, RequestRing};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
@@ -143,6 +143,41 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     assert_eq!(unit.stats().table_pages, pages);
     let stats = domain.stats();
     assert_eq!((stats.windows, stats.quarantined, domain.iovas.stats().bytes_in_use), (0, 0, 0));
+}
+
+/// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is gone, and of one in no window.
+#[test]
+fn a_prefetch_of_a_mapping_changes_nothing() {
+    let (unit, domain) = domain(16, Scattered::default());
+    let mut local = domain.local();
+    let mut in_window = local.map_many((0..3).map(|_| Nowhere(1)), FromDevice).unwrap();
+    let revoked = local.revoke(in_window.swap_remove(1));
+    let elsewhere = domain.map(Nowhere(2), FromDevice).unwrap();
+    let state = || {
+        let listed: Vec<_> = domain.mapped().unwrap().map(|run| (run.iova, run.phys, run.access)).collect();
+        let flushes = unit.queue().batches.lock().unwrap().clone();
+        (listed, flushes, domain.stats().to_string(), unit.stats().table_pages)
+    };
+    let prefetch_all = || {
+        let before = state();
+        in_window.iter().for_each(Mapping::prefetch);
+        elsewhere.prefetch();
+        assert_eq!(state(), before);
+    };
+    prefetch_all();
+    let Nowhere(1) = local.wait(revoked).unwrap() else { panic!("another payload") };
+    prefetch_all();
+    drop(local);
+    prefetch_all();
+    for mapping in in_window {
+        let (at, mapping) = (mapping.iova(), Unrevoked::from(mapping));
+        mapping.prefetch();
+        assert!(is_mapped(&unit, at));
+        assert!(mapping.revoke().wait().is_ok() && !is_mapped(&unit, at));
+    }
+    drop(elsewhere);
+    let stats = domain.stats();
+    assert_eq!((stats.live, stats.windows, stats.quarantined, stats.held_bytes), (0, 0, 0, 0));
 }
 
 /// Contiguous mappings are one clear and one flush, of leaves alone.
