@@ -43,7 +43,7 @@
 //! | | [`Local::free`], [`Local::free_many`] | no lock, no read-modify-write | those of them that a thread with a `Local` frees |
 //! | | [`DmaPool::free_many`] | the lock and the shares once for 64 | those that a thread without one frees |
 //! | [`RawBlock`] | its address, checked | no lock through a `Local` | what a device's ring keeps as numbers |
-//! | [`BlockRun`] | its addresses, checked | the same, half the time for each block | rings whose buffers come and go together |
+//! | [`BlockRun`] | its addresses, checked | the same, less for each block (`pinfold-runs` in `pinfold bench pool`) | rings whose buffers come and go together |
 //!
 //! A block in a row of another owner costs two read-modify-writes more, whichever way it is freed.
 //!
@@ -72,45 +72,67 @@
 //!
 //! # How much memory a pool holds
 //!
-//! An alloc takes a block from its owner's rows, otherwise from the depot or the pool's own owner; only if none of these has
-//! one does the pool grow, by a chunk of at most 2 MiB (or of one block, if that is larger). What other owners hold is
-//! bounded, as in the Hoard allocator (Berger et al., ASPLOS 2000): a row that is half free goes to the depot, where
-//! any owner finds it, except for at most 8 to 32 such rows per owner (a quarter of the pool's, divided by the owners). Hence,
-//! with *peak* the most blocks in use at a time,
+//! A pool grows by a chunk when an alloc finds no free block: not in the rows of its owner, not in the depot, and not with the
+//! pool's own owner, which serves the calls without a `Local`. A chunk has at most 2 MiB, or one block if that is larger.
+//! Only [`shrink`](DmaPool::shrink), [`shrink_shared`](DmaPool::shrink_shared) and the pool's end release chunks.
+//!
+//! So a pool is larger than what is in use by the free blocks that the other owners keep, which this alloc cannot have:
+//!
+//! | kept by | what | at most | how to bound it |
+//! | --- | --- | --- | --- |
+//! | each owner | its stash | 16 blocks | drop a [`Local`] that is not going to be used: it returns all that it keeps |
+//! | | the free blocks of its current row | 64 blocks | the same |
+//! | | rows that are half free, or more | 32 rows; 8 in a small pool, or with many owners | the same |
+//! | | rows without a free block at its last check, in which others have freed since | 128 rows | the same |
+//! | | the free blocks of all its other rows | fewer than are in use there | a [maximum](#limits) for the pool |
+//! | the pool | rows in the depot, which every owner finds | no limit | [`shrink`](DmaPool::shrink), or a maximum |
+//!
+//! Together, with *peak* for the most blocks that were in use at a time, that is the bound of the Hoard allocator (Berger et al.,
+//! ASPLOS 2000):
 //!
 //! ```text
 //! blocks of the pool <= 2 * peak + 10,336 for each owner + one chunk
 //! ```
 //!
-//! where 10,336 are 32 rows, the current one, 128 whose blocks were all allocated at the last check, and twice the stash (its
-//! blocks make rows look fuller than they are). In a pool that has never had two `Local`s at a time the threshold is 7/8 and the
-//! factor 8, because a free into a row of the depot costs two more read-modify-writes. A block of a stash keeps its chunk from
-//! being [released](DmaPool::shrink).
+//! 10,336 is `64 * (32 + 1 + 128) + 2 * 16`: the rows of the table, and the stash twice, since its blocks make rows look fuller
+//! than they are. Two cases are different:
 //!
-//! The bound does not cover remote frees to rows that an owner holds and that still have free blocks, until the owner
-//! checks them: two rows at each call that moves a row. An owner that makes no calls, or far fewer than it
-//! has such rows, holds those blocks meanwhile; drop a [`Local`] that is not going to be used.
+//! - In a pool that has never had two `Local`s at a time a row moves to the depot from 7/8 free blocks on, not from half, so the
+//!   factor is 8. No other owner needs those blocks, and a free into a row of the depot costs two more read-modify-writes.
+//! - Blocks that others free in a row which still has free blocks are beyond the bound until the row's owner finds them. It looks at
+//!   two such rows with each call that moves a row; an owner that makes no calls, or far fewer than it has such rows, keeps them
+//!   meanwhile.
+//!
+//! A block of a stash keeps its chunk from being [released](DmaPool::shrink).
 //!
 //! # Limits
 //!
-//! [`set_limits`](DmaPool::set_limits) gives a pool a minimum of blocks, which it acquires at once and keeps when it is
-//! [shrunk](DmaPool::shrink), and a maximum, at which allocs are refused with [`AllocError::Maximum`]. Both are checked where
-//! chunks are added and released, not where blocks are allocated and freed. With both equal the pool has a
-//! fixed size (of whole chunks: see [`Limits::maximum`]); [`for_each_block`](DmaPool::for_each_block) then shows all its
+//! [`set_limits`](DmaPool::set_limits) gives a pool two limits, in blocks:
+//!
+//! | limit | effect |
+//! | --- | --- |
+//! | minimum | acquired at once, and kept when the pool is [shrunk](DmaPool::shrink) |
+//! | maximum | an alloc that would need more is refused with [`AllocError::Maximum`] |
+//!
+//! Both are checked where chunks are added and released, not where blocks are allocated and freed. With both equal the pool has
+//! a fixed size (of whole chunks: see [`Limits::maximum`]); [`for_each_block`](DmaPool::for_each_block) then shows all its
 //! blocks to hardware that must know them.
 //!
-//! An idle [`Local`] may hold free blocks that others are refused. With *R* for its share of the pool's rows (those of all chunks
-//! divided by the pool's owners, at most 8; or a quarter of that share, at most 32) they are at most
+//! A pool at its maximum cannot grow, so others are refused the free blocks that an idle [`Local`] keeps. Hence an owner keeps fewer
+//! rows from the time on at which the pool was at its maximum and had two `Local`s: *R* with free blocks, however few, and *R*
+//! that others have freed in, besides its current row and its stash.
 //!
-//! ```text
-//! 64 * (2 * R + 1) + 16     (1,104 in a pool of up to 32 rows for each owner, at most 4,176)
-//! ```
+//! | rows of the pool, divided by its owners | *R* | blocks kept: `64 * (2 * R + 1) + 16` |
+//! | --- | --- | --- |
+//! | up to 8 | all of them | at most 1,104 |
+//! | 8 to 32 | 8 | 1,104 |
+//! | 32 to 128 | a quarter of them | 1,104 to 4,176 |
+//! | 128 and more | 32 | 4,176 |
 //!
-//! blocks: *R* rows with free blocks, *R* whose blocks others have freed since, the current one, and the stash. That holds
-//! for a `Local` that has changed its current row since the pool first was at its maximum and had two `Local`s. From then on such a
-//! pool moves partly free rows to the depot sooner, so frees in random order make more read-modify-writes (two where the row
-//! is in the depot): the price of fewer refusals. A `Local` that was the only one keeps rows up to 7/8 of which are free until
-//! it makes calls again, or is dropped. The pool's own calls keep nothing back.
+//! The pool's own owner is one of them, and keeps nothing that others are refused. A `Local` keeps to this when it next changes its
+//! current row; one that was the only one until then keeps rows of which up to 7/8 are free, until it makes calls or is dropped.
+//! The price: rows move to the depot sooner, and a free into a row there costs two more read-modify-writes, which frees in random
+//! order often pay.
 //!
 //! [`fill_all`](Local::fill_all) allocates all the blocks of a request or none, and
 //! [`shrink_shared`](DmaPool::shrink_shared) releases chunks beside owners that keep using the pool. For memory on a NUMA
