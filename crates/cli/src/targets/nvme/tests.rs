@@ -54,11 +54,15 @@ impl Setup {
 
     /// A target whose commands time out.
     fn target_with(&self, timeout: Duration) -> Soft<'_> {
+        self.target_within(timeout, Duration::from_millis(200))
+    }
+
+    /// A target whose commands time out, and whose flushes do.
+    fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft<'_> {
         let config = Config { timeout, ..Config::default() };
         let controller = Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
         let (domain, protect) = (&*self.domain, self.protect);
-        let flush_limit = Duration::from_millis(200);
         let options =
             NvmeOptions { domain, protect, controller, namespace, depth: 8, vector: None, flush_limit };
         NvmeTarget::new("soft".into(), options).unwrap()
@@ -254,11 +258,7 @@ fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
         faults.inject(Trigger::Every(1), Fault::Remember);
         target.submit_many(reads(setup.buffers())).unwrap();
         target.queue.ring_doorbell();
-        while setup.model.stats().bytes_read < 8 * BLOCK as u64 {
-            std::thread::yield_now();
-        }
-        // The controller carries out one command after another: now it has written all completions.
-        target.controller.scan_namespaces().unwrap();
+        reads_are_written(&setup, &target, 8 * BLOCK as u64);
         let succeeded = |one: &Injection| one.outcome == InjectionOutcome::Succeeded;
         assert!(faults.access_remembered(BusAccess::Write).iter().all(succeeded));
         let waits = || setup.domain.stats().backend.invalidations.waits;
@@ -277,4 +277,106 @@ fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
         }
         assert_eq!(waits() - before, 1, "{protect:?}");
     }
+}
+
+/// Waits until the controller has written the completions of all reads of `setup`'s buffers, without a look at them.
+fn reads_are_written(setup: &Setup, target: &Soft<'_>, bytes: u64) {
+    while setup.model.stats().bytes_read < bytes {
+        std::thread::yield_now();
+    }
+    // The controller carries out one command after another: now it has written all completions.
+    target.controller.scan_namespaces().unwrap();
+}
+
+/// The flush takes far longer than the 50 ms for which a poll waits for it, and less than the limit: the poll returns without a buffer,
+/// another batch is read and held meanwhile, and all buffers return when their flushes have completed, in order.
+#[test]
+fn strict_holds_the_buffers_of_a_flush_that_takes_longer_than_a_poll_waits() {
+    let flush_cost = Duration::from_secs(1);
+    let config = SoftConfig { flush_cost, effect: Effect::AtLast, ..SoftConfig::default() };
+    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);
+    let mut target = setup.target_within(Duration::from_secs(60), FLUSH_LIMIT);
+    let faults = setup.model.faults();
+    faults.inject(Trigger::Every(1), Fault::Remember);
+    let mut first = setup.buffers();
+    let second = first.split_off(4);
+    let mut completed = Vec::new();
+    let since = Instant::now();
+    for (batch, buffers) in [first, second].into_iter().enumerate() {
+        target.submit_many(reads(buffers)).unwrap();
+        target.queue.ring_doorbell();
+        reads_are_written(&setup, &target, (batch as u64 + 1) * 4 * BLOCK as u64);
+        target.poll(&mut completed).unwrap();
+        if since.elapsed() < flush_cost {
+            assert_eq!((completed.len(), target.held.len()), (0, 4 * (batch + 1)), "batch {batch}");
+        }
+    }
+    // The device may still write to what it was given, so no buffer has returned.
+    while completed.len() < 8 {
+        target.wait(&mut completed).unwrap();
+        assert!(completed.is_empty() || since.elapsed() >= flush_cost, "returned before its flush");
+    }
+    assert!(completed.iter().all(|read| matches!(read.result, Ok(BLOCK)) && read.buffer.is_some()));
+    let offsets: Vec<_> = completed.iter().map(|read| read.io.offset / BLOCK as u64).collect();
+    assert_eq!(offsets, [0, 1, 2, 3, 0, 1, 2, 3]);
+    for access in [BusAccess::Write, BusAccess::Read] {
+        let outcomes = faults.access_remembered(access);
+        assert_eq!(outcomes.len(), 8);
+        assert!(!outcomes.iter().any(|one| one.outcome == InjectionOutcome::Succeeded), "{access:?}");
+    }
+    assert_eq!(target.held.len(), 0);
+    drop((target, completed));
+    let stats = setup.domain.stats();
+    assert_eq!((stats.live, stats.deferred, stats.quarantined, stats.held_bytes), (0, 0, 0, 0));
+}
+
+/// The flush never completes, so that the outcome depends on no clock: the poll returns all the same, and holds the buffers; so do polls
+/// that find nothing more.
+#[test]
+fn strict_does_not_wait_longer_than_a_poll_may() {
+    let config =
+        SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(100), ..SoftConfig::default() };
+    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);
+    let mut target = setup.target_within(Duration::from_secs(60), Duration::from_secs(3600));
+    let mut completed = Vec::new();
+    target.submit_many(reads(setup.buffers())).unwrap();
+    target.queue.ring_doorbell();
+    reads_are_written(&setup, &target, 8 * BLOCK as u64);
+    let since = Instant::now();
+    for _ in 0..3 {
+        target.poll(&mut completed).unwrap();
+        assert_eq!((completed.len(), target.held.len()), (0, 8));
+    }
+    assert!(since.elapsed() < 100 * WAIT_LIMIT, "a poll waits for a flush that does not complete");
+    drop(target);
+    assert_eq!((setup.domain.stats().deferred, setup.domain.stats().quarantined), (8, 0));
+}
+
+/// The flush takes longer than the limit too: the requests end with an error that names the flush, and the domain keeps the buffers
+/// until it has completed.
+#[test]
+fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
+    let flush_cost = Duration::from_secs(2);
+    let config = SoftConfig { flush_cost, ..SoftConfig::default() };
+    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);
+    let mut target = setup.target();
+    let mut completed = Vec::new();
+    target.submit_many(reads(setup.buffers())).unwrap();
+    target.queue.ring_doorbell();
+    reads_are_written(&setup, &target, 8 * BLOCK as u64);
+    target.poll(&mut completed).unwrap();
+    while completed.len() < 8 {
+        target.wait(&mut completed).unwrap();
+    }
+    for Completion { buffer, result, .. } in completed {
+        let Err(TargetError::Domain { error, .. }) = result else { panic!("{result:?}") };
+        assert!(error.late_ticket().is_some() && buffer.is_none(), "{error}");
+    }
+    assert_eq!((setup.domain.stats().deferred, setup.domain.stats().quarantined), (8, 0));
+    drop(target);
+    while setup.domain.stats().deferred != 0 {
+        setup.domain.release_late();
+        std::thread::yield_now();
+    }
+    assert_eq!((setup.domain.stats().live, setup.domain.stats().held_bytes), (0, 0));
 }
