@@ -31,8 +31,8 @@ const WAIT_LIMIT: Duration = Duration::from_millis(50);
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The number of consecutive polls of a wait without an interrupt before it yields to other threads.
 const SPINS: u32 = 64;
-/// How often a wait with an interrupt yields to other threads before it sleeps. A sleep and its wake-up delay a request by
-/// 10 us on the model, these yields together take 2; and what is completed while others run returns as one batch.
+/// How often a wait with an interrupt yields to other threads before it sleeps. A sleep and its wake-up delay a request by more than
+/// these yields together; and what is completed while others run returns as one batch.
 const YIELDS: u32 = 4;
 /// How long an event loop polls for a flush before it sleeps for as long between two polls.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
