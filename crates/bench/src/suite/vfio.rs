@@ -31,7 +31,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ),
     (
         "pinfold-static, -polled, -revoke, -strict",
-        "mapped once; the same, polled; revoked in batches, or singly",
+        "mapped once; the same, polled; revoked in batches: held until their flush, or waited for",
     ),
 ];
 
