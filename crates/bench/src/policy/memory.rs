@@ -6,6 +6,8 @@ use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::mem::DmaMemory;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::fs;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -57,6 +59,23 @@ impl Memory {
         let _ = unsafe { madvise(self.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
     }
 
+    /// Says which pages the kernel has used for what was accessed so far.
+    pub(crate) fn describe_pages(&self) -> String {
+        let start = self.range.start().raw();
+        let in_use = fs::read_to_string("/proc/self/smaps")
+            .ok()
+            .map(|smaps| in_use(&smaps, start..start + self.range.len()));
+        match in_use {
+            Some(Resident { kib, huge_kib }) => {
+                format!("buffers: {huge_kib} of {kib} KiB in memory are on transparent hugepages of 2 MiB")
+            }
+            None => {
+                "buffers: whether they are on hugepages is unknown, since /proc/self/smaps cannot be read"
+                    .to_owned()
+            }
+        }
+    }
+
     /// Returns all of it.
     pub fn whole(&self) -> PhysRange {
         self.range
@@ -88,10 +107,75 @@ impl Memory {
     }
 }
 
+/// How much of a range is in memory, and on transparent hugepages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Resident {
+    kib: u64,
+    huge_kib: u64,
+}
+
+/// Adds up what `/proc/self/smaps` says of the mappings that begin in `range`.
+fn in_use(smaps: &str, range: Range<u64>) -> Resident {
+    let (mut sum, mut inside) = (Resident::default(), false);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(first), second) = (words.next(), words.next()) else { continue };
+        let kib = || second.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
+        match first {
+            "Rss:" if inside => sum.kib += kib(),
+            "AnonHugePages:" if inside => sum.huge_kib += kib(),
+            field if field.ends_with(':') => {}
+            addresses => {
+                let start =
+                    addresses.split_once('-').and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
+                inside = start.is_some_and(|start| range.contains(&start));
+            }
+        }
+    }
+    sum
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         let mapped = usize::try_from(self.range.len()).unwrap_or(0).saturating_add(ALIGN);
         // SAFETY: mapped by `new` with this length, and not used any more. The only error is one of the arguments.
         let _ = unsafe { munmap(self.map.as_ptr().cast(), mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_in_memory_are_added_up_for_the_mappings_inside() {
+        let mapping = |start: u64, rss, huge| {
+            format!(
+                "{start:x}-{:x} rw-p 00000000 00:00 0 \nSize: 4096 kB\nRss:        {rss} kB\n\
+                 AnonHugePages:  {huge} kB\nVmFlags: rd wr mr mw me ac hg\n",
+                start + 0x40_0000
+            )
+        };
+        let smaps = [
+            mapping(0x7f00_0000_0000, 8, 0),
+            mapping(0x7f00_0040_0000, 2100, 2048),
+            mapping(0x7f00_0080_0000, 12, 0),
+            mapping(0x7f00_00c0_0000, 4096, 4096),
+        ];
+        let range = 0x7f00_0040_0000..0x7f00_00c0_0000;
+        assert_eq!(in_use(&smaps.concat(), range), Resident { kib: 2112, huge_kib: 2048 });
+        assert_eq!(in_use("", 0..u64::MAX), Resident::default());
+    }
+
+    #[test]
+    fn what_was_accessed_is_described() {
+        let memory = Memory::new(8 << 20).unwrap();
+        memory.use_hugepages();
+        assert!(memory.describe_pages().starts_with("buffers: 0 of 0 KiB"), "{}", memory.describe_pages());
+        // SAFETY: mapped until the drop, and accessed here alone.
+        let accessed = unsafe { DmaMemory::from_raw(memory.base, 8 << 20) };
+        accessed.fill(0, 4 << 20, 1).unwrap();
+        let described = memory.describe_pages();
+        assert!(described.contains(" of 4096 KiB in memory"), "{described}");
     }
 }

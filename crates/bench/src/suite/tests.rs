@@ -327,6 +327,8 @@ fn iommu_has_its_cases_and_subjects() {
                 .filter(|r| r.case == case)
                 .all(|r| { r.modelled == (r.subject != "copies") && r.unit != "ns/op" })
         );
+        let note = |r: &Record| r.note.as_deref().is_some_and(|note| note.starts_with("buffers: "));
+        assert!(records.iter().all(|r| note(r) == r.case.starts_with("rr-")), "which pages the buffers have");
         for policy in &ladder {
             let (reads, us) = (figure(case, policy, "walk reads/op"), figure(case, policy, "us walking"));
             assert!((us - reads * 0.197).abs() <= 1e-6 * us, "{case}, {policy}: {reads} reads, {us} us");

@@ -71,6 +71,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         let copies = Subject::new("copies", move |out: &mut Samples| copies(out, &workload));
         records.extend(harness.interleave(subjects.into_iter().chain([copies]).collect())?);
     }
+    let note = memory.describe_pages();
+    records.iter_mut().for_each(|record| record.note = Some(note.clone()));
     Ok(records)
 }
 
