@@ -10,7 +10,7 @@ mod raw;
 mod workloads;
 
 pub(super) use api::{AllocWritten, AtOffset, Handle, Object, Pool, Written, handle};
-pub(super) use blocks::{Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc};
+pub(super) use blocks::{Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, ManyBlocks};
 pub(super) use frames::Huge;
 pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run, run_run};
 pub(super) use workloads::{

@@ -64,6 +64,11 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
     (
+        "pinfold-block-many",
+        "blocks-passed: the blocks of a batch freed through the Local by one call, free_many",
+    ),
+    ("pinfold-pool-many", "blocks-passed: the same by the pool's own call, which takes its lock once for 64"),
+    (
         "pinfold-block-cell",
         "a LocalCell and blocks that free themselves through it when dropped, without a lock",
     ),

@@ -43,6 +43,8 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
         ),
         at_most("blocks-passed, rmw a block: dropped", passed("pinfold-block"), 0.1, 0.03, ""),
         at_most("blocks-passed, rmw a block: freed by a Local", passed("pinfold-block-local"), 0.1, 0.03, ""),
+        at_most("blocks-passed, rmw a block: 64 by one call", passed("pinfold-block-many"), 0.1, 0.03, ""),
+        at_most("blocks-passed, rmw a block: 64 by the pool", passed("pinfold-pool-many"), 0.1, 0.03, ""),
     ]
 }
 
@@ -69,12 +71,12 @@ mod tests {
             of("locals-1024", "owners with one", 1023.0),
             Record { subject: "pinfold-block", ..of("blocks-passed", "rmw/op", 1.2) },
             Record { subject: "pinfold-block-local", ..of("blocks-passed", "rmw/op", 0.3) },
+            Record { subject: "pinfold-block-many", ..of("blocks-passed", "rmw/op", 0.05) },
         ];
         let rows = rows(Figures(&records));
         let figures: Vec<_> = rows.iter().map(|row| row.figure).collect();
-        let expected =
-            [Some(1.5), Some(60.0), None, Some(1023.0), None, Some(2.5), None, Some(1.2), Some(0.3)];
-        assert_eq!(figures, expected);
+        let sizes = [Some(1.5), Some(60.0), None, Some(1023.0), None, Some(2.5), None];
+        assert_eq!(figures, [&sizes[..], &[Some(1.2), Some(0.3), Some(0.05), None]].concat());
         assert!(!rows.iter().any(|row| row.what.starts_with("locals") && row.reaches(1023.0, row.must)));
     }
 }

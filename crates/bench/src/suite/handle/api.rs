@@ -34,6 +34,11 @@ pub(in crate::suite) trait Handle {
     fn alloc(&mut self) -> Result<Self::Object, BenchError>;
     /// Frees an object.
     fn free(&mut self, object: Self::Object) -> Result<(), BenchError>;
+    /// Frees objects: one by one, or by one call if there is one.
+    #[inline(always)]
+    fn free_many(&mut self, objects: &mut Vec<Self::Object>) -> Result<(), BenchError> {
+        objects.drain(..).try_for_each(|object| self.free(object))
+    }
 }
 
 /// A handle whose objects are memory.
@@ -97,6 +102,10 @@ impl<H: AllocWritten> Handle for Written<H> {
     #[inline(always)]
     fn free(&mut self, object: H::Object) -> Result<(), BenchError> {
         self.0.free(object)
+    }
+    #[inline(always)]
+    fn free_many(&mut self, objects: &mut Vec<H::Object>) -> Result<(), BenchError> {
+        self.0.free_many(objects)
     }
 }
 

@@ -33,6 +33,40 @@ handle!(
     write |_handle, block| block.memory().write_u64(0, block.address())?
 );
 
+/// The same, and many blocks freed by one call: through the `Local`, or with `BY_POOL` by the pool's own.
+pub(in crate::suite) struct ManyBlocks<'p, 'a, const BY_POOL: bool>(
+    pub(in crate::suite) FreedBlocks<'p, 'a>,
+    pub(in crate::suite) &'p Pool<'a>,
+);
+
+impl<'p, 'a, const BY_POOL: bool> Handle for ManyBlocks<'p, 'a, BY_POOL> {
+    type Object = Block<&'a Arena, &'p Pool<'a>>;
+    #[inline(always)]
+    fn alloc(&mut self) -> Result<Self::Object, BenchError> {
+        self.0.alloc()
+    }
+    #[inline(always)]
+    fn free(&mut self, block: Self::Object) -> Result<(), BenchError> {
+        self.0.free(block)
+    }
+    #[inline(always)]
+    fn free_many(&mut self, blocks: &mut Vec<Self::Object>) -> Result<(), BenchError> {
+        if BY_POOL {
+            self.1.free_many(blocks.drain(..));
+        } else {
+            self.0.0.free_many(blocks.drain(..));
+        }
+        Ok(())
+    }
+}
+
+impl<const BY_POOL: bool> AllocWritten for ManyBlocks<'_, '_, BY_POOL> {
+    #[inline(always)]
+    fn alloc_written(&mut self) -> Result<Self::Object, BenchError> {
+        self.0.alloc_written()
+    }
+}
+
 impl<'a> Object for LocalBlock<'_, &'a Arena, &Pool<'a>> {
     #[inline(always)]
     fn address(&self) -> u64 {

@@ -8,8 +8,8 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    Baseline, DroppedBlocks, FreedBlocks, Handle, Malloc, Object, RawBlocks, SharedRawBlocks, Written,
-    spawn_second,
+    Baseline, DroppedBlocks, FreedBlocks, Handle, Malloc, ManyBlocks, Object, RawBlocks, SharedRawBlocks,
+    Written, spawn_second,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -70,6 +70,14 @@ fn owned(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<
         Subject::countable(
             "pinfold-block-local",
             relay(case, batches, || Written(FreedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-block-many",
+            relay(case, batches, || Written(ManyBlocks::<false>(FreedBlocks(pool.local()), pool))),
+        ),
+        Subject::countable(
+            "pinfold-pool-many",
+            relay(case, batches, || Written(ManyBlocks::<true>(FreedBlocks(pool.local()), pool))),
         ),
         Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
         Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
@@ -133,9 +141,7 @@ fn free_batches<H: Handle>(
     empty: &SyncSender<Vec<H::Object>>,
 ) -> Result<(), BenchError> {
     while let Ok(mut batch) = full.recv() {
-        for object in batch.drain(..) {
-            handle.free(object)?;
-        }
+        handle.free_many(&mut batch)?;
         // The first thread no longer receives when the last batches come back.
         let _ = empty.send(batch);
     }
