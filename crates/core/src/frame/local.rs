@@ -11,7 +11,7 @@ use super::zone::Zone;
 use core::ops::Deref;
 
 /// The most frees between two checks for pressure.
-const CHECK_EVERY: u64 = 256;
+const CHECK_EVERY: u32 = 256;
 
 /// One owner's handle to a zone: its magazine and the region that it has reserved. One per thread of control.
 ///
@@ -82,7 +82,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             limit,
             batch: (regions * 8).min(64),
             fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
-            check_at: CHECK_EVERY.min(limit.into()),
+            check_at: CHECK_EVERY.min(limit).into(),
             trim_at: limit.into(),
             region: None,
             slot: zone.slots.claim(),
@@ -158,20 +158,25 @@ impl<H: Deref<Target = Zone>> Local<H> {
 
     #[cold]
     fn maintain(&mut self) {
-        let quarter = u64::from(self.limit / 4).max(1);
+        let slack = self.slack();
         if self.scatter.is_sparse(self.magazine.words(), self.limit) {
             self.flush_magazine();
         }
         if self.tally.frees >= self.trim_at {
-            // Leaves room for at least a quarter, so that not every free trims it.
-            if self.in_magazine() > self.limit / 4 * 3 {
-                self.trim(self.limit / 2);
+            if self.in_magazine() > self.limit - slack {
+                // Leaves room for a quarter more, so that what is trimmed is worth a look at all words.
+                self.trim(self.limit - slack - self.limit / 4);
             }
-            self.trim_at = self.tally.frees + quarter;
+            self.trim_at = self.tally.frees + u64::from(slack.max(1));
         }
-        self.check_at = self.tally.frees + quarter.min(CHECK_EVERY);
+        self.check_at = self.tally.frees + u64::from(slack.clamp(1, CHECK_EVERY));
         self.flush_under_pressure();
         self.fold_if_due();
+    }
+
+    /// How many frames are freed between two looks at how many the magazine has, at most: with so many left it is full enough.
+    fn slack(&self) -> u32 {
+        (self.limit / 4).min(CHECK_EVERY).max(self.limit / 16)
     }
 
     /// Flushes the magazine if the zone is under pressure.
