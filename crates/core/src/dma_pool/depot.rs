@@ -5,8 +5,8 @@
 //! A row is *sparse* when at least half of its blocks are free. An owner keeps at most as many sparse and whole rows as the
 //! [`Terms`] allow, and moves the others to the depot when its current row changes: the emptiness rule of Berger et al.,
 //! "Hoard", ASPLOS 2000. The number is a quarter of the pool's rows divided by the owners, but 8 to 32, and at most all of them
-//! divided by the owners. An owner that needs a row gets up to sixteen, but no more than its share of those that are in the depot:
-//! so a thousand owners of a few thousand rows find one each.
+//! divided by the owners. An owner that needs a row gets as many, but no more than its share of those that are in the depot: so a thousand
+//! owners of a few thousand rows find one each.
 //!
 //! In a pool that never had two [`Local`](super::Local)s at a time, a row is sparse from 7/8 on. A free of a block whose
 //! row is in the depot is remote, which costs two read-modify-writes: for frees in random order that is an eighth of them
@@ -24,9 +24,6 @@ use super::row_ref::RowRef;
 use super::terms::{FULL, KEEP, News, SHARED, Tally, Terms};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use alloc::vec::Vec;
-
-/// How many rows an owner gets at a time.
-const BATCH: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -172,7 +169,7 @@ impl Depot {
         shelves.note(&tally);
         let mut lent = 0;
         let share = (shelves.open.len() + shelves.whole.len()) / shelves.owners().max(1);
-        while lent < BATCH.min(self.terms().keep).min(share.max(1)) {
+        while lent < self.terms().keep.min(share.max(1)) {
             let Some(row) = shelves.open.pop_front().or_else(|| shelves.whole.pop_front()) else { break };
             row.pass_to(owner.id);
             owner.receive(row);

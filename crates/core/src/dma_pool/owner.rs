@@ -3,7 +3,7 @@
 //! Blocks are allocated from the [stash](super::stash) and the [current row](super::current), and when that is empty from another
 //! row, which becomes the current one. A freed block goes to the stash, otherwise to its row, which moves to another list when it has
 //! become more or less full than that list is for. When the owner has no row to allocate from, or too many, rows are
-//! exchanged with the depot, sixteen at a time.
+//! exchanged with the depot, up to 32 at a time.
 
 mod aside;
 #[cfg(all(test, not(loom)))]
