@@ -63,6 +63,10 @@ pub struct SoftConfig {
     pub timeout: Duration,
     /// The most memory for I/O page tables, in bytes. It is allocated as it is used, in pieces that double: 256 KiB first.
     pub table_bytes: usize,
+    /// How much of it is allocated and touched when the IOMMU is created, on hugepages where the kernel has them: a program whose
+    /// longest call matters reserves what its mappings need (8 bytes for each page of the windows that it uses). The first touch
+    /// of a page is a fault in the call that touches it, and one in some 2,000 of these takes Linux half a millisecond.
+    pub table_reserved: usize,
     /// The largest leaf of the table, for drivers of hardware without larger ones.
     pub max_leaf: PageSize,
     /// The largest physically contiguous piece of memory, rounded up to a power of two: a larger buffer is mapped in several
@@ -104,6 +108,7 @@ impl Default for SoftConfig {
             timeout: Duration::from_secs(5),
             // 2 * 10^6 mappings that share no table page.
             table_bytes: usize::try_from(8u64 << 30).unwrap_or(usize::MAX),
+            table_reserved: 0,
             max_leaf: PageSize::Size1G,
             contiguous_bytes: None,
             levels: 4,

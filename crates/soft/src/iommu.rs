@@ -28,8 +28,8 @@ impl SoftIommu {
         Ok(Self(Arc::new(Unit::new(config)?)))
     }
 
-    /// Returns the first pages for its table, initially zero: 64, or as many as the limit
-    /// ([`SoftConfig::table_bytes`]) allows. The walker follows links to these only, and to those of
+    /// Returns the first pages for its table, initially zero: 64, or what is [reserved](SoftConfig::table_reserved) if that is more,
+    /// or as many as the limit ([`SoftConfig::table_bytes`]) allows. The walker follows links to these only, and to those of
     /// [`table_memory`](Self::table_memory).
     ///
     /// # Safety

@@ -90,6 +90,20 @@ impl MappedPages {
         self.len
     }
 
+    /// Takes the memory for all of it now, on hugepages where it is aligned to them and the kernel has some.
+    pub(super) fn touch(&self) {
+        #[cfg(not(miri))]
+        // SAFETY: `base..base + len` is part of the mapping of `new`, which lives as long as `self`; the advice changes no contents
+        // and removes no access. An error means plain pages.
+        unsafe {
+            libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE)
+        };
+        for offset in (0..self.len).step_by(PAGE) {
+            // What a new page holds, so nothing changes.
+            let _ = self.memory().write_u64(offset, 0);
+        }
+    }
+
     pub(super) fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: mapped until `drop`; no reference into it exists.
         unsafe { DmaMemory::from_raw(self.base, self.len) }

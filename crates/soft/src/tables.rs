@@ -11,6 +11,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const PAGE: usize = TablePages::PAGE_BYTES;
 /// Pages of the first chunk.
 const FIRST: usize = 64;
+/// The size of a hugepage.
+const HUGE: usize = 2 << 20;
 
 /// The number of a page: its chunk, and its place there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,23 +45,27 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Allocates the first pages of `bytes` at most.
-    pub(super) fn new(bytes: usize) -> Result<Self, BackendError> {
+    /// Allocates the first pages of `bytes` at most, and touches those of the first `reserved` bytes.
+    pub(super) fn new(bytes: usize, reserved: usize) -> Result<Self, BackendError> {
         let pages = bytes.div_ceil(PAGE).max(1);
         let (chunks, len) = ([const { OnceLock::new() }; MAX_CHUNKS], AtomicUsize::new(0));
         let tables = Self { chunks, len, left: Mutex::new(pages) };
-        tables.add(FIRST)?;
+        let reserved = reserved.div_ceil(PAGE);
+        let first = tables.add(FIRST.max(reserved), if reserved < HUGE / PAGE { PAGE } else { HUGE })?;
+        if let Some(memory) = tables.chunks.get(first).and_then(OnceLock::get).filter(|_| reserved > 0) {
+            memory.touch();
+        }
         Ok(tables)
     }
 
-    /// Allocates a chunk of `pages` pages, or of those that are left, and returns its number.
-    fn add(&self, pages: usize) -> Result<usize, BackendError> {
+    /// Allocates a chunk of `pages` pages, or of those that are left, aligned to `align`, and returns its number.
+    fn add(&self, pages: usize, align: usize) -> Result<usize, BackendError> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let (what, pages) = ("the table of a software IOMMU", pages.min(*left));
         let number = self.len.load(Ordering::Relaxed);
         let error = BackendError::NoMemory { what, bytes: pages * PAGE, code: libc::ENOMEM };
         let place = self.chunks.get(number).filter(|_| pages > 0).ok_or(error)?;
-        let memory = MappedPages::new(what, pages * PAGE, PAGE)?;
+        let memory = MappedPages::new(what, pages * PAGE, align)?;
         place.get_or_init(|| memory);
         *left -= pages;
         self.len.store(number + 1, Ordering::Release);
@@ -71,7 +77,7 @@ impl Tables {
     /// # Safety
     /// The pages are used only while `self` exists, and form one table with the others.
     pub(super) unsafe fn grow(&self, pages: u32) -> Option<TablePages> {
-        let number = self.add(to_usize(pages.into())).ok()?;
+        let number = self.add(to_usize(pages.into()), PAGE).ok()?;
         let (pages, phys) = (std::ptr::from_ref(self.pages(number)), self.phys(number));
         // SAFETY: the chunk is freed with `self`, which lives while the pages are used, as the caller promises.
         TablePages::new(unsafe { &*pages }, phys).ok()

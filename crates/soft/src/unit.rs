@@ -53,7 +53,7 @@ impl Unit {
         let lane = |number| Arc::new(Lane::new(&config, number, clock));
         let (first, others) = (lane(0), (1..config.units).map(lane).collect());
         Ok(Self {
-            tables: Tables::new(config.table_bytes)?,
+            tables: Tables::new(config.table_bytes, config.table_reserved)?,
             clock,
             root: AtomicU64::new(0),
             registry: RwLock::default(),

@@ -1,7 +1,7 @@
 //! The domain's table: how it grows, and that superpages return.
 
 use super::harness::{Arena, PAGE};
-use crate::{Fault, FaultKind, SoftBus, SoftConfig, Stage, domain};
+use crate::{Fault, FaultKind, SoftBus, SoftConfig, SoftIommu, Stage, domain};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{BackendError, Domain, Reservation};
@@ -91,6 +91,33 @@ fn a_limit_beyond_all_memory_costs_nothing() {
     let mapping = unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
     domain.unmap_static(mapping).unwrap();
     domain.unregister_memory(arena.memory());
+}
+
+/// What is reserved is in memory before the first map, in one piece; what is not is touched by the maps, as before.
+#[test]
+#[cfg_attr(miri, ignore = "asks the kernel which pages are in memory")]
+fn reserved_table_pages_are_in_memory_from_the_start() {
+    let resident = |config: SoftConfig| {
+        let iommu = SoftIommu::new(config).unwrap();
+        // SAFETY: they are used only here, while the IOMMU exists, and no table is attached.
+        let pages = unsafe { iommu.table_pages() };
+        let mut flags = vec![0u8; pages.len()];
+        let start = pages.as_ptr().cast_mut().cast();
+        // SAFETY: the range is mapped, and there is a byte for each page of it.
+        let result = unsafe { libc::mincore(start, size_of_val(pages), flags.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        (pages.len(), flags.iter().filter(|flag| **flag & 1 == 1).count(), start.addr())
+    };
+    let reserving =
+        |table_reserved, table_bytes| SoftConfig { table_reserved, table_bytes, ..SoftConfig::default() };
+    let (pages, in_memory, start) = resident(reserving(5 << 20, 1 << 30));
+    assert_eq!((pages, in_memory, start % (2 << 20)), (1280, 1280, 0), "hugepages need the alignment");
+    // Less than the first piece, and more than the limit.
+    assert_eq!(resident(reserving(1, 1 << 30)).0, 64);
+    let (pages, in_memory, _) = resident(reserving(1 << 20, 3 * PAGE));
+    assert_eq!((pages, in_memory), (3, 3));
+    let (pages, in_memory, _) = resident(SoftConfig::default());
+    assert_eq!((pages, in_memory), (64, 0));
 }
 
 /// The same domain over a first-stage table: leaves of both sizes, every direction, the end of its addresses.
