@@ -65,12 +65,14 @@ pub(super) struct Iommu {
 impl Iommu {
     pub(super) fn new(memory: &Arc<Memory>, config: &SoftConfig) -> Result<Self, PolicyError> {
         let config = SoftConfig { queue_depth: MAX_IN_FLIGHT, levels: LEVELS, ..config.clone() };
+        let reserves = config.table_reserved > 0;
         let iommu = SoftIommu::new(config)?;
         // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this invalidator submits.
         let memory_of_table = unsafe { iommu.table_memory() };
-        // What is left in one piece, which takes memory as it is used: the baselines' table does not grow. A small limit has been
-        // given out with the first piece.
-        let (pages, phys) = match memory_of_table.grow(u32::MAX) {
+        // What is reserved; or what is left in one piece, which takes memory as it is used: the baselines' table does not grow. A
+        // small limit has been given out with the first piece.
+        let rest = if reserves { None } else { memory_of_table.grow(u32::MAX) };
+        let (pages, phys) = match rest {
             Some(rest) => (rest.pages(), rest.phys()),
             // SAFETY: as above; no other piece was given out.
             None => (unsafe { iommu.table_pages() }, iommu.table_phys()),

@@ -12,6 +12,7 @@ use crate::policy::{Dma, Memory, PolicyKind, PolicyThread};
 use crate::record::Record;
 use crate::suite::handle::Rng;
 use crate::suite::longest::{PASSES, Repeated, empty_passes};
+use pinfold::soft::SoftConfig;
 use pinfold_core::access::Access;
 use pinfold_core::addr::PhysRange;
 use pinfold_core::mem::prefetch;
@@ -104,6 +105,24 @@ impl Live<'_> {
     }
 }
 
+/// What a policy is created with: the table pages for all mappings that a pass makes are there before it, with room for those that
+/// address space with holes needs. Their first touch is a fault, which takes the kernel up to half a millisecond.
+fn config(live: usize, times: usize) -> SoftConfig {
+    SoftConfig { table_reserved: (1 << 20) + 2 * 8 * (live + 3 * times), ..free_flushes() }
+}
+
+/// Returns an empty list for `live` handles, whose memory has been touched: it is the caller's, and no call is to be interrupted for it.
+fn touched_list(live: usize, memory: &Arc<Memory>) -> Result<Vec<Dma>, BenchError> {
+    let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
+    let policy = PolicyKind::None.create(memory, &SoftConfig::default())?;
+    let (mut thread, mut list) = (policy.thread(), Vec::with_capacity(live));
+    for _ in 0..live {
+        list.push(thread.map(page, Access::WRITE)?);
+    }
+    list.clear();
+    Ok(list)
+}
+
 /// Exchanges at random, and records the cost of one and the longest single map or exchange.
 fn among(
     out: &mut Samples,
@@ -115,8 +134,8 @@ fn among(
     let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
     let mut longest = Repeated::new(live + times);
     for pass in 0..PASSES {
-        let policy = kind.create(memory, &free_flushes())?;
-        let mapped = Vec::with_capacity(live);
+        let policy = kind.create(memory, &config(live, times))?;
+        let mapped = touched_list(live, memory)?;
         let mut all = Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
         longest.begin_pass();
         for _ in 0..live {
@@ -149,9 +168,9 @@ fn among_ahead(
     memory: &Arc<Memory>,
     times: usize,
 ) -> Outcome {
-    let policy = kind.create(memory, &free_flushes())?;
+    let policy = kind.create(memory, &config(live, times))?;
     let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
-    let mapped = Vec::with_capacity(live);
+    let mapped = touched_list(live, memory)?;
     let mut all = Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
     for _ in 0..live {
         all.mapped.push(all.thread.map(page, Access::WRITE)?);
