@@ -131,7 +131,7 @@ impl<S: ChunkSource> DmaPool<S> {
 
     /// Has blocks freed by a call for many.
     #[inline(always)]
-    fn gathering<T>(&self, owner: &mut Owner, free: impl FnOnce(&mut Owner) -> T) -> T {
+    pub(super) fn gathering<T>(&self, owner: &mut Owner, free: impl FnOnce(&mut Owner) -> T) -> T {
         owner.gather();
         let freed = free(owner);
         owner.announce();

@@ -130,17 +130,19 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     pub fn free_run(&mut self, run: BlockRun) -> Result<(), BulkFreeError> {
         let Self { pool, owner, .. } = self;
         let even = pool.geometry.is_even() && run.stride == pool.block_size();
-        let mut freed = 0;
-        while let Some(rest) = run.from(freed) {
-            freed += match pool.free_run_of(owner, rest.first, if even { rest.len } else { 1 }) {
-                // Of another owner's row, or wrong.
-                0 => pool
-                    .free_found(owner, rest.first, Form::Raw)
-                    .map(|()| 1)
-                    .map_err(|error| BulkFreeError { freed, error })?,
-                many => many,
-            };
-        }
-        Ok(())
+        pool.gathering(owner, |owner| {
+            let mut freed = 0;
+            while let Some(rest) = run.from(freed) {
+                freed += match pool.free_run_of(owner, rest.first, if even { rest.len } else { 1 }) {
+                    // Of another owner's row, or wrong.
+                    0 => pool
+                        .free_found(owner, rest.first, Form::Raw)
+                        .map(|()| 1)
+                        .map_err(|error| BulkFreeError { freed, error })?,
+                    many => many,
+                };
+            }
+            Ok(())
+        })
     }
 }

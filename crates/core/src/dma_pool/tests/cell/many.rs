@@ -254,3 +254,29 @@ fn a_row_adopted_in_the_middle_of_a_call_is_collected() {
     drop((allocates, frees));
     assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (64, 0));
 }
+
+/// Raw blocks of another owner's row: each takes its compare-and-swap, and all together what makes them known to that owner.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn raw_blocks_of_another_owner_are_announced_together() {
+    use crate::sync::{rmw_count, rmw_reset};
+    for call in 0..3 {
+        let heap = Heap::new(2 << 20);
+        let pool = pool(&heap, 64);
+        let (mut owner, mut frees) = (pool.local(), pool.local());
+        let run = owner.alloc_run(core::num::NonZeroUsize::new(64).unwrap()).unwrap();
+        let row = pool.find(run.iter().next().unwrap()).unwrap().site.row;
+        assert!(run.len() == 64 && row.is_owned_by(owner.owner.id));
+        let blocks: Vec<_> = run.iter().collect();
+        let mut slots: Vec<_> = run.iter().map(Some).collect();
+        rmw_reset();
+        let freed = match call {
+            0 => frees.free_run(run),
+            1 => frees.free_bulk(&blocks),
+            _ => frees.free_slots(&mut slots),
+        };
+        assert_eq!(freed, Ok(()));
+        // 64, the announcement, whether the row has an owner, and the notice to all owners.
+        assert_eq!(rmw_count(), 67, "by call {call}");
+    }
+}
