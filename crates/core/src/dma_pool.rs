@@ -45,7 +45,8 @@
 //! | [`RawBlock`] | its address, checked | no lock through a `Local` | what a device's ring keeps as numbers |
 //! | [`BlockRun`] | its addresses, checked | the same, less for each block (`pinfold-runs` in `pinfold bench pool`) | rings whose buffers come and go together |
 //!
-//! A block in a row of another owner costs two read-modify-writes more, whichever way it is freed.
+//! A block in a row of another owner costs two read-modify-writes more; `free_many` frees those of one row that follow each other
+//! for two together. A block in a row of the depot costs two more as well, which frees in random order often pay.
 //!
 //! All state is out of band: the pool accesses a block's memory only in [`alloc_zeroed`](DmaPool::alloc_zeroed) and in
 //! [debug mode](DmaPool::with_debug). A device that still writes to a freed block corrupts that block's next content
@@ -76,7 +77,7 @@
 //! pool's own owner, which serves the calls without a `Local`. A chunk has at most 2 MiB, or one block if that is larger.
 //! Only [`shrink`](DmaPool::shrink), [`shrink_shared`](DmaPool::shrink_shared) and the pool's end release chunks.
 //!
-//! So a pool is larger than what is in use by the free blocks that the other owners keep, which this alloc cannot have:
+//! So a pool has, besides the blocks in use, the free blocks that other owners keep, which an alloc of this owner cannot get:
 //!
 //! | kept by | what | at most | how to bound it |
 //! | --- | --- | --- | --- |

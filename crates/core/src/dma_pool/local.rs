@@ -18,8 +18,9 @@ use core::marker::PhantomData;
 /// `H` is how it keeps its pool alive: a [`Stock`] of shares of a [`Shared`] pool (the default), or a borrow
 /// (`&DmaPool`). Its blocks do the same.
 ///
-/// Its calls take no lock and make no atomic read-modify-write, in either form, except where rows change hands (at most
-/// once in 64 blocks) and for a block in a row of another owner. Dropping it moves what it holds to the depot, which
+/// Its calls take no lock and make no atomic read-modify-write, in either form, except where rows change hands and for a block in a
+/// row of another owner or of the depot. In order that is at most once in 64 blocks; where more blocks are freed at random than an
+/// owner keeps rows for, it is up to one read-modify-write for every three or four. Dropping it moves what it holds to the depot, which
 /// takes time proportional to its rows.
 pub struct Local<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
     pub(super) pool: H,

@@ -13,9 +13,34 @@ const LOT: usize = 64;
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// Frees blocks, whichever owners allocated them; those of another pool are dropped.
     ///
-    /// Takes no lock, as [`free`](Self::free). Blocks that another owner's rows have are returned to it together, up to 64 by one
-    /// read-modify-write, at the latest when the iterator ends: while it waits for something, they are nobody's. It may
-    /// panic: the blocks that it has returned are free then. O(blocks).
+    /// Takes no lock, as [`free`](Self::free). Blocks of one row of another owner that follow each other are returned to it together, up to
+    /// 64 by two read-modify-writes, at the latest when the iterator ends: while the iterator waits for something, no owner can
+    /// allocate them. The iterator may panic: the blocks that it has returned are freed all the same. O(blocks).
+    ///
+    /// One thread allocates, another frees:
+    ///
+    /// ```
+    /// # use pinfold_core::dma_pool::{Block, ChunkSource, DmaPool};
+    /// # use pinfold_core::share::Shared;
+    /// # use std::sync::mpsc::sync_channel;
+    /// # fn run<S: ChunkSource + Send + Sync + 'static>(pool: Shared<DmaPool<S>>) -> Result<(), Box<dyn core::error::Error>> {
+    /// let (filled, received) = sync_channel::<Vec<Block<S>>>(8);
+    /// let mut consumer = pool.local(); // moves to its thread
+    /// let thread = std::thread::spawn(move || {
+    ///     for batch in received {
+    ///         consumer.free_many(batch); // without a `Local`: `pool.free_many(batch)`
+    ///     }
+    /// });
+    /// let mut producer = pool.local();
+    /// for _ in 0..100 {
+    ///     let batch: Result<Vec<_>, _> = (0..64).map(|_| producer.alloc()).collect();
+    ///     filled.send(batch?).map_err(|_| "the consumer has ended")?;
+    /// }
+    /// drop(filled);
+    /// thread.join().map_err(|_| "panicked")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
         self.owner.gather();
         let many = Many(self);

@@ -30,9 +30,9 @@ pub struct PoolStats {
     pub high_water: u64,
     /// All blocks.
     pub blocks: u64,
-    /// Free blocks in owners' magazines.
+    /// Free blocks in owners' magazines and stashes, those of the pool's own owner included.
     pub in_magazines: u64,
-    /// Free blocks in rows of owners.
+    /// Free blocks in other rows of owners, those of the pool's own owner included.
     pub in_rows: u64,
     /// Free blocks in the depot, available to every owner.
     pub in_depot: u64,

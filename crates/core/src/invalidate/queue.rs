@@ -5,7 +5,7 @@ use super::descriptor::Descriptor;
 use super::ticket::Ticket;
 use core::time::Duration;
 
-/// How long a waiter waits; whichever limit is reached first.
+/// How long a waiter waits: until the first of these limits is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitLimit {
     /// Nanoseconds of the queue's clock, if it has one.
@@ -15,7 +15,8 @@ pub struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// Limits the time alone. A queue without a clock never reaches it.
+    /// Limits the time alone. A queue without a clock never reaches it. Nothing waits behind a backend whose revocations have completed
+    /// when they return, as where the kernel keeps the table.
     pub const fn within(time: Duration) -> Self {
         let time_ns = time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos() as u64);
         Self { time_ns, polls: u64::MAX }
