@@ -1,9 +1,9 @@
 //! The targets, beside what a run measured.
 //!
 //! Nearly every target is a ratio of medians of the same run, because the speed of the machine drifts, or a figure that does
-//! not depend on the machine; those in nanoseconds, of the suite `iommu`, are for a processor of 2.5 GHz and more.
-//! Allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor: a ratio to a lock, or to a
-//! slow baseline, would mostly show what that one costs.
+//! not depend on the machine; those in nanoseconds and microseconds are for a processor of 2.5 GHz and more.
+//! Nearly all allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor: a ratio to a lock,
+//! or to a slow baseline, would mostly show what that one costs.
 
 mod figures;
 mod iommu;
@@ -35,7 +35,8 @@ const OVER_FLOOR: (f64, f64) = (3.0, 2.0);
 const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"];
 
 /// The hot paths, which are to do without read-modify-writes: suite, case and subject of each. Of an owner of a domain that is a
-/// batch; what revokes one mapping at a time has a row of its own.
+/// batch; what revokes one mapping at a time has a row of its own. Frees at random are not among them: they are over the limit
+/// (docs/benchmarks.md).
 const HOT_PATHS: [(&str, &str, &str); 11] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
