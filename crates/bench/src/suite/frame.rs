@@ -24,6 +24,10 @@ pub(super) const CASES: &[Entry] = &[
     ("pair-4k, pair-2m", "allocate, write one word of, and free one frame, or one run of 2 MiB"),
     ("pair-4k-nowrite, pair-2m-nowrite", "the same, without the write"),
     ("pair-4k-2t", "pair-4k by two threads at once"),
+    (
+        "owners-64",
+        "free a frame at random and allocate another: 64 owners with 32 frames each take turns, on one thread",
+    ),
     ("fill-64, -512", "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time"),
     ("alloc-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
     ("random-4096", "allocate and free a frame, 4,096 allocated at a time and freed at random"),
@@ -62,6 +66,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let parts = Parts { zone: &zone, buddy: &buddy, memory: frames.memory() };
     let mut records = single::pairs(harness, &parts)?;
     records.extend(single::huge_pairs(harness, &parts)?);
+    records.extend(single::owners(harness, &parts)?);
     records.extend(bulk::fills(harness, &parts)?);
     records.extend(bulk::huge(harness, &zone, &buddy)?);
     records.extend(single::scatter(harness, &parts)?);

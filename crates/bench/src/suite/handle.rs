@@ -14,6 +14,6 @@ pub(super) use blocks::{Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc
 pub(super) use frames::Huge;
 pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run, run_run};
 pub(super) use workloads::{
-    OUTSTANDING, PAIRS_2T, Rng, WARM_UP, alloc_all, free_all, pairs, pairs_2t_run, pairs_run, random_run,
-    replace_run, slots, spawn_second,
+    OUTSTANDING, PAIRS_2T, Rng, WARM_UP, alloc_all, free_all, owners_run, pairs, pairs_2t_run, pairs_run,
+    random_run, replace_run, slots, spawn_second,
 };

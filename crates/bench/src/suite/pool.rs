@@ -21,7 +21,10 @@ pub use workload::{BLOCKS, SIZE};
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    ("mpt3sas-alloc", "one of 373,959 allocations of 128 bytes from a new pool, which grows meanwhile"),
+    (
+        "mpt3sas-alloc",
+        "one of 373,959 allocations of 128 bytes from a new pool, which grows meanwhile, and one word written",
+    ),
     (
         "mpt3sas-free, -free-random",
         "one of as many frees, in that order or at random, with the pool's destruction",
@@ -37,6 +40,10 @@ pub(super) const CASES: &[Entry] = &[
     ),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
     ("blocks-passed", "allocate a Block on one thread and drop it on another, 64 passed at a time"),
+    (
+        "owners-64",
+        "free a block of 64 bytes at random and allocate another: 64 owners with 32 blocks each take turns, on one thread",
+    ),
     (
         "grow-full-1g, -256g",
         "one of 65,536 allocations of 128 bytes from a pool that grows in a zone of that size, 99 % full at random; the longest",

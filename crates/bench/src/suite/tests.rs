@@ -123,6 +123,7 @@ fn pool_has_its_cases_and_subjects() {
         "out-4096",
         "remote-free",
         "blocks-passed",
+        "owners-64",
     ];
     let scale = [
         "grow-full-1g",
@@ -156,7 +157,7 @@ fn pool_has_its_cases_and_subjects() {
     let blocks = ["pinfold", "pinfold-block", "pinfold-block-local", "pinfold-block-cell"];
     assert_eq!(subjects(&records, "pair-64")[..4], blocks);
     for case in timed.iter().chain(&["free-random-100k"]) {
-        if ["remote-free", "blocks-passed"].contains(case) {
+        if ["remote-free", "blocks-passed", "owners-64"].contains(case) {
             continue;
         }
         assert!(subjects(&records, case).contains(&"thread-list"), "{case} has no floor");
@@ -189,6 +190,7 @@ fn frame_has_its_cases_and_subjects() {
         "pair-4k",
         "pair-4k-nowrite",
         "pair-4k-2t",
+        "owners-64",
         "pair-2m",
         "pair-2m-nowrite",
         "fill-64",

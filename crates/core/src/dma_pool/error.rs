@@ -123,7 +123,8 @@ pub enum AllocError {
     },
     /// The pool has no free block left for this owner, and [its maximum](super::Limits::maximum) of blocks.
     #[error(
-        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} of them in use as far as its owners have reported; the others may hold free ones: drop idle `Local`s, free blocks, or raise the maximum"
+        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} of them in use as far as its owners have reported; {advice}",
+        advice = advice(*blocks, *in_use)
     )]
     Maximum {
         /// The limit.
@@ -140,6 +141,15 @@ pub enum AllocError {
         "no free block: the source allocates from the `LocalCell` that it is acquiring a chunk for; allocate before `acquire`, or from another pool"
     )]
     Reentrant,
+}
+
+/// What a program can do about [`AllocError::Maximum`].
+fn advice(blocks: u64, in_use: u64) -> &'static str {
+    if in_use < blocks {
+        "other owners hold the rest: drop idle `Local`s, free blocks, or raise the maximum"
+    } else {
+        "free blocks, or raise the maximum"
+    }
 }
 
 /// Why a slice was not filled. Its slots are as before, and no block of it stays allocated.

@@ -7,8 +7,8 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AtOffset, Baseline, Handle, Huge, OUTSTANDING, PAIRS_2T, Rng, Written, alloc_all, free_all, pairs_2t_run,
-    pairs_run, random_run, slots,
+    AtOffset, Baseline, Handle, Huge, OUTSTANDING, PAIRS_2T, Rng, Written, alloc_all, free_all, owners_run,
+    pairs_2t_run, pairs_run, random_run, slots,
 };
 use pinfold_core::frame::Frame;
 
@@ -47,6 +47,17 @@ pub(super) fn pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Reco
         ),
         Subject::new("lifo", pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(Baseline(stack), memory)))),
         Subject::new("thread-list", pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(list(), memory)))),
+    ])
+}
+
+/// Many owners of the zone.
+pub(super) fn owners(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
+    const CASE: &str = "owners-64";
+    let Parts { zone, buddy, .. } = *parts;
+    harness.interleave(vec![
+        Subject::countable("pinfold", owners_run(CASE, || zone.local())),
+        Subject::countable("pinfold-shared", owners_run(CASE, || zone)),
+        Subject::new("single", owners_run(CASE, || Baseline(buddy.owner()))),
     ])
 }
 

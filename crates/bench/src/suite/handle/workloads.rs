@@ -140,6 +140,38 @@ pub(in crate::suite) fn pairs_run<H: Handle>(
     }
 }
 
+/// How many owners take turns, how many objects each allocates in one, and how many turns each has.
+const OWNERS: (usize, usize, usize) = (64, 32, 200);
+
+/// Returns a run in which one thread has many handles, which take turns: each frees what it allocated in its last turn, at random,
+/// and allocates as many again. What a handle shares with the others is counted the same as if each had a processor.
+pub(in crate::suite) fn owners_run<H: Handle>(
+    case: &'static str,
+    handle: impl Fn() -> H,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
+    move |out| {
+        let (owners, each, turns) = OWNERS;
+        let mut rng = Rng::new();
+        let mut all: Vec<_> = (0..owners).map(|_| (handle(), Vec::with_capacity(each))).collect();
+        let mut turn = |handle: &mut H, held: &mut Vec<H::Object>| {
+            rng.shuffle(held);
+            held.drain(..).try_for_each(|object| handle.free(object))?;
+            for _ in 0..each {
+                held.push(handle.alloc()?);
+            }
+            Ok(())
+        };
+        all.iter_mut().try_for_each(|(handle, held)| turn(handle, held))?;
+        let (cost, result) = Cost::of(|| {
+            (0..turns).try_for_each(|_| all.iter_mut().try_for_each(|(handle, held)| turn(handle, held)))
+        });
+        out.cost(case, cost, owners * each * turns);
+        all.iter_mut()
+            .try_for_each(|(handle, held)| held.drain(..).try_for_each(|object| handle.free(object)))?;
+        result
+    }
+}
+
 /// Returns a run of [`pairs_2t`].
 pub(in crate::suite) fn pairs_2t_run<H: Handle>(
     case: &'static str,

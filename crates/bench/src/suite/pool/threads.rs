@@ -1,4 +1,4 @@
-//! `remote-free` and `blocks-passed`: one thread allocates blocks, another frees them.
+//! `remote-free` and `blocks-passed`: one thread allocates blocks, another frees them. `owners-64`: many owners of one pool.
 
 use super::setup::pool;
 use crate::baseline::inblock::InBlock;
@@ -9,7 +9,7 @@ use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
     Baseline, DroppedBlocks, FreedBlocks, Handle, Malloc, ManyBlocks, Object, RawBlocks, SharedRawBlocks,
-    Written, spawn_second,
+    Written, owners_run, spawn_second,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -31,7 +31,23 @@ pub(super) fn run(
 ) -> Result<Vec<Record>, BenchError> {
     let mut records = raw(harness, arena, memory)?;
     records.extend(owned(harness, arena, memory)?);
+    records.extend(owners(harness, arena, memory)?);
     Ok(records)
+}
+
+/// `owners-64`.
+fn owners(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+    const CASE: &str = "owners-64";
+    let pool = pool(arena, SIZE)?;
+    let (behind, rest) = memory.split_at_mut(8192 * SIZE);
+    let (behind, inblock) = (Lifo::new(blocks(behind, SIZE)), InBlock::new(Pages::new(rest), SIZE));
+    let (pool, inblock, behind) = (&pool, &inblock, &behind);
+    harness.interleave(vec![
+        Subject::countable("pinfold", owners_run(CASE, || Written(RawBlocks(pool.local())))),
+        Subject::countable("pinfold-shared", owners_run(CASE, || Written(SharedRawBlocks(pool)))),
+        Subject::new("inblock", owners_run(CASE, || Written(Baseline(inblock)))),
+        Subject::new("batches", owners_run(CASE, || Written(Baseline(Batches::new(behind))))),
+    ])
 }
 
 /// `remote-free`.

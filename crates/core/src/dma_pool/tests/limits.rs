@@ -98,8 +98,19 @@ fn the_error_at_the_maximum_tells_blocks_in_use_from_those_of_other_owners() {
         text.contains("may have 64 blocks and has 64, 30 of them in use as far as its owners have reported"),
         "{text}"
     );
+    assert!(text.contains("other owners hold the rest: drop idle `Local`s"), "{text}");
     drop(hoarder);
     assert!(pool.alloc_raw().is_ok());
+    // Where nobody holds a free one, no other owner is blamed.
+    let all: Vec<_> = core::iter::from_fn(|| pool.alloc_raw().ok()).collect();
+    assert_eq!(all.len(), 33);
+    let text = pool.alloc_raw().unwrap_err().to_string();
+    assert!(
+        text.ends_with(
+            "64 of them in use as far as its owners have reported; free blocks, or raise the maximum"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
