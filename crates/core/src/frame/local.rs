@@ -40,7 +40,7 @@ pub struct Local<H: Deref<Target = Zone>> {
     /// At which difference the counts are added to the zone's.
     fold_at: u64,
     /// At how many frees the owner next checks for pressure.
-    check_at: u64,
+    pub(super) check_at: u64,
     /// At how many frees it next checks the magazine's fill, which cannot be over the limit before.
     pub(super) trim_at: u64,
     pub(super) region: Option<u32>,
@@ -169,7 +169,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
             }
             self.trim_at = self.tally.frees + u64::from(slack.max(1));
         }
-        self.check_at = self.tally.frees + u64::from(slack.clamp(1, CHECK_EVERY));
+        // Not after `trim_at`: from then on the magazine may be over the limit.
+        self.check_at = (self.tally.frees + u64::from(slack.clamp(1, CHECK_EVERY))).min(self.trim_at);
         self.flush_under_pressure();
         self.fold_if_due();
     }

@@ -64,6 +64,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
     pub(super) fn break_kept(&mut self) -> bool {
         let Some(region) = self.kept.pop(&self.zone.kept) else { return false };
         parts(region * REGION, REGION).for_each(|part| self.restore(part));
+        // The magazine has more frames than were freed into it.
+        self.trim_at = self.trim_at.saturating_sub(REGION.into());
+        self.check_at = self.check_at.min(self.trim_at);
         true
     }
 

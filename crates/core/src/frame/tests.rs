@@ -8,6 +8,7 @@ mod bulk;
 mod fragments;
 mod kept;
 mod limits;
+mod magazine;
 mod marks;
 mod model;
 mod scatter;
