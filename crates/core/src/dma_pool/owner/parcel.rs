@@ -38,7 +38,8 @@ impl Owner {
         let mut blocks = 1 << bit;
         if self.gathers {
             match self.parcel {
-                Some(parcel) if parcel.row == row => blocks |= parcel.blocks,
+                Some(parcel) if parcel.row == row && parcel.blocks & blocks == 0 => blocks |= parcel.blocks,
+                // Of another row; or a second free of the block, which is counted when it is announced, too.
                 Some(_) => self.send_parcel(),
                 None => {}
             }

@@ -142,3 +142,29 @@ fn a_second_free_lowers_the_high_water_mark_by_one_until_it_is_found() {
         assert_eq!(stats.high_water, if found_first { 49 } else { 48 });
     }
 }
+
+/// Both frees by others are of one call, which announces them together: the block was freed by its row's owner, and allocated
+/// again, in between.
+#[test]
+fn a_second_free_of_one_call_is_counted_once() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut owner, mut other) = (pool.local(), pool.local());
+    let blocks: Vec<_> = (0..40).map(|_| owner.alloc_raw().unwrap()).collect();
+    let site = pool.find(blocks[7]).unwrap().site;
+    // As `free_bulk(&[blocks[7], blocks[7]])` of the other owner.
+    other.owner.gather();
+    other.free_raw(blocks[7]).unwrap();
+    // The row's owner has read before this that the block is allocated.
+    site.row.set_free(site.bit);
+    owner.owner.put_aside(site.row, 1 << site.bit, 1);
+    owner.owner.count_in(1);
+    assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
+    other.free_raw(blocks[7]).unwrap();
+    other.announce();
+    drop((owner, other));
+    check(&pool, 39);
+    pool.shrink_shared();
+    check(&pool, 39);
+    assert_eq!(pool.depot.reported_in_use(), 39);
+}
