@@ -11,6 +11,8 @@ mod hooked;
 mod idle;
 mod limits;
 mod lists;
+mod mark;
+mod mixed;
 mod model;
 mod owned;
 mod relief;
@@ -19,6 +21,7 @@ mod shared;
 mod shrink;
 mod stash;
 mod stress;
+mod threads;
 mod twice;
 
 use super::*;

@@ -1,5 +1,6 @@
 //! Blocks that return to their [`LocalCell`], and frees of many [`Block`]s.
 
+mod ends;
 mod many;
 mod reentrant;
 

@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Checks what holds between calls: each row has one owner, and each free block is in one place.
-fn audit<'h>(pool: &DmaPool<&'h Heap>, locals: &[Local<&'h Heap, &DmaPool<&'h Heap>>]) {
+pub(super) fn audit<S: ChunkSource, H: Hold<Target = DmaPool<S>>>(pool: &DmaPool<S>, locals: &[Local<S, H>]) {
     let (mut rows, mut loose) = pool.lock().audit();
     for (more, other) in locals.iter().map(|local| local.owner.audit()) {
         assert!(more.iter().all(|row| !rows.contains(row)), "a row of two owners");

@@ -247,3 +247,31 @@ fn a_block_of_a_stash_is_freed_after_another_owner_got_its_row() {
     assert!(local.alloc_raw().is_err());
     assert_eq!(pool.stats().late_double_frees, 0);
 }
+
+/// The block under the top becomes the top when it is popped: it is recognised when it returns, in whatever state the rows are.
+#[test]
+fn a_block_from_below_the_top_is_recognised_when_it_returns() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "stash", 64, 64, 0).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..8).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+    for &block in blocks.iter().rev() {
+        assert_eq!(local.alloc_raw(), Ok(block));
+        let offset = pool.place().offset_of(block).unwrap();
+        assert!(local.owner.stash.top_at(offset).is_some());
+    }
+}
+
+/// A stash whose top was popped has room for one more, which is not refused.
+#[test]
+fn a_stash_is_full_only_with_its_top() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "stash", 64, 64, 0).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..40).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks[..16].iter().for_each(|&block| local.free_raw(block).unwrap());
+    assert!(local.owner.stash.is_full());
+    assert_eq!(local.alloc_raw(), Ok(blocks[15]));
+    assert!(!local.owner.stash.is_full());
+    local.free_raw(blocks[20]).unwrap();
+    assert_eq!((local.owner.stash.len(), local.alloc_raw()), (16, Ok(blocks[20])));
+}

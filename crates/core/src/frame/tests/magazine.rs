@@ -68,3 +68,17 @@ fn a_magazine_with_a_broken_run_holds_no_more_than_its_limit() {
     }
     assert!(most <= limit(&zone), "{most} of {}", limit(&zone));
 }
+
+/// It is used: frees in order fill it to within the documented sixteenth (in small zones a quarter) before it is trimmed, and
+/// a trim leaves a good part.
+#[test]
+fn a_magazine_is_nearly_full_before_it_is_trimmed() {
+    for regions in [17u32, 64, 100, 257, 333, 512, 600] {
+        let zone = Zone::new(regions * 512).unwrap();
+        let limit = limit(&zone);
+        let slack = (limit / 4).min(256).max(limit / 16);
+        let (most, least) = most_held(&zone, 1);
+        assert!(most + slack >= limit, "{regions} regions: {most} of {limit}");
+        assert!(least + slack + limit / 4 + 64 >= limit, "{regions} regions: {least} of {limit}");
+    }
+}
