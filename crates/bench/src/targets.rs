@@ -162,6 +162,12 @@ impl Targets<'_> {
                 "x",
             ),
             at_least("pool, two threads / one", ratio(pair, ("pair-64-2t", "pinfold")), 1.9, 2.0),
+            at_least(
+                "pool, producer and consumer / one",
+                ratio(("remote-free", "pinfold-alone"), ("remote-free", "pinfold")),
+                1.9,
+                2.0,
+            ),
         ]
     }
 

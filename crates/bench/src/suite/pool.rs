@@ -68,6 +68,7 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local and its raw blocks"),
+    ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
     (

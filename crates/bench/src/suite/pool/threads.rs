@@ -64,6 +64,7 @@ fn raw(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
     let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
         Subject::countable("pinfold", relay(case, batches, || Written(RawBlocks(pool.local())))),
+        Subject::countable("pinfold-alone", alone(case, batches, || Written(RawBlocks(pool.local())))),
         Subject::countable("pinfold-block", relay(case, batches, || Written(DroppedBlocks(pool.local())))),
         Subject::countable("pinfold-shared", relay(case, batches, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
@@ -128,6 +129,28 @@ fn relay<H: Handle<Object: Send>>(
         let cost = cost.with(freed?);
         out.cost(case, cost, batches * batch);
         Ok(())
+    }
+}
+
+/// Returns a run in which one thread allocates and frees as many batches.
+fn alone<H: Handle>(
+    (case, batch): Case,
+    batches: usize,
+    handle: impl Fn() -> H,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
+    move |out| {
+        let (mut handle, mut held) = (handle(), Vec::with_capacity(batch));
+        let (cost, result) = Cost::of(|| {
+            (0..batches).try_for_each(|_| {
+                for _ in 0..batch {
+                    held.push(handle.alloc()?);
+                }
+                black_box(&held);
+                handle.free_many(&mut held)
+            })
+        });
+        out.cost(case, cost, batches * batch);
+        result
     }
 }
 
