@@ -108,7 +108,8 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
         }
     }
 
-    /// Frees such blocks, as [`Local::free_many`]. The iterator may use the cell. O(blocks).
+    /// Frees such blocks, as [`Local::free_many`]. The iterator may use the cell; of a full pool it may be refused a block that this
+    /// call has just freed in another owner's row. O(blocks).
     pub fn free_many(&self, blocks: impl IntoIterator<Item = Block<S, H::Item>>) {
         let many = Many::new(self);
         blocks.into_iter().for_each(|block| many.0.free(block));

@@ -55,7 +55,8 @@ impl Zone {
     /// 64 frames of the zone, at most 64 KiB.
     ///
     /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones under
-    /// 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
+    /// 16 MiB. A new owner's may have 63 more until it is first trimmed: the rest of a word that an alloc has
+    /// claimed. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
     /// unavailable to other owners.
     pub fn local(&self) -> Local<&Self> {
         Local::new(self)
