@@ -134,9 +134,15 @@ impl<S: ChunkSource> DmaPool<S> {
     pub(super) fn gathering<T>(&self, owner: &mut Owner, free: impl FnOnce(&mut Owner) -> T) -> T {
         owner.gather();
         let freed = free(owner);
+        self.announce(owner);
+        freed
+    }
+
+    /// Ends a call that has told the owner to [gather](Owner::gather).
+    #[inline(always)]
+    pub(super) fn announce(&self, owner: &mut Owner) {
         owner.announce();
         self.relieve(owner);
-        freed
     }
 
     #[inline(always)]

@@ -175,7 +175,7 @@ impl<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>> Many<'c, S, H> {
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Many<'_, S, H> {
     fn drop(&mut self) {
         if let Ok(mut local) = self.0.local.try_borrow_mut() {
-            local.announce();
+            self.0.pool.announce(&mut local.owner);
         }
     }
 }

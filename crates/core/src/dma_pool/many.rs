@@ -46,13 +46,6 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
         let many = Many(self);
         blocks.into_iter().for_each(|block| many.0.free(block));
     }
-
-    /// Ends a call that has told the owner to [gather](super::owner::Owner::gather).
-    #[inline]
-    pub(super) fn announce(&mut self) {
-        self.owner.announce();
-        self.pool.relieve(&mut self.owner);
-    }
 }
 
 /// A call for many blocks.
@@ -60,7 +53,8 @@ struct Many<'l, S: ChunkSource, H: Hold<Target = DmaPool<S>>>(&'l mut Local<S, H
 
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Many<'_, S, H> {
     fn drop(&mut self) {
-        self.0.announce();
+        let Local { pool, owner, .. } = &mut *self.0;
+        pool.announce(owner);
     }
 }
 
@@ -91,16 +85,13 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Frees blocks of this pool under one hold of its lock.
     fn free_lot<H: Held<Target = Self>>(&self, lot: [Option<Block<S, H>>; LOT]) {
         let mut all_freed = true;
-        let mut lock = self.lock();
-        lock.gather();
-        let held = lot.map(|slot| {
-            let (held, raw) = slot?.into_parts();
-            all_freed &= self.free_by(&mut lock, raw, Form::Owned).is_ok();
-            Some(held)
+        let held = self.gathering(&mut self.lock(), |owner| {
+            lot.map(|slot| {
+                let (held, raw) = slot?.into_parts();
+                all_freed &= self.free_by(owner, raw, Form::Owned).is_ok();
+                Some(held)
+            })
         });
-        lock.announce();
-        self.relieve(&mut lock);
-        drop(lock);
         // Never refused: only its `Block` frees an owned block.
         debug_assert!(all_freed);
         H::give_up_all(held.into_iter().flatten());

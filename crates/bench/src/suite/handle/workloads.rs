@@ -155,7 +155,7 @@ pub(in crate::suite) fn owners_run<H: Handle>(
         let mut all: Vec<_> = (0..owners).map(|_| (handle(), Vec::with_capacity(each))).collect();
         let mut turn = |handle: &mut H, held: &mut Vec<H::Object>| {
             rng.shuffle(held);
-            held.drain(..).try_for_each(|object| handle.free(object))?;
+            handle.free_many(held)?;
             for _ in 0..each {
                 held.push(handle.alloc()?);
             }
@@ -166,8 +166,7 @@ pub(in crate::suite) fn owners_run<H: Handle>(
             (0..turns).try_for_each(|_| all.iter_mut().try_for_each(|(handle, held)| turn(handle, held)))
         });
         out.cost(case, cost, owners * each * turns);
-        all.iter_mut()
-            .try_for_each(|(handle, held)| held.drain(..).try_for_each(|object| handle.free(object)))?;
+        all.iter_mut().try_for_each(|(handle, held)| handle.free_many(held))?;
         result
     }
 }

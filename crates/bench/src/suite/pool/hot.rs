@@ -187,7 +187,7 @@ fn one_by_one<H: AllocWritten>(
                     held.push(handle.alloc_written()?);
                 }
                 black_box(&held);
-                held.drain(..).try_for_each(|object| handle.free(object))?;
+                handle.free_many(&mut held)?;
             }
             Ok(())
         };

@@ -161,7 +161,7 @@ fn a_second_free_of_one_call_is_counted_once() {
     owner.owner.count_in(1);
     assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
     other.free_raw(blocks[7]).unwrap();
-    other.announce();
+    pool.announce(&mut other.owner);
     drop((owner, other));
     check(&pool, 39);
     pool.shrink_shared();
