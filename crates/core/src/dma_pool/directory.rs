@@ -1,9 +1,9 @@
 //! [`Directory`]: finds the chunk of an address in a table that the pool owns; there are no headers in the memory.
 //!
-//! Two words for each 2 MiB of the span: the chunk of that size, or a table of the smaller chunks there, one word for each
-//! 4 KiB. One level, so that a free finds its chunk by one load: the words are allocated zeroed, which reserves 8 MiB for a
-//! span of 1 TiB and, where the allocator gets zeroed memory from the system, uses 8 KiB for each GiB that has chunks.
-//! Look-ups are lock-free; entries change under the lock of the chunks.
+//! A word for each 2 MiB of the span: the chunk that covers it, or a table of the smaller chunks there, with a word for each
+//! 4 KiB; the lowest bit tells which. So a free finds its chunk by one load, or by two where chunks are small. The words are
+//! allocated zeroed, which reserves 4 MiB for a span of 1 TiB and, where the allocator gets zeroed memory from the system, uses
+//! 4 KiB for each GiB that has chunks. Look-ups are lock-free; entries change under the lock of the chunks.
 
 use super::geometry::bytes_of;
 use super::limits::Limits;
@@ -114,14 +114,18 @@ const HUGE_SHIFT: u32 = 21;
 /// The chunks of one 2 MiB piece, by 4 KiB.
 struct Pieces([AtomicPtr<Chunk>; FAN]);
 
+/// A word of the directory: no chunk if it is null, a chunk that covers the 2 MiB if [`COVERS`] is added to the pointer, otherwise
+/// the smaller ones.
+type Word = AtomicPtr<u8>;
+const COVERS: usize = 1;
+
 /// See the module.
 pub(super) struct Directory {
-    huge: Box<[AtomicPtr<Chunk>]>,
-    pieces: Box<[AtomicPtr<Pieces>]>,
+    words: Box<[Word]>,
 }
 
 /// Returns as many null pointers, without writing them where zeroed memory needs no writing.
-fn nulls<T>(count: usize) -> Box<[AtomicPtr<T>]> {
+fn nulls(count: usize) -> Box<[Word]> {
     #[cfg(loom)]
     return (0..count).map(|_| AtomicPtr::new(null_mut())).collect();
     // SAFETY: an `AtomicPtr` has the representation of a pointer, and a pointer of zero bytes is null.
@@ -144,79 +148,49 @@ fn entry(offset: u64) -> usize {
     ((offset >> Frame::BYTES.trailing_zeros()) as usize & (FAN - 1))
 }
 
-/// Follows a pointer of the directory.
-#[inline(always)]
-fn follow<T>(at: &AtomicPtr<T>) -> Option<&T> {
-    // SAFETY: null, or a pointer from `Box::into_raw` that is freed only by the directory's drop, which excludes the
-    // borrow; after its publication the content is accessed by shared references only. Acquire pairs with the release of
-    // the publication.
-    unsafe { at.load(Ordering::Acquire).as_ref() }
-}
-
-/// Follows a pointer of the directory, and creates its target if there is none. Under the lock of the chunks, so no other
-/// thread creates it.
-fn follow_or_make<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
-    if follow(at).is_none() {
-        at.store(Box::into_raw(Box::new(make())), Ordering::Release);
+impl Pieces {
+    fn new() -> Self {
+        Self(core::array::from_fn(|_| AtomicPtr::new(null_mut())))
     }
-    // SAFETY: as for `follow`; it is not null now.
-    unsafe { &*at.load(Ordering::Relaxed) }
+
+    /// Returns the chunk that contains the byte at `offset`.
+    #[inline(always)]
+    fn find(&self, offset: u64) -> Option<&Chunk> {
+        // SAFETY: null, or a chunk's address from `Box::leak` in `Chunks::enter`. Chunks are freed after the last look-up (see
+        // `Chunks`), and shared references access them until then. Acquire pairs with the release of the publication.
+        unsafe { self.0[entry(offset)].load(Ordering::Acquire).as_ref() }
+    }
 }
 
 impl Directory {
     /// Creates the directory of a span of `span` bytes.
     pub(super) fn new(span: u64) -> Self {
         // Fits: the span is memory of this process.
-        let pieces = usize::try_from(span.div_ceil(1 << HUGE_SHIFT)).unwrap_or(0);
-        Self { huge: nulls(pieces), pieces: nulls(pieces) }
+        Self { words: nulls(usize::try_from(span.div_ceil(1 << HUGE_SHIFT)).unwrap_or(0)) }
     }
 
     /// Returns the chunk that contains the byte at `offset`. Lock-free.
     #[inline(always)]
     pub(super) fn find(&self, offset: u64) -> Option<&Chunk> {
-        let at = piece(offset)?;
-        if let Some(chunk) = follow(self.huge.get(at)?) {
-            return Some(chunk);
+        let word = self.words.get(piece(offset)?)?.load(Ordering::Acquire);
+        if word.addr() & COVERS != 0 {
+            // SAFETY: a chunk's address, to which `Chunks::set` added as much; otherwise as in `Pieces::find`.
+            return Some(unsafe { &*word.wrapping_sub(COVERS).cast::<Chunk>() });
         }
-        let pieces = follow(self.pieces.get(at)?)?;
-        follow(&pieces.0[entry(offset)])
+        // SAFETY: null, or a table's address from `Box::leak` in `Chunks::pieces_at`; otherwise as for chunks.
+        unsafe { word.cast::<Pieces>().as_ref() }?.find(offset)
     }
 
     /// Returns how many bytes it takes.
     #[cfg(feature = "bench-internals")]
     pub(super) fn metadata_bytes(&self) -> usize {
-        let small = self.pieces.iter().filter_map(follow).map(size_of_val).sum::<usize>();
-        size_of_val(&*self.huge) + size_of_val(&*self.pieces) + small
+        size_of_val(&*self.words)
     }
 
-    /// Sets every entry that covers a run; null removes it. Under the lock of the chunks.
-    fn set(&self, offset: u64, order: Order, chunk: *mut Chunk) {
-        let huge = order >= Order::HUGE;
-        let step = if huge { 1 << HUGE_SHIFT } else { Frame::BYTES };
-        for part in 0..bytes_of(order) / step {
-            let at = offset + part * step;
-            let Some((huge_slot, pieces)) =
-                piece(at).and_then(|at| Some((self.huge.get(at)?, self.pieces.get(at)?)))
-            else {
-                return;
-            };
-            let slot = if huge {
-                huge_slot
-            } else {
-                let new = || Pieces(core::array::from_fn(|_| AtomicPtr::new(null_mut())));
-                &follow_or_make(pieces, new).0[entry(at)]
-            };
-            slot.store(chunk, Ordering::Release);
-        }
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        for pieces in &self.pieces {
-            let Some(pieces) = NonNull::new(pieces.load(Ordering::Relaxed)) else { continue };
-            // SAFETY: from `Box::into_raw` in `follow_or_make`, and `&mut self` excludes borrows of it.
-            drop(unsafe { Box::from_raw(pieces.as_ptr()) });
+    fn set(&self, at: usize, word: *mut u8) {
+        // A chunk lies in the span, which has as many words.
+        if let Some(slot) = self.words.get(at) {
+            slot.store(word, Ordering::Release);
         }
     }
 }
@@ -224,16 +198,18 @@ impl Drop for Directory {
 /// A chunk's frame and order.
 pub(super) type Key = (u32, u8);
 
-/// All chunks that a pool ever had, by frame and order. Changed under the lock of the chunks.
+/// All chunks that a pool ever had, by frame and order, and the directory's tables of small ones. Changed under the lock of the
+/// chunks, and freed with the pool: a look-up in the directory may hold an entry that has been replaced.
 #[derive(Default)]
 pub(super) struct Chunks {
     all: BTreeMap<Key, NonNull<Chunk>>,
+    pieces: BTreeMap<usize, NonNull<Pieces>>,
     bytes: u64,
     blocks: u64,
     pub(super) limits: Limits,
 }
 
-// SAFETY: it owns the chunks, which are `Send` and `Sync`.
+// SAFETY: it owns the chunks and tables, which are `Send` and `Sync`.
 unsafe impl Send for Chunks {}
 
 impl Chunks {
@@ -260,7 +236,8 @@ impl Chunks {
         let listed = 2 * self.all.len() * size_of::<(Key, NonNull<Chunk>)>();
         // SAFETY: as in `iter`.
         let chunks = self.all.values().map(|chunk| unsafe { chunk.as_ref() });
-        listed + chunks.map(|chunk| size_of_val(chunk) + size_of_val(&*chunk.rows)).sum::<usize>()
+        let tables = self.pieces.len() * (size_of::<Pieces>() + 2 * size_of::<(usize, NonNull<Pieces>)>());
+        listed + tables + chunks.map(|chunk| size_of_val(chunk) + size_of_val(&*chunk.rows)).sum::<usize>()
     }
 
     /// Adds a run of frames to the directory. A run that the pool had before reuses its `Chunk`, so their number is bounded.
@@ -275,7 +252,7 @@ impl Chunks {
             .all
             .entry((frame.index(), order.get()))
             .or_insert_with(|| NonNull::from(Box::leak(Box::new(Chunk::new(frame, order, blocks, even)))));
-        directory.set(frame.offset(), order, chunk.as_ptr());
+        self.set(directory, (frame.offset(), order), chunk.as_ptr());
         self.bytes += bytes_of(order);
         self.blocks += u64::from(blocks);
         // SAFETY: as in `iter`.
@@ -299,11 +276,36 @@ impl Chunks {
         let spare = self.blocks.saturating_sub(self.limits.minimum);
         // `may_leave` is second: it takes the rows of the chunk that it accepts.
         let chunk = present.find(|chunk| u64::from(chunk.blocks) <= spare && may_leave(chunk))?;
-        directory.set(chunk.offset(), chunk.order, null_mut());
+        let (frame, order, blocks) = (chunk.frame, chunk.order, chunk.blocks);
         chunk.present.store(false, Ordering::Relaxed);
-        self.bytes -= bytes_of(chunk.order);
-        self.blocks -= u64::from(chunk.blocks);
-        Some((chunk.frame, chunk.order))
+        self.set(directory, (frame.offset(), order), null_mut());
+        self.bytes -= bytes_of(order);
+        self.blocks -= u64::from(blocks);
+        Some((frame, order))
+    }
+
+    /// Sets every entry of the directory that covers a run; null removes it.
+    fn set(&mut self, directory: &Directory, (offset, order): (u64, Order), chunk: *mut Chunk) {
+        let Some(at) = piece(offset) else { return };
+        if order < Order::HUGE {
+            let pieces = self.pieces_at(directory, at);
+            for part in 0..order.frames() {
+                pieces.0[entry(offset + u64::from(part) * Frame::BYTES)].store(chunk, Ordering::Release);
+            }
+            return;
+        }
+        // The largest run covers one word.
+        let word = if chunk.is_null() { null_mut() } else { chunk.cast::<u8>().wrapping_add(COVERS) };
+        directory.set(at, word);
+    }
+
+    /// Returns the table of the small chunks of 2 MiB, which the directory refers to from now on.
+    fn pieces_at(&mut self, directory: &Directory, at: usize) -> &Pieces {
+        let pieces =
+            *self.pieces.entry(at).or_insert_with(|| NonNull::from(Box::leak(Box::new(Pieces::new()))));
+        directory.set(at, pieces.as_ptr().cast());
+        // SAFETY: made by `Box::leak` above, freed only by `drop`.
+        unsafe { pieces.as_ref() }
     }
 }
 
@@ -312,6 +314,10 @@ impl Drop for Chunks {
         for chunk in self.all.values() {
             // SAFETY: made by `Box::leak` in `enter`; the pool drops this after everything that refers to rows.
             drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        }
+        for pieces in self.pieces.values() {
+            // SAFETY: made by `Box::leak` in `pieces_at`; no look-up runs any more.
+            drop(unsafe { Box::from_raw(pieces.as_ptr()) });
         }
     }
 }

@@ -4,6 +4,7 @@ mod aside;
 mod bulk;
 mod cell;
 mod debug;
+mod directory;
 mod faults;
 mod growth;
 mod hoard;
