@@ -175,6 +175,7 @@ mod row;
 mod row_ref;
 mod run;
 mod shrink;
+mod slot;
 mod source;
 mod stash;
 mod state;

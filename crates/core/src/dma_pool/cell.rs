@@ -3,15 +3,14 @@
 use super::block::Block;
 use super::error::AllocError;
 use super::local::Local;
-use super::owner::Owner;
 use super::pool::DmaPool;
 use super::raw::RawBlock;
+use super::slot::Slot;
 use super::source::ChunkSource;
 use super::state::Form;
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
 use crate::share::{Hold, Stock};
-use core::cell::RefCell;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
@@ -43,8 +42,8 @@ use core::mem::ManuallyDrop;
 /// [`AllocError::Reentrant`]. Not so if the pool's source is acquiring a chunk for another handle or a call on the pool: the cell is not in
 /// use then, and an alloc that needs a chunk waits for that one, for ever (see [`ChunkSource`]).
 pub struct LocalCell<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
-    /// Borrowed for the length of one call, so only calls from inside the source find it borrowed.
-    local: RefCell<Local<S, H>>,
+    /// Taken only while user code may run, so only calls from inside the source find it taken.
+    local: Slot<Local<S, H>>,
     /// What those calls use.
     pool: H::Item,
 }
@@ -53,7 +52,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// Turns the handle into one whose blocks return to it when they are dropped. O(1).
     pub fn into_cell(mut self) -> LocalCell<S, H> {
         let pool = self.pool.issue();
-        LocalCell { local: RefCell::new(self), pool }
+        LocalCell { local: Slot::new(self), pool }
     }
 }
 
@@ -84,9 +83,12 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
     // Always inlined, with the drop: a block that is returned through memory is read before its parts are written.
     #[inline(always)]
     pub fn alloc(&self) -> Result<LocalBlock<'_, S, H>, AllocError> {
-        let raw = match self.local.try_borrow_mut() {
-            Ok(mut local) => self.pool.alloc_by(&mut local.owner, Form::Owned)?,
-            Err(_) => self.alloc_reentrant()?,
+        // SAFETY: taking a block from the stash or the current row runs no code but the pool's.
+        let quickly =
+            unsafe { self.local.with(|local| self.pool.alloc_quickly(&mut local.owner, Form::Owned)) };
+        let raw = match quickly {
+            Some(Some(raw)) => raw,
+            _ => self.alloc_slowly()?,
         };
         Ok(LocalBlock { cell: self, raw })
     }
@@ -102,9 +104,9 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
     /// Frees a block that can be sent, whichever owner allocated it; one of another pool is dropped.
     #[inline]
     pub fn free(&self, block: Block<S, H::Item>) {
-        match self.local.try_borrow_mut() {
-            Ok(mut local) => local.free(block),
-            Err(_) => drop(block),
+        match self.local.take() {
+            Some(mut local) => local.free(block),
+            None => drop(block),
         }
     }
 
@@ -120,31 +122,44 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
     #[inline(always)]
     fn free_at(&self, addr: usize) {
         let offset = self.pool.place().offset_of_addr(addr);
-        match self.local.try_borrow_mut() {
-            Ok(mut local) => {
-                if !local.owner.push_last(offset, Form::Owned) {
-                    self.free_through(&mut local.owner, offset);
-                }
-            }
-            Err(_) => self.free_reentrant(offset),
+        // SAFETY: that runs no code but the pool's.
+        let freed = unsafe { self.local.with(|local| local.owner.push_last(offset, Form::Owned)) };
+        if freed != Some(true) {
+            self.free_not_last(offset);
         }
     }
 
-    /// Frees a block that is not the one that was allocated last.
+    /// Frees a block that is not the one that was allocated last: by one call, so that the drop is short enough to be inlined, of a
+    /// function that saves no register.
     #[inline(never)]
-    fn free_through(&self, owner: &mut Owner, offset: u64) {
-        let freed = self.pool.free_not_last(owner, self.pool.block_at(offset), Form::Owned);
+    fn free_not_last(&self, offset: u64) {
+        // SAFETY: that runs no code but the pool's.
+        let freed =
+            unsafe { self.local.with(|local| self.pool.free_settled(&mut local.owner, offset, Form::Owned)) };
+        if freed != Some(true) {
+            self.free_slowly(offset);
+        }
+    }
+
+    /// Frees a block whose row moves to another list or is not this owner's, or from inside the source.
+    #[inline(never)]
+    fn free_slowly(&self, offset: u64) {
+        let block = self.pool.block_at(offset);
+        let freed = match self.local.take() {
+            Some(mut local) => self.pool.free_slowly(&mut local.owner, block, Form::Owned),
+            None => self.pool.free_owned(block),
+        };
         // Never refused: only its `LocalBlock` frees an owned block.
         debug_assert_eq!(freed, Ok(()));
     }
 
-    /// Frees a block from inside the source.
-    #[cold]
+    /// Allocates a block that the fast path does not find, or from inside the source.
     #[inline(never)]
-    fn free_reentrant(&self, offset: u64) {
-        let freed = self.pool.free_owned(self.pool.block_at(offset));
-        // As above.
-        debug_assert_eq!(freed, Ok(()));
+    fn alloc_slowly(&self) -> Result<RawBlock, AllocError> {
+        match self.local.take() {
+            Some(mut local) => self.pool.alloc_by(&mut local.owner, Form::Owned),
+            None => self.alloc_reentrant(),
+        }
     }
 
     /// From inside the source: the pool must not wait there for the chunk that the source is to return.
@@ -155,7 +170,7 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> LocalCell<S, H> {
 
     /// From inside the source too.
     fn issue(&self) -> H::Item {
-        self.local.try_borrow_mut().map_or_else(|_| self.pool.clone(), |mut local| local.pool.issue())
+        self.local.take().map_or_else(|| self.pool.clone(), |mut local| local.pool.issue())
     }
 }
 
@@ -165,7 +180,7 @@ struct Many<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>>(&'c LocalCell<S, H
 impl<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>> Many<'c, S, H> {
     fn new(cell: &'c LocalCell<S, H>) -> Self {
         // Not from inside the source: there the blocks are dropped.
-        if let Ok(mut local) = cell.local.try_borrow_mut() {
+        if let Some(mut local) = cell.local.take() {
             local.owner.gather();
         }
         Self(cell)
@@ -174,7 +189,7 @@ impl<'c, S: ChunkSource, H: Hold<Target = DmaPool<S>>> Many<'c, S, H> {
 
 impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Many<'_, S, H> {
     fn drop(&mut self) {
-        if let Ok(mut local) = self.0.local.try_borrow_mut() {
+        if let Some(mut local) = self.0.local.take() {
             self.0.pool.announce(&mut local.owner);
         }
     }

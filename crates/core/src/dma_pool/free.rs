@@ -14,14 +14,14 @@ use crate::addr::Iova;
 impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn free_by(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
-        // Nothing but a refusal makes an error, so the fast paths return nothing by way of memory.
-        if self.free_quickly(owner, block, form) || self.free_aside(owner, block, form) {
-            return Ok(());
-        }
-        self.free_found(owner, block, form)
+        let freed = self
+            .place()
+            .offset_of(block)
+            .is_some_and(|offset| owner.push_last(offset, form) || self.free_settled(owner, offset, form));
+        if freed { Ok(()) } else { self.free_slowly(owner, block, form) }
     }
 
-    /// The same, short enough to be inlined into calls that take a lock, and into the drop of a block.
+    /// The same, short enough to be inlined into calls that take a lock.
     #[inline(always)]
     pub(super) fn free_outlined(
         &self,
@@ -29,38 +29,41 @@ impl<S: ChunkSource> DmaPool<S> {
         block: RawBlock,
         form: Form,
     ) -> Result<(), FreeError> {
-        let offset = self.place().offset_of(block);
-        if offset.is_some_and(|offset| owner.push_last(offset, form)) {
-            return Ok(());
-        }
-        self.free_not_last(owner, block, form)
+        let freed = self
+            .place()
+            .offset_of(block)
+            .is_some_and(|offset| owner.push_last(offset, form) || self.free_not_last(owner, offset, form));
+        if freed { Ok(()) } else { self.free_slowly(owner, block, form) }
     }
 
-    /// Frees a block that is not the one which the stash gave out last.
-    #[inline(never)]
-    pub(super) fn free_not_last(
-        &self,
-        owner: &mut Owner,
-        block: RawBlock,
-        form: Form,
-    ) -> Result<(), FreeError> {
-        self.free_by(owner, block, form)
-    }
-
-    /// Frees a block if it is the one that the stash gave out last, or its row is this owner's and stays in its list. Otherwise
-    /// nothing has changed.
+    /// Frees the block at `offset`, which is not the one that the stash gave out last, if its row is this owner's and stays in its
+    /// list. Otherwise nothing has changed.
     #[inline(always)]
-    fn free_quickly(&self, owner: &mut Owner, block: RawBlock, form: Form) -> bool {
-        let Some(offset) = self.place().offset_of(block) else { return false };
-        if owner.push_last(offset, form) {
-            return true;
-        }
+    pub(super) fn free_settled(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
         if owner.stash.is_full() {
             owner.push_current(&self.geometry, offset, form)
                 || self.site_of(offset).is_some_and(|site| owner.push(site, form, true))
         } else {
             self.site_of(offset).is_some_and(|site| owner.push(site, form, false))
         }
+    }
+
+    /// The same as a function of its own, which calls no other and so saves no register.
+    #[inline(never)]
+    fn free_not_last(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
+        self.free_settled(owner, offset, form)
+    }
+
+    /// Frees a block that the fast paths do not free, or refuses it.
+    #[inline(always)]
+    pub(super) fn free_slowly(
+        &self,
+        owner: &mut Owner,
+        block: RawBlock,
+        form: Form,
+    ) -> Result<(), FreeError> {
+        // Nothing but a refusal makes an error, so the first of the two returns nothing by way of memory.
+        if self.free_aside(owner, block, form) { Ok(()) } else { self.free_found(owner, block, form) }
     }
 
     /// Frees a block whose row moves to another list, or is not this owner's. If it returns false, as in debug mode, the

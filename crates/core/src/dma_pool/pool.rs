@@ -20,8 +20,9 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use core::num::NonZero;
 
-/// How many blocks on from a fresh one memory is prefetched: nothing else brings it into the cache before it is written.
+/// How many blocks on from a fresh one memory is prefetched for writing: nothing else brings it into the cache before.
 const PREFETCHED: usize = 8;
 
 /// The largest span: its frame numbers have 32 bits.
@@ -42,6 +43,8 @@ pub struct DmaPool<S: ChunkSource> {
     pub(super) memory: DmaMemory<'static>,
     pub(super) iova: Iova,
     pub(super) geometry: Geometry,
+    /// How many bytes on from a fresh block memory is prefetched, if at all.
+    prefetched: Option<NonZero<usize>>,
     pub(super) directory: Directory,
     /// The owner for calls that are made without a `Local`.
     lock: CachePadded<SpinLock<Owner>>,
@@ -149,6 +152,9 @@ impl<S: ChunkSource> DmaPool<S> {
         Ok(Self {
             memory,
             iova,
+            prefetched: usize::try_from(geometry.size())
+                .ok()
+                .and_then(|size| NonZero::new(PREFETCHED * size)),
             geometry,
             directory: Directory::new(memory.len() as u64),
             lock: CachePadded(SpinLock::new(owner)),
@@ -159,6 +165,18 @@ impl<S: ChunkSource> DmaPool<S> {
             name: name.into(),
             watch,
         })
+    }
+
+    /// Turns the prefetch of blocks off: for blocks that a device writes first, or that the program writes long after it
+    /// allocates them.
+    ///
+    /// Otherwise an alloc of a block that was not freed lately prefetches the block eight places on for writing. That hides most of
+    /// the time that the first write to a block waits for memory; for blocks that are not written it moves a cache line to no use
+    /// (`mpt3sas-alloc-nowrite` in `pinfold bench pool`).
+    #[must_use]
+    pub fn without_prefetch(mut self) -> Self {
+        self.prefetched = None;
+        self
     }
 
     /// Returns the pool's name.
@@ -230,17 +248,25 @@ impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn alloc_by(&self, owner: &mut Owner, form: Form) -> Result<RawBlock, AllocError> {
         loop {
-            if let Some(offset) = owner.pop_stashed(form) {
-                return Ok(self.block_at(offset));
-            }
-            if let Some(offset) = owner.pop_current(&self.geometry, form) {
-                let block = self.block_at(offset);
-                crate::mem::prefetch_for_write(block.addr().wrapping_add(PREFETCHED * self.block_size()));
+            if let Some(block) = self.alloc_quickly(owner, form) {
                 return Ok(block);
             }
             // Returns no block, so that the block above stays in registers.
             self.stock(owner)?;
         }
+    }
+
+    /// Allocates a block of the stash or of the current row.
+    #[inline(always)]
+    pub(super) fn alloc_quickly(&self, owner: &mut Owner, form: Form) -> Option<RawBlock> {
+        if let Some(offset) = owner.pop_stashed(form) {
+            return Some(self.block_at(offset));
+        }
+        let block = self.block_at(owner.pop_current(&self.geometry, form)?);
+        if let Some(bytes) = self.prefetched {
+            crate::mem::prefetch_for_write(block.addr().wrapping_add(bytes.get()));
+        }
+        Some(block)
     }
 
     /// Where the span is. Read once for many blocks, it stays in registers.
