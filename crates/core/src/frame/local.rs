@@ -41,8 +41,11 @@ pub struct Local<H: Deref<Target = Zone>> {
     fold_at: u64,
     /// At how many frees the owner next checks for pressure.
     pub(super) check_at: u64,
-    /// At how many frees it next checks the magazine's fill, which cannot be over the limit before.
+    /// At how many frees it next checks the magazine's fill. What the magazine has and the frees before that are together at
+    /// most the limit.
     pub(super) trim_at: u64,
+    /// Whether the fill has been checked, or never exceeds the limit.
+    checked: bool,
     pub(super) region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Tally,
@@ -54,9 +57,8 @@ impl Zone {
     /// Returns a new owner's handle, for one thread of control. O(owners), and it allocates its magazine: 16 bytes for each
     /// 64 frames of the zone, at most 64 KiB.
     ///
-    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones under
-    /// 16 MiB. A new owner's may have 63 more until it is first trimmed: the rest of a word that an alloc has
-    /// claimed. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
+    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones of up to
+    /// 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
     /// unavailable to other owners.
     pub fn local(&self) -> Local<&Self> {
         Local::new(self)
@@ -68,23 +70,31 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// the same zone: otherwise frames of different zones are confused, and calls may panic.
     pub fn new(zone: H) -> Self {
         let regions = zone.regions();
-        // In small zones a magazine must not withhold most of the frames.
-        let (ways, limit) = match regions {
+        let batch = (regions * 8).min(64);
+        // Besides frees, a first claim adds up to `batch - 1` frames. Once the fill has been checked, the next check is at most
+        // `slack` frees away, so that there is room for both.
+        let (ways, limit, claimed) = match regions {
+            // In small zones a magazine must not withhold most of the frames. It has no room for more than the limit.
             ..=16 => {
                 let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
-                (ways, ways * 64)
+                (ways, ways * 64, 0)
             }
-            _ => ((regions * 8).next_power_of_two().min(4096), (zone.frames() / 32).clamp(512, 32_768)),
+            _ => {
+                let ways = (regions * 8).next_power_of_two().min(4096);
+                (ways, (zone.frames() / 32).clamp(512, 32_768), batch - 1)
+            }
         };
+        let trim_at = limit - claimed;
         Self {
             magazine: Magazine::new(ways),
             scatter: Scatter::default(),
             kept: Kept::new(&zone),
             limit,
-            batch: (regions * 8).min(64),
+            batch,
             fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
-            check_at: CHECK_EVERY.min(limit).into(),
-            trim_at: limit.into(),
+            check_at: CHECK_EVERY.min(trim_at).into(),
+            trim_at: trim_at.into(),
+            checked: claimed == 0,
             region: None,
             slot: zone.slots.claim(),
             tally: Tally::default(),
@@ -164,16 +174,29 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.flush_magazine();
         }
         if self.tally.frees >= self.trim_at {
-            if self.in_magazine() > self.limit - slack {
-                // Leaves room for a quarter more, so that what is trimmed is worth a look at all words.
-                self.trim(self.limit - slack - self.limit / 4);
-            }
-            self.trim_at = self.tally.frees + u64::from(slack.max(1));
+            // Counted from then on: a trim may add the counts to the zone's.
+            let next = self.make_room(slack);
+            self.trim_at = self.tally.frees + u64::from(next);
         }
         // Not after `trim_at`: from then on the magazine may be over the limit.
-        self.check_at = (self.tally.frees + u64::from(slack.clamp(1, CHECK_EVERY))).min(self.trim_at);
+        self.check_at = (self.tally.frees + u64::from(slack.min(CHECK_EVERY))).min(self.trim_at);
         self.flush_under_pressure();
         self.fold_if_due();
+    }
+
+    /// Trims the magazine if it has room for less than `slack` frames. Returns after how many frees its fill is checked next.
+    fn make_room(&mut self, slack: u32) -> u32 {
+        let (held, checked) = (self.in_magazine(), core::mem::replace(&mut self.checked, true));
+        if held > self.limit - slack {
+            if !checked && held <= self.limit {
+                // The first check comes early where no claim has left anything. Later, an owner whose magazine stays nearly full
+                // would check it all the time.
+                return self.limit - held + 1;
+            }
+            // Leaves room for a quarter more, so that what is trimmed is worth a look at all words.
+            self.trim(self.limit - slack - self.limit / 4);
+        }
+        slack
     }
 
     /// How many frames are freed between two looks at how many the magazine has, at most: with so many left it is full enough.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 mod bulk;
 mod fragments;
 mod kept;
+mod limit_of_new;
 mod limits;
 mod magazine;
 mod marks;
