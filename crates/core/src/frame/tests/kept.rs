@@ -153,3 +153,21 @@ fn an_owner_that_only_allocates_releases_its_runs_under_pressure() {
         assert!(local.held() < 512 && zone.alloc(Order::HUGE).is_ok());
     }
 }
+
+#[test]
+fn an_owner_keeps_four_runs_at_most_and_a_full_magazine_beside_them() {
+    let zone = Zone::new(200 * 512).unwrap();
+    let mut local = zone.local();
+    let [fifth, runs @ ..] = [(); 5].map(|()| local.alloc(Order::HUGE).unwrap());
+    let others = zone.alloc_run(5000, 1).unwrap();
+    runs.into_iter().for_each(|run| local.free(run, Order::HUGE).unwrap());
+    assert_eq!(local.held(), 4 * 512);
+    let mut most = 0;
+    for index in covered(others, 5000) {
+        local.free(frame(index), Order::PAGE).unwrap();
+        most = most.max(local.held());
+    }
+    assert_eq!(most, 4 * 512 + super::magazine::limit(&zone));
+    local.free(fifth, Order::HUGE).unwrap();
+    assert_eq!((local.kept.frames(), local.alloc(Order::HUGE).unwrap() == fifth), (4 * 512, false));
+}

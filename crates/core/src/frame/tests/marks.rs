@@ -105,6 +105,20 @@ fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
     }
 }
 
+#[test]
+fn an_owner_claims_no_more_than_it_needs_under_pressure() {
+    let zone = zone_with(512 * 40, 0, 0, 20_000);
+    let last: Vec<_> = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).collect();
+    for frame in last.into_iter().take(1000) {
+        zone.free(frame, Order::PAGE).unwrap();
+    }
+    let mut local = zone.local();
+    local.alloc(Order::PAGE).unwrap();
+    assert_eq!((zone.under_pressure(), local.held()), (true, 0));
+    assert_eq!(local.fill(&mut [None; 5]), 5);
+    assert_eq!((zone.under_pressure(), local.held()), (true, 0));
+}
+
 /// With n frames left, for each n: a call that needs one more fails and changes nothing.
 #[test]
 fn exhaustion_at_every_step_rolls_back() {
