@@ -54,7 +54,6 @@ impl Owner {
             }
             self.put_aside(row, 1 << bit, 1);
         }
-        self.floor = 0;
     }
 
     /// Frees the block at `offset` if it is the one that the stash gave out last: the first part of [`push`](Owner::push), short
