@@ -6,7 +6,7 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 ///
 /// An owner's [`Local`](super::Local) counts by itself and adds its counts now and then, at the latest when it is dropped:
 /// while it lives, `in_use`, `held` and `high_water` may be off by about 1/256 of the zone (at most 4608 frames) for each
-/// `Local`.
+/// `Local`, and by what bulk calls have since taken from its magazine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FrameStats {

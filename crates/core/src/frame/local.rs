@@ -247,6 +247,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         if self.magazine.seek() {
             let frame = self.magazine.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE));
             self.flush_under_pressure();
+            self.fold_if_due();
             return frame;
         }
         self.release_kept_under_pressure();

@@ -5,6 +5,7 @@ use crate::share::Shared;
 use std::collections::BTreeSet;
 
 mod bulk;
+mod counts;
 mod fragments;
 mod kept;
 mod limit_of_new;
