@@ -164,3 +164,34 @@ fn a_row_that_is_adopted_does_not_become_the_current_one_while_the_stash_has_roo
     assert!(!is_current(&pool, &local, blocks[0]));
     assert_eq!((local.owner.stash.len(), local.alloc_raw()), (1, Ok(blocks[0])));
 }
+
+/// A pass in order starts with a row that has no free block; one that is half empty already is not one.
+#[test]
+fn a_row_that_becomes_sparse_by_its_first_block_does_not_become_the_current_one() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let (mut local, blocks) = with_spent_rows(&pool);
+    blocks[1..56].iter().for_each(|&block| local.free_raw(block).unwrap());
+    assert_eq!((local.owner.open.len(), local.owner.sparse.len()), (1, 0));
+    local.free_raw(blocks[0]).unwrap();
+    assert!(!is_current(&pool, &local, blocks[0]));
+    assert_eq!((local.owner.open.len(), local.owner.sparse.len()), (0, 1));
+    local.owner.audit();
+}
+
+/// The last row of a chunk may have fewer than 64 blocks.
+#[test]
+fn a_short_row_becomes_the_current_one_when_frees_reach_its_last_block() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 192, 64, 0).unwrap();
+    let mut local = pool.local();
+    let mut blocks: Vec<_> = (0..300).map(|_| local.alloc_raw().unwrap()).collect();
+    assert_eq!(pool.find(blocks[20]).unwrap().site.row.blocks(), 21);
+    while local.owner.current.parts().1 != 0 || local.owner.whole.len() != 0 {
+        blocks.push(local.alloc_raw().unwrap());
+    }
+    local.free_raw(blocks[5]).unwrap();
+    assert_eq!(local.alloc_raw(), Ok(blocks[5]));
+    (0..16).for_each(|i| local.free_raw(blocks[100 + i]).unwrap());
+    assert!(local.owner.stash.is_full());
+    local.free_raw(blocks[20]).unwrap();
+    assert!(is_current(&pool, &local, blocks[20]));
+}

@@ -118,6 +118,46 @@ proptest! {
     }
 }
 
+#[test]
+fn whole_rows_of_blocks_with_gaps_are_allocated_at_their_addresses() {
+    let heap = Heap::new(4 << 20);
+    let pool = DmaPool::new(&heap, "gaps", 96, 0, 512).unwrap();
+    pool.set_limits(Limits { minimum: 2_000, maximum: u64::MAX }).unwrap();
+    let mut local = pool.local();
+    let mut slots = vec![None; 500];
+    slots[0] = local.alloc_raw().ok();
+    assert!(local.owner.whole.len() >= 2);
+    assert_eq!(local.fill(&mut slots), 500);
+    for block in slots.iter().flatten() {
+        assert!(pool.memory(*block).is_ok(), "{block:?}");
+    }
+    local.free_slots(&mut slots).unwrap();
+    assert_eq!(pool.stats().in_use, 0);
+}
+
+/// In the middle of blocks that follow each other, in each place of a lot that is compared at a time.
+#[test]
+fn a_block_with_one_wrong_address_among_neighbours_is_refused() {
+    for at in 1..64 {
+        let heap = Heap::new(2 << 20);
+        let pool = pool(&heap, 64);
+        let mut local = pool.local();
+        let mut blocks: Vec<_> = (0..64).map(|_| local.alloc_raw().unwrap()).collect();
+        let (block, next) = (blocks[at], blocks[(at + 1) % 64]);
+        for wrong in [
+            RawBlock::from_parts(next.as_ptr(), block.iova()),
+            RawBlock::from_parts(block.as_ptr(), next.iova()),
+        ] {
+            blocks[at] = wrong;
+            let error = local.free_bulk(&blocks).unwrap_err();
+            assert!(matches!(error.error, FreeError::WrongIova { .. }), "{error}");
+            assert_eq!((error.freed, pool.stats().in_use), (at, 64 - at as u64));
+            blocks[..at].fill_with(|| local.alloc_raw().unwrap());
+            blocks[..at].sort_unstable_by_key(RawBlock::iova);
+        }
+    }
+}
+
 /// An owner that frees what it has allocated keeps its spent rows: nothing changes owners but what the depot is lent.
 #[cfg(feature = "count-rmw")]
 #[test]

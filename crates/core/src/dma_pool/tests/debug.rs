@@ -108,6 +108,24 @@ fn debug_mode_allocates_and_frees_by_the_same_rules() {
 }
 
 #[test]
+fn blocks_of_whole_rows_are_checked_in_calls_for_many() {
+    let heap = Heap::new(2 << 20);
+    let pool = debugged(&heap, 64);
+    pool.set_limits(Limits { minimum: 1000, maximum: 1000 }).unwrap();
+    let mut local = pool.local();
+    // So that it has rows all of whose blocks are free.
+    local.alloc_raw().unwrap();
+    assert!(local.owner.whole.len() >= 2);
+    let mut slots = [None; 300];
+    assert_eq!(local.fill(&mut slots), 300);
+    let mut runs = local.alloc_run(NonZeroUsize::new(100).unwrap()).unwrap().iter().collect::<Vec<_>>();
+    runs.extend(slots.into_iter().flatten());
+    for block in runs {
+        assert_eq!(bytes(&pool, block), [FRESH_PATTERN; 64]);
+    }
+}
+
+#[test]
 fn stress_eight_threads_in_debug_mode_see_no_damage() {
     let heap = Heap::new(8 << 20);
     let mut pool = debugged(&heap, 64);
