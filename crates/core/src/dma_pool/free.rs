@@ -40,9 +40,10 @@ impl<S: ChunkSource> DmaPool<S> {
     /// list. Otherwise nothing has changed.
     #[inline(always)]
     pub(super) fn free_settled(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
-        if owner.stash.is_full() {
+        if owner.stash.has_top() {
+            // The last call was a free too, so this block may be a neighbour.
             owner.push_current(&self.geometry, offset, form)
-                || self.site_of(offset).is_some_and(|site| owner.push(site, form, true))
+                || self.site_of(offset).is_some_and(|site| owner.push(site, form, owner.stash.is_full()))
         } else {
             self.site_of(offset).is_some_and(|site| owner.push(site, form, false))
         }

@@ -65,6 +65,12 @@ impl Stash {
         self.below + usize::from(self.has_top)
     }
 
+    /// Returns whether the block that was pushed or popped last is in the stash: the last call was a free.
+    #[inline(always)]
+    pub(super) fn has_top(&self) -> bool {
+        self.has_top
+    }
+
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.has_top && self.below >= BELOW
@@ -81,10 +87,12 @@ impl Stash {
     pub(super) fn pop(&mut self) -> Option<Stashed> {
         if self.has_top {
             self.has_top = false;
-            return self.top();
+            // SAFETY: the flag is set only with a block at the top.
+            return Some(unsafe { self.top().unwrap_unchecked() });
         }
         self.below = self.below.checked_sub(1)?;
-        let block = self.slots[self.below % SLOTS]?;
+        // SAFETY: `push` fills a slot when it raises `below`, and none is emptied.
+        let block = unsafe { self.slots[self.below % SLOTS].unwrap_unchecked() };
         self.set_top(block);
         Some(block)
     }
@@ -100,6 +108,7 @@ impl Stash {
     /// Puts back the block that was popped last.
     #[inline(always)]
     pub(super) fn push_top(&mut self) {
+        debug_assert!(self.top_spot.is_some());
         self.has_top = true;
     }
 

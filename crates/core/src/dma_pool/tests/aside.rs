@@ -21,7 +21,8 @@ fn the_blocks_freed_last_are_allocated_first() {
     let mut early: HashSet<_> = (0..2).map(|_| local.alloc_raw().unwrap()).collect();
     assert!(early.is_subset(&in_rows));
     // Too many for the stash: those after the 16th return to their rows.
-    let freed: Vec<_> = (0..20).map(|i| blocks[(i * 37 + 5) % blocks.len()]).collect();
+    // All of the first row: the current one is the second by now.
+    let freed: Vec<_> = (0..20).map(|i| blocks[i * 3 + 4]).collect();
     freed.iter().for_each(|&block| local.free_raw(block).unwrap());
     let again: Vec<_> = (0..16).map(|_| local.alloc_raw().unwrap()).collect();
     assert!(again.iter().eq(freed[..16].iter().rev()), "{again:?}");
@@ -194,4 +195,25 @@ fn a_short_row_becomes_the_current_one_when_frees_reach_its_last_block() {
     assert!(local.owner.stash.is_full());
     local.free_raw(blocks[20]).unwrap();
     assert!(is_current(&pool, &local, blocks[20]));
+}
+
+/// Frees that follow each other look at the current row before the stash; one after an alloc does not.
+#[test]
+fn frees_in_turn_return_to_the_current_row() {
+    let pool = DmaPool::new(Heap::new(2 << 20), "aside", 64, 64, 0).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..32).map(|_| local.alloc_raw().unwrap()).collect();
+    for &block in &blocks[..4] {
+        local.free_raw(block).unwrap();
+        assert_eq!(local.free_raw(block), Err(FreeError::DoubleFree { addr: block.addr() }));
+        assert_eq!(local.owner.stash.len(), 1, "only the first");
+    }
+    assert_eq!(local.alloc_raw(), Ok(blocks[0]));
+    local.free_raw(blocks[9]).unwrap();
+    assert_eq!((local.owner.stash.len(), local.alloc_raw()), (1, Ok(blocks[9])));
+    // From the row, in ascending order.
+    let again: Vec<_> = (0..4).map(|_| local.alloc_raw().unwrap()).collect();
+    assert_eq!(again[..3], blocks[1..4]);
+    assert!(!blocks.contains(&again[3]));
+    assert_eq!(pool.stats().in_use, 33);
 }
