@@ -94,6 +94,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 
     /// As [`Zone::fill_by`], from the magazine first: watermarks apply to the rest.
+    #[inline]
     pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
         let mut supply = Supply::new(urgency);
