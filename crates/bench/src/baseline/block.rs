@@ -28,7 +28,8 @@ unsafe impl Send for Block<'_> {}
 impl<'m> Block<'m> {
     /// Makes a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8. Writes nothing.
     pub fn of(bytes: &'m mut [u8]) -> Option<Self> {
-        let node = NonNull::from(bytes.first_chunk_mut::<LEAST>()?).cast::<Node>();
+        // A pointer to all of them, for `write_line`.
+        let node = (bytes.len() >= LEAST).then(|| NonNull::from(bytes).cast::<Node>())?;
         node.is_aligned().then_some(Self(node, PhantomData))
     }
 
@@ -44,6 +45,16 @@ impl<'m> Block<'m> {
         // SAFETY: `of` had exclusive access to 16 aligned bytes for `'m`, and passed it to this value alone.
         let node = unsafe { self.0.as_mut() };
         node.word = word;
+    }
+
+    /// Writes the first 64 bytes.
+    ///
+    /// # Safety
+    /// It was made of at least 64 bytes.
+    #[inline(always)]
+    pub unsafe fn write_line(&mut self, words: [u64; 8]) {
+        // SAFETY: `of` had exclusive access to as many aligned bytes for `'m` (contract), and passed it to this value alone.
+        unsafe { self.0.cast().write(words) };
     }
 }
 

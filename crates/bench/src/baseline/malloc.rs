@@ -31,4 +31,12 @@ impl<const N: usize> Malloced<N> {
             *first = word.to_ne_bytes().map(MaybeUninit::new);
         }
     }
+
+    /// Writes the first 64 bytes.
+    #[inline]
+    pub fn write_line(&mut self, words: [u64; 8]) {
+        for (bytes, word) in self.0.0.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *bytes = word.to_ne_bytes().map(MaybeUninit::new);
+        }
+    }
 }

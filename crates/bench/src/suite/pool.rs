@@ -4,6 +4,7 @@
 //! allocator that costs next to nothing, so the figures are about the pools. One word of each block is written when it is
 //! allocated, except in the cases called `-nowrite`.
 
+mod fresh;
 mod held;
 mod hot;
 mod scale;
@@ -29,6 +30,8 @@ pub(super) const CASES: &[Entry] = &[
         "mpt3sas-free, -free-random",
         "one of as many frees, in that order or at random, with the pool's destruction",
     ),
+    ("mpt3sas-alloc-nowrite", "one of those allocations, without writing to the block"),
+    ("mpt3sas-write", "one of those allocations, and 64 bytes written"),
     ("pair-16, -64, -256, -1024, -4096", "allocate and free one block of that size"),
     ("pair-...-nowrite", "the same, without writing a word of the block"),
     ("pair-64-2t", "pair-64 by two threads at once: the time of both over the pairs of both"),
@@ -38,6 +41,7 @@ pub(super) const CASES: &[Entry] = &[
         "out-4096",
         "free a block of 64 bytes and allocate another, with 4,096 allocated, of which a random one is freed",
     ),
+    ("queue-64, -4096", "free the oldest of as many blocks of 64 bytes and allocate another"),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
     ("blocks-passed", "allocate a Block on one thread and drop it on another, 64 passed at a time"),
     (
@@ -67,7 +71,11 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "a Local and its raw blocks"),
+    ("pinfold", "a Local and its raw blocks; in mpt3sas-alloc-nowrite without prefetch"),
+    (
+        "pinfold-prefetch, -no-prefetch",
+        "a pool that prefetches fresh blocks for writing, as it does unless told otherwise, and one that does not",
+    ),
     ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
     ("pinfold-block-local", "the same, each block freed through the Local"),
@@ -108,6 +116,7 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     arena.alloc_zeroed(MEMORY)?;
 
     let mut records = workload::run(harness, &arena, baseline)?;
+    records.extend(fresh::run(harness, &arena, baseline)?);
     records.extend(hot::run(harness, &arena, baseline)?);
     records.extend(threads::run(harness, &arena, baseline)?);
     drop((arena, others));

@@ -231,14 +231,38 @@ pub(in crate::suite) fn replace_run<H: Handle>(
     handle: impl Fn() -> H,
 ) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
     move |out| {
-        let (mut handle, mut held) = (handle(), slots(OUTSTANDING));
         let mut random = Rng::new();
         let order: Vec<usize> = (0..times).map(|_| random.below(OUTSTANDING)).collect();
-        alloc_all(&mut handle, &mut held)?;
-        replace(&mut handle, &mut held, order.get(..WARM_UP).unwrap_or_default())?;
-        out.cost(case, replace(&mut handle, &mut held, &order)?, times);
-        held.into_iter().flatten().try_for_each(|object| handle.free(object))
+        replace_in_order(case, OUTSTANDING, &order, handle(), out)
     }
+}
+
+/// Returns a run that, with `outstanding` objects allocated, frees the oldest and allocates another, `times` times.
+pub(in crate::suite) fn queue_run<H: Handle>(
+    case: &'static str,
+    outstanding: usize,
+    times: usize,
+    handle: impl Fn() -> H,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> {
+    move |out| {
+        let order: Vec<usize> = (0..outstanding).cycle().take(times).collect();
+        replace_in_order(case, outstanding, &order, handle(), out)
+    }
+}
+
+#[inline(always)]
+fn replace_in_order<H: Handle>(
+    case: &'static str,
+    outstanding: usize,
+    order: &[usize],
+    mut handle: H,
+    out: &mut Samples,
+) -> Result<(), BenchError> {
+    let mut held = slots(outstanding);
+    alloc_all(&mut handle, &mut held)?;
+    replace(&mut handle, &mut held, order.get(..WARM_UP).unwrap_or_default())?;
+    out.cost(case, replace(&mut handle, &mut held, order)?, order.len());
+    held.into_iter().flatten().try_for_each(|object| handle.free(object))
 }
 
 /// Frees the object of each slot that `order` names, and allocates another for it.

@@ -10,8 +10,8 @@ use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
     AllocWritten, Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool,
-    RawBlocks, SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, random_run, replace_run,
-    run_run,
+    RawBlocks, SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, queue_run, random_run,
+    replace_run, run_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -42,6 +42,8 @@ pub(super) fn run(
     records.extend(bulk(harness, arena, memory, "bulk-512", 512)?);
     records.extend(random(harness, arena, memory)?);
     records.extend(out(harness, arena, memory)?);
+    records.extend(queue(harness, arena, memory, "queue-64", 64)?);
+    records.extend(queue(harness, arena, memory, "queue-4096", OUTSTANDING)?);
     Ok(records)
 }
 
@@ -244,6 +246,36 @@ fn out(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
         Subject::new(
             "thread-list",
             replace_run(case, times, || Written(Baseline(ThreadList::new(lists, STACK)))),
+        ),
+    ])
+}
+
+/// Frees the oldest of `outstanding` blocks and allocates another.
+fn queue(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    memory: &mut [u8],
+    case: &'static str,
+    outstanding: usize,
+) -> Result<Vec<Record>, BenchError> {
+    const SIZE: usize = 64;
+    let times = harness.scale(1_000_000);
+    let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
+    harness.interleave(vec![
+        Subject::countable(
+            "pinfold",
+            queue_run(case, outstanding, times, || Written(RawBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            queue_run(case, outstanding, times, || Written(SharedRawBlocks(pool))),
+        ),
+        Subject::new("inblock", queue_run(case, outstanding, times, || Written(Baseline(inblock)))),
+        Subject::new("malloc", queue_run(case, outstanding, times, || Written(Malloc::<SIZE>))),
+        Subject::new("lifo", queue_run(case, outstanding, times, || Written(Baseline(stack)))),
+        Subject::new(
+            "thread-list",
+            queue_run(case, outstanding, times, || Written(Baseline(ThreadList::new(lists, STACK)))),
         ),
     ])
 }

@@ -35,54 +35,56 @@ pub(super) fn run(
     let n = harness.scale(BLOCKS);
     // Each run of a baseline uses all of it.
     let memory = &RefCell::new(memory);
-    let each = |work: fn(&mut [u8], Case, usize, &mut Samples) -> Result<(), BenchError>| {
-        move |out: &mut Samples| {
-            FREES.iter().try_for_each(|case| work(&mut memory.borrow_mut(), *case, n, out))
-        }
-    };
-    let mut records = harness.interleave(vec![
-        Subject::countable("pinfold", move |out| raw(arena, n, out)),
-        Subject::countable("pinfold-block", move |out| dropped(arena, n, out)),
-        Subject::countable("pinfold-shared", move |out| shared(arena, n, out)),
-        Subject::new(
-            "inblock",
-            each(|memory, case, n, out| baseline(&InBlock::new(Pages::new(memory), SIZE), case, n, out)),
-        ),
-        Subject::new(
-            "rbtree",
-            each(|memory, case, n, out| {
-                baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE)), case, n, out)
-            }),
-        ),
-        Subject::new("malloc", move |out| malloc(n, out)),
-        Subject::new(
-            "lifo",
-            each(|memory, case, n, out| {
-                baseline(&Lifo::new(blocks(memory_of(memory, n), SIZE)), case, n, out)
-            }),
-        ),
-        Subject::new(
-            "thread-list",
-            each(|memory, case, n, out| {
-                let home = Lifo::new(blocks(memory_of(memory, n), SIZE));
-                baseline(ThreadList::new(&home, n), case, n, out)
-            }),
-        ),
-    ])?;
+    let mut records = Vec::new();
+    for case in FREES {
+        records.extend(harness.interleave(subjects(case, n, arena, memory))?);
+    }
     // Once: it takes seconds, because its free is quadratic.
-    records.extend(harness.once().interleave(vec![Subject::new(
-        "linear",
-        each(|memory, case, n, out| {
+    records.extend(harness.once().interleave(vec![Subject::new("linear", |out| {
+        FREES.into_iter().try_for_each(|case| {
+            let memory = &mut memory.borrow_mut();
             baseline(KernelLock::new(Linear::new(Pages::new(memory), SIZE)), case, n, out)
-        }),
-    )])?);
+        })
+    })])?);
     let cases = [ALLOC, "mpt3sas-free", "mpt3sas-free-random"];
     records.sort_by_key(|record| cases.iter().position(|case| *case == record.case));
     Ok(records)
 }
 
+/// The subjects of a case, pools and baselines in turn: each finds memory in the caches as the pass of another in other memory has
+/// left it. One that followed a subject in the same memory would have the better part.
+fn subjects<'s>(
+    case: Case,
+    n: usize,
+    arena: &'s Arena,
+    memory: &'s RefCell<&mut [u8]>,
+) -> Vec<Subject<'s, BenchError>> {
+    vec![
+        Subject::countable("pinfold", move |out| raw(arena, case, n, out)),
+        Subject::new("inblock", move |out| {
+            baseline(&InBlock::new(Pages::new(&mut memory.borrow_mut()), SIZE), case, n, out)
+        }),
+        Subject::countable("pinfold-block", move |out| dropped(arena, case, n, out)),
+        Subject::new("rbtree", move |out| {
+            let memory = &mut memory.borrow_mut();
+            baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE)), case, n, out)
+        }),
+        Subject::countable("pinfold-shared", move |out| shared(arena, case, n, out)),
+        Subject::new("lifo", move |out| {
+            let memory = &mut memory.borrow_mut();
+            baseline(&Lifo::new(blocks(memory_of(memory, n), SIZE)), case, n, out)
+        }),
+        Subject::new("malloc", move |out| malloc(case, n, out)),
+        Subject::new("thread-list", move |out| {
+            let memory = &mut memory.borrow_mut();
+            let home = Lifo::new(blocks(memory_of(memory, n), SIZE));
+            baseline(ThreadList::new(&home, n), case, n, out)
+        }),
+    ]
+}
+
 /// Returns the memory of the first `blocks` blocks.
-fn memory_of(memory: &mut [u8], blocks: usize) -> &mut [u8] {
+pub(super) fn memory_of(memory: &mut [u8], blocks: usize) -> &mut [u8] {
     memory.get_mut(..blocks * SIZE).unwrap_or_default()
 }
 
@@ -117,13 +119,11 @@ fn record(out: &mut Samples, (case, random): Case, blocks: usize, alloc: Cost, f
 /// A pass by a pool of Pinfold's; its destruction counts as part of the frees.
 macro_rules! pinfold {
     ($name:ident, |$pool:ident| $handle:expr) => {
-        fn $name(arena: &Arena, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
-            for case in FREES {
-                let $pool = pool(arena, SIZE)?;
-                let (alloc, free) = pass(case, blocks, Written($handle), drop)?;
-                let (destroy, ()) = Cost::of(|| drop($pool));
-                record(out, case, blocks, alloc, free + destroy);
-            }
+        fn $name(arena: &Arena, case: Case, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
+            let $pool = pool(arena, SIZE)?;
+            let (alloc, free) = pass(case, blocks, Written($handle), drop)?;
+            let (destroy, ()) = Cost::of(|| drop($pool));
+            record(out, case, blocks, alloc, free + destroy);
             Ok(())
         }
     };
@@ -143,10 +143,8 @@ fn baseline<'m, B: Blocks<Block = Block<'m>>>(
     Ok(())
 }
 
-fn malloc(blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
-    for case in FREES {
-        let (alloc, free) = pass(case, blocks, Written(Malloc::<SIZE>), drop)?;
-        record(out, case, blocks, alloc, free);
-    }
+fn malloc(case: Case, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
+    let (alloc, free) = pass(case, blocks, Written(Malloc::<SIZE>), drop)?;
+    record(out, case, blocks, alloc, free);
     Ok(())
 }
