@@ -98,6 +98,6 @@ pub use invalidator::Invalidator;
 pub(crate) use point::PointCell;
 pub use point::{Point, Position};
 pub use queue::{InvalidationQueue, QueueError, WaitLimit};
-pub use ring::RequestRing;
+pub use ring::{Next, RequestRing};
 pub use stats::InvalidationStats;
 pub use ticket::{Ticket, WaitError};

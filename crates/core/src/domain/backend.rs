@@ -5,7 +5,7 @@ use super::stats::BackendStats;
 use super::table_backend::phys::ExtentCache;
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::{Point, RequestRing, Ticket, WaitLimit};
+use crate::invalidate::{Next, Point, RequestRing, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::table::{MappedRun, PinnedLeaf};
 use alloc::boxed::Box;
@@ -113,9 +113,10 @@ pub trait Backend: Send + Sync {
         self.revoke_one(range, Some(pin)).map(Point::Ticket)
     }
 
-    /// Requests the flushes in `ring`: a wait for one of them then finds its ticket. Any thread calls it.
-    fn hand_over(&self, ring: &RequestRing) {
-        let _ = ring;
+    /// Requests the flushes in `ring`: a wait for one of them then finds its ticket. Any thread calls it, and says what it does
+    /// `next`: one that needs the flush may have it submitted here.
+    fn hand_over(&self, ring: &RequestRing, next: Next) {
+        let _ = (ring, next);
     }
 
     /// Removes a pin, when nothing is mapped in its window.

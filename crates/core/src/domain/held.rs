@@ -8,7 +8,7 @@ use super::payload::Pinned;
 use super::space::Domain;
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::{Point, PointCell, Position, Ticket};
+use crate::invalidate::{Next, Point, PointCell, Position, Ticket};
 use crate::known_bad::{self, Mistake};
 use crate::table::PinnedLeaf;
 use core::ops::Deref;
@@ -116,18 +116,24 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this thread.
     #[inline(always)]
     pub(super) fn ticket(&self) -> Ticket {
+        self.ticket_before(Next::Other)
+    }
+
+    /// Returns the ticket, to a thread that polls or waits for it next.
+    #[inline(always)]
+    fn ticket_before(&self, next: Next) -> Ticket {
         match self.point.get() {
             Point::Ticket(ticket) => ticket,
-            Point::Gathered(position) => self.hand_over(position),
+            Point::Gathered(position) => self.hand_over(position, next),
         }
     }
 
     #[cold]
-    fn hand_over(&self, position: Position) -> Ticket {
+    fn hand_over(&self, position: Position, next: Next) -> Ticket {
         // Only what is in an owner's window is gathered.
         let Some(ring) = self.addresses.ring() else { return Ticket::NEVER };
         if ring.ticket_of(position).is_none() {
-            self.domain.backend().hand_over(ring);
+            self.domain.backend().hand_over(ring, next);
         }
         ring.ticket_of(position).map_or(Ticket::NEVER, |ticket| self.point.learn(position, ticket))
     }
@@ -141,7 +147,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     pub(super) fn is_quiesced(&self) -> bool {
         self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.backend().is_completed(self.ticket())
+            || self.domain.backend().is_completed(self.ticket_before(Next::Poll))
     }
 
     /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes neither hands over each request by
@@ -158,7 +164,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
                 // Its own alone: another owner may never hand it over.
                 None if caller.gathers(&self.addresses).is_some() && caller.defers() => return false,
                 None => {
-                    let ticket = self.hand_over(position);
+                    let ticket = self.hand_over(position, Next::Poll);
                     self.point.set(Point::Ticket(ticket));
                     submits = true;
                 }
@@ -183,7 +189,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             self.late = false;
             return Ok(());
         }
-        let ticket = self.ticket();
+        let ticket = self.ticket_before(Next::Wait);
         self.point.set(Point::Ticket(ticket));
         let result = match ticket {
             Ticket::NEVER => Err(BackendError::NotRevoked),

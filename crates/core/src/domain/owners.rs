@@ -5,7 +5,7 @@ use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
 use super::window::{WINDOW_BYTES, Window};
-use crate::invalidate::{RequestRing, Ticket};
+use crate::invalidate::{Next, RequestRing, Ticket};
 use crate::sync::Ordering;
 use alloc::sync::Arc;
 
@@ -115,7 +115,7 @@ impl Domain {
     /// Requests what the owner has gathered, closes its windows that are empty, leaves the others to their mappings, and keeps its counts.
     pub(super) fn retire_owner(&self, owner: &mut Owner) {
         // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
-        self.backend().hand_over(owner.shared.ring());
+        self.backend().hand_over(owner.shared.ring(), Next::Other);
         owner.close(self);
         let mut sum = Sum::default();
         let mut owners = self.owners.lock();

@@ -144,8 +144,10 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 
     /// Returns how a wait would end, if it would end now.
     pub(super) fn check(&self) -> Poll<Result<(), BackendError>> {
+        if self.is_quiesced() {
+            return Poll::Ready(Ok(()));
+        }
         match self.0.ticket() {
-            _ if self.is_quiesced() => Poll::Ready(Ok(())),
             Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
             ticket => self.0.domain.backend().check(ticket),
         }

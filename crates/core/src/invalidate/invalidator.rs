@@ -95,11 +95,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// several pages, or by the first of them that polls.
     pub fn request_awaited(&self, flush: Flush) -> Ticket {
         self.waits.yields.count_request();
-        if self.waits.yields.are_worth_it() && self.may_combine() {
-            self.request_combined(flush)
-        } else {
-            self.request_one(flush)
-        }
+        if self.waiters_combine() { self.request_combined(flush) } else { self.request_one(flush) }
     }
 
     /// Requests `flush`, to be submitted with those that other threads are about to request.

@@ -24,6 +24,17 @@ pub struct RequestRing {
     slots: [Slot; PLACES],
 }
 
+/// What a thread does next that hands over what an owner has gathered: decides when that is submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// It goes on: the requests may gather further, with those of other owners.
+    Other,
+    /// It polls one of the requests: they are submitted.
+    Poll,
+    /// It waits for one of them: they are submitted, unless waiters yield first, so that others share the flush.
+    Wait,
+}
+
 /// How many requests a ring holds.
 const PLACES: usize = if cfg!(loom) { 2 } else { 64 };
 const CAPACITY: u64 = PLACES as u64;
@@ -114,8 +125,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// same time as the owner appends.
     ///
     /// Submits the open batch, as [`request_and_submit`](Self::request_and_submit) does, once that has as many pages as a ring
-    /// has places: owners that hand over less share a flush. Whoever waits submits it before.
-    pub fn request_ring(&self, ring: &RequestRing) {
+    /// has places: owners that hand over less share a flush. A thread that needs the flush `next` submits it at once, under the
+    /// same hold of the lock.
+    pub fn request_ring(&self, ring: &RequestRing, next: Next) {
+        let gathers = match next {
+            Next::Other => true,
+            Next::Poll => false,
+            Next::Wait => self.waiters_combine(),
+        };
         self.publish_if_in_flight();
         let mut open = self.open.lock();
         let waiting = ring.waiting();
@@ -128,7 +145,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             open.batch.push(pages);
         }
         ring.hand_over(waiting, self.issue(&open));
-        if open.batch.requested() >= CAPACITY {
+        if !gathers || open.batch.requested() >= CAPACITY {
             self.submit_open(open);
         }
     }
@@ -151,15 +168,15 @@ mod tests {
         assert!(ring.push(page(0, 1)).is_none(), "full");
         assert!(ring.len() == CAPACITY && all.iter().all(|at| ring.ticket_of(*at).is_none()));
         assert_eq!(inv.stats().requested, 0);
-        inv.request_ring(&ring);
-        inv.request_ring(&ring); // nothing is left
+        inv.request_ring(&ring, Next::Other);
+        inv.request_ring(&ring, Next::Poll); // nothing is left
         assert!(ring.len() == 0 && all.iter().all(|at| ring.ticket_of(*at) == Some(Ticket(1))));
         let stats = inv.stats();
         assert_eq!((stats.requested, stats.sent, stats.waits), (CAPACITY, 1, 1), "neighbours are one flush");
         // A slot is used again: what it was used for before is covered by a later ticket, too.
         let again = ring.push(page(9, 3)).unwrap();
         assert_eq!((ring.ticket_of(all[0]), ring.ticket_of(again)), (Some(Ticket(1)), None));
-        inv.request_ring(&ring);
+        inv.request_ring(&ring, Next::Other);
         assert_eq!((ring.ticket_of(all[0]), ring.ticket_of(again)), (Some(Ticket(2)), Some(Ticket(2))));
         assert_eq!((ring.ticket_of(all[1]), inv.stats().pages_requested), (Some(Ticket(1)), CAPACITY + 3));
     }

@@ -112,15 +112,18 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             self.queue.relax(polls);
             polls += 1;
         };
-        self.waits.waited.fetch_add(1, Ordering::Relaxed);
-        self.waits.wait_ns.fetch_add(elapsed(start, self.queue.now_ns()), Ordering::Relaxed);
-        self.waits.timed_out.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+        self.waits.count(elapsed(start, self.queue.now_ns()), result.is_err());
         result
     }
 
     /// Returns whether waiters may yield before they poll: not where a limit counts polls, because a yield would be one of them.
     pub(super) fn may_combine(&self) -> bool {
         self.queue.limit().polls == u64::MAX
+    }
+
+    /// Returns whether waiters leave what they request to gather, because those that yielded lately did not do so in vain.
+    pub(super) fn waiters_combine(&self) -> bool {
+        self.waits.yields.are_worth_it() && self.may_combine()
     }
 
     /// Lets the threads run that are runnable. What they request meanwhile shares a flush.

@@ -10,9 +10,9 @@ use yields::Yields;
 /// Counts waits, and what their yields were worth.
 #[derive(Debug)]
 pub(super) struct Waits {
-    pub(super) waited: AtomicU64,
-    pub(super) wait_ns: AtomicU64,
-    pub(super) timed_out: AtomicU64,
+    waited: AtomicU64,
+    wait_ns: AtomicU64,
+    timed_out: AtomicU64,
     pub(super) yields: Yields,
 }
 
@@ -20,6 +20,17 @@ impl Waits {
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self { waited: zero(), wait_ns: zero(), timed_out: zero(), yields: Yields::new() }
+    }
+
+    /// Counts a wait. What is zero is not added: all waiters share these counters.
+    pub(super) fn count(&self, wait_ns: u64, timed_out: bool) {
+        self.waited.fetch_add(1, Ordering::Relaxed);
+        if wait_ns > 0 {
+            self.wait_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        }
+        if timed_out {
+            self.timed_out.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add_to(&self, stats: &mut InvalidationStats) {

@@ -8,7 +8,7 @@ use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
 use crate::invalidate::{
-    Flush, FlushList, InvalidationQueue, Invalidator, Point, RequestRing, Ticket, WaitError, WaitLimit,
+    Flush, FlushList, InvalidationQueue, Invalidator, Next, Point, RequestRing, Ticket, WaitError, WaitLimit,
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
@@ -228,7 +228,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             return Ok(Point::Ticket(self.invalidator.request_one(Flush::from(range))));
         };
         if ring.len() >= limit {
-            self.invalidator.request_ring(ring);
+            self.invalidator.request_ring(ring, Next::Other);
         }
         Ok(Point::Gathered(position))
     }
@@ -396,8 +396,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         Ok(self.clear_gathered(range, pin, ring, limit)?)
     }
 
-    fn hand_over(&self, ring: &RequestRing) {
-        self.invalidator.request_ring(ring);
+    fn hand_over(&self, ring: &RequestRing, next: Next) {
+        self.invalidator.request_ring(ring, next);
     }
 
     fn unpin(&self, pin: PinnedLeaf) {

@@ -13,6 +13,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+#[cfg(feature = "count-rmw")]
+mod counted;
 mod gathered;
 mod order;
 mod pinned;
@@ -36,12 +38,17 @@ struct Scattered {
     /// How many polls a batch takes.
     takes_polls: u64,
     polls: AtomicU64,
+    /// Whether its limit counts no polls, as that of a queue with a clock.
+    patient: bool,
+    /// Whether it keeps no record of what was flushed.
+    forgets: bool,
 }
 
 impl InvalidationQueue for Scattered {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let mut flushes = self.batches.lock().unwrap();
-        for descriptor in descriptors {
+        let recorded = if self.forgets { &[] } else { descriptors };
+        for descriptor in recorded {
             let Descriptor::Iotlb { scope, leaf_only } = *descriptor else { continue };
             let range = scope.range().expect("these tests request little");
             match flushes.last_mut().filter(|last: &&mut Flush| last.leaf_only == leaf_only) {
@@ -71,7 +78,7 @@ impl InvalidationQueue for Scattered {
         self.polls.fetch_add(1, Ordering::SeqCst);
     }
     fn limit(&self) -> WaitLimit {
-        WaitLimit { time_ns: u64::MAX, polls: 10 }
+        WaitLimit { time_ns: u64::MAX, polls: if self.patient { u64::MAX } else { 10 } }
     }
     fn costs(&self) -> FlushCosts {
         FlushCosts::EXACT

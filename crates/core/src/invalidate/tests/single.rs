@@ -23,7 +23,7 @@ fn a_full_ring_finds_that_the_queue_has_room_again() {
         for page in 0..RequestRing::CAPACITY {
             ring.push(flush(page, 1).range).unwrap();
         }
-        inv.request_ring(&ring);
+        inv.request_ring(&ring, Next::Other);
     };
     fill();
     submitted(1);
@@ -32,7 +32,7 @@ fn a_full_ring_finds_that_the_queue_has_room_again() {
     complete(&inv, 1);
     // Some of another owner, too few to be submitted for their number alone.
     ring.push(flush(0, 1).range).unwrap();
-    inv.request_ring(&ring);
+    inv.request_ring(&ring, Next::Other);
     submitted(2);
     assert_eq!(inv.stats().pages_requested, 2 * RequestRing::CAPACITY + 1);
 }

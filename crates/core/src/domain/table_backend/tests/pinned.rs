@@ -3,7 +3,7 @@
 use super::*;
 use crate::access::{Bidirectional, FromDevice};
 use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
-use crate::invalidate::{Point, RequestRing};
+use crate::invalidate::{Next, Point, RequestRing};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::table::{MappedRun, PinnedLeaf};
@@ -74,8 +74,8 @@ impl Backend for Seen {
     ) -> Result<Point, BackendError> {
         self.0.revoke_gathered(range, pin, ring, limit)
     }
-    fn hand_over(&self, ring: &RequestRing) {
-        self.0.hand_over(ring);
+    fn hand_over(&self, ring: &RequestRing, next: Next) {
+        self.0.hand_over(ring, next);
     }
     fn unpin(&self, pin: PinnedLeaf) {
         self.0.unpin(pin);
@@ -236,53 +236,6 @@ fn a_map_through_a_pin_waits_in_caching_mode() {
     let mapping = local.map(Nowhere(2), FromDevice).unwrap();
     let flushes = unit.queue().batches.lock().unwrap().clone();
     assert!(flushes.iter().any(|flush| flush.range == mapping.iova() && !flush.leaf_only));
-}
-
-/// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of one request for each
-/// revocation, or batch of them.
-#[cfg(feature = "count-rmw")]
-#[test]
-fn owners_share_next_to_nothing() {
-    use crate::domain::{Local, Revoked};
-    use crate::sync::{rmw_count, rmw_reset};
-    const ROUNDS: usize = 200;
-    let (_unit, domain) = domain(64, Scattered::default());
-    let mut local = domain.local();
-    let batch = |local: &mut Local, many: usize| {
-        let mappings: Vec<_> = (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
-        let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(many);
-        local.revoke_many(mappings, &mut revoked);
-        assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
-    };
-    // Revoked one at a time, and polled between: requests are handed over 64 at a time.
-    let mut held = std::collections::VecDeque::with_capacity(128);
-    let mut single = |local: &mut Local, times: usize| {
-        for _ in 0..times {
-            while let Some(first) = held.pop_front() {
-                if let Err(first) = local.poll::<Nowhere>(first) {
-                    held.push_front(first);
-                    break;
-                }
-            }
-            let mapping = local.map(Nowhere(1), FromDevice).unwrap();
-            held.push_back(local.revoke(mapping));
-        }
-        assert!(held.len() <= 65, "{} held", held.len());
-    };
-    single(&mut local, 1000);
-    rmw_reset();
-    single(&mut local, 64 * ROUNDS);
-    let each = rmw_count() as f64 / (64 * ROUNDS) as f64;
-    println!("one at a time: {each} read-modify-writes for a map and its revocation");
-    assert!(each <= 0.02, "{each} for one at a time");
-    for (many, limit) in [(256, 0.02), (16, 0.5), (1, 8.0)] {
-        batch(&mut local, many);
-        rmw_reset();
-        (0..ROUNDS).for_each(|_| batch(&mut local, many));
-        let each = rmw_count() as f64 / (ROUNDS * many) as f64;
-        println!("{many} at a time: {each} read-modify-writes for a map and its revocation");
-        assert!(each <= limit, "{each} for {many} at a time");
-    }
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! Read-modify-writes of an owner's calls, counted: what its operations share with other threads.
+
+use super::pinned::{Nowhere, domain};
+use super::*;
+use crate::access::FromDevice;
+use crate::domain::{Local, Mapping, Revoked};
+use crate::sync::{lock_count, rmw_count, rmw_reset};
+
+/// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of one request for each
+/// revocation, or batch of them.
+#[test]
+fn owners_share_next_to_nothing() {
+    const ROUNDS: usize = 200;
+    let (_unit, domain) = domain(64, Scattered::default());
+    let mut local = domain.local();
+    let batch = |local: &mut Local, many: usize| {
+        let mappings: Vec<_> = (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
+        let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(many);
+        local.revoke_many(mappings, &mut revoked);
+        assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
+    };
+    // Revoked one at a time, and polled between: requests are handed over 64 at a time.
+    let mut held = std::collections::VecDeque::with_capacity(128);
+    let mut single = |local: &mut Local, times: usize| {
+        for _ in 0..times {
+            while let Some(first) = held.pop_front() {
+                if let Err(first) = local.poll::<Nowhere>(first) {
+                    held.push_front(first);
+                    break;
+                }
+            }
+            let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+            held.push_back(local.revoke(mapping));
+        }
+        assert!(held.len() <= 65, "{} held", held.len());
+    };
+    single(&mut local, 1000);
+    rmw_reset();
+    single(&mut local, 64 * ROUNDS);
+    let each = rmw_count() as f64 / (64 * ROUNDS) as f64;
+    println!("one at a time: {each} read-modify-writes for a map and its revocation");
+    assert!(each <= 0.02, "{each} for one at a time");
+    for (many, limit) in [(256, 0.02), (16, 0.5), (1, 8.0)] {
+        batch(&mut local, many);
+        rmw_reset();
+        (0..ROUNDS).for_each(|_| batch(&mut local, many));
+        let each = rmw_count() as f64 / (ROUNDS * many) as f64;
+        println!("{many} at a time: {each} read-modify-writes for a map and its revocation");
+        assert!(each <= limit, "{each} for {many} at a time");
+    }
+}
+
+/// Returns the read-modify-writes and locks for each of many rounds of a map and what `end` does with the mapping.
+fn each(queue: Scattered, mut end: impl FnMut(&mut Local, Mapping<Nowhere, FromDevice>)) -> (f64, f64) {
+    const ROUNDS: u32 = 4096;
+    let (_unit, domain) = domain(64, queue);
+    let mut local = domain.local();
+    let mut rounds = |count| {
+        for _ in 0..count {
+            let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+            end(&mut local, mapping);
+        }
+    };
+    rounds(2048);
+    rmw_reset();
+    rounds(ROUNDS);
+    (rmw_count() as f64 / f64::from(ROUNDS), lock_count() as f64 / f64::from(ROUNDS))
+}
+
+/// The one read-modify-write is that of the lock under which the request is appended and its flush submitted. Where the flush takes
+/// time, the waiter also publishes its completion, and counts its wait.
+#[test]
+fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
+    type Case = (&'static str, fn(&mut Local, Mapping<Nowhere, FromDevice>));
+    let cases: [Case; 4] = [
+        ("unmap", |local, mapping| {
+            let Nowhere(_) = local.unmap(mapping).unwrap();
+        }),
+        ("revoke and wait", |local, mapping| {
+            let revoked = local.revoke(mapping);
+            let Nowhere(_) = local.wait(revoked).unwrap();
+        }),
+        ("revoke and look", |local, mapping| {
+            let revoked = local.revoke(mapping);
+            while !revoked.is_quiesced() {
+                local.backend().wait(revoked.ticket()).unwrap();
+            }
+            let Nowhere(_) = local.poll(revoked).unwrap();
+        }),
+        ("revoke and poll", |local, mapping| {
+            let (mut revoked, mut polls) = (local.revoke(mapping), 0);
+            while let Err(again) = local.poll(revoked) {
+                (revoked, polls) = (again, polls + 1);
+                // The fourth submits.
+                if polls > 3 {
+                    local.backend().wait(revoked.ticket()).unwrap();
+                }
+            }
+        }),
+    ];
+    for takes_polls in [0, 1] {
+        for (name, end) in cases {
+            let queue = Scattered { takes_polls, patient: true, forgets: true, ..Scattered::default() };
+            let (rmws, locks) = each(queue, end);
+            println!("{name}, a flush of {takes_polls} polls: {rmws} read-modify-writes, {locks} locks");
+            let limit = if takes_polls == 0 { 1.0 } else { 3.0 };
+            assert!(rmws <= limit && locks <= 1.0, "{name}, {takes_polls} polls: {rmws}, {locks} locks");
+        }
+    }
+}
