@@ -24,7 +24,7 @@ pub(crate) use counting::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 pub(crate) use core::sync::atomic::Ordering;
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
-pub use counting::{lock_count, rmw_count, rmw_reset};
+pub use counting::{lock_count, longest_hold, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
@@ -56,12 +56,21 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
         #[cfg(all(not(loom), feature = "count-rmw"))]
-        counting::count_lock();
-        #[cfg(any(loom, feature = "std"))]
+        return counting::Guard::new(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        #[cfg(any(loom, all(feature = "std", not(feature = "count-rmw"))))]
         return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(all(not(loom), not(feature = "std")))]
         return self.0.lock();
     }
+}
+
+/// Counts `steps` of a loop over memory that is not atomic, in a build that counts: what a lock is held for
+/// (`longest_hold`).
+#[inline(always)]
+pub(crate) fn count_steps(steps: usize) {
+    let _ = steps;
+    #[cfg(all(not(loom), feature = "count-rmw"))]
+    counting::count_steps(steps as u64);
 }
 
 /// Waits before the next attempt, longer after more attempts: it spins, then yields in case the other thread is not running,

@@ -1,6 +1,7 @@
 //! The open batch: the requests that one wait will cover.
 
-use super::flush::{Pages, Requested};
+use super::flush::{FlushList, Pages, Requested};
+use crate::sync::count_steps;
 use alloc::vec::Vec;
 
 /// Requests that gather until they are submitted together, followed by one wait.
@@ -29,8 +30,12 @@ impl Open {
 }
 
 impl Batch {
-    /// How many requests that do not abut a batch holds; one more makes it a flush of the whole domain.
+    /// How many requests a batch holds that were not merged. One more merges those that abut, or makes it a flush of the whole
+    /// domain.
     pub(super) const CAPACITY: usize = 256;
+    /// The room that a merge has to make at least, because it happens under the lock that all requesters need: so there is one for
+    /// a list of requests at most. That many descriptors cost about as much as a flush of the domain.
+    const ROOM: usize = FlushList::CAPACITY;
 
     pub(super) fn new() -> Self {
         Self { pages: Vec::with_capacity(Self::CAPACITY), domain_flush: false, merged: 0, requested: 0 }
@@ -65,22 +70,23 @@ impl Batch {
     /// Adds a request. Constant time, unless the batch is full: then neighbours are merged first.
     #[inline]
     pub(super) fn push(&mut self, pages: Pages) {
+        count_steps(1);
         self.requested = self.requested.saturating_add(pages.count());
         if self.domain_flush || self.pages.last_mut().is_some_and(|last| last.join(&pages)) {
             self.merged += 1;
             return;
         }
         if self.pages.len() == Self::CAPACITY {
-            self.merge();
+            self.merge_all();
+            if self.pages.len() > Self::CAPACITY - Self::ROOM {
+                // All of them and this one are now covered by a single flush.
+                self.merged += self.pages.len() as u64;
+                self.pages.clear();
+                self.domain_flush = true;
+                return;
+            }
         }
-        if self.pages.len() < Self::CAPACITY {
-            self.pages.push(pages);
-        } else {
-            // All of them and this one are now covered by a single flush.
-            self.merged += self.pages.len() as u64;
-            self.pages.clear();
-            self.domain_flush = true;
-        }
+        self.pages.push(pages);
     }
 
     /// Counts requests that were merged into others before they were pushed.
@@ -98,6 +104,7 @@ impl Batch {
 
     fn merge_all(&mut self) {
         let before = self.pages.len();
+        count_steps(before);
         self.pages.sort_unstable_by_key(|pages| pages.first);
         self.pages.dedup_by(|next, kept| kept.join(next));
         self.merged += (before - self.pages.len()) as u64;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 mod awaited;
 mod deadlines;
+#[cfg(feature = "count-rmw")]
+mod holds;
 mod single;
 mod units;
 

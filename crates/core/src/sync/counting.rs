@@ -2,13 +2,20 @@
 //!
 //! Failed compare-and-swaps count too, and so do sequentially consistent stores, which are an `xchg` on x86-64. A lock counts
 //! once as a lock and [`LOCK_RMWS`] times as a read-modify-write; those of waiting for a held lock are not counted.
+//!
+//! While a thread holds a lock, its steps are counted: each access to an atomic, and each round of the loops that count themselves
+//! by [`count_steps`](super::count_steps). A hold inside another one belongs to that.
 
 use core::cell::Cell;
+use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{self, Ordering};
 
 std::thread_local! {
     static RMW: Cell<u64> = const { Cell::new(0) };
     static LOCKS: Cell<u64> = const { Cell::new(0) };
+    /// How many locks are held, and the steps since the first of them was taken.
+    static HOLD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+    static LONGEST: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The read-modify-writes of an uncontended `std::sync::Mutex`: a compare-and-swap locks it, and a swap unlocks it, because
@@ -17,17 +24,69 @@ const LOCK_RMWS: u64 = 2;
 
 fn count() {
     RMW.with(|c| c.set(c.get() + 1));
+    count_steps(1);
 }
 
-/// Counts an acquisition of a lock, its release included.
-pub(super) fn count_lock() {
-    RMW.with(|c| c.set(c.get() + LOCK_RMWS));
+/// Counts steps, if a lock is held.
+pub(super) fn count_steps(steps: u64) {
+    HOLD.with(|hold| {
+        let (held, before) = hold.get();
+        if held > 0 {
+            hold.set((held, before + steps));
+        }
+    });
+}
+
+fn begin_hold() {
     LOCKS.with(|c| c.set(c.get() + 1));
+    HOLD.with(|hold| {
+        let (held, steps) = hold.get();
+        hold.set((held + 1, if held == 0 { 0 } else { steps }));
+    });
 }
 
-/// Counts an acquisition of a lock made of these atomics, whose read-modify-writes are counted as they are made.
+pub(super) fn end_hold() {
+    HOLD.with(|hold| {
+        let (held, steps) = hold.get();
+        hold.set((held - 1, steps));
+        LONGEST.with(|longest| longest.set(longest.get().max(steps)));
+    });
+}
+
+/// Holds a lock of the library, and counts it, its release included.
+pub(super) struct Guard<G>(G);
+
+impl<G> Guard<G> {
+    pub(super) fn new(guard: G) -> Self {
+        RMW.with(|c| c.set(c.get() + LOCK_RMWS));
+        begin_hold();
+        Self(guard)
+    }
+}
+
+impl<G: Deref> Deref for Guard<G> {
+    type Target = G::Target;
+    fn deref(&self) -> &G::Target {
+        &self.0
+    }
+}
+
+impl<G: DerefMut> DerefMut for Guard<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.0
+    }
+}
+
+impl<G> Drop for Guard<G> {
+    fn drop(&mut self) {
+        end_hold();
+    }
+}
+
+/// Counts an acquisition of a lock made of these atomics, whose read-modify-writes are counted as they are made. Its release
+/// calls [`end_hold`].
 pub(crate) fn count_own_lock() {
-    LOCKS.with(|c| c.set(c.get() + 1));
+    begin_hold();
 }
 
 /// Returns how many read-modify-writes this thread has made since [`rmw_reset`], those of locks included.
@@ -40,10 +99,17 @@ pub fn lock_count() -> u64 {
     LOCKS.with(Cell::get)
 }
 
+/// Returns the most steps that this thread has made under one hold of a lock that has ended since [`rmw_reset`]: accesses to
+/// atomics, and rounds of loops over the rest of what locks protect.
+pub fn longest_hold() -> u64 {
+    LONGEST.with(Cell::get)
+}
+
 /// Sets this thread's counts back to 0.
 pub fn rmw_reset() {
     RMW.with(|c| c.set(0));
     LOCKS.with(|c| c.set(0));
+    LONGEST.with(|c| c.set(0));
 }
 
 macro_rules! counting {
@@ -58,12 +124,15 @@ macro_rules! counting {
             }
             #[inline]
             pub(crate) fn load(&self, order: Ordering) -> $value {
+                count_steps(1);
                 self.0.load(order)
             }
             #[inline]
             pub(crate) fn store(&self, value: $value, order: Ordering) {
                 if order == Ordering::SeqCst {
                     count();
+                } else {
+                    count_steps(1);
                 }
                 self.0.store(value, order);
             }
@@ -102,7 +171,7 @@ counting! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::Mutex;
+    use crate::sync::{Mutex, SpinLock};
 
     #[test]
     fn a_lock_is_counted_as_one_and_by_its_read_modify_writes() {
@@ -114,6 +183,27 @@ mod tests {
         assert_eq!((lock_count(), rmw_count()), (2, 2 * LOCK_RMWS));
         rmw_reset();
         assert_eq!((lock_count(), rmw_count()), (0, 0));
+    }
+
+    #[test]
+    fn the_longest_hold_is_that_of_the_most_steps_under_one_lock() {
+        let (outer, inner, word) = (Mutex::new(0), SpinLock::new(0), AtomicU64::new(0));
+        rmw_reset();
+        word.fetch_add(word.load(Ordering::Relaxed), Ordering::Relaxed);
+        count_steps(9);
+        assert_eq!(longest_hold(), 0, "no lock is held");
+        {
+            let mut number = outer.lock();
+            *number += word.load(Ordering::Relaxed);
+            *inner.lock() += 1; // a compare-and-swap and a store
+            count_steps(5);
+        }
+        assert_eq!(longest_hold(), 8, "the inner hold belongs to the outer one");
+        drop(outer.lock());
+        assert_eq!(longest_hold(), 8);
+        rmw_reset();
+        drop(outer.lock());
+        assert_eq!(longest_hold(), 0);
     }
 
     #[test]

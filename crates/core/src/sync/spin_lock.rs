@@ -72,6 +72,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
+        #[cfg(all(not(loom), feature = "count-rmw"))]
+        super::counting::end_hold();
         self.0.taken.store(false, Ordering::Release);
     }
 }

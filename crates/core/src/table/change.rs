@@ -1,6 +1,6 @@
 //! Changes of a table's shape: pages linked, retired, relinked, reclaimed. All of it under the lock.
 
-use super::directory::{List, PageDirectory};
+use super::directory::{List, PAGES_A_HOLD, PageDirectory};
 use super::error::TableError;
 use super::format::{Entry, Format};
 use super::levels::{ENTRIES, slot, span};
@@ -322,11 +322,12 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.directory.push(into, page);
     }
 
-    /// Frees the pages of a list whose flush has completed, and returns how many.
-    pub(super) fn reclaim(&mut self, mut list: List) -> u32 {
+    /// Frees the first pages of a list whose flush has completed, as many as one hold of the lock is for, and returns how many.
+    pub(super) fn reclaim(&mut self, list: &mut List) -> u32 {
         let mut pending = core::mem::take(&mut self.directory.pending);
         let mut freed = 0;
-        while let Some(page) = self.directory.pop(&mut list) {
+        for _ in 0..PAGES_A_HOLD {
+            let Some(page) = self.directory.pop(list) else { break };
             let meta = self.directory.of(page);
             meta.listed = false;
             if !meta.retired {

@@ -6,19 +6,31 @@
 //! is then correct. That is why mapping next to a pending flush needs no flush of its own.
 
 use super::page_index::PageIndex;
+use crate::sync::count_steps;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+/// How many pages of a list are handled under one hold of the table's lock, which other threads need to link a page.
+pub(super) const PAGES_A_HOLD: u32 = 64;
 
 /// A list of pages, threaded through [`Meta::next`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     pub(super) head: PageIndex,
+    /// The last page, if there is one: two lists are joined in one step.
+    tail: PageIndex,
     pub(super) len: u32,
+}
+
+impl List {
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == PageIndex::NONE
+    }
 }
 
 impl Default for List {
     fn default() -> Self {
-        Self { head: PageIndex::NONE, len: 0 }
+        Self { head: PageIndex::NONE, tail: PageIndex::NONE, len: 0 }
     }
 }
 
@@ -122,6 +134,7 @@ impl PageDirectory {
 
     // Every page number below came from this directory, or was found there (`has`).
     pub(super) fn of(&mut self, page: PageIndex) -> &mut Meta {
+        count_steps(1);
         &mut self.chunks[page.chunk()].metas[page.offset()]
     }
 
@@ -198,13 +211,16 @@ impl PageDirectory {
     pub(super) fn push(&mut self, list: &mut List, page: PageIndex) {
         let meta = self.of(page);
         meta.next = list.head;
+        if list.is_empty() {
+            list.tail = page;
+        }
         list.head = page;
         list.len += 1;
     }
 
     /// Removes the first page of a list. O(1).
     pub(super) fn pop(&mut self, list: &mut List) -> Option<PageIndex> {
-        if list.head == PageIndex::NONE {
+        if list.is_empty() {
             return None;
         }
         let page = list.head;
@@ -213,16 +229,20 @@ impl PageDirectory {
         Some(page)
     }
 
-    /// Moves the pending pages to `to`. O(pending).
+    /// Moves the pending pages to `to`. O(1).
     pub(super) fn move_pending(&mut self, to: &mut List) {
         let mut pending = core::mem::take(&mut self.pending);
         self.move_all(&mut pending, to);
     }
 
-    /// Moves all pages of `from` to `to`. O(pages of `from`).
+    /// Moves all pages of `from` to `to`, before its own. O(1).
     pub(super) fn move_all(&mut self, from: &mut List, to: &mut List) {
-        while let Some(page) = self.pop(from) {
-            self.push(to, page);
+        let first = core::mem::take(from);
+        if first.is_empty() {
+            return;
         }
+        self.of(first.tail).next = to.head;
+        let tail = if to.is_empty() { first.tail } else { to.tail };
+        *to = List { head: first.head, tail, len: first.len + to.len };
     }
 }

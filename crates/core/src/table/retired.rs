@@ -1,6 +1,6 @@
 //! Retired table pages.
 
-use super::directory::List;
+use super::directory::{List, PAGES_A_HOLD};
 use super::format::Format;
 use super::levels::span;
 use super::page_index::PageIndex;
@@ -30,7 +30,7 @@ impl Retired {
 
     /// Whether there are none: then a flush of the cleared leaves alone suffices.
     pub fn is_empty(&self) -> bool {
-        self.list.head == PageIndex::NONE
+        self.list.is_empty()
     }
 
     /// Returns the number of pages.
@@ -39,7 +39,8 @@ impl Retired {
     }
 }
 
-/// The addresses that retired pages translated, neighbours merged. See [`Table::retired_ranges`](super::Table::retired_ranges).
+/// The addresses that retired pages translated, neighbours merged: at most 64 pages into one range. See
+/// [`Table::retired_ranges`](super::Table::retired_ranges).
 ///
 /// It takes the table's lock once for each range, and holds it for none.
 #[derive(Debug)]
@@ -56,7 +57,10 @@ impl<F: Format> Iterator for RetiredRanges<'_, F> {
     fn next(&mut self) -> Option<IovaRange> {
         let mut directory = self.tree.directory.lock();
         let mut merged: Option<(u64, u64)> = None;
-        while self.next != PageIndex::NONE {
+        for _ in 0..PAGES_A_HOLD {
+            if self.next == PageIndex::NONE {
+                break;
+            }
             let meta = directory.of(self.next);
             let page = self.tree.store.page(self.next);
             let (start, end) = (page.base(), page.base() + span(page.level() + 1));

@@ -58,11 +58,14 @@ impl<F: Format> Tree<F> {
         Locked { store: &self.store, memory: self.memory.as_deref(), directory }
     }
 
-    /// Frees the pages of a list whose flush has completed, and returns how many.
-    pub(super) fn reclaim(&self, list: List) -> u32 {
-        let mut directory = self.directory.lock();
-        let freed = self.locked(&mut directory).reclaim(list);
-        self.update_pending(&directory);
+    /// Frees the pages of a list whose flush has completed, and returns how many. Takes the lock for some of them at a time.
+    pub(super) fn reclaim(&self, mut list: List) -> u32 {
+        let mut freed = 0;
+        while !list.is_empty() {
+            let mut directory = self.directory.lock();
+            freed += self.locked(&mut directory).reclaim(&mut list);
+            self.update_pending(&directory);
+        }
         freed
     }
 

@@ -92,13 +92,14 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             self.reclaim_all();
             // In this order: a page stops being retired before it counts as reclaimed.
             let retired = self.table.stats().retired;
-            if self.deferred.reclaimed_exactly() != reclaimed {
+            let progress = self.deferred.progress();
+            if progress.reclaimed != reclaimed {
                 return true;
             }
-            if retired == 0 {
+            if retired == 0 && !progress.goes_on {
                 return false;
             }
-            // Another thread has retired them and has not yet deferred them.
+            // Another thread has retired them and has not yet deferred them, or is reclaiming them.
             self.queue().relax(polls);
         }
         false

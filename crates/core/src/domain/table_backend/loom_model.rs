@@ -103,3 +103,21 @@ fn loom_a_flush_covers_cleared_entries_only() {
         assert_eq!(found(&unit, 2 * K4), Some(3));
     });
 }
+
+/// A map needs the one table page that is on its way back, while another thread is reclaiming it: it waits for that thread, and
+/// does not take the page for one that never comes back.
+#[test]
+fn loom_a_map_gets_the_page_that_another_thread_is_reclaiming() {
+    explore(4, 3, |unit| {
+        map(&unit, 0, 1);
+        map(&unit, 2 * M2, 3); // stays, and with it the page above
+        strict_unmap(&unit, 0);
+        let other = Arc::clone(&unit);
+        let reclaimer = thread::spawn(move || {
+            other.deferred.reclaim(&other.table, |ticket| other.invalidator.completed() >= ticket);
+        });
+        map(&unit, M2, 2);
+        assert_eq!((found(&unit, 0), found(&unit, M2)), (None, Some(2)));
+        reclaimer.join().unwrap();
+    });
+}

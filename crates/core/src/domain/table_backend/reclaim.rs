@@ -4,8 +4,8 @@ use crate::invalidate::Ticket;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::{Format, Retired, Table};
 
-/// Retired table pages that wait for their flush. Its lock is held for list operations only: not while entries are
-/// cleared, and not while a flush is waited for.
+/// Retired table pages that wait for their flush. Its lock is held for list operations only, each of one step: not while entries
+/// are cleared, not while a flush is waited for, and not while pages are reclaimed.
 pub(super) struct DeferredReclaim {
     lists: Mutex<Lists>,
     /// The ticket that the next pages to be reclaimed wait for, `u64::MAX` if there are none: so that a map or clear that
@@ -24,6 +24,16 @@ struct Lists {
     open: Pending,
     /// Pages waiting for their ticket. No page is added, so that a steady stream of revocations cannot delay it.
     waiting: Pending,
+    /// How many threads are reclaiming pages that they took out of here.
+    reclaiming: u32,
+}
+
+/// How far the reclaim of pages has come.
+pub(super) struct Progress {
+    /// Pages reclaimed so far.
+    pub(super) reclaimed: u64,
+    /// Whether a thread is reclaiming pages that do not count yet.
+    pub(super) goes_on: bool,
 }
 
 impl Lists {
@@ -67,14 +77,20 @@ impl DeferredReclaim {
     #[cold]
     fn reclaim_due<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
         let mut lists = self.lists.lock();
-        if !lists.waiting.0.is_empty() && is_completed(lists.waiting.1) {
-            let (retired, _) = core::mem::take(&mut lists.waiting);
-            let pages = u64::from(retired.len());
-            drop(table.reclaim(retired)); // as in `add`
-            self.reclaimed.fetch_add(pages, Ordering::Release);
+        let due = !lists.waiting.0.is_empty() && is_completed(lists.waiting.1);
+        let (retired, _) = if due { core::mem::take(&mut lists.waiting) } else { Pending::default() };
+        let next = lists.advance();
+        self.due.store(next, Ordering::Release);
+        if retired.is_empty() {
+            return;
         }
-        let due = lists.advance();
-        self.due.store(due, Ordering::Release);
+        lists.reclaiming += 1;
+        drop(lists);
+        let pages = u64::from(retired.len());
+        drop(table.reclaim(retired)); // as in `add`
+        let mut lists = self.lists.lock();
+        lists.reclaiming -= 1;
+        self.reclaimed.fetch_add(pages, Ordering::Release);
     }
 
     /// Returns the ticket after which all pages held here can be reclaimed.
@@ -88,9 +104,9 @@ impl DeferredReclaim {
         self.reclaimed.load(Ordering::Acquire)
     }
 
-    /// Returns the same, including the pages that another thread is reclaiming now.
-    pub(super) fn reclaimed_exactly(&self) -> u64 {
-        let _lists = self.lists.lock();
-        self.reclaimed()
+    /// Returns the same, and whether another thread is reclaiming pages now.
+    pub(super) fn progress(&self) -> Progress {
+        let lists = self.lists.lock();
+        Progress { reclaimed: self.reclaimed(), goes_on: lists.reclaiming > 0 }
     }
 }

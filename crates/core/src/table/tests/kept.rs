@@ -220,3 +220,36 @@ fn what_a_map_has_evicted_makes_room_after_its_flush() {
     b.table.map(iova, PhysAddr::new(0), RW).unwrap();
     assert_eq!([0, M2].map(|at| b.at(at).unwrap().1), [M2; 2]);
 }
+
+/// The ranges of many neighbours that were retired together are those of 64 pages each, and together all of them; lists of them are
+/// joined as they are.
+#[test]
+fn retired_neighbours_are_flushed_in_ranges_of_64_pages() {
+    const WINDOWS: u64 = 150;
+    let b: Bench = keeping(256, 3);
+    (0..WINDOWS).for_each(|window| b.map(window * M2, 0, K4).unwrap());
+    let mut parts = [(); 3].map(|()| Retired::new());
+    for window in 0..WINDOWS {
+        let part = usize::from(window >= WINDOWS / 2);
+        b.table.clear(range(window * M2, K4), &mut parts[part]).unwrap();
+    }
+    b.table.retire_kept(&mut parts[2]).unwrap();
+    assert!(parts.iter().all(|part| !part.is_empty()));
+    let ([first, mut second, third], mut all) = (parts, Retired::new());
+    // Lists of several parts are joined, in either place, and empty ones.
+    b.table.append(&mut second, first).unwrap();
+    b.table.append(&mut all, second).unwrap();
+    b.table.append(&mut all, Retired::new()).unwrap();
+    b.table.append(&mut all, third).unwrap();
+    assert_eq!(u64::from(all.len()), WINDOWS);
+    let mut ranges: Vec<_> = b.table.retired_ranges(&all).unwrap().collect();
+    assert!(ranges.len() < 16 && ranges.iter().all(|range| range.len() <= 64 * M2), "{ranges:?}");
+    ranges.sort_by_key(|range| range.start());
+    assert!(ranges.is_sorted_by(|a, b| a.end() == b.start()), "{ranges:?}");
+    assert_eq!(ranges.iter().map(IovaRange::len).sum::<u64>(), WINDOWS * M2);
+    assert_eq!(u64::from(b.table.reclaim(all).unwrap()), WINDOWS);
+    let mut parents = Retired::new();
+    b.table.collect_retired(&mut parents).unwrap();
+    b.table.reclaim(parents).unwrap();
+    b.is_pristine();
+}

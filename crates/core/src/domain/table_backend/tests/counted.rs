@@ -3,8 +3,8 @@
 use super::pinned::{Nowhere, domain};
 use super::*;
 use crate::access::FromDevice;
-use crate::domain::{Local, Mapping, Revoked};
-use crate::sync::{lock_count, rmw_count, rmw_reset};
+use crate::domain::{Domain, Local, Mapping, Revoked};
+use crate::sync::{lock_count, longest_hold, rmw_count, rmw_reset};
 
 /// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of one request for each
 /// revocation, or batch of them.
@@ -107,4 +107,48 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
             assert!(rmws <= limit && locks <= 1.0, "{name}, {takes_polls} polls: {rmws}, {locks} locks");
         }
     }
+}
+
+/// What a call that revokes very many mappings does under one hold of a lock does not grow with their number: 16 requests are
+/// appended and 256 merged once, or 64 table pages are handled, in some five steps each.
+#[test]
+fn no_lock_is_held_for_longer_because_more_is_revoked() {
+    const STEPS: u64 = 512;
+    const PAGES: usize = 2048;
+    let show = |what: &str, count: usize| {
+        println!("{count}, {what}: at most {} steps under one of {} holds", longest_hold(), lock_count());
+        assert!(longest_hold() <= STEPS, "{count}, {what}: {}", longest_hold());
+        rmw_reset();
+    };
+    let slow = || Scattered { takes_polls: 1, patient: true, forgets: true, ..Scattered::default() };
+    for (count, stride) in [(10_000, 1), (10_000, 7919), (1_000_000, 1), (1_000_000, 7919)] {
+        let (_unit, domain) = domain(PAGES, slow());
+        let mut local = domain.local();
+        let mut mapped: Vec<_> =
+            (0..count).map(|_| Some(local.map(Nowhere(1), FromDevice).unwrap())).collect();
+        let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(count);
+        let order = (0..count).map(|i| i * stride % count);
+        rmw_reset();
+        local.revoke_many(order.map(|i| mapped[i].take().unwrap()), &mut revoked);
+        show("by an owner", count);
+        assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
+        show("returned to an owner", count);
+        drop(local);
+        show("the owner", count);
+    }
+    // Without an owner the table pages are retired by the call, and reclaimed by one of the next.
+    let (unit, domain) = domain(PAGES, slow());
+    let mapped: Vec<_> = (0..1_000_000).map(|_| domain.map(Nowhere(1), FromDevice).unwrap()).collect();
+    let (mut revoked, before): (Vec<Revoked<Nowhere, &Domain>>, _) =
+        (Vec::with_capacity(mapped.len()), unit.stats().table_pages);
+    let count = mapped.len();
+    rmw_reset();
+    domain.revoke_all(mapped, &mut revoked);
+    assert!(unit.stats().table_pages_retired > 1800);
+    show("by a domain", count);
+    assert!(revoked.into_iter().all(|one| one.wait().is_ok()));
+    while unit.wait_for_retired(unit.deferred.reclaimed()) {}
+    show("and reclaimed", count);
+    let stats = unit.stats();
+    assert!(stats.table_pages_retired == 0 && stats.table_pages < before / 8);
 }
