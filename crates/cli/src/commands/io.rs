@@ -1,6 +1,6 @@
 //! `io`: a workload on one target, with fio's options, or the jobs of a job file.
 
-use crate::args::{IoArgs, OutputFormat, Rw, TargetSpec, job_file};
+use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, job_file};
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
 use crate::engine::workload::Workload;
@@ -155,8 +155,10 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
     if (jobs as u64) > blocks {
         return Err(LimitError::Jobs { jobs, blocks, target: target.name }.into());
     }
-    let buffers =
-        BufferNeed { count: depth.saturating_mul(jobs), bytes: block, lower: "--iodepth, --bs or --numjobs" };
+    let spare =
+        if args.verify || !target.has_controller() { 0 } else { spare(args.stack.protect, depth, block) };
+    let count = depth.saturating_add(spare).saturating_mul(jobs);
+    let buffers = BufferNeed { count, bytes: block, lower: "--iodepth, --bs or --numjobs" };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
     let stack =
@@ -190,6 +192,7 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
         ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
         rwmixread: args.rwmixread,
         rate: args.rate.map(|rate| rate.0.max(1)),
+        depth,
     };
     if is_new && args.rw.needs_layout() && !args.verify {
         let (ramp, rate) = (Duration::ZERO, None);
@@ -225,6 +228,19 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
             .map_or_else(|| PERCENTILES.to_vec(), |Percentiles(list)| list.clone()),
     };
     Ok(IoReport::new(parameters, stats, cpu, StackReport::new(&stack, &[&target]), target.notes()))
+}
+
+/// Bytes of buffers that a job has beyond its depth: at a microsecond for a flush that is more than any controller reads meanwhile.
+const SPARE_BYTES: usize = 1 << 20;
+
+/// Returns how many buffers of a job take the place of those that are held until their flush has completed. Without them the
+/// controller would have fewer requests meanwhile.
+fn spare(protect: Protect, depth: usize, block: usize) -> usize {
+    match protect {
+        Protect::Revoke => depth.min(SPARE_BYTES / block.max(1)),
+        // Nothing is held, or nothing is done until it has returned.
+        Protect::Static | Protect::Strict => 0,
+    }
 }
 
 fn run_task(

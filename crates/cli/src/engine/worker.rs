@@ -138,6 +138,11 @@ impl<'t, B> Worker<'t, B> {
         self.in_flight
     }
 
+    /// Returns how many of them the target has not carried out yet. The others hold their buffers until no device can reach them.
+    pub(crate) fn at_target(&self) -> usize {
+        self.in_flight.saturating_sub(self.target.held())
+    }
+
     /// Returns the target's properties.
     pub(crate) fn info(&self) -> &TargetInfo {
         self.target.info()

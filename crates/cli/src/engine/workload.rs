@@ -30,6 +30,8 @@ pub(crate) struct Workload {
     pub(crate) rwmixread: u8,
     /// The most bytes per second of each direction.
     pub(crate) rate: Option<u64>,
+    /// How many requests of a job the target has at a time, as far as there are buffers.
+    pub(crate) depth: usize,
 }
 
 /// The statistics of a workload.
@@ -118,8 +120,8 @@ impl Throttle {
 /// How long a throttled workload sleeps at most before it checks for completions and signals.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Runs `workload` with as many requests in flight as there are buffers. The buffers are in `buffers` again when this
-/// returns, except those that had to be quarantined.
+/// Runs `workload`. Buffers beyond its depth take the place of those that wait for a flush. The buffers are in `buffers` again when
+/// this returns, except those that had to be quarantined.
 pub(crate) fn run<B>(
     target: &mut dyn Target<B>,
     workload: Workload,
@@ -183,6 +185,9 @@ impl<B> Run<'_, B> {
                 if !delay.is_zero() {
                     break;
                 }
+                if self.worker.at_target() >= self.workload.depth {
+                    break;
+                }
                 let Some(buffer) = self.idle.pop() else { break };
                 let len = self.workload.block;
                 self.worker.submit(direction, offset, len, buffer).map_err(|rejected| {
@@ -232,7 +237,18 @@ impl Workload {
     /// A workload for tests: `requests` requests of 512 bytes in a region of `blocks` blocks at the start of the target.
     pub(super) fn sample(rw: Rw, blocks: u64, requests: u64) -> Self {
         let (block, start, runtime, ramp) = (512, 0, None, Duration::ZERO);
-        Self { rw, block, start, blocks, requests, runtime, ramp, rwmixread: 50, rate: None }
+        Self {
+            rw,
+            block,
+            start,
+            blocks,
+            requests,
+            runtime,
+            ramp,
+            rwmixread: 50,
+            rate: None,
+            depth: usize::MAX,
+        }
     }
 }
 
@@ -274,6 +290,19 @@ mod tests {
             assert_eq!(requests.reads.bytes + requests.writes.bytes + requests.trims.bytes, 250 * 512);
             assert_eq!((target.peak, left), (8, 8));
             assert_eq!(requests.depths.0.iter().sum::<u64>(), 250);
+        }
+    }
+
+    #[test]
+    fn spare_buffers_take_the_place_of_those_that_are_held() {
+        for (holds, count, held) in [(true, 16, 9..17), (true, 8, 8..9), (false, 16, 8..9)] {
+            let mut target = Fake::new(vec![0; 51_200], 512);
+            target.holds = holds;
+            let workload = Workload { depth: 8, ..workload(Rw::Randrw, 2_500) };
+            let (stats, left) = execute(&mut target, workload, count);
+            assert_eq!((stats.unwrap().requests.requests(), left), (2_500, count));
+            assert_eq!(target.peak, 8, "never more than the depth at the target");
+            assert!(held.contains(&target.peak_held), "{holds} {count}: {}", target.peak_held);
         }
     }
 

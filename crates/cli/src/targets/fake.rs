@@ -43,6 +43,11 @@ pub(crate) struct Fake<B = Vec<u8>> {
     pub(crate) requests: usize,
     /// The most requests that were in flight.
     pub(crate) peak: usize,
+    /// What is completed is held until the next poll.
+    pub(crate) holds: bool,
+    held: Vec<Completion<B>>,
+    /// The most requests that were in flight or held.
+    pub(crate) peak_held: usize,
     pub(crate) synced: bool,
     is_direct: bool,
     random: Random,
@@ -68,6 +73,9 @@ impl<B: DataBuffer> Fake<B> {
             shrink: None,
             requests: 0,
             peak: 0,
+            holds: false,
+            held: Vec::new(),
+            peak_held: 0,
             synced: false,
             is_direct: false,
             random: Random::new(1),
@@ -147,28 +155,35 @@ impl<B: DataBuffer> Target<B> for Fake<B> {
         }
         self.in_flight.push(request);
         self.peak = self.peak.max(self.in_flight.len());
+        self.peak_held = self.peak_held.max(self.in_flight.len() + self.held.len());
         Ok(())
     }
 
+    fn held(&self) -> usize {
+        self.held.len()
+    }
+
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
+        completed.append(&mut self.held);
         for _ in 0..self.below(self.in_flight.len() + 1) {
             let at = self.below(self.in_flight.len());
             let request = self.in_flight.swap_remove(at);
             let fault = self.fault.take_if(|(at, fault)| self.requests >= *at && *fault != Fault::Reject);
-            completed.push(match fault {
+            let completion = match fault {
                 Some((_, fault)) => Completion {
                     io: request.io,
                     buffer: Some(request.buffer).filter(|_| fault != Fault::Quarantine),
                     result: Err(TargetError::Fake),
                 },
                 None => self.execute(request),
-            });
+            };
+            if self.holds { self.held.push(completion) } else { completed.push(completion) }
         }
         Ok(())
     }
 
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
-        assert!(!self.in_flight.is_empty(), "waits for nothing");
+        assert!(!self.in_flight.is_empty() || !self.held.is_empty(), "waits for nothing");
         self.poll(completed)
     }
 

@@ -285,8 +285,10 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         let until = Instant::now() + WAIT_LIMIT;
         let mut polls = 0;
         loop {
+            let held = self.held.len();
             self.step(completed)?;
-            if !completed.is_empty() || Instant::now() >= until {
+            // Also when the controller has room again: the caller may have more requests and other buffers.
+            if !completed.is_empty() || self.held.len() > held || Instant::now() >= until {
                 return Ok(());
             }
             polls += 1;
@@ -297,6 +299,10 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
                 self.pause(polls);
             }
         }
+    }
+
+    fn held(&self) -> usize {
+        self.held.len()
     }
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -107,6 +107,10 @@ pub(crate) trait Target<B> {
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
+    /// Returns how many requests have been carried out and hold their buffers until no device can reach them.
+    fn held(&self) -> usize {
+        0
+    }
     /// Returns a descriptor that becomes readable when something may have completed, for an event loop; `None` if the target has
     /// to be polled. See [`arm`](Self::arm).
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -380,3 +380,23 @@ fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
     }
     assert_eq!((setup.domain.stats().live, setup.domain.stats().held_bytes), (0, 0));
 }
+
+/// With `revoke` a wait ends when the controller has room, though the buffers are still held: others can be used meanwhile.
+#[test]
+fn a_wait_ends_when_the_controller_has_room_again() {
+    let config = SoftConfig { flush_cost: Duration::from_millis(50), ..SoftConfig::default() };
+    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Revoke);
+    let mut target = setup.target();
+    let mut completed = Vec::new();
+    target.submit_many(reads(setup.buffers())).unwrap();
+    let mut waits = 0;
+    while target.held() < 8 {
+        target.wait(&mut completed).unwrap();
+        waits += 1;
+        assert!(completed.is_empty() && waits <= 8, "a wait for nothing, or for a flush");
+    }
+    while completed.len() < 8 {
+        target.wait(&mut completed).unwrap();
+    }
+    assert_eq!(target.held(), 0);
+}
