@@ -59,8 +59,8 @@
 //! a `Local`) has rows, one of them *current*, whose free blocks are its magazine: one word of bits. Before it is a *stash* of
 //! the 16 blocks that were freed last, which are allocated first. Alloc and free through a `Local` move a block to or from the
 //! stash, or clear or set a bit of the word, and write the block's state, by plain loads and stores. When the current row is
-//! empty, or frees in order reach another row, that other row becomes the current one; otherwise a block is only marked free
-//! in its row. A free finds the row from the address: a range check, a table that the pool owns, and a multiplication; there
+//! empty, or frees in order reach another row, that other row becomes the current one. A freed block goes to the stash, to the current
+//! row if it belongs there and the last call was a free as well, and when the stash is full it is only marked free in its row. A free finds the row from the address: a range check, a table that the pool owns, and a multiplication; there
 //! are no headers. The block that the stash gave out last is recognised by its address. Bulk calls treat neighbours as one, and
 //! take and return whole rows.
 //!
