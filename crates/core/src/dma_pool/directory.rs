@@ -294,9 +294,11 @@ impl Chunks {
             }
             return;
         }
-        // The largest run covers one word.
+        // A run of 1 GiB covers many words.
         let word = if chunk.is_null() { null_mut() } else { chunk.cast::<u8>().wrapping_add(COVERS) };
-        directory.set(at, word);
+        for part in 0..order.frames() / Order::HUGE.frames() {
+            directory.set(at + part as usize, word);
+        }
     }
 
     /// Returns the table of the small chunks of 2 MiB, which the directory refers to from now on.

@@ -6,6 +6,7 @@ mod cell;
 mod debug;
 mod directory;
 mod faults;
+mod giant;
 mod growth;
 mod hoard;
 mod hooked;
