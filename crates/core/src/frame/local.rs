@@ -321,7 +321,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    fn fold_if_due(&mut self) {
+    pub(super) fn fold_if_due(&mut self) {
         let (singles, bulk, frees) = (self.tally.singles, self.tally.bulk_filled, self.tally.frees);
         let due = (singles + bulk).abs_diff(frees) >= self.fold_at
             || self.tally.claimed.unsigned_abs() >= self.fold_at

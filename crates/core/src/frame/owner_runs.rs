@@ -15,6 +15,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             return Ok(Frame::inside(region * REGION));
         }
         self.release_kept_under_pressure();
+        self.fold_if_due();
         let near = match order.get() {
             1..=6 => self.region.and_then(|region| self.zone.claim_order_in(region, order.get())),
             _ => None,

@@ -42,3 +42,30 @@ fn allocs_that_are_freed_again_are_counted_too() {
     let stats = zone.stats();
     assert!(stats.allocs >= 1 << 16 && stats.frees >= 1 << 16, "{stats:?}");
 }
+
+/// Runs that are allocated through an owner are counted as single frames are.
+#[test]
+fn runs_through_an_owner_are_counted_in_time() {
+    for order in [1, 3, 6, 7, 9] {
+        let zone = Zone::new(1 << 17).unwrap();
+        let order = super::order(order);
+        let (mut local, mut runs) = (zone.local(), Vec::new());
+        let most = lag(&zone) + u64::from(order.frames());
+        let mut in_use = 0;
+        let check = |local: &Local<&Zone>, in_use: u64| {
+            let (stats, held) = (zone.stats(), u64::from(local.held()));
+            let off = (stats.in_use.abs_diff(in_use), stats.held.abs_diff(held));
+            assert!(off.0.max(off.1) <= most, "order {}, {in_use} in use: off by {off:?}", order.get());
+        };
+        while in_use < 1 << 16 {
+            runs.push(local.alloc(order).unwrap());
+            in_use += u64::from(order.frames());
+            check(&local, in_use);
+        }
+        for run in runs {
+            local.free(run, order).unwrap();
+            in_use -= u64::from(order.frames());
+            check(&local, in_use);
+        }
+    }
+}
