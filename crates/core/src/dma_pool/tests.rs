@@ -19,6 +19,7 @@ mod mixed;
 mod model;
 mod notices;
 mod owned;
+mod places;
 mod relief;
 mod rows;
 mod run;

@@ -1,6 +1,7 @@
 //! Blocks that return to their [`LocalCell`], and frees of many [`Block`]s.
 
 mod ends;
+mod exact;
 mod many;
 mod reentrant;
 
@@ -234,4 +235,17 @@ fn blocks_that_return_to_their_cell_share_nothing() {
     let heap = Heap::new(8 << 20);
     count(&pool(&heap, 128).local().into_cell());
     count(&shared(128).0.local().into_cell());
+}
+
+/// The cell's share of the pool is issued by the handle's stock, and returns there.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn a_handle_that_becomes_a_cell_and_again_a_handle_makes_no_read_modify_write() {
+    let (pool, _) = shared(128);
+    let mut local = pool.local();
+    crate::sync::rmw_reset();
+    for _ in 0..100 {
+        local = local.into_cell().into_local();
+    }
+    assert_eq!(crate::sync::rmw_count(), 0);
 }

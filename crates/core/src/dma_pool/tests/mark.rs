@@ -81,6 +81,24 @@ fn a_block_of_the_stash_raises_the_mark_by_one() {
     assert_eq!(pool.stats().high_water, 65 - 2 + 5 + 1);
 }
 
+/// Also if the owner reported its counts between the two, with blocks in its stash: it counts from there on.
+#[test]
+fn blocks_of_the_stash_raise_the_mark_after_a_report() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks = super::stash::row_before_the_current(&mut local);
+    blocks[..5].iter().for_each(|&block| local.free_raw(block).unwrap());
+    // Not from the stash.
+    assert_eq!(local.fill(&mut [None; 5]), 5);
+    pool.depot.record(&mut local.owner);
+    let last = [(); 3].map(|()| local.alloc_raw().unwrap());
+    assert!(last.iter().all(|block| blocks[..5].contains(block)));
+    last.into_iter().for_each(|block| local.free_raw(block).unwrap());
+    drop(local);
+    assert_eq!(pool.stats().high_water, 65 + 3);
+}
+
 /// Into the current row, into another row in its list, and into one that moves, with a full stash.
 #[test]
 fn frees_where_there_are_gaps_are_counted_once() {
