@@ -86,3 +86,74 @@ fn a_source_that_panics_leaves_the_cell_usable() {
     drop(blocks);
     assert_eq!(pool.stats().in_use, 0);
 }
+
+type Last = Shared<DmaPool<OnRelease>>;
+
+/// A heap that runs the hook after it has released a run.
+struct OnRelease(Heap);
+
+// SAFETY: every call is forwarded to the heap.
+unsafe impl ChunkSource for OnRelease {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.0.acquire(order)
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.release(frame, order) };
+        if let Some(hook) = HOOK.take() {
+            hook();
+        }
+    }
+}
+
+/// A cell that is given another pool's last block drops that pool, whose source uses the cell meanwhile.
+#[test]
+fn the_source_of_another_pool_that_ends_uses_the_cell() {
+    let new = || Shared::new(DmaPool::new(OnRelease(Heap::new(4 << 20)), "test", 64, 0, 0).unwrap());
+    for many in [false, true] {
+        let pool: Last = new();
+        let owned = Box::into_raw(Box::new(pool.local().into_cell()));
+        // SAFETY: freed below, after the last block.
+        let cell: &'static LocalCell<OnRelease> = unsafe { &*owned };
+        let mut held: Vec<_> = (0..100).map(|_| cell.alloc().unwrap()).collect();
+        let blocks = pool.stats().blocks;
+        let last = new().alloc().unwrap();
+        let ran = std::rc::Rc::new(std::cell::Cell::new(false));
+        let seen = std::rc::Rc::clone(&ran);
+        HOOK.set(Some(Box::new(move || {
+            let in_use = || cell.pool().stats().in_use;
+            drop(held.split_off(90));
+            assert_eq!(in_use(), 90);
+            cell.free(held.pop().unwrap().into_block());
+            cell.free_many(held.drain(80..).map(LocalBlock::into_block));
+            cell.pool().free_raw(held.pop().unwrap().into_raw()).unwrap();
+            assert_eq!(in_use(), 79);
+            // What others can get, and no chunk: the cell may be one that waits for it.
+            let rest: Vec<_> = std::iter::from_fn(|| cell.alloc().ok()).collect();
+            assert_eq!(cell.alloc().unwrap_err(), AllocError::Reentrant);
+            let all: HashSet<_> = held.iter().chain(&rest).map(LocalBlock::as_raw).collect();
+            assert_eq!(all.len(), held.len() + rest.len());
+            assert!(all.len() as u64 <= blocks && cell.pool().stats().blocks == blocks);
+            seen.set(true);
+        })));
+        match many {
+            false => cell.free(last),
+            true => cell.free_many([last]),
+        }
+        assert!(ran.get() && HOOK.take().is_none());
+        assert_eq!(pool.stats().in_use, 0);
+        let all: Vec<_> = (0..500).map(|_| cell.alloc().unwrap()).collect();
+        assert_eq!(all.iter().map(LocalBlock::as_raw).collect::<HashSet<_>>().len(), 500);
+        drop(all);
+        // SAFETY: from `Box::into_raw`, and no block borrows it any more.
+        drop(unsafe { Box::from_raw(owned) });
+        assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (0, 0));
+        pool.try_into_inner().unwrap().destroy().unwrap();
+    }
+}
