@@ -18,6 +18,25 @@ fn late_write(heap: &Heap, block: RawBlock, offset: usize, value: u8) {
     heap.memory().write_u8(at + offset, value).unwrap();
 }
 
+/// The row of the block has other blocks in use, and is that owner's.
+#[test]
+fn a_block_that_its_owner_allocates_again_at_once_is_checked() {
+    let heap = Heap::new(2 << 20);
+    for by_pool in [false, true] {
+        let pool = debugged(&heap, 64);
+        let mut local = pool.local();
+        let alloc =
+            |local: &mut Local<_, _>| if by_pool { pool.alloc_raw() } else { local.alloc_raw() }.unwrap();
+        let (block, kept) = (alloc(&mut local), alloc(&mut local));
+        let freed = if by_pool { pool.free_raw(block) } else { local.free_raw(block) };
+        assert_eq!(freed, Ok(()));
+        late_write(&heap, block, 5, 0x11);
+        assert_eq!(alloc(&mut local), block);
+        assert_eq!((pool.stats().damaged, bytes(&pool, block)), (1, vec![FRESH_PATTERN; 64]));
+        pool.free_bulk(&[block, kept]).unwrap();
+    }
+}
+
 #[test]
 fn a_write_into_a_free_block_is_reported_with_its_last_owner() {
     let heap = Heap::new(2 << 20);
