@@ -56,8 +56,8 @@ impl Owner {
         Some(run)
     }
 
-    /// Frees the block at `offset` if it is in the current row. The stash is full, as it is soon when blocks are freed in order:
-    /// then it need not be looked up. On `false` nothing has changed.
+    /// Frees the block at `offset` to the current row, if it is in it. Frees in turn are often of neighbours, and such a block need
+    /// not be looked up. On `false` nothing has changed.
     #[inline(always)]
     pub(super) fn push_current(&mut self, geometry: &Geometry, offset: u64, form: Form) -> bool {
         let Some((row, bit)) = self.current.find(geometry, offset) else { return false };
