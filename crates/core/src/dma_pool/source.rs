@@ -23,7 +23,8 @@ use core::ptr::NonNull;
 ///
 /// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls `acquire` from one thread
 /// at a time. From inside `acquire` the pool's blocks may be freed and its [statistics](super::DmaPool::stats) read, but an
-/// allocation that needs another chunk would wait for the `acquire` it is called from.
+/// allocation that needs another chunk would wait for the `acquire` it is called from; likewise from inside `release`, where
+/// [`set_limits`](super::DmaPool::set_limits) gives back what it had acquired for a minimum that the source cannot meet.
 pub unsafe trait ChunkSource: Send + Sync {
     /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and nothing else of it.
     fn span(&self) -> NonNull<[u8]>;
