@@ -74,7 +74,7 @@
 //! # How much memory a pool holds
 //!
 //! A pool grows by a chunk when an alloc finds no free block: not in the rows of its owner, not in the depot, and not with the
-//! pool's own owner, which serves the calls without a `Local`. A chunk has at most 2 MiB, or one block if that is larger.
+//! pool's own owner, which serves the calls without a `Local`. A chunk has at most 2 MiB, or 1 GiB if a block is larger.
 //! Only [`shrink`](DmaPool::shrink), [`shrink_shared`](DmaPool::shrink_shared) and the pool's end release chunks.
 //!
 //! So a pool has, besides the blocks in use, the free blocks that other owners keep, which an alloc of this owner cannot get:
