@@ -71,10 +71,10 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "a Local and its raw blocks; in mpt3sas-alloc-nowrite without prefetch"),
+    ("pinfold", "a Local and its raw blocks"),
     (
-        "pinfold-prefetch, -no-prefetch",
-        "a pool that prefetches fresh blocks for writing, as it does unless told otherwise, and one that does not",
+        "pinfold-no-prefetch",
+        "the same of a pool that does not prefetch fresh blocks for writing, as a Local does otherwise (without_prefetch)",
     ),
     ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),

@@ -85,8 +85,8 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
         at_most("flush-64p, invalidations", of("flush-64p", "pinfold", "invalidations"), 1.0, 1.0, ""),
         at_most("flush-64p, waits per page", of("flush-64p", "pinfold", "waits/page"), 0.0625, 0.0625, ""),
         at_most("random unmap and map: live-1m / live-1k", live, 2.0, 1.5, "x"),
-        at_most("live-1m, longest call", longest, 200.0, 50.0, "us"),
-        at_most("revoke-many-1m, longest call beside it", beside, 50.0, 10.0, "us"),
+        at_most("live-1m, longest once", longest, 200.0, 50.0, "us"),
+        at_most("revoke-many-1m, longest once beside it", beside, 50.0, 10.0, "us"),
     ]
 }
 

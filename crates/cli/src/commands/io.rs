@@ -233,13 +233,16 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
 /// Bytes of buffers that a job has beyond its depth: at a microsecond for a flush that is more than any controller reads meanwhile.
 const SPARE_BYTES: usize = 1 << 20;
 
+/// The depth from which on a job has them. With fewer requests in flight a user measures latency, and expects not one more.
+const SPARE_DEPTH: usize = 16;
+
 /// Returns how many buffers of a job take the place of those that are held until their flush has completed. Without them the
 /// controller would have fewer requests meanwhile.
 fn spare(protect: Protect, depth: usize, block: usize) -> usize {
     match protect {
-        Protect::Revoke => depth.min(SPARE_BYTES / block.max(1)),
+        Protect::Revoke if depth >= SPARE_DEPTH => depth.min(SPARE_BYTES / block.max(1)),
         // Nothing is held, or nothing is done until it has returned.
-        Protect::Static | Protect::Strict => 0,
+        Protect::Revoke | Protect::Static | Protect::Strict => 0,
     }
 }
 

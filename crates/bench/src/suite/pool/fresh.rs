@@ -27,19 +27,17 @@ pub(super) fn run(
 ) -> Result<Vec<Record>, BenchError> {
     let n = harness.scale(BLOCKS);
     let memory = &RefCell::new(memory);
-    // Pools and baselines in turn, as in `workload`. A pool prefetches what it has not allocated yet, for programs that write it, unless
-    // it is told not to.
+    // Pools and baselines in turn, as in `workload`.
     let unwritten = vec![
         Subject::countable("pinfold", move |out| {
-            let pool = pool(arena, SIZE)?.without_prefetch();
-            pass(UNWRITTEN, n, RawBlocks(pool.local()), out)
+            pass(UNWRITTEN, n, RawBlocks(pool(arena, SIZE)?.local()), out)
         }),
         Subject::new("inblock", move |out| {
             let memory = &mut memory.borrow_mut();
             pass(UNWRITTEN, n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold-prefetch", move |out| {
-            let pool = pool(arena, SIZE)?;
+        Subject::countable("pinfold-no-prefetch", move |out| {
+            let pool = pool(arena, SIZE)?.without_prefetch();
             pass(UNWRITTEN, n, RawBlocks(pool.local()), out)
         }),
         Subject::new("rbtree", move |out| {
@@ -47,7 +45,7 @@ pub(super) fn run(
             pass(UNWRITTEN, n, Baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE))), out)
         }),
         Subject::countable("pinfold-shared", move |out| {
-            let pool = pool(arena, SIZE)?.without_prefetch();
+            let pool = pool(arena, SIZE)?;
             pass(UNWRITTEN, n, SharedRawBlocks(&pool), out)
         }),
         Subject::new("malloc", move |out| pass(UNWRITTEN, n, Malloc::<SIZE>, out)),

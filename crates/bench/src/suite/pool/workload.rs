@@ -51,8 +51,8 @@ pub(super) fn run(
     Ok(records)
 }
 
-/// The subjects of a case, pools and baselines in turn: each finds memory in the caches as the pass of another in other memory has
-/// left it. One that followed a subject in the same memory would have the better part.
+/// The subjects of a case, pools and baselines in turn: none follows one that used the same memory, which would leave half of it in the
+/// caches. One to three passes in other memory lie between two in the same; those before `pinfold` are three.
 fn subjects<'s>(
     case: Case,
     n: usize,
