@@ -102,8 +102,8 @@ slat_ns and clat_ns.
 the three passes. The first 67,108,864 blocks are rewritten (their counts take up to 256 MiB), the others are written \
 once.
 
-A run that needs more memory than is available (--iodepth times --bs times --numjobs, with --protect revoke and \
---iodepth 16 or more up to 1 MiB more for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
+A run that needs more memory than is available (--iodepth times --bs times --numjobs, with --protect revoke, \
+--iodepth 16 or more and fewer jobs than processors up to 1 MiB more for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
 
 ",
     exits!();

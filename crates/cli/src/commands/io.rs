@@ -155,8 +155,11 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
     if (jobs as u64) > blocks {
         return Err(LimitError::Jobs { jobs, blocks, target: target.name }.into());
     }
-    let spare =
-        if args.verify || !target.has_controller() { 0 } else { spare(args.stack.protect, depth, block) };
+    let spare = if args.verify || !target.has_controller() {
+        0
+    } else {
+        spare(args.stack.protect, jobs, depth, block)
+    };
     let count = depth.saturating_add(spare).saturating_mul(jobs);
     let buffers = BufferNeed { count, bytes: block, lower: "--iodepth, --bs or --numjobs" };
     let controllers = u64::from(target.has_controller());
@@ -238,9 +241,11 @@ const SPARE_DEPTH: usize = 16;
 
 /// Returns how many buffers of a job take the place of those that are held until their flush has completed. Without them the
 /// controller would have fewer requests meanwhile.
-fn spare(protect: Protect, depth: usize, block: usize) -> usize {
+fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
+    // Where there are more jobs than processors, others run while one waits.
+    let runs_alone = std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
-        Protect::Revoke if depth >= SPARE_DEPTH => depth.min(SPARE_BYTES / block.max(1)),
+        Protect::Revoke if runs_alone && depth >= SPARE_DEPTH => depth.min(SPARE_BYTES / block.max(1)),
         // Nothing is held, or nothing is done until it has returned.
         Protect::Revoke | Protect::Static | Protect::Strict => 0,
     }
