@@ -154,7 +154,7 @@ impl<S: ChunkSource> DmaPool<S> {
             iova,
             prefetched: usize::try_from(geometry.size())
                 .ok()
-                .and_then(|size| NonZero::new(PREFETCHED * size)),
+                .and_then(|size| NonZero::new(size.checked_mul(PREFETCHED)?)),
             geometry,
             directory: Directory::new(memory.len() as u64),
             lock: CachePadded(SpinLock::new(owner)),
@@ -170,9 +170,9 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Turns the prefetch of blocks off: for blocks that a device writes first, or that the program writes long after it
     /// allocates them.
     ///
-    /// Otherwise an alloc through a [`Local`](super::Local), of a block that was not freed lately, prefetches the block eight places on for writing. That hides most of
-    /// the time that the first write to a block waits for memory; for blocks that are not written it moves a cache line to no use
-    /// (`mpt3sas-alloc-nowrite` in `pinfold bench pool`: five to six times the alloc).
+    /// Otherwise an alloc through a [`Local`](super::Local), of a block that was not freed lately, prefetches the block eight places
+    /// on for writing. The first write to a block then waits less for memory; for blocks that are not written it moves a cache line
+    /// to no use (`mpt3sas-alloc-nowrite` in `pinfold bench pool`: five to six times the alloc).
     #[must_use]
     pub fn without_prefetch(mut self) -> Self {
         self.prefetched = None;
