@@ -23,12 +23,22 @@ fn test(hook: impl FnOnce(Cell, Held) + 'static) {
     let block = cell.alloc();
     assert!(HOOK.take().is_none());
     drop(block);
+    // SAFETY: from `Box::into_raw`, and no block borrows it any more: the hook has run, and dropped its own.
+    unsafe { end(pool, owned) };
+}
+
+/// Checks that all blocks are free and none is lost, and ends a cell and its pool.
+///
+/// # Safety
+/// The cell is from `Box::into_raw`, and neither borrowed any more nor used afterwards.
+unsafe fn end<S: ChunkSource>(pool: Shared<DmaPool<S>>, owned: *mut LocalCell<S>) {
+    // SAFETY: the contract.
+    let cell = unsafe { Box::from_raw(owned) };
     assert_eq!(pool.stats().in_use, 0);
     let all: Vec<_> = (0..500).map(|_| cell.alloc().unwrap()).collect();
     assert_eq!(all.iter().map(LocalBlock::as_raw).collect::<HashSet<_>>().len(), 500);
     drop(all);
-    // SAFETY: from `Box::into_raw`, and no block borrows it any more: the hook has run, and dropped its own.
-    drop(unsafe { Box::from_raw(owned) });
+    drop(cell);
     assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (0, 0));
     pool.try_into_inner().unwrap().destroy().unwrap();
 }
@@ -147,13 +157,7 @@ fn the_source_of_another_pool_that_ends_uses_the_cell() {
             true => cell.free_many([last]),
         }
         assert!(ran.get() && HOOK.take().is_none());
-        assert_eq!(pool.stats().in_use, 0);
-        let all: Vec<_> = (0..500).map(|_| cell.alloc().unwrap()).collect();
-        assert_eq!(all.iter().map(LocalBlock::as_raw).collect::<HashSet<_>>().len(), 500);
-        drop(all);
         // SAFETY: from `Box::into_raw`, and no block borrows it any more.
-        drop(unsafe { Box::from_raw(owned) });
-        assert_eq!((pool.stats().in_use, pool.stats().late_double_frees), (0, 0));
-        pool.try_into_inner().unwrap().destroy().unwrap();
+        unsafe { end(pool, owned) };
     }
 }
