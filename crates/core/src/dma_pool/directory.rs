@@ -14,6 +14,7 @@ use crate::frame::{Frame, Order};
 use crate::sync::{AtomicBool, AtomicPtr, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use core::hint::assert_unchecked;
 use core::ops::Bound;
 use core::ptr::{NonNull, null_mut};
 
@@ -174,8 +175,11 @@ impl Directory {
     pub(super) fn find(&self, offset: u64) -> Option<&Chunk> {
         let word = self.words.get(piece(offset)?)?.load(Ordering::Acquire);
         if word.addr() & COVERS != 0 {
-            // SAFETY: a chunk's address, to which `Chunks::set` added as much; otherwise as in `Pieces::find`.
-            return Some(unsafe { &*word.wrapping_sub(COVERS).cast::<Chunk>() });
+            let chunk = word.wrapping_sub(COVERS).cast::<Chunk>();
+            // SAFETY: a chunk's address, to which `Chunks::set` added as much. Said here, it is not tested below.
+            unsafe { assert_unchecked(!chunk.is_null()) };
+            // SAFETY: the same; otherwise as in `Pieces::find`.
+            return unsafe { chunk.as_ref() };
         }
         // SAFETY: null, or a table's address from `Box::leak` in `Chunks::pieces_at`; otherwise as for chunks.
         unsafe { word.cast::<Pieces>().as_ref() }?.find(offset)

@@ -10,15 +10,19 @@ use super::stash::Site;
 use super::state::{Form, FreeRefusal};
 use super::watch::Watch;
 use crate::addr::Iova;
+use core::hint::cold_path;
 
 impl<S: ChunkSource> DmaPool<S> {
     #[inline(always)]
     pub(super) fn free_by(&self, owner: &mut Owner, block: RawBlock, form: Form) -> Result<(), FreeError> {
-        let freed = self
-            .place()
-            .offset_of(block)
-            .is_some_and(|offset| owner.push_last(offset, form) || self.free_settled(owner, offset, form));
-        if freed { Ok(()) } else { self.free_slowly(owner, block, form) }
+        let freed =
+            self.place().offset_of(block).is_some_and(|offset| self.free_settled(owner, offset, form));
+        if freed {
+            Ok(())
+        } else {
+            cold_path();
+            self.free_slowly(owner, block, form)
+        }
     }
 
     /// The same, short enough to be inlined into calls that take a lock.
@@ -36,17 +40,16 @@ impl<S: ChunkSource> DmaPool<S> {
         if freed { Ok(()) } else { self.free_slowly(owner, block, form) }
     }
 
-    /// Frees the block at `offset`, which is not the one that the stash gave out last, if its row is this owner's and stays in its
-    /// list. Otherwise nothing has changed.
+    /// Frees the block at `offset`, if its row is this owner's and stays in its list. Otherwise nothing has changed.
     #[inline(always)]
     pub(super) fn free_settled(&self, owner: &mut Owner, offset: u64, form: Form) -> bool {
-        if owner.stash.has_top() {
-            // The last call was a free too, so this block may be a neighbour.
-            owner.push_current(&self.geometry, offset, form)
-                || self.site_of(offset).is_some_and(|site| owner.push(site, form, owner.stash.is_full()))
-        } else {
-            self.site_of(offset).is_some_and(|site| owner.push(site, form, false))
+        if !owner.stash.has_top() {
+            return owner.push_last(offset, form)
+                || self.site_of(offset).is_some_and(|site| owner.push_first(site, form));
         }
+        // The last call was a free too, so this block may be a neighbour, and is not the one that was allocated last.
+        owner.push_current(&self.geometry, offset, form)
+            || self.site_of(offset).is_some_and(|site| owner.push(site, form))
     }
 
     /// The same as a function of its own, which calls no other and so saves no register.
@@ -102,7 +105,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let Found { chunk, site } = self.find(block)?;
         let freed = match &self.watch {
             // Of blocks in groups this is the first attempt.
-            None if owner.push(site, form, owner.stash.is_full()) => return Ok(()),
+            None if owner.push(site, form) => return Ok(()),
             None => owner.free(&self.geometry, site, form),
             Some(watch) => self.free_watched(watch, owner, site, block, form),
         };

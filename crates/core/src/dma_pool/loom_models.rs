@@ -82,7 +82,7 @@ impl Pool {
         // As `DmaPool::free_by`.
         if owner.push_last(block, form)
             || owner.push_current(&self.geometry, block, form)
-            || owner.push(site, form, owner.stash.is_full())
+            || owner.push(site, form)
         {
             return Ok(());
         }

@@ -346,7 +346,8 @@ impl Owner {
     /// Returns and resets the counts since the last tally.
     pub(super) fn tally(&mut self) -> Tally {
         let tally = Tally { in_use: self.used(), peak: self.peak, late: self.late };
-        (self.drawn, self.peak, self.floor, self.late) = (signed(self.stash.len()), 0, self.stash.len(), 0);
+        (self.drawn, self.peak, self.late) = (signed(self.stash.len()), 0, 0);
+        self.recount();
         tally
     }
 }

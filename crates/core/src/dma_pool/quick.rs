@@ -7,7 +7,6 @@ use super::owner::{Owner, signed};
 use super::pool::Place;
 use super::raw::RawBlock;
 use super::row::ROW;
-use super::row_ref::Spot;
 use super::stash::{Site, Stashed};
 use super::state::Form;
 use crate::sync::lot::LOT;
@@ -22,10 +21,20 @@ impl Owner {
     /// The same from the stash.
     #[inline(always)]
     pub(super) fn pop_stashed(&mut self, form: Form) -> Option<u64> {
-        let Stashed { offset, spot } = self.stash.pop()?;
-        self.note_floor();
+        let Stashed { offset, spot } = match self.stash.pop_counted() {
+            Some(block) => block,
+            None => self.pop_uncounted()?,
+        };
         spot.state().set_allocated(form);
         Some(offset)
+    }
+
+    /// Takes a block from the stash that [`pop_counted`](super::stash::Stash::pop_counted) does not return.
+    #[inline(always)]
+    fn pop_uncounted(&mut self) -> Option<Stashed> {
+        let block = self.stash.pop()?;
+        self.note_floor();
+        Some(block)
     }
 
     /// The same from the current row, if the stash is empty.
@@ -70,17 +79,28 @@ impl Owner {
         true
     }
 
-    /// Frees a block that was looked up, if its row is this owner's and stays in its list: to the stash, or if that is `full` to the
-    /// row. On `false` nothing has changed. In debug mode never.
+    /// Frees a block that was looked up to the stash, from which the last one was popped, if its row is this owner's. On `false`
+    /// nothing has changed. In debug mode never.
     #[inline(always)]
-    pub(super) fn push(&mut self, site: Site, form: Form, full: bool) -> bool {
-        let Site { offset, row, bit } = site;
-        // Only the row's owner may free by a store.
-        if !row.is_owned_by(self.fast_id) || !row.is_allocated_as(bit, form) {
+    pub(super) fn push_first(&mut self, site: Site, form: Form) -> bool {
+        if !self.may_push(site, form) {
             return false;
         }
-        if !full {
-            self.stash.push(Stashed { offset, spot: Spot::new(row, bit) });
+        self.stash.push_first(Stashed::from(site));
+        site.row.set_free(site.bit);
+        true
+    }
+
+    /// Frees a block that was looked up, if its row is this owner's and stays in its list: to the stash, or if that is full to the
+    /// row. On `false` nothing has changed. In debug mode never.
+    #[inline(always)]
+    pub(super) fn push(&mut self, site: Site, form: Form) -> bool {
+        let Site { row, bit, .. } = site;
+        if !self.may_push(site, form) {
+            return false;
+        }
+        if !self.stash.is_full() {
+            self.stash.push(Stashed::from(site));
         } else if self.current.is(row) {
             self.current.put(1 << bit);
             self.count_in(1);
@@ -89,9 +109,15 @@ impl Owner {
         } else {
             return false;
         }
-        // Not checked again: a remote free in between is found when it is collected (see `row`).
         row.set_free(bit);
         true
+    }
+
+    /// Only the row's owner may free by a store. Not checked again before that: a remote free in between is found when it is
+    /// collected (see `row`).
+    #[inline(always)]
+    fn may_push(&self, Site { row, bit, .. }: Site, form: Form) -> bool {
+        row.is_owned_by(self.fast_id) && row.is_allocated_as(bit, form)
     }
 
     /// Frees the first of at most `most` neighbouring raw blocks of a row, up to one that is not allocated, if the row is this
@@ -114,7 +140,7 @@ impl Owner {
     #[inline(always)]
     pub(super) fn count_out(&mut self, blocks: usize) {
         self.drawn += signed(blocks);
-        self.floor = self.stash.len();
+        self.recount();
         self.peak = self.peak.max(self.used());
     }
 
@@ -122,6 +148,13 @@ impl Owner {
     #[inline(always)]
     pub(super) fn count_in(&mut self, blocks: usize) {
         self.drawn -= signed(blocks);
+    }
+
+    /// From now on the peak is a new one whenever there are fewer blocks in the stash than now.
+    #[inline(always)]
+    pub(super) fn recount(&mut self) {
+        self.floor = self.stash.len();
+        self.stash.recount();
     }
 
     /// Notes a block that has left the stash. Only where there are fewer in it than before can more be in use than before.

@@ -26,6 +26,37 @@ pub(super) struct Stashed {
     pub(super) spot: Spot,
 }
 
+impl From<Site> for Stashed {
+    #[inline(always)]
+    fn from(site: Site) -> Self {
+        Self { offset: site.offset, spot: Spot::new(site.row, site.bit) }
+    }
+}
+
+/// Whether the top is in the stash. Two bits instead of an enumeration, of which one is tested by itself: what is made of three
+/// cases begins with that of an empty stash.
+#[derive(Clone, Copy, Debug)]
+struct Top(u8);
+
+impl Top {
+    /// It was popped last.
+    const POPPED: Self = Self(0);
+    /// It is, and there were as few blocks in the stash before it was pushed.
+    const PUSHED: Self = Self(1);
+    /// It is, and it must be noted when there are as few without it: see [`recount`](Stash::recount).
+    const UNCOUNTED: Self = Self(2);
+
+    #[inline(always)]
+    fn is_in(self) -> bool {
+        self.0 != 0
+    }
+
+    #[inline(always)]
+    fn is_counted(self) -> bool {
+        self.0 & Self::PUSHED.0 != 0
+    }
+}
+
 /// A short stack of free blocks. Each is free by its state and not in its row's `avail`, so that nothing else allocates it,
 /// whichever owner has the row meanwhile.
 ///
@@ -41,8 +72,8 @@ pub(super) struct Stash {
     top: u64,
     /// Where its state is.
     top_spot: Option<Spot>,
-    /// Whether that is in the stash. If not it was popped last.
-    has_top: bool,
+    /// Whether that is in the stash.
+    state: Top,
     slots: [Option<Stashed>; SLOTS],
     /// How many blocks there are below the top.
     below: usize,
@@ -50,30 +81,30 @@ pub(super) struct Stash {
 
 impl Stash {
     pub(super) fn new() -> Self {
-        Self { top: u64::MAX, top_spot: None, has_top: false, slots: [None; SLOTS], below: 0 }
+        Self { top: u64::MAX, top_spot: None, state: Top::POPPED, slots: [None; SLOTS], below: 0 }
     }
 
     /// Returns its blocks.
     #[cfg(all(test, not(loom)))]
     pub(super) fn blocks(&self) -> impl Iterator<Item = Stashed> + '_ {
-        let top = self.top().filter(|_| self.has_top);
+        let top = self.top().filter(|_| self.has_top());
         self.slots.iter().take(self.below).flatten().copied().chain(top)
     }
 
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        self.below + usize::from(self.has_top)
+        self.below + usize::from(self.has_top())
     }
 
     /// Returns whether the block that was pushed or popped last is in the stash: the last call was a free.
     #[inline(always)]
     pub(super) fn has_top(&self) -> bool {
-        self.has_top
+        self.state.is_in()
     }
 
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.has_top && self.below >= BELOW
+        self.has_top() && self.below >= BELOW
     }
 
     /// Returns the block that was pushed or popped last.
@@ -82,12 +113,24 @@ impl Stash {
         self.top_spot.map(|spot| Stashed { offset: self.top, spot })
     }
 
+    /// Removes the block that was pushed last, if there were as few in the stash before since the last
+    /// [`recount`](Self::recount).
+    #[inline(always)]
+    pub(super) fn pop_counted(&mut self) -> Option<Stashed> {
+        if !self.state.is_counted() {
+            return None;
+        }
+        self.state = Top::POPPED;
+        // SAFETY: the state says that there is a block at the top.
+        Some(unsafe { self.top().unwrap_unchecked() })
+    }
+
     /// Removes the block that was pushed last.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<Stashed> {
-        if self.has_top {
-            self.has_top = false;
-            // SAFETY: the flag is set only with a block at the top.
+        if self.has_top() {
+            self.state = Top::POPPED;
+            // SAFETY: the state said that there was a block at the top.
             return Some(unsafe { self.top().unwrap_unchecked() });
         }
         self.below = self.below.checked_sub(1)?;
@@ -95,6 +138,14 @@ impl Stash {
         let block = unsafe { self.slots[self.below % SLOTS].unwrap_unchecked() };
         self.set_top(block);
         Some(block)
+    }
+
+    /// From now on no number of blocks in the stash has been noted but that of now.
+    #[inline(always)]
+    pub(super) fn recount(&mut self) {
+        if self.has_top() {
+            self.state = Top::UNCOUNTED;
+        }
     }
 
     /// Returns the block that was pushed or popped last, if that is the one at `offset`. It may belong to any owner by now, or its
@@ -109,19 +160,27 @@ impl Stash {
     #[inline(always)]
     pub(super) fn push_top(&mut self) {
         debug_assert!(self.top_spot.is_some());
-        self.has_top = true;
+        self.state = Top::PUSHED;
+    }
+
+    /// Adds a block after another [was popped](Self::has_top).
+    #[inline(always)]
+    pub(super) fn push_first(&mut self, block: Stashed) {
+        debug_assert!(!self.has_top());
+        self.set_top(block);
+        self.state = Top::PUSHED;
     }
 
     /// Adds a block, if the stash is not [full](Self::is_full).
     #[inline(always)]
     pub(super) fn push(&mut self, block: Stashed) {
         debug_assert!(!self.is_full());
-        if self.has_top {
+        if self.has_top() {
             self.slots[self.below % SLOTS] = self.top();
             self.below += 1;
         }
         self.set_top(block);
-        self.has_top = true;
+        self.state = Top::PUSHED;
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Blocks that are freed to the stash, and to rows in the owner's lists.
 
-use super::super::row_ref::{RowRef, Spot};
+use super::super::row_ref::RowRef;
 use super::super::stash::{Site, Stashed};
 use super::super::state::{Form, FreeRefusal};
 use super::Owner;
@@ -8,7 +8,7 @@ use super::Owner;
 impl Owner {
     /// Frees a block of a row of this owner: to the stash, or to the row.
     pub(super) fn free_own(&mut self, site: Site, form: Form) -> Result<(), FreeRefusal> {
-        let Site { offset, row, bit } = site;
+        let Site { row, bit, .. } = site;
         // Checked again: a remote free of the same block may have been collected since the caller's check.
         if !row.is_allocated_as(bit, form) {
             return Err(row.refusal(bit));
@@ -18,7 +18,7 @@ impl Owner {
             self.put_aside(row, 1 << bit, 1);
             self.count_in(1);
         } else {
-            self.stash.push(Stashed { offset, spot: Spot::new(row, bit) });
+            self.stash.push(Stashed::from(site));
         }
         Ok(())
     }
