@@ -127,8 +127,8 @@ impl Targets<'_> {
                 "x",
             ),
             at_most(
-                "mpt3sas-write: pinfold / inblock",
-                ratio(("mpt3sas-write", "pinfold"), ("mpt3sas-write", "inblock")),
+                "mpt3sas-write: pinfold-prefetch / inblock",
+                ratio(("mpt3sas-write", "pinfold-prefetch"), ("mpt3sas-write", "inblock")),
                 0.5,
                 0.35,
                 "x",

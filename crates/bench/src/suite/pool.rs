@@ -73,8 +73,8 @@ pub(super) const CASES: &[Entry] = &[
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local and its raw blocks"),
     (
-        "pinfold-no-prefetch",
-        "the same of a pool that does not prefetch fresh blocks for writing, as a Local does otherwise (without_prefetch)",
+        "pinfold-prefetch",
+        "the same of a pool that was told that its blocks are written at once (with_prefetch)",
     ),
     ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
     ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),

@@ -152,9 +152,7 @@ impl<S: ChunkSource> DmaPool<S> {
         Ok(Self {
             memory,
             iova,
-            prefetched: usize::try_from(geometry.size())
-                .ok()
-                .and_then(|size| NonZero::new(size.checked_mul(PREFETCHED)?)),
+            prefetched: None,
             geometry,
             directory: Directory::new(memory.len() as u64),
             lock: CachePadded(SpinLock::new(owner)),
@@ -167,15 +165,16 @@ impl<S: ChunkSource> DmaPool<S> {
         })
     }
 
-    /// Turns the prefetch of blocks off: for blocks that a device writes first, or that the program writes long after it
-    /// allocates them.
+    /// Has allocs prefetch memory: for blocks that the program writes as soon as it has allocated them, in pools that do not fit
+    /// into the caches.
     ///
-    /// Otherwise an alloc through a [`Local`](super::Local), of a block that was not freed lately, prefetches the block eight places
-    /// on for writing. The first write to a block then waits less for memory; for blocks that are not written it moves a cache line
-    /// to no use (`mpt3sas-alloc-nowrite` in `pinfold bench pool`: five to six times the alloc).
+    /// An alloc through a [`Local`](super::Local), of a block that was not freed lately, then prefetches the block eight places on
+    /// for writing, so that the first write to that one waits less for memory. Where blocks are not written, as a device does
+    /// that first, it moves cache lines to no use: in `pinfold bench pool` `mpt3sas-write` shows the gain, `mpt3sas-alloc-nowrite`
+    /// the loss.
     #[must_use]
-    pub fn without_prefetch(mut self) -> Self {
-        self.prefetched = None;
+    pub fn with_prefetch(mut self) -> Self {
+        self.prefetched = self.block_size().checked_mul(PREFETCHED).and_then(NonZero::new);
         self
     }
 

@@ -36,8 +36,8 @@ pub(super) fn run(
             let memory = &mut memory.borrow_mut();
             pass(UNWRITTEN, n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold-no-prefetch", move |out| {
-            let pool = pool(arena, SIZE)?.without_prefetch();
+        Subject::countable("pinfold-prefetch", move |out| {
+            let pool = pool(arena, SIZE)?.with_prefetch();
             pass(UNWRITTEN, n, RawBlocks(pool.local()), out)
         }),
         Subject::new("rbtree", move |out| {
@@ -61,8 +61,8 @@ pub(super) fn run(
             let memory = &mut memory.borrow_mut();
             line(n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold-no-prefetch", move |out| {
-            let pool = pool(arena, SIZE)?.without_prefetch();
+        Subject::countable("pinfold-prefetch", move |out| {
+            let pool = pool(arena, SIZE)?.with_prefetch();
             line(n, RawBlocks(pool.local()), out)
         }),
         Subject::new("rbtree", move |out| {

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// One world: `true` in `plain` for a pool that prefetches.
+/// One world: `false` in `plain` for a pool that prefetches.
 fn world(seed: usize, size: usize, boundary: usize, watched: bool, plain: bool) {
     let heap = Arc::new(Heap::new(6 << 20));
     let make = if watched { DmaPool::with_debug } else { DmaPool::new };
     let pool = make(Arc::clone(&heap), "exact", size, 0, boundary).unwrap();
-    let mut pool = Shared::new(if plain { pool } else { pool.without_prefetch() });
+    let mut pool = Shared::new(if plain { pool } else { pool.with_prefetch() });
     let mut random = Random::new(seed as u64);
     let (mut raws, mut blocks, mut most, mut local) = (vec![], vec![], 0, pool.local());
     for _ in 0..6 {

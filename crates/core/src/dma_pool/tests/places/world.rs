@@ -353,7 +353,7 @@ fn run(seed: usize, steps: usize) -> (usize, usize) {
     let make = if watched { DmaPool::with_debug } else { DmaPool::new };
     let mut pool = make(Patchy::new(bytes, seed as u64 * 31 + 7), "places", size, 0, boundary).unwrap();
     if seed.is_multiple_of(2) {
-        pool = pool.without_prefetch();
+        pool = pool.with_prefetch();
     }
     let pool = Shared::new(pool);
     let owned = [(); 2].map(|()| Box::into_raw(Box::new(pool.local().into_cell())));
