@@ -4,6 +4,7 @@ use super::bits::{all_but_lowest, lowest};
 use super::geometry::Geometry;
 use super::row::ROW;
 use super::row_ref::RowRef;
+use crate::mem::prefetch_for_write;
 
 /// The current row. Its free blocks are the bits of one word, which alloc and free clear and set; of the row itself only the byte
 /// of the block's state is accessed.
@@ -11,12 +12,14 @@ use super::row_ref::RowRef;
 /// A block that is free here is not in the row's `avail`.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Current {
-    /// Bit set: the block is free.
+    /// Bit set: the block is free. 0 without a row.
     free: u64,
     /// The first block's offset in the span, in bytes.
     offset: u64,
     /// Whether the blocks are at equal distances.
     even: bool,
+    /// Whether they are, and are not prefetched.
+    plain: bool,
     size: u64,
     /// How many bytes its blocks have together, if they are at equal distances; 0 without a row, and in debug mode.
     bytes: u64,
@@ -34,6 +37,7 @@ impl Current {
             free: avail & !left,
             offset: row.chunk() + geometry.offset_of(row.first_index()),
             even: geometry.is_even(),
+            plain: geometry.is_even() && geometry.ahead().is_none(),
             size: geometry.size(),
             bytes: if geometry.is_even() && !watched { row.blocks() * geometry.size() } else { 0 },
             row: Some(row),
@@ -73,8 +77,11 @@ impl Current {
     /// Returns the next free block.
     #[inline(always)]
     pub(super) fn first(&self) -> Option<(RowRef, u32)> {
-        let row = self.row?;
-        (self.free != 0).then(|| (row, self.free.trailing_zeros()))
+        if self.free == 0 {
+            return None;
+        }
+        // SAFETY: only with a row is a bit set.
+        Some((unsafe { self.row.unwrap_unchecked() }, self.free.trailing_zeros()))
     }
 
     /// Removes the block that [`first`](Self::first) returned from the free ones.
@@ -108,15 +115,33 @@ impl Current {
     /// Returns the offset of a block of the row in the span, in bytes.
     #[inline(always)]
     pub(super) fn offset_of(&self, geometry: &Geometry, bit: u32) -> u64 {
-        if !self.even {
-            return self.offset_by(geometry, bit);
-        }
+        if self.even { self.offset_even(bit) } else { self.offset_by(geometry, bit) }
+    }
+
+    /// The same for a block that is allocated by itself: prefetches what is allocated some time after it, if the pool was told to.
+    #[inline(always)]
+    pub(super) fn offset_of_next(&self, geometry: &Geometry, bit: u32) -> u64 {
+        if self.plain { self.offset_even(bit) } else { self.offset_and_prefetch(geometry, bit) }
+    }
+
+    #[inline(always)]
+    fn offset_even(&self, bit: u32) -> u64 {
         self.offset + u64::from(bit) * self.size
     }
 
     #[cold]
     fn offset_by(&self, geometry: &Geometry, bit: u32) -> u64 {
         self.row.map_or(0, |row| row.chunk() + geometry.offset_of(row.first_index() + u64::from(bit)))
+    }
+
+    #[inline(never)]
+    fn offset_and_prefetch(&self, geometry: &Geometry, bit: u32) -> u64 {
+        let offset = self.offset_of(geometry, bit);
+        if let Some(ahead) = geometry.ahead() {
+            #[expect(clippy::cast_possible_truncation, reason = "an address")]
+            prefetch_for_write(ahead.get().wrapping_add(offset as usize));
+        }
+        offset
     }
 }
 

@@ -3,6 +3,7 @@
 use super::error::CreateError;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
+use core::num::NonZero;
 
 /// Division by a run-time constant as one multiplication and one shift.
 ///
@@ -77,6 +78,8 @@ pub(super) struct Geometry {
     first: Order,
     least: Order,
     most: Order,
+    /// What is prefetched for writing with the block at offset 0, if blocks are prefetched.
+    ahead: Option<NonZero<usize>>,
 }
 
 /// The largest chunk in bytes.
@@ -118,6 +121,7 @@ impl Geometry {
             first: least,
             least,
             most: least,
+            ahead: None,
         };
         geometry.choose_orders(align_bytes, limit, addr, iova)?;
         Ok(geometry)
@@ -155,6 +159,19 @@ impl Geometry {
     /// Returns how many bytes of a block may be used.
     pub(super) fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Has memory prefetched this many blocks on from a fresh one, in a span at this address.
+    pub(super) fn prefetch(&mut self, addr: usize, blocks: u64) {
+        // No more than a hint, so it may be at any address.
+        let bytes = usize::try_from(self.size.saturating_mul(blocks)).unwrap_or(0);
+        self.ahead = NonZero::new(addr.wrapping_add(bytes));
+    }
+
+    /// Returns the address of what is prefetched for writing with the block at offset 0, if blocks are prefetched.
+    #[inline(always)]
+    pub(super) fn ahead(&self) -> Option<NonZero<usize>> {
+        self.ahead
     }
 
     /// Returns whether blocks are contiguous, without groups.

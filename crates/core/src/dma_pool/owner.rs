@@ -8,6 +8,7 @@
 mod aside;
 #[cfg(all(test, not(loom)))]
 mod audit;
+mod count;
 mod parcel;
 
 use super::current::{Current, Run};
@@ -18,6 +19,7 @@ use super::row_ref::RowRef;
 use super::stash::{Site, Stash};
 use super::state::{Form, FreeRefusal};
 use super::terms::{News, Tally, Terms};
+use count::Count;
 use parcel::Parcel;
 
 /// The most rows that an owner moves to the depot at a time.
@@ -62,12 +64,9 @@ pub(super) struct Owner {
     /// What the owner has learnt from the depot last, and how many open rows it has yet to check for remote frees.
     news: News,
     sweep: usize,
-    /// Blocks taken from rows less blocks returned to them since the last [`tally`](Self::tally), and those that were in the
-    /// stash then. What of them is not in the stash is in use: the stash itself counts nothing.
-    pub(super) drawn: i64,
-    /// The maximum of [`used`](Self::used) since then.
-    pub(super) peak: i64,
-    /// The fewest blocks in the stash since `drawn` last grew: only below that may the peak be a new one. Never more than are in
+    /// How many blocks are in use, and were at most, since the last [`tally`](Self::tally).
+    pub(super) count: Count,
+    /// The fewest blocks in the stash since more were last taken from rows: only below that may the peak be a new one. Never more than are in
     /// it.
     pub(super) floor: usize,
     /// Second frees that were found when remote frees were collected.
@@ -97,8 +96,7 @@ impl Owner {
             remote_frees: 0,
             news: News::NONE,
             sweep: 0,
-            drawn: 0,
-            peak: 0,
+            count: Count::default(),
             floor: 0,
             late: 0,
             watched: false,
@@ -224,7 +222,7 @@ impl Owner {
         let late = row.collect();
         self.late += late;
         // Counted as frees when they were made.
-        self.drawn += late.cast_signed();
+        self.count.correct(late);
     }
 
     /// Makes the next row with free blocks the current one, when that has none left. `false` if there is none.
@@ -345,8 +343,10 @@ impl Owner {
 
     /// Returns and resets the counts since the last tally.
     pub(super) fn tally(&mut self) -> Tally {
-        let tally = Tally { in_use: self.used(), peak: self.peak, late: self.late };
-        (self.drawn, self.peak, self.late) = (signed(self.stash.len()), 0, 0);
+        let stashed = self.stash.len();
+        let tally = Tally { in_use: self.count.used(stashed), peak: self.count.peak(), late: self.late };
+        self.count.reset(stashed);
+        self.late = 0;
         self.recount();
         tally
     }

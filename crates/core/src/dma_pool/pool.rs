@@ -20,10 +20,9 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
-use core::num::NonZero;
 
 /// How many blocks on from a fresh one memory is prefetched for writing: nothing else brings it into the cache before.
-const PREFETCHED: usize = 8;
+const PREFETCHED: u64 = 8;
 
 /// The largest span: its frame numbers have 32 bits.
 const MAX_SPAN: u64 = Frame::BYTES << 32;
@@ -43,8 +42,6 @@ pub struct DmaPool<S: ChunkSource> {
     pub(super) memory: DmaMemory<'static>,
     pub(super) iova: Iova,
     pub(super) geometry: Geometry,
-    /// How many bytes on from a fresh block memory is prefetched, if at all.
-    prefetched: Option<NonZero<usize>>,
     pub(super) directory: Directory,
     /// The owner for calls that are made without a `Local`.
     lock: CachePadded<SpinLock<Owner>>,
@@ -152,7 +149,6 @@ impl<S: ChunkSource> DmaPool<S> {
         Ok(Self {
             memory,
             iova,
-            prefetched: None,
             geometry,
             directory: Directory::new(memory.len() as u64),
             lock: CachePadded(SpinLock::new(owner)),
@@ -174,7 +170,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// the loss.
     #[must_use]
     pub fn with_prefetch(mut self) -> Self {
-        self.prefetched = self.block_size().checked_mul(PREFETCHED).and_then(NonZero::new);
+        self.geometry.prefetch(self.memory.addr(), PREFETCHED);
         self
     }
 
@@ -258,14 +254,7 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Allocates a block of the stash or of the current row.
     #[inline(always)]
     pub(super) fn alloc_quickly(&self, owner: &mut Owner, form: Form) -> Option<RawBlock> {
-        if let Some(offset) = owner.pop_stashed(form) {
-            return Some(self.block_at(offset));
-        }
-        let block = self.block_at(owner.pop_current(&self.geometry, form)?);
-        if let Some(bytes) = self.prefetched {
-            crate::mem::prefetch_for_write(block.addr().wrapping_add(bytes.get()));
-        }
-        Some(block)
+        owner.pop(&self.geometry, form).map(|offset| self.block_at(offset))
     }
 
     /// Where the span is. Read once for many blocks, it stays in registers.

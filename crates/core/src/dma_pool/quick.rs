@@ -3,13 +3,14 @@
 use super::bits::lowest;
 use super::current::Run;
 use super::geometry::Geometry;
-use super::owner::{Owner, signed};
+use super::owner::Owner;
 use super::pool::Place;
 use super::raw::RawBlock;
 use super::row::ROW;
 use super::stash::{Site, Stashed};
 use super::state::Form;
 use crate::sync::lot::LOT;
+use core::hint::cold_path;
 
 impl Owner {
     /// Allocates a block and returns its offset in the span; `None` if neither the stash nor the current row has one.
@@ -32,6 +33,11 @@ impl Owner {
     /// Takes a block from the stash that [`pop_counted`](super::stash::Stash::pop_counted) does not return.
     #[inline(always)]
     fn pop_uncounted(&mut self) -> Option<Stashed> {
+        if self.stash.is_empty() {
+            return None;
+        }
+        // Laid out apart from the rest, not rare.
+        cold_path();
         let block = self.stash.pop()?;
         self.note_floor();
         Some(block)
@@ -42,10 +48,8 @@ impl Owner {
     pub(super) fn pop_current(&mut self, geometry: &Geometry, form: Form) -> Option<u64> {
         let (row, bit) = self.current.first()?;
         self.current.drop_first();
-        self.drawn += 1;
-        // The stash is empty, so all that was drawn is in use.
-        self.peak = self.peak.max(self.drawn);
-        let offset = self.current.offset_of(geometry, bit);
+        self.count.take();
+        let offset = self.current.offset_of_next(geometry, bit);
         // Last: after a store into the row nothing of the owner is known to be in registers any more.
         row.set_allocated(bit, form);
         Some(offset)
@@ -74,7 +78,7 @@ impl Owner {
             return false;
         }
         self.current.put(1 << bit);
-        self.count_in(1);
+        self.count.give(1);
         row.set_free(bit);
         true
     }
@@ -103,9 +107,9 @@ impl Owner {
             self.stash.push(Stashed::from(site));
         } else if self.current.is(row) {
             self.current.put(1 << bit);
-            self.count_in(1);
+            self.count.give(1);
         } else if row.put_settled(1 << bit, 1) {
-            self.count_in(1);
+            self.count.give(1);
         } else {
             return false;
         }
@@ -131,7 +135,7 @@ impl Owner {
         let freed = row.free_run(bit, most);
         if freed != 0 {
             self.put_aside(row, lowest(freed) << bit, freed);
-            self.count_in(freed);
+            self.count.give(freed);
         }
         freed
     }
@@ -139,15 +143,8 @@ impl Owner {
     /// Counts blocks that were taken from a row, and not by way of the stash.
     #[inline(always)]
     pub(super) fn count_out(&mut self, blocks: usize) {
-        self.drawn += signed(blocks);
         self.recount();
-        self.peak = self.peak.max(self.used());
-    }
-
-    /// Counts blocks that were returned to a row.
-    #[inline(always)]
-    pub(super) fn count_in(&mut self, blocks: usize) {
-        self.drawn -= signed(blocks);
+        self.count.take_many(blocks, self.floor);
     }
 
     /// From now on the peak is a new one whenever there are fewer blocks in the stash than now.
@@ -163,14 +160,8 @@ impl Owner {
         let left = self.stash.len();
         if left < self.floor {
             self.floor = left;
-            self.peak = self.peak.max(self.used());
+            self.count.note(left);
         }
-    }
-
-    /// Blocks allocated less blocks freed since the last [`tally`](Self::tally).
-    #[inline(always)]
-    pub(super) fn used(&self) -> i64 {
-        self.drawn - signed(self.stash.len())
     }
 }
 

@@ -96,6 +96,12 @@ impl Stash {
         self.below + usize::from(self.has_top())
     }
 
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        // One test instead of two.
+        self.below | usize::from(self.state.0) == 0
+    }
+
     /// Returns whether the block that was pushed or popped last is in the stash: the last call was a free.
     #[inline(always)]
     pub(super) fn has_top(&self) -> bool {

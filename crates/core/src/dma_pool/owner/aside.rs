@@ -16,7 +16,7 @@ impl Owner {
         row.set_free(bit);
         if self.watched || self.stash.is_full() {
             self.put_aside(row, 1 << bit, 1);
-            self.count_in(1);
+            self.count.give(1);
         } else {
             self.stash.push(Stashed::from(site));
         }
@@ -45,7 +45,7 @@ impl Owner {
     /// Returns the blocks of the stash to their rows, which may be other owners' by now.
     pub(super) fn empty_stash(&mut self) {
         while let Some(block) = self.stash.pop() {
-            self.count_in(1);
+            self.count.give(1);
             let (row, bit) = (block.spot.row(), block.spot.bit());
             if !row.is_owned_by(self.id) && !self.adopt(row) {
                 row.return_remotely(bit);

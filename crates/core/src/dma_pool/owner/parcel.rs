@@ -34,7 +34,7 @@ impl Owner {
     pub(super) fn remote_free(&mut self, row: RowRef, bit: u32, form: Form) -> Result<(), FreeRefusal> {
         row.mark_remotely(bit, form)?;
         // Corrected when it is announced, if it was a second free.
-        self.drawn -= 1;
+        self.count.give(1);
         let mut blocks = 1 << bit;
         if self.gathers {
             match self.parcel {
@@ -62,7 +62,7 @@ impl Owner {
         let freed = row.announce(blocks);
         // Second frees; both have been counted.
         self.late += u64::from(freed.late);
-        self.drawn += i64::from(freed.late);
+        self.count.correct(u64::from(freed.late));
         if freed.first {
             let adopted = row.lacks_owner() && self.adopt(row);
             if !adopted && !row.is_in_depot() {

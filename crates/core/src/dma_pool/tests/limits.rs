@@ -368,7 +368,7 @@ fn the_high_water_mark_is_never_above_the_pool() {
         assert_eq!(local.fill(&mut slots), 100);
         local.free_slots(&mut slots).unwrap();
         pool.depot.drain(&mut local.owner);
-        local.owner.peak = 100;
+        local.owner.count.set_peak(100);
     }
     let kept: Vec<_> = (0..100).map(|_| a.alloc_raw().unwrap()).collect();
     pool.depot.record(&mut a.owner);

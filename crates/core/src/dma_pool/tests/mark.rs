@@ -152,7 +152,7 @@ fn the_mark_is_not_above_what_the_pool_has_after_it_was_shrunk() {
     let _kept: Vec<_> = (0..100).map(|_| a.alloc_raw().unwrap()).collect();
     pool.depot.record(&mut a.owner);
     // As if it had allocated and freed them before the other had them.
-    b.owner.peak = 100;
+    b.owner.count.set_peak(100);
     pool.depot.record(&mut b.owner);
     assert_eq!(pool.stats().high_water, 128);
     // A snapshot beside owners that allocate can see more than there are.

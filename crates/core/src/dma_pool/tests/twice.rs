@@ -15,7 +15,7 @@ fn free_twice(owner: &mut Borrowed<'_, '_>, other: &mut Borrowed<'_, '_>, block:
     other.free_raw(block).unwrap();
     site.row.set_free(site.bit);
     owner.owner.put_aside(site.row, 1 << site.bit, 1);
-    owner.owner.count_in(1);
+    owner.owner.count.give(1);
 }
 
 fn check(pool: &DmaPool<&Heap>, in_use: u64) {
@@ -162,7 +162,7 @@ fn a_second_free_of_one_call_is_counted_once() {
     // The row's owner has read before this that the block is allocated.
     site.row.set_free(site.bit);
     owner.owner.put_aside(site.row, 1 << site.bit, 1);
-    owner.owner.count_in(1);
+    owner.owner.count.give(1);
     assert_eq!(owner.alloc_raw(), Ok(blocks[7]));
     other.free_raw(blocks[7]).unwrap();
     pool.announce(&mut other.owner);
