@@ -49,7 +49,7 @@ impl<S: ChunkSource> DmaPool<S> {
         }
         // The last call was a free too, so this block may be a neighbour, and is not the one that was allocated last.
         owner.push_current(&self.geometry, offset, form)
-            || self.site_of(offset).is_some_and(|site| owner.push(site, form))
+            || self.site_of(offset).is_some_and(|site| owner.push_next(site, form))
     }
 
     /// The same as a function of its own, which calls no other and so saves no register.

@@ -95,19 +95,16 @@ impl Owner {
         true
     }
 
-    /// Frees a block that was looked up, if its row is this owner's and stays in its list: to the stash, or if that is full to the
-    /// row. On `false` nothing has changed. In debug mode never.
+    /// Frees a block that was looked up, after one that is at the top of the stash, if its row is this owner's and stays in its
+    /// list: to the stash, or if that is full to the row, unless that is the current one. On `false` nothing has changed. In debug mode never.
     #[inline(always)]
-    pub(super) fn push(&mut self, site: Site, form: Form) -> bool {
+    pub(super) fn push_next(&mut self, site: Site, form: Form) -> bool {
         let Site { row, bit, .. } = site;
         if !self.may_push(site, form) {
             return false;
         }
-        if !self.stash.is_full() {
-            self.stash.push(Stashed::from(site));
-        } else if self.current.is(row) {
-            self.current.put(1 << bit);
-            self.count.give(1);
+        if !self.stash.is_full_below() {
+            self.stash.push_next(Stashed::from(site));
         } else if row.put_settled(1 << bit, 1) {
             self.count.give(1);
         } else {
@@ -115,6 +112,11 @@ impl Owner {
         }
         row.set_free(bit);
         true
+    }
+
+    /// The same after any call.
+    pub(super) fn push(&mut self, site: Site, form: Form) -> bool {
+        if self.stash.has_top() { self.push_next(site, form) } else { self.push_first(site, form) }
     }
 
     /// Only the row's owner may free by a store. Not checked again before that: a remote free in between is found when it is

@@ -110,7 +110,13 @@ impl Stash {
 
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.has_top() && self.below >= BELOW
+        self.has_top() && self.is_full_below()
+    }
+
+    /// Returns whether no block can move below the top.
+    #[inline(always)]
+    pub(super) fn is_full_below(&self) -> bool {
+        self.below >= BELOW
     }
 
     /// Returns the block that was pushed or popped last.
@@ -177,16 +183,19 @@ impl Stash {
         self.state = Top::PUSHED;
     }
 
-    /// Adds a block, if the stash is not [full](Self::is_full).
+    /// Adds a block above one that [is in the stash](Self::has_top), if there is room [below](Self::is_full_below).
     #[inline(always)]
-    pub(super) fn push(&mut self, block: Stashed) {
-        debug_assert!(!self.is_full());
-        if self.has_top() {
-            self.slots[self.below % SLOTS] = self.top();
-            self.below += 1;
-        }
+    pub(super) fn push_next(&mut self, block: Stashed) {
+        debug_assert!(self.has_top() && !self.is_full_below());
+        self.slots[self.below % SLOTS] = self.top();
+        self.below += 1;
         self.set_top(block);
         self.state = Top::PUSHED;
+    }
+
+    /// Adds a block, if the stash is not [full](Self::is_full).
+    pub(super) fn push(&mut self, block: Stashed) {
+        if self.has_top() { self.push_next(block) } else { self.push_first(block) }
     }
 
     #[inline(always)]
