@@ -99,6 +99,51 @@ fn blocks_of_the_stash_raise_the_mark_after_a_report() {
     assert_eq!(pool.stats().high_water, 65 + 3);
 }
 
+/// The stash was filled before the report, and nothing was taken from rows after its first block: the report itself has each
+/// noted, the one that was pushed last too.
+#[test]
+fn each_block_of_a_stash_raises_the_mark_after_a_report() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let (mut local, mut other) = (pool.local(), pool.local());
+    let blocks = super::stash::row_before_the_current(&mut local);
+    blocks[..2].iter().for_each(|&block| local.free_raw(block).unwrap());
+    assert_eq!(local.owner.stash.len(), 2);
+    pool.depot.record(&mut local.owner);
+    // So many that the first owner alone has had no more before.
+    (0..100).for_each(|_| _ = other.alloc_raw().unwrap());
+    pool.depot.record(&mut other.owner);
+    let last = [(); 2].map(|()| local.alloc_raw().unwrap());
+    assert_eq!(last, [blocks[1], blocks[0]]);
+    last.into_iter().for_each(|block| local.free_raw(block).unwrap());
+    drop(local);
+    assert_eq!(pool.stats().high_water, 65 + 100);
+}
+
+/// A second free that was found late is counted once from then on. More blocks are in use then than the peak says, until the
+/// next alloc.
+#[test]
+fn an_alloc_after_a_late_second_free_raises_the_mark_to_what_is_in_use() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let count = &mut local.owner.count;
+    (0..3).for_each(|_| count.take());
+    // One block, twice.
+    count.give(1);
+    count.give(1);
+    (0..2).for_each(|_| count.take());
+    assert_eq!((count.used(0), count.peak()), (3, 3));
+    count.correct(1);
+    assert_eq!((count.used(0), count.peak()), (4, 3));
+    count.take();
+    assert_eq!((count.used(0), count.peak()), (5, 5));
+    count.take();
+    assert_eq!((count.used(0), count.peak()), (6, 6));
+    count.give(6);
+    assert_eq!((count.used(0), count.peak()), (0, 6));
+}
+
 /// Into the current row, into another row in its list, and into one that moves, with a full stash.
 #[test]
 fn frees_where_there_are_gaps_are_counted_once() {
