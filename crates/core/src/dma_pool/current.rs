@@ -74,6 +74,12 @@ impl Current {
         (self.row, self.free)
     }
 
+    /// Returns whether [`offset_of_next`](Self::offset_of_next) prefetches.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn prefetches(&self, geometry: &Geometry) -> bool {
+        !self.plain && geometry.ahead().is_some()
+    }
+
     /// Returns the next free block.
     #[inline(always)]
     pub(super) fn first(&self) -> Option<(RowRef, u32)> {

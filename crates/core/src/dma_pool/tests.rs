@@ -297,6 +297,25 @@ fn a_fresh_chunk_is_allocated_in_ascending_order_and_not_touched() {
     });
 }
 
+/// In both kinds of geometry. What an alloc does is the same in either case, so nothing else would tell.
+#[test]
+fn an_alloc_prefetches_the_eighth_block_on_only_where_the_pool_is_told_to() {
+    for (size, boundary) in [(64, 0), (96, 512)] {
+        for told in [false, true] {
+            let heap = Heap::new(2 << 20);
+            let pool = DmaPool::new(&heap, "prefetch", size, 0, boundary).unwrap();
+            assert_eq!(pool.geometry.is_even(), boundary == 0);
+            let pool = if told { pool.with_prefetch() } else { pool };
+            let mut local = pool.local();
+            let block = local.alloc_raw().unwrap();
+            assert_eq!(block.addr(), heap.memory().addr());
+            assert_eq!(local.owner.current.prefetches(&pool.geometry), told);
+            let ahead = block.addr() + 8 * pool.block_size();
+            assert_eq!(pool.geometry.ahead().map(|at| at.get()), told.then_some(ahead));
+        }
+    }
+}
+
 #[test]
 fn dropped_blocks_return_to_their_pool_from_any_thread() {
     let heap = Heap::new(4 << 20);
