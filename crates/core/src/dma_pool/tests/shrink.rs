@@ -28,6 +28,21 @@ fn shrinking_beside_owners_keeps_what_they_hold() {
     assert!(pool.alloc().is_ok());
 }
 
+/// As a free by another thread does that looks the block up just before its chunk is released.
+#[test]
+fn a_block_whose_chunk_is_released_after_it_was_looked_up_is_foreign() {
+    let heap = Heap::new(2 << 20);
+    let pool = pool(&heap, 64);
+    let block = pool.alloc_raw().unwrap();
+    pool.free_raw(block).unwrap();
+    let found = pool.find(block).unwrap();
+    let why = found.site.row.refusal(found.site.bit);
+    assert!(matches!(pool.refused(found.chunk, block, why), FreeError::DoubleFree { .. }));
+    assert_eq!(pool.shrink_shared(), 4096);
+    assert!(matches!(pool.refused(found.chunk, block, why), FreeError::Foreign { .. }));
+    assert!(matches!(pool.free_raw(block), Err(FreeError::Foreign { .. })));
+}
+
 #[test]
 fn a_chunk_whose_raw_memory_was_lent_stays_until_the_pool_is_exclusive() {
     let heap = Heap::new(4 << 20);
