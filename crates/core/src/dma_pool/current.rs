@@ -5,6 +5,7 @@ use super::geometry::Geometry;
 use super::row::ROW;
 use super::row_ref::RowRef;
 use crate::mem::prefetch_for_write;
+use core::hint::cold_path;
 
 /// The current row. Its free blocks are the bits of one word, which alloc and free clear and set; of the row itself only the byte
 /// of the block's state is accessed.
@@ -84,6 +85,7 @@ impl Current {
     #[inline(always)]
     pub(super) fn first(&self) -> Option<(RowRef, u32)> {
         if self.free == 0 {
+            cold_path();
             return None;
         }
         // SAFETY: only with a row is a bit set.
@@ -127,7 +129,11 @@ impl Current {
     /// The same for a block that is allocated by itself: prefetches what is allocated some time after it, if the pool was told to.
     #[inline(always)]
     pub(super) fn offset_of_next(&self, geometry: &Geometry, bit: u32) -> u64 {
-        if self.plain { self.offset_even(bit) } else { self.offset_and_prefetch(geometry, bit) }
+        if self.plain {
+            return self.offset_even(bit);
+        }
+        cold_path();
+        self.offset_and_prefetch(geometry, bit)
     }
 
     #[inline(always)]

@@ -23,7 +23,11 @@ impl Count {
         // One store: a store that waits for memory is followed by as many others as there is room for.
         match self.room {
             1.. => self.room -= 1,
-            0 => self.peak += 1,
+            0 => {
+                // Laid out apart from the rest: as often only while the pool is used for the first time.
+                cold_path();
+                self.peak += 1;
+            }
             ..0 => {
                 cold_path();
                 self.room -= 1;
