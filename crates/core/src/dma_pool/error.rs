@@ -86,6 +86,18 @@ pub enum CreateError {
         /// How many bytes the largest chunk has.
         limit: u64,
     },
+    /// The source's span is shorter than the smallest chunk that holds a block, so every alloc would fail.
+    #[error(
+        "cannot create blocks of {size} bytes (after rounding) in a span of {len} bytes: their smallest chunk has {chunk} bytes; use a larger arena, or smaller blocks"
+    )]
+    SpanTooSmall {
+        /// How many bytes a block has after rounding.
+        size: u64,
+        /// How many bytes the smallest chunk has.
+        chunk: u64,
+        /// How many bytes the span has.
+        len: u64,
+    },
     /// The span's start is not aligned enough for the blocks' alignment or boundary.
     #[error(
         "cannot align blocks to, or keep them within, {needed} bytes: the span starts at {addr:#x} and {iova}, aligned to {have} only"

@@ -207,6 +207,15 @@ impl Geometry {
         orders.find(|&order| u64::from(self.blocks_in(order)) <= room)
     }
 
+    /// Refuses a span of `len` bytes in which not even the smallest chunk lies.
+    pub(super) fn check_span(&self, len: u64) -> Result<(), CreateError> {
+        let chunk = bytes_of(self.least);
+        if len < chunk {
+            return Err(CreateError::SpanTooSmall { size: self.size, chunk, len });
+        }
+        Ok(())
+    }
+
     /// Returns the largest order of a chunk.
     pub(super) fn most(&self) -> Order {
         self.most

@@ -98,7 +98,9 @@ impl<S: ChunkSource> DmaPool<S> {
     /// two, or 0 for none), that never cross a multiple of `boundary` (a power of two of at least the rounded size, or 0
     /// for none).
     ///
-    /// Both rules hold for the device's addresses and for the processor's. No chunk is acquired yet.
+    /// Both rules hold for the device's addresses and for the processor's. No chunk is acquired yet. The source's span has at least
+    /// the bytes of one chunk: 4 KiB, or the least power of two of pages that a longer block fits in (1 GiB for one of more than
+    /// 2 MiB).
     ///
     /// # Errors
     /// [`CreateError`], which names the argument and its limit.
@@ -143,6 +145,7 @@ impl<S: ChunkSource> DmaPool<S> {
         let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
         let iova = source.iova();
         let geometry = Geometry::new(size, align, boundary, memory.addr(), iova)?;
+        geometry.check_span(memory.len() as u64)?;
         let depot = Depot::new();
         let owner = depot.register();
         let owner = if watch.is_some() { owner.watched() } else { owner };

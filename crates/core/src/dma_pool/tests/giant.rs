@@ -29,3 +29,27 @@ fn every_block_of_a_chunk_of_1_gib_can_be_freed() {
         assert_eq!(heap.frames_taken(), 0);
     }
 }
+
+/// In a shorter span every alloc would fail, so the pool is refused, in debug mode too.
+#[test]
+fn a_span_shorter_than_the_smallest_chunk_is_refused() {
+    let heap = Heap::new(8 << 20);
+    let (size, chunk, len) = ((2 << 20) + 1, 1 << 30, 8 << 20);
+    let refused = CreateError::SpanTooSmall { size: size as u64, chunk, len };
+    assert_eq!(DmaPool::new(&heap, "test", size, 0, 0).err(), Some(refused.clone()));
+    assert_eq!(DmaPool::with_debug(&heap, "test", size, 0, 0).err(), Some(refused.clone()));
+    assert_eq!(heap.asked.load(Ordering::Relaxed), 0, "no chunk is asked for");
+    let text = refused.to_string();
+    assert!(text.contains("of 2097153 bytes (after rounding) in a span of 8388608 bytes"), "{text}");
+    assert!(text.ends_with("has 1073741824 bytes; use a larger arena, or smaller blocks"), "{text}");
+
+    // A span of exactly one chunk is enough.
+    let heap = Heap::new(2 << 20);
+    assert!(pool(&heap, 2 << 20).alloc_raw().is_ok());
+    let heap = Heap::new(4096);
+    assert!(pool(&heap, 4096).alloc_raw().is_ok());
+    assert!(matches!(
+        DmaPool::new(&heap, "test", 4097, 0, 0).err(),
+        Some(CreateError::SpanTooSmall { chunk: 8192, len: 4096, .. })
+    ));
+}
