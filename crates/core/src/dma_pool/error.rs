@@ -4,6 +4,7 @@ use crate::addr::Iova;
 use crate::domain::BackendError;
 use crate::frame::{Frame, FrameError, Order};
 use crate::mem::AccessError;
+use core::fmt;
 
 /// Why no chunk can be acquired.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -123,7 +124,9 @@ pub enum CreateError {
 pub enum AllocError {
     /// No chunk is available. Other owners may hold free blocks (see
     /// [`PoolStats::in_magazines`](super::PoolStats)).
-    #[error("{0}; other owners of the pool may hold free blocks")]
+    #[error(
+        "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
+    )]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
     #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
@@ -158,9 +161,9 @@ pub enum AllocError {
 /// What a program can do about [`AllocError::Maximum`].
 fn advice(blocks: u64, in_use: u64) -> &'static str {
     if in_use < blocks {
-        "other owners hold the rest: drop idle `Local`s, free blocks, or raise the maximum"
+        "other owners hold the rest: drop idle `Local`s, free blocks, or raise the maximum with `DmaPool::set_limits`"
     } else {
-        "free blocks, or raise the maximum"
+        "free blocks, or raise the maximum with `DmaPool::set_limits`"
     }
 }
 
@@ -177,13 +180,21 @@ pub struct BulkAllocError {
     pub error: AllocError,
 }
 
+/// Returns why no chunk was acquired, without what helps an alloc only: free blocks do not raise the number of a pool's blocks.
+fn cause(error: &AllocError) -> &dyn fmt::Display {
+    match error {
+        AllocError::Source(source) => source,
+        other => other,
+    }
+}
+
 /// Why a pool's limits cannot be set. They are the same as before, and so are the pool's chunks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
     /// The maximum is at least 1, and at least the minimum.
     #[error(
-        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum"
+        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum; lower the minimum, or raise the maximum"
     )]
     Contradiction {
         /// The requested minimum.
@@ -193,7 +204,8 @@ pub enum LimitError {
     },
     /// The source has not enough chunks for the minimum.
     #[error(
-        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {error}"
+        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {cause}; lower the minimum, or give the source more memory",
+        cause = cause(error)
     )]
     Unavailable {
         /// The requested minimum.
@@ -243,13 +255,17 @@ pub enum FreeError {
         addr: usize,
     },
     /// The block is free.
-    #[error("the block at {addr:#x} is free: it was freed before")]
+    #[error(
+        "the block at {addr:#x} is free: it was freed before; free each block once, and do not use it afterwards"
+    )]
     DoubleFree {
         /// The address.
         addr: usize,
     },
     /// The two addresses do not belong to one block.
-    #[error("the block at {addr:#x} is {expected} for the device, not {iova}")]
+    #[error(
+        "the block at {addr:#x} is {expected} for the device, not {iova}: pass both addresses as the pool returned them"
+    )]
     WrongIova {
         /// The address.
         addr: usize,

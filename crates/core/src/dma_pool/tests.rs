@@ -27,6 +27,7 @@ mod shared;
 mod shrink;
 mod stash;
 mod stress;
+mod texts;
 mod threads;
 mod twice;
 

@@ -99,6 +99,7 @@ fn the_error_at_the_maximum_tells_blocks_in_use_from_those_of_other_owners() {
         "{text}"
     );
     assert!(text.contains("other owners hold the rest: drop idle `Local`s"), "{text}");
+    assert!(text.ends_with("raise the maximum with `DmaPool::set_limits`"), "{text}");
     drop(hoarder);
     assert!(pool.alloc_raw().is_ok());
     // Where nobody holds a free one, no other owner is blamed.
@@ -107,7 +108,7 @@ fn the_error_at_the_maximum_tells_blocks_in_use_from_those_of_other_owners() {
     let text = pool.alloc_raw().unwrap_err().to_string();
     assert!(
         text.ends_with(
-            "64 of them in use as far as its owners have reported; free blocks, or raise the maximum"
+            "64 of them in use as far as its owners have reported; free blocks, or raise the maximum with `DmaPool::set_limits`"
         ),
         "{text}"
     );
