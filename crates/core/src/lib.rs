@@ -13,6 +13,9 @@
 //! environment comes in through small traits. It allocates in constructors and when something grows, never on free, unmap or
 //! revoke.
 //!
+//! Pools get their memory from a [`ChunkSource`](dma_pool::ChunkSource). In practice that is an arena, `pinfold::Arena` of the crate
+//! `pinfold`: memory that is pinned and mapped for a device. Without an operating system the program implements the trait.
+//!
 //! # Without the standard library
 //!
 //! The crate is `no_std` unless the feature `std` is enabled. It requires `alloc` (a global allocator) and atomics of 64

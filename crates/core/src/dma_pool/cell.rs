@@ -33,6 +33,9 @@ use core::mem::ManuallyDrop;
 /// # }
 /// ```
 ///
+/// Raw blocks, bulk fills ([`Local::fill`], [`Local::fill_all`]) and runs ([`BlockRun`](super::BlockRun)) are calls of the
+/// [`Local`]: turn the cell back with [`into_local`](Self::into_local) for them, when its blocks have been dropped.
+///
 /// # Calls from inside a source
 ///
 /// User code runs while the cell is in use in two places: in the source's [`acquire`](ChunkSource::acquire), and in the

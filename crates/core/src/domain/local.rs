@@ -32,6 +32,58 @@ use core::ops::Deref;
 /// hands (once in 512 pages), and in the [`Backend`](super::Backend).
 ///
 /// Everything else that a [`Domain`] offers is available through `Deref`.
+///
+/// ```
+/// # use pinfold_core::access::Access;
+/// # use pinfold_core::addr::{Iova, IovaRange};
+/// # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
+/// # use pinfold_core::invalidate::Ticket;
+/// # use pinfold_core::mem::DmaMemory;
+/// use pinfold_core::access::FromDevice;
+/// use pinfold_core::domain::Domain;
+/// use pinfold_core::iova::IovaSpace;
+/// use pinfold_core::share::Shared;
+/// # struct Toy;
+/// # impl Backend for Toy {
+/// #     fn name(&self) -> &'static str { "toy" }
+/// #     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
+/// #     fn unregister_memory(&self, _: DmaMemory) {}
+/// #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> { Ok(()) }
+/// #     fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
+/// #     fn is_completed(&self, _: Ticket) -> bool { true }
+/// #     fn wait(&self, _: Ticket) -> Result<(), BackendError> { Ok(()) }
+/// #     fn stats(&self) -> BackendStats { BackendStats::default() }
+/// # }
+/// # #[repr(align(4096))]
+/// # struct Page([u8; 4096]);
+/// # struct Buffer(std::ptr::NonNull<Page>);
+/// # impl Buffer { fn new() -> Self { Self(std::ptr::NonNull::from(Box::leak(Box::new(Page([0; 4096]))))) } }
+/// # unsafe impl Send for Buffer {}
+/// # unsafe impl Pinned for Buffer {
+/// #     fn memory(&self) -> DmaMemory<'_> { unsafe { DmaMemory::from_raw(self.0.cast(), 4096) } }
+/// #     fn fixed_iova(&self, _: DomainId) -> Option<Iova> { None }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+///
+/// // `Toy` is a `Backend` and `Buffer` is `Pinned`; `pinfold` has real ones.
+/// let domain = Shared::new(Domain::new(Box::new(Toy), IovaSpace::new(39)?));
+/// let mut local = domain.local(); // one per thread
+///
+/// // One at a time: `revoke` returns at once, and `wait` returns the buffer when no device can reach it.
+/// let mapping = local.map(Buffer::new(), FromDevice)?;
+/// let revoked = local.revoke(mapping);
+/// let buffer = local.wait(revoked)?;
+///
+/// // Many, with one flush: so the first wait is the only long one.
+/// let mappings = local.map_many([buffer, Buffer::new()], FromDevice)?;
+/// let mut revoked = Vec::with_capacity(mappings.len());
+/// local.revoke_many(mappings, &mut revoked);
+/// println!("the flush is done: {}", local.has_quiesced(&mut revoked[0])); // never waits
+/// let buffers: Result<Vec<_>, _> = revoked.into_iter().map(|one| local.wait(one)).collect();
+/// assert_eq!(buffers?.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Local<H: Hold<Target = Domain> = Stock<Domain>> {
     pub(super) domain: H,
     pub(super) owner: Owner,
