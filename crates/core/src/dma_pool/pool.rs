@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use core::hint::cold_path;
 
 /// How many blocks on from a fresh one memory is prefetched for writing: nothing else brings it into the cache before.
 const PREFETCHED: u64 = 8;
@@ -249,6 +250,8 @@ impl<S: ChunkSource> DmaPool<S> {
             if let Some(block) = self.alloc_quickly(owner, form) {
                 return Ok(block);
             }
+            // Once for each row.
+            cold_path();
             // Returns no block, so that the block above stays in registers.
             self.stock(owner)?;
         }
