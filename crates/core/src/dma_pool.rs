@@ -48,7 +48,8 @@
 //! A block in a row of another owner costs two read-modify-writes more; `free_many` frees those of one row that follow each other
 //! for two together. A block in a row of the depot costs two more as well, which frees in random order often pay.
 //!
-//! For blocks that the program writes as soon as it has allocated them, [`DmaPool::with_prefetch`] has allocs prefetch their memory.
+//! For blocks that the program writes as soon as it has allocated them, [`DmaPool::with_prefetch`] has each alloc prefetch the
+//! first line of a later block.
 //!
 //! All state is out of band: the pool accesses a block's memory only in [`alloc_zeroed`](DmaPool::alloc_zeroed) and in
 //! [debug mode](DmaPool::with_debug). A device that still writes to a freed block corrupts that block's next content

@@ -168,10 +168,10 @@ impl<S: ChunkSource> DmaPool<S> {
     /// Has allocs prefetch memory: for blocks that the program writes as soon as it has allocated them, in pools that do not fit
     /// into the caches.
     ///
-    /// An alloc through a [`Local`](super::Local), of a block that was not freed lately, then prefetches the block eight places on
-    /// for writing, so that the first write to that one waits less for memory. Where blocks are not written, as a device does
-    /// that first, it moves cache lines to no use: in `pinfold bench pool` `mpt3sas-write` shows the gain, `mpt3sas-alloc-nowrite`
-    /// the loss.
+    /// An alloc of one block that was not freed lately then prefetches one cache line for writing, the first of the block eight places on,
+    /// so that the first write to that one waits less for memory. Runs and calls for many prefetch nothing, nor do processors other than
+    /// x86-64. Where blocks are not written, as a device does that first, it moves cache lines to no use: in `pinfold bench pool`
+    /// `mpt3sas-write` shows the gain, `mpt3sas-alloc-nowrite` the loss.
     #[must_use]
     pub fn with_prefetch(mut self) -> Self {
         self.geometry.prefetch(self.memory.addr(), PREFETCHED);
