@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The largest request.
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
@@ -69,8 +69,10 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     finished: Vec<uring::Completion<B>>,
     /// Requests that were executed at once.
     executed: Vec<Completion<B>>,
-    /// How many requests are queued and not submitted to the kernel.
-    unsubmitted: usize,
+    /// The tags of requests that are queued and not submitted to the kernel.
+    unsubmitted: Vec<usize>,
+    /// Submits before it waits, and so by a call of its own, so that the end of submission is known.
+    measures: bool,
     durability: Durability,
 }
 
@@ -120,7 +122,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             free: (0..depth).rev().collect(),
             finished: Vec::with_capacity(depth),
             executed: Vec::new(),
-            unsubmitted: 0,
+            unsubmitted: Vec::with_capacity(BATCH),
+            measures: false,
             durability: Durability::default(),
         })
     }
@@ -153,9 +156,19 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
 
     /// Submits the queued requests. Those the kernel does not accept stay queued; the next call retries or reports why.
     fn submit_batch(&mut self) {
-        self.unsubmitted = 0;
         if let Err(error) = self.queue.submit() {
             tracing::debug!(%error, "not submitted yet");
+        }
+        self.note_submitted();
+    }
+
+    /// Records that what was queued is submitted now.
+    fn note_submitted(&mut self) {
+        let now = Instant::now();
+        for tag in self.unsubmitted.drain(..) {
+            if let Some(Some(io)) = self.in_flight.get_mut(tag) {
+                io.queued = now;
+            }
         }
     }
 
@@ -224,21 +237,20 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
             buffer: Some(rejected.buffer),
             error: rejected.error.into(),
         })?;
-        io.set_queued();
         self.free.pop();
         if let Some(slot) = self.in_flight.get_mut(tag) {
             *slot = Some(io);
         }
         // One system call for many: the next poll or wait submits the rest.
-        self.unsubmitted += 1;
-        if self.unsubmitted >= BATCH {
+        self.unsubmitted.push(tag);
+        if self.unsubmitted.len() >= BATCH {
             self.submit_batch();
         }
         Ok(())
     }
 
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
-        if self.unsubmitted > 0 {
+        if !self.unsubmitted.is_empty() {
             self.submit_batch();
         }
         let polled = self.queue.poll(&mut self.finished);
@@ -250,7 +262,11 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         if !self.executed.is_empty() {
             return self.poll(completed);
         }
-        self.unsubmitted = 0;
+        if self.measures && !self.unsubmitted.is_empty() {
+            self.submit_batch();
+        }
+        // The call below submits and waits.
+        self.note_submitted();
         // One wake-up for an eighth of the requests, while the other seven keep the device busy.
         let waited = self.queue.wait((self.queue.in_flight() / 8).max(1), &mut self.finished);
         self.complete(completed);
@@ -262,7 +278,7 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
     }
 
     fn arm(&mut self, _completed: &mut Vec<Completion<B>>) -> Duration {
-        if self.unsubmitted > 0 {
+        if !self.unsubmitted.is_empty() {
             self.submit_batch();
         }
         // Without a ring, a submission executes all.
@@ -271,6 +287,10 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         } else {
             Duration::ZERO
         }
+    }
+
+    fn measure_submission(&mut self) {
+        self.measures = true;
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {

@@ -37,7 +37,7 @@ const YIELDS: u32 = 4;
 /// How long an event loop polls for a flush before it sleeps for as long between two polls.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
-const BATCH: u32 = 32;
+const BATCH: usize = 32;
 /// The number of attempts of a command whose status permits a retry.
 const ATTEMPTS: u32 = 4;
 
@@ -77,8 +77,8 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     quarantined: Vec<Quarantine<'d, B>>,
     requests: u64,
     retries: u64,
-    /// How many requests were submitted since the last doorbell.
-    unsubmitted: u32,
+    /// The tags of the requests since the last doorbell.
+    unsubmitted: Vec<usize>,
     queue: Queue<R, S>,
     controller: Controller<R, S>,
 }
@@ -117,7 +117,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             quarantined: Vec::new(),
             requests: 0,
             retries: 0,
-            unsubmitted: 0,
+            unsubmitted: Vec::with_capacity(depth),
             queue,
             controller,
         })
@@ -174,7 +174,25 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         if let Some(place) = self.in_flight.get_mut(tag) {
             *place = Some(Command { io, attempts, attempt });
         }
+        self.unsubmitted.push(tag);
         Ok(())
+    }
+
+    /// Rings the doorbell for what was queued since the last one.
+    fn ring_doorbell(&mut self) {
+        if self.unsubmitted.is_empty() {
+            return;
+        }
+        self.queue.ring_doorbell();
+        let now = Instant::now();
+        for tag in self.unsubmitted.drain(..) {
+            // A retry keeps the time of its first attempt.
+            if let Some(Some(command)) = self.in_flight.get_mut(tag)
+                && command.attempts == 1
+            {
+                command.io.queued = now;
+            }
+        }
     }
 
     /// Takes the completions of the controller.
@@ -242,7 +260,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     fn step(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
-        self.unsubmitted = 0;
+        self.ring_doorbell();
         let reaped = self.reap(completed).map_err(|error| self.poll_error(error));
         self.revoke(completed);
         self.release(completed);
@@ -310,7 +328,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
     }
 
     fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
-        self.unsubmitted = 0;
+        self.ring_doorbell();
         let wait = self.queue.arm_interrupt();
         let wait = if self.queue.has_interrupt() { wait } else { Duration::ZERO };
         // No descriptor reports the end of a flush, which normally takes microseconds.

@@ -31,7 +31,8 @@ pub(crate) struct Io {
     pub(crate) tag: u64,
     /// When the engine issued it.
     pub(crate) issued: Instant,
-    /// When the target had queued it: before the system call or doorbell that submits a whole batch.
+    /// When it had been submitted: after the system call or doorbell that submits a whole batch. A file that waits with the same
+    /// call (see [`measure_submission`](super::target::Target::measure_submission)) records when it was queued.
     pub(crate) queued: Instant,
 }
 
@@ -47,7 +48,7 @@ impl Io {
         Self { tag, ..self }
     }
 
-    /// Notes that the target has queued it.
+    /// Notes that it has been submitted.
     pub(crate) fn set_queued(&mut self) {
         self.queued = Instant::now();
     }

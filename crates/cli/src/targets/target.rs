@@ -97,7 +97,7 @@ pub(crate) struct TargetInfo {
 pub(crate) trait Target<B> {
     /// Returns the properties.
     fn info(&self) -> &TargetInfo;
-    /// Queues a request and records the time in its [`Io`].
+    /// Queues a request. The time of its submission is recorded in its [`Io`].
     fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
     /// Queues requests in their order, as [`submit`](Self::submit) does. A target that maps buffers maps them by one call.
     fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
@@ -107,6 +107,8 @@ pub(crate) trait Target<B> {
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
+    /// Records the end of submission exactly from here on, also where that takes a system call more.
+    fn measure_submission(&mut self) {}
     /// Returns how many requests have been carried out and hold their buffers until no device can reach them.
     fn held(&self) -> usize {
         0

@@ -34,18 +34,15 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Queues a request whose buffer is mapped.
-    pub(super) fn queue_up(&mut self, mut io: Io, buffer: Mapped<'d, B>) -> Result<(), SubmitError<B>> {
-        io.set_queued();
+    pub(super) fn queue_up(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), SubmitError<B>> {
         self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
             buffer: payload.unmap(&mut self.domain).ok(),
             error: TargetError::Rejected { target: self.info.name.clone(), reason },
         })?;
         self.requests += 1;
         // One doorbell for many: the next poll or wait rings for the rest.
-        self.unsubmitted += 1;
-        if self.unsubmitted >= BATCH {
-            self.unsubmitted = 0;
-            self.queue.ring_doorbell();
+        if self.unsubmitted.len() >= BATCH {
+            self.ring_doorbell();
         }
         Ok(())
     }
