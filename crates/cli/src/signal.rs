@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(10);
 /// How long further signals count as the first one: timeout(1) sends two, one to the program and one to its group.
 const SAME: Duration = Duration::from_secs(1);
+/// The same for SIGINT, which a person sends: one that a parent passes on follows at once, a second Ctrl-C does not.
+const SAME_INT: Duration = Duration::from_millis(250);
 /// The exit code after a signal.
 const INTERRUPTED: i32 = 130;
 
@@ -24,8 +26,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a second later, or 10 s, ends the
-    /// program, even while its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
+    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a second later (SIGINT: a
+    /// quarter), or 10 s, ends the program, even while its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
     /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
     ///
     /// # Errors
@@ -66,7 +68,7 @@ fn watch(signals: Signals, raised: &AtomicBool) {
     let first = Instant::now();
     let why = loop {
         match signals.wait(Some(GRACE.saturating_sub(first.elapsed()))) {
-            Some(_) if first.elapsed() < SAME => {}
+            Some(number) if first.elapsed() < if number == SIGINT { SAME_INT } else { SAME } => {}
             Some(_) => break "interrupted again".to_owned(),
             None => {
                 break format!("interrupted, and requests have not completed after {} s", GRACE.as_secs());
