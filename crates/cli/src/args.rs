@@ -11,6 +11,7 @@ mod serve;
 pub(crate) mod stack;
 pub(crate) mod target;
 
+pub(crate) use fio::{Distribution, ThinkTime};
 pub(crate) use io::{IoArgs, OutputFormat, Rw};
 pub(crate) use receive::ReceiveArgs;
 pub(crate) use replay::{ReplayArgs, TimingArg};
@@ -46,7 +47,7 @@ pub(crate) enum Command {
     Copy(CopyArgs),
     /// Run a workload on a target and measure it, with fio's options
     #[command(after_long_help = help::IO.long, after_help = help::IO.examples)]
-    Io(IoArgs),
+    Io(Box<IoArgs>),
     /// Serve a target as a network block device (NBD)
     #[command(after_long_help = help::SERVE.long, after_help = help::SERVE.examples)]
     Serve(ServeArgs),

@@ -13,7 +13,9 @@ use crate::setup::stack::StackError;
 use crate::setup::staged::StagedError;
 use crate::targets::error::TargetError;
 use crate::units::ByteSize;
+use pinfold::uring::FileError;
 use pinfold_bench::replay::{ReplayError, TraceError};
+use rustix::io::Errno;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -204,6 +206,22 @@ impl Failure {
         line
     }
 
+    /// Returns the system's error of a run that ended early, EIO if it has none, as fio reports it: 0 for a signal.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            Self::Engine(EngineError::Interrupted) => 0,
+            Self::Engine(EngineError::Target(TargetError::Trim { errno, .. })) => errno.raw_os_error(),
+            Self::Engine(EngineError::Target(TargetError::File(error))) => match error {
+                FileError::System { errno, .. }
+                | FileError::Transfer { errno, .. }
+                | FileError::Ring { errno } => *errno,
+                _ => Errno::IO,
+            }
+            .raw_os_error(),
+            _ => Errno::IO.raw_os_error(),
+        }
+    }
+
     /// Returns the exit code.
     pub(crate) fn exit(&self) -> Exit {
         match self {
@@ -211,7 +229,9 @@ impl Failure {
             | Self::Serve(ServeError::Buffers { .. })
             | Self::Memory(_)
             | Self::JobFile(_)
-            | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. }) => Exit::Usage,
+            | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_)) => {
+                Exit::Usage
+            }
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

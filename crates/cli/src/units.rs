@@ -17,6 +17,15 @@ pub(crate) enum SizeError {
     /// It is not two sizes in ascending order.
     #[error("{0:?} is not a range of sizes: write the minimum and the maximum, for example 512-1M")]
     Range(String),
+    /// It is a list of sizes.
+    #[error(
+        "{0:?} has a size for each direction, and all requests of a job have one: write one size, or a section for each \
+         direction in a job file"
+    )]
+    Directions(String),
+    /// It is not a percentage.
+    #[error("{0:?} is not a percentage: write a whole number from 1 to 100 before the %")]
+    Percent(String),
     /// It does not fit.
     #[error("{0:?} exceeds 64 bits: the limit is 16777215T")]
     TooLarge(String),
@@ -31,6 +40,9 @@ impl FromStr for ByteSize {
         if number.is_empty() {
             return Err(SizeError::Word(word.to_owned()));
         }
+        if letter.contains(',') {
+            return Err(SizeError::Directions(word.to_owned()));
+        }
         let shift = match letter.to_ascii_lowercase().as_str() {
             "" | "b" => 0,
             "k" | "kb" | "kib" => 10,
@@ -42,6 +54,41 @@ impl FromStr for ByteSize {
         let too_large = || SizeError::TooLarge(word.to_owned());
         let number: u64 = number.parse().map_err(|_| too_large())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(too_large)
+    }
+}
+
+/// A part of something: bytes, or per cent (`50%`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Share {
+    /// This many bytes.
+    Bytes(u64),
+    /// 1 to 100 per cent of it.
+    Percent(u8),
+}
+
+impl Share {
+    /// Returns how many of `whole` bytes it is.
+    pub(crate) fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => {
+                // At most `whole`.
+                u64::try_from(u128::from(whole) * u128::from(percent) / 100).unwrap_or(whole)
+            }
+        }
+    }
+}
+
+impl FromStr for Share {
+    type Err = SizeError;
+
+    fn from_str(word: &str) -> Result<Self, SizeError> {
+        let Some(number) = word.strip_suffix('%') else {
+            return word.parse().map(|ByteSize(size)| Self::Bytes(size));
+        };
+        let percent =
+            number.parse().ok().filter(|percent| (1..=100).contains(percent) && !number.starts_with('+'));
+        percent.map(Self::Percent).ok_or_else(|| SizeError::Percent(word.to_owned()))
     }
 }
 
@@ -231,6 +278,16 @@ mod tests {
         for word in ["", "50:", "0", "101", "fifty", "50,99", "NaN"] {
             assert_eq!(word.parse::<Percentiles>(), Err(PercentilesError(word.to_owned())), "{word}");
         }
+    }
+
+    #[test]
+    fn a_share_is_bytes_or_per_cent() {
+        assert_eq!(("4k".parse(), "50%".parse()), (Ok(Share::Bytes(4096)), Ok(Share::Percent(50))));
+        assert_eq!([Share::Percent(33).of(1000), Share::Percent(100).of(u64::MAX)], [330, u64::MAX]);
+        for word in ["0%", "101%", "%", "1.5%", "+5%", "-1%", "5%%"] {
+            assert_eq!(word.parse::<Share>(), Err(SizeError::Percent(word.to_owned())), "{word}");
+        }
+        assert_eq!("4k,8k".parse::<ByteSize>(), Err(SizeError::Directions("4k,8k".to_owned())));
     }
 
     #[test]

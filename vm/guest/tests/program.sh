@@ -18,7 +18,7 @@ program_copies_through_the_model() {
 }
 
 program_verifies_the_model() {
-    pinfold io soft:16M --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 2000 --verify >/tmp/io
+    pinfold io soft:16M --rw randrw --bsrange 512-1M --iodepth 64 --verify-requests 2000 --verify >/tmp/io
     has /tmp/io '^Verified: 2,000 requests'
 }
 
@@ -37,7 +37,7 @@ program_uses_and_frees_hugepages() {
 program_uses_block_devices() {
     node=$(disk $nvme1 1)
     refused 'holds data that would be overwritten' pinfold io "$node" --rw randwrite --size 16M
-    pinfold io "$node" --rw randrw --bsrange 4k-256k --iodepth 16 --number-ios 500 --size 16M --verify --force >/tmp/io
+    pinfold io "$node" --rw randrw --bsrange 4k-256k --iodepth 16 --verify-requests 500 --size 16M --verify --force >/tmp/io
     has /tmp/io '^Verified: 500 requests'
     pinfold copy "$node" /tmp/whole --size 16M --verify
     cmp -n 16777216 "$node" /tmp/whole

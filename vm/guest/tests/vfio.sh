@@ -80,7 +80,7 @@ vfio_verifies() {
     before=$(faults)
     for depth in 1 64; do
         for mode in --poll ''; do
-            pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth $depth --number-ios $requests --size 16M \
+            pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth $depth --verify-requests $requests --size 16M \
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
             if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .*by interrupt: '; fi
@@ -99,7 +99,7 @@ vfio_verified_by_interrupt() { [ -s /tmp/slept ] || fail "no run by interrupt sl
 vfio_several_queues() {
     bind_to_vfio $nvme0
     for mode in --poll ''; do
-        pinfold io vfio:$nvme0 --numjobs 2 --rw randrw --bsrange 512-1M --iodepth 16 --number-ios 1000 --size 32M \
+        pinfold io vfio:$nvme0 --numjobs 2 --rw randrw --bsrange 512-1M --iodepth 16 --verify-requests 1000 --size 32M \
             --verify --force $mode >/tmp/io
         has /tmp/io '^Verified: '
         has /tmp/io 'numjobs=2'
@@ -110,7 +110,7 @@ vfio_kernel_reads_pinfold_data() {
     for target in $namespaces; do
         bdf=${target%/*}
         bind_to_vfio "$bdf"
-        pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth 16 --number-ios 300 --size 32M --verify --force >/tmp/io
+        pinfold io "vfio:$target" --rw randrw --bsrange 512-1M --iodepth 16 --verify-requests 300 --size 32M --verify --force >/tmp/io
         wrote=$(sed -n 's/^sha256 of .*: //p' /tmp/io)
         pinfold unbind "$bdf"
         node=$(disk "$bdf" "${target#*/}")

@@ -1,33 +1,239 @@
 //! Options of fio that `io` does not have, with what to write instead.
 
+use crate::units::TimeSpan;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// fio's options that change nothing here, whatever their value: jobs are threads, sections run one after the other, and
+/// buffers and files are registered wherever the kernel supports it.
+pub(super) const IGNORED: [&str; 20] = [
+    "allrandrepeat",
+    "stonewall",
+    "wait_for_previous",
+    "wait-for-previous",
+    "fixedbufs",
+    "registerfiles",
+    "nonvectored",
+    "random_generator",
+    "random-generator",
+    "new_group",
+    "new-group",
+    "exitall",
+    "create_serialize",
+    "create-serialize",
+    "fallocate",
+    "softrandommap",
+    "gtod_cpu",
+    "eta",
+    "clocksource",
+    "overwrite",
+];
+
+/// fio's options with values that say what happens here anyway. Job files often have them.
+const DEFAULTS: [(&str, &[&str]); 19] = [
+    ("sync", &["0", "none"]),
+    ("nrfiles", &["1"]),
+    ("unlink", &["0"]),
+    ("create_only", &["0"]),
+    ("create_on_open", &["0"]),
+    ("pre_read", &["0"]),
+    ("zero_buffers", &["0"]),
+    ("gtod_reduce", &["0"]),
+    ("disable_lat", &["0"]),
+    ("disable_clat", &["0"]),
+    ("disable_slat", &["0"]),
+    ("clat_percentiles", &["1"]),
+    ("lat_percentiles", &["0"]),
+    ("slat_percentiles", &["0"]),
+    ("continue_on_error", &["none"]),
+    ("do_verify", &["1"]),
+    ("verify_fatal", &["1"]),
+    ("bs_unaligned", &["0"]),
+    ("zonemode", &["none"]),
+];
+
+/// Returns whether a job file's option says what happens here anyway.
+pub(super) fn is_default(key: &str, value: &str) -> bool {
+    DEFAULTS.iter().any(|(name, values)| *name == key && values.contains(&value))
+}
 
 /// Names as fio spells them, and the alternative.
-const ALTERNATIVES: [(&[&str], &str); 17] = [
-    (&["thread"], "jobs always run as threads: leave it out"),
+const ALTERNATIVES: [(&[&str], &str); 26] = [
+    (&["filesize"], "use --size"),
+    (&["bssplit", "bs_unaligned", "blockalign"], "use --bs, or --bsrange with --verify"),
     (
-        &["stonewall", "wait_for_previous"],
-        "it separates the sections of a job file: write one, or leave it out",
+        &["filename_format", "nrfiles", "openfiles", "file_service_type", "opendir"],
+        "a job has one target: use --filename",
     ),
-    (&["buffered"], "use --direct 0"),
-    (&["io_size", "filesize"], "use --size, and --time_based to go on after --size bytes"),
-    (&["loops"], "use --runtime and --time_based"),
-    (&["rate_iops"], "use --rate, in bytes per second"),
-    (&["rwmixwrite"], "use --rwmixread with the rest of 100"),
-    (&["bssplit"], "use --bs, or --bsrange with --verify"),
-    (&["directory"], "use --filename with the whole path"),
-    (&["output"], "redirect the standard output"),
-    (&["minimal", "terse_version"], "use --output-format json"),
-    (&["iomem", "hugepage_size"], "use --memory"),
-    (&["do_verify", "verify_fatal"], "use --verify, which compares every byte"),
-    (&["cpus_allowed", "numa_cpu_nodes"], "start pinfold under taskset or numactl"),
-    (&["fixedbufs", "registerfiles"], "done wherever the kernel supports it: leave it out"),
+    (&["output", "append_terse"], "redirect the standard output"),
     (
-        &["iodepth_batch", "iodepth_batch_submit", "iodepth_batch_complete"],
+        &[
+            "minimal",
+            "terse_version",
+            "status_interval",
+            "write_bw_log",
+            "write_lat_log",
+            "write_iops_log",
+            "bandwidth_log",
+        ],
+        "use --output-format json",
+    ),
+    (&["iomem", "hugepage_size"], "use --memory"),
+    (
+        &[
+            "do_verify",
+            "verify_fatal",
+            "verify_pattern",
+            "verify_only",
+            "verify_async",
+            "verify_backlog",
+            "verify_interval",
+            "verify_offset",
+            "verify_state_save",
+            "verify_state_load",
+            "verify_dump",
+        ],
+        "use --verify, which compares every byte",
+    ),
+    (&["experimental_verify"], "use --verify"),
+    (
+        &["cpus_allowed", "cpumask", "cpus_allowed_policy", "numa_cpu_nodes", "numa_mem_policy"],
+        "start pinfold under taskset or numactl",
+    ),
+    (&["prio", "prioclass", "nice"], "start pinfold under ionice or nice"),
+    (
+        &["startdelay", "start_delay", "exec_prerun", "exec_postrun"],
+        "run the command before or after pinfold",
+    ),
+    (
+        &[
+            "iodepth_batch",
+            "iodepth_batch_submit",
+            "iodepth_batch_complete",
+            "iodepth_batch_complete_min",
+            "iodepth_batch_complete_max",
+            "iodepth_low",
+        ],
         "batches are automatic: leave it out",
     ),
     (&["clat_percentiles", "lat_percentiles", "slat_percentiles"], "use --percentile_list"),
+    (&["sync"], "--fsync 1 flushes after each write (sync=0 is the default: leave it out)"),
+    (&["sync_file_range", "write_barrier"], "use --fsync"),
+    (&["invalidate"], "--direct 1, the default, bypasses the page cache: leave it out"),
+    (
+        &["unlink", "create_on_open", "create_only", "pre_read"],
+        "a scratch file never has a name during the run: leave it out",
+    ),
+    (
+        &[
+            "zero_buffers",
+            "scramble_buffers",
+            "buffer_pattern",
+            "buffer_compress_percentage",
+            "dedupe_percentage",
+        ],
+        "buffers hold random data: leave it out, or use --refill_buffers",
+    ),
+    (
+        &["rw_sequencer", "percentage_random", "unified_rw_reporting"],
+        "write one section for each kind of request in a job file",
+    ),
+    (
+        &[
+            "rate_min",
+            "rate_iops_min",
+            "rate_process",
+            "rate_cycle",
+            "latency_target",
+            "latency_window",
+            "latency_percentile",
+            "max_latency",
+        ],
+        "use --rate or --rate_iops, and the percentiles of the report",
+    ),
+    (
+        &["thinktime_spin", "thinktime_iotime", "thinktime_blocks_type"],
+        "use --thinktime and --thinktime_blocks",
+    ),
+    (
+        &["continue_on_error", "error_dump", "ignore_error"],
+        "the first error ends the run, which reports what was done: leave it out",
+    ),
+    (
+        &["gtod_reduce", "disable_lat", "disable_clat", "disable_slat", "disable_bw_measurement"],
+        "latencies are always measured: leave it out",
+    ),
+    (&["bwavgtime", "iopsavgtime", "log_avg_msec"], "samples are taken every 500 ms: leave it out"),
+    (&["zonemode", "zonesize", "zoneskip", "zonerange"], "use --offset, --size and --offset_increment"),
+    (&["sqthread_poll", "hipri_percentage", "uncached", "nowait"], "use --poll, or leave it out"),
 ];
+
+/// How the offsets of random requests are distributed over the part that is used.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Distribution {
+    /// All blocks are as likely.
+    Random,
+    /// A block's likelihood is its rank to the power of minus `theta`.
+    Zipf(f64),
+    /// A share `h` of the requests goes to a share of 1 - `h` of the blocks.
+    Pareto(f64),
+    /// Around the middle, with a standard deviation in per cent of the region.
+    Normal(f64),
+}
+
+impl FromStr for Distribution {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let (name, number) = word.split_once(':').map_or((word, None), |(name, number)| (name, Some(number)));
+        let number = number.map(|text| {
+            let allowed = |n: &f64| match name {
+                "zipf" => *n > 0.0 && *n <= 100.0 && *n != 1.0,
+                "pareto" => *n > 0.0 && *n < 1.0,
+                _ => *n > 0.0 && *n <= 100.0,
+            };
+            text.parse::<f64>().ok().filter(allowed)
+        });
+        match (name, number) {
+            ("random", None) => Ok(Self::Random),
+            // fio's default values.
+            ("zipf", None) => Ok(Self::Zipf(1.1)),
+            ("pareto", None) => Ok(Self::Pareto(0.2)),
+            ("zipf", Some(Some(theta))) => Ok(Self::Zipf(theta)),
+            ("pareto", Some(Some(h))) => Ok(Self::Pareto(h)),
+            ("normal", Some(Some(deviation))) => Ok(Self::Normal(deviation)),
+            ("zoned" | "zoned_abs", _) => {
+                Err("zones are not supported: write a section with --offset and --size for each".to_owned())
+            }
+            _ => {
+                Err("write random, zipf:THETA (above 0, at most 100, not 1), pareto:H (between 0 and 1), or \
+                      normal:DEVIATION (above 0, at most 100 per cent)"
+                    .to_owned())
+            }
+        }
+    }
+}
+
+/// A pause as fio writes it: microseconds, unless a unit follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ThinkTime(pub(crate) Duration);
+
+impl FromStr for ThinkTime {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let number = word.strip_suffix("us").unwrap_or(word);
+        if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
+            let microseconds = number.parse().ok().filter(|us| *us <= 86_400_000_000);
+            return microseconds.map(Duration::from_micros).map(Self).ok_or_else(|| "at most 1d".to_owned());
+        }
+        let span: Result<TimeSpan, _> = word.parse();
+        span.map(|TimeSpan(time)| Self(time)).map_err(|_| {
+            "write microseconds, or a whole number followed by us, ms, s, m, h or d, at most 1d".to_owned()
+        })
+    }
+}
 
 /// Returns what to write in place of the option that `error` refuses, if it is one of fio's.
 pub(super) fn alternative(error: &clap::Error) -> Option<&'static str> {
@@ -62,15 +268,43 @@ mod tests {
 
     #[test]
     fn an_option_of_fio_is_refused_with_the_alternative() {
-        let text = refusal(&["pinfold", "io", "soft:1M", "--io-size=1M"]);
-        assert!(text.contains("--io-size") && text.contains("use --size"), "{text}");
-        let text = refusal(&["pinfold", "io", "soft:1M", "--thread"]);
-        assert!(text.contains("as threads") && !text.contains("rwmixread"), "{text}");
+        let text = refusal(&["pinfold", "io", "soft:1M", "--filesize=1M"]);
+        assert!(text.contains("--filesize") && text.contains("use --size"), "{text}");
+        let text = refusal(&["pinfold", "io", "soft:1M", "--sync=1"]);
+        assert!(text.contains("--fsync 1") && !text.contains("rwmixread"), "{text}");
+    }
+
+    #[test]
+    fn harmless_options_are_accepted_with_any_value() {
+        for name in IGNORED.into_iter().chain(["thread"]) {
+            for value in ["", "=0", "=tausworthe64"] {
+                let option = format!("--{name}{value}");
+                Cli::try_parse_from(["pinfold", "io", "soft:1M", &option]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn distributions_and_pauses_are_parsed_as_by_fio() {
+        assert_eq!("zipf:1.2".parse(), Ok(Distribution::Zipf(1.2)));
+        assert_eq!("pareto".parse(), Ok(Distribution::Pareto(0.2)));
+        assert_eq!("normal:10".parse(), Ok(Distribution::Normal(10.0)));
+        for word in ["", "zipf:1", "zipf:x", "zipf:NaN", "pareto:1", "normal", "normal:0", "flat", "random:2"]
+        {
+            assert!(word.parse::<Distribution>().unwrap_err().contains("zipf:THETA"), "{word}");
+        }
+        assert!("zoned:60/10".parse::<Distribution>().unwrap_err().contains("--offset"));
+        for (word, us) in [("100", 100), ("100us", 100), ("2ms", 2000), ("1s", 1_000_000), ("0", 0)] {
+            assert_eq!(word.parse(), Ok(ThinkTime(Duration::from_micros(us))), "{word}");
+        }
+        for word in ["", "us", "x", "1y", "-1", "99999999999999999999"] {
+            assert!(word.parse::<ThinkTime>().is_err(), "{word}");
+        }
     }
 
     #[test]
     fn other_commands_and_unknown_options_keep_their_message() {
-        assert!(!refusal(&["pinfold", "copy", "a", "b", "--thread"]).contains("as threads"));
+        assert!(!refusal(&["pinfold", "copy", "a", "b", "--sync"]).contains("--fsync"));
         assert!(refusal(&["pinfold", "io", "soft:1M", "--io-depth=1"]).contains("iodepth"));
     }
 

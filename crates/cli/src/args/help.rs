@@ -40,9 +40,9 @@ Exit codes:
   0    success
   1    the run failed; one line on standard error says why, and what to do
   2    the command line asks for something unknown or impossible
-  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done was reported
 
-A signal more than a second later, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
+A second Ctrl-C, another signal more than a second later, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
 ignored at the start (nohup) stay ignored.
 
 "
@@ -86,15 +86,23 @@ help! { IO:
     targets!(),
     "\
 The options are fio's, with hyphens or underscores, and --OPTION VALUE or --OPTION=VALUE. A job file (a name that ends \
-in .fio) has a [global] section and one section for each job; sections run one after the other (stonewall).
+in .fio) has a [global] section and one section for each job; sections run one after the other (stonewall). fio's names of \
+files are read as fio reads them: a:b are two files, which is refused, and a\\:b is one. docs/io.md has a table of fio's options.
 
-The run ends when --size bytes have been moved or --runtime has passed, whichever comes first; with --time-based only \
-the time counts. Data in an existing file, image or device is overwritten only with --force. A file that does not exist \
-is created with --size bytes, written once before it is read, and has no name during the run, so that nothing remains.
+Each job moves --size bytes of the same part of the target, as in fio: with --numjobs 4 four times as many. \
+--offset-increment gives each job a part of its own. The run ends when that has been moved or --runtime has passed, whichever \
+comes first; with --time-based only the time counts. Data in an existing file, image or device is overwritten only with --force.
 
-The text reports lat as fio does. qlat is the time to queue a request, without the call that submits a batch (which \
-fio's slat includes), and rlat the time from there until its buffer returns. --output-format json prints them as \
-slat_ns and clat_ns.
+A path that does not exist, or a folder, is a scratch file with --size: it has no name during the run, so that nothing remains, \
+and is written once before it is read. (fio would create the file and leave it.) The reports say \"scratch file\". None is created \
+under /dev, where the name of a device that does not exist would become a file in memory.
+
+However the run ends, the report of what was done is printed; the exit code, and one line on standard error, say why it ended \
+early (130 after Ctrl-C, where fio has 128).
+
+The text and --output-format json have fio's latencies: slat from preparing a request to the return of the system call, or the \
+doorbell, that submits it; clat from there until the program owns its buffer again, with --protect revoke or strict after the \
+flush; lat is both. bw and iops are samples of 500 ms, as fio takes them; a run that is shorter has none.
 
 --rw trim deallocates blocks: with Dataset Management on a controller, and by punching holes in a file or block device.
 
@@ -108,11 +116,12 @@ A run that needs more memory than is available (--iodepth times --bs times --num
 ",
     exits!();
     "  pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
-  pinfold io --filename=scratch.bin --rw=randrw --rwmixread=70 --size=256M --iodepth=16
+  pinfold io --directory=/var/tmp --rw=randrw --rwmixread=70 --size=256M --iodepth=16
+  pinfold io disk.img --rw randread --numjobs 4 --size 25% --offset-increment 25%
   pinfold io disk.img --rw read --bs 1M --iodepth 8 --output-format json
   pinfold io jobs.fio --json
   pinfold io vfio:0000:01:00.0 --rw randread --iodepth 64 --numjobs 2 --poll --runtime 10s --time-based
-  pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --number-ios 100000 --size 64M --verify"
+  pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --verify-requests 100000 --size 64M --verify"
 }
 
 help! { SERVE:

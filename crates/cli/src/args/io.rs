@@ -1,12 +1,14 @@
 //! The command line of `io`: fio's options, and those that fio does not have.
 
-use super::parse::{depth, switch, target};
+use super::fio::{Distribution, ThinkTime};
+use super::parse::{block_size, depth, switch, verify};
 use super::stack::StackArgs;
 use super::target::{SpecError, TargetSpec};
-use crate::units::{ByteSize, Percentiles, SizeRange, TimeSpan};
+use crate::units::{ByteSize, Percentiles, Share, SizeRange, TimeSpan};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Parser, ValueEnum};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The job's name where none is given.
@@ -14,17 +16,33 @@ pub(crate) const NAME: &str = "pinfold";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct IoArgs {
-    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; or a job file (*.fio)
-    #[arg(value_name = "TARGET", value_parser = io_target(), required_unless_present = "filename")]
+    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; a folder, for a scratch file in it; or a job file (*.fio)
+    #[arg(
+        value_name = "TARGET", value_parser = io_target(), required_unless_present_any = ["filename", "directory"]
+    )]
     pub(crate) target: Option<IoTarget>,
 
-    /// The target, as fio spells it
-    #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with = "target")]
+    /// The target, as fio spells it: a colon in a name is written \: (or the name as file:NAME)
+    #[arg(
+        long, value_name = "TARGET", value_parser = OsStringValueParser::new().try_map(fio_name),
+        conflicts_with = "target"
+    )]
     pub(crate) filename: Option<TargetSpec>,
+
+    /// The folder of --filename; alone, the folder of a scratch file
+    #[arg(
+        long, value_name = "DIR", conflicts_with = "target",
+        value_parser = OsStringValueParser::new().try_map(fio_folder)
+    )]
+    pub(crate) directory: Option<PathBuf>,
 
     /// The job's name in --output-format json
     #[arg(long, value_name = "NAME", default_value = NAME)]
     pub(crate) name: String,
+
+    /// A text for the reports
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) description: Option<String>,
 
     /// What the requests do
     #[arg(long, alias = "readwrite", value_enum, default_value_t = Rw::Read)]
@@ -36,6 +54,7 @@ pub(crate) struct IoArgs {
         aliases = ["blocksize", "block_size"],
         value_name = "SIZE",
         default_value = "4k",
+        value_parser = block_size,
         allow_negative_numbers = true
     )]
     pub(crate) bs: ByteSize,
@@ -44,15 +63,37 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
-    /// The size of the part of the target that is used, and the number of bytes to move [default: all from --offset]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    pub(crate) size: Option<ByteSize>,
+    /// The size of the part of the target that each job uses, and the number of bytes that it moves: bytes, or per cent of the target [default: all from --offset]
+    #[arg(long, value_name = "SIZE|N%", allow_negative_numbers = true)]
+    pub(crate) size: Option<Share>,
 
-    /// Where the part that is used begins, a multiple of --bs
-    #[arg(long, value_name = "SIZE", default_value = "0", allow_negative_numbers = true)]
-    pub(crate) offset: ByteSize,
+    /// Where the part that is used begins, a multiple of --bs: bytes, or per cent of the target, rounded up to --bs
+    #[arg(long, value_name = "SIZE|N%", default_value = "0", allow_negative_numbers = true)]
+    pub(crate) offset: Share,
 
-    /// The number of concurrent jobs, each with a thread, a queue, --iodepth requests and a part of the target
+    /// How much further on the part of each next job of --numjobs begins [default: all jobs use the same part]
+    #[arg(
+        long,
+        visible_alias = "offset_increment",
+        value_name = "SIZE|N%",
+        requires = "size",
+        conflicts_with = "verify",
+        allow_negative_numbers = true
+    )]
+    pub(crate) offset_increment: Option<Share>,
+
+    /// How much each job moves within its part, less or more than --size: bytes, or per cent of --size
+    #[arg(
+        long, visible_alias = "io_size", aliases = ["io_limit", "io-limit"], value_name = "SIZE|N%",
+        conflicts_with = "verify", allow_negative_numbers = true
+    )]
+    pub(crate) io_size: Option<Share>,
+
+    /// How often each job moves --size bytes
+    #[arg(long, value_name = "N", conflicts_with_all = ["verify", "io_size"], value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) loops: Option<u32>,
+
+    /// The number of concurrent jobs, each with a thread, a queue and --iodepth requests; each moves --size bytes, as in fio (with --verify each a part of them)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) numjobs: u16,
 
@@ -76,9 +117,44 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) rate: Option<ByteSize>,
 
+    /// The most requests per second of each job, separately for reads, writes and trims
+    #[arg(
+        long, visible_alias = "rate_iops", value_name = "N", conflicts_with = "rate",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    pub(crate) rate_iops: Option<u64>,
+
     /// The percentage of reads with --rw rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) rwmixread: u8,
+
+    /// The percentage of writes, in place of --rwmixread
+    #[arg(
+        long, value_name = "PERCENT", conflicts_with = "rwmixread",
+        value_parser = clap::value_parser!(u8).range(0..=100)
+    )]
+    pub(crate) rwmixwrite: Option<u8>,
+
+    /// How random offsets are distributed: random, zipf:THETA, pareto:H, normal:DEVIATION
+    #[arg(
+        long,
+        visible_alias = "random_distribution",
+        value_name = "NAME[:NUMBER]",
+        default_value = "random",
+        conflicts_with = "verify"
+    )]
+    pub(crate) random_distribution: Distribution,
+
+    /// Choose the same random offsets in each run
+    #[arg(
+        long, value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "1", default_value = "1", hide_default_value = true,
+        action = ArgAction::Set
+    )]
+    pub(crate) randrepeat: bool,
+
+    /// The seed of the random offsets
+    #[arg(long, value_name = "N")]
+    pub(crate) randseed: Option<u64>,
 
     /// Choose random offsets without a map of used blocks, so that one may repeat before all were used [always on]
     #[arg(
@@ -91,24 +167,81 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "0|1", value_parser = switch, default_value = "1", action = ArgAction::Set)]
     pub(crate) direct: bool,
 
-    /// How requests are submitted: io_uring for a file, pinfold for a controller
+    /// The opposite of --direct
+    #[arg(
+        long, value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", conflicts_with = "direct", action = ArgAction::Set
+    )]
+    pub(crate) buffered: Option<bool>,
+
+    /// Flush after this many writes, beside the other requests; 0 for never
+    #[arg(
+        long,
+        visible_alias = "fdatasync",
+        value_name = "N",
+        default_value_t = 0,
+        conflicts_with = "verify"
+    )]
+    pub(crate) fsync: u64,
+
+    /// Count the flush at the end of what was written in the time of the run
+    #[arg(
+        long, visible_alias = "end_fsync", aliases = ["fsync_on_close", "fsync-on-close"], value_name = "0|1",
+        value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        default_value = "0", hide_default_value = true, action = ArgAction::Set
+    )]
+    pub(crate) end_fsync: bool,
+
+    /// Pause this long (100 or 100us, 10ms, 1s) after every --thinktime-blocks requests have completed
+    #[arg(long, value_name = "TIME", conflicts_with = "verify")]
+    pub(crate) thinktime: Option<ThinkTime>,
+
+    /// How many requests are between two pauses
+    #[arg(
+        long, visible_alias = "thinktime_blocks", value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    pub(crate) thinktime_blocks: u64,
+
+    /// Fill a buffer with new random data before each write, instead of once
+    #[arg(
+        long, visible_alias = "refill_buffers", value_name = "0|1", value_parser = switch, num_args = 0..=1,
+        require_equals = true, default_missing_value = "1", default_value = "0", hide_default_value = true,
+        action = ArgAction::Set
+    )]
+    pub(crate) refill_buffers: bool,
+
+    /// How requests are submitted: io_uring for a file (which libaio and posixaio stand for, too), pinfold for a controller
     #[arg(long, value_name = "NAME")]
     pub(crate) ioengine: Option<String>,
 
     /// Poll for completions instead of sleeping until an interrupt
-    #[arg(long, alias = "hipri")]
+    #[arg(
+        long, alias = "hipri", value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", default_value = "0", hide_default_value = true, action = ArgAction::Set
+    )]
     pub(crate) poll: bool,
 
-    /// Write the region first, compare every byte that is read, and read all of it again at the end
-    #[arg(long)]
-    pub(crate) verify: bool,
+    /// Write the region first, compare every byte that is read, and read all of it again at the end; fio's methods (crc32c, md5, ...) are names for it
+    #[arg(
+        long, value_name = "METHOD", value_parser = verify, num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", action = ArgAction::Set
+    )]
+    pub(crate) verify: Option<bool>,
 
     /// With --verify: the smallest and the largest request, rounded to blocks of the target, instead of --bs
     #[arg(long, value_name = "SIZE-SIZE", requires = "verify", conflicts_with = "bs")]
     pub(crate) bsrange: Option<SizeRange>,
 
-    /// With --verify: the number of requests between the first pass and the last [default: as many as --size has]
-    #[arg(long, visible_alias = "number_ios", value_name = "N", requires = "verify")]
+    /// With --verify: the number of requests of all jobs between the first pass and the last [default: as many as --size has]
+    #[arg(long, alias = "verify_requests", value_name = "N", requires = "verify")]
+    pub(crate) verify_requests: Option<u64>,
+
+    /// Stop each job after this many requests, unless --size bytes have been moved before
+    #[arg(
+        long, visible_alias = "number_ios", value_name = "N", conflicts_with = "verify_requests",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) number_ios: Option<u64>,
 
     /// Overwrite the contents of an existing file or image, or of a real controller's namespace
@@ -137,6 +270,13 @@ pub(crate) struct IoArgs {
     /// Print the report as one JSON object with all figures of the memory stack
     #[arg(long, conflicts_with = "output_format")]
     pub(crate) json: bool,
+
+    /// fio's options that change nothing here
+    #[arg(
+        long = "thread", hide = true, value_name = "VALUE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", action = ArgAction::Append, aliases = super::fio::IGNORED
+    )]
+    pub(crate) ignored: Vec<String>,
 }
 
 /// The options of one job file section.
@@ -160,24 +300,41 @@ impl IoArgs {
         Self {
             target: Some(IoTarget::Target(target)),
             filename: None,
+            directory: None,
+            description: None,
             name: NAME.to_owned(),
             rw: Rw::Read,
             bs: ByteSize(4096),
             iodepth: 1,
             size: None,
-            offset: ByteSize(0),
+            offset: Share::Bytes(0),
+            offset_increment: None,
+            io_size: None,
+            loops: None,
             numjobs: 1,
             runtime: None,
             time_based: false,
             ramp_time: None,
             rate: None,
+            rate_iops: None,
             rwmixread: 50,
+            rwmixwrite: None,
+            random_distribution: Distribution::Random,
+            randrepeat: true,
+            randseed: None,
             norandommap: true,
             direct: true,
+            buffered: None,
+            fsync: 0,
+            end_fsync: false,
+            thinktime: None,
+            thinktime_blocks: 1,
+            refill_buffers: false,
             ioengine: None,
             poll: false,
-            verify: false,
+            verify: None,
             bsrange: None,
+            verify_requests: None,
             number_ios: None,
             force: false,
             stack: StackArgs::default(),
@@ -185,6 +342,7 @@ impl IoArgs {
             group_reporting: true,
             output_format: OutputFormat::Normal,
             json: false,
+            ignored: Vec::new(),
         }
     }
 
@@ -193,12 +351,33 @@ impl IoArgs {
         Section::try_parse_from(options).map(|section| section.io)
     }
 
-    /// Returns the target; one of the two options is required.
-    pub(crate) fn spec(&self) -> Option<&TargetSpec> {
-        match &self.target {
-            Some(IoTarget::Target(spec)) => Some(spec),
-            _ => self.filename.as_ref(),
+    /// Returns the target; one of the three options is required.
+    pub(crate) fn spec(&self) -> Result<TargetSpec, SpecError> {
+        match (&self.target, &self.filename, &self.directory) {
+            (Some(IoTarget::Target(spec)), ..) | (None, Some(spec), None) => Ok(spec.clone()),
+            (None, Some(TargetSpec::File(name)), Some(folder)) if name.is_relative() => {
+                Ok(TargetSpec::File(folder.join(name)))
+            }
+            (None, Some(other), Some(_)) => Err(SpecError::InDirectory(other.to_string())),
+            // With a slash at its end it is no name for a new file.
+            (None, None, Some(folder)) => Ok(TargetSpec::File(folder.join(""))),
+            (None, None, None) | (Some(IoTarget::JobFile(_)), ..) => Err(SpecError::Empty(String::new())),
         }
+    }
+
+    /// Returns whether a file bypasses the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.buffered.map_or(self.direct, |buffered| !buffered)
+    }
+
+    /// Returns the percentage of reads.
+    pub(crate) fn percent_of_reads(&self) -> u8 {
+        self.rwmixwrite.map_or(self.rwmixread, |writes| 100_u8.saturating_sub(writes))
+    }
+
+    /// Returns whether every byte is compared.
+    pub(crate) fn verifies(&self) -> bool {
+        self.verify == Some(true)
     }
 
     /// Returns the path of the job file, if the target is one.
@@ -216,7 +395,7 @@ impl IoArgs {
 
     /// Returns whether the workload changes the target.
     pub(crate) fn writes(&self) -> bool {
-        self.verify || !matches!(self.rw, Rw::Read | Rw::Randread)
+        self.verifies() || !matches!(self.rw, Rw::Read | Rw::Randread)
     }
 }
 
@@ -232,13 +411,22 @@ pub(crate) enum IoTarget {
 fn io_target() -> impl TypedValueParser<Value = IoTarget> {
     OsStringValueParser::new().try_map(|text| {
         let path = PathBuf::from(&text);
-        Ok::<_, SpecError>(match TargetSpec::from_os_string(text)? {
-            TargetSpec::File(file) if file == path && path.extension().is_some_and(|name| name == "fio") => {
-                IoTarget::JobFile(path)
-            }
-            spec => IoTarget::Target(spec),
-        })
+        let is_job_file = path.extension().is_some_and(|name| name == "fio") && !TargetSpec::has_kind(&text);
+        if is_job_file { Ok(IoTarget::JobFile(path)) } else { fio_name(text).map(IoTarget::Target) }
     })
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape of clap's `try_map`")]
+fn fio_name(text: OsString) -> Result<TargetSpec, SpecError> {
+    TargetSpec::of_fio(&text)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape of clap's `try_map`")]
+fn fio_folder(text: OsString) -> Result<PathBuf, SpecError> {
+    match TargetSpec::of_fio(&text)? {
+        TargetSpec::File(folder) => Ok(folder),
+        other => Err(SpecError::NoFolder(other.to_string())),
+    }
 }
 
 /// What the requests of `io` do.

@@ -1,6 +1,6 @@
 //! fio's job files: `[global]` with the options of all jobs, then one section for each job.
 
-use super::fio::alternative;
+use super::fio::{alternative, is_default};
 use super::io::{IoArgs, OutputFormat};
 use std::path::{Path, PathBuf};
 
@@ -104,8 +104,9 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
         };
         let refused =
             |reason| JobFileError::Option { path: path.to_owned(), section: section.name.clone(), reason };
-        if !own("filename") {
-            return Err(refused("no filename, which names the target".to_owned()));
+        if !own("filename") && !own("directory") {
+            let reason = "no filename, which names the target, and no directory for a scratch file";
+            return Err(refused(reason.to_owned()));
         }
         let mut options = Vec::new();
         if !own("name") {
@@ -162,12 +163,41 @@ fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileErro
             target.is_stonewall = value != Some("0");
             continue;
         }
-        target.options.push(match value {
-            Some(value) => format!("--{key}={value}"),
+        if value.is_some_and(|value| is_default(key, value)) {
+            continue;
+        }
+        let refused = |reason| JobFileError::Option {
+            path: path.to_owned(),
+            section: if current == Some(true) { "global" } else { &target.name }.to_owned(),
+            reason,
+        };
+        let option = match value {
+            Some(value) => format!("--{key}={}", expanded(value).map_err(refused)?),
+            // On the command line its value may be a word of its own.
+            None if key == "direct" => "--direct=1".to_owned(),
             None => format!("--{key}"),
-        });
+        };
+        target.options.push(option);
     }
     Ok((global, sections))
+}
+
+/// Replaces each `${NAME}` by the environment variable. One that is not set is refused: a name without it could be another
+/// file's.
+fn expanded(value: &str) -> Result<String, String> {
+    let (mut text, mut rest) = (String::new(), value);
+    while let Some((before, after)) = rest.split_once("${") {
+        let (name, after) =
+            after.split_once('}').ok_or_else(|| format!("{value:?}: no }} ends the variable"))?;
+        let variable = std::env::var(name).map_err(|_| {
+            format!("{value:?}: the environment variable {name:?} is not set to a text: set it")
+        })?;
+        text.push_str(before);
+        text.push_str(&variable);
+        rest = after;
+    }
+    text.push_str(rest);
+    Ok(text)
 }
 
 /// Returns the first line of the message, and the alternative to an option of fio.
@@ -221,10 +251,36 @@ mod tests {
     }
 
     #[test]
+    fn names_are_read_as_by_fio() {
+        let home = std::env::var("PATH").unwrap();
+        for (lines, target) in [
+            (r"filename=a\:b", "a:b"),
+            ("filename=file:a:b", "a:b"),
+            ("directory=/tmp\nfilename=a", "/tmp/a"),
+            ("directory=/tmp", "/tmp/"),
+            ("filename=file:${PATH}", &*home),
+        ] {
+            let jobs = jobs(&format!(
+                "[a]\n{lines}\nsize=1M\nthread\nrandrepeat=0\ndirect\nhipri=1\nsync=0\nunlink=0\n"
+            ))
+            .unwrap();
+            assert_eq!(jobs[0].spec().unwrap().to_string(), target, "{lines}");
+        }
+        let jobs = jobs("[a]\ndirectory=/tmp\nfilename=/a\n").unwrap();
+        assert!(jobs[0].spec().unwrap_err().to_string().contains("leave --directory out"));
+    }
+
+    #[test]
     fn an_invalid_section_is_refused_with_its_name_and_the_alternative() {
         for (text, parts) in [
             ("[a]\nfilename=soft:1M\nioscheduler=none\n", &["[a]", "ioscheduler"][..]),
-            ("[a]\nfilename=soft:1M\nthread\n", &["[a]", "--thread", "leave it out"]),
+            ("[a]\nfilename=soft:1M\ninvalidate=0\n", &["[a]", "--invalidate", "leave it out"]),
+            ("[a]\nfilename=/dev/sda:/dev/sdb\n", &["[a]", "/dev/sda:/dev/sdb", "several files"]),
+            ("[a]\nfilename=$jobname.$filenum\n", &["[a]", "$jobname", "file's name"]),
+            ("[a]\nfilename=${PINFOLD_NO_SUCH}/a\n", &["[a]", "PINFOLD_NO_SUCH", "not set"]),
+            ("[a]\nfilename=a${b\n", &["[a]", "no } ends"]),
+            ("[a]\nfilename=soft:1M\nbs=4k,8k\n", &["[a]", "4k,8k", "each direction"]),
+            ("[a]\nfilename=soft:1M\nnrfiles=2\n", &["[a]", "one target"]),
             ("[a]\nfilename=soft:1M\nrw=sideways\n", &["[a]", "sideways"]),
             ("[a]\nrw=read\n", &["[a]", "filename"]),
             ("bs=4k\n[a]\n", &["line 1", "[global]"]),

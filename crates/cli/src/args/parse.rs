@@ -1,6 +1,7 @@
 //! Value parsers that several commands share.
 
 use super::target::TargetSpec;
+use crate::units::{ByteSize, SizeError};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 /// Parses a queue depth. A number beyond 64 bits becomes the largest, so that the target's limit is named for it, too.
@@ -27,5 +28,45 @@ pub(super) fn switch(text: &str) -> Result<bool, &'static str> {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
         _ => Err("write 0 or 1"),
+    }
+}
+
+/// Parses the size of requests: one, or fio's list of a size for each direction if all are the same.
+pub(super) fn block_size(text: &str) -> Result<ByteSize, SizeError> {
+    let sizes: Vec<ByteSize> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    match sizes.split_first() {
+        Some((first, rest)) if rest.iter().all(|other| other == first) => Ok(*first),
+        _ => Err(SizeError::Directions(text.to_owned())),
+    }
+}
+
+/// The methods of fio's `verify` that detect what a comparison of every byte detects.
+const METHODS: [&str; 16] = [
+    "1",
+    "md5",
+    "crc64",
+    "crc32c",
+    "crc32c-intel",
+    "crc32",
+    "crc16",
+    "crc7",
+    "xxhash",
+    "sha512",
+    "sha256",
+    "sha1",
+    "sha3-224",
+    "sha3-256",
+    "sha3-384",
+    "sha3-512",
+];
+
+/// Parses `--verify`: alone, with 0, or with a method of fio's.
+pub(super) fn verify(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "0" | "false" => Ok(false),
+        method if METHODS.contains(&method) => Ok(true),
+        _ => Err(
+            "every byte is compared: write --verify alone, or one of fio's checksums (crc32c, md5, sha256, ...)",
+        ),
     }
 }

@@ -59,7 +59,33 @@ pub(crate) enum SpecError {
     /// `vfio:0000:01:00.0/x`.
     #[error("{0:?}: write the number of a namespace, from 1, after the slash")]
     Namespace(String),
+    /// `--filename=a:b`: in fio two files.
+    #[error(
+        "{0:?} names several files in fio's syntax, and a job has one target: write one section for each in a job file; a \
+         colon in a name is written \\:, or the name as file:NAME (targets are {KNOWN})"
+    )]
+    Several(String),
+    /// `--filename=-`.
+    #[error(
+        "\"-\" is the standard input or output in fio, which is no target: name a file (./- for one of that name)"
+    )]
+    Stream,
+    /// `--filename=$jobname.$filenum`.
+    #[error("{0:?} has a keyword of fio's filename_format, which is not supported: write the file's name")]
+    Keyword(String),
+    /// The name of a controller as for fio's plugin of SPDK.
+    #[error("{0:?} names a controller as SPDK does: write vfio:BDF/NSID, for example vfio:0000:01:00.0/1")]
+    Spdk(String),
+    /// `--directory=soft:1M`.
+    #[error("--directory {0}: write the path of a folder")]
+    NoFolder(String),
+    /// `--directory` with what is not in one.
+    #[error("--directory with --filename {0}: only a relative path is in a folder; leave --directory out")]
+    InDirectory(String),
 }
+
+/// The words of fio's `filename_format`.
+const KEYWORDS: [&str; 4] = ["$jobname", "$jobnum", "$filenum", "$clientuid"];
 
 impl TargetSpec {
     /// Parses a target. Letters, digits, `-` and `_` before the first colon are its kind.
@@ -87,6 +113,39 @@ impl TargetSpec {
                 rest: text.to_string_lossy().into_owned(),
             }),
         }
+    }
+
+    /// Returns whether the text names its kind before a colon.
+    pub(crate) fn has_kind(text: &OsStr) -> bool {
+        ["file:", "soft:", "vfio:"].iter().any(|kind| text.as_bytes().starts_with(kind.as_bytes()))
+    }
+
+    /// Parses a target as fio would read its name, unless it names its kind: a colon separates files, unless it follows a
+    /// backslash.
+    pub(crate) fn of_fio(text: &OsStr) -> Result<Self, SpecError> {
+        let shown = || text.to_string_lossy().into_owned();
+        if Self::has_kind(text) || text.is_empty() {
+            return Self::parse(text);
+        }
+        match text.as_bytes() {
+            b"-" => return Err(SpecError::Stream),
+            bytes if bytes.starts_with(b"trtype=") => return Err(SpecError::Spdk(shown())),
+            _ if KEYWORDS.iter().any(|word| shown().contains(word)) => {
+                return Err(SpecError::Keyword(shown()));
+            }
+            _ => {}
+        }
+        let (mut name, mut is_escaped) = (Vec::new(), false);
+        for &byte in text.as_bytes() {
+            match byte {
+                b':' if is_escaped => drop(name.pop()),
+                b':' => return Err(SpecError::Several(shown())),
+                _ => {}
+            }
+            name.push(byte);
+            is_escaped = byte == b'\\';
+        }
+        Ok(Self::File(PathBuf::from(OsStr::from_bytes(&name))))
     }
 
     /// Parses `BDF` or `BDF/NSID`; `text` is the whole word.
@@ -177,6 +236,23 @@ mod tests {
         for text in ["vfio:01:00.0/", "vfio:01:00.0/0", "vfio:01:00.0/x", "vfio:01:00.0/4294967295"] {
             assert_eq!(parse(text), Err(SpecError::Namespace(text.to_owned())), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_is_read_as_by_fio_or_refused() {
+        let of_fio = |text: &str| TargetSpec::of_fio(OsStr::new(text));
+        let file = |path: &str| Ok(TargetSpec::File(PathBuf::from(path)));
+        assert_eq!(of_fio("a.bin"), file("a.bin"));
+        assert_eq!(of_fio(r"/dev/dsk/foo@3,0\:c"), file("/dev/dsk/foo@3,0:c"));
+        assert_eq!(of_fio("file:a:b"), file("a:b"));
+        assert_eq!(of_fio("soft:1M"), parse("soft:1M"));
+        for text in ["/dev/sda:/dev/sdb", "a:b", "./a:b", "http://x", ":", r"a\:b:c"] {
+            assert_eq!(of_fio(text), Err(SpecError::Several(text.to_owned())));
+        }
+        assert_eq!(of_fio("-"), Err(SpecError::Stream));
+        assert_eq!(of_fio(""), Err(SpecError::Empty(String::new())));
+        assert!(matches!(of_fio("$jobname.$jobnum.$filenum"), Err(SpecError::Keyword(_))));
+        assert!(matches!(of_fio("trtype=PCIe traddr=0000.01.00.0 ns=1"), Err(SpecError::Spdk(_))));
     }
 
     #[test]

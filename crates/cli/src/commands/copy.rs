@@ -15,7 +15,7 @@ use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
 use crate::setup::resolve::{BLOCK, ResolvedTarget, check_units, domain_of};
-use crate::setup::scratch::scratch;
+use crate::setup::scratch::{Place, check_folder, place, scratch};
 use crate::setup::stack::Stack;
 use crate::setup::staged::Staged;
 use crate::signal::Interrupt;
@@ -130,6 +130,9 @@ fn open_destination(
         // An image has at least one block; an empty one could not be opened again.
         TargetSpec::SoftImage(path) => (path, total.next_multiple_of(BLOCK).max(BLOCK)),
     };
+    if matches!(place(path), Ok(Place::New)) {
+        check_folder(path)?;
+    }
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
     staged.reserve(bytes)?;
     let file = staged.file().try_clone();

@@ -1,45 +1,60 @@
 //! `io`: a workload on one target, with fio's options, or the jobs of a job file.
 
-use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, job_file};
+use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, ThinkTime, job_file};
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
-use crate::engine::workload::Workload;
+use crate::engine::workload::{Pauses, Workload, refill};
 use crate::failure::Failure;
 use crate::histogram::PERCENTILES;
 use crate::output;
-use crate::progress::Progress;
+use crate::progress::{End, Progress};
 use crate::random::Random;
 use crate::report::cpu::CpuReport;
 use crate::report::fio;
-use crate::report::io::{IoParameters, IoReport};
+use crate::report::io::{Ended, IoParameters, IoReport};
 use crate::report::stack::StackReport;
 use crate::setup::error::OpenError;
-use crate::setup::limits::{self, LimitError, RequestLimits};
+use crate::setup::limits::{self, LimitError, Part, RequestLimits};
 use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
 use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
-use crate::setup::scratch::scratch;
+use crate::setup::scratch::{Place, check_folder, place, scratch, scratch_in};
 use crate::setup::stack::Stack;
 use crate::signal::Interrupt;
 use crate::targets::file;
-use crate::targets::target::DataBuffer;
-use crate::units::{Percentiles, TimeSpan};
+use crate::units::{Percentiles, Share, TimeSpan, counted};
 use pinfold::{Buffer, CpuTime};
-use std::time::{Duration, Instant};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Runs the workload, or the jobs of a file, and prints the reports; `given` are the options on the command line.
+/// Runs the workload, or the jobs of a file, and prints the reports, also of what ended early; `given` are the options on the
+/// command line.
 pub(crate) fn run(args: &IoArgs, given: &[String]) -> Result<(), Failure> {
     let began = Instant::now();
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let Some(path) = args.job_file() else {
-        return print(args, &[measure(args, &interrupt)?], began);
+    let jobs = match args.job_file() {
+        None => vec![args.clone()],
+        Some(path) => job_file::read(path, args, given)?,
     };
-    let mut reports = Vec::new();
-    for job in job_file::read(path, args, given)? {
-        reports.push(measure(&job, &interrupt)?);
+    let (mut reports, mut failed) = (Vec::new(), None);
+    for job in &jobs {
+        match measure_all(job, &interrupt) {
+            Ok((report, ended)) => {
+                reports.push(report);
+                failed = ended;
+            }
+            Err(failure) => failed = Some(failure),
+        }
+        if failed.is_some() {
+            break;
+        }
     }
-    print(args, &reports, began)
+    if !reports.is_empty() {
+        print(args, &reports, began)?;
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 fn print(args: &IoArgs, reports: &[IoReport], began: Instant) -> Result<(), Failure> {
@@ -66,41 +81,53 @@ struct Region {
     is_new: bool,
 }
 
-/// Resolves the target.
-fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
-    let unsupported = |option, value: &str, reason: String| OpenError::Unsupported {
-        option,
-        value: value.to_owned(),
-        reason,
+/// fio's engines that also keep many requests of a file in flight: io_uring stands for them.
+const LIKE_IO_URING: [&str; 3] = ["io_uring", "libaio", "posixaio"];
+
+/// Checks the options that depend on the kind of target.
+fn check_options(args: &IoArgs, spec: &TargetSpec) -> Result<(), OpenError> {
+    let unsupported = |option, value: &str, reason: String| {
+        Err(OpenError::Unsupported { option, value: value.to_owned(), reason })
     };
-    let engine = if matches!(spec, TargetSpec::File(_)) { "io_uring" } else { "pinfold" };
-    if let Some(other) = args.ioengine.as_deref().filter(|other| *other != engine) {
+    let is_file = matches!(spec, TargetSpec::File(_));
+    let engine = if is_file { "io_uring" } else { "pinfold" };
+    let stands_for = |other: &str| other == engine || (is_file && LIKE_IO_URING.contains(&other));
+    if let Some(other) = args.ioengine.as_deref().filter(|other| !stands_for(other)) {
+        let depth =
+            if is_file { " (with --iodepth 1 for an engine that waits for each request)" } else { "" };
         let reason =
-            format!("{spec} is driven by {engine}: leave the option out, or use --ioengine {engine}");
-        return Err(unsupported("ioengine", other, reason).into());
+            format!("{spec} is driven by {engine}: leave the option out, or use --ioengine {engine}{depth}");
+        return unsupported("ioengine", other, reason);
     }
-    if !args.direct && !matches!(spec, TargetSpec::File(_)) {
-        let reason = format!("{spec} has no page cache: leave the option out");
-        return Err(unsupported("direct", "0", reason).into());
+    if !args.is_direct() && !is_file {
+        let (option, value) = if args.buffered.is_some() { ("buffered", "1") } else { ("direct", "0") };
+        return unsupported(option, value, format!("{spec} has no page cache: leave the option out"));
     }
     if !args.norandommap {
         let reason = "a map of used blocks is not supported: leave the option out".to_owned();
-        return Err(unsupported("norandommap", "0", reason).into());
+        return unsupported("norandommap", "0", reason);
     }
     if !args.group_reporting {
         let reason =
             "the jobs are reported together: write one section for each job in a job file".to_owned();
-        return Err(unsupported("group-reporting", "0", reason).into());
+        return unsupported("group-reporting", "0", reason);
     }
-    if args.verify && args.rw.trims() {
+    if args.verifies() && args.rw.trims() {
         let reason = "the contents of deallocated blocks are undefined: verify with --rw randrw".to_owned();
-        return Err(unsupported("rw", args.rw.name(), reason).into());
+        return unsupported("rw", args.rw.name(), reason);
     }
-    check_units(args.stack.iommu_units, [spec])?;
+    check_units(args.stack.iommu_units, [spec])
+}
+
+/// Resolves the target.
+fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
     let (target, capacity) = match spec {
         TargetSpec::SoftMemory(size) => {
-            let used = args.size.unwrap_or(*size);
-            let target = ResolvedTarget::memory(spec, *size, if args.writes() { used.0 } else { 0 })?;
+            let used = args.size.map_or(size.0, |used| used.of(size.0));
+            // Jobs that begin at the same place use the same bytes.
+            let parts = if args.offset_increment.is_some() { args.numjobs.into() } else { 1 };
+            let used = used.saturating_mul(parts);
+            let target = ResolvedTarget::memory(spec, *size, if args.writes() { used } else { 0 })?;
             return Ok(Region { target, capacity: size.0, is_new: false });
         }
         TargetSpec::SoftImage(path) => ResolvedTarget::image(spec, path, args.writes())?,
@@ -111,13 +138,10 @@ fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
             let interrupts = if args.poll { 0 } else { args.numjobs.into() };
             ResolvedTarget::pci(spec, *bdf, *nsid, interrupts)?
         }
-        TargetSpec::File(path) if !path.exists() => {
-            let Some(size) = args.size else { return Err(LimitError::SizeNeeded(spec.to_string()).into()) };
-            let capacity = size.0.saturating_add(args.offset.0);
-            let target = ResolvedTarget::staged(spec, path, scratch(path)?, capacity);
-            return Ok(Region { target, capacity, is_new: true });
-        }
-        TargetSpec::File(path) => ResolvedTarget::existing(spec, path, args.writes())?,
+        TargetSpec::File(path) => match place(path)? {
+            Place::Exists => ResolvedTarget::existing(spec, path, args.writes())?,
+            place => return create(args, spec, path, place),
+        },
     };
     if args.writes() && !args.force && target.holds_data() {
         return Err(OpenError::HoldsData(target.name).into());
@@ -125,37 +149,54 @@ fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
     Ok(Region { target, capacity, is_new: false })
 }
 
-/// Returns how many whole blocks of the target are used.
-fn blocks(args: &IoArgs, name: &str, capacity: u64, block: usize) -> Result<u64, LimitError> {
-    let (offset, target, block) = (args.offset.0, || name.to_owned(), block as u64);
-    if !offset.is_multiple_of(block) {
-        return Err(LimitError::Offset { offset, block, target: target() });
+/// Creates a scratch file with room for all jobs, at `path` or in that folder.
+fn create(args: &IoArgs, spec: &TargetSpec, path: &Path, place: Place) -> Result<Region, Failure> {
+    let target = || spec.to_string();
+    // Before its size is asked for: the name of a device that does not exist needs none.
+    if place == Place::New {
+        check_folder(path)?;
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(OpenError::NoFolder(target()).into());
+        }
     }
-    let available = capacity.saturating_sub(offset);
-    let size = args.size.map_or(available, |size| size.0);
-    if size > available {
-        return Err(LimitError::Beyond { size, capacity: available, target: target() });
-    }
-    match size / block {
-        0 => Err(LimitError::Region { size, block, target: target() }),
-        blocks => Ok(blocks),
+    let bytes = |share, option| match share {
+        Share::Bytes(bytes) => Ok(bytes),
+        Share::Percent(_) => Err(LimitError::ShareOfNothing { option, target: target() }),
+    };
+    let Some(size) = args.size else {
+        let state = if place == Place::Folder { "is a folder" } else { "does not exist" };
+        return Err(LimitError::SizeNeeded { target: target(), state }.into());
+    };
+    let increment = args.offset_increment.map_or(Ok(0), |share| bytes(share, "offset-increment"))?;
+    let others = increment.saturating_mul(u64::from(args.numjobs).saturating_sub(1));
+    let capacity = bytes(size, "size")?.saturating_add(bytes(args.offset, "offset")?).saturating_add(others);
+    let file = if place == Place::Folder { scratch_in(path)? } else { scratch(path)? };
+    Ok(Region { target: ResolvedTarget::staged(spec, path, file, capacity), capacity, is_new: true })
+}
+
+/// Runs the workload to its end.
+pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, Failure> {
+    match measure_all(args, interrupt)? {
+        (report, None) => Ok(report),
+        (_, Some(failure)) => Err(failure),
     }
 }
 
-/// Runs the workload.
-pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, Failure> {
-    let spec = args.spec().ok_or(OpenError::NoTarget)?;
-    let Region { target, capacity, is_new } = resolve(args, spec)?;
+/// Runs the workload, and returns its report and, if it ended early, why.
+fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option<Failure>), Failure> {
+    let spec = args.spec().map_err(OpenError::from)?;
+    check_options(args, &spec)?;
+    let Region { target, capacity, is_new } = resolve(args, &spec)?;
     let sizes = args.block_sizes();
     let RequestLimits { block: min_block, .. } = limits::check(sizes.min, args.iodepth, &[&target])?;
     let requests = limits::check(sizes.max, args.iodepth, &[&target])?;
     let RequestLimits { block, depth } = requests;
-    let blocks = blocks(args, &target.name, capacity, block)?;
+    let part = limits::part(args, &target.name, capacity, block)?;
     let jobs = usize::from(args.numjobs);
-    if (jobs as u64) > blocks {
-        return Err(LimitError::Jobs { jobs, blocks, target: target.name }.into());
+    if args.verifies() && (jobs as u64) > part.blocks {
+        return Err(LimitError::Jobs { jobs, blocks: part.blocks, target: target.name }.into());
     }
-    let spare = if args.verify || !target.has_controller() {
+    let spare = if args.verifies() || !target.has_controller() {
         0
     } else {
         spare(args.stack.protect, jobs, depth, block)
@@ -166,14 +207,14 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
     let stack =
         Stack::build(args.stack, domain_of(&[&target], args.stack.iommu_units)?, buffers, controllers)?;
-    let alignment = file::alignment([min_block as u64, block as u64, args.offset.0]);
+    let alignment = file::alignment([min_block as u64, block as u64, part.offset, part.increment]);
     let options = TargetOptions {
         alignment,
         depth,
         jobs,
         jobs_option: "numjobs",
         poll: args.poll,
-        direct: args.direct,
+        direct: args.is_direct(),
         moves: false,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
@@ -182,45 +223,43 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
         let (option, value) = ("rw", args.rw.name().to_owned());
         return Err(OpenError::Unsupported { option, value, reason: reason.to_owned() }.into());
     }
-    let mut buffers = stack.buffers()?;
-    fill(&mut buffers, block)?;
-
-    let workload = Workload {
-        rw: args.rw,
-        block,
-        start: args.offset.0,
-        blocks,
-        requests: args.number_ios.unwrap_or(if args.time_based { u64::MAX } else { blocks }),
-        runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
-        ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
-        rwmixread: args.rwmixread,
-        rate: args.rate.map(|rate| rate.0.max(1)),
-        depth,
+    let workload = workload(args, part, block, depth);
+    let task = Task {
+        workload,
+        verify: args
+            .verifies()
+            .then_some(VerifyOptions { min_block, counted_blocks: COUNTED_BLOCKS / jobs as u64 }),
     };
-    if is_new && args.rw.needs_layout() && !args.verify {
-        let (ramp, rate) = (Duration::ZERO, None);
-        let layout = Workload { rw: Rw::Write, requests: blocks, runtime: None, ramp, rate, ..workload };
-        run_task(
-            &mut target,
-            Task { workload: layout, verify: None },
-            &mut buffers,
-            "laying out",
-            interrupt,
-        )?;
-        target.target().sync()?;
+    let needs_layout = is_new && args.rw.needs_layout() && !args.verifies();
+    let mut buffers = stack.buffers()?;
+    if needs_layout || needs_data(args) {
+        fill(&mut buffers, block)?;
     }
-    let verify =
-        args.verify.then_some(VerifyOptions { min_block, counted_blocks: COUNTED_BLOCKS / jobs as u64 });
-    let title = if args.verify { "verifying" } else { "running" };
-    let before = CpuTime::here();
-    let stats = run_task(&mut target, Task { workload, verify }, &mut buffers, title, interrupt)?;
-    let cpu = CpuReport::since(before, stats.workload.requests.requests());
+    let mut run = Run { target: &mut target, buffers, interrupt };
+    let (mut stats, mut cpu, mut ended) = (JobsStats::default(), CpuReport::default(), None);
+    if needs_layout {
+        ended = run.lay_out(workload, capacity);
+    }
+    if ended.is_none() {
+        let before = CpuTime::here();
+        stats = run.task(task, if args.verifies() { "verifying" } else { "running" }, jobs);
+        cpu = CpuReport::since(before, stats.workload.requests.requests());
+        ended = stats.ended.take().map(Failure::from);
+    }
     if args.writes() {
-        target.target().sync()?;
+        let began = Instant::now();
+        let synced = run.target.target().sync();
+        if args.end_fsync {
+            stats.workload.elapsed += began.elapsed();
+        }
+        // The first failure is the cause.
+        ended = ended.or_else(|| synced.err().map(Failure::from));
     }
     let parameters = IoParameters {
         name: args.name.clone(),
+        description: args.description.clone(),
         target: spec.to_string(),
+        is_scratch: is_new,
         workload,
         min_block: min_block as u64,
         iodepth: depth as u64,
@@ -229,8 +268,76 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
             .percentile_list
             .as_ref()
             .map_or_else(|| PERCENTILES.to_vec(), |Percentiles(list)| list.clone()),
+        ended: ended.as_ref().map(|failure| Ended { reason: failure.line(), errno: failure.errno() }),
     };
-    Ok(IoReport::new(parameters, stats, cpu, StackReport::new(&stack, &[&target]), target.notes()))
+    let mut notes = target.notes();
+    notes.extend(notes_of(args, &spec, part, block));
+    Ok((IoReport::new(parameters, stats, cpu, StackReport::new(&stack, &[&target]), notes), ended))
+}
+
+/// Returns whether buffers are written from without having been filled for it: a verified run fills them itself, and what only
+/// reads or trims needs no data.
+fn needs_data(args: &IoArgs) -> bool {
+    args.writes() && !args.verifies() && !args.rw.trims()
+}
+
+/// Returns the workload of each job; if it is verified, that of all together.
+fn workload(args: &IoArgs, part: Part, block: usize, depth: usize) -> Workload {
+    let limit = if args.time_based { u64::MAX } else { part.requests };
+    let repeats = if args.randrepeat { 0 } else { u64::from(std::process::id()) ^ nanoseconds() };
+    Workload {
+        rw: args.rw,
+        block,
+        start: part.offset,
+        blocks: part.blocks,
+        requests: args.verify_requests.unwrap_or_else(|| limit.min(args.number_ios.unwrap_or(u64::MAX))),
+        runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
+        ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
+        rwmixread: args.percent_of_reads(),
+        rate: match args.rate_iops {
+            Some(iops) => Some(iops.saturating_mul(block as u64)),
+            None => args.rate.map(|rate| rate.0.max(1)),
+        },
+        depth,
+        increment: part.increment,
+        distribution: args.random_distribution,
+        seed: args.randseed.unwrap_or(repeats),
+        flush_every: Some(args.fsync).filter(|every| *every > 0),
+        pauses: args
+            .thinktime
+            .filter(|ThinkTime(time)| !time.is_zero())
+            .map(|ThinkTime(time)| Pauses { every: args.thinktime_blocks, time }),
+        refill: args.refill_buffers,
+    }
+}
+
+fn nanoseconds() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::from(now.subsec_nanos()).wrapping_add(now.as_secs())
+}
+
+/// Returns what the options mean here that is not what a reader may expect.
+fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if part.tail > 0 {
+        let end = part.offset.saturating_add(part.blocks.saturating_mul(block as u64));
+        notes.push(format!(
+            "{spec}: the {} from byte {end} were not used: less than one request of {block} bytes",
+            counted(part.tail, "byte")
+        ));
+    }
+    if let Some(other) = args.ioengine.as_deref().filter(|other| *other != "io_uring" && *other != "pinfold")
+    {
+        notes.push(format!("{spec}: driven by io_uring, not by {other}"));
+    }
+    if let TargetSpec::File(path) = spec
+        && path.starts_with("/dev")
+        && !path.starts_with("/dev/shm")
+        && path.metadata().is_ok_and(|metadata| metadata.is_file())
+    {
+        notes.push(format!("{spec}: a regular file among the devices, so its data is in memory"));
+    }
+    notes
 }
 
 /// Bytes of buffers that a job has beyond its depth: at a microsecond for a flush that is more than any controller reads meanwhile.
@@ -251,35 +358,75 @@ fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
     }
 }
 
-fn run_task(
-    target: &mut OpenTarget<'_>,
-    task: Task,
-    buffers: &mut Vec<Buffer>,
-    title: &str,
-    interrupt: &Interrupt,
-) -> Result<JobsStats, Failure> {
-    let Workload { requests, blocks, block, runtime, .. } = task.workload;
-    let blocks = match task.verify {
-        None => requests.min(blocks),
-        Some(_) => blocks.saturating_mul(2),
-    };
-    let progress = match (task.verify, runtime) {
-        (None, Some(runtime)) if requests == u64::MAX => Progress::timed(title, runtime),
-        _ => Progress::new(title, blocks.saturating_mul(block as u64)),
-    };
-    Ok(jobs::run(target.targets(), task, buffers, &progress, interrupt)?)
+/// A run on an open target.
+struct Run<'r, 's> {
+    target: &'r mut OpenTarget<'s>,
+    buffers: Vec<Buffer>,
+    interrupt: &'r Interrupt,
+}
+
+impl Run<'_, '_> {
+    /// Writes all of a new file once, so that there is something to read, and returns why that ended early, if it did.
+    fn lay_out(&mut self, workload: Workload, capacity: u64) -> Option<Failure> {
+        let blocks = capacity.saturating_sub(workload.start) / workload.block.max(1) as u64;
+        let layout = Workload {
+            rw: Rw::Write,
+            blocks,
+            requests: blocks,
+            runtime: None,
+            ramp: Duration::ZERO,
+            rate: None,
+            flush_every: None,
+            pauses: None,
+            ..workload
+        };
+        let laid_out = self.task(Task { workload: layout, verify: None }, "laying out", 1);
+        let synced = |target: &mut OpenTarget<'_>| target.target().sync().err().map(Failure::from);
+        laid_out.ended.map(Failure::from).or_else(|| synced(self.target))
+    }
+
+    /// Runs `task` with at most `most` jobs.
+    fn task(&mut self, task: Task, title: &str, most: usize) -> JobsStats {
+        let Workload { requests, blocks, block, runtime, ramp, .. } = task.workload;
+        let mut targets = self.target.targets();
+        targets.truncate(most);
+        let jobs = targets.len() as u64;
+        let requests = match task.verify {
+            None if requests == u64::MAX => None,
+            None => Some(requests.saturating_mul(jobs)),
+            Some(_) => Some(requests.saturating_add(blocks.saturating_mul(2))),
+        };
+        let end = End {
+            bytes: requests.map(|requests| requests.saturating_mul(block as u64)),
+            // Of a verified run each pass lasts as long.
+            time: runtime.filter(|_| task.verify.is_none()).map(|runtime| runtime.saturating_add(ramp)),
+        };
+        let progress = Progress::requests(title, end);
+        jobs::run(targets, task, &mut self.buffers, &progress, self.interrupt)
+    }
 }
 
 /// Fills the buffers with data that does not compress, and differs between any two of them.
 fn fill(buffers: &mut [Buffer], block: usize) -> Result<(), Failure> {
     let mut random = Random::new(0);
-    let mut chunk = [0u8; 4096];
-    for buffer in buffers {
-        for at in (0..block).step_by(chunk.len()) {
-            random.fill(&mut chunk);
-            let len = chunk.len().min(block - at);
-            buffer.write_at(at, chunk.get(..len).unwrap_or_default())?;
+    Ok(buffers.iter_mut().try_for_each(|buffer| refill(buffer, block, &mut random))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::ByteSize;
+
+    #[test]
+    fn only_writes_need_data_in_the_buffers() {
+        let needs = |rw, verify| {
+            needs_data(&IoArgs { rw, verify, ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(1 << 20))) })
+        };
+        for rw in [Rw::Read, Rw::Randread, Rw::Trim, Rw::Randtrim] {
+            assert!(!needs(rw, None), "{rw:?}");
+        }
+        for rw in [Rw::Write, Rw::Randwrite, Rw::Rw, Rw::Randrw] {
+            assert!(needs(rw, None) && !needs(rw, Some(true)), "{rw:?}");
         }
     }
-    Ok(())
 }

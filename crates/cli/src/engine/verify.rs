@@ -10,9 +10,7 @@ use super::error::EngineError;
 pub(crate) use super::ledger::COUNTED_BLOCKS;
 use super::ledger::{Extent, Ledger, Lengths};
 use super::worker::Worker;
-use super::workload::{Workload, WorkloadStats, direction};
-use crate::progress::Progress;
-use crate::signal::Interrupt;
+use super::workload::{Watch, Workload, WorkloadStats, direction};
 use crate::targets::target::{Completion, DataBuffer, IoDirection, Target};
 use std::time::Instant;
 
@@ -26,7 +24,7 @@ pub(crate) struct VerifyOptions {
 }
 
 /// The result of a verified workload.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Verified {
     /// Requests of the second pass, at random in the region.
     pub(crate) requests: u64,
@@ -75,23 +73,24 @@ struct Check<'a, 't, B> {
     idle: Vec<B>,
     completed: Vec<Completion<B>>,
     compared: u64,
+    /// The block it has reached, in order.
+    reached: u64,
 }
 
-/// Runs `workload` and checks it. The region has `workload.blocks` blocks of the target's alignment. The buffers are in
-/// `buffers` again when this returns, except those that had to be quarantined.
+/// Runs `workload` and checks it, and returns what was done with how it ended. The region has `workload.blocks` blocks of the
+/// target's alignment. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
 pub(crate) fn run<B: DataBuffer>(
     target: &mut dyn Target<B>,
     workload: &Workload,
     options: VerifyOptions,
     buffers: &mut Vec<B>,
-    progress: &Progress,
-    interrupt: &Interrupt,
-) -> Result<(WorkloadStats, Verified), EngineError> {
+    watch: Watch<'_>,
+) -> (WorkloadStats, Verified, Result<(), EngineError>) {
     let block = target.info().alignment;
     let lengths = Lengths { min: (options.min_block / block).max(1), max: (workload.block / block).max(1) };
     let mut ledger = Ledger::new(workload.start, workload.blocks, block, options.counted_blocks);
-    let (mut compared_bytes, mut read_back) = (0, 0);
-    let mut stats = None;
+    let (mut stats, mut verified) = (WorkloadStats::default(), Verified::default());
+    target.measure_submission();
     for pass in [Pass::LayOut, Pass::Random, Pass::ReadBack] {
         let depth = buffers.len();
         let mut check = Check {
@@ -102,59 +101,63 @@ pub(crate) fn run<B: DataBuffer>(
             idle: std::mem::take(buffers),
             completed: Vec::with_capacity(depth),
             compared: 0,
+            reached: 0,
         };
+        if pass == Pass::Random {
+            watch.sampler.start();
+        }
         let began = Instant::now();
-        let result = check.run(pass, began, progress, interrupt);
+        let result = check.run(pass, began, watch);
         let elapsed = began.elapsed();
+        let requests = check.worker.stats().clone();
         check.worker.drain(buffers);
         buffers.append(&mut check.idle);
         buffers.extend(check.completed.drain(..).filter_map(|completion| completion.buffer));
-        let reached = result?;
-        compared_bytes += check.compared;
+        verified.compared_bytes += check.compared;
+        let reached = check.reached;
         match pass {
-            Pass::Random => stats = Some(WorkloadStats { elapsed, requests: check.worker.stats().clone() }),
-            Pass::LayOut => ledger.limit_to_written(),
-            Pass::ReadBack => read_back = reached,
+            Pass::Random => {
+                verified.requests = requests.requests();
+                stats = WorkloadStats { elapsed, requests };
+            }
+            Pass::LayOut => {
+                ledger.limit_to_written();
+                verified.laid_out_bytes = ledger.written_bytes();
+            }
+            // What was in flight when it ended early has not been compared.
+            Pass::ReadBack if result.is_ok() => verified.read_back_bytes = reached * block as u64,
+            Pass::ReadBack => {}
+        }
+        if result.is_err() {
+            return (stats, verified, result);
         }
     }
-    let stats = stats.ok_or(EngineError::NoBuffers)?;
-    let laid_out_bytes = ledger.written_bytes();
-    let read_back_bytes = read_back * block as u64;
-    let is_whole = laid_out_bytes == workload.blocks * block as u64 && read_back_bytes == laid_out_bytes;
+    let is_whole = verified.laid_out_bytes == workload.blocks * block as u64
+        && verified.read_back_bytes == verified.laid_out_bytes;
     let began = Instant::now();
     let expired =
-        || interrupt.is_raised() || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
-    let sha256 = if is_whole { ledger.hash(expired) } else { None };
-    if interrupt.is_raised() {
-        return Err(EngineError::Interrupted);
-    }
-    let requests = stats.requests.requests();
-    let parts = Vec::new();
-    Ok((stats, Verified { requests, laid_out_bytes, read_back_bytes, compared_bytes, sha256, parts }))
+        || watch.interrupt.is_raised() || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
+    verified.sha256 = if is_whole { ledger.hash(expired) } else { None };
+    let result = if watch.interrupt.is_raised() { Err(EngineError::Interrupted) } else { Ok(()) };
+    (stats, verified, result)
 }
 
 impl<B: DataBuffer> Check<'_, '_, B> {
-    /// Runs one pass, at least one request of it, and returns the block it reached.
-    fn run(
-        &mut self,
-        pass: Pass,
-        began: Instant,
-        progress: &Progress,
-        interrupt: &Interrupt,
-    ) -> Result<u64, EngineError> {
-        let (mut issued, mut at) = (0, 0);
+    /// Runs one pass, at least one request of it.
+    fn run(&mut self, pass: Pass, began: Instant, watch: Watch<'_>) -> Result<(), EngineError> {
+        let mut issued = 0;
         let workload = self.workload;
         let is_over = |issued| {
             let expired = || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
             (pass == Pass::Random && issued >= workload.requests) || (issued > 0 && expired())
         };
         loop {
-            if interrupt.is_raised() {
+            if watch.interrupt.is_raised() {
                 return Err(EngineError::Interrupted);
             }
             let mut over = is_over(issued);
             while !over && !self.idle.is_empty() {
-                let Some((direction, extent)) = self.next(pass, &mut at) else {
+                let Some((direction, extent)) = self.next(pass) else {
                     over = pass != Pass::Random;
                     break;
                 };
@@ -163,21 +166,22 @@ impl<B: DataBuffer> Check<'_, '_, B> {
                 over = is_over(issued);
             }
             if self.worker.in_flight() == 0 {
-                return if over { Ok(at) } else { Err(EngineError::NoBuffers) };
+                return if over { Ok(()) } else { Err(EngineError::NoBuffers) };
             }
             let completed = &mut self.completed;
             let collected = self.worker.collect(true, |completion| completed.push(completion));
             let mut first = collected.map(|_| ()).map_err(EngineError::from);
             while let Some(completion) = self.completed.pop() {
-                let checked = self.check(completion, progress);
+                let checked = self.check(completion, pass, watch);
                 first = first.and(checked);
             }
+            watch.sampler.tick(Instant::now());
             first?;
         }
     }
 
     /// Returns the next request; `None` if the pass has ended or, at random, every extent that was tried is in use.
-    fn next(&mut self, pass: Pass, at: &mut u64) -> Option<(IoDirection, Extent)> {
+    fn next(&mut self, pass: Pass) -> Option<(IoDirection, Extent)> {
         let direction = match pass {
             Pass::Random => {
                 let Workload { rw, rwmixread, .. } = *self.workload;
@@ -187,8 +191,8 @@ impl<B: DataBuffer> Check<'_, '_, B> {
             Pass::LayOut => IoDirection::Write,
             Pass::ReadBack => IoDirection::Read,
         };
-        let extent = self.ledger.extent_at(*at, self.lengths.max)?;
-        *at += extent.blocks as u64;
+        let extent = self.ledger.extent_at(self.reached, self.lengths.max)?;
+        self.reached += extent.blocks as u64;
         Some((direction, extent))
     }
 
@@ -213,14 +217,15 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         Ok(())
     }
 
-    fn check(&mut self, completion: Completion<B>, progress: &Progress) -> Result<(), EngineError> {
+    fn check(&mut self, completion: Completion<B>, pass: Pass, watch: Watch<'_>) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = completion;
         let extent = self.ledger.extent(io.offset, io.len);
         self.ledger.release(extent);
         let compared = match (&result, io.direction, &buffer) {
             (Ok(got), IoDirection::Read, Some(buffer)) if *got >= io.len => {
-                self.compared += io.len as u64;
-                self.ledger.compare(extent, buffer, &self.worker.info().name)
+                let compared = self.ledger.compare(extent, buffer, &self.worker.info().name);
+                self.compared += if compared.is_ok() { io.len as u64 } else { 0 };
+                compared
             }
             _ => Ok(()),
         };
@@ -231,7 +236,10 @@ impl<B: DataBuffer> Check<'_, '_, B> {
             let (name, expected) = (self.worker.info().name.clone(), io.offset + io.len as u64);
             return Err(EngineError::SourceEnded { name, at: io.offset + got as u64, expected });
         }
-        progress.add(got as u64);
+        watch.progress.add(got as u64);
+        if pass == Pass::Random {
+            watch.sampler.record(io.direction, got as u64);
+        }
         Ok(())
     }
 }

@@ -15,9 +15,9 @@ pub(crate) struct RequestStats {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call until the target has queued the request.
+    /// From the call until the target has submitted the request.
     pub(crate) queueing: Histogram,
-    /// From queueing until the program owns the buffer again.
+    /// From there until the program owns the buffer again.
     pub(crate) completion: Histogram,
     /// The sum of both.
     pub(crate) total: Histogram,
@@ -84,8 +84,6 @@ pub(crate) struct WorkerStats {
     pub(crate) flushes: RequestStats,
     /// How many requests were in flight with each request that was submitted.
     pub(crate) depths: Classes,
-    /// How many requests were submitted between two collections.
-    pub(crate) submitted: Classes,
     /// How many requests a collection returned.
     pub(crate) collected: Classes,
 }
@@ -112,7 +110,6 @@ impl WorkerStats {
         self.trims.add(&other.trims);
         self.flushes.add(&other.flushes);
         self.depths.add(&other.depths);
-        self.submitted.add(&other.submitted);
         self.collected.add(&other.collected);
     }
 }
@@ -121,7 +118,6 @@ impl WorkerStats {
 pub(crate) struct Worker<'t, B> {
     target: &'t mut dyn Target<B>,
     in_flight: usize,
-    unreported: usize,
     completed: Vec<Completion<B>>,
     stats: WorkerStats,
 }
@@ -130,7 +126,7 @@ impl<'t, B> Worker<'t, B> {
     /// Creates a worker for up to `depth` requests in flight at `target`.
     pub(crate) fn new(target: &'t mut dyn Target<B>, depth: usize) -> Self {
         let completed = Vec::with_capacity(depth);
-        Self { target, in_flight: 0, unreported: 0, completed, stats: WorkerStats::default() }
+        Self { target, in_flight: 0, completed, stats: WorkerStats::default() }
     }
 
     /// Returns how many requests are in flight.
@@ -188,7 +184,6 @@ impl<'t, B> Worker<'t, B> {
 
     fn note_submitted(&mut self) {
         self.in_flight += 1;
-        self.unreported += 1;
         self.stats.depths.record_depth(self.in_flight);
     }
 
@@ -202,7 +197,6 @@ impl<'t, B> Worker<'t, B> {
         if self.in_flight == 0 {
             return Ok(0);
         }
-        self.stats.submitted.record_batch(std::mem::take(&mut self.unreported));
         let polled = match wait {
             true => self.target.wait(&mut self.completed),
             false => self.target.poll(&mut self.completed),

@@ -1,12 +1,14 @@
 //! A workload on one target: requests issued as fast as they complete, or at a given rate.
 
+use super::distribution::Blocks;
 use super::error::EngineError;
+use super::samples::Sampler;
 use super::worker::{Worker, WorkerStats};
-use crate::args::Rw;
+use crate::args::{Distribution, Rw};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::signal::Interrupt;
-use crate::targets::target::{Completion, IoDirection, Target};
+use crate::targets::target::{Completion, DataBuffer, IoDirection, Target};
 use std::time::{Duration, Instant};
 
 /// A workload.
@@ -20,7 +22,7 @@ pub(crate) struct Workload {
     pub(crate) start: u64,
     /// The length of the region in blocks; at least one.
     pub(crate) blocks: u64,
-    /// The workload ends after this many requests,
+    /// Each job ends after this many requests,
     pub(crate) requests: u64,
     /// or after this time.
     pub(crate) runtime: Option<Duration>,
@@ -32,10 +34,31 @@ pub(crate) struct Workload {
     pub(crate) rate: Option<u64>,
     /// How many requests of a job the target has at a time, as far as there are buffers.
     pub(crate) depth: usize,
+    /// How much further on the next job's region begins, bytes.
+    pub(crate) increment: u64,
+    /// How random offsets are distributed.
+    pub(crate) distribution: Distribution,
+    /// The seed of the random numbers.
+    pub(crate) seed: u64,
+    /// A flush follows each that many writes.
+    pub(crate) flush_every: Option<u64>,
+    /// The pauses.
+    pub(crate) pauses: Option<Pauses>,
+    /// Fills a buffer with new random data before each write.
+    pub(crate) refill: bool,
+}
+
+/// Pauses between requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pauses {
+    /// After every that many requests have completed,
+    pub(crate) every: u64,
+    /// nothing is issued for this long.
+    pub(crate) time: Duration,
 }
 
 /// The statistics of a workload.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadStats {
     /// From the first request, or the end of the ramp time, to the last completion.
     pub(crate) elapsed: Duration,
@@ -63,27 +86,38 @@ struct Next {
     offset: u64,
 }
 
-/// The sequence of requests. The same in every run, so that two runs can be compared.
+/// The sequence of requests. The same in every run with the same seed, so that two runs can be compared.
 #[derive(Debug)]
 struct Sequence {
     workload: Workload,
     issued: u64,
+    /// Writes since the last flush.
+    unflushed: u64,
     random: Random,
+    blocks: Blocks,
 }
 
 impl Sequence {
     fn new(workload: Workload) -> Self {
-        Self { workload, issued: 0, random: Random::new(workload.start) }
+        let random = Random::new(workload.start ^ workload.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let blocks = Blocks::new(workload.distribution, workload.blocks);
+        Self { workload, issued: 0, unflushed: 0, random, blocks }
     }
 
     fn next(&mut self) -> Option<Next> {
-        let Workload { rw, block, start, blocks, requests, rwmixread, .. } = self.workload;
+        let Workload { rw, block, start, blocks, requests, rwmixread, flush_every, .. } = self.workload;
+        if flush_every.is_some_and(|every| self.unflushed >= every) {
+            self.unflushed = 0;
+            return Some(Next { direction: IoDirection::Flush, offset: start });
+        }
         if self.issued >= requests {
             return None;
         }
         let direction = direction(rw, || self.random.below(100) < u64::from(rwmixread));
-        let at = if rw.is_random() { self.random.below(blocks) } else { self.issued % blocks.max(1) };
+        let at =
+            if rw.is_random() { self.blocks.next(&mut self.random) } else { self.issued % blocks.max(1) };
         self.issued += 1;
+        self.unflushed += u64::from(direction == IoDirection::Write);
         Some(Next { direction, offset: start + at * block as u64 })
     }
 }
@@ -120,15 +154,15 @@ impl Throttle {
 /// How long a throttled workload sleeps at most before it checks for completions and signals.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Runs `workload`. Buffers beyond its depth take the place of those that wait for a flush. The buffers are in `buffers` again when
-/// this returns, except those that had to be quarantined.
-pub(crate) fn run<B>(
+/// Runs `workload`, and returns what was done with how it ended. Buffers beyond its depth take the place of those that wait for a
+/// flush. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
+pub(crate) fn run<B: DataBuffer>(
     target: &mut dyn Target<B>,
     workload: Workload,
     buffers: &mut Vec<B>,
-    progress: &Progress,
-    interrupt: &Interrupt,
-) -> Result<WorkloadStats, EngineError> {
+    watch: Watch<'_>,
+) -> (WorkloadStats, Result<(), EngineError>) {
+    target.measure_submission();
     let mut run = Run {
         worker: Worker::new(target, buffers.len()),
         idle: std::mem::take(buffers),
@@ -137,16 +171,32 @@ pub(crate) fn run<B>(
         throttle: workload.rate.map(Throttle::new),
         began: Instant::now(),
         is_ramping: !workload.ramp.is_zero(),
+        watch,
+        data: Random::new(workload.seed),
     };
-    let result = run.run(progress, interrupt);
-    let elapsed = run.began.elapsed();
+    let result = run.run();
+    let elapsed = if run.is_ramping { Duration::ZERO } else { run.began.elapsed() };
+    let mut stats = WorkloadStats { elapsed, requests: run.worker.stats().clone() };
+    if run.is_ramping {
+        stats = WorkloadStats::default();
+    }
     run.worker.drain(buffers);
     buffers.append(&mut run.idle);
-    result?;
-    Ok(WorkloadStats { elapsed, requests: run.worker.stats().clone() })
+    (stats, result)
 }
 
-struct Run<'t, B> {
+/// What watches a workload: progress and samples, which all jobs share, and what ends it.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'w> {
+    /// The live line.
+    pub(crate) progress: &'w Progress,
+    /// The samples.
+    pub(crate) sampler: &'w Sampler,
+    /// Ends it when it is raised.
+    pub(crate) interrupt: &'w Interrupt,
+}
+
+struct Run<'t, 'w, B> {
     worker: Worker<'t, B>,
     idle: Vec<B>,
     completed: Vec<Completion<B>>,
@@ -154,20 +204,27 @@ struct Run<'t, B> {
     throttle: Option<Throttle>,
     began: Instant,
     is_ramping: bool,
+    watch: Watch<'w>,
+    data: Random,
 }
 
-impl<B> Run<'_, B> {
-    fn run(&mut self, progress: &Progress, interrupt: &Interrupt) -> Result<(), EngineError> {
+impl<B: DataBuffer> Run<'_, '_, B> {
+    fn run(&mut self) -> Result<(), EngineError> {
         let mut sequence = Sequence::new(self.workload);
         let mut next = sequence.next();
+        let mut since_pause = 0;
+        if !self.is_ramping {
+            self.watch.sampler.start();
+        }
         loop {
-            if interrupt.is_raised() {
+            if self.watch.interrupt.is_raised() {
                 return Err(EngineError::Interrupted);
             }
             if self.is_ramping && self.began.elapsed() >= self.workload.ramp {
                 // What is in flight counts from here on.
                 self.worker.reset_stats();
                 (self.began, self.is_ramping) = (Instant::now(), false);
+                self.watch.sampler.start();
                 sequence.issued = 0;
                 next = sequence.next();
             }
@@ -179,8 +236,20 @@ impl<B> Run<'_, B> {
             if self.workload.runtime.is_some_and(expired) {
                 next = None;
             }
+            let pauses = self.workload.pauses.filter(|pauses| since_pause >= pauses.every);
+            if let Some(pauses) = pauses
+                && self.worker.in_flight() == 0
+                && next.is_some()
+            {
+                self.pause(pauses.time);
+                since_pause = 0;
+                continue;
+            }
             let mut delay = Duration::ZERO;
             while let Some(Next { direction, offset }) = next {
+                if self.workload.pauses.is_some_and(|pauses| since_pause >= pauses.every) {
+                    break;
+                }
                 delay = self.throttle.as_mut().map_or(Duration::ZERO, |throttle| throttle.delay(direction));
                 if !delay.is_zero() {
                     break;
@@ -188,8 +257,15 @@ impl<B> Run<'_, B> {
                 if self.worker.at_target() >= self.workload.depth {
                     break;
                 }
-                let Some(buffer) = self.idle.pop() else { break };
+                let Some(mut buffer) = self.idle.pop() else { break };
                 let len = self.workload.block;
+                if self.workload.refill
+                    && direction == IoDirection::Write
+                    && let Err(error) = refill(&mut buffer, len, &mut self.data)
+                {
+                    self.idle.push(buffer);
+                    return Err(error);
+                }
                 self.worker.submit(direction, offset, len, buffer).map_err(|rejected| {
                     self.idle.extend(rejected.buffer);
                     EngineError::from(rejected.error)
@@ -197,6 +273,7 @@ impl<B> Run<'_, B> {
                 if let Some(throttle) = &mut self.throttle {
                     *throttle.bytes_mut(direction) += len as u64;
                 }
+                since_pause += u64::from(direction != IoDirection::Flush);
                 next = sequence.next();
             }
             if self.worker.in_flight() == 0 && delay.is_zero() {
@@ -209,17 +286,35 @@ impl<B> Run<'_, B> {
             }
             let mut first = collected.map(|_| ()).map_err(EngineError::from);
             while let Some(completion) = self.completed.pop() {
-                let reclaimed = self.reclaim(completion, progress);
+                let reclaimed = self.reclaim(completion);
                 first = first.and(reclaimed);
             }
+            self.watch.sampler.tick(Instant::now());
             first?;
         }
     }
 
-    fn reclaim(&mut self, completion: Completion<B>, progress: &Progress) -> Result<(), EngineError> {
+    /// Issues nothing for `time`, unless the run ends before.
+    fn pause(&self, time: Duration) {
+        let began = Instant::now();
+        let ends = || {
+            self.workload.runtime.is_some_and(|runtime| !self.is_ramping && self.began.elapsed() >= runtime)
+        };
+        while began.elapsed() < time && !ends() && !self.watch.interrupt.is_raised() {
+            std::thread::sleep(time.saturating_sub(began.elapsed()).min(PAUSE_STEP));
+            let now = Instant::now();
+            self.watch.sampler.tick(now);
+            self.watch.progress.tick(now);
+        }
+    }
+
+    fn reclaim(&mut self, completion: Completion<B>) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = completion;
         self.idle.extend(buffer);
         let got = result?;
+        if io.direction == IoDirection::Flush {
+            return Ok(());
+        }
         if got < io.len {
             return Err(EngineError::SourceEnded {
                 name: self.worker.info().name.clone(),
@@ -227,9 +322,28 @@ impl<B> Run<'_, B> {
                 expected: io.offset + io.len as u64,
             });
         }
-        progress.add(got as u64);
+        self.watch.progress.add(got as u64);
+        self.watch.sampler.record(io.direction, got as u64);
         Ok(())
     }
+}
+
+/// How long a pause lasts at most before it checks for signals.
+const PAUSE_STEP: Duration = Duration::from_millis(50);
+
+/// Fills `len` bytes of a buffer with data that does not compress.
+pub(crate) fn refill<B: DataBuffer>(
+    buffer: &mut B,
+    len: usize,
+    random: &mut Random,
+) -> Result<(), EngineError> {
+    let mut chunk = [0u8; 4096];
+    for at in (0..len).step_by(chunk.len()) {
+        random.fill(&mut chunk);
+        let part = chunk.len().min(len - at);
+        buffer.write_at(at, chunk.get(..part).unwrap_or_default())?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -248,6 +362,12 @@ impl Workload {
             rwmixread: 50,
             rate: None,
             depth: usize::MAX,
+            increment: 0,
+            distribution: Distribution::Random,
+            seed: 0,
+            flush_every: None,
+            pauses: None,
+            refill: false,
         }
     }
 }
@@ -267,8 +387,10 @@ mod tests {
         depth: usize,
     ) -> (Result<WorkloadStats, EngineError>, usize) {
         let mut buffers = vec![vec![7; 512]; depth];
-        let stats = run(target, workload, &mut buffers, &Progress::hidden(), &Interrupt::default());
-        (stats, buffers.len())
+        let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
+        let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+        let (stats, ended) = run(target, workload, &mut buffers, watch);
+        (ended.map(|()| stats), buffers.len())
     }
 
     #[test]
@@ -362,10 +484,48 @@ mod tests {
         for fault in [Fault::Fail, Fault::Reject, Fault::Quarantine] {
             let mut target = Fake::new(vec![0; 51_200], 512);
             target.fault = Some((30, fault));
-            let (stats, left) = execute(&mut target, workload(Rw::Randrw, 250), 8);
-            assert!(matches!(stats, Err(EngineError::Target(_))));
+            let mut buffers = vec![vec![7; 512]; 8];
+            let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
+            let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+            let (stats, ended) = run(&mut target, workload(Rw::Randrw, 250), &mut buffers, watch);
+            let left = buffers.len();
+            assert!(matches!(ended, Err(EngineError::Target(_))));
+            // What was done before counts.
+            assert!((1..250).contains(&stats.requests.requests()), "{}", stats.requests.requests());
             assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
             assert!(target.in_flight.is_empty());
         }
+    }
+
+    #[test]
+    fn a_flush_follows_each_number_of_writes() {
+        for (rw, every, flushes) in
+            [(Rw::Write, 1, 100), (Rw::Randwrite, 32, 3), (Rw::Write, 101, 0), (Rw::Read, 1, 0)]
+        {
+            let mut target = Fake::new(vec![0; 51_200], 512);
+            let flushed = Workload { flush_every: Some(every), ..workload(rw, 100) };
+            let stats = execute(&mut target, flushed, 4).0.unwrap().requests;
+            assert_eq!((stats.flushes.requests, stats.requests()), (flushes, 100), "{rw:?} {every}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_issued_during_a_pause() {
+        let mut target = Fake::new(vec![0; 51_200], 512);
+        let pauses = Pauses { every: 4, time: Duration::from_millis(5) };
+        let paused = Workload { pauses: Some(pauses), ..workload(Rw::Read, 20) };
+        let stats = execute(&mut target, paused, 8).0.unwrap();
+        // Four pauses: none follows the last request.
+        assert!(stats.elapsed >= Duration::from_millis(20), "{:?}", stats.elapsed);
+        assert_eq!((stats.requests.requests(), target.peak), (20, 4));
+    }
+
+    #[test]
+    fn buffers_are_refilled_before_each_write() {
+        let mut target = Fake::new(vec![0; 51_200], 512);
+        let refilled = Workload { refill: true, ..workload(Rw::Write, 100) };
+        execute(&mut target, refilled, 4).0.unwrap();
+        let blocks: std::collections::BTreeSet<_> = target.data.chunks(512).collect();
+        assert_eq!(blocks.len(), 100, "no two blocks hold the same data");
     }
 }

@@ -1,9 +1,10 @@
 //! A workload's report with fio's JSON keys (those of fio 3.33), so that scripts written for fio can read it.
 //!
-//! What Pinfold does not measure is 0, as in fio: samples per interval, completion depth limits, disk utilization. Latencies
-//! are divided differently: the call that submits a batch belongs to `clat_ns`, while fio counts it in `slat_ns`.
+//! Each field is measured as its name says in fio, or absent: docs/io.md lists them.
 
 use super::io::{DirectionReport, IoReport};
+use super::requests::RequestReport;
+use crate::engine::samples::Rates;
 use crate::engine::worker::{Classes, RequestStats};
 use crate::histogram::Latency;
 use serde_json::{Map, Value, json};
@@ -26,28 +27,27 @@ pub(crate) fn to_json(reports: &[IoReport], elapsed: Duration) -> Value {
 }
 
 fn job(group: u64, report: &IoReport, elapsed: Duration) -> Value {
-    let (user, system) = report.cpu.percent_of(report.seconds);
+    // fio's runtime of a group is the sum of its jobs', to which it relates the processor time.
+    let runtime = report.seconds * report.numjobs as f64;
+    let (user, system) = report.cpu.percent_of(runtime);
     let requests = &report.requests;
     let latencies = Distribution::new(report);
-    json!({
+    let flushes = &requests.flushes;
+    let mut job = json!({
         "jobname": report.name,
         "groupid": group,
-        "error": 0,
+        "error": report.errno,
         "eta": 0,
         "elapsed": elapsed.as_secs().max(1),
         "job options": options(report),
         "read": direction(report.read.as_ref(), report.seconds),
         "write": direction(report.write.as_ref(), report.seconds),
         "trim": direction(report.trim.as_ref(), report.seconds),
-        "sync": { "total_ios": 0, "lat_ns": latency(&Latency::default()) },
-        "job_runtime": milliseconds(report.seconds),
+        "sync": { "total_ios": flushes.requests, "lat_ns": latency(&flushes.total.summary(&[])) },
+        "job_runtime": milliseconds(runtime),
         "usr_cpu": user,
         "sys_cpu": system,
-        "ctx": 0,
-        "majf": 0,
-        "minf": 0,
         "iodepth_level": classes(requests.depths, ["1", "2", "4", "8", "16", "32", ">=64"]),
-        "iodepth_submit": classes(requests.submitted, ["0", "4", "8", "16", "32", "64", ">=64"]),
         "iodepth_complete": classes(requests.collected, ["0", "4", "8", "16", "32", "64", ">=64"]),
         "latency_ns": latencies.of(0, 1, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000], None),
         "latency_us": latencies.of(1000, 1000, &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000], None),
@@ -57,15 +57,24 @@ fn job(group: u64, report: &IoReport, elapsed: Duration) -> Value {
             &[2, 4, 10, 20, 50, 100, 250, 500, 750, 1000, 2000],
             Some(">=2000"),
         ),
-        "latency_depth": report.iodepth,
-        "latency_target": 0,
-        "latency_percentile": 100.0,
-        "latency_window": 0,
-    })
+    });
+    if let (Some(text), Value::Object(job)) = (description(report), &mut job) {
+        job.insert("desc".to_owned(), text.into());
+    }
+    job
+}
+
+/// Returns fio's description: that of the user, and what fio has no key for.
+fn description(report: &IoReport) -> Option<String> {
+    let scratch =
+        report.scratch_file.then(|| format!("scratch file: {} was created for the run", report.target));
+    let ended = report.ended_early.as_ref().map(|reason| format!("ended early: {reason}"));
+    let parts: Vec<String> = report.description.iter().cloned().chain(scratch).chain(ended).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 fn options(report: &IoReport) -> Value {
-    json!({
+    let mut options = json!({
         "name": report.name,
         "filename": report.target,
         "rw": report.rw.name(),
@@ -74,11 +83,20 @@ fn options(report: &IoReport) -> Value {
         "numjobs": report.numjobs.to_string(),
         "offset": report.offset_bytes.to_string(),
         "size": report.size_bytes.to_string(),
-    })
+    });
+    if let (1.., Value::Object(options)) = (report.offset_increment_bytes, &mut options) {
+        options.insert("offset_increment".to_owned(), report.offset_increment_bytes.to_string().into());
+    }
+    options
 }
 
 fn direction(report: Option<&DirectionReport>, seconds: f64) -> Value {
-    let none = DirectionReport { iops: 0.0, bytes_per_second: 0.0, requests: Default::default() };
+    let none = DirectionReport {
+        iops: 0.0,
+        bytes_per_second: 0.0,
+        samples: Rates::default(),
+        requests: RequestReport::default(),
+    };
     let (report, runtime) = report.map_or((&none, 0), |report| (report, milliseconds(seconds)));
     let requests = &report.requests;
     let bytes_per_second = whole(report.bytes_per_second);
@@ -89,7 +107,8 @@ fn direction(report: Option<&DirectionReport>, seconds: f64) -> Value {
             percentiles.map(|(percent, ns)| (format!("{percent:.6}"), (*ns).into())).collect();
         completion.insert("percentile".to_owned(), percentiles.into());
     }
-    json!({
+    let Rates { iops, bytes_per_second: bandwidth } = &report.samples;
+    let mut direction = json!({
         "io_bytes": requests.bytes,
         "io_kbytes": requests.bytes / 1024,
         "bw_bytes": bytes_per_second,
@@ -97,23 +116,34 @@ fn direction(report: Option<&DirectionReport>, seconds: f64) -> Value {
         "iops": report.iops,
         "runtime": runtime,
         "total_ios": requests.requests,
-        "short_ios": 0,
-        "drop_ios": 0,
         "slat_ns": latency(&requests.queueing),
         "clat_ns": completion,
         "lat_ns": latency(&requests.total),
-        "bw_min": 0,
-        "bw_max": 0,
-        "bw_agg": 0.0,
-        "bw_mean": 0.0,
-        "bw_dev": 0.0,
-        "bw_samples": 0,
-        "iops_min": 0,
-        "iops_max": 0,
-        "iops_mean": 0.0,
-        "iops_stddev": 0.0,
-        "iops_samples": 0,
-    })
+        "bw_samples": bandwidth.samples,
+        "iops_samples": iops.samples,
+    });
+    // Without a sample there is nothing that these could be.
+    if let (1.., Value::Object(direction)) = (iops.samples, &mut direction) {
+        let kib = |bytes: f64| bytes / 1024.0;
+        let share = if report.bytes_per_second > 0.0 {
+            bandwidth.mean * 100.0 / report.bytes_per_second
+        } else {
+            0.0
+        };
+        let figures: [(&str, Value); 9] = [
+            ("bw_min", whole(kib(bandwidth.min)).into()),
+            ("bw_max", whole(kib(bandwidth.max)).into()),
+            ("bw_agg", share.min(100.0).into()),
+            ("bw_mean", kib(bandwidth.mean).into()),
+            ("bw_dev", kib(bandwidth.deviation).into()),
+            ("iops_min", whole(iops.min).into()),
+            ("iops_max", whole(iops.max).into()),
+            ("iops_mean", iops.mean.into()),
+            ("iops_stddev", iops.deviation.into()),
+        ];
+        direction.extend(figures.map(|(key, value)| (key.to_owned(), value)));
+    }
+    direction
 }
 
 fn latency(latency: &Latency) -> Value {

@@ -5,6 +5,7 @@ use super::requests::RequestReport;
 use super::stack::StackReport;
 use crate::args::Rw;
 use crate::engine::jobs::JobsStats;
+use crate::engine::samples::Rates;
 use crate::engine::verify::Verified;
 use crate::engine::worker::{RequestStats, WorkerStats};
 use crate::engine::workload::Workload;
@@ -21,8 +22,14 @@ pub(crate) struct IoReport {
     pub(crate) command: &'static str,
     /// The job's name.
     pub(crate) name: String,
+    /// The text that was given for the reports.
+    pub(crate) description: Option<String>,
     /// The target, as named on the command line.
     pub(crate) target: String,
+    /// Whether the target is a file that was created for the run, and is gone.
+    pub(crate) scratch_file: bool,
+    /// Why the run ended early, if it did.
+    pub(crate) ended_early: Option<String>,
     /// What the requests did.
     pub(crate) rw: Rw,
     /// Bytes of one request, the most if they differ.
@@ -31,12 +38,14 @@ pub(crate) struct IoReport {
     pub(crate) min_block_bytes: u64,
     /// The most requests in flight of one job.
     pub(crate) iodepth: u64,
-    /// How many jobs there were, each with a queue and a part of the target.
+    /// How many jobs there were, each with a queue.
     pub(crate) numjobs: u64,
     /// The start of the part of the target that was used.
     pub(crate) offset_bytes: u64,
-    /// How many bytes of the target were used.
+    /// How many bytes of the target each job used; all together, if they verified it.
     pub(crate) size_bytes: u64,
+    /// How much further on the part of each next job began.
+    pub(crate) offset_increment_bytes: u64,
     /// The duration.
     pub(crate) seconds: f64,
     /// The reads, if there were any.
@@ -56,6 +65,18 @@ pub(crate) struct IoReport {
     /// The histograms, for fio's JSON.
     #[serde(skip)]
     pub(crate) requests: WorkerStats,
+    /// The error number for fio's JSON.
+    #[serde(skip)]
+    pub(crate) errno: i32,
+}
+
+/// Why a run ended early.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    /// The reason.
+    pub(crate) reason: String,
+    /// Its error number, 0 for a signal.
+    pub(crate) errno: i32,
 }
 
 /// The job that an [`IoReport`] describes.
@@ -63,9 +84,15 @@ pub(crate) struct IoReport {
 pub(crate) struct IoParameters {
     /// The job's name.
     pub(crate) name: String,
+    /// The text that was given for the reports.
+    pub(crate) description: Option<String>,
     /// The target, as named on the command line.
     pub(crate) target: String,
-    /// The workload of all jobs together.
+    /// Whether it is a file that was created for the run.
+    pub(crate) is_scratch: bool,
+    /// Why it ended early, if it did.
+    pub(crate) ended: Option<Ended>,
+    /// The workload of a job; if it was verified, of all jobs together.
     pub(crate) workload: Workload,
     /// The fewest bytes of one request.
     pub(crate) min_block: u64,
@@ -84,16 +111,20 @@ pub(crate) struct DirectionReport {
     pub(crate) iops: f64,
     /// Bytes per second.
     pub(crate) bytes_per_second: f64,
+    /// Samples of both, every 500 ms, if there were any.
+    #[serde(skip_serializing_if = "Rates::is_empty")]
+    pub(crate) samples: Rates,
     /// Their number and latencies.
     #[serde(flatten)]
     pub(crate) requests: RequestReport,
 }
 
 impl DirectionReport {
-    fn new(stats: &RequestStats, percentiles: &[f64], elapsed: Duration) -> Option<Self> {
+    fn new(stats: &RequestStats, samples: Rates, percentiles: &[f64], elapsed: Duration) -> Option<Self> {
         (stats.requests > 0).then(|| Self {
             iops: per_second(stats.requests, elapsed),
             bytes_per_second: per_second(stats.bytes, elapsed),
+            samples,
             requests: RequestReport::new(stats, percentiles),
         })
     }
@@ -108,12 +139,18 @@ impl IoReport {
         stack: StackReport,
         notes: Vec<String>,
     ) -> Self {
-        let IoParameters { name, target, workload, min_block, iodepth, numjobs, percentiles } = parameters;
+        let IoParameters { name, description, target, is_scratch, ended, .. } = parameters;
+        let IoParameters { workload, min_block, iodepth, numjobs, percentiles, .. } = parameters;
+        let [reads, writes, trims] = stats.rates;
+        let (ended_early, errno) = ended.map_or((None, 0), |ended| (Some(ended.reason), ended.errno));
         let (elapsed, requests) = (stats.workload.elapsed, stats.workload.requests);
         Self {
             command: "io",
             name,
+            description,
             target,
+            scratch_file: is_scratch,
+            ended_early,
             rw: workload.rw,
             block_bytes: workload.block as u64,
             min_block_bytes: min_block,
@@ -121,15 +158,17 @@ impl IoReport {
             numjobs,
             offset_bytes: workload.start,
             size_bytes: workload.blocks.saturating_mul(workload.block as u64),
+            offset_increment_bytes: workload.increment,
             seconds: elapsed.as_secs_f64(),
-            read: DirectionReport::new(&requests.reads, &percentiles, elapsed),
-            write: DirectionReport::new(&requests.writes, &percentiles, elapsed),
-            trim: DirectionReport::new(&requests.trims, &percentiles, elapsed),
+            read: DirectionReport::new(&requests.reads, reads, &percentiles, elapsed),
+            write: DirectionReport::new(&requests.writes, writes, &percentiles, elapsed),
+            trim: DirectionReport::new(&requests.trims, trims, &percentiles, elapsed),
             verified: stats.verified,
             cpu,
             stack,
             notes,
             requests,
+            errno,
         }
     }
 }
@@ -142,20 +181,33 @@ impl fmt::Display for IoReport {
             (_, bs) => bs.to_string(),
         };
         let jobs = if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
-        let offset =
-            if self.offset_bytes > 0 { format!(", offset={}B", self.offset_bytes) } else { String::new() };
+        let positive = |name: &str, bytes: u64| match bytes {
+            0 => String::new(),
+            bytes => format!(", {name}={bytes}B"),
+        };
+        let offset = positive("offset", self.offset_bytes);
+        let increment = positive("offset_increment", self.offset_increment_bytes);
+        let scratch = if self.scratch_file { " (scratch file)" } else { "" };
         let _ = writeln!(
             out,
-            "{}: rw={}, bs={bs}B, iodepth={}{jobs}{offset}, size={}B",
+            "{}{scratch}: rw={}, bs={bs}B, iodepth={}{jobs}{offset}{increment}, size={}B",
             self.target,
             self.rw.name(),
             self.iodepth,
             self.size_bytes
         );
+        if let Some(description) = &self.description {
+            let _ = writeln!(out, "  Description  : [{description}]");
+        }
         for (name, direction) in [("read", &self.read), ("write", &self.write), ("trim", &self.trim)] {
             if let Some(direction) = direction {
                 direction.to_text(out, name, self.seconds);
             }
+        }
+        if self.requests.flushes.requests > 0 {
+            let flushes = counted(self.requests.flushes.requests, "flush");
+            let _ = writeln!(out, "   sync: {}", flushes.replace("flushs", "flushes"));
+            latency_line(out, "lat", &self.requests.flushes.total.summary(&[]));
         }
         let (user, system) = self.cpu.percent_of(self.seconds);
         let us = self.cpu.ns_per_request / 1e3;
@@ -167,6 +219,9 @@ impl fmt::Display for IoReport {
                 let io = binary(direction.requests.bytes as f64);
                 let _ = writeln!(out, "{run}, io={io}B, run={:.0}msec", self.seconds * 1e3);
             }
+        }
+        if let Some(reason) = &self.ended_early {
+            let _ = writeln!(out, "   ended early: {reason}");
         }
         if let Some(verified) = &self.verified {
             self.verified_to_text(out, verified);
@@ -183,8 +238,18 @@ impl IoReport {
     fn verified_to_text(&self, out: &mut String, verified: &Verified) {
         let Verified { requests, compared_bytes, sha256, parts, .. } = verified;
         let (requests, compared) = (counted(*requests, "request"), binary(*compared_bytes as f64));
-        let _ = writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all correct");
-        if verified.laid_out_bytes.min(verified.read_back_bytes) < self.size_bytes {
+        if self.ended_early.is_some() {
+            let _ = writeln!(
+                out,
+                "\nNot verified as a whole: {requests}, {compared}B compared and correct until it ended"
+            );
+        } else {
+            let _ =
+                writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all correct");
+        }
+        if self.ended_early.is_none()
+            && verified.laid_out_bytes.min(verified.read_back_bytes) < self.size_bytes
+        {
             let (laid, back) = (ByteSize(verified.laid_out_bytes), ByteSize(verified.read_back_bytes));
             let _ = writeln!(out, "In part: the runtime ended after {laid} were written, {back} read back");
         }
@@ -208,12 +273,27 @@ impl DirectionReport {
             binary(requests.bytes as f64),
             seconds * 1e3
         );
-        // Not fio's `slat` and `clat`: the call that submits a batch is part of the second here.
-        latency_line(out, "qlat", &requests.queueing);
-        latency_line(out, "rlat", &requests.completion);
+        // As in fio, the call or doorbell that submits a batch is part of `slat`.
+        latency_line(out, "slat", &requests.queueing);
+        latency_line(out, "clat", &requests.completion);
         latency_line(out, "lat", &requests.total);
-        percentiles(out, "qlat", &requests.queueing);
-        percentiles(out, "rlat", &requests.completion);
+        percentiles(out, "clat", &requests.completion);
+        let Rates { iops, bytes_per_second: bw } = &self.samples;
+        if !self.samples.is_empty() {
+            let (min, max, avg, stdev) =
+                (bw.min / 1024.0, bw.max / 1024.0, bw.mean / 1024.0, bw.deviation / 1024.0);
+            let _ = writeln!(
+                out,
+                "   bw (  KiB/s): min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}, samples={}",
+                bw.samples
+            );
+            let (min, max, avg, stdev) = (iops.min, iops.max, iops.mean, iops.deviation);
+            let _ = writeln!(
+                out,
+                "   iops        : min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}, samples={}",
+                iops.samples
+            );
+        }
     }
 }
 
@@ -291,15 +371,15 @@ mod tests {
     }
 
     #[test]
-    fn latencies_measured_differently_from_fio_have_other_names() {
+    fn latencies_have_fios_names_and_samples_are_absent_without_any() {
         let mut text = String::new();
-        let requests = RequestReport { requests: 1, ..Default::default() };
-        DirectionReport { iops: 1.0, bytes_per_second: 1.0, requests }.to_text(&mut text, "read", 1.0);
-        assert!(
-            text.contains("qlat (nsec)") && text.contains("rlat (nsec)") && text.contains(" lat (nsec)"),
-            "{text}"
-        );
-        assert!(!text.contains("slat") && !text.contains("clat"), "{text}");
+        let (requests, samples) = (RequestReport { requests: 1, ..Default::default() }, Rates::default());
+        DirectionReport { iops: 1.0, bytes_per_second: 1.0, samples, requests }
+            .to_text(&mut text, "read", 1.0);
+        for name in ["slat (nsec)", "clat (nsec)", " lat (nsec)", "clat percentiles"] {
+            assert!(text.contains(name), "{name:?} is not in {text}");
+        }
+        assert!(!text.contains("samples"), "{text}");
     }
 
     #[test]

@@ -11,10 +11,10 @@ pub(crate) struct RequestReport {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call until the request is queued; neither the system call nor the doorbell that submits it, which many
-    /// requests share, is included.
+    /// From the call until the request is submitted, with the system call or doorbell, which many requests share; of a file in
+    /// `copy`, until it is queued.
     pub(crate) queueing: Latency,
-    /// From queueing until the program owns the buffer again.
+    /// From there until the program owns the buffer again.
     pub(crate) completion: Latency,
     /// The sum of both.
     pub(crate) total: Latency,

@@ -1,6 +1,7 @@
 //! Why a target could not be opened.
 
 use super::memory::MemoryError;
+use crate::args::target::SpecError;
 use pinfold::arena::BuildError;
 use pinfold::uring::FileError;
 use pinfold_core::domain::BackendError;
@@ -42,6 +43,28 @@ pub(crate) enum OpenError {
         "{0} exists, and this file is created for the run and has no name during it: name one that does not exist"
     )]
     ScratchExists(String),
+    /// A file that would be created among devices.
+    #[error(
+        "{name} does not exist, and no file is created under {folder}: check the name (lsblk lists the block devices), or \
+         name a path elsewhere for a scratch file"
+    )]
+    AmongDevices {
+        /// The file.
+        name: String,
+        /// The folder of devices.
+        folder: &'static str,
+    },
+    /// A folder for a scratch file that does not exist.
+    #[error("{0} is no folder that exists: check the path, or make the folder first")]
+    NoFolder(String),
+    /// A symbolic link to nothing.
+    #[error(
+        "{0} is a symbolic link to what does not exist: check its target, or name a path for a scratch file"
+    )]
+    Dangling(String),
+    /// The words that name the target do not.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
     /// The third target is the source.
     #[error("{0} is the source itself, which a copy through it would overwrite: name another target")]
     ViaIsSource(String),
@@ -120,9 +143,6 @@ pub(crate) enum OpenError {
         /// The reason.
         reason: Unusable,
     },
-    /// No target was named.
-    #[error("no target: name one, or give --filename")]
-    NoTarget,
     /// An option of `io` that the target does not support.
     #[error("--{option}{}{value}: {reason}", if value.is_empty() { "" } else { " " })]
     Unsupported {

@@ -89,10 +89,10 @@ fn the_report_is_laid_out_as_fios() {
         "   read: IOPS=",
         "  write: IOPS=",
         // The unit follows the figures: microseconds, where the machine is busy.
-        "    qlat (",
-        "    rlat (",
+        "    slat (",
+        "    clat (",
         "     lat (",
-        "    rlat percentiles (",
+        "    clat percentiles (",
         "     |  1.00th=[",
         "99.99th=[",
         "    READ: bw=",
@@ -122,24 +122,122 @@ fn data_is_overwritten_only_with_force() {
 }
 
 #[test]
-fn a_file_created_for_the_run_is_removed() {
+fn a_scratch_file_is_reported_as_such_and_removed() {
     let folder = Folder::new();
-    let file = folder.arg("scratch");
-    pinfold(&["io", &file]).failed(2, &["--size"]);
-    for rw in ["read", "write", "randrw"] {
-        json(&format!("{file} --rw {rw} --size 256k --iodepth 4"));
-        assert!(folder.names().is_empty());
+    let (file, dir) = (folder.arg("scratch"), folder.arg(""));
+    pinfold(&["io", &file]).failed(2, &["does not exist", "--size"]);
+    pinfold(&["io", &dir]).failed(2, &["is a folder", "--size"]);
+    for target in
+        [file.clone(), dir.clone(), format!("--directory={dir}"), format!("--directory={dir} --filename=a")]
+    {
+        for rw in ["read", "write", "randrw"] {
+            let line = format!("io {target} --rw {rw} --size 256k --iodepth 4");
+            let report = pinfold(&words(&format!("{line} --json"))).json();
+            assert_eq!(report["scratch_file"], true, "{line}");
+            let text = pinfold(&words(&line)).ok();
+            assert!(text.lines().next().unwrap().contains(" (scratch file): rw="), "{text}");
+            let report = pinfold(&words(&format!("{line} --output-format=json"))).json();
+            let desc = report["jobs"][0]["desc"].as_str().unwrap();
+            assert!(desc.starts_with("scratch file: "), "{desc}");
+            assert!(folder.names().is_empty());
+        }
     }
+    pinfold(&words(&format!("io --directory={file} --size 1M"))).failed(1, &["is no folder that exists"]);
+    pinfold(&words("io --directory=/a:/b --size 1M")).failed(2, &["/a:/b", "several files"]);
+    pinfold(&words("io --directory=soft:1M --size 1M")).failed(2, &["soft:1M", "path of a folder"]);
     pinfold(&words(&format!("io {file} --size 100"))).failed(2, &["--size 100", "4096"]);
     assert!(folder.names().is_empty());
+    let report = json(&format!("{} --rw read", folder.file("data", &bytes(4096))));
+    assert_eq!(report["scratch_file"], false);
+}
+
+#[test]
+fn no_file_is_created_among_devices() {
+    let folder = Folder::new();
+    let (source, link) = (folder.file("in", b"x"), folder.arg("link"));
+    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    let device = format!("/dev/pinfold-none-{}", std::process::id());
+    let through = device.replacen("/dev", &link, 1);
+    let job = folder.file("job.fio", format!("[a]\nfilename={device}\nsize=16M\n").as_bytes());
+    for line in [
+        format!("io {device}"),
+        format!("io {device} --size 16M"),
+        format!("io {device} --size 16M --rw write --force --json"),
+        format!("io {through} --size 16M"),
+        "io /dev --size 16M".to_owned(),
+        format!("io {job}"),
+        format!("copy {source} {device}"),
+        format!("copy {source} {through} --force"),
+        format!("copy {source} {} --via file:{device}", folder.arg("out")),
+    ] {
+        pinfold(&words(&line)).failed(1, &["no file is created under /dev", "lsblk"]);
+        assert!(!std::path::Path::new(&device).exists(), "{line}");
+    }
+    std::os::unix::fs::symlink("nowhere", folder.path("dangling")).unwrap();
+    pinfold(&words(&format!("io {} --size 1M", folder.arg("dangling")))).failed(1, &["symbolic link"]);
+    pinfold(&words(&format!("io {source}/x --size 1M"))).failed(1, &["Not a directory"]);
+    assert_eq!(folder.names(), ["dangling", "in", "job.fio", "link"]);
+}
+
+#[test]
+fn a_tail_that_is_less_than_a_request_is_reported() {
+    let folder = Folder::new();
+    let file = folder.file("data", &bytes(10_000));
+    for (options, note) in [
+        ("", "the 1,808 bytes from byte 8192 were not used"),
+        ("--size 5000", "the 904 bytes from byte 4096 were not used"),
+        ("--offset 4k", "the 1,808 bytes from byte 8192 were not used"),
+    ] {
+        let text = pinfold(&words(&format!("io {file} {options}"))).ok();
+        assert!(text.contains(note), "{note:?} is not in {text}");
+    }
+    assert!(!pinfold(&words(&format!("io {file} --size 8k"))).ok().contains("not used"));
 }
 
 #[test]
 fn sizes_beyond_the_target_are_reported() {
     pinfold(&words("io soft:1M --size 2M")).failed(2, &["--size 2097152", "only 1048576"]);
-    pinfold(&words("io soft:1M --bs 2M")).failed(2, &["2097152", "at least that"]);
+    pinfold(&words("io soft:1M --bs 2M")).failed(2, &["--bs 2097152", "has 1048576 bytes"]);
     pinfold(&words("io soft:1M --bs 3")).failed(2, &["--bs 3", "multiple of 512"]);
     pinfold(&words("io soft:1M --iodepth 1000000000")).failed(2, &["at most 1023"]);
     pinfold(&words("io soft:1M --rwmixread 101")).failed(2, &["101"]);
     pinfold(&words("io soft:1M --runtime 0")).failed(2, &["0"]);
+}
+
+/// Runs the program with a terminal as its standard error and returns the lines that were drawn.
+fn drawn(columns: &str, line: &str) -> Option<Vec<String>> {
+    let command = format!("{} {line}", env!("CARGO_BIN_EXE_pinfold"));
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).env("COLUMNS", columns).stdin(std::process::Stdio::null());
+    let out = script.output().ok().filter(|out| out.status.success());
+    let Some(out) = out else {
+        crate::common::skipped("script(1) does not run here");
+        return None;
+    };
+    let text = String::from_utf8_lossy(&out.stdout).replace("\u{1b}[2K", "\r");
+    let lines = text.split(['\r', '\n']).filter(|line| line.contains("ETA"));
+    // Without what moves the cursor.
+    Some(lines.map(|line| line.split('\u{1b}').next().unwrap_or_default().trim_end().to_owned()).collect())
+}
+
+#[test]
+fn the_live_line_has_rates_and_eta_and_fits_the_terminal() {
+    let folder = Folder::new();
+    let file = folder.file("in", &bytes(64 << 20));
+    for (line, parts) in [
+        (
+            "io soft:1M --rw randread --runtime 1500ms --time-based".to_owned(),
+            &["running", "IOPS", "iB/s", "%"][..],
+        ),
+        (format!("copy {file} {} --bs 4k --iodepth 1 --force", folder.arg("out")), &["copying", "iB/s", "%"]),
+    ] {
+        for (columns, most) in [("200", 79), ("60", 59)] {
+            let Some(lines) = drawn(columns, &line) else { return };
+            assert!(!lines.is_empty(), "{columns}: nothing is drawn");
+            for drawn in &lines {
+                assert!(drawn.chars().count() <= most, "{columns}: {drawn:?}");
+                assert!(parts.iter().all(|part| drawn.contains(part)), "{columns}: {drawn:?}");
+            }
+        }
+    }
 }

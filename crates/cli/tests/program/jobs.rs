@@ -7,18 +7,19 @@ fn json(line: &str) -> serde_json::Value {
 }
 
 #[test]
-fn each_job_has_a_queue_and_a_part_of_the_target() {
+fn each_job_has_a_queue_and_moves_the_whole_size() {
     for rest in ["", " --poll"] {
         let result = json(&format!("soft:4M --rw randread --iodepth 8 --numjobs 3{rest}"));
-        assert_eq!((&result["read"]["requests"], &result["numjobs"]), (&1024.into(), &3.into()));
-        assert_eq!(result["read"]["total"]["count"], 1024);
+        assert_eq!((&result["read"]["requests"], &result["numjobs"]), (&3072.into(), &3.into()));
+        assert_eq!(result["read"]["total"]["count"], 3072);
         let device = &result["stack"]["devices"][0];
-        assert_eq!((&device["queues"], &device["requests"]), (&3.into(), &1024.into()));
+        assert_eq!((&device["queues"], &device["requests"]), (&3.into(), &3072.into()));
         assert!(device["sleeps"] == 0 || rest.is_empty(), "{device}");
         assert_eq!(device["by_interrupt"], rest.is_empty(), "{device}");
     }
-    let result =
-        json("soft:4M --rw randrw --bsrange 512-64k --iodepth 16 --numjobs 4 --number-ios 2000 --verify");
+    let result = json(
+        "soft:4M --rw randrw --bsrange 512-64k --iodepth 16 --numjobs 4 --verify-requests 2000 --verify",
+    );
     let verified = &result["verified"];
     assert_eq!((&verified["requests"], &verified["sha256"]), (&2000.into(), &serde_json::Value::Null));
     assert_eq!(verified["parts"].as_array().unwrap().len(), 4);
@@ -31,12 +32,13 @@ fn each_job_has_a_queue_and_a_part_of_the_target() {
 fn a_file_is_written_by_all_jobs() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
-    let result = json(&format!("{file} --rw write --force --numjobs 3 --iodepth 4"));
+    let parts = "--size 25% --offset-increment 25%";
+    let result = json(&format!("{file} --rw write --force --numjobs 4 --iodepth 4 {parts}"));
     assert_eq!(result["write"]["requests"], 256);
     let after = std::fs::read(&file).unwrap();
     assert!(after.chunks(4096).zip(bytes(1 << 20).chunks(4096)).all(|(new, old)| new != old), "all of it");
     json(&format!(
-        "{file} --rw randrw --bsrange 512-32k --numjobs 2 --iodepth 8 --number-ios 500 --verify --force"
+        "{file} --rw randrw --bsrange 512-32k --numjobs 2 --iodepth 8 --verify-requests 500 --verify --force"
     ));
 }
 
@@ -46,7 +48,7 @@ fn interrupts_and_polling_transfer_the_same_bytes() {
     let mut slept = 0;
     for protect in ["static", "revoke", "strict"] {
         for rest in ["--iodepth 1", "--iodepth 64", "--iodepth 1 --poll", "--iodepth 64 --poll"] {
-            let line = "soft:4M --rw randrw --bsrange 512-128k --number-ios 200 --verify";
+            let line = "soft:4M --rw randrw --bsrange 512-128k --verify-requests 200 --verify";
             let result = json(&format!("{line} --protect {protect} {rest}"));
             assert_eq!(result["verified"]["requests"], 200, "{protect} {rest}");
             let device = &result["stack"]["devices"][0];
@@ -79,5 +81,5 @@ fn durations_are_written_as_in_fio() {
     pinfold(&words("io soft:1M --runtime 2d")).failed(2, &["2d", "1ms and 1d"]);
     pinfold(&words("io soft:1M --numjobs 0")).failed(2, &["0"]);
     pinfold(&words("io soft:1M --numjobs 257")).failed(2, &["257"]);
-    pinfold(&words("io soft:64k --bs 16k --numjobs 5")).failed(2, &["--numjobs 5", "4 requests"]);
+    pinfold(&words("io soft:64k --bs 16k --numjobs 5 --verify")).failed(2, &["--numjobs 5", "4 requests"]);
 }

@@ -1,6 +1,6 @@
 //! Signals: a run whose file system does not respond ends, and ignored signals stay ignored.
 
-use crate::common::{Folder, finish, skipped, start, words};
+use crate::common::{Ended, Folder, bytes, finish, skipped, start, words};
 use crate::serve::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
@@ -137,4 +137,99 @@ fn ignored_signals_stay_ignored() {
         signal(&child, number);
         assert!(finish(child).json()["seconds"].as_f64().unwrap() >= 1.5, "{word}");
     }
+}
+
+/// Runs `line`, disturbs it once it has begun, and returns what it printed when `is_enough` says that it had done something by
+/// then: how long that takes is not known.
+fn disturbed(line: &str, disturb: impl Fn(&Child), is_enough: impl Fn(&Ended) -> bool) -> Ended {
+    for wait in [100, 500, 2500, 12_500, 62_500] {
+        let child = start(&words(line));
+        wait_until_blocked(&child, Signal::TERM);
+        std::thread::sleep(Duration::from_millis(wait));
+        disturb(&child);
+        let ended = finish(child);
+        if is_enough(&ended) {
+            return ended;
+        }
+    }
+    panic!("{line}: nothing was done in a minute");
+}
+
+/// Returns the last JSON object, and how many there are.
+fn last_of(out: &str) -> (serde_json::Value, usize) {
+    let all: Vec<_> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (all.last().cloned().unwrap_or_default(), all.len())
+}
+
+fn requests(report: &serde_json::Value) -> u64 {
+    ["read", "write"].iter().filter_map(|direction| report[direction]["requests"].as_u64()).sum()
+}
+
+#[test]
+fn an_interrupted_run_reports_what_it_did() {
+    let folder = Folder::new();
+    let long = "--runtime=600 --time_based";
+    let two = "[global]\nfilename=soft:1M\nstonewall\n[a]\n[b]\nruntime=600\ntime_based\n[c]\n";
+    let two = folder.file("two.fio", two.as_bytes());
+    let verified = "io soft:1M --rw=randrw --verify --runtime=600 --verify-requests 1000000000";
+    let interrupt = |child: &Child| signal(child, Signal::INT);
+    for (line, reports) in [
+        (format!("io soft:1M --rw=randread {long} --numjobs=2"), 1),
+        (format!("io {} --size=1M --rw=randrw --iodepth=4 {long}", folder.arg("scratch")), 1),
+        (verified.to_owned(), 1),
+        ("io soft:1M --rw=write --thinktime=600s".to_owned(), 1),
+        (format!("io {} --size=1M --rate=1 --rw=read", folder.arg("scratch")), 1),
+        (format!("io {two}"), 2),
+    ] {
+        let done = |ended: &Ended| matches!(last_of(&ended.out), (last, all) if all == reports && requests(&last) > 0);
+        let ended = disturbed(&format!("{line} --json"), interrupt, done);
+        assert_eq!((ended.code, &*ended.err), (Some(130), "pinfold: interrupted\n"), "{line}");
+        let (last, _) = last_of(&ended.out);
+        assert_eq!(last["ended_early"], "interrupted", "{line}");
+        assert!(last["seconds"].as_f64().unwrap() > 0.0, "{line}");
+    }
+    let text = disturbed(verified, interrupt, |ended| ended.out.contains("IOPS=")).out;
+    assert!(text.contains("   ended early: interrupted") && !text.contains("all correct"), "{text}");
+    let fio =
+        disturbed(&format!("{verified} --output-format=json"), interrupt, |ended| !ended.out.is_empty());
+    let fio: serde_json::Value = serde_json::from_str(&fio.out).unwrap();
+    assert!(fio["jobs"][0]["desc"].as_str().unwrap().contains("ended early: interrupted"), "{fio}");
+    assert_eq!(folder.names(), ["two.fio"]);
+}
+
+#[test]
+fn a_failed_run_reports_what_it_did_and_why_it_ended() {
+    let folder = Folder::new();
+    let file = folder.file("data", &bytes(1 << 20));
+    let set_len = |len| std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(len).unwrap();
+    let cut = |_: &Child| set_len(4096);
+    for jobs in ["", "--numjobs=2"] {
+        let line =
+            format!("io {file} --rw=read --size=1M --runtime=600 --time_based {jobs} --output-format=json");
+        let job = |ended: &Ended| {
+            serde_json::from_str::<serde_json::Value>(&ended.out).map(|report| report["jobs"][0].clone())
+        };
+        let ended = disturbed(&line, cut, |ended| {
+            // For the next attempt, and the next line.
+            set_len(1 << 20);
+            job(ended).is_ok_and(|job| job["read"]["total_ios"].as_u64() > Some(0))
+        });
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        assert!(ended.err.contains("cut short") && ended.err.lines().count() == 1, "{ended:#?}");
+        let job = job(&ended).unwrap();
+        assert_eq!(job["error"], 5);
+        assert!(job["desc"].as_str().unwrap().contains("cut short"), "{job}");
+    }
+}
+
+/// A person who presses it twice does not wait a second in between.
+#[test]
+fn a_second_interrupt_ends_a_hanging_run_at_once() {
+    let folder = Folder::new();
+    let Some(hung) = Hung::mount(&folder) else { return };
+    let child = start_hanging(&format!("io {}/data --size 1M", hung.mount));
+    signal(&child, Signal::INT);
+    std::thread::sleep(Duration::from_millis(400));
+    signal(&child, Signal::INT);
+    finish(child).failed(130, &["interrupted again"]);
 }

@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::args::Rw;
+use crate::engine::samples::Sampler;
+use crate::progress::Progress;
+use crate::signal::Interrupt;
 use crate::targets::error::TargetError;
 use crate::targets::fake::{Fake, Fault};
 use crate::targets::file;
@@ -30,7 +33,10 @@ fn verify(
     buffers: &mut Vec<Vec<u8>>,
 ) -> Result<(WorkloadStats, Verified), EngineError> {
     let options = VerifyOptions { min_block, counted_blocks };
-    run(target, workload, options, buffers, &Progress::hidden(), &Interrupt::default())
+    let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
+    let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+    let (stats, verified, ended) = run(target, workload, options, buffers, watch);
+    ended.map(|()| (stats, verified))
 }
 
 #[test]
