@@ -5,6 +5,11 @@
 //! [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of the arena's domain reaches all of it at
 //! [`GuestRegion::iova`], as a device that is passed through to the guest must.
 //!
+//! vm-memory's accesses are volatile, or atomics of the width of an object, and those of a software IOMMU's
+//! [`Port`](crate::soft::Port) are atomics of one byte. Rust orders neither with the other: a model device that is a thread of
+//! this process must access bytes only while the monitor does not, as the indices of a virtio ring ensure when they are read
+//! with acquire and written with release ordering. A real device has no such condition.
+//!
 //! ```
 //! use pinfold::adapters::vm_memory::{GuestArena, GuestRegion};
 //! use pinfold::{Arena, Domain, MappingPolicy};
@@ -110,7 +115,10 @@ impl GuestMemoryRegion for GuestRegion {
         let memory = self.buffer.memory().part(offset, count).map_err(|_| outside)?;
         // SAFETY: `part` proved that the bytes lie in the buffer's memory, which stays where it is while the buffer,
         // that is, `self`, is borrowed. No reference into it exists: that takes an exclusive borrow of the buffer, and
-        // it is private here. Others that reach it are devices, as volatile accesses expect.
+        // it is private here. Others reach it only where the domain maps it: a device, which is outside of the program, as
+        // volatile accesses expect; or the port of a software IOMMU, a thread of this process, whose accesses are relaxed
+        // atomics of one byte each (`DmaMemory`) and make no reference. That the two do not access the same bytes at the same
+        // time is the caller's part, stated at the module: the order of the rings' indices keeps it.
         Ok(unsafe { VolatileSlice::new(memory.as_ptr().as_ptr(), memory.len()) })
     }
 
