@@ -55,6 +55,7 @@ mod source;
 pub use bounce::{BounceError, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub use fixed::Fixed;
+pub(crate) use obtain::try_one_page;
 pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError};
 pub use policy::MappingPolicy;
 pub use quarantine::quarantined_bytes;

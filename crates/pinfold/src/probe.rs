@@ -21,10 +21,14 @@ mod live;
 #[cfg(test)]
 mod tests;
 
+pub use crate::sys::control_group;
 pub use crate::sys::hugepages;
 pub use crate::sys::hugepages::{HugetlbPool, Thp};
+pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
+pub use crate::sys::limits::{OpenFiles, SystemMemory};
+pub use crate::sys::privileges::Privileges;
 pub use crate::sys::roots::Roots;
-pub use devices::{Access, Bound, Device, IommuGroup, Node, Vfio};
+pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};
 pub use facts::{Facts, NumaNode};
 pub use finding::{Finding, State};
-pub use live::{Answer, IoUring, Live};
+pub use live::{Answer, IoUring, Live, Refused};

@@ -4,17 +4,21 @@
 //! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
 
 pub(crate) mod bpf;
+pub mod control_group;
 pub(crate) mod cpu;
 mod errno;
 pub mod hugepages;
 mod ioctl;
 pub(crate) mod iommufd;
+pub(crate) mod kernel;
 pub(crate) mod limits;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
+pub(crate) mod namespace;
 pub(crate) mod netdev;
 pub(crate) mod numa;
 pub(crate) mod pages;
+pub(crate) mod privileges;
 pub(crate) mod query;
 pub(crate) mod region;
 pub(crate) mod roots;

@@ -33,10 +33,11 @@ mod program;
 mod socket;
 mod umem;
 
+pub use crate::sys::privileges::Privileges;
 pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
 pub use generator::Generator;
-pub use interface::{Interface, memlock_limit, missing_capabilities};
+pub use interface::{Interface, memlock_limit, missing_capabilities, privileges};
 pub use program::{Attached, Program};
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};
 pub use umem::Umem;

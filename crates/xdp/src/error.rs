@@ -70,11 +70,7 @@ pub enum OpenError {
         chunk: u32,
     },
     /// The process lacks capabilities.
-    #[error(
-        "{call}: not permitted; AF_XDP needs {}: run it as root, or once: sudo setcap \
-         cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {program}",
-        needed(missing)
-    )]
+    #[error("{call}: not permitted; {}", permit(program))]
     Privileges {
         /// The call that was refused.
         call: &'static str,
@@ -162,8 +158,12 @@ fn larger_chunk(chunk: u32, mtu: u32, interface: &str) -> String {
     }
 }
 
-fn needed(missing: &[&str]) -> String {
-    if missing.is_empty() { "more than its capabilities allow".to_owned() } else { missing.join(", ") }
+/// Returns what this process lacks, with the command that grants it if one can.
+fn permit(program: &str) -> String {
+    match pinfold::xdp::privileges().af_xdp_advice(program.as_ref()) {
+        (why, Some(fix)) => format!("{why}: run it as root, or once: {fix}"),
+        (why, None) => why,
+    }
 }
 
 const EPERM: i32 = 1;

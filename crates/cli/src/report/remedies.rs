@@ -3,10 +3,11 @@
 use crate::setup::stack::Stack;
 use pinfold::MemlockLimit;
 use pinfold::arena::{NotLocked, Residency, SourceUnavailable, UnavailableReason};
+use pinfold::probe::control_group::{self, GroupLimit};
 use pinfold::probe::hugepages::{self, HugetlbPool};
 use pinfold_core::addr::PageSize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Returns the commands for `stack`, and for a ring that needs a limit of `registered` to register its memory.
 pub(super) fn commands(stack: &Stack, registered: Option<u64>) -> Vec<String> {
@@ -17,7 +18,7 @@ pub(super) fn commands(stack: &Stack, registered: Option<u64>) -> Vec<String> {
         Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
         _ => None,
     });
-    fixes.extend(memlock(not_locked, registered));
+    fixes.extend(memlock(not_locked, registered, pinfold::xdp::memlock_limit));
     fixes
 }
 
@@ -27,11 +28,17 @@ fn sources<'a>(
     pool: impl Fn(PageSize) -> Option<HugetlbPool>,
 ) -> Vec<String> {
     let mut needed: BTreeMap<u64, (PageSize, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<PathBuf, (GroupLimit, u64)> = BTreeMap::new();
     let mut fixes: Vec<String> = Vec::new();
     for SourceUnavailable { reason, fix, .. } in unavailable {
         match (reason, fix) {
             (UnavailableReason::FewHugepages { page, needed: pages, .. }, _) => {
                 needed.entry(page.bytes()).or_insert((*page, 0)).1 += pages;
+            }
+            (UnavailableReason::ControlGroup { needed, limits, .. }, _) => {
+                for limit in limits {
+                    groups.entry(limit.file.clone()).or_insert((limit.clone(), 0)).1 += needed;
+                }
             }
             (_, Some(fix)) if !fixes.contains(fix) => fixes.push(fix.clone()),
             _ => {}
@@ -42,12 +49,17 @@ fn sources<'a>(
         let missing = pages.saturating_sub(pool.available());
         Some(hugepages::reserve_command(page, pool.total.saturating_add(missing), None))
     };
-    needed.into_values().filter_map(reserve).chain(fixes).collect()
+    let raise = |(limit, bytes)| control_group::raise_command(&[limit], bytes);
+    needed.into_values().filter_map(reserve).chain(groups.into_values().map(raise)).chain(fixes).collect()
 }
 
 /// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the highest usage) and for
 /// memory registered with a ring: the kernel counts them separately and compares each with the limit.
-fn memlock(not_locked: impl Iterator<Item = (u64, MemlockLimit)>, registered: Option<u64>) -> Option<String> {
+fn memlock(
+    not_locked: impl Iterator<Item = (u64, MemlockLimit)>,
+    registered: Option<u64>,
+    here: impl Fn() -> MemlockLimit,
+) -> Option<String> {
     let (requested, limit) = not_locked
         .fold((0u64, None), |(all, _), (requested, limit)| (all.saturating_add(requested), Some(limit)));
     let locked = limit.map_or(0, |limit| requested.saturating_add(limit.used.unwrap_or(0)));
@@ -57,7 +69,10 @@ fn memlock(not_locked: impl Iterator<Item = (u64, MemlockLimit)>, registered: Op
     }
     match limit {
         Some(limit) => Some(limit.raise_command(most.saturating_sub(limit.used.unwrap_or(0)))),
-        None => Some(format!("sudo prlimit --pid $$ --memlock={most}:{most}")),
+        None => {
+            let here = here();
+            Some(here.raise_command(most.saturating_sub(here.used.unwrap_or(0))))
+        }
     }
 }
 
@@ -92,6 +107,22 @@ mod tests {
     }
 
     #[test]
+    fn a_control_group_is_raised_once_for_all_arenas() {
+        let refused = |needed| {
+            let limit = GroupLimit { file: "/cg/hugetlb.2MB.max".into(), limit: 4 << 20, used: 2 << 20 };
+            let page = PageSize::Size2M;
+            let reason = UnavailableReason::ControlGroup { page, needed, limits: vec![limit] };
+            SourceUnavailable { source: Source::Hugetlb2M, reason, fix: Some("of this arena alone".into()) }
+        };
+        let both = [refused(8 << 20), refused(4 << 20)];
+        assert_eq!(
+            sources(both.iter(), pool(8, 8)),
+            ["sudo sh -c 'echo 14680064 > /cg/hugetlb.2MB.max'"],
+            "on top of what is in use"
+        );
+    }
+
+    #[test]
     fn other_commands_are_returned_once() {
         let off = || SourceUnavailable {
             source: Source::Transparent,
@@ -105,11 +136,12 @@ mod tests {
     #[test]
     fn locked_memory_is_one_limit() {
         let limit = |used| MemlockLimit { soft: Some(8 << 20), hard: None, used: Some(used), lifted: false };
+        let here = || limit(1 << 20);
         let two = || [(16 << 20, limit(0)), (4 << 20, limit(1 << 20))].into_iter();
-        assert_eq!(memlock(two(), None).unwrap(), "ulimit -l 21504");
-        assert_eq!(memlock(two(), Some(1 << 20)).unwrap(), "ulimit -l 21504");
-        assert_eq!(memlock(two(), Some(64 << 20)).unwrap(), "ulimit -l 65536");
-        assert_eq!(memlock([].into_iter(), Some(4096)).unwrap(), "sudo prlimit --pid $$ --memlock=4096:4096");
-        assert_eq!(memlock([].into_iter(), None), None);
+        assert_eq!(memlock(two(), None, here).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), Some(1 << 20), here).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), Some(64 << 20), here).unwrap(), "ulimit -l 65536");
+        assert_eq!(memlock([].into_iter(), Some(16 << 20), here).unwrap(), "ulimit -l 16384");
+        assert_eq!(memlock([].into_iter(), None, here), None);
     }
 }

@@ -170,6 +170,10 @@ pub(crate) enum OpenError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => ": check the path",
+        // Root passes every mode.
+        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => {
+            ": although this is root; look at its attributes (lsattr), the control group of devices, or a security module"
+        }
         io::ErrorKind::PermissionDenied => ": check its permissions",
         io::ErrorKind::ResourceBusy => ": it is in use: unmount it, or name another (lsblk shows the user)",
         io::ErrorKind::ReadOnlyFilesystem => ": name a path on another file system",

@@ -2,14 +2,16 @@
 
 use crate::args::Memory;
 use crate::units::ByteSize;
-use pinfold::probe::hugepages;
+use pinfold::probe::{SystemMemory, control_group, hugepages};
 use pinfold_core::addr::PageSize;
 use rustix::process::{Resource, getrlimit};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The share of the available memory that is left to other programs: a 16th.
 const LEFT_TO_OTHERS: u64 = 16;
 const RESERVE: &str = "the reserve for other programs";
+/// The most that a run may use where a control group's limit cannot be read: many times what each command needs by default.
+const ASSUMED: u64 = 512 << 20;
 
 /// The data buffers of all jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,13 +83,21 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
 fn fits_hugepages(bytes: u64) -> bool {
     [PageSize::Size1G, PageSize::Size2M].into_iter().any(|page| {
         let pool = hugepages::pool(Path::new("/sys"), page);
+        let groups = control_group::hugetlb(Path::new("/proc"), page);
         pool.is_some_and(|pool| pool.available().saturating_mul(page.bytes()) >= bytes)
+            && groups.unknown.is_none()
+            && groups.refusing(bytes.next_multiple_of(page.bytes())).is_empty()
     })
+}
+
+/// Returns how much of the available memory a run may use.
+fn reserved(available: u64) -> u64 {
+    available - available / LEFT_TO_OTHERS
 }
 
 fn compare(need: MemoryNeed, needed: u64, machine: &Machine) -> Result<(), MemoryError> {
     let available = machine.available.unwrap_or(u64::MAX);
-    let usable = available - available / LEFT_TO_OTHERS;
+    let usable = reserved(available);
     let (allowed, by) = machine.allowed.clone().unwrap_or((usable, RESERVE.to_owned()));
     if needed <= usable.min(allowed) {
         return Ok(());
@@ -120,60 +130,17 @@ impl Machine {
             left(address_space, "VmSize").map(|left| (left, "RLIMIT_AS (`ulimit -v`)".to_owned())),
             left(data, "VmData").map(|left| (left, "RLIMIT_DATA (`ulimit -d`)".to_owned())),
         ];
-        let allowed = limits.into_iter().flatten().chain(cgroups(proc)).min();
-        Self { available: kib(&text(&proc.join("meminfo")), "MemAvailable"), allowed }
+        let groups = control_group::memory(proc);
+        let group = groups.tightest().map(|group| (group.left(), group.file.display().to_string()));
+        let assumed = groups
+            .unknown
+            .map(|why| (ASSUMED, format!("caution, since a control group's limit is not known ({why})")));
+        let SystemMemory { available, without_cache, .. } = SystemMemory::read(proc);
+        let free =
+            without_cache.map(|why| (reserved(available), format!("{RESERVE}, without page cache ({why})")));
+        let allowed = limits.into_iter().flatten().chain(group).chain(assumed).chain(free).min();
+        Self { available: Some(available), allowed }
     }
-}
-
-/// Returns what each cgroup of this process, up to the root, permits. Its page cache counts as free, since it is reclaimed.
-fn cgroups(proc: &Path) -> Vec<(u64, String)> {
-    let own = text(&proc.join("self/cgroup"));
-    let mut all = Vec::new();
-    for line in text(&proc.join("self/mountinfo")).lines() {
-        let Some((fields, kind)) = line.split_once(" - ") else { continue };
-        let mut fields = fields.split(' ').skip(3);
-        let (Some(root), Some(mount)) = (fields.next(), fields.next()) else { continue };
-        let mut kind = kind.split(' ');
-        let v2 = match (kind.next(), kind.nth(1)) {
-            (Some("cgroup2"), _) => true,
-            (Some("cgroup"), Some(options)) if options.split(',').any(|option| option == "memory") => false,
-            _ => continue,
-        };
-        let path = own.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let here =
-                if v2 { controllers.is_empty() } else { controllers.split(',').any(|name| name == "memory") };
-            here.then_some(path)
-        });
-        // In a container the path may lie outside: then the mount is the group itself.
-        let inside = path.and_then(|path| Path::new(path).strip_prefix(root).ok()).unwrap_or(Path::new(""));
-        let mount = PathBuf::from(mount);
-        let lowest = mount.join(inside);
-        all.extend(
-            lowest
-                .ancestors()
-                .take_while(|group| group.starts_with(&mount))
-                .filter_map(|group| left(group, v2)),
-        );
-    }
-    all
-}
-
-fn left(group: &Path, v2: bool) -> Option<(u64, String)> {
-    let (limit, usage, prefix) = match v2 {
-        true => ("memory.max", "memory.current", ""),
-        false => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    };
-    let number = |file: &str| text(&group.join(file)).trim().parse::<u64>().ok();
-    let (most, used) = (number(limit)?, number(usage)?);
-    let stat = text(&group.join("memory.stat"));
-    let cached = |list: &str| {
-        let value = stat.lines().find_map(|line| line.strip_prefix(&format!("{prefix}{list} ")));
-        value.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
-    };
-    let used = used.saturating_sub(cached("inactive_file").saturating_add(cached("active_file")));
-    // Without a limit, v1 reports the largest number of whole pages.
-    (most < 1 << 62).then(|| (most.saturating_sub(used), group.join(limit).display().to_string()))
 }
 
 fn text(path: &Path) -> String {
@@ -229,65 +196,57 @@ mod tests {
     }
 
     /// A `/proc` and cgroups in a folder.
-    fn machine(version: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
         let root = tempfile::tempdir().unwrap();
-        let at = root.path().display();
-        let (mount, own) = match version {
-            "v2" => (format!("30 1 0:9 / {at}/cg rw - cgroup2 none rw\n"), "0::/a/b\n"),
-            "v1" => {
-                (format!("30 1 0:9 /a {at}/cg rw - cgroup none rw,memory\n"), "3:cpu:/x\n4:memory:/a/b\n")
-            }
-            other => (format!("30 1 0:9 /{other} {at}/cg rw - cgroup2 none rw\n"), "0::/elsewhere\n"),
-        };
-        let all = [
-            ("proc/self/mountinfo", &*mount),
-            ("proc/self/cgroup", own),
-            ("proc/meminfo", "MemAvailable: 1024 kB\n"),
-        ];
-        for (name, text) in all.iter().chain(files) {
+        let at = root.path().display().to_string();
+        for (name, text) in files {
             let path = root.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            std::fs::write(path, text.replace("AT", &at)).unwrap();
         }
         let machine = Machine::read(&root.path().join("proc"), None, None);
         (root, machine)
     }
 
+    const GROUPED: [(&str, &str); 5] = [
+        ("proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"),
+        ("proc/self/cgroup", "0::/a\n"),
+        ("proc/self/mountinfo", "30 1 0:9 / AT/cg rw - cgroup2 none rw\n"),
+        ("cg/a/memory.max", "7000\n"),
+        ("cg/a/memory.current", "2000\n"),
+    ];
+
     #[test]
-    fn the_limits_of_all_parent_groups_apply_and_their_page_cache_is_free() {
-        let (_root, found) = machine(
-            "v2",
-            &[
-                ("cg/a/b/memory.max", "max\n"),
-                ("cg/a/b/memory.current", "4096\n"),
-                ("cg/a/memory.max", "1000000\n"),
-                ("cg/a/memory.current", "900000\n"),
-                ("cg/a/memory.stat", "anon 1\ninactive_file 300000\nactive_file 100000\n"),
-            ],
-        );
+    fn the_limit_of_a_control_group_applies_or_is_assumed() {
+        let (_root, found) = machine(&GROUPED);
         let (allowed, by) = found.allowed.unwrap();
-        assert_eq!((found.available, allowed), (Some(1 << 20), 500_000));
+        assert_eq!((found.available, allowed), (Some(2 * GIB), 5000));
         assert!(by.ends_with("cg/a/memory.max"), "{by}");
-        let (_root, found) = machine(
-            "v1",
-            &[
-                ("cg/b/memory.limit_in_bytes", "9223372036854771712\n"),
-                ("cg/b/memory.usage_in_bytes", "1\n"),
-                ("cg/memory.limit_in_bytes", "5000\n"),
-                ("cg/memory.usage_in_bytes", "4000\n"),
-                ("cg/memory.stat", "inactive_file 9\ntotal_inactive_file 500\n"),
-            ],
+        // No file system of control groups is mounted.
+        let (_root, found) = machine(&[GROUPED[0], GROUPED[1], ("proc/self/mountinfo", "")]);
+        let words = compare(need(GIB, 0), GIB, &found).unwrap_err().to_string();
+        assert!(
+            words.contains("512 MiB allowed by caution, since a control group's limit is not known"),
+            "{words}"
         );
-        assert_eq!(found.allowed.unwrap().0, 1500);
-        // In a container: the mount itself.
-        let here = [("cg/memory.max", "7000\n"), ("cg/memory.current", "7001\n")];
-        assert_eq!(machine("container", &here).1.allowed.unwrap().0, 0);
-        assert_eq!(machine("v2", &[]).1.allowed, None);
+        assert_eq!(compare(need(ASSUMED, 0), ASSUMED, &found), Ok(()), "the default of every command fits");
+    }
+
+    #[test]
+    fn memory_is_counted_without_procfs() {
+        let (_root, found) = machine(&GROUPED[1..]);
+        assert!(found.available > Some(0));
+        let (_root, found) = machine(&[("proc/self/status", "")]);
+        let (allowed, by) = found.allowed.clone().unwrap();
+        assert_eq!(Some(allowed), found.available.map(reserved));
+        assert!(by.contains("without page cache") && by.contains("proc/meminfo: No such file"), "{by}");
+        assert!(compare(need(u64::MAX, 0), u64::MAX, &found).is_err());
     }
 
     #[test]
     fn memory_of_the_process_counts_against_its_own_limits() {
-        let (root, _) = machine("v2", &[("proc/self/status", "VmSize:\t1000 kB\nVmData:\t 200 kB\n")]);
+        let status = ("proc/self/status", "VmSize:\t1000 kB\nVmData:\t 200 kB\n");
+        let (root, _) = machine(&[GROUPED[0], status]);
         let read = |space, data| Machine::read(&root.path().join("proc"), space, data).allowed.unwrap();
         assert_eq!(read(Some(2_048_000), None), (1_024_000, "RLIMIT_AS (`ulimit -v`)".into()));
         assert_eq!(read(Some(2_048_000), Some(204_800)), (0, "RLIMIT_DATA (`ulimit -d`)".into()));

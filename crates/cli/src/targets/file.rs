@@ -141,12 +141,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
 
     /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
     pub(crate) fn memlock_needed(&self) -> Option<u64> {
-        self.queue.notes().iter().find_map(|note| match note {
-            Note::NotFixed { requested: asked, used, limit: Some(_), errno: Errno::NOMEM } => {
-                Some(used.saturating_add(*asked))
-            }
-            _ => None,
-        })
+        self.queue.notes().iter().find_map(Note::memlock_needed)
     }
 
     /// Returns the file's present length.

@@ -34,8 +34,8 @@ pub(crate) trait IommuContext: Send + Sync {
     /// Returns the name of the call behind [`map`](Self::map), for messages.
     fn map_call(&self) -> &'static str;
 
-    /// Returns the command that raises the limit of entries.
-    fn raise_entries(&self) -> &'static str;
+    /// Returns the command that raises the limit of entries, which is `limit` now.
+    fn raise_entries(&self, limit: u64) -> String;
 
     /// Opens a device and attaches it. Returns `None` if its group is not viable.
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError>;

@@ -1,7 +1,8 @@
 //! Why a device could not be opened, and the command that fixes it.
 
 use crate::pci::{Bdf, GroupMember, InvalidBdf, NoDevice};
-use crate::sys::Errno;
+use crate::sys::privileges::permit;
+use crate::sys::{Errno, kernel, text};
 use pinfold_core::domain::BackendError;
 use std::path::Path;
 
@@ -44,7 +45,7 @@ pub enum OpenError {
         others: Vec<GroupMember>,
     },
     /// A kernel module is not loaded.
-    #[error("{missing} is missing: `sudo modprobe vfio-pci`{}", if *.type1 { " and `sudo modprobe vfio_iommu_type1`" } else { "" })]
+    #[error("{missing} is missing: {}", kernel::load(if *.type1 { "vfio_iommu_type1" } else { "vfio-pci" }))]
     NoModule {
         /// What is missing.
         missing: String,
@@ -52,7 +53,7 @@ pub enum OpenError {
         type1: bool,
     },
     /// This user may not open the node.
-    #[error("cannot open {path}: permission denied: `sudo chown $USER {path}`")]
+    #[error("cannot open {path}: permission denied: {}", permitted(path))]
     Denied {
         /// The device node.
         path: String,
@@ -92,10 +93,7 @@ pub enum OpenError {
     #[error("{0} has an IOMMU: open it without `Options::without_iommu`")]
     Protected(Bdf),
     /// `NoIommu` was requested, and the kernel does not allow it.
-    #[error(
-        "{0} has no IOMMU, and the kernel does not allow its use without one: \
-         `echo Y | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode`, then unbind and bind it again"
-    )]
+    #[error("{} has no IOMMU, and the kernel does not allow its use without one: {}", .0, noiommu_mode(NOIOMMU.as_ref()))]
     NoIommuMode(Bdf),
     /// The IOMMU has no small pages.
     #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (sizes: {page_sizes:#x})")]
@@ -135,6 +133,27 @@ impl OpenError {
     }
 }
 
+const NOIOMMU: &str = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+
+/// Returns what allows the use of devices without an IOMMU, by the switch at `path`.
+fn noiommu_mode(path: &Path) -> String {
+    match text::all(path) {
+        Ok(mode) if mode.starts_with(['Y', '1']) => {
+            "it was bound before that was allowed: unbind and bind it again".to_owned()
+        }
+        Ok(_) => format!("`echo Y | sudo tee {}`, then unbind and bind it again", path.display()),
+        Err(errno) => format!("{}: {errno} (a kernel with CONFIG_VFIO_NOIOMMU has it)", path.display()),
+    }
+}
+
+/// Returns what permits this user to open the node.
+fn permitted(path: &str) -> String {
+    permit(path.as_ref()).map_or_else(
+        || "not by its mode; look at the control group of devices, or a security module".to_owned(),
+        |command| format!("`{command}`"),
+    )
+}
+
 fn bound_to(driver: Option<&str>) -> String {
     driver.map_or("has no driver".to_owned(), |driver| format!("is bound to the kernel driver {driver}"))
 }
@@ -145,4 +164,20 @@ fn list(others: &[GroupMember], with_driver: bool) -> String {
     };
     let separator = if with_driver { ", " } else { " " };
     others.iter().map(one).collect::<Vec<_>>().join(separator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_switch_for_no_iommu_is_advised_only_while_it_is_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let switch = folder.path().join("switch");
+        assert!(noiommu_mode(&switch).contains("CONFIG_VFIO_NOIOMMU"));
+        for (mode, advises) in [("N\n", true), ("0\n", true), ("Y\n", false), ("1\n", false)] {
+            std::fs::write(&switch, mode).unwrap();
+            assert_eq!(noiommu_mode(&switch).contains("sudo tee"), advises, "{mode}");
+        }
+    }
 }

@@ -77,8 +77,8 @@ impl IommuContext for Fake {
     fn map_call(&self) -> &'static str {
         "VFIO_IOMMU_MAP_DMA"
     }
-    fn raise_entries(&self) -> &'static str {
-        "more"
+    fn raise_entries(&self, _limit: u64) -> String {
+        "more".to_owned()
     }
     /// It pins nothing: tests map more than their user may lock.
     fn is_charged(&self) -> bool {

@@ -50,8 +50,10 @@ pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
     let iommu = roots.dev.join("iommu");
     let node = cdev.map(|cdev| roots.dev.join("vfio/devices").join(cdev));
     for path in [Some(&iommu), node.as_ref()].into_iter().flatten() {
-        use rustix::fs::Access;
-        match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+        use rustix::fs::{self, Access, AtFlags};
+        let wanted = Access::READ_OK | Access::WRITE_OK;
+        // As the effective user, who opens it.
+        match fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS) {
             Ok(()) => {}
             Err(rustix::io::Errno::NOENT) => {
                 return type1(format!("type1, because there is no {}", path.display()));

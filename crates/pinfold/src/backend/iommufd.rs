@@ -45,8 +45,8 @@ impl IommuContext for Iommufd {
     }
 
     /// It has no limit of its own: memory for its tables is charged to the process's control group.
-    fn raise_entries(&self) -> &'static str {
-        "give the program's control group more memory"
+    fn raise_entries(&self, _limit: u64) -> String {
+        "give the program's control group more memory".to_owned()
     }
 
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {

@@ -66,7 +66,7 @@ impl KernelTable {
         }
         let entries = ranges.mapped.len() as u64;
         if let Some(limit) = self.limit.filter(|limit| entries >= *limit) {
-            return Err(BackendError::NoEntries { limit, remedy: self.context.raise_entries().to_owned() });
+            return Err(BackendError::NoEntries { limit, remedy: self.context.raise_entries(limit) });
         }
         if self.context.is_charged() {
             check_memlock(ranges.pinned, iova.len())?;
@@ -81,7 +81,7 @@ impl KernelTable {
                 limit = self.limit,
                 "nine of ten entries of the kernel's I/O table are in use: map fewer and larger pieces, or raise the \
                  limit: {}",
-                self.context.raise_entries()
+                self.context.raise_entries(self.limit.unwrap_or(0))
             );
         }
         Ok(())
@@ -113,10 +113,10 @@ impl KernelTable {
     fn map_error(&self, iova: IovaRange, errno: Errno) -> BackendError {
         let asked = iova.len();
         match errno.raw() {
-            libc::ENOSPC => BackendError::NoEntries {
-                limit: self.limit.unwrap_or_else(|| self.lock().mapped.len() as u64),
-                remedy: self.context.raise_entries().to_owned(),
-            },
+            libc::ENOSPC => {
+                let limit = self.limit.unwrap_or_else(|| self.lock().mapped.len() as u64);
+                BackendError::NoEntries { limit, remedy: self.context.raise_entries(limit) }
+            }
             libc::EEXIST | libc::EINVAL | libc::EADDRINUSE => BackendError::Unmappable { iova },
             code => memlock_error(&MemlockLimit::here(), asked, self.lock().pinned)
                 .filter(|_| code == libc::ENOMEM || code == libc::EDQUOT)

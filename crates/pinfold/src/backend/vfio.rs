@@ -39,8 +39,11 @@ impl IommuContext for Type1 {
         "VFIO_IOMMU_MAP_DMA"
     }
 
-    fn raise_entries(&self) -> &'static str {
-        "echo 1000000 | sudo tee /sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
+    fn raise_entries(&self, limit: u64) -> String {
+        let more = limit.saturating_mul(2).max(1_000_000);
+        format!(
+            "echo {more} | sudo tee /sys/module/vfio_iommu_type1/parameters/dma_entry_limit, then start again"
+        )
     }
 
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {

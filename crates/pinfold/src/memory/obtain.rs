@@ -2,9 +2,9 @@
 
 use super::arena::BuildError;
 use super::source::{Residency, Source, SourceUnavailable, UnavailableReason};
-use crate::sys::hugepages::{self, Thp};
+use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::region::Region;
-use crate::sys::{Errno, memfd, numa, smaps};
+use crate::sys::{Errno, control_group, limits, memfd, numa, smaps};
 use pinfold_core::addr::PageSize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -46,26 +46,32 @@ impl From<UnavailableReason> for Failure {
 /// Arenas below this have a zone that is larger than they are.
 const SMALL: u64 = PageSize::Size2M.bytes();
 const SYS: &str = "/sys";
+const PROC: &str = "/proc";
 
 pub(super) fn obtain(request: &Request) -> Result<Obtained, BuildError> {
     if let Some((base, len)) = request.caller {
         return of_caller(request, base, len);
     }
-    let mut unavailable = Vec::new();
+    let mut refused = Vec::new();
     for &source in &request.sources {
         match attempt(request, source) {
             Ok((region, memfd)) => {
-                return Ok(Obtained { region, memfd, source, page_size: source.page_size(), unavailable });
+                return Ok(Obtained {
+                    region,
+                    memfd,
+                    source,
+                    page_size: source.page_size(),
+                    unavailable: refused,
+                });
             }
             Err(Failure::Unavailable(reason)) => {
-                let fix = fix(&reason, request.node);
                 tracing::debug!(%source, %reason, "no memory from this source");
-                unavailable.push(SourceUnavailable { source, reason, fix });
+                refused.push(unavailable(source, reason, request.node));
             }
             Err(Failure::Fatal(error)) => return Err(error),
         }
     }
-    Err(BuildError::NoMemory { requested: request.bytes, unavailable })
+    Err(BuildError::NoMemory { requested: request.bytes, unavailable: refused })
 }
 
 fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtained, BuildError> {
@@ -95,11 +101,11 @@ pub(super) fn restore(region: &Region, residency: Option<&Residency>, node: Opti
 
 fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>), Failure> {
     let page = source.page_size();
-    let rounded = match (source.is_hugetlb(), request.bytes) {
-        (true, bytes) => bytes.checked_next_multiple_of(page.bytes()),
+    let rounded = match (page, request.bytes) {
+        (PageSize::Size2M | PageSize::Size1G, bytes) => bytes.checked_next_multiple_of(page.bytes()),
         // Runs of less than 2 MiB are allocated as powers of two: this lets a small arena be one buffer.
-        (false, ..SMALL) => Some(request.bytes.next_power_of_two().max(PageSize::Size4K.bytes())),
-        (false, bytes) => bytes.checked_next_multiple_of(PageSize::Size4K.bytes()),
+        (PageSize::Size4K, ..SMALL) => Some(request.bytes.next_power_of_two().max(page.bytes())),
+        (PageSize::Size4K, bytes) => bytes.checked_next_multiple_of(page.bytes()),
     };
     let no_space = UnavailableReason::NoAddressSpace { requested: rounded.unwrap_or(request.bytes) };
     let Some(len) = rounded.and_then(|bytes| usize::try_from(bytes).ok()) else {
@@ -107,13 +113,13 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
     };
     let (region, fd) = match source {
         Source::Hugetlb1G | Source::Hugetlb2M => {
-            (Region::hugetlb(len, page).map_err(|errno| hugetlb_error("mmap", errno, page, len))?, None)
+            (Region::hugetlb(len, page).map_err(|errno| explain("mmap", errno, page, len, None))?, None)
         }
         Source::Memfd | Source::Memfd2M | Source::Memfd1G => {
             let fd =
-                memfd::create(len as u64, page).map_err(|errno| hugetlb_error("memfd", errno, page, len))?;
+                memfd::create(len as u64, page).map_err(|errno| explain("memfd", errno, page, len, None))?;
             let region =
-                Region::shared(fd.as_fd(), len).map_err(|errno| hugetlb_error("mmap", errno, page, len))?;
+                Region::shared(fd.as_fd(), len).map_err(|errno| explain("mmap", errno, page, len, None))?;
             (region, Some(fd))
         }
         Source::Transparent => (transparent(len, no_space)?, None),
@@ -121,7 +127,11 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
     };
     prepare(&region, request.node).map_err(Failure::Fatal)?;
     if source.is_hugetlb() {
-        populate(&region, request.node, page)?;
+        if let Err(errno) = populate(&region, request.node) {
+            // What is free, and what the control groups have in use, is read without the pages of this attempt.
+            drop((region, fd));
+            return Err(explain("madvise(MADV_POPULATE_WRITE)", errno, page, len, request.node).into());
+        }
     } else if source == Source::Transparent {
         touch_transparent(&region)?;
     }
@@ -142,8 +152,14 @@ fn prepare(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
 /// Maps memory aligned to 2 MiB, so that large leaves and transparent hugepages fit it, and a pool's chunks of any order
 /// are aligned to their size. It costs addresses, and no memory.
 fn aligned(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
+    // Aligning it takes up to 2 MiB of addresses, and the guards two pages.
+    let requested = (len as u64).saturating_add((2 << 20) + 8192);
+    let too_much = || match limits::address_space().filter(|(left, _)| *left < requested) {
+        Some((left, limit)) => UnavailableReason::AddressSpaceLimit { requested, left, limit },
+        None => no_space,
+    };
     Region::anonymous(len, 2 << 20).map_err(|errno| match errno.raw() {
-        libc::ENOMEM => no_space,
+        libc::ENOMEM => too_much(),
         _ => UnavailableReason::Kernel { call: "mmap", errno },
     })
 }
@@ -159,8 +175,9 @@ fn plain(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableR
 fn transparent(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
     match hugepages::thp(Path::new(SYS)) {
         Some(Thp::Never) => return Err(UnavailableReason::TransparentOff),
-        None => return Err(UnavailableReason::NoSuchPages { page: PageSize::Size2M }),
-        Some(Thp::Always | Thp::Madvise) => {}
+        None if is_mounted(SYS) => return Err(UnavailableReason::NoSuchPages { page: PageSize::Size2M }),
+        // Without sysfs the kernel's answer to the advice decides.
+        None | Some(Thp::Always | Thp::Madvise) => {}
     }
     let region = aligned(len, no_space)?;
     region
@@ -172,56 +189,120 @@ fn transparent(len: usize, no_space: UnavailableReason) -> Result<Region, Unavai
 /// Touches the first page and checks its size: the advice guarantees nothing.
 fn touch_transparent(region: &Region) -> Result<(), UnavailableReason> {
     let touched = region.memory().write_u8(0, 0);
-    let huge = smaps::of_range(region.addr(), region.len()).map_or(0, |vma| vma.transparent);
-    if touched.is_ok() && huge > 0 { Ok(()) } else { Err(UnavailableReason::PlainInstead) }
+    let Some(vma) = smaps::of_range(region.addr(), region.len()) else {
+        let errno = Errno::new(libc::ENOENT);
+        return Err(UnavailableReason::Kernel {
+            call: "read(/proc/self/smaps), which shows the pages",
+            errno,
+        });
+    };
+    if touched.is_ok() && vma.transparent > 0 {
+        return Ok(());
+    }
+    Err(if hugepages::thp_disabled_for_process() {
+        UnavailableReason::TransparentDisabled
+    } else if hugepages::is_fragmented(Path::new(PROC)) == Some(true) {
+        UnavailableReason::Fragmented
+    } else {
+        UnavailableReason::PlainInstead
+    })
 }
 
 /// Allocates all of a hugetlb region's pages now: a page that is missing later raises a `SIGBUS`.
 ///
-/// The reservation that `mmap` made does not suffice. It disregards nodes; and shrinking the pool at that moment, or
-/// building 1 GiB pages from it, can take a reserved page.
-fn populate(region: &Region, node: Option<u32>, page: PageSize) -> Result<(), UnavailableReason> {
-    let Err(errno) = region.populate(region.len()) else { return Ok(()) };
-    match (errno.raw(), node) {
+/// The reservation that `mmap` made does not suffice. It disregards nodes; a control group may limit the pages in use; and
+/// shrinking the pool at that moment, or building 1 GiB pages from it, can take a reserved page.
+fn populate(region: &Region, node: Option<u32>) -> Result<(), Errno> {
+    match region.populate(region.len()) {
         // Before Linux 5.14 there is only the reservation, which holds for no particular node.
-        (libc::EINVAL, None) => Ok(()),
-        (libc::EINVAL, Some(_)) => {
-            Err(UnavailableReason::Kernel { call: "madvise(MADV_POPULATE_WRITE)", errno })
-        }
-        (_, Some(node)) => {
-            Err(UnavailableReason::FewOnNode { node, page, pages: region.len() as u64 / page.bytes() })
-        }
-        (_, None) => {
-            let pool =
-                hugepages::pool(Path::new(SYS), page).ok_or(UnavailableReason::NoSuchPages { page })?;
-            Err(too_few(&pool, page, region.len()))
-        }
+        Err(errno) if errno.raw() == libc::EINVAL && node.is_none() => Ok(()),
+        result => result,
     }
 }
 
-/// Explains a failed mapping from the hugetlb pool.
-fn hugetlb_error(call: &'static str, errno: Errno, page: PageSize, len: usize) -> UnavailableReason {
+/// Finds the limit that refused `len` bytes on pages of this size, of a node if one is named, by comparing each with what is
+/// used now. Otherwise it is the kernel's error.
+fn explain(
+    call: &'static str,
+    errno: Errno,
+    page: PageSize,
+    len: usize,
+    node: Option<u32>,
+) -> UnavailableReason {
+    let bytes = len as u64;
+    let needed = bytes / page.bytes();
+    let kernel = UnavailableReason::Kernel { call, errno };
+    // A page fault that finds no page is `EFAULT` (or `EHWPOISON`) here, and never `EINVAL`.
+    let refused = matches!(errno.raw(), libc::ENOMEM | libc::ENOSPC) || call.starts_with("madvise");
+    if refused && let Some((left, limit)) = limits::address_space().filter(|(left, _)| *left < bytes) {
+        return UnavailableReason::AddressSpaceLimit { requested: bytes, left, limit };
+    }
     if page == PageSize::Size4K {
         return match errno.raw() {
-            libc::ENOMEM => UnavailableReason::NoAddressSpace { requested: len as u64 },
-            _ => UnavailableReason::Kernel { call, errno },
+            libc::ENOMEM => UnavailableReason::NoAddressSpace { requested: bytes },
+            _ => kernel,
         };
     }
-    let pool = hugepages::pool(Path::new(SYS), page);
-    match (errno.raw(), pool) {
-        (libc::ENOMEM | libc::ENOSPC, Some(pool)) => too_few(&pool, page, len),
-        (libc::EINVAL | libc::ENODEV | libc::ENOMEM, None) => UnavailableReason::NoSuchPages { page },
-        _ => UnavailableReason::Kernel { call, errno },
+    let sys = Path::new(SYS);
+    let Some(pool) = hugepages::pool(sys, page) else {
+        let unsupported = matches!(errno.raw(), libc::EINVAL | libc::ENODEV) || refused && is_mounted(SYS);
+        return if unsupported { UnavailableReason::NoSuchPages { page } } else { kernel };
+    };
+    if !refused || errno.raw() == libc::EINVAL {
+        return kernel;
+    }
+    if pool.available().saturating_add(pool.overcommit) < needed {
+        let HugetlbPool { total, .. } = pool;
+        return UnavailableReason::FewHugepages { page, needed, free: pool.available(), total };
+    }
+    let limits = control_group::hugetlb(Path::new(PROC), page).refusing(bytes);
+    if !limits.is_empty() {
+        return UnavailableReason::ControlGroup { page, needed: bytes, limits };
+    }
+    match node {
+        Some(node) if hugepages::node_pool(sys, node, page).is_none_or(|pool| pool.available() < needed) => {
+            UnavailableReason::FewOnNode { node, page, pages: needed }
+        }
+        _ => kernel,
     }
 }
 
-fn too_few(pool: &hugepages::HugetlbPool, page: PageSize, len: usize) -> UnavailableReason {
-    UnavailableReason::FewHugepages {
-        page,
-        needed: len as u64 / page.bytes(),
-        free: pool.available(),
-        total: pool.total,
+/// Returns whether sysfs is there: if not, its files are missing without any meaning.
+fn is_mounted(sys: &str) -> bool {
+    Path::new(sys).join("kernel/mm").is_dir()
+}
+
+/// Tries to obtain one page of the source, and releases it: for [`probe`](crate::probe). A page of 1 GiB, which takes long to
+/// zero, is reserved only.
+pub(crate) fn try_one_page(source: Source) -> Result<(), SourceUnavailable> {
+    let page = source.page_size();
+    let request = Request { bytes: page.bytes(), sources: vec![source], node: None, caller: None };
+    if page != PageSize::Size1G {
+        return match attempt(&request, source) {
+            Ok(_) => Ok(()),
+            Err(Failure::Unavailable(reason)) => Err(unavailable(source, reason, None)),
+            Err(Failure::Fatal(BuildError::Fork(errno))) => {
+                let reason = UnavailableReason::Kernel { call: "madvise(MADV_DONTFORK)", errno };
+                Err(unavailable(source, reason, None))
+            }
+            // The other such errors name a node, and none is requested.
+            Err(Failure::Fatal(_)) => Ok(()),
+        };
     }
+    let len = crate::sys::bytes(page.bytes());
+    let reserved =
+        Region::hugetlb(len, page).map(drop).map_err(|errno| explain("mmap", errno, page, len, None));
+    let limits = control_group::hugetlb(Path::new(PROC), page).refusing(page.bytes());
+    let in_use = match limits.is_empty() {
+        true => Ok(()),
+        false => Err(UnavailableReason::ControlGroup { page, needed: page.bytes(), limits }),
+    };
+    reserved.and(in_use).map_err(|reason| unavailable(source, reason, None))
+}
+
+fn unavailable(source: Source, reason: UnavailableReason, node: Option<u32>) -> SourceUnavailable {
+    let fix = fix(&reason, node);
+    SourceUnavailable { source, reason, fix }
 }
 
 /// Returns the shell command that fixes it, if there is one.
@@ -236,11 +317,21 @@ fn fix(reason: &UnavailableReason, node: Option<u32>) -> Option<String> {
             let short = pages.saturating_sub(pool.available());
             Some(hugepages::reserve_command(*page, pool.total.saturating_add(short), node))
         }
-        UnavailableReason::TransparentOff => {
-            Some("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned())
+        UnavailableReason::ControlGroup { needed, limits, .. } => {
+            Some(control_group::raise_command(limits, *needed))
         }
-        UnavailableReason::PlainInstead => Some("echo 1 > /proc/sys/vm/compact_memory".to_owned()),
+        UnavailableReason::TransparentOff => Some(hugepages::thp_command(Path::new(SYS))),
+        UnavailableReason::Fragmented => Path::new(PROC)
+            .join("sys/vm/compact_memory")
+            .exists()
+            .then(|| "sudo sysctl vm.compact_memory=1".to_owned()),
+        UnavailableReason::AddressSpaceLimit { requested, left, limit } => {
+            let want = limit.saturating_add(requested.saturating_sub(*left));
+            limits::raise_address_space(want).ok()
+        }
         UnavailableReason::NoSuchPages { .. }
+        | UnavailableReason::TransparentDisabled
+        | UnavailableReason::PlainInstead
         | UnavailableReason::NoAddressSpace { .. }
         | UnavailableReason::Kernel { .. } => None,
     }

@@ -2,19 +2,21 @@
 
 use crate::backend::interface::{self, IommuInterface};
 use crate::pci::lookup;
+use crate::sys::privileges::permit;
 use crate::sys::roots::Roots;
 use crate::sys::text;
-use rustix::fs::Access as Mode;
-use std::path::Path;
+use crate::sys::{Errno, kernel};
+use rustix::fs::{self, AtFlags, Mode, OFlags};
+use std::path::{Path, PathBuf};
 
 /// Whether a device node can be used by this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// It can be read and written.
     Allowed,
-    /// It exists, but this user may not open it.
+    /// This user may not open it, or may not see whether it exists.
     Denied,
-    /// It does not exist.
+    /// It does not exist, or no driver is behind it.
     Absent,
 }
 
@@ -25,16 +27,39 @@ pub struct Node {
     pub path: String,
     /// Whether it can be used.
     pub access: Access,
+    /// The kernel's error, unless it can be used.
+    pub errno: Option<Errno>,
+    /// The command that permits its use, if its mode or that of a folder is what denies it.
+    pub fix: Option<String>,
 }
 
 impl Node {
-    pub(super) fn check(path: &Path) -> Self {
-        let access = match rustix::fs::access(path, Mode::READ_OK | Mode::WRITE_OK) {
-            Ok(()) => Access::Allowed,
-            Err(_) if path.symlink_metadata().is_ok() => Access::Denied,
-            Err(_) => Access::Absent,
+    /// Opens the node and closes it again: a node without a user of its own, for which that has no effect.
+    fn open(path: &Path) -> Self {
+        let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        Self::of(path, opened.map(drop))
+    }
+
+    /// Checks the mode: opening the node of a group or a device would keep another program from opening it meanwhile.
+    fn check(path: &Path) -> Self {
+        let wanted = fs::Access::READ_OK | fs::Access::WRITE_OK;
+        Self::of(path, fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS))
+    }
+
+    fn of(path: &Path, opened: rustix::io::Result<()>) -> Self {
+        let access = match opened {
+            // Busy: it may be opened, by one program at a time.
+            Ok(()) | Err(rustix::io::Errno::BUSY) => Access::Allowed,
+            // A node without a driver behind it is as good as none.
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NXIO | rustix::io::Errno::NODEV) => {
+                Access::Absent
+            }
+            Err(_) => Access::Denied,
         };
-        Self { path: path.display().to_string(), access }
+        let denied = access == Access::Denied;
+        let fix = if denied { permit(path) } else { None };
+        let errno = opened.err().filter(|_| access != Access::Allowed).map(Errno::from);
+        Self { path: path.display().to_string(), access, errno, fix }
     }
 }
 
@@ -69,6 +94,10 @@ pub struct Vfio {
     pub devices: Vec<Node>,
     /// Its modules that are loaded or built in: `vfio`, `vfio_pci`, `vfio_iommu_type1`.
     pub modules: Vec<String>,
+    /// The command that loads `vfio-pci`, or why none can.
+    pub load: Result<String, String>,
+    /// The command that loads `iommufd`, or why none can.
+    pub load_iommufd: Result<String, String>,
     /// Whether use without an IOMMU is allowed.
     pub noiommu: bool,
     /// The limit of type1 mappings per address space; `None` if it is not loaded or does not report it.
@@ -94,12 +123,15 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
     let folder = roots.dev.join("vfio");
     let is_group = |name: &String| name.trim_start_matches("noiommu-").parse::<u32>().is_ok();
     let module = |name: &&str| roots.sys.join("module").join(name).is_dir();
+    let load = |name: &str| kernel::module(&roots.sys, &roots.modules, name).advice(name);
     let noiommu = roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
     Vfio {
-        container: Node::check(&folder.join("vfio")),
+        container: Node::open(&folder.join("vfio")),
         groups: nodes(&folder, is_group),
         devices: nodes(&folder.join("devices"), |_| true),
         modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
+        load: load("vfio-pci"),
+        load_iommufd: load("iommufd"),
         noiommu: text::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
         entries: text::number(&roots.sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit")),
         bound: bound(roots),
@@ -126,6 +158,43 @@ fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {
         .filter(|name| wanted(name))
         .map(|name| Node::check(&folder.join(name)))
         .collect()
+}
+
+/// Opens `/dev/iommu`.
+pub(super) fn iommufd(roots: &Roots) -> Node {
+    Node::open(&roots.dev.join("iommu"))
+}
+
+/// A folder that cannot be listed: what is in it is not known to be absent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unreadable {
+    /// The folder.
+    pub path: PathBuf,
+    /// The error.
+    pub errno: Errno,
+}
+
+/// Returns which of the folders that the probe lists cannot be listed. One that does not exist is listed only if the whole file
+/// system is missing.
+pub(super) fn unreadable(roots: &Roots) -> Vec<Unreadable> {
+    let sys = [
+        "kernel/mm/hugepages",
+        "kernel/mm/transparent_hugepage",
+        "kernel/iommu_groups",
+        "class/iommu",
+        "bus/pci/devices",
+        "devices/system/node",
+    ];
+    let in_sys = sys.iter().map(|folder| (roots.sys.join(folder), roots.sys.join("kernel")));
+    let dev = ["vfio", "vfio/devices"].iter().map(|folder| (roots.dev.join(folder), roots.dev.clone()));
+    let check = |(path, mounted): (PathBuf, PathBuf)| match std::fs::read_dir(&path) {
+        Ok(_) => None,
+        Err(error) => {
+            let absent = error.kind() == std::io::ErrorKind::NotFound && mounted.is_dir();
+            (!absent).then(|| Unreadable { path, errno: Errno::from(&error) })
+        }
+    };
+    in_sys.chain(dev).filter_map(check).collect()
 }
 
 pub(super) fn groups(sys: &Path) -> Vec<IommuGroup> {

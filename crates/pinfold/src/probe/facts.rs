@@ -1,12 +1,15 @@
 //! Everything that the probe reads.
 
-use super::devices::{self, IommuGroup, Node, Vfio};
+use super::devices::{self, IommuGroup, Node, Unreadable, Vfio};
 use super::live::Live;
+use crate::sys::control_group::{self, GroupLimits};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
-use crate::sys::limits::MemlockLimit;
+use crate::sys::kernel;
+use crate::sys::limits::{MemlockLimit, SystemMemory};
 use crate::sys::roots::Roots;
 use crate::sys::text;
-use std::path::Path;
+use pinfold_core::addr::PageSize;
+use std::path::{Path, PathBuf};
 
 /// The memory of one NUMA node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,14 +27,18 @@ pub struct NumaNode {
 pub struct Facts {
     /// The kernel's release: `6.12.0-1-amd64`.
     pub kernel: Option<String>,
-    /// Bytes of memory.
-    pub memory_bytes: Option<u64>,
-    /// Bytes of memory available now.
-    pub available_bytes: Option<u64>,
+    /// The machine's memory.
+    pub memory: SystemMemory,
+    /// The limits of this process's control groups on memory.
+    pub memory_groups: GroupLimits,
     /// The hugetlb pools: the machine's, then each node's.
     pub hugetlb: Vec<HugetlbPool>,
-    /// Transparent hugepages.
+    /// The limits of this process's control groups on pages of 2 MiB, then of 1 GiB.
+    pub hugetlb_groups: [GroupLimits; 2],
+    /// Transparent hugepages of 2 MiB.
     pub thp: Option<Thp>,
+    /// The file with that mode.
+    pub thp_switch: PathBuf,
     /// The limit of locked memory.
     pub memlock: MemlockLimit,
     /// The NUMA nodes.
@@ -48,6 +55,12 @@ pub struct Facts {
     pub iommufd: Node,
     /// `kernel.io_uring_disabled`: 0 enabled, 1 for privileged users or a group only, 2 disabled.
     pub io_uring_disabled: Option<u64>,
+    /// `vm.unprivileged_userfaultfd`: 1 if any user may create one.
+    pub unprivileged_userfaultfd: Option<u64>,
+    /// The kernel's command line.
+    pub command_line: Option<String>,
+    /// Folders that cannot be listed.
+    pub unreadable: Vec<Unreadable>,
     /// What was found by trying it.
     pub live: Live,
 }
@@ -55,28 +68,41 @@ pub struct Facts {
 impl Facts {
     /// Probes this machine and process. Takes a few milliseconds; closes whatever it opens.
     pub fn here() -> Self {
-        Self::gather(&Roots::default(), MemlockLimit::here(), Live::query())
+        let facts = Self::gather(&Roots::default(), MemlockLimit::here(), Live::query());
+        // `uname` tells it without `/proc`.
+        Self { kernel: Some(kernel::release()), ..facts }
     }
 
     /// Reads the files below `roots`, and adds what was found otherwise.
     pub fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
-        let meminfo = std::fs::read(roots.proc.join("meminfo")).unwrap_or_default();
         Self {
             kernel: text::word(&roots.proc.join("sys/kernel/osrelease")),
-            memory_bytes: text::field_kib(&meminfo, "MemTotal"),
-            available_bytes: text::field_kib(&meminfo, "MemAvailable"),
+            memory: SystemMemory::read(&roots.proc),
+            memory_groups: control_group::memory(&roots.proc),
+            hugetlb_groups: [PageSize::Size2M, PageSize::Size1G]
+                .map(|page| control_group::hugetlb(&roots.proc, page)),
             hugetlb: hugepages::pools(&roots.sys),
             thp: hugepages::thp(&roots.sys),
+            thp_switch: hugepages::thp_switch(&roots.sys),
             memlock,
             nodes: hugepages::nodes(&roots.sys).into_iter().map(|node| numa_node(&roots.sys, node)).collect(),
             iommus: text::names(&roots.sys.join("class/iommu")),
             firmware_iommu: firmware_iommu(&roots.sys),
             groups: devices::groups(&roots.sys),
             vfio: devices::vfio(roots),
-            iommufd: Node::check(&roots.dev.join("iommu")),
+            iommufd: devices::iommufd(roots),
             io_uring_disabled: text::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
+            unprivileged_userfaultfd: text::number(&roots.proc.join("sys/vm/unprivileged_userfaultfd")),
+            command_line: text::word(&roots.proc.join("cmdline")),
+            unreadable: devices::unreadable(roots),
             live,
         }
+    }
+
+    /// Returns why a folder cannot be listed, if it cannot.
+    pub(super) fn why_unreadable(&self, folder: &str) -> Option<String> {
+        let found = self.unreadable.iter().find(|unreadable| unreadable.path.ends_with(folder))?;
+        Some(format!("{}: {}", found.path.display(), found.errno))
     }
 }
 

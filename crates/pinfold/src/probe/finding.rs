@@ -59,6 +59,14 @@ pub(super) fn finding(what: impl Into<String>, state: State, detail: impl Into<S
 }
 
 impl Finding {
+    /// Adds the command, or else the words that say what to do instead.
+    pub(super) fn fixed_if(self, command: Result<String, String>) -> Self {
+        match command {
+            Ok(command) => self.fixed_by(command),
+            Err(words) => Self { detail: format!("{}: {words}", self.detail), ..self },
+        }
+    }
+
     pub(super) fn fixed_by(mut self, command: impl Into<String>) -> Self {
         self.remedy = Some(command.into());
         self

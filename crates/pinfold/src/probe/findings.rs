@@ -6,6 +6,7 @@ mod memory;
 
 use super::facts::Facts;
 use super::finding::{Finding, State, finding};
+use crate::sys::kernel::parse_release;
 
 impl Facts {
     /// Returns one finding per facility, in the order in which memory reaches a device.
@@ -19,14 +20,8 @@ impl Facts {
 
     /// Returns whether the kernel is at least this one; `None` if its release is unknown.
     pub fn kernel_at_least(&self, major: u32, minor: u32) -> Option<bool> {
-        Some(release(self.kernel.as_deref()?)? >= (major, minor))
+        Some(parse_release(self.kernel.as_deref()?)? >= (major, minor))
     }
-}
-
-/// Parses `6.12.0-1-amd64` as (6, 12).
-fn release(text: &str) -> Option<(u32, u32)> {
-    let mut parts = text.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn kernel(text: Option<&str>) -> Finding {
@@ -34,7 +29,7 @@ fn kernel(text: Option<&str>) -> Finding {
     let Some(text) = text else {
         return finding(what, State::Limited, "unknown release: /proc is not readable");
     };
-    match release(text) {
+    match parse_release(text) {
         Some(found) if found >= (5, 14) => finding(what, State::Good, text),
         Some(_) => finding(
             what,
@@ -44,18 +39,5 @@ fn kernel(text: Option<&str>) -> Finding {
             ),
         ),
         None => finding(what, State::Limited, format!("cannot parse the release {text:?}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn releases_parse() {
-        assert_eq!(release("6.12.0-1-amd64"), Some((6, 12)));
-        assert_eq!(release("6.18-rc1"), Some((6, 18)));
-        assert_eq!(release("6"), None);
-        assert_eq!(release("99999999999.1"), None);
     }
 }

@@ -1,7 +1,10 @@
-//! Facilities that can only be found by trying them.
+//! Facilities found by trying them.
 
-use crate::sys::Errno;
-use crate::sys::query;
+use crate::memory::{Source, SourceUnavailable, try_one_page};
+use crate::sys::kernel::RingRefusal;
+use crate::sys::limits::{self, OpenFiles};
+use crate::sys::privileges::Privileges;
+use crate::sys::{Errno, query};
 use io_uring::{IoUring as Ring, Probe, opcode};
 
 /// Whether an attempt succeeded.
@@ -22,6 +25,15 @@ impl From<Result<(), Errno>> for Answer {
     }
 }
 
+/// A call that the kernel refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// The call.
+    pub call: &'static str,
+    /// Its error.
+    pub errno: Errno,
+}
+
 /// What io_uring supports here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoUring {
@@ -35,27 +47,48 @@ pub struct IoUring {
     pub clone_buffers: Answer,
 }
 
-/// Facilities that can only be found by trying them. Whatever is opened is closed again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What was found by trying it, as this process. Whatever is opened is closed again.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Live {
+    /// Whether a page of 2 MiB of the hugetlb pool can be allocated.
+    pub hugetlb_2m: Result<(), SourceUnavailable>,
+    /// Whether a page of 1 GiB of the hugetlb pool can be reserved.
+    pub hugetlb_1g: Result<(), SourceUnavailable>,
+    /// Whether a transparent hugepage can be allocated.
+    pub transparent: Result<(), SourceUnavailable>,
     /// io_uring, or why a ring cannot be created.
-    pub io_uring: Result<IoUring, Errno>,
-    /// Whether an AF_XDP socket can be created (Linux 4.18; needs `CAP_NET_RAW`).
-    pub af_xdp: Answer,
+    pub io_uring: Result<IoUring, RingRefusal>,
+    /// Whether the calls that reception through AF_XDP makes (Linux 4.18) succeed, up to those that need an interface.
+    pub af_xdp: Result<(), Refused>,
     /// Whether a userfaultfd can be created (Linux 4.3).
     pub userfaultfd: Answer,
     /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux 4.2).
-    pub pagemap: bool,
+    pub pagemap: Answer,
+    /// What the process may do.
+    pub privileges: Privileges,
+    /// The limit of open files.
+    pub open_files: OpenFiles,
+    /// How many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
+    pub address_space: Option<(u64, u64)>,
 }
 
 impl Live {
     /// Tries each of them.
     pub fn query() -> Self {
         Self {
-            io_uring: io_uring().map_err(|error| Errno::new(error.raw_os_error().unwrap_or(0))),
-            af_xdp: query::xdp_socket().into(),
+            hugetlb_2m: try_one_page(Source::Hugetlb2M),
+            hugetlb_1g: try_one_page(Source::Hugetlb1G),
+            transparent: try_one_page(Source::Transparent),
+            io_uring: io_uring().map_err(|error| {
+                // Linux 5.1 has rings; the transfers of files need 5.6.
+                RingRefusal::of(Errno::from(&error), (5, 6))
+            }),
+            af_xdp: query::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
             userfaultfd: query::userfaultfd().into(),
-            pagemap: query::pagemap_shows_frames(),
+            pagemap: query::pagemap().into(),
+            privileges: Privileges::here(),
+            open_files: OpenFiles::here(),
+            address_space: limits::address_space(),
         }
     }
 }
@@ -68,7 +101,7 @@ fn io_uring() -> std::io::Result<IoUring> {
     let has = |code: u8| !known || probe.is_supported(code);
     let answer = |result: std::io::Result<()>| match result {
         Ok(()) => Answer::Yes,
-        Err(error) => Answer::No(Errno::new(error.raw_os_error().unwrap_or(0))),
+        Err(error) => Answer::No(Errno::from(&error)),
     };
     let sparse_buffers = answer(ring.submitter().register_buffers_sparse(1));
     let clone_buffers = answer(clone_buffers(&ring));

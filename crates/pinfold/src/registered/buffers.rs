@@ -9,6 +9,7 @@ use super::survey::Inspector;
 use super::watch::Watch;
 use crate::memory::OwnedMemory;
 use crate::sys::Errno;
+use crate::sys::kernel::RingRefusal;
 use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
 use pinfold_core::mem::DmaMemory;
@@ -62,7 +63,8 @@ impl<'m> Buffers<'m> {
     pub fn new(capacity: usize, view: View) -> Result<Self, RegistrationError> {
         let table = Registry::new(capacity)?;
         let lifted = crate::sys::limits::has_ipc_lock();
-        let rings = PinRings::new(capacity).map_err(|errno| RegistrationError::NoRing { errno })?;
+        let rings = PinRings::new(capacity)
+            .map_err(|errno| RegistrationError::NoRing(RingRefusal::of(errno, (5, 19))))?;
         Ok(Self {
             table: ManuallyDrop::new(table),
             rings: ManuallyDrop::new(rings),

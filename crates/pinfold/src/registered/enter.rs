@@ -80,11 +80,11 @@ impl Buffers<'_> {
             self.rings.pin(addr, bytes(len)).map(PinKind::Pinned)
         };
         pinned.map_err(|errno| match errno.raw() {
-            libc::ENOMEM if survey.is_read_only() => {
+            libc::ENOMEM if survey.is_read_only() && MemlockLimit::here().left().is_some() => {
                 let limit = MemlockLimit::here();
                 stats::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
             }
-            libc::ENOMEM if !self.lifted => {
+            libc::ENOMEM if !survey.is_read_only() && !self.lifted && MemlockLimit::here().soft.is_some() => {
                 let (limit, used) = stats::limit_for_rings();
                 // The attempt has faulted the pages in, so their sizes are known better than before.
                 let again = Survey::of_mappings(&mut self.inspector, addr, len, Access::empty());

@@ -1,6 +1,7 @@
 //! Why memory was not registered.
 
 use crate::sys::Errno;
+use crate::sys::kernel::RingRefusal;
 use pinfold_core::registered::{BufferError, BufferIndex, IndexError, Registered};
 
 /// Why memory cannot be registered as it is.
@@ -93,14 +94,8 @@ pub enum RegistrationError {
         errno: Errno,
     },
     /// No io_uring could be created to pin with.
-    #[error(
-        "cannot pin memory: io_uring with sparse buffer tables (Linux 5.19) is unavailable: {errno}; \
-         if it is disabled: sudo sysctl kernel.io_uring_disabled=0"
-    )]
-    NoRing {
-        /// The error.
-        errno: Errno,
-    },
+    #[error("cannot pin memory: no io_uring with a sparse table of buffers: {}", .0.with_fix())]
+    NoRing(RingRefusal),
     /// The table belongs to the parent process.
     #[error("the table of buffers belongs to the parent process: create a new one after the fork")]
     Forked,

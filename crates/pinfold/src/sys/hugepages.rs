@@ -69,15 +69,55 @@ pub fn node_pool(sys: &Path, node: u32, page: PageSize) -> Option<HugetlbPool> {
     read(&node_folder(sys, node).join(folder_name(page.bytes())), page.bytes(), Some(node))
 }
 
-/// Returns the mode of transparent hugepages; `None` if the kernel has none.
+/// Returns the mode of transparent hugepages of 2 MiB; `None` if the kernel has none.
 pub fn thp(sys: &Path) -> Option<Thp> {
-    let line = text::word(&sys.join("kernel/mm/transparent_hugepage/enabled"))?;
+    let line = text::word(&thp_switch(sys))?;
     match text::bracketed(&line)? {
         "always" => Some(Thp::Always),
         "madvise" => Some(Thp::Madvise),
         "never" => Some(Thp::Never),
         _ => None,
     }
+}
+
+/// Returns the file with the mode of transparent hugepages of 2 MiB: that of this size (Linux 6.8), or the common one where
+/// that says `inherit`.
+pub fn thp_switch(sys: &Path) -> PathBuf {
+    let folder = sys.join("kernel/mm/transparent_hugepage");
+    let own = folder.join("hugepages-2048kB/enabled");
+    let line = text::word(&own).unwrap_or_default();
+    if text::bracketed(&line).is_some_and(|word| word != "inherit") { own } else { folder.join("enabled") }
+}
+
+/// Returns the command that lets programs request transparent hugepages of 2 MiB.
+pub fn thp_command(sys: &Path) -> String {
+    format!("sudo sh -c 'echo madvise > {}'", thp_switch(sys).display())
+}
+
+/// Returns whether transparent hugepages are switched off for this process, for advised memory too (`PR_GET_THP_DISABLE`,
+/// Linux 3.15; `PR_THP_DISABLE_EXCEPT_ADVISED`, 6.18, leaves them to advised memory).
+pub(crate) fn thp_disabled_for_process() -> bool {
+    // SAFETY: the call takes numbers only and changes nothing.
+    let answer = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
+    answer == 1
+}
+
+/// Returns whether no block of 2 MiB or more is free in any zone; `None` if `/proc/buddyinfo` does not tell.
+pub(crate) fn is_fragmented(proc: &Path) -> Option<bool> {
+    const ORDER: usize = 9;
+    let file = text::all(&proc.join("buddyinfo")).ok()?;
+    let mut zones = 0;
+    for line in file.lines() {
+        // `Node 0, zone   Normal   1 0 ...`: free blocks of each order.
+        let Some((_, counts)) = line.split_once("zone") else { continue };
+        let large = counts.split_whitespace().skip(1 + ORDER);
+        let large: Vec<u64> = large.map_while(|count| count.parse().ok()).collect();
+        if large.iter().any(|count| *count > 0) {
+            return Some(false);
+        }
+        zones += usize::from(!large.is_empty());
+    }
+    (zones > 0).then_some(true)
 }
 
 /// Returns the kernel's list of online nodes; `0` without NUMA.
@@ -93,10 +133,18 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
             let pool = format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
             format!("sudo sh -c 'echo {pages} > {pool}'")
         }
-        // `vm.nr_hugepages` counts pages of the default size, which is 2 MiB wherever base pages are 4 KiB.
-        (PageSize::Size2M, None) => format!("sudo sysctl vm.nr_hugepages={pages}"),
+        // `vm.nr_hugepages` counts pages of the default size, which `default_hugepagesz=1G` changes.
+        (PageSize::Size2M, None) if default_is(PageSize::Size2M) => {
+            format!("sudo sysctl vm.nr_hugepages={pages}")
+        }
         (_, None) => format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'"),
     }
+}
+
+/// Returns whether hugepages of the default size have this size.
+fn default_is(page: PageSize) -> bool {
+    let meminfo = std::fs::read("/proc/meminfo").unwrap_or_default();
+    text::field_kib(&meminfo, "Hugepagesize").is_none_or(|bytes| bytes == page.bytes())
 }
 
 pub(crate) fn nodes(sys: &Path) -> Vec<u32> {
@@ -129,4 +177,64 @@ fn read(folder: &Path, page_bytes: u64, node: Option<u32>) -> Option<HugetlbPool
         reserved: number("resv_hugepages").unwrap_or(0),
         overcommit: number("nr_overcommit_hugepages").unwrap_or(0),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mode_of_2_mib_pages_is_their_own_or_inherited() {
+        let sys = tempfile::tempdir().unwrap();
+        let folder = sys.path().join("kernel/mm/transparent_hugepage");
+        std::fs::create_dir_all(folder.join("hugepages-2048kB")).unwrap();
+        assert_eq!(thp(sys.path()), None);
+        for (common, own, mode, switch) in [
+            (
+                "always madvise [never]",
+                "always inherit madvise [never]",
+                Thp::Never,
+                "hugepages-2048kB/enabled",
+            ),
+            (
+                "always madvise [never]",
+                "always inherit [madvise] never",
+                Thp::Madvise,
+                "hugepages-2048kB/enabled",
+            ),
+            (
+                "[always] madvise never",
+                "always inherit madvise [never]",
+                Thp::Never,
+                "hugepages-2048kB/enabled",
+            ),
+            ("[always] madvise never", "always [inherit] madvise never", Thp::Always, "enabled"),
+            ("always madvise [never]", "", Thp::Never, "enabled"),
+        ] {
+            std::fs::write(folder.join("enabled"), common).unwrap();
+            std::fs::write(folder.join("hugepages-2048kB/enabled"), own).unwrap();
+            assert_eq!((thp(sys.path()), thp_switch(sys.path())), (Some(mode), folder.join(switch)), "{own}");
+        }
+    }
+
+    #[test]
+    fn fragmentation_is_read_and_not_assumed() {
+        let proc = tempfile::tempdir().unwrap();
+        let file = proc.path().join("buddyinfo");
+        assert_eq!(is_fragmented(proc.path()), None);
+        for (text, fragmented) in [
+            (
+                "Node 0, zone      DMA      9 9 9 9 9 9 9 9 9 0 0\nNode 0, zone   Normal 1 1 1 1 1 1 1 1 1 0 0\n",
+                Some(true),
+            ),
+            (
+                "Node 0, zone      DMA      0 0 0 0 0 0 0 0 0 0 0\nNode 0, zone   Normal 1 1 1 1 1 1 1 1 1 1 0\n",
+                Some(false),
+            ),
+            ("garbage\n", None),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(is_fragmented(proc.path()), fragmented, "{text}");
+        }
+    }
 }

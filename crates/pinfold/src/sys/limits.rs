@@ -1,8 +1,10 @@
 //! The limit of locked memory.
 
+use super::{namespace, text};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use std::fmt;
+use std::path::Path;
 
 /// `RLIMIT_MEMLOCK` and what counts against it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,7 +15,8 @@ pub struct MemlockLimit {
     pub hard: Option<u64>,
     /// Bytes that the process has locked (`VmLck`), if `/proc` is readable.
     pub used: Option<u64>,
-    /// Whether the limit does not bind because the process has `CAP_IPC_LOCK`.
+    /// Whether the limit does not bind because the process has `CAP_IPC_LOCK` in the initial user namespace; that of a user
+    /// namespace's own root lifts nothing.
     pub lifted: bool,
 }
 
@@ -33,15 +36,48 @@ impl MemlockLimit {
     }
 
     /// Returns the shell command that raises the limit by `more` bytes, to be run before the program: up to the hard limit as
-    /// this user, beyond it as root.
+    /// this user, beyond it as root. Where no program may raise the hard limit, it is what to do instead, in words.
     pub fn raise_command(&self, more: u64) -> String {
-        let needed = more.saturating_add(self.used.unwrap_or(0));
-        if self.hard.is_none_or(|hard| needed <= hard) {
-            format!("ulimit -l {}", needed.div_ceil(1024))
-        } else {
-            format!("sudo prlimit --pid $$ --memlock={needed}:{needed}")
-        }
+        self.raise(more).unwrap_or_else(|words| words)
     }
+
+    /// As [`raise_command`](Self::raise_command): a command, or words.
+    pub(crate) fn raise(&self, more: u64) -> Result<String, String> {
+        let used = self.used.unwrap_or(0);
+        let needed = self.soft.map_or(used.saturating_add(more), |soft| raised(soft, used, more));
+        raise(("l", 1024, "memlock"), needed, self.hard)
+    }
+}
+
+/// Returns the command that raises a limit, by its option of `ulimit`, the unit of that, and its name: up to the hard limit as this
+/// user, beyond it as root, or else what to do in words.
+fn raise((option, unit, name): (&str, u64, &str), needed: u64, hard: Option<u64>) -> Result<String, String> {
+    match hard.is_none_or(|hard| needed <= hard) {
+        true => Ok(format!("ulimit -{option} {}", needed.div_ceil(unit))),
+        false => raise_hard(name, needed, may_raise_hard()),
+    }
+}
+
+fn raise_hard(name: &str, needed: u64, may: bool) -> Result<String, String> {
+    match may {
+        true => Ok(format!("sudo prlimit --pid $$ --{name}={needed}:{needed}")),
+        false => Err(format!(
+            "raise the hard limit of {name} to {needed} where this container or service is started: no program in it may"
+        )),
+    }
+}
+
+/// Returns how memory registered with rings gets a limit of `needed` bytes.
+pub(crate) fn raise_memlock(needed: u64) -> String {
+    let hard = rustix::process::getrlimit(Resource::Memlock).maximum;
+    raise(("l", 1024, "memlock"), needed, hard).unwrap_or_else(|words| words)
+}
+
+/// Returns whether root can raise a hard limit from here: `CAP_SYS_RESOURCE` is in the bounding set, and not that of a user
+/// namespace of its own.
+fn may_raise_hard() -> bool {
+    rustix::thread::capability_is_in_bounding_set(CapabilitySet::SYS_RESOURCE) != Ok(false)
+        && namespace::in_initial_user()
 }
 
 impl fmt::Display for MemlockLimit {
@@ -56,13 +92,113 @@ impl fmt::Display for MemlockLimit {
     }
 }
 
-/// Returns whether the thread has `CAP_IPC_LOCK`.
+/// Returns the limit that allows `more` bytes beside `used`. Where `limit` seems to suffice and refused them, memory of the
+/// user's other processes counts, which is not known and at most `limit`.
+pub(crate) fn raised(limit: u64, used: u64, more: u64) -> u64 {
+    let needed = used.saturating_add(more);
+    if needed > limit { needed } else { limit.saturating_add(more) }
+}
+
+/// Returns whether the thread has `CAP_IPC_LOCK` where the kernel looks for it: in the initial user namespace.
 pub(crate) fn has_ipc_lock() -> bool {
-    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
+    let has = |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
+    rustix::thread::capabilities(None).is_ok_and(has) && namespace::in_initial_user()
+}
+
+/// `RLIMIT_NOFILE`, and how many descriptors are open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenFiles {
+    /// The soft limit; `None`: unlimited.
+    pub soft: Option<u64>,
+    /// The hard limit, up to which the process may raise the soft one; `None`: unlimited.
+    pub hard: Option<u64>,
+    /// The number that is open, if `/proc` shows it.
+    pub open: Option<u64>,
+}
+
+impl OpenFiles {
+    /// Reads those of this process.
+    pub(crate) fn here() -> Self {
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        // The listing itself has one open.
+        let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| (all.count() as u64).saturating_sub(1));
+        Self { soft: limit.current, hard: limit.maximum, open }
+    }
+
+    /// Returns how many more may be opened; `None`: no limit.
+    pub fn left(&self) -> Option<u64> {
+        self.soft.map(|soft| soft.saturating_sub(self.open.unwrap_or(0)))
+    }
+
+    /// Returns the shell command that raises the limit to `files`, to be run before the program, or what to do in words.
+    pub(crate) fn raise(&self, files: u64) -> Result<String, String> {
+        raise(("n", 1, "nofile"), files, self.hard)
+    }
+}
+
+/// The machine's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SystemMemory {
+    /// Bytes of memory.
+    pub total: u64,
+    /// Bytes that can be allocated without swapping.
+    pub available: u64,
+    /// Why `available` does not count page cache, which the kernel would reclaim: `/proc/meminfo` cannot be read.
+    pub without_cache: Option<String>,
+}
+
+impl SystemMemory {
+    /// Reads `meminfo` below `proc`, or else `sysinfo(2)`, which knows free memory only.
+    pub fn read(proc: &Path) -> Self {
+        let path = proc.join("meminfo");
+        let file = text::all(&path);
+        let field = |key: &str| text::field_kib(file.as_deref().unwrap_or_default().as_bytes(), key);
+        if let (Some(total), Some(available)) = (field("MemTotal"), field("MemAvailable")) {
+            return Self { total, available, without_cache: None };
+        }
+        let why = file.as_ref().map_or_else(ToString::to_string, |_| "no MemAvailable".to_owned());
+        let known = rustix::system::sysinfo();
+        let unit = u64::from(known.mem_unit.max(1));
+        Self {
+            total: known.totalram.saturating_mul(unit),
+            available: known.freeram.saturating_add(known.bufferram).saturating_mul(unit),
+            without_cache: Some(format!("{}: {why}", path.display())),
+        }
+    }
+}
+
+/// Returns how many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
+pub(crate) fn address_space() -> Option<(u64, u64)> {
+    let limit = rustix::process::getrlimit(Resource::As).current?;
+    let status = std::fs::read("/proc/self/status").unwrap_or_default();
+    let used = text::field_kib(&status, "VmSize").unwrap_or(0);
+    Some((limit.saturating_sub(used), limit))
+}
+
+/// Returns the shell command that raises `RLIMIT_AS` to `bytes`, to be run before the program, or what to do in words.
+pub(crate) fn raise_address_space(bytes: u64) -> Result<String, String> {
+    raise(("v", 1024, "as"), bytes, rustix::process::getrlimit(Resource::As).maximum)
 }
 
 /// Reads `VmLck` of `/proc/self/status`, in bytes.
 fn locked_bytes() -> Option<u64> {
     let status = std::fs::read("/proc/self/status").ok()?;
-    super::text::field_kib(&status, "VmLck")
+    text::field_kib(&status, "VmLck")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_raised_by_who_may() {
+        let limit = |hard| MemlockLimit { soft: Some(8 << 20), hard, used: Some(4096), lifted: false };
+        assert_eq!(limit(Some(64 << 20)).raise(16 << 20).unwrap(), "ulimit -l 16388");
+        assert_eq!(limit(None).raise(64 << 20).unwrap(), "ulimit -l 65540");
+        assert_eq!(limit(Some(64 << 20)).raise(64 << 20).is_ok(), may_raise_hard());
+        assert_eq!(raise_hard("memlock", 5, true).unwrap(), "sudo prlimit --pid $$ --memlock=5:5");
+        assert!(raise_hard("memlock", 5, false).unwrap_err().contains("memlock to 5"));
+        // It would suffice for this process: the rest is in use by others.
+        assert_eq!(limit(None).raise(1 << 20).unwrap(), "ulimit -l 9216");
+    }
 }

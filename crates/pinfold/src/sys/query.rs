@@ -1,19 +1,26 @@
 //! System calls that are made only to find out whether they work.
 
+use super::bpf;
 use super::errno::Errno;
+use super::region::Region;
+use super::xdp::{self, RingKind};
 use rustix::mm::UserfaultfdFlags;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 
-/// Creates an AF_XDP socket, and closes it. Since Linux 4.18; needs `CAP_NET_RAW`.
-pub(crate) fn xdp_socket() -> Result<(), Errno> {
-    // SAFETY: the call takes no pointer.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(super::errno::last_errno());
+/// Makes the calls that reception makes, up to the ones that need an interface, and undoes them: a socket, 1 MiB of memory, its
+/// rings, the map, the program. Returns the first one that is refused. Since Linux 4.18.
+pub(crate) fn af_xdp() -> Result<(), (&'static str, Errno)> {
+    const BYTES: usize = 1 << 20;
+    let memory = Region::anonymous(BYTES, 4096).map_err(|errno| ("mmap", errno))?;
+    let socket = xdp::socket().map_err(|errno| ("socket (AF_XDP)", errno))?;
+    xdp::register_umem(socket.as_fd(), memory.memory(), 4096)
+        .map_err(|errno| ("setsockopt (XDP_UMEM_REG)", errno))?;
+    for kind in [RingKind::Fill, RingKind::Completion, RingKind::Receive, RingKind::Transmit] {
+        xdp::make_ring(socket.as_fd(), kind, 64).map_err(|errno| ("setsockopt (a ring)", errno))?;
     }
-    // SAFETY: the kernel has just returned this descriptor, so this is its only owner.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    let map = bpf::create_socket_map(1).map_err(|errno| ("bpf (the socket map)", errno))?;
+    bpf::load_redirect(map.as_fd()).map_err(|errno| ("bpf (the program)", errno))?;
     Ok(())
 }
 
@@ -24,9 +31,9 @@ pub(crate) fn userfaultfd() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns whether `/proc/self/pagemap` shows the frame of a page that is certainly present. Since Linux 2.6.25; the frame number
-/// reads as 0 without `CAP_SYS_ADMIN` since 4.2.
-pub(crate) fn pagemap_shows_frames() -> bool {
+/// Reads the frame of a page that is certainly present from `/proc/self/pagemap`; `EPERM` if it is hidden. Since Linux 2.6.25; the
+/// frame number reads as 0 without `CAP_SYS_ADMIN` since 4.2.
+pub(crate) fn pagemap() -> Result<(), Errno> {
     let here = 1u8;
     let page = std::ptr::from_ref(&here).addr() as u64 / rustix::param::page_size() as u64;
     let entry = || -> std::io::Result<u64> {
@@ -37,5 +44,9 @@ pub(crate) fn pagemap_shows_frames() -> bool {
         Ok(u64::from_ne_bytes(bytes))
     };
     const FRAME: u64 = (1 << 55) - 1;
-    entry().is_ok_and(|entry| entry & FRAME != 0)
+    match entry() {
+        Ok(entry) if entry & FRAME != 0 => Ok(()),
+        Ok(_) => Err(Errno::new(libc::EPERM)),
+        Err(error) => Err(Errno::from(&error)),
+    }
 }

@@ -11,10 +11,12 @@ pub struct Roots {
     pub sys: PathBuf,
     /// Usually `/dev`.
     pub dev: PathBuf,
+    /// Usually `/lib/modules`: the installed modules, by the kernel's release.
+    pub modules: PathBuf,
 }
 
 impl Default for Roots {
     fn default() -> Self {
-        Self { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into() }
+        Self { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into(), modules: "/lib/modules".into() }
     }
 }

@@ -1,6 +1,13 @@
 //! Parsers for the small text files of `/proc` and `/sys`. Any content gives a result or `None`, never a panic.
 
+use super::errno::Errno;
 use std::path::Path;
+
+/// Returns a whole file; invalid UTF-8 is replaced.
+pub(crate) fn all(path: &Path) -> Result<String, Errno> {
+    let bytes = std::fs::read(path).map_err(|error| Errno::from(&error))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
 
 /// Returns the lines of a file; invalid UTF-8 is replaced.
 pub(crate) fn lines(bytes: &[u8]) -> impl Iterator<Item = String> + '_ {

@@ -1,5 +1,7 @@
 //! Features that a queue does without, as notices for the user.
 
+use crate::sys::kernel::{self, RingRefusal};
+use crate::sys::limits;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
@@ -16,7 +18,7 @@ pub enum Note {
         requested: u64,
         /// The number of bytes that this process has pinned or locked already.
         used: u64,
-        /// The number that it may; `None` without a limit.
+        /// The number that it may; `None` without a limit, or if CAP_IPC_LOCK lifts it.
         limit: Option<u64>,
         /// The error.
         errno: Errno,
@@ -37,10 +39,7 @@ pub enum Note {
         errno: Errno,
     },
     /// No io_uring: transfers are synchronous, by `pread` and `pwrite`.
-    NoRing {
-        /// The error.
-        errno: Errno,
-    },
+    NoRing(RingRefusal),
 }
 
 /// Why data goes through the page cache.
@@ -59,6 +58,16 @@ pub enum BufferedReason {
 }
 
 impl Note {
+    /// Returns the limit of locked memory with which the buffers would be registered, if that limit refused them.
+    pub fn memlock_needed(&self) -> Option<u64> {
+        match *self {
+            Self::NotFixed { requested, used, limit: Some(limit), errno: Errno::NOMEM } => {
+                Some(limits::raised(limit, used, requested))
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn not_fixed(requested: u64, errno: Errno) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |name: &str| -> u64 {
@@ -66,7 +75,8 @@ impl Note {
             line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
         };
         let used = (kib("VmPin:") + kib("VmLck:")) * 1024;
-        Self::NotFixed { requested, used, limit: getrlimit(Resource::Memlock).current, errno }
+        let limit = getrlimit(Resource::Memlock).current.filter(|_| !limits::has_ipc_lock());
+        Self::NotFixed { requested, used, limit, errno }
     }
 }
 
@@ -88,8 +98,8 @@ impl fmt::Display for Note {
                 write!(
                     f,
                     "no fixed buffers: {requested} bytes requested, {used} pinned already, {limit} allowed; \
-                 fix: sudo prlimit --pid $$ --memlock={0}:{0}",
-                    used.saturating_add(*requested)
+                 fix: {}",
+                    limits::raise_memlock(limits::raised(*limit, *used, *requested))
                 )
             }
             Self::NotFixed { requested, errno, .. } => {
@@ -97,6 +107,9 @@ impl fmt::Display for Note {
             }
             Self::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
+            }
+            Self::NotDeferred { errno } if kernel::at_least((6, 1)) => {
+                write!(f, "completions interrupt their thread: the kernel refuses to defer them ({errno})")
             }
             Self::NotDeferred { errno } => {
                 write!(f, "completions interrupt their thread ({errno}); Linux 6.1 or later defers them")
@@ -106,16 +119,8 @@ impl fmt::Display for Note {
                 "no polling: the file does not support it ({errno}); it needs O_DIRECT and a device with poll queues \
                  (for NVMe: the module's parameter poll_queues)"
             ),
-            Self::NoRing { errno: errno @ (Errno::PERM | Errno::ACCESS) } => write!(
-                f,
-                "no io_uring: not permitted ({errno}); fix: sudo sysctl kernel.io_uring_disabled=0 \
-                 (in a container also its seccomp profile)"
-            ),
-            Self::NoRing { errno } => {
-                write!(
-                    f,
-                    "no io_uring: the kernel does not support it ({errno}); it needs Linux 5.6 or later"
-                )
+            Self::NoRing(refusal) => {
+                write!(f, "no io_uring: {}", refusal.with_fix())
             }
         }
     }

@@ -7,6 +7,7 @@ use super::file::errno_of;
 use super::note::Note;
 use super::registered::places::Places;
 use super::slot::Options;
+use crate::sys::kernel::RingRefusal;
 use io_uring::{EnterFlags, cqueue, opcode, squeue, types};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::registered::BufferIndex;
@@ -52,7 +53,7 @@ impl Ring {
         if options.ring {
             match setup::make(file, options, notes) {
                 Ok(made) => return Self::Uring(Box::new(Uring { made, in_kernel: 0 })),
-                Err(errno) => notes.push(Note::NoRing { errno }),
+                Err(errno) => notes.push(Note::NoRing(RingRefusal::of(errno.into(), (5, 6)))),
             }
         }
         Self::Plain(VecDeque::with_capacity(options.depth as usize))

@@ -3,7 +3,7 @@
 use super::error::{CallError, at};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
-use rustix::thread::CapabilitySet;
+use crate::sys::privileges::Privileges;
 
 /// A network interface, as it was when it was looked up.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,16 +50,12 @@ impl Interface {
 
 /// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that `setcap` takes.
 pub fn missing_capabilities() -> Vec<&'static str> {
-    let has = rustix::thread::capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
-    [
-        ("cap_net_raw", CapabilitySet::NET_RAW),
-        ("cap_net_admin", CapabilitySet::NET_ADMIN),
-        ("cap_bpf", CapabilitySet::BPF),
-    ]
-    .into_iter()
-    .filter(|(_, needed)| !has.contains(*needed))
-    .map(|(name, _)| name)
-    .collect()
+    Privileges::here().missing
+}
+
+/// Returns what the calling thread may do, and why a call is not permitted to it ([`Privileges::af_xdp_advice`]).
+pub fn privileges() -> Privileges {
+    Privileges::here()
 }
 
 /// Returns the limit that the registered memory counts against.

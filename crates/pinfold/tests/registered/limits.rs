@@ -28,7 +28,7 @@ fn exceeding_memlock_is_refused_with_figures_and_command_and_pins_nothing() {
             panic!("{error}")
         };
         assert_eq!((*said, *used, *allowed), ((asked - PAGE) as u64, before + PAGE as u64, limit));
-        assert!(command.contains("prlimit") || command.contains("ulimit -l"), "{command}");
+        assert!(command.contains("memlock") || command.contains("ulimit -l"), "{command}");
         assert!(error.to_string().contains(&format!("{said} bytes")) && error.to_string().contains(command));
         assert_eq!((pinned_by_kernel() - before, buffers.stats().pinned_bytes), (PAGE as u64, PAGE as u64));
         assert!(buffers.get(small).is_ok());

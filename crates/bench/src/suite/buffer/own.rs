@@ -104,7 +104,7 @@ impl Memory {
             Ok(note) => Ok(Self::Ready(Own { note, ..own })),
             Err(BenchError::Registration(
                 why @ (RegistrationError::Memlock { .. }
-                | RegistrationError::NoRing { .. }
+                | RegistrationError::NoRing(_)
                 | RegistrationError::NotPinned { .. }),
             )) => Ok(Self::Unable(why.to_string())),
             Err(error) => Err(error),

@@ -143,7 +143,7 @@ fn exceeding_the_limit_of_locked_memory_names_the_command() {
     let refused = memlock_error(&limit(Some(8 * MIB), false), 8 * MIB, 0).unwrap();
     let text = refused.to_string();
     assert!(
-        text.contains("RLIMIT_MEMLOCK allows 8388608, of which 65536") && text.contains("prlimit"),
+        text.contains("RLIMIT_MEMLOCK allows 8388608, of which 65536") && text.contains("memlock"),
         "{text}"
     );
     assert_eq!(memlock_error(&limit(Some(8 * MIB), true), GIB, 0), None, "with CAP_IPC_LOCK there is none");

@@ -68,7 +68,7 @@ impl Kernel {
     fn binder(&self) -> Binder<&Self> {
         let sys = self.root.path().to_owned();
         Binder {
-            roots: Roots { proc: sys.join("proc"), dev: sys.join("dev"), sys },
+            roots: Roots { proc: sys.join("proc"), dev: sys.join("dev"), modules: sys.join("modules"), sys },
             records: self.root.path().join("records"),
             sysfs: self,
         }
@@ -96,6 +96,24 @@ impl SysfsWrite for &Kernel {
 
 fn bdf() -> Bdf {
     BDF.parse().unwrap()
+}
+
+#[test]
+fn disks_that_cannot_be_listed_are_not_unused() {
+    let kernel = Kernel::new();
+    let before = kernel.state();
+    for class in ["class/block", "class/net"] {
+        let folder = kernel.root.path().join(class);
+        let _ = std::fs::remove_dir(&folder);
+        std::fs::write(&folder, "").unwrap();
+        let refused = kernel.binder().bind(bdf(), false).unwrap_err();
+        assert!(matches!(refused, BindError::InUse { .. }), "{refused}");
+        let words = refused.to_string();
+        assert!(words.contains(&format!("cannot check whether {}", folder.display())), "{words}");
+        assert_eq!(kernel.state(), before, "nothing is changed");
+        std::fs::remove_file(&folder).unwrap();
+    }
+    kernel.binder().bind(bdf(), false).unwrap();
 }
 
 #[test]

@@ -1,23 +1,37 @@
 //! Facilities found by trying them: io_uring, AF_XDP, pagemap, userfaultfd.
 
 use crate::probe::facts::Facts;
-use crate::probe::finding::{Finding, State, denied, finding};
-use crate::probe::live::Answer;
+use crate::probe::finding::{Finding, State, bytes, denied, finding};
+use crate::probe::live::{Answer, Refused};
+
+/// The memory for packets of `pinfold receive`, for each queue, by default.
+const PACKETS: u64 = 32 << 20;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
-    vec![io_uring(facts), af_xdp(facts.live.af_xdp), pagemap(facts.live.pagemap), userfaultfd(facts)]
+    vec![privileges(facts), io_uring(facts), af_xdp(facts), pagemap(facts.live.pagemap), userfaultfd(facts)]
+}
+
+fn privileges(facts: &Facts) -> Finding {
+    let what = "privileges";
+    let privileges = &facts.live.privileges;
+    let filter = if privileges.seccomp { ", with a seccomp filter" } else { "" };
+    let user = format!("user {}{filter}", privileges.user);
+    if privileges.initial_user_namespace {
+        return finding(what, State::Good, user);
+    }
+    let detail = format!(
+        "{user} of a user namespace, with no rights to the machine: commands with sudo work outside of it only"
+    );
+    finding(what, State::Limited, detail)
 }
 
 fn io_uring(facts: &Facts) -> Finding {
     let what = "io_uring";
-    let ring = match facts.live.io_uring {
+    let ring = match &facts.live.io_uring {
         Ok(ring) => ring,
-        Err(errno) => {
-            let refused = finding(what, State::Missing, format!("cannot create a ring: {errno}"));
-            return match facts.io_uring_disabled {
-                Some(1..) => refused.fixed_by("sudo sysctl kernel.io_uring_disabled=0"),
-                _ => refused,
-            };
+        Err(refusal) => {
+            let found = finding(what, State::Missing, format!("cannot create a ring: {refusal}"));
+            return Finding { remedy: refusal.fix().map(str::to_owned), ..found };
         }
     };
     let has = [
@@ -37,26 +51,47 @@ fn io_uring(facts: &Facts) -> Finding {
     finding(what, if good { State::Good } else { State::Limited }, detail)
 }
 
-fn af_xdp(answer: Answer) -> Finding {
+fn af_xdp(facts: &Facts) -> Finding {
     let what = "AF_XDP";
-    match answer {
-        Answer::Yes => finding(what, State::Good, "a socket can be created"),
-        // No suggestion to grant it: nothing here uses such a socket.
-        Answer::No(errno) if denied(errno) => {
-            let detail = format!("a socket needs CAP_NET_RAW ({errno}), which nothing in Pinfold uses");
-            finding(what, State::Limited, detail)
+    let privileges = &facts.live.privileges;
+    match facts.live.af_xdp {
+        Ok(()) => match facts.memlock.left().filter(|left| *left < PACKETS) {
+            Some(left) => {
+                let (left, needed) = (bytes(left), bytes(PACKETS));
+                let detail = format!(
+                    "works with {left} of locked memory; `pinfold receive` needs {needed} a queue by default"
+                );
+                finding(what, State::Limited, detail).fixed_if(facts.memlock.raise(PACKETS))
+            }
+            None => finding(what, State::Good, "a socket, its memory and its program can be created"),
+        },
+        Err(Refused { call, errno }) if denied(errno) => {
+            let program = std::env::current_exe().unwrap_or_else(|_| "PROGRAM".into());
+            let (why, fix) = privileges.af_xdp_advice(&program);
+            Finding { remedy: fix, ..finding(what, State::Limited, format!("{call}: {errno}: {why}")) }
         }
-        Answer::No(errno) => finding(what, State::Missing, format!("cannot create a socket: {errno}")),
+        Err(Refused { call, errno }) if [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw()) => {
+            let found = finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked"));
+            match facts.memlock.left() {
+                Some(_) => found.fixed_if(facts.memlock.raise(PACKETS)),
+                None => found,
+            }
+        }
+        Err(Refused { call, errno }) => finding(what, State::Missing, format!("{call}: {errno}")),
     }
 }
 
-fn pagemap(tells: bool) -> Finding {
+fn pagemap(answer: Answer) -> Finding {
     let what = "pagemap";
-    if tells {
-        return finding(what, State::Good, "shows the physical frames of this process's pages");
+    match answer {
+        Answer::Yes => finding(what, State::Good, "shows the physical frames of this process's pages"),
+        Answer::No(errno) if denied(errno) => {
+            let detail =
+                "hides physical frames without CAP_SYS_ADMIN; only a device without an IOMMU needs them";
+            finding(what, State::Limited, detail)
+        }
+        Answer::No(errno) => finding(what, State::Limited, format!("unknown: /proc/self/pagemap: {errno}")),
     }
-    let detail = "hides physical frames without CAP_SYS_ADMIN; only a device without an IOMMU needs them";
-    finding(what, State::Limited, detail)
 }
 
 fn userfaultfd(facts: &Facts) -> Finding {
@@ -64,8 +99,12 @@ fn userfaultfd(facts: &Facts) -> Finding {
     match facts.live.userfaultfd {
         Answer::Yes => finding(what, State::Good, "can be created"),
         Answer::No(errno) if denied(errno) => {
-            finding(what, State::Limited, format!("not for this user: {errno}"))
-                .fixed_by("sudo sysctl vm.unprivileged_userfaultfd=1")
+            let found = finding(what, State::Limited, format!("not for this user: {errno}"));
+            match facts.unprivileged_userfaultfd {
+                Some(0) => found.fixed_by("sudo sysctl vm.unprivileged_userfaultfd=1"),
+                // The switch allows it, or does not exist: something else refuses.
+                _ => found,
+            }
         }
         Answer::No(errno) => finding(what, State::Missing, format!("cannot be created: {errno}")),
     }

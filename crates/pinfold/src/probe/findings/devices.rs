@@ -19,7 +19,23 @@ fn iommu(facts: &Facts) -> Finding {
         let detail = format!("{} groups with {devices} devices{units}", facts.groups.len());
         return finding(what, State::Good, detail);
     }
+    if let Some(why) = facts.why_unreadable("kernel/iommu_groups") {
+        return finding(what, State::Limited, format!("unknown: {why}"));
+    }
+    let words: Vec<&str> = facts.command_line.as_deref().unwrap_or_default().split_whitespace().collect();
+    let off = words.iter().find(|word| ["iommu=off", "intel_iommu=off", "amd_iommu=off"].contains(word));
     match facts.firmware_iommu.as_deref() {
+        Some(table) if let Some(word) = off => {
+            let detail = format!(
+                "the firmware describes an IOMMU ({table}), and the kernel's command line has {word}"
+            );
+            finding(what, State::Missing, detail)
+        }
+        Some("DMAR") if words.contains(&"intel_iommu=on") => {
+            let detail = "the firmware describes an Intel IOMMU, and the kernel does not use it although its command line has \
+                          intel_iommu=on: look for DMAR in dmesg";
+            finding(what, State::Missing, detail)
+        }
         Some("DMAR") => {
             let detail = "the firmware describes an Intel IOMMU, and the kernel does not use it; then reboot";
             finding(what, State::Missing, detail).fixed_by(on_the_command_line("intel_iommu=on"))
@@ -50,14 +66,21 @@ fn vfio(facts: &Facts) -> Finding {
     match vfio.container.access {
         // A kernel without VFIO's groups has no container either: devices are opened for iommufd.
         Access::Absent if vfio.devices.is_empty() => {
-            let detail = format!("no {}", vfio.container.path);
-            return finding(what, State::Missing, detail).fixed_by("sudo modprobe vfio-pci");
+            return absent(what, &vfio.container, &vfio.load);
         }
-        Access::Denied => {
-            let detail = format!("{} may not be opened by this user", vfio.container.path);
-            return finding(what, State::Limited, detail).fixed_by(own(&vfio.container));
-        }
+        Access::Denied => return denied(what, &vfio.container),
         Access::Allowed | Access::Absent => {}
+    }
+    if let Some(why) = facts.why_unreadable("vfio") {
+        // Only a mode denies a folder that exists.
+        let folder = vfio.container.path.strip_suffix("/vfio").unwrap_or_default();
+        let remedy = why.contains("denied").then(|| format!("sudo chmod o+rx {folder}"));
+        let found = finding(
+            what,
+            State::Limited,
+            format!("whether a device is bound to it is unknown: {why}{unprotected}"),
+        );
+        return Finding { remedy, ..found };
     }
     let (bound, kind) =
         if vfio.groups.is_empty() { (&vfio.devices, "devices") } else { (&vfio.groups, "groups") };
@@ -69,7 +92,7 @@ fn vfio(facts: &Facts) -> Finding {
     let allowed = bound.iter().filter(|node| node.access == Access::Allowed).count();
     let detail = format!("{allowed} of {} bound {kind} may be opened{unprotected}", bound.len());
     match allowed {
-        0 => finding(what, State::Limited, detail).fixed_by(own(first)),
+        0 => Finding { remedy: first.fix.clone(), ..finding(what, State::Limited, detail) },
         _ if vfio.noiommu => finding(what, State::Limited, detail),
         _ => finding(what, State::Good, detail),
     }
@@ -85,8 +108,23 @@ fn bound_device(bound: &Bound, facts: &Facts) -> Finding {
     finding(bound.address.clone(), state, format!("by {}{limit}", bound.reason))
 }
 
-fn own(node: &Node) -> String {
-    format!("sudo chown $USER {}", node.path)
+/// A node that this user may not open.
+fn denied(what: &str, node: &Node) -> Finding {
+    let errno = node.errno.map_or(String::new(), |errno| format!(" ({errno})"));
+    let by = match &node.fix {
+        Some(_) => "",
+        None => ": not by its mode; look at the control group of devices, or a security module",
+    };
+    let detail = format!("{} may not be opened by this user{errno}{by}", node.path);
+    Finding { remedy: node.fix.clone(), ..finding(what, State::Limited, detail) }
+}
+
+/// A node that does not exist.
+fn absent(what: &str, node: &Node, load: &Result<String, String>) -> Finding {
+    match load {
+        Ok(command) => finding(what, State::Missing, format!("no {}", node.path)).fixed_by(command.clone()),
+        Err(why) => finding(what, State::Missing, format!("no {}: {why}", node.path)),
+    }
 }
 
 fn iommufd(facts: &Facts) -> Finding {
@@ -94,15 +132,10 @@ fn iommufd(facts: &Facts) -> Finding {
     let node = &facts.iommufd;
     match node.access {
         Access::Allowed => finding(what, State::Good, node.path.clone()),
-        Access::Denied => {
-            let detail = format!("{} may not be opened by this user", node.path);
-            finding(what, State::Limited, detail).fixed_by(own(node))
-        }
+        Access::Denied => denied(what, node),
         Access::Absent if facts.kernel_at_least(6, 2) == Some(false) => {
             finding(what, State::Missing, format!("no {}: Linux has it since 6.2", node.path))
         }
-        Access::Absent => {
-            finding(what, State::Missing, format!("no {}", node.path)).fixed_by("sudo modprobe iommufd")
-        }
+        Access::Absent => absent(what, node, &facts.vfio.load_iommufd),
     }
 }

@@ -2,11 +2,15 @@
 
 use crate::probe::facts::{Facts, NumaNode};
 use crate::probe::finding::{Finding, State, bytes, finding};
+use crate::sys::control_group;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
+use crate::sys::limits::SystemMemory;
 use pinfold_core::addr::PageSize;
 
-/// Many times what `pinfold copy` needs by default.
-const ENOUGH_TO_LOCK: u64 = 256 << 20;
+/// Many times what `pinfold copy` needs by default, to use and to lock.
+const ENOUGH: u64 = 256 << 20;
+/// A server of many clients, or as many queues.
+const ENOUGH_FILES: u64 = 256;
 /// How much the suggested commands reserve.
 const SUGGESTED: u64 = 1 << 30;
 
@@ -15,27 +19,60 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     for page in [PageSize::Size2M, PageSize::Size1G] {
         all.push(hugetlb(facts, page));
     }
-    all.push(transparent(facts.thp));
+    all.push(transparent(facts));
     all.push(memlock(facts));
+    all.push(open_files(facts));
     all.push(numa(facts));
     all
 }
 
+/// Memory, and the least that a control group or `RLIMIT_AS` leaves of it.
 fn memory(facts: &Facts) -> Finding {
-    match (facts.memory_bytes, facts.available_bytes) {
-        (Some(total), Some(free)) => {
-            finding("memory", State::Good, format!("{} of {} available", bytes(free), bytes(total)))
+    let SystemMemory { total, available, without_cache } = &facts.memory;
+    let mut detail = match without_cache {
+        None => format!("{} of {} available", bytes(*available), bytes(*total)),
+        Some(why) => format!("{} of {} free, without page cache ({why})", bytes(*available), bytes(*total)),
+    };
+    let mut state = if without_cache.is_some() { State::Limited } else { State::Good };
+    let mut remedy = None;
+    if let Some(group) = facts.memory_groups.tightest() {
+        let file = group.file.display();
+        detail += &format!("; {} of {} left by {file}", bytes(group.left()), bytes(group.limit));
+        if group.left() < ENOUGH {
+            state = State::Limited;
+            remedy = Some(control_group::raise_command(&facts.memory_groups.refusing(ENOUGH), 2 * ENOUGH));
         }
-        (Some(total), None) => finding("memory", State::Good, bytes(total)),
-        _ => finding("memory", State::Limited, "unknown: /proc/meminfo is not readable"),
     }
+    if let Some(why) = &facts.memory_groups.unknown {
+        detail += &format!("; a control group's limit is not known ({why})");
+        state = State::Limited;
+    }
+    if let Some((left, limit)) = facts.live.address_space {
+        detail += &format!("; {} of {} left by RLIMIT_AS (`ulimit -v`)", bytes(left), bytes(limit));
+        state = if left < ENOUGH { State::Limited } else { state };
+    }
+    Finding { remedy, ..finding("memory", state, detail) }
 }
 
 fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
     let what = format!("hugepages {page}");
     let of_size = |pool: &&HugetlbPool| pool.page_bytes == page.bytes();
+    let (tried, groups) = match page {
+        PageSize::Size1G => (&facts.live.hugetlb_1g, &facts.hugetlb_groups[1]),
+        _ => (&facts.live.hugetlb_2m, &facts.hugetlb_groups[0]),
+    };
     let Some(pool) = facts.hugetlb.iter().filter(of_size).find(|pool| pool.node.is_none()) else {
-        return finding(what, State::Missing, "this kernel or processor has no pages of this size");
+        return match (tried, facts.why_unreadable("kernel/mm/hugepages")) {
+            (Ok(()), Some(why)) => {
+                finding(what, State::Good, format!("one can be allocated; how many is unknown ({why})"))
+            }
+            (Err(refused), Some(why)) => finding(
+                what,
+                State::Limited,
+                format!("unknown ({why}); one cannot be allocated: {}", refused.reason),
+            ),
+            (_, None) => finding(what, State::Missing, "this kernel or processor has no pages of this size"),
+        };
     };
     let nodes: Vec<String> = facts
         .hugetlb
@@ -44,26 +81,64 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
         .filter_map(|pool| Some(format!("node {}: {} of {}", pool.node?, pool.free, pool.total)))
         .collect();
     let by_node = if nodes.len() > 1 { format!(" ({})", nodes.join(", ")) } else { String::new() };
-    let detail = format!("{} free of {} reserved{by_node}", pool.available(), pool.total);
-    let want = pool.total.saturating_add((SUGGESTED / page.bytes()).max(1));
+    let mut detail = format!("{} free of {} reserved{by_node}", pool.available(), pool.total);
+    let suggested = (SUGGESTED / page.bytes()).max(1);
+    let want = pool.total.saturating_add(suggested);
     let command = hugepages::reserve_command(page, want, None);
+    // As many as are free should be usable, up to what is suggested.
+    let usable = pool.available().min(suggested).saturating_mul(page.bytes());
+    let refusing = groups.refusing(usable);
+    if pool.available() > 0 && !refusing.is_empty() {
+        let all: Vec<String> = refusing.iter().map(ToString::to_string).collect();
+        detail += &format!("; a control group allows fewer: {}", all.join(", "));
+        let state = if tried.is_ok() { State::Limited } else { State::Missing };
+        return finding(what, state, detail).fixed_by(control_group::raise_command(&refusing, usable));
+    }
     match (pool.available(), pool.total) {
-        (1.., _) => finding(what, State::Good, detail),
+        (1.., _) => match tried {
+            Ok(()) => finding(what, State::Good, detail),
+            // Another process may have taken the last ones meanwhile: then the reason is that, with its own command.
+            Err(refused) => Finding {
+                remedy: refused.fix.clone(),
+                ..finding(
+                    what,
+                    State::Missing,
+                    format!("{detail}, and none can be allocated: {}", refused.reason),
+                )
+            },
+        },
+        (0, _) if tried.is_ok() => finding(
+            what,
+            State::Good,
+            format!("{detail}; the kernel adds pages as needed ({} at most)", pool.overcommit),
+        ),
         (0, 1..) => finding(what, State::Limited, detail).fixed_by(command),
         (0, 0) => finding(what, State::Missing, "none reserved").fixed_by(command),
     }
 }
 
-fn transparent(thp: Option<Thp>) -> Finding {
+fn transparent(facts: &Facts) -> Finding {
     let what = "transparent hugepages";
-    match thp {
-        Some(Thp::Always) => finding(what, State::Good, "always"),
-        Some(Thp::Madvise) => {
-            finding(what, State::Good, "madvise: for programs that request them, as Pinfold does")
+    let mode = match facts.thp {
+        Some(Thp::Always) => "always",
+        Some(Thp::Madvise) => "madvise: for programs that request them, as Pinfold does",
+        Some(Thp::Never) => {
+            let switch = facts.thp_switch.display();
+            let command = format!("sudo sh -c 'echo madvise > {switch}'");
+            return finding(what, State::Missing, format!("never: switched off ({switch})"))
+                .fixed_by(command);
         }
-        Some(Thp::Never) => finding(what, State::Missing, "never: switched off")
-            .fixed_by("sudo sh -c 'echo madvise > /sys/kernel/mm/transparent_hugepage/enabled'"),
-        None => finding(what, State::Missing, "this kernel has none"),
+        None => match facts.why_unreadable("kernel/mm/transparent_hugepage") {
+            Some(_) => "the mode is not known",
+            None => return finding(what, State::Missing, "this kernel has none"),
+        },
+    };
+    match &facts.live.transparent {
+        Ok(()) => finding(what, State::Good, mode),
+        Err(refused) => Finding {
+            remedy: refused.fix.clone(),
+            ..finding(what, State::Missing, format!("{mode}; none can be allocated: {}", refused.reason))
+        },
     }
 }
 
@@ -78,8 +153,22 @@ fn memlock(facts: &Facts) -> Finding {
     }
     match limit.left() {
         None => finding(what, State::Good, detail),
-        Some(left) if left >= ENOUGH_TO_LOCK => finding(what, State::Good, detail),
-        Some(_) => finding(what, State::Limited, detail).fixed_by(limit.raise_command(SUGGESTED)),
+        Some(left) if left >= ENOUGH => finding(what, State::Good, detail),
+        Some(_) => finding(what, State::Limited, detail).fixed_if(limit.raise(SUGGESTED)),
+    }
+}
+
+fn open_files(facts: &Facts) -> Finding {
+    let files = &facts.live.open_files;
+    let words = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let open = files.open.map_or(String::new(), |open| format!(", {open} open"));
+    let detail = format!("soft {}, hard {}{open}", words(files.soft), words(files.hard));
+    match files.left() {
+        Some(left) if left < ENOUGH_FILES => {
+            let needed = files.open.unwrap_or(0).saturating_add(ENOUGH_FILES);
+            finding("open files", State::Limited, detail).fixed_if(files.raise(needed))
+        }
+        _ => finding("open files", State::Good, detail),
     }
 }
 
@@ -90,6 +179,9 @@ fn numa(facts: &Facts) -> Finding {
         }
         _ => format!("node {}", node.node),
     };
+    if let Some(why) = facts.why_unreadable("devices/system/node") {
+        return finding("NUMA", State::Limited, format!("unknown: {why}"));
+    }
     let detail: Vec<String> = facts.nodes.iter().map(node).collect();
     match detail.len() {
         0 => finding("NUMA", State::Limited, "unknown: the online nodes are not listed"),

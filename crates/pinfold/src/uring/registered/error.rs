@@ -1,5 +1,6 @@
 //! Why buffers were not registered with a ring.
 
+use crate::sys::kernel;
 use crate::sys::limits::MemlockLimit;
 use crate::sys::{Errno, uring};
 use pinfold_core::registered::BufferIndex;
@@ -88,7 +89,7 @@ pub enum RegisterError {
         with: BufferIndex,
     },
     /// The kernel is too old.
-    #[error("{what} need Linux {since} ({errno})")]
+    #[error("{}", unsupported(what, since, *errno))]
     Unsupported {
         /// The missing feature.
         what: &'static str,
@@ -105,6 +106,17 @@ pub enum RegisterError {
     },
 }
 
+/// Names the release only to a kernel that is older.
+fn unsupported(what: &str, since: &str, errno: Errno) -> String {
+    let release = kernel::release();
+    match (kernel::parse_release(since), kernel::parse_release(&release)) {
+        (Some(since), Some(has)) if has >= since => {
+            format!("{what}: refused ({errno}), although Linux {release} has them: look for a seccomp filter")
+        }
+        _ => format!("{what} need Linux {since}, and this is {release} ({errno})"),
+    }
+}
+
 impl RegisterError {
     /// Explains `errno` of a registration of `requested` bytes.
     pub(super) fn of(errno: Errno, requested: u64) -> Self {
@@ -113,7 +125,9 @@ impl RegisterError {
             libc::EBADF | libc::EBADFD => Self::NoRing { errno },
             libc::EBUSY => Self::HasTable,
             libc::EEXIST => Self::OtherThread,
-            libc::ENOMEM => Self::Memlock { requested, limit: MemlockLimit::here() },
+            libc::ENOMEM if MemlockLimit::here().left().is_some() => {
+                Self::Memlock { requested, limit: MemlockLimit::here() }
+            }
             libc::EFAULT | libc::EOPNOTSUPP => Self::Memory { errno },
             _ => Self::System { errno },
         }

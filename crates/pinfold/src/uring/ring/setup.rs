@@ -51,8 +51,9 @@ fn build(options: &Options<'_, '_>, poll: bool, notes: &mut Vec<Note>) -> Result
             Ok(ring) => ring,
             Err(errno) => {
                 one_thread = false;
+                let ring = built(options.depth, poll, false)?;
                 notes.push(Note::NotDeferred { errno });
-                built(options.depth, poll, false)?
+                ring
             }
         }
     } else {

@@ -36,7 +36,7 @@ fn a_drop_waits_for_the_kernel_and_quarantines_what_does_not_complete() {
         let mut other = file.try_clone().unwrap();
         let freed = Arc::new(AtomicUsize::new(0));
         let mut queue = FileQueue::new(file, Path::new("eventfd"), &options).unwrap();
-        if queue.notes().iter().any(|note| matches!(note, Note::NoRing { .. })) {
+        if queue.notes().iter().any(|note| matches!(note, Note::NoRing(_))) {
             return;
         }
         queue.last_wait = if answered { LAST_WAIT } else { Duration::from_millis(50) };

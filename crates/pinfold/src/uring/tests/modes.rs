@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 fn without_ring(notes: &[Note]) -> bool {
-    notes.iter().any(|note| matches!(note, Note::NoRing { .. }))
+    notes.iter().any(|note| matches!(note, Note::NoRing(_)))
 }
 
 #[test]

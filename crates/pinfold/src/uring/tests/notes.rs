@@ -4,6 +4,7 @@ use super::super::slot::RETRIES;
 use super::memory::{arena, create, pattern, without_ipc_lock};
 use super::transfers::round_trip;
 use super::*;
+use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 use rustix::io::Errno;
 
 #[test]
@@ -21,16 +22,12 @@ fn an_insufficient_memlock_is_a_note_with_figures_and_the_command() {
     });
     let [.., Note::NotFixed { requested: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
         // No ring at all, or none that counts.
-        assert!(notes.iter().any(|note| matches!(note, Note::NoRing { .. })), "{notes:?}");
+        assert!(notes.iter().any(|note| matches!(note, Note::NoRing(_))), "{notes:?}");
         return;
     };
     assert_eq!((said, of), (asked, limit));
     let text = notes.last().unwrap().to_string();
-    assert!(
-        text.contains(&format!("{asked} bytes requested"))
-            && text.contains("sudo prlimit --pid $$ --memlock="),
-        "{text}"
-    );
+    assert!(text.contains(&format!("{asked} bytes requested")) && text.contains("; fix: "), "{text}");
 }
 
 #[test]
@@ -72,8 +69,15 @@ fn a_short_transfer_continues_and_one_without_progress_ends() {
 #[test]
 fn notes_name_the_command_that_fixes_them() {
     let text = |note: Note| note.to_string();
-    assert!(text(Note::NoRing { errno: Errno::PERM }).contains("sysctl kernel.io_uring_disabled=0"));
-    assert!(text(Note::NoRing { errno: Errno::NOSYS }).contains("Linux 5.6"));
+    let refused = |errno: Errno, cause| text(Note::NoRing(RingRefusal { errno: errno.into(), cause }));
+    assert!(
+        refused(Errno::PERM, RingRefusalCause::Sysctl(2))
+            .contains("; fix: sudo sysctl kernel.io_uring_disabled=0")
+    );
+    assert!(!refused(Errno::PERM, RingRefusalCause::Filter { seccomp: true }).contains("fix:"));
+    // The account of this process would allow it, so another process of the user has the rest.
+    let note = Note::NotFixed { requested: 4096, used: 0, limit: Some(8192), errno: Errno::NOMEM };
+    assert_eq!(note.memlock_needed(), Some(12288));
     let why = BufferedReason::Block { requested: 512, needed: 4096 };
     assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
 }
