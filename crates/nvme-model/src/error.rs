@@ -37,7 +37,8 @@ pub enum ModelError {
     Thread(io::Error),
     /// The eventfd of an interrupt vector could not be created.
     #[error(
-        "cannot create an eventfd for interrupt vector {vector} of the model controller: {error}; raise ulimit -n"
+        "cannot create an eventfd for interrupt vector {vector} of the model controller: {error}{}",
+        hint(error)
     )]
     Vector {
         /// The vector.
@@ -45,4 +46,10 @@ pub enum ModelError {
         /// The system error.
         error: io::Error,
     },
+}
+
+/// Names the limit of open files only if that refused.
+fn hint(error: &io::Error) -> &'static str {
+    const EMFILE: i32 = 24;
+    if error.raw_os_error() == Some(EMFILE) { "; raise `ulimit -n`" } else { "" }
 }

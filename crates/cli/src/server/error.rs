@@ -30,7 +30,10 @@ pub(crate) enum ServeError {
         reason: String,
     },
     /// A system call of an event loop failed.
-    #[error("an event loop cannot work: {call}: {error}; raise `ulimit -n`")]
+    #[error(
+        "an event loop cannot work: {call}: {error}{}",
+        if error.raw_os_error() == Some(24) { "; raise `ulimit -n`" } else { "" } // EMFILE
+    )]
     EventLoop {
         /// The call.
         call: &'static str,

@@ -3,6 +3,7 @@
 use super::claim::Claims;
 use super::in_use::InUse;
 use super::lookup::PciDevice;
+use crate::sys::Errno;
 use crate::sys::roots::Roots;
 use crate::sys::text;
 use std::collections::BTreeSet;
@@ -29,6 +30,17 @@ pub(super) fn uses(roots: &Roots, device: &PciDevice) -> (Vec<InUse>, Claims) {
         }
         if text::lines(&swaps).any(|line| line.split_whitespace().next() == Some(&node)) {
             uses.push(InUse::Swap { disk });
+        }
+    }
+    // Without the list of disks, or of interfaces, there is none to be checked: that is not permission to take the device.
+    for class in ["class/block", "class/net"] {
+        let folder = roots.sys.join(class);
+        match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let (disk, errno) = (folder.display().to_string(), Errno::from(&error));
+                uses.push(InUse::Unchecked { disk, errno });
+            }
+            _ => {}
         }
     }
     let claims = Claims::acquire(roots, &disks, &mut uses);

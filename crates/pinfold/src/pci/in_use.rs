@@ -43,9 +43,9 @@ pub enum InUse {
     },
     /// It could not be checked.
     Unchecked {
-        /// The block device.
+        /// The block device, or the folder that lists them.
         disk: String,
-        /// Why its node could not be opened.
+        /// Why its node could not be opened, or the folder listed.
         errno: Errno,
     },
     /// A network interface is up.

@@ -13,8 +13,16 @@ const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
 /// There is no PCI device at this address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("there is no PCI device {0}: `lspci -D` lists the devices")]
+#[error("there is no PCI device {}{}", .0, where_from(Path::new("/sys/bus/pci/devices")))]
 pub struct NoDevice(pub Bdf);
+
+/// Returns what lists the devices; if sysfs does not show them, that.
+fn where_from(folder: &Path) -> String {
+    match std::fs::read_dir(folder) {
+        Ok(_) => ": `lspci -D` lists the devices".to_owned(),
+        Err(error) => format!(" to be seen here: {}: {error}", folder.display()),
+    }
+}
 
 /// A device of an IOMMU group, and its driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,4 +94,17 @@ pub(crate) fn blocking_members(roots: &Roots, group: u32) -> Vec<GroupMember> {
 pub(crate) fn link_name(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_sysfs_does_not_show_are_not_said_to_be_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(where_from(folder.path()), ": `lspci -D` lists the devices");
+        let hidden = where_from(&folder.path().join("none"));
+        assert!(hidden.starts_with(" to be seen here: ") && hidden.contains("No such file"), "{hidden}");
+    }
 }

@@ -3,7 +3,7 @@
 use crate::pci::bdf::Bdf;
 use crate::pci::in_use::InUse;
 use crate::pci::lookup::NoDevice;
-use crate::sys::Errno;
+use crate::sys::{Errno, kernel};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub enum BindError {
     #[error(transparent)]
     NoDevice(#[from] NoDevice),
     /// The kernel module `vfio-pci` is not loaded.
-    #[error("the driver vfio-pci is not loaded: `sudo modprobe vfio-pci`")]
+    #[error("the driver vfio-pci is not loaded: {}", kernel::load("vfio-pci"))]
     NoDriver,
     /// No IOMMU translates the device's accesses.
     #[error(
@@ -41,7 +41,7 @@ pub enum BindError {
         node: String,
     },
     /// The caller is not root.
-    #[error("cannot write {}: permission denied; run it as root (sudo)", path.display())]
+    #[error("cannot write {}: permission denied; {}", path.display(), as_root())]
     Denied {
         /// The file.
         path: PathBuf,
@@ -103,6 +103,14 @@ impl fmt::Display for Rollback {
                  /sys/bus/pci/drivers_probe` offers it once more"
             ),
         }
+    }
+}
+
+fn as_root() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "although this is root: look at a user namespace, or a security module"
+    } else {
+        "run it as root (sudo)"
     }
 }
 
