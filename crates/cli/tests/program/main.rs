@@ -23,6 +23,8 @@ mod io;
 #[cfg(test)]
 mod jobs;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod nvme;
 #[cfg(test)]
 mod receive;

@@ -1,0 +1,411 @@
+//! Limits of the machine, set by their real mechanisms: the cause that is named is what refused, and the fix changes it.
+use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pinfold");
+
+/// Runs the program by the command `by`, which limits it.
+fn run(by: &[&str], args: &str) -> Ended {
+    let mut command = Command::new(by[0]);
+    command.args(&by[1..]).arg(PROGRAM).args(words(args));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish_with(command)
+}
+
+/// Runs the program in a shell, after `setup`.
+fn run_after(by: &[&str], setup: &str, args: &str) -> Ended {
+    let script = format!("{setup}; exec \"$0\" \"$@\"");
+    run(&[by, &["sh", "-c", &script]].concat(), args)
+}
+
+fn works(command: &[&str]) -> bool {
+    let output = Command::new(command[0]).args(&command[1..]).stdin(Stdio::null()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What doctor reports about `what`: the state, the detail, the fix.
+fn finding(report: &Value, what: &str) -> (String, String, Option<String>) {
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|finding| finding["what"] == what).unwrap();
+    let text = |key: &str| found[key].as_str().map(str::to_owned);
+    (text("state").unwrap(), text("detail").unwrap(), text("fix"))
+}
+
+/// A control group of its own, which is removed with all processes gone.
+struct Group(PathBuf);
+
+impl Group {
+    /// Creates it where the controller has its hierarchy; `None`, with a message, where that is not possible.
+    fn new(controller: &str, name: &str) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let has = |line: &&str| match line.split_once(" - ") {
+            Some((_, kind)) if kind.starts_with("cgroup2 ") => {
+                let controllers = PathBuf::from(line.split(' ').nth(4).unwrap()).join("cgroup.controllers");
+                let controllers = std::fs::read_to_string(controllers).unwrap_or_default();
+                controllers.split_whitespace().any(|one| one == controller)
+            }
+            Some((_, kind)) if kind.starts_with("cgroup ") => {
+                kind.rsplit(' ').next().unwrap().split(',').any(|one| one == controller)
+            }
+            _ => false,
+        };
+        let Some(mount) = mounts.lines().find(has).and_then(|line| line.split(' ').nth(4)) else {
+            skipped(&format!("no hierarchy of the controller {controller} is mounted"));
+            return None;
+        };
+        let mount = Path::new(mount);
+        // For v2; the file does not exist in v1.
+        let _ = std::fs::write(mount.join("cgroup.subtree_control"), format!("+{controller}"));
+        let group = mount.join(format!("pinfold-test-{}-{name}", std::process::id()));
+        if let Err(error) = std::fs::create_dir(&group) {
+            skipped(&format!("may not create {}: {error}", group.display()));
+            return None;
+        }
+        Some(Self(group))
+    }
+
+    /// Sets a limit; false if the group has no such file.
+    fn set(&self, v2: &str, v1: &str, value: &str) -> Option<PathBuf> {
+        let file = [v2, v1].iter().map(|name| self.0.join(name)).find(|file| file.exists())?;
+        std::fs::write(&file, value).unwrap();
+        Some(file)
+    }
+
+    /// Runs the program in it.
+    fn run(&self, args: &str) -> Ended {
+        run_after(&[], &format!("echo $$ > {}/cgroup.procs", self.0.display()), args)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+/// Carries a fix out, as root.
+fn apply(fix: &str) {
+    let fix = fix.strip_prefix("sudo ").unwrap();
+    assert!(works(&["sh", "-c", fix]), "{fix}");
+}
+
+#[test]
+fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
+    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let free = std::fs::read_to_string(pool).ok().and_then(|free| free.trim().parse::<u64>().ok());
+    if free.is_none_or(|free| free < 64) {
+        return skipped("needs 64 free hugepages");
+    }
+    let Some(group) = Group::new("hugetlb", "hugetlb") else { return };
+    let line = "io soft:8M --memory hugetlb-2m --bs 1M --iodepth 8 --size 8M";
+    for [v2, v1] in [
+        ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"],
+        ["hugetlb.2MB.rsvd.max", "hugetlb.2MB.rsvd.limit_in_bytes"],
+    ] {
+        let Some(file) = group.set(v2, v1, "4194304") else { return skipped("no limit of 2 MiB pages") };
+        let name = file.display().to_string();
+        let refused = group.run(line);
+        assert!(!refused.err.contains("nr_hugepages"), "the pool has enough: {refused:?}");
+        let fix = refused
+            .err
+            .split("; fix: ")
+            .nth(1)
+            .unwrap_or_default()
+            .split("; lower")
+            .next()
+            .unwrap()
+            .to_owned();
+        refused.failed(1, &["a control group allows fewer", &name, "0 of 4194304 bytes in use"]);
+        let (state, detail, doctor) = finding(&group.run("doctor --json").json(), "hugepages 2 MiB");
+        assert!(state == "limited" && detail.contains(&name), "{state} {detail}");
+        assert!(doctor.unwrap().contains(&name));
+        apply(&fix);
+        group.run(line).ok();
+        group.set(v2, v1, "9223372036854771712").unwrap();
+    }
+}
+
+#[test]
+fn a_memory_limit_of_a_control_group_is_in_doctor_and_in_the_check() {
+    let Some(group) = Group::new("memory", "memory") else { return };
+    let Some(file) = group.set("memory.max", "memory.limit_in_bytes", "100663296") else {
+        return skipped("the controller of memory is not delegated");
+    };
+    let name = file.display().to_string();
+    let (state, detail, fix) = finding(&group.run("doctor --json").json(), "memory");
+    assert!(state == "limited" && detail.contains(&format!("of 96 MiB left by {name}")), "{state} {detail}");
+    group
+        .run("io soft:64M --bs 4M --iodepth 64 --memory plain")
+        .failed(2, &["allowed by", &name, "--iodepth"]);
+    apply(&fix.unwrap());
+    assert_eq!(finding(&group.run("doctor --json").json(), "memory").2, None, "the fix changes it");
+}
+
+#[test]
+fn memory_is_checked_without_procfs_and_control_groups() {
+    if !is_root() || !works(&["unshare", "-m", "true"]) {
+        return skipped("needs root, for a mount namespace");
+    }
+    // As many as there are buffers in the largest request: far more than this machine has, and more than is assumed.
+    let line = "io soft:64G --bs 64M --iodepth 1023 --memory plain";
+    let hidden = "mount -t proc -o subset=pid proc /proc";
+    if works(&["unshare", "-m", "sh", "-c", hidden]) {
+        run_after(&["unshare", "-m"], hidden, line).failed(2, &["needs 64", "page cache", "/proc/meminfo"]);
+        let report = run_after(&["unshare", "-m"], hidden, "doctor --json").json();
+        let (state, detail, _) = finding(&report, "memory");
+        assert!(state == "limited" && detail.contains("without page cache"), "{detail}");
+        assert_eq!(finding(&report, "kernel").0, "good", "uname tells the release");
+    }
+    // A file system over the mounts of the control groups hides them; the process must be in a group of its own.
+    let Some(group) = Group::new("memory", "hidden") else { return };
+    let hidden = format!("echo $$ > {}/cgroup.procs; umount -R -l /sys", group.0.display());
+    let ended = run_after(&["unshare", "-m"], &hidden, &line.replace("1023", "16"));
+    if ended.err.contains("umount") {
+        return skipped("cannot unmount /sys");
+    }
+    ended.failed(2, &["512 MiB allowed by caution", "a control group's limit is not known"]);
+    let report = run_after(&["unshare", "-m"], &hidden, "doctor --json").json();
+    for what in ["memory", "IOMMU groups", "NUMA"] {
+        let (state, detail, fix) = finding(&report, what);
+        assert!(
+            state == "limited" && detail.contains("known") && fix.is_none(),
+            "{what}: {state} {detail} {fix:?}"
+        );
+    }
+    let (_, detail, _) = finding(&report, "hugepages 2 MiB");
+    assert!(!detail.contains("has no pages of this size"), "{detail}");
+    run_after(&["unshare", "-m"], &hidden, "io soft:4M --size 4M").ok();
+}
+
+/// A command that runs another one under a limit that only a system call sets, by Python.
+fn python(setup: &str) -> Option<Vec<String>> {
+    let script = format!(
+        "import ctypes, os, struct, sys\nlibc = ctypes.CDLL(None, use_errno=True)\n{setup}\nos.execvp(sys.argv[1], sys.argv[1:])"
+    );
+    if !works(&["python3", "-c", "import ctypes"]) {
+        skipped("needs python3");
+        return None;
+    }
+    Some(vec!["python3".into(), "-c".into(), script])
+}
+
+fn run_by(by: &[String], args: &str) -> Ended {
+    run(&by.iter().map(String::as_str).collect::<Vec<_>>(), args)
+}
+
+/// A seccomp filter that answers `io_uring_setup` (425 on every architecture) with `errno`.
+fn seccomp(errno: i32) -> Option<Vec<String>> {
+    python(&format!(
+        "code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50000 | {errno}), (0x06, 0, 0, 0x7fff0000)]\n\
+         text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *one) for one in code))\n\
+         class Program(ctypes.Structure):\n    _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_void_p)]\n\
+         program = Program(len(code), ctypes.addressof(text))\n\
+         assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0"
+    ))
+}
+
+#[test]
+fn a_filter_that_refuses_io_uring_is_not_the_kernel() {
+    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    if switch.trim() != "0" || finding(&pinfold(&["doctor", "--json"]).json(), "io_uring").0 == "missing" {
+        return skipped("io_uring is off, or this kernel has no switch for it");
+    }
+    let folder = Folder::new();
+    let file = folder.file("data", &[7; 65536]);
+    for errno in [1, 38] {
+        let Some(by) = seccomp(errno) else { return };
+        let ended = run_by(&by, &format!("io {file}"));
+        assert_eq!(ended.code, Some(0), "it works by system calls: {ended:?}");
+        let (state, detail, fix) = finding(&run_by(&by, "doctor --json").json(), "io_uring");
+        assert_eq!((state.as_str(), fix), ("missing", None));
+        for text in [ended.out + &ended.err, detail] {
+            assert!(text.contains("a seccomp filter of this process"), "{text}");
+            for wrong in ["needs Linux", "sysctl", "does not support", "or later"] {
+                assert!(!text.contains(wrong), "{wrong}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn transparent_hugepages_off_for_a_process_are_named() {
+    let (state, detail, _) = finding(&pinfold(&["doctor", "--json"]).json(), "transparent hugepages");
+    if state != "good" {
+        return skipped(&format!("no transparent hugepages: {detail}"));
+    }
+    let Some(by) = python("assert libc.prctl(41, 1, 0, 0, 0) == 0") else { return };
+    let (state, detail, fix) = finding(&run_by(&by, "doctor --json").json(), "transparent hugepages");
+    assert!(state == "missing" && detail.contains("PR_SET_THP_DISABLE") && fix.is_none(), "{state} {detail}");
+    let ended = run_by(&by, "io soft:4M --memory thp --size 4M");
+    assert!(!ended.err.contains("no 2 MiB of memory are free") && !ended.err.contains("fix:"), "{ended:?}");
+    ended.failed(1, &["switched off for this process"]);
+}
+
+#[test]
+fn small_buffers_fit_transparent_hugepages() {
+    if finding(&pinfold(&["doctor", "--json"]).json(), "transparent hugepages").0 != "good" {
+        return skipped("no transparent hugepages");
+    }
+    for line in ["--bs 4k --iodepth 1", "--bs 64k --iodepth 7", "--bs 1M --iodepth 3"] {
+        let ended = pinfold(&words(&format!("io soft:4M --memory thp --size 1M {line}")));
+        if ended.code == Some(1) && ended.err.contains("no 2 MiB of memory are free") {
+            return skipped("memory is fragmented");
+        }
+        assert!(ended.ok().contains("from thp in pages of 2 MiB"), "{line}");
+    }
+}
+
+#[test]
+fn doctor_and_receive_agree_on_af_xdp() {
+    if !is_root() || !works(&["unshare", "-Urn", "true"]) || !works(&["ip", "-V"]) {
+        return skipped("needs root, user namespaces and ip");
+    }
+    let docker = "-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap,\
+                  +net_bind_service,+sys_chroot,+kill,+audit_write";
+    let docker = format!("--bounding-set={docker}");
+    let wire = "ip link add v0 type veth peer name v1 && ip link set v0 up && ip link set v1 up";
+    for (by, refused) in [
+        (vec!["unshare", "-n"], None),
+        (vec!["unshare", "-Urn"], Some("user namespace")),
+        (vec!["unshare", "-n", "setpriv", &docker, "--inh-caps=-all"], Some("bounding set")),
+        (vec!["unshare", "-n", "setpriv", "--bounding-set=-all", "--inh-caps=-all"], Some("cap_net_raw")),
+    ] {
+        // The interfaces are made before the capabilities are dropped.
+        let at = by.iter().position(|part| *part == "setpriv").unwrap_or(by.len());
+        let script = format!("{wire}; exec \"$0\" \"$@\"");
+        let by = [&by[..at], &["sh", "-c", &script], &by[at..]].concat();
+        let (state, detail, fix) = finding(&run(&by, "doctor --json").json(), "AF_XDP");
+        let received = run(&by, "receive v1 --seconds 100ms --memory 8M");
+        assert_eq!(state == "good", received.code == Some(0), "{detail} {received:?}");
+        let Some(part) = refused else {
+            received.ok();
+            continue;
+        };
+        assert!(detail.contains(part) && fix.is_none(), "{detail} {fix:?}");
+        // Memory that cannot be locked is refused before, unless the limit allows it.
+        if !received.err.contains("cannot be locked") {
+            let call = detail.split(": ").next().unwrap().to_owned();
+            received.failed(1, &[&call, "not permitted", part]);
+        }
+    }
+}
+
+#[test]
+fn a_node_behind_a_closed_folder_is_denied_and_not_absent() {
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    if !is_root() || !works(&["unshare", "-m", "true"]) || !works(&[&user[..], &["true"]].concat()) {
+        return skipped("needs root, for a mount namespace");
+    }
+    let setup = "mount -t tmpfs -o mode=755 tmpfs /dev && cp \"$0\" /dev/pinfold && mkdir -m 700 /dev/vfio && \
+                 touch /dev/vfio/vfio /dev/iommu && chmod 666 /dev/vfio/vfio && chmod 600 /dev/iommu";
+    let inside = |then: &str, by: &[&str]| {
+        let script = format!("{setup} && {then} && exec \"$@\"");
+        let command = [&["-m", "sh", "-c", &script, PROGRAM], by].concat();
+        let output = Command::new("unshare")
+            .args(command)
+            .args(["/dev/pinfold", "doctor", "--json"])
+            .output()
+            .unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let closed = inside("true", &user);
+    let (state, detail, fix) = finding(&closed, "VFIO");
+    assert_eq!((&*state, fix.as_deref()), ("limited", Some("sudo chmod o+rx /dev/vfio")), "{detail}");
+    assert!(detail.contains("Permission denied"), "{detail}");
+    let (state, detail, fix) = finding(&closed, "iommufd");
+    assert_eq!((&*state, fix.as_deref()), ("limited", Some("sudo chown $USER /dev/iommu")), "{detail}");
+    let opened = inside("chmod o+rx /dev/vfio && chown 65534 /dev/iommu", &user);
+    assert!(finding(&opened, "VFIO").1.contains("no device is bound"), "{opened}");
+    assert_eq!(finding(&opened, "iommufd").0, "good");
+    let root = inside("rm /dev/iommu", &["env"]);
+    assert_eq!(finding(&root, "iommufd").0, "missing", "it does not exist");
+}
+
+#[test]
+fn limits_of_the_process_are_in_doctor() {
+    let few = run(&["prlimit", "--nofile=100:4096"], "doctor --json").json();
+    let (state, detail, fix) = finding(&few, "open files");
+    assert!(state == "limited" && detail.starts_with("soft 100, hard 4096"), "{detail}");
+    assert!(fix.as_ref().is_some_and(|fix| fix.starts_with("ulimit -n ")), "{fix:?}");
+    let fixed = run_after(&["prlimit", "--nofile=100:4096"], &fix.unwrap(), "doctor --json").json();
+    assert_eq!(finding(&fixed, "open files").0, "good");
+    let small = run(&["prlimit", "--as=268435456"], "doctor --json").json();
+    let (state, detail, _) = finding(&small, "memory");
+    assert!(state == "limited" && detail.contains("left by RLIMIT_AS"), "{detail}");
+    let refused = run(&["prlimit", "--as=268435456"], "io soft:1G --bs 64M --iodepth 4 --memory plain");
+    refused.failed(2, &["RLIMIT_AS"]);
+}
+
+/// Asserts that the fix, which is for a process started by `by`, names a value or a file that is not already so.
+#[track_caller]
+fn changes_something(fix: &str, by: &[&str]) {
+    let read = |file: &str| std::fs::read_to_string(file.trim()).unwrap_or_default();
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let is_changed = |file: &str, value: &str| {
+        let now = read(file);
+        match (number(&now), number(value)) {
+            (Some(now), Some(value)) => value > now || value == 0 && now > 0,
+            _ => !now.contains(&format!("[{value}]")) && Path::new(file.trim()).exists(),
+        }
+    };
+    let limit = |name: &str, value: &str| {
+        let output = Command::new(by[0]).args(&by[1..]).args(["cat", "/proc/self/limits"]).output().unwrap();
+        let limits = String::from_utf8(output.stdout).unwrap();
+        let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
+        let soft = number(line[26..].split_whitespace().next().unwrap());
+        assert!(soft.is_some_and(|soft| number(value).unwrap() > soft), "{fix}: {line}");
+    };
+    if let Some(set) = fix.strip_prefix("sudo sysctl ") {
+        let (key, value) = set.split_once('=').unwrap();
+        assert!(is_changed(&format!("/proc/sys/{}", key.replace('.', "/")), value), "{fix}");
+    } else if let Some(script) = fix.strip_prefix("sudo sh -c '") {
+        for echo in script.trim_end_matches('\'').split(" && ") {
+            let (value, file) = echo.strip_prefix("echo ").unwrap().split_once(" > ").unwrap();
+            assert!(is_changed(file, value), "{fix}");
+        }
+    } else if let Some(kib) = fix.strip_prefix("ulimit -l ") {
+        limit("Max locked memory", &(number(kib).unwrap() * 1024).to_string());
+    } else if let Some(files) = fix.strip_prefix("ulimit -n ") {
+        limit("Max open files", files);
+    } else if let Some(set) = fix.strip_prefix("sudo prlimit --pid $$ --") {
+        let (name, values) = set.split_once('=').unwrap();
+        let name = if name == "memlock" { "Max locked memory" } else { "Max open files" };
+        limit(name, values.split(':').next().unwrap());
+    } else if let Some(module) = fix.strip_prefix("sudo modprobe ") {
+        assert!(!Path::new("/sys/module").join(module.replace('-', "_")).exists(), "{fix}");
+    } else if fix.starts_with("sudo chown ")
+        || fix.starts_with("sudo chmod ")
+        || fix.starts_with("sudo setcap ")
+    {
+        assert!(Path::new(fix.rsplit(' ').next().unwrap()).exists(), "{fix}");
+    } else if fix.starts_with("sudo sed ") {
+        assert!(!read("/proc/cmdline").contains("intel_iommu=on"), "{fix}");
+    } else {
+        assert_eq!(fix, "sudo pinfold bind $BDF", "no such kind of fix is known");
+    }
+}
+
+#[test]
+fn every_fix_of_doctor_changes_what_it_names() {
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let settings: [&[&str]; 4] =
+        [&["env"], &nobody, &["prlimit", "--memlock=65536:65536", "--nofile=64:64"], &["unshare", "-Urn"]];
+    for by in settings {
+        if !works(&[by, &[PROGRAM, "--version"]].concat()) {
+            skipped(&format!("cannot run it by {by:?}"));
+            continue;
+        }
+        let report = run(by, "doctor --json").json();
+        for finding in report["findings"].as_array().unwrap() {
+            if let Some(fix) = finding["fix"].as_str() {
+                changes_something(fix, by);
+            }
+        }
+    }
+}
