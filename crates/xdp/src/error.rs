@@ -81,8 +81,9 @@ pub enum OpenError {
     },
     /// The memory exceeds `RLIMIT_MEMLOCK`.
     #[error(
-        "{bytes} bytes for packets cannot be locked ({limit}): {}, or give the process CAP_IPC_LOCK",
-        .limit.raise_command(*.bytes)
+        "{bytes} bytes for packets cannot be locked ({limit}): {}{}",
+        .limit.raise_command(*.bytes),
+        if pinfold::xdp::privileges().initial_user_namespace { ", or give the process CAP_IPC_LOCK" } else { "" }
     )]
     Memlock {
         /// The size of the memory in bytes.
@@ -234,7 +235,9 @@ pub(crate) fn of_attach(interface: &Interface, error: CallError) -> OpenError {
 /// Translates a failure to create the socket over `bytes` bytes.
 pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> OpenError {
     match error.errno.raw() {
-        ENOBUFS | ENOMEM => OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() },
+        ENOBUFS | ENOMEM if pinfold::xdp::memlock_limit().left().is_some() => {
+            OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() }
+        }
         _ => general(interface, error),
     }
 }

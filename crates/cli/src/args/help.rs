@@ -152,7 +152,12 @@ A client for whose requests there is no memory waits, and what it sends stays in
 
 help! { DOCTOR:
     "\
-It changes nothing. The exit code is 0 even if something is missing.
+It tries what a run needs, as this user and in this container: a page of each kind, a ring, a socket with its program. It \
+undoes that, and changes nothing. Limits of control groups and of the process are named by their file or their option. What \
+cannot be read is unknown, never missing. A fix is printed only if it changes the value that refused, and only where it can \
+work: in a user namespace, or where /sys is read-only, the line says where to run it instead.
+
+The exit code is 0 even if something is missing.
 
 ";
     "  pinfold doctor

@@ -68,7 +68,7 @@ pub(crate) enum Memory {
     #[serde(rename = "hugetlb-2m")]
     #[value(name = "hugetlb-2m")]
     Hugetlb2m,
-    /// Transparent hugepages
+    /// Transparent hugepages; the size is rounded up to 2 MiB
     #[value(alias = "transparent")]
     #[serde(rename = "thp")]
     Thp,

@@ -15,7 +15,28 @@ impl Facts {
         all.extend(memory::findings(self));
         all.extend(devices::findings(self));
         all.extend(calls::findings(self));
-        all
+        all.into_iter().map(|finding| self.where_it_works(finding)).collect()
+    }
+
+    /// Leaves a command as the remedy only where it can work: not in a user namespace, whose root may not change the machine,
+    /// and not on a file system that is read-only here. Then the detail says where.
+    fn where_it_works(&self, finding: Finding) -> Finding {
+        let Some(remedy) = &finding.remedy else { return finding };
+        let file = match remedy.strip_prefix("sudo sysctl ") {
+            Some(_) => Some("/proc/sys"),
+            None if remedy.contains("> /sys/fs/cgroup/") => Some("/sys/fs/cgroup"),
+            None if remedy.contains("> /sys/") => Some("/sys"),
+            None => None,
+        };
+        let place = match file.filter(|file| self.live.read_only.contains(file)) {
+            _ if !self.live.privileges.initial_user_namespace && remedy.starts_with("sudo ") => {
+                "outside of this user namespace".to_owned()
+            }
+            Some(file) => format!("on the host ({file} is read-only here)"),
+            None => return finding,
+        };
+        let detail = format!("{}; {place}: {remedy}", finding.detail);
+        Finding { detail, remedy: None, ..finding }
     }
 
     /// Returns whether the kernel is at least this one; `None` if its release is unknown.

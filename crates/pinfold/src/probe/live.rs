@@ -4,8 +4,9 @@ use crate::memory::{Source, SourceUnavailable, try_one_page};
 use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::{self, OpenFiles};
 use crate::sys::privileges::Privileges;
-use crate::sys::{Errno, query};
+use crate::sys::{Errno, query, text};
 use io_uring::{IoUring as Ring, Probe, opcode};
+use std::path::Path;
 
 /// Whether an attempt succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +69,11 @@ pub struct Live {
     pub privileges: Privileges,
     /// The limit of open files.
     pub open_files: OpenFiles,
+    /// Those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a container: nothing there can be
+    /// changed from here.
+    pub read_only: Vec<&'static str>,
+    /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by `update-grub`.
+    pub grub: bool,
     /// How many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
     pub address_space: Option<(u64, u64)>,
 }
@@ -88,9 +94,25 @@ impl Live {
             pagemap: query::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),
+            read_only: read_only(),
+            grub: grub(),
             address_space: limits::address_space(),
         }
     }
+}
+
+fn read_only() -> Vec<&'static str> {
+    let is_read_only = |path: &&str| {
+        let mount = rustix::fs::statvfs(*path);
+        mount.is_ok_and(|mount| mount.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+    };
+    ["/proc/sys", "/sys", "/sys/fs/cgroup"].into_iter().filter(is_read_only).collect()
+}
+
+fn grub() -> bool {
+    let set = text::all(Path::new("/etc/default/grub")).unwrap_or_default();
+    set.lines().any(|line| line.starts_with("GRUB_CMDLINE_LINUX=\""))
+        && ["/usr/sbin/update-grub", "/sbin/update-grub"].iter().any(|path| Path::new(path).exists())
 }
 
 fn io_uring() -> std::io::Result<IoUring> {

@@ -36,6 +36,8 @@ fn locked_down() -> Live {
         pagemap: Answer::No(Errno::new(libc::EPERM)),
         privileges: root(),
         open_files: OpenFiles { soft: Some(1024), hard: Some(4096), open: Some(3) },
+        read_only: Vec::new(),
+        grub: true,
         address_space: None,
     }
 }
@@ -240,6 +242,102 @@ fn a_node_that_may_not_be_opened_is_limited_not_missing() {
     let findings = Facts::gather(&roots, NO_LIMIT, open()).findings();
     assert_eq!(find(&findings, "iommufd").state, State::Limited);
     assert!(find(&findings, "iommufd").remedy.as_ref().unwrap().starts_with("sudo chown $USER "));
+}
+
+/// The machine that has everything, with changes.
+fn findings_with(change: impl Fn(&Roots), live: Live) -> Vec<Finding> {
+    let (_top, roots) = machine(EVERYTHING);
+    change(&roots);
+    Facts::gather(&roots, SMALL, live).findings()
+}
+
+#[test]
+fn what_cannot_be_listed_is_unknown_and_has_no_fix() {
+    let hide = |roots: &Roots| {
+        for folder in [
+            roots.sys.join("kernel/mm/hugepages"),
+            roots.sys.join("kernel/mm/transparent_hugepage"),
+            roots.sys.join("kernel/iommu_groups"),
+            roots.sys.join("devices/system/node"),
+        ] {
+            std::fs::remove_dir_all(&folder).unwrap();
+            std::fs::write(&folder, "").unwrap();
+        }
+    };
+    let unmounted = |roots: &Roots| std::fs::remove_dir_all(&roots.sys).unwrap();
+    let refused_pages = || {
+        let reason = UnavailableReason::Kernel { call: "mmap", errno: Errno::new(libc::ENOMEM) };
+        Live { hugetlb_2m: refused(Source::Hugetlb2M, reason, None), ..open() }
+    };
+    for change in [&hide as &dyn Fn(&Roots), &unmounted] {
+        let findings = findings_with(change, refused_pages());
+        for what in ["hugepages 2 MiB", "IOMMU groups", "NUMA"] {
+            let found = find(&findings, what);
+            assert_eq!((found.state, &found.remedy), (State::Limited, &None), "{found}");
+            assert!(!found.detail.contains("switch on") && !found.detail.contains("has no pages"), "{found}");
+        }
+        // What was tried works, whatever can be read about it.
+        assert_eq!(find(&findings, "transparent hugepages").state, State::Good);
+        assert_eq!(find(&findings, "hugepages 1 GiB").state, State::Good);
+    }
+}
+
+#[test]
+fn a_fix_is_not_what_is_so_already() {
+    let command_line = |text: &'static str| {
+        move |roots: &Roots| {
+            std::fs::remove_dir_all(roots.sys.join("kernel/iommu_groups")).unwrap();
+            std::fs::create_dir_all(roots.sys.join("firmware/acpi/tables/DMAR")).unwrap();
+            std::fs::write(roots.proc.join("cmdline"), text).unwrap();
+        }
+    };
+    for (text, live, fix) in [
+        ("quiet", open(), true),
+        ("quiet", Live { grub: false, ..open() }, false),
+        ("intel_iommu=on quiet", open(), false),
+        ("intel_iommu=off", open(), false),
+        ("iommu=off", open(), false),
+    ] {
+        let findings = findings_with(command_line(text), live);
+        let found = find(&findings, "IOMMU groups");
+        assert_eq!((found.state, found.remedy.is_some()), (State::Missing, fix), "{text}: {found}");
+    }
+    let denied = || Live { userfaultfd: Answer::No(Errno::new(libc::EPERM)), ..open() };
+    for (value, fix) in [("0", true), ("1", false)] {
+        let set = |roots: &Roots| {
+            std::fs::create_dir_all(roots.proc.join("sys/vm")).unwrap();
+            std::fs::write(roots.proc.join("sys/vm/unprivileged_userfaultfd"), value).unwrap();
+        };
+        let findings = findings_with(set, denied());
+        assert_eq!(find(&findings, "userfaultfd").remedy.is_some(), fix, "{value}");
+    }
+    // Loaded, and no node: the machine's container has it.
+    let no_node = |roots: &Roots| {
+        std::fs::remove_dir_all(roots.dev.join("vfio")).unwrap();
+        std::fs::remove_file(roots.dev.join("iommu")).unwrap();
+    };
+    let findings = findings_with(no_node, open());
+    assert_eq!(find(&findings, "VFIO").remedy, None);
+    assert!(find(&findings, "VFIO").detail.contains("--device"));
+    assert_eq!(find(&findings, "iommufd").remedy.as_deref(), Some("sudo modprobe iommufd"));
+}
+
+#[test]
+fn a_fix_that_cannot_work_here_says_where() {
+    let none = |_: &Roots| {};
+    let used = || Live { hugetlb_1g: locked_down().hugetlb_1g, ..open() };
+    let remedy = |live| find(&findings_with(none, live), "hugepages 1 GiB").clone();
+    assert!(remedy(used()).remedy.is_some());
+    for (live, place) in [
+        (Live { read_only: vec!["/sys"], ..used() }, "on the host (/sys is read-only here): sudo sh -c"),
+        (
+            Live { privileges: Privileges { initial_user_namespace: false, ..root() }, ..used() },
+            "outside of this user namespace: sudo sh -c",
+        ),
+    ] {
+        let found = remedy(live);
+        assert!(found.remedy.is_none() && found.detail.contains(place), "{found}");
+    }
 }
 
 #[test]

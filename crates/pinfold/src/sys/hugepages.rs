@@ -144,7 +144,7 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
 /// Returns whether hugepages of the default size have this size.
 fn default_is(page: PageSize) -> bool {
     let meminfo = std::fs::read("/proc/meminfo").unwrap_or_default();
-    text::field_kib(&meminfo, "Hugepagesize").is_none_or(|bytes| bytes == page.bytes())
+    text::field_kib(&meminfo, "Hugepagesize").is_some_and(|bytes| bytes == page.bytes())
 }
 
 pub(crate) fn nodes(sys: &Path) -> Vec<u32> {

@@ -58,9 +58,9 @@ impl Module {
                 Err(format!("the module {name} is loaded: a container needs its nodes (--device)"))
             }
             Self::NotInstalled => Err(format!("the module {name} is not installed for this kernel")),
-            Self::Unknown => {
-                Err(format!("/lib/modules has no list of this kernel's modules: load {name} on the host"))
-            }
+            Self::Unknown => Err(format!(
+                "/lib/modules has nothing for this kernel: in a container, load {name} on the host"
+            )),
         }
     }
 }
@@ -224,7 +224,7 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let (sys, folder) = (top.path().join("sys"), top.path().join("modules"));
         let advice = || module(&sys, &folder, "vfio-pci").advice("vfio-pci");
-        assert!(advice().unwrap_err().contains("no list of this kernel's modules"));
+        assert!(advice().unwrap_err().contains("nothing for this kernel"));
         let list = folder.join(release()).join("modules.dep");
         std::fs::create_dir_all(list.parent().unwrap()).unwrap();
         std::fs::write(&list, "kernel/drivers/vfio/vfio.ko:\n").unwrap();

@@ -94,7 +94,9 @@ pub(crate) fn permit(node: &Path) -> Option<String> {
         fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS) != Err(rustix::io::Errno::ACCESS)
     };
     let folders: Vec<&Path> = node.ancestors().skip(1).collect();
-    if let Some(folder) = folders.into_iter().rev().find(|folder| !may(folder, fs::Access::EXEC_OK)) {
+    if let Some(folder) =
+        folders.into_iter().rev().find(|folder| folder.is_dir() && !may(folder, fs::Access::EXEC_OK))
+    {
         return Some(format!("sudo chmod o+rx {}", folder.display()));
     }
     let wanted = fs::Access::READ_OK | fs::Access::WRITE_OK;

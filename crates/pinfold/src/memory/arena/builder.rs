@@ -51,8 +51,8 @@ impl ArenaBuilder {
     /// The largest arena in bytes: 1 TiB.
     pub const MAX_BYTES: u64 = 1 << 40;
 
-    /// Sets the size in bytes. It is rounded up to 4096, below 2 MiB to a power of two, and with a hugetlb source to its
-    /// page size; [`ArenaReport::bytes`] is the result.
+    /// Sets the size in bytes. It is rounded up to 4096, below 2 MiB to a power of two, and with a source of hugepages to
+    /// their size; [`ArenaReport::bytes`] is the result.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
         self.size = bytes;

@@ -37,8 +37,15 @@ fn iommu(facts: &Facts) -> Finding {
             finding(what, State::Missing, detail)
         }
         Some("DMAR") => {
-            let detail = "the firmware describes an Intel IOMMU, and the kernel does not use it; then reboot";
-            finding(what, State::Missing, detail).fixed_by(on_the_command_line("intel_iommu=on"))
+            let detail = "the firmware describes an Intel IOMMU, and the kernel does not use it";
+            match facts.live.grub {
+                true => finding(what, State::Missing, format!("{detail}; then reboot"))
+                    .fixed_by(on_the_command_line("intel_iommu=on")),
+                false => {
+                    let detail = format!("{detail}: add intel_iommu=on to its command line, then reboot");
+                    finding(what, State::Missing, detail)
+                }
+            }
         }
         Some(table) => {
             let detail = format!(
@@ -86,8 +93,12 @@ fn vfio(facts: &Facts) -> Finding {
         if vfio.groups.is_empty() { (&vfio.devices, "devices") } else { (&vfio.groups, "groups") };
     let Some(first) = bound.first() else {
         let detail = format!("no device is bound to it (BDF: the device's address){unprotected}");
-        let bind = "sudo pinfold bind $BDF";
-        return finding(what, State::Limited, detail).fixed_by(bind);
+        // The driver of the module binds devices.
+        let bind = match vfio.modules.iter().any(|name| name == "vfio_pci") {
+            true => Ok("sudo pinfold bind $BDF".to_owned()),
+            false => vfio.load.clone(),
+        };
+        return finding(what, State::Limited, detail).fixed_if(bind);
     };
     let allowed = bound.iter().filter(|node| node.access == Access::Allowed).count();
     let detail = format!("{allowed} of {} bound {kind} may be opened{unprotected}", bound.len());
