@@ -152,11 +152,12 @@ fn memory_is_checked_without_procfs_and_control_groups() {
     if !is_root() || !works(&["unshare", "-m", "true"]) {
         return skipped("needs root, for a mount namespace");
     }
-    // As many as there are buffers in the largest request: far more than this machine has, and more than is assumed.
-    let line = "io soft:64G --bs 64M --iodepth 1023 --memory plain";
+    // 2 TiB, and 1 GiB: more than the machine has, and more than is assumed.
+    let all = "io soft:64G --bs 64M --iodepth 1023 --numjobs 32 --memory plain";
+    let line = "io soft:64G --bs 64M --iodepth 16 --memory plain";
     let hidden = "mount -t proc -o subset=pid proc /proc";
     if works(&["unshare", "-m", "sh", "-c", hidden]) {
-        run_after(&["unshare", "-m"], hidden, line).failed(2, &["needs 64", "page cache", "/proc/meminfo"]);
+        run_after(&["unshare", "-m"], hidden, all).failed(2, &["needs 2", "page cache", "/proc/meminfo"]);
         let report = run_after(&["unshare", "-m"], hidden, "doctor --json").json();
         let (state, detail, _) = finding(&report, "memory");
         assert!(state == "limited" && detail.contains("without page cache"), "{detail}");
@@ -165,7 +166,7 @@ fn memory_is_checked_without_procfs_and_control_groups() {
     // A file system over the mounts of the control groups hides them; the process must be in a group of its own.
     let Some(group) = Group::new("memory", "hidden") else { return };
     let hidden = format!("echo $$ > {}/cgroup.procs; umount -R -l /sys", group.0.display());
-    let ended = run_after(&["unshare", "-m"], &hidden, &line.replace("1023", "16"));
+    let ended = run_after(&["unshare", "-m"], &hidden, line);
     if ended.err.contains("umount") {
         return skipped("cannot unmount /sys");
     }
@@ -284,8 +285,10 @@ fn doctor_and_receive_agree_on_af_xdp() {
         let received = run(&by, "receive v1 --seconds 100ms --memory 8M");
         assert_eq!(state == "good", received.code == Some(0), "{detail} {received:?}");
         let Some(part) = refused else {
-            received.ok();
-            continue;
+            if state == "good" {
+                continue;
+            }
+            return skipped(&format!("no AF_XDP: {detail}"));
         };
         assert!(detail.contains(part) && fix.is_none(), "{detail} {fix:?}");
         // Memory that cannot be locked is refused before, unless the limit allows it.
