@@ -125,6 +125,10 @@ fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
         let (state, detail, doctor) = finding(&group.run("doctor --json").json(), "hugepages 2 MiB");
         assert!(state == "limited" && detail.contains(&name), "{state} {detail}");
         assert!(doctor.unwrap().contains(&name));
+        // Pages that the group refuses are no memory for `auto`: what it takes instead is checked.
+        let setup = format!("echo $$ > {}/cgroup.procs; ulimit -v 100000", group.0.display());
+        let auto = run_after(&[], &setup, "io soft:1G --bs 8M --iodepth 14");
+        auto.failed(2, &["14 buffers of 8 MiB", "RLIMIT_AS"]);
         apply(&fix);
         group.run(line).ok();
         group.set(v2, v1, "9223372036854771712").unwrap();

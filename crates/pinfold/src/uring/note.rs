@@ -57,6 +57,10 @@ pub enum BufferedReason {
     },
 }
 
+/// What a ring or a first transfer answers where the file, its file system or its device does not poll: `NODATA` stands for an
+/// empty file.
+const UNPOLLED: [Errno; 3] = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NODATA];
+
 impl Note {
     /// Returns the limit of locked memory with which the buffers would be registered, if that limit refused them.
     pub fn memlock_needed(&self) -> Option<u64> {
@@ -83,6 +87,9 @@ impl Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Buffered(BufferedReason::Refused(errno)) if *errno != Errno::INVAL => {
+                write!(f, "no O_DIRECT: fcntl: {errno}; data goes through the page cache")
+            }
             Self::Buffered(BufferedReason::Refused(errno)) => {
                 write!(
                     f,
@@ -113,6 +120,9 @@ impl fmt::Display for Note {
             }
             Self::NotDeferred { errno } => {
                 write!(f, "completions interrupt their thread ({errno}); Linux 6.1 or later defers them")
+            }
+            Self::NotPolled { errno } if !UNPOLLED.contains(errno) => {
+                write!(f, "no polling: the kernel refuses it ({errno})")
             }
             Self::NotPolled { errno } => write!(
                 f,

@@ -78,6 +78,9 @@ fn notes_name_the_command_that_fixes_them() {
     // The account of this process would allow it, so another process of the user has the rest.
     let note = Note::NotFixed { requested: 4096, used: 0, limit: Some(8192), errno: Errno::NOMEM };
     assert_eq!(note.memlock_needed(), Some(12288));
+    assert!(text(Note::NotPolled { errno: Errno::OPNOTSUPP }).contains("the file does not support it"));
+    assert!(!text(Note::NotPolled { errno: Errno::PERM }).contains("the file"));
+    assert!(!text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support"));
     let why = BufferedReason::Block { requested: 512, needed: 4096 };
     assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
 }
