@@ -99,8 +99,8 @@ fn apply(fix: &str) {
 fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
     let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     let free = std::fs::read_to_string(pool).ok().and_then(|free| free.trim().parse::<u64>().ok());
-    if free.is_none_or(|free| free < 64) {
-        return skipped("needs 64 free hugepages");
+    if free.is_none_or(|free| free < 32) {
+        return skipped("needs 32 free hugepages");
     }
     let Some(group) = Group::new("hugetlb", "hugetlb") else { return };
     let line = "io soft:8M --memory hugetlb-2m --bs 1M --iodepth 8 --size 8M";

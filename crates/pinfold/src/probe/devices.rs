@@ -34,8 +34,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the node and closes it again: a node without a user of its own, for which that has no effect.
-    fn open(path: &Path) -> Self {
+    /// Opens the node and closes it again: a node without a user of its own, for which that has no effect once its module is
+    /// loaded. Before, opening it would load the module, so the mode is checked instead.
+    fn open(path: &Path, roots: &Roots, module: &str) -> Self {
+        if !roots.sys.join("module").join(module).is_dir() {
+            return Self::check(path);
+        }
         let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         Self::of(path, opened.map(drop))
     }
@@ -126,7 +130,7 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
     let load = |name: &str| kernel::module(&roots.sys, &roots.modules, name).advice(name);
     let noiommu = roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
     Vfio {
-        container: Node::open(&folder.join("vfio")),
+        container: Node::open(&folder.join("vfio"), roots, "vfio"),
         groups: nodes(&folder, is_group),
         devices: nodes(&folder.join("devices"), |_| true),
         modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
@@ -162,7 +166,7 @@ fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {
 
 /// Opens `/dev/iommu`.
 pub(super) fn iommufd(roots: &Roots) -> Node {
-    Node::open(&roots.dev.join("iommu"))
+    Node::open(&roots.dev.join("iommu"), roots, "iommufd")
 }
 
 /// A folder that cannot be listed: what is in it is not known to be absent.

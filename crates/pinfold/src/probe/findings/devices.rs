@@ -132,10 +132,12 @@ fn denied(what: &str, node: &Node) -> Finding {
 
 /// A node that does not exist.
 fn absent(what: &str, node: &Node, load: &Result<String, String>) -> Finding {
-    match load {
-        Ok(command) => finding(what, State::Missing, format!("no {}", node.path)).fixed_by(command.clone()),
-        Err(why) => finding(what, State::Missing, format!("no {}: {why}", node.path)),
-    }
+    let path = &node.path;
+    let detail = match node.errno {
+        Some(errno) if errno.raw() != libc::ENOENT => format!("{path}: {errno}"),
+        _ => format!("no {path}"),
+    };
+    finding(what, State::Missing, detail).fixed_if(load.clone())
 }
 
 fn iommufd(facts: &Facts) -> Finding {
