@@ -204,10 +204,10 @@ fn run_by(by: &[String], args: &str) -> Ended {
     run(&by.iter().map(String::as_str).collect::<Vec<_>>(), args)
 }
 
-/// A seccomp filter that answers `io_uring_setup` (425 on every architecture) with `errno`.
-fn seccomp(errno: i32) -> Option<Vec<String>> {
+/// A seccomp filter that answers the system call `number` with `errno`.
+fn seccomp(number: u32, errno: i32) -> Option<Vec<String>> {
     python(&format!(
-        "code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50000 | {errno}), (0x06, 0, 0, 0x7fff0000)]\n\
+        "code = [(0x20, 0, 0, 0), (0x15, 0, 1, {number}), (0x06, 0, 0, 0x50000 | {errno}), (0x06, 0, 0, 0x7fff0000)]\n\
          text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *one) for one in code))\n\
          class Program(ctypes.Structure):\n    _fields_ = [('len', ctypes.c_ushort), ('filter', ctypes.c_void_p)]\n\
          program = Program(len(code), ctypes.addressof(text))\n\
@@ -223,8 +223,9 @@ fn a_filter_that_refuses_io_uring_is_not_the_kernel() {
     }
     let folder = Folder::new();
     let file = folder.file("data", &[7; 65536]);
-    for errno in [1, 38] {
-        let Some(by) = seccomp(errno) else { return };
+    // `io_uring_setup` and `io_uring_register`, which have these numbers on every architecture; EPERM and ENOSYS.
+    for (number, errno) in [(425, 1), (425, 38), (427, 1)] {
+        let Some(by) = seccomp(number, errno) else { return };
         let ended = run_by(&by, &format!("io {file}"));
         assert_eq!(ended.code, Some(0), "it works by system calls: {ended:?}");
         let (state, detail, fix) = finding(&run_by(&by, "doctor --json").json(), "io_uring");
@@ -294,6 +295,11 @@ fn doctor_and_receive_agree_on_af_xdp() {
             }
             return skipped(&format!("no AF_XDP: {detail}"));
         };
+        if detail.contains("cannot be locked") {
+            // Other processes of this user, all of which count, have the rest of the limit.
+            skipped(&detail);
+            continue;
+        }
         assert!(detail.contains(part) && fix.is_none(), "{detail} {fix:?}");
         // Memory that cannot be locked is refused before, unless the limit allows it.
         if !received.err.contains("cannot be locked") {

@@ -118,9 +118,9 @@ fn grub() -> bool {
 fn io_uring() -> std::io::Result<IoUring> {
     let ring = Ring::new(2)?;
     let mut probe = Probe::new();
-    // A kernel before 5.6 has no such query; it has both of these since 5.1.
-    let known = ring.submitter().register_probe(&mut probe).is_ok();
-    let has = |code: u8| !known || probe.is_supported(code);
+    // A queue of files asks, too, and makes system calls if the kernel before 5.6, or a filter, has no answer.
+    ring.submitter().register_probe(&mut probe)?;
+    let has = |code: u8| probe.is_supported(code);
     let answer = |result: std::io::Result<()>| match result {
         Ok(()) => Answer::Yes,
         Err(error) => Answer::No(Errno::from(&error)),
