@@ -2,6 +2,7 @@
 
 use crate::namespace::Namespace;
 use pinfold_nvme::spec::SglSupport;
+use std::time::Duration;
 
 /// Configures a model controller.
 #[derive(Clone, Debug)]
@@ -22,6 +23,12 @@ pub struct ModelConfig {
     pub vectors: u16,
     /// RTD3E: how long a shutdown may take, in microseconds; 0 means not reported.
     pub rtd3_entry_us: u32,
+    /// CRDT1 to CRDT3, in units of 100 ms: the delays that a status may ask for by CRD; 0 means none. A host that has not
+    /// declared to wait for them (ACRE of "host behavior support") sees CRD 0.
+    pub retry_delays: [u16; 3],
+    /// For how long after each start I/O commands fail with [`NAMESPACE_NOT_READY`](pinfold_nvme::spec::Status::NAMESPACE_NOT_READY),
+    /// with CRD 1 where CRDT1 is set. Default: 0.
+    pub not_ready: Duration,
     /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of active namespaces.
     pub version: u32,
     /// ACL, 0-based: the number of aborts that may be outstanding.
@@ -45,6 +52,8 @@ impl ModelConfig {
             stride_shift: 0,
             vectors: 0,
             rtd3_entry_us: 0,
+            retry_delays: [0; 3],
+            not_ready: Duration::ZERO,
             version: 2 << 16,
             acl: 3,
             aerl: 0,

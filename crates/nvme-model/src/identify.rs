@@ -31,6 +31,7 @@ pub(crate) fn controller(config: &ModelConfig) -> Box<ControllerData> {
     data.controller_id = U16::new(1);
     data.version = U32::new(config.version);
     data.rtd3_entry_us = U32::new(config.rtd3_entry_us);
+    data.retry_delays = config.retry_delays.map(U16::new);
     data.oaes = U32::new(ControllerData::OAES_NAMESPACE_ATTRIBUTES);
     (data.acl, data.aerl) = (config.acl, config.aerl);
     (data.sqes, data.cqes) = (0x66, 0x44);

@@ -28,6 +28,9 @@ impl From<U32> for Halves {
     }
 }
 
+/// The size of the data of "host behavior support".
+const HOST_BEHAVIOR_BYTES: usize = 512;
+
 /// The common fields of the commands that create a queue.
 struct NewQueue {
     id: u16,
@@ -217,7 +220,12 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Number of queues (Base 5.27.1.5): 0-based, submission in bits 15:0, completion in 31:16.
-    fn features(&self, command: &Command) -> AdminResult {
+    fn features(&mut self, command: &Command) -> AdminResult {
+        if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::HOST_BEHAVIOR)
+            && command.opcode == admin::SET_FEATURES
+        {
+            return self.host_behavior(command);
+        }
         if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::ASYNC_EVENTS) {
             return Ok(0);
         }
@@ -232,6 +240,19 @@ impl<B: Bus> Engine<B> {
         }
         let granted = u32::from(self.config.queues.saturating_sub(1));
         Ok(granted | granted << 16)
+    }
+
+    /// Host behavior support: byte 0 of the data is ACRE.
+    fn host_behavior(&mut self, command: &Command) -> AdminResult {
+        let mut data = [0; HOST_BEHAVIOR_BYTES];
+        let mut rest = data.as_mut_slice();
+        for run in self.resolver.resolve(&self.bus, command, HOST_BEHAVIOR_BYTES)? {
+            let (part, after) = rest.split_at_mut_checked(run.len).ok_or(Status::INTERNAL_ERROR)?;
+            self.bus.read(run.iova, part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            rest = after;
+        }
+        self.advanced_retry = data.first() == Some(&feature::ADVANCED_RETRY);
+        Ok(0)
     }
 
     /// Aborts a held command; bit 0 of the result: not aborted (Base 5.1).

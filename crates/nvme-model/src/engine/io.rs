@@ -154,7 +154,8 @@ fn within(namespace: &Namespace, slba: u64, blocks: u32) -> Result<Extent, Statu
 fn status_of(error: &MediaError, media: Status) -> Status {
     match error {
         MediaError::Bus(_) => Status::DATA_TRANSFER_ERROR,
-        MediaError::Full => Status::CAPACITY_EXCEEDED,
+        // Retries free no space.
+        MediaError::Full => Status::CAPACITY_EXCEEDED.do_not_retry(),
         MediaError::Io(_) => media,
     }
 }

@@ -9,6 +9,7 @@ use crate::stats::Counters;
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE, Status};
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// From this size on, an interrupt does not wait for the rest of its batch.
 const LARGE_BLOCKS: u32 = 16;
@@ -175,7 +176,20 @@ impl<B: Bus> Engine<B> {
     }
 
     fn execute(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
-        if id == 0 { self.execute_admin(command) } else { Some(self.execute_io(command).into()) }
+        match id {
+            0 => self.execute_admin(command),
+            _ if self.is_not_ready() => {
+                let crd = u8::from(self.config.retry_delays.first().is_some_and(|delay| *delay > 0));
+                Some(Status::NAMESPACE_NOT_READY.with_retry_delay(crd).into())
+            }
+            _ => Some(self.execute_io(command).into()),
+        }
+    }
+
+    /// Whether the namespaces are not ready yet ([`ModelConfig::not_ready`](crate::ModelConfig::not_ready)).
+    fn is_not_ready(&mut self) -> bool {
+        self.not_ready_until = self.not_ready_until.filter(|until| Instant::now() < *until);
+        self.not_ready_until.is_some()
     }
 
     fn perform_rogue_writes(&mut self) {
@@ -223,6 +237,8 @@ impl<B: Bus> Engine<B> {
         }
         self.registers.set_queue_size(0, Doorbell::SubmissionTail, sq_size);
         self.registers.set_queue_size(0, Doorbell::CompletionHead, cq_size);
+        let not_ready = self.config.not_ready;
+        self.not_ready_until = (!not_ready.is_zero()).then(|| Instant::now() + not_ready);
         self.registers.set_csts(Csts::READY);
     }
 
@@ -234,6 +250,7 @@ impl<B: Bus> Engine<B> {
         self.doorbell_error = None;
         self.masked.clear();
         self.enabled = false;
+        self.advanced_retry = false;
         self.registers.set_csts(Csts::empty());
     }
 

@@ -12,6 +12,7 @@ use pinfold_core::addr::Iova;
 use pinfold_nvme::EventFd;
 use pinfold_nvme::spec::{Command, Csts, PAGE_BYTES};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// When a held command continues.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,10 @@ pub(crate) struct Engine<B> {
     pub(super) config: ModelConfig,
     pub(super) queues: Queues,
     pub(super) enabled: bool,
+    /// ACRE: the host waits as CRD says.
+    pub(super) advanced_retry: bool,
+    /// Until when I/O commands fail, if they do.
+    pub(super) not_ready_until: Option<Instant>,
     /// I/O commands fetched since the start.
     pub(super) index: u64,
     pub(super) held: Vec<HeldCommand>,
@@ -81,6 +86,8 @@ impl<B: Bus> Engine<B> {
             resolver: Resolver::new(config.sgls),
             config,
             enabled: false,
+            advanced_retry: false,
+            not_ready_until: None,
             index: 0,
             held: Vec::new(),
             rogue_writes: Vec::new(),
@@ -95,7 +102,10 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Completes a command and counts it.
-    pub(super) fn complete(&mut self, command: CommandId, result: CommandResult) -> Result<(), BusFault> {
+    pub(super) fn complete(&mut self, command: CommandId, mut result: CommandResult) -> Result<(), BusFault> {
+        if !self.advanced_retry {
+            result.status = result.status.with_retry_delay(0);
+        }
         Counters::add(&self.counters.commands, 1);
         Counters::add(&self.counters.errors, u64::from(!result.status.is_success()));
         self.queues.complete(&self.registers, &self.bus, command, result)

@@ -6,6 +6,7 @@ use super::config::{Config, nanoseconds};
 use super::dma_buffer::{self, DmaBuffer};
 use super::error::Error;
 use super::event::{EventKind, EventLog};
+use super::queue::RetryDelays;
 use super::registers::ControllerRegisters;
 use super::ring::{CompletionRing, SubmissionRing};
 use super::shared::SharedState;
@@ -67,6 +68,7 @@ pub(super) struct AdminQueue<S: ChunkSource> {
     outstanding: Vec<(u16, Pending)>,
     /// The completion of the command that is waited for.
     answer: Option<Cqe>,
+    retry_delays: RetryDelays,
     /// ACL as a count.
     abort_limit: usize,
     abort_answers: Vec<AbortAnswer>,
@@ -90,6 +92,7 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
             usable: false,
             outstanding: Vec::new(),
             answer: None,
+            retry_delays: RetryDelays::default(),
             abort_limit: 1,
             abort_answers: Vec::new(),
             events: EventLog::default(),
@@ -244,9 +247,42 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         }
     }
 
+    pub(super) fn set_retry_delays(&mut self, delays: RetryDelays) {
+        self.retry_delays = delays;
+    }
+
+    /// Sends a command and returns DW0 of its completion, as [`execute_once`](Self::execute_once) does; again while the
+    /// controller is not ready for it, up to [`Config::retry_limit`].
+    pub(super) fn execute<R: Registers>(
+        &mut self,
+        registers: &ControllerRegisters<R>,
+        config: &Config,
+        what: &'static str,
+        command: Command,
+    ) -> Result<u32, Error> {
+        let start_ns = config.clock.now_ns();
+        let mut attempts: u32 = 0;
+        loop {
+            let result = self.execute_once(registers, config, what, command);
+            let Err(Error::Admin { status, .. }) = result else { return result };
+            let due_ns = config.clock.now_ns().saturating_add(self.retry_delays.delay_ns(status, attempts));
+            if !status.is_not_ready() || due_ns.saturating_sub(start_ns) > nanoseconds(config.retry_limit) {
+                return result;
+            }
+            attempts = attempts.saturating_add(1);
+            self.shared.admin_retries.fetch_add(1, Ordering::Relaxed);
+            let mut backoff = Backoff::default();
+            while config.clock.now_ns() < due_ns {
+                if !self.poll(registers) {
+                    backoff.pause();
+                }
+            }
+        }
+    }
+
     /// Sends a command, waits for its completion and returns DW0 of it. A command that does not complete in time is
     /// aborted; if that does not end it, nothing is sent until the next reset, since it may still write to the buffer.
-    pub(super) fn execute<R: Registers>(
+    fn execute_once<R: Registers>(
         &mut self,
         registers: &ControllerRegisters<R>,
         config: &Config,
@@ -297,6 +333,22 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
                 return Err(timeout);
             }
         }
+    }
+
+    /// Sends a command whose data begins with `data`, of at most a page, followed by zeroes.
+    pub(super) fn send_data<R: Registers>(
+        &mut self,
+        registers: &ControllerRegisters<R>,
+        config: &Config,
+        what: &'static str,
+        mut command: Command,
+        data: &[u8],
+    ) -> Result<u32, Error> {
+        self.data_buffer.zero();
+        let written = self.data_buffer.memory().copy_from_slice(0, data);
+        written.map_err(|_| Error::BadSource { what: "feature data" })?;
+        command.prp1 = U64::new(self.data_buffer.iova().raw());
+        self.execute(registers, config, what, command)
     }
 
     /// Sends a command that reads a structure of at most a page, and returns a copy of it.

@@ -164,6 +164,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
             health_events: get(&shared.health_events),
             namespace_events: get(&shared.namespace_events),
             events_lost: get(&shared.events_lost),
+            admin_retries: get(&shared.admin_retries),
             spurious_admin_completions: get(&shared.spurious_admin_completions),
         }
     }

@@ -3,9 +3,11 @@
 mod abort;
 mod pair;
 mod poll;
+mod retry;
 mod submit;
 mod vector;
 mod wait;
 
 pub use pair::Queue;
+pub(super) use retry::RetryDelays;
 pub use vector::Vector;

@@ -29,6 +29,7 @@ pub(super) struct SharedState {
     pub(super) events_lost: AtomicU64,
     pub(super) health_events: AtomicU64,
     pub(super) namespace_events: AtomicU64,
+    pub(super) admin_retries: AtomicU64,
     pub(super) spurious_admin_completions: AtomicU64,
     /// Twice the number of namespace scans; odd where a namespace has changed since the last one.
     namespaces: AtomicU64,

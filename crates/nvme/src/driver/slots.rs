@@ -3,6 +3,7 @@
 use super::data_pointer::DataPointer;
 use super::error::CommandError;
 use super::segments::SegmentCursor;
+use crate::spec::Command;
 
 /// A command. Its identifier is the slot and the slot's use count, so that a second completion of an earlier command in
 /// the same slot is recognised.
@@ -14,6 +15,20 @@ pub(super) struct CommandSlot {
     pub(super) tag: u16,
     pub(super) abort: AbortState,
     pub(super) data: Option<DataPointer>,
+    /// The command as it was sent, for a retry.
+    pub(super) command: Command,
+    pub(super) retry: RetryState,
+}
+
+/// The retries of a command.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct RetryState {
+    /// How often it was or will be sent again.
+    pub(super) attempts: u32,
+    /// When it failed first; meaningful after the first attempt.
+    pub(super) since_ns: u64,
+    /// When it is sent again; meaningful while it waits.
+    pub(super) due_ns: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -26,6 +41,8 @@ pub(super) enum CommandState {
     /// Completed while an abort of it is outstanding: the identifier is not reused before the abort is answered, since the
     /// abort would hit the later command.
     AwaitingAbort,
+    /// Completed with a status that permits a retry: it is sent again when it is due.
+    AwaitingRetry,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -74,11 +91,13 @@ pub(super) struct RequestSlot {
     pub(super) next_slba: u64,
     /// Bytes (of a read or write) or commands (of others) that have not been sent.
     pub(super) unsent: u64,
-    /// Commands in flight.
+    /// Commands in flight, or waiting for a retry.
     pub(super) commands: u16,
     pub(super) deadline_ns: u64,
     /// Whether the request is overdue and its commands are being aborted, until `deadline_ns`.
     pub(super) aborting: bool,
+    /// Whether any of its commands was scheduled for a retry.
+    pub(super) retried: bool,
     pub(super) error: Option<CommandError>,
     pub(super) segments: SegmentCursor,
 }
@@ -87,7 +106,7 @@ impl RequestSlot {
     pub(super) fn start(&mut self, request: Request, block_shift: u32, unsent: u64, deadline_ns: u64) {
         (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
         (self.unsent, self.commands, self.deadline_ns) = (unsent, 0, deadline_ns);
-        (self.error, self.aborting) = (None, false);
+        (self.error, self.aborting, self.retried) = (None, false, false);
     }
 }
 
@@ -103,6 +122,7 @@ impl Default for RequestSlot {
             commands: 0,
             deadline_ns: 0,
             aborting: false,
+            retried: false,
             error: None,
             segments: SegmentCursor::default(),
         }

@@ -13,6 +13,12 @@ pub struct QueueStats {
     pub completions: u64,
     /// Completions with an error status.
     pub errors: u64,
+    /// Requests of which a command was retried.
+    pub retried_requests: u64,
+    /// Commands sent again because their status permits a retry.
+    pub retries: u64,
+    /// Nanoseconds for which commands waited for their retry; commands that wait together count once.
+    pub retry_wait_ns: u64,
     /// Segments of all payloads; divided by `requests`, segments per request.
     pub segments: u64,
     /// The most segments of a payload.
@@ -54,6 +60,9 @@ impl QueueStats {
             commands: self.commands + other.commands,
             completions: self.completions + other.completions,
             errors: self.errors + other.errors,
+            retried_requests: self.retried_requests + other.retried_requests,
+            retries: self.retries + other.retries,
+            retry_wait_ns: self.retry_wait_ns + other.retry_wait_ns,
             segments: self.segments + other.segments,
             segments_max: self.segments_max.max(other.segments_max),
             prp_entries: self.prp_entries + other.prp_entries,
@@ -77,13 +86,16 @@ impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} requests in {} commands, {} completions, {} errors; {} segments, {} PRP entries ({} list pages), {} SGL \
+            "{} requests in {} commands, {} completions, {} errors; {} requests \
+             retried after {} ms in all; {} segments, {} PRP entries ({} list pages), {} SGL \
              data blocks ({} pages); {} doorbells, {} of {} sleeps ended by an interrupt; {} timeouts, {} aborts, {} \
              aborted; completions: {} late, {} spurious, {} with a bad head",
             self.requests,
             self.commands,
             self.completions,
             self.errors,
+            self.retried_requests,
+            self.retry_wait_ns / 1_000_000,
             self.segments,
             self.prp_entries,
             self.prp_list_pages,
@@ -125,6 +137,8 @@ pub struct ControllerStats {
     pub namespace_events: u64,
     /// Events dropped because [`Controller::events`](super::Controller::events) was not called.
     pub events_lost: u64,
+    /// Admin commands sent again because the controller was not ready.
+    pub admin_retries: u64,
     /// Admin completions that belong to no outstanding command.
     pub spurious_admin_completions: u64,
 }
@@ -134,7 +148,7 @@ impl fmt::Display for ControllerStats {
         write!(
             f,
             "{} resets; list pages: {} in use, at most {}; quarantined: {} payloads, {} queue pairs, {} payloads \
-             permanently; {} events ({} health, {} namespace, {} lost); {} spurious admin completions",
+             permanently; {} events ({} health, {} namespace, {} lost); admin commands: {} retried, {} spurious completions",
             self.resets,
             self.list_pages_used,
             self.list_pages_max,
@@ -145,6 +159,7 @@ impl fmt::Display for ControllerStats {
             self.health_events,
             self.namespace_events,
             self.events_lost,
+            self.admin_retries,
             self.spurious_admin_completions
         )
     }

@@ -144,6 +144,10 @@ pub mod feature {
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
     /// Asynchronous event configuration.
     pub const ASYNC_EVENTS: u8 = 0x0b;
+    /// Host behavior support.
+    pub const HOST_BEHAVIOR: u8 = 0x16;
+    /// Host behavior support, byte 0 of the data: ACRE, the host waits as CRD says.
+    pub const ADVANCED_RETRY: u8 = 1;
     /// Asynchronous event configuration CDW11 bits 7:0: all critical warnings of the health log page.
     pub const HEALTH_EVENTS: u32 = 0xff;
 }

@@ -103,6 +103,8 @@ statuses! {
     CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
     /// An address or length of an SGL descriptor has the wrong granularity.
     SGL_DATA_BLOCK_GRANULARITY_INVALID = 0, 0x1e, "SGL data block granularity invalid";
+    /// The controller interrupted the command, which may succeed later.
+    COMMAND_INTERRUPTED = 0, 0x21, "command interrupted";
     /// The namespace is not accessible now.
     NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
     /// The completion queue does not exist.
@@ -132,6 +134,30 @@ impl Status {
     /// Creates a status of the low 15 bits.
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits & 0x7fff)
+    }
+
+    /// Returns CRD, bits 12:11: which of the controller's delays to wait for before a retry; 0 is none.
+    pub const fn retry_delay(self) -> u8 {
+        (self.0 >> 11 & 3) as u8
+    }
+
+    /// Returns the status with CRD set to the low two bits of `crd`.
+    #[must_use]
+    pub const fn with_retry_delay(self, crd: u8) -> Self {
+        Self(self.0 & !(3 << 11) | (crd as u16 & 3) << 11)
+    }
+
+    /// Whether the status type is that of media and data integrity errors (SCT 2h).
+    pub const fn is_media_error(self) -> bool {
+        self.0 >> 8 & 7 == 2
+    }
+
+    /// Whether the controller was not ready for the command and may be later: DNR is clear, and it asks for a delay (CRD) or
+    /// says so by the code.
+    pub const fn is_not_ready(self) -> bool {
+        let code = self.code().0;
+        let says_so = code == Self::NAMESPACE_NOT_READY.0 || code == Self::COMMAND_INTERRUPTED.0;
+        self.may_retry() && (self.retry_delay() > 0 || says_so)
     }
 
     /// Returns the 15 bits.

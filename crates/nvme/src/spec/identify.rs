@@ -58,8 +58,12 @@ pub struct ControllerData {
     pub rtd3_entry_us: U32,
     /// OAES: optional asynchronous events.
     pub oaes: U32,
-    /// CTRATT to the end of the first 256 bytes.
-    pub reserved_96: [u8; 160],
+    /// CTRATT to FGUID.
+    pub reserved_96: [u8; 32],
+    /// CRDT1 to CRDT3: how long to wait before a command is retried, in units of 100 ms; the status selects one by CRD.
+    pub retry_delays: [U16; 3],
+    /// To the end of the first 256 bytes.
+    pub reserved_134: [u8; 122],
     /// OACS: optional admin commands.
     pub oacs: U16,
     /// ACL: abort command limit, 0-based.
@@ -112,6 +116,7 @@ const _: () = {
     assert!(offset_of!(ControllerData, rtd3_entry_us) == 88);
     assert!(offset_of!(ControllerData, oaes) == 92);
     assert!(offset_of!(ControllerData, oacs) == 256);
+    assert!(offset_of!(ControllerData, retry_delays) == 128);
     assert!(offset_of!(ControllerData, sqes) == 512);
     assert!(offset_of!(ControllerData, namespaces) == 516);
     assert!(offset_of!(ControllerData, oncs) == 520);
@@ -124,6 +129,8 @@ const _: () = {
 impl ControllerData {
     /// OAES bit 8: namespace attribute notices.
     pub const OAES_NAMESPACE_ATTRIBUTES: u32 = 1 << 8;
+    /// The unit of [`retry_delays`](Self::retry_delays).
+    pub const RETRY_DELAY_UNIT_NS: u64 = 100_000_000;
     /// ONCS bit 2: dataset management.
     pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 

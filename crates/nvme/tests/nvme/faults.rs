@@ -46,9 +46,9 @@ pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Q
 fn an_error_status_is_returned_and_a_retry_succeeds() {
     let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR));
+    bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR.do_not_retry()));
     let bytes = pattern(1, 4096);
-    for expected in [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR)), Ok(())] {
+    for expected in [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR.do_not_retry())), Ok(())] {
         let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &bytes)).unwrap();
         let (payload, result) = one(&mut queue, write);
         assert_eq!(result, expected);
@@ -63,9 +63,9 @@ fn one_failing_part_fails_the_request_once() {
     let config = Config { max_transfer_bytes: 8192, clock: Arc::new(clock), ..Config::default() };
     let bench = bench(2048, ModelConfig::new(namespaces(4 << 20)), config);
     let mut queue = bench.controller.create_queue(1).unwrap();
-    bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::WRITE_FAULT));
+    bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
     let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
-    assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(Status::WRITE_FAULT)));
+    assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(Status::WRITE_FAULT.do_not_retry())));
     assert!(queue.wait().unwrap().is_none());
     bench.model.faults().clear();
     let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();

@@ -18,6 +18,7 @@ mod interrupts;
 mod lifetimes;
 mod namespaces;
 mod owned;
+mod retries;
 mod roundtrip;
 mod sequences;
 mod sgl;

@@ -173,7 +173,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
         }
     }
     let Stack { model: _model, domain, arena, controller: _controller, mut queue } =
-        stack(MappingPolicy::PerUse, Config::default());
+        stack(MappingPolicy::PerUse, Config { retry_limit: Duration::ZERO, ..Config::default() });
     let payload = WrongDirection(mapped(&domain, arena.alloc_zeroed(4096).unwrap(), ToDevice));
     let read = queue.read(1, 0, 8, payload).unwrap();
     let (_, result) = finish(&mut queue, read);

@@ -4,6 +4,7 @@ use super::state::{Control, Inner};
 use crate::driver::enable::{EnableControl, ReadyWait};
 use crate::driver::error::Error;
 use crate::driver::identity::{self, Identity};
+use crate::driver::queue::RetryDelays;
 use crate::registers::Registers;
 use crate::spec::{Command, ControllerData, Cqe, PAGE_BYTES, admin, cns, feature, offset};
 use pinfold_core::dma_pool::ChunkSource;
@@ -67,6 +68,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         if !data.supports_entries(Command::BYTES, Cqe::BYTES) {
             return Err(Error::EntrySize { sqes: data.sqes, cqes: data.cqes });
         }
+        let delays = RetryDelays::new(&data);
+        self.enable_retry_delays(control, delays)?;
         self.enable_events(control, &data)?;
         let queues = self.request_queues(control)?;
         let found = self.scan_namespaces(control, data.namespaces.get())?;
@@ -76,8 +79,27 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         info.identity = Identity { queues, ..identity::decode(&data, self.registers.cap(), max, version) };
         info.set_namespaces(found);
         self.shared.namespaces_scanned();
+        info.retry_delays = delays;
         info.rtd3_entry_us = data.rtd3_entry_us.get();
         Ok(())
+    }
+
+    /// Tells a controller with retry delays that the driver waits for them (ACRE; Base, "Host Behavior Support"). One that
+    /// rejects the feature reports no CRD.
+    fn enable_retry_delays(&self, control: &mut Control<S>, delays: RetryDelays) -> Result<(), Error> {
+        control.usable_admin()?.set_retry_delays(delays);
+        if !delays.any() {
+            return Ok(());
+        }
+        let command = Command {
+            opcode: admin::SET_FEATURES,
+            cdw10: U32::new(feature::HOST_BEHAVIOR.into()),
+            ..Command::default()
+        };
+        match self.send_data(control, "set features: host behavior", command, &[feature::ADVANCED_RETRY]) {
+            Ok(_) | Err(Error::Admin { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Requests I/O queue pairs; returns how many the controller granted (Base 5.27.1.5; all counts 0-based).

@@ -8,6 +8,7 @@ use crate::driver::enable::ReadyWait;
 use crate::driver::error::Error;
 use crate::driver::identity::Identity;
 use crate::driver::namespace::{Namespace, NamespaceInfo};
+use crate::driver::queue::RetryDelays;
 use crate::driver::registers::ControllerRegisters;
 use crate::driver::shared::{SharedState, count_quarantined_bytes};
 use crate::registers::Registers;
@@ -29,6 +30,8 @@ pub(in crate::driver) struct ControllerInfo {
     pub(in crate::driver) found: Arc<[NamespaceInfo]>,
     /// Those that the driver supports.
     pub(in crate::driver) namespaces: Arc<[Namespace]>,
+    /// CRDT1 to CRDT3.
+    pub(in crate::driver) retry_delays: RetryDelays,
     /// RTD3E.
     pub(in crate::driver) rtd3_entry_us: u32,
 }
@@ -143,6 +146,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
                 identity: Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() },
                 found: Arc::from([]),
                 namespaces: Arc::from([]),
+                retry_delays: RetryDelays::default(),
                 rtd3_entry_us: 0,
             },
             pending: Vec::new(),
@@ -194,6 +198,17 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         command: Command,
     ) -> Result<Box<T>, Error> {
         control.usable_admin()?.fetch(&self.registers, &self.config, what, command)
+    }
+
+    /// Sends an admin command whose data begins with `data`, of at most a page, followed by zeroes.
+    pub(super) fn send_data(
+        &self,
+        control: &mut Control<S>,
+        what: &'static str,
+        command: Command,
+        data: &[u8],
+    ) -> Result<u32, Error> {
+        control.usable_admin()?.send_data(&self.registers, &self.config, what, command, data)
     }
 
     /// Releases memory that the controller no longer accesses.

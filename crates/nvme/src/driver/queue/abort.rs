@@ -20,6 +20,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 next_ns = next_ns.min(request.deadline_ns);
                 continue;
             }
+            let Ok(number) = u16::try_from(tag) else { continue };
+            self.cancel_retries(number);
+            let Some(request) = self.requests.get_mut(tag) else { continue };
             let (sent, rest, aborting) = (request.commands > 0, request.unsent > 0, request.aborting);
             let abort = sent && !aborting && self.abort_timeout_ns > 0;
             if abort {
@@ -27,7 +30,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 request.deadline_ns = now_ns.saturating_add(self.abort_timeout_ns);
                 next_ns = next_ns.min(request.deadline_ns);
             }
-            let Ok(tag) = u16::try_from(tag) else { continue };
+            let tag = number;
             self.unsent.retain(|unsent| *unsent != tag);
             self.stats.timeouts += u64::from(!aborting);
             if abort && rest {

@@ -1,5 +1,6 @@
 //! An I/O queue pair: one thread submits to it and polls it.
 
+use super::retry::RetryDelays;
 use super::vector::Vector;
 use crate::driver::command_id::CommandIds;
 use crate::driver::config::nanoseconds;
@@ -41,6 +42,8 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// What the controller's SGLs may contain, if it supports them.
     pub(super) sgl: Option<Profile>,
     pub(super) timeout_ns: u64,
+    pub(super) retry_limit_ns: u64,
+    pub(super) retry_delays: RetryDelays,
     pub(super) abort_timeout_ns: u64,
     pub(super) sq: SubmissionRing<S>,
     pub(super) cq: CompletionRing<S>,
@@ -57,6 +60,12 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) free_requests: Vec<u16>,
     /// Requests with commands that have not been sent, in order.
     pub(super) unsent: VecDeque<u16>,
+    /// Commands that wait for a retry.
+    pub(super) retrying: Vec<u16>,
+    /// The earliest time at which one of them is due.
+    pub(super) next_retry_ns: u64,
+    /// Since when there are any; `u64::MAX` where there are none.
+    pub(super) retrying_since_ns: u64,
     /// Completions that have not been returned.
     pub(super) completions: VecDeque<Completion>,
     /// The earliest time at which a request may be overdue.
@@ -115,6 +124,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             can_discard: identity.can_discard,
             sgl: sgl_align.and_then(|align| Profile::new(u32::MAX, u32::MAX.into(), 0, align).ok()),
             timeout_ns: nanoseconds(inner.config.timeout),
+            retry_limit_ns: nanoseconds(inner.config.retry_limit),
+            retry_delays: info.retry_delays,
             abort_timeout_ns: nanoseconds(inner.config.abort_timeout),
             sq: SubmissionRing::new(DmaBuffer::clone(&sq), sizes.submission),
             cq: CompletionRing::new(DmaBuffer::clone(&cq), sizes.completion),
@@ -127,6 +138,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             requests: (0..depth).map(|_| RequestSlot::default()).collect(),
             free_requests: free_list(depth),
             unsent: VecDeque::with_capacity(depth),
+            retrying: Vec::with_capacity(slots),
+            next_retry_ns: u64::MAX,
+            retrying_since_ns: u64::MAX,
             completions: VecDeque::with_capacity(depth),
             next_deadline_ns: u64::MAX,
             now_ns,

@@ -36,6 +36,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let Some(cqe) = self.cq.next() else { break };
             self.handle_entry(&cqe);
         }
+        if !self.retrying.is_empty() {
+            self.send_retries();
+            self.ring_doorbell();
+        }
         if !self.unsent.is_empty() {
             self.send_more();
             self.ring_doorbell();
@@ -69,8 +73,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             return;
         };
         let (late, tag) = (slot.state == CommandState::Quarantined, slot.tag);
-        self.free_command(index);
         if late {
+            self.free_command(index);
             self.quarantined -= 1;
             self.stats.late_completions += 1;
             return;
@@ -79,14 +83,17 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let status = cqe.status();
         if !status.is_success() {
             self.stats.errors += 1;
+            if self.schedule_retry(index, status) {
+                return;
+            }
             let aborting = self.requests.get(usize::from(tag)).is_some_and(|request| request.aborting);
             let error = match status.code() {
                 Status::ABORT_REQUESTED if aborting => CommandError::Aborted,
                 _ => CommandError::Status(status),
             };
-            self.cancel_unsent(tag, error);
-            self.unsent.retain(|unsent| *unsent != tag);
+            self.fail_request(tag, error);
         }
+        self.free_command(index);
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.commands = request.commands.saturating_sub(1);
         }
@@ -94,7 +101,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     /// Releases the list pages of a completed command, and its slot unless an abort of it is outstanding.
-    fn free_command(&mut self, index: u16) {
+    pub(super) fn free_command(&mut self, index: u16) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         if let Some(data) = slot.data.take() {
             data.release(&self.inner.lists);
@@ -174,6 +181,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         (self.quarantined, self.aborts) = (0, 0);
         self.unsent.clear();
+        self.retrying.clear();
+        self.count_retry_wait();
         for tag in (0..).take(self.requests.len()) {
             if self.requests.get(usize::from(tag)).is_some_and(|request| request.busy) {
                 self.complete(tag, RequestResult::Completed(Err(CommandError::Reset)));

@@ -6,7 +6,7 @@ use crate::driver::data_pointer::DataPointer;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
 use crate::driver::in_flight::{InFlight, RequestId};
 use crate::driver::namespace::Namespace;
-use crate::driver::slots::{AbortState, CommandState, Operation, Request, RequestSlot};
+use crate::driver::slots::{AbortState, CommandState, Operation, Request, RequestSlot, RetryState};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
 use pinfold_core::access::{DeviceReads, DeviceWrites, Direction};
@@ -318,8 +318,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if let Some(data) = &data {
             data.count(&mut self.stats);
         }
-        slot.data = data;
+        (slot.data, slot.retry) = (data, RetryState::default());
         command.cid = U16::new(self.ids.encode(slot.uses, index));
+        slot.command = command;
         self.stats.commands += 1;
         self.sq.push(&command);
     }

@@ -53,8 +53,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.prepare_sleep()
     }
 
-    /// Sleeps until the queue's interrupt, for at most `limit`, 100 ms, or until the next request times out; poll
-    /// afterwards. Returns at once without an interrupt, or with nothing in flight. Rings the doorbell first.
+    /// Sleeps until the queue's interrupt, for at most `limit`, 100 ms, or until the next request times out or is
+    /// retried; poll afterwards. Returns at once without an interrupt, or with nothing in flight. Rings the doorbell first.
     pub fn sleep(&mut self, limit: Duration) {
         let Some(interrupt) = self.interrupt.clone() else { return };
         if self.in_flight() == 0 {
@@ -80,6 +80,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if self.cq.is_ready() {
             return Duration::ZERO;
         }
-        Duration::from_nanos(self.next_deadline_ns.saturating_sub(self.now_ns)).min(MAX_SLEEP)
+        let next_ns = self.next_deadline_ns.min(self.next_retry_ns);
+        Duration::from_nanos(next_ns.saturating_sub(self.now_ns)).min(MAX_SLEEP)
     }
 }
