@@ -17,7 +17,7 @@ pub(crate) use receive::ReceiveArgs;
 pub(crate) use replay::{ReplayArgs, TimingArg};
 pub(crate) use serve::ServeArgs;
 pub(crate) use stack::{Memory, Protect, StackArgs};
-pub(crate) use target::TargetSpec;
+pub(crate) use target::{SoftOptions, TargetSpec};
 
 use crate::units::ByteSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};

@@ -10,6 +10,7 @@
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod error;
+mod kernel_nvme;
 pub(crate) mod limits;
 pub(crate) mod memory;
 pub(crate) mod open;

@@ -1,7 +1,8 @@
 //! The options of the memory stack, which several commands share.
 
-use crate::units::ByteSize;
+use crate::units::{ByteSize, TimeSpan};
 use clap::{Args, ValueEnum};
+use std::time::Duration;
 
 /// How the memory stack is used.
 #[derive(Clone, Copy, Debug, Args)]
@@ -20,6 +21,11 @@ pub(crate) struct StackArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..), allow_negative_numbers = true)]
     pub(crate) iommu_units: Option<u8>,
 
+    /// For how long a command is sent again to a controller that permits it (its status has DNR clear, as of a namespace that is
+    /// not ready): after the delay that the controller asks for, otherwise after 1 ms, 2 ms, and so on up to a second
+    #[arg(long, value_name = "TIME", default_value = "10s", allow_negative_numbers = true)]
+    pub(crate) retry_limit: TimeSpan,
+
     /// Where the DMA memory comes from
     #[arg(long, alias = "mem", value_enum, default_value_t = Memory::Auto)]
     pub(crate) memory: Memory,
@@ -27,7 +33,14 @@ pub(crate) struct StackArgs {
 
 impl Default for StackArgs {
     fn default() -> Self {
-        Self { protect: Protect::Revoke, held_limit: None, iommu_units: None, memory: Memory::Auto }
+        let retry_limit = TimeSpan(Duration::from_secs(10));
+        Self {
+            protect: Protect::Revoke,
+            held_limit: None,
+            iommu_units: None,
+            retry_limit,
+            memory: Memory::Auto,
+        }
     }
 }
 

@@ -1,15 +1,70 @@
 //! A target as the user names it.
 
-use crate::units::ByteSize;
+use crate::units::{ByteSize, TimeSpan};
 use pinfold::pci::{Bdf, InvalidBdf};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The forms of a target, for messages.
 pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]";
+
+/// The options of a model controller: `soft:64M,block=4k,not-ready=2s`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SoftOptions {
+    /// The size of a block: 512 or 4096 bytes.
+    pub(crate) block_bytes: u32,
+    /// For how long its namespace is not ready after a start.
+    pub(crate) not_ready: Duration,
+}
+
+impl Default for SoftOptions {
+    fn default() -> Self {
+        Self { block_bytes: 512, not_ready: Duration::ZERO }
+    }
+}
+
+impl SoftOptions {
+    /// Splits `64M,block=4k` into what is before the options, and the options; `text` is the whole word.
+    fn split<'t>(mut rest: &'t [u8], text: &str) -> Result<(&'t OsStr, Self), SpecError> {
+        let mut options = Self::default();
+        while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
+            let (before, option) = rest.split_at(comma);
+            let option = String::from_utf8_lossy(option.get(1..).unwrap_or_default()).into_owned();
+            // A comma may be part of a file's name.
+            let Some((key, value)) = option.split_once('=').filter(|(key, _)| is_word(key.as_bytes())) else {
+                break;
+            };
+            let refused = || SpecError::SoftOption { text: text.to_owned(), option: option.clone() };
+            match key {
+                "block" => {
+                    let bytes = ByteSize::from_str(value).map_err(|_| refused())?.0;
+                    options.block_bytes =
+                        u32::try_from(bytes).ok().filter(|b| [512, 4096].contains(b)).ok_or_else(refused)?;
+                }
+                "not-ready" => options.not_ready = TimeSpan::from_str(value).map_err(|_| refused())?.0,
+                _ => return Err(refused()),
+            }
+            rest = before;
+        }
+        Ok((OsStr::from_bytes(rest), options))
+    }
+}
+
+impl fmt::Display for SoftOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.block_bytes != Self::default().block_bytes {
+            write!(f, ",block={}", self.block_bytes)?;
+        }
+        match self.not_ready.as_millis() {
+            0 => Ok(()),
+            ms => write!(f, ",not-ready={ms}ms"),
+        }
+    }
+}
 
 /// A target as the user named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,9 +72,9 @@ pub(crate) enum TargetSpec {
     /// A file or block device, through io_uring.
     File(PathBuf),
     /// The model controller on this much memory, zeroed at the start and freed at the end.
-    SoftMemory(ByteSize),
+    SoftMemory(ByteSize, SoftOptions),
     /// The model controller on an image file.
-    SoftImage(PathBuf),
+    SoftImage(PathBuf, SoftOptions),
     /// A real controller, through VFIO.
     Vfio {
         /// Its PCI address.
@@ -46,8 +101,16 @@ pub(crate) enum SpecError {
     #[error("{0:?} names no target: write one of {KNOWN}")]
     Empty(String),
     /// `soft:0`, `soft:3`.
-    #[error("soft:{0} has no blocks; the smallest controller is soft:512")]
-    NoBlocks(u64),
+    #[error("soft:{0} has no blocks; the smallest controller is soft:{1}, one block")]
+    NoBlocks(u64, u32),
+    /// `soft:1M,block=1k`.
+    #[error("{text:?}: {option:?} is not an option of soft: write block=512, block=4096 or not-ready=TIME")]
+    SoftOption {
+        /// The whole word.
+        text: String,
+        /// The option.
+        option: String,
+    },
     /// `vfio:nonsense`.
     #[error("{text:?} does not name a controller: {error}")]
     Address {
@@ -102,11 +165,7 @@ impl TargetSpec {
         match (word, rest.is_empty()) {
             (b"file" | b"soft" | b"vfio", true) => Err(empty()),
             (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
-            (b"soft", false) => match rest.to_str().map(ByteSize::from_str) {
-                Some(Ok(ByteSize(bytes @ ..512))) => Err(SpecError::NoBlocks(bytes)),
-                Some(Ok(size)) => Ok(Self::SoftMemory(size)),
-                _ => Ok(Self::SoftImage(PathBuf::from(rest))),
-            },
+            (b"soft", false) => Self::soft(rest.as_bytes(), &text.to_string_lossy()),
             (b"vfio", false) => Self::vfio(&rest.to_string_lossy(), &text.to_string_lossy()),
             _ => Err(SpecError::UnknownKind {
                 word: String::from_utf8_lossy(word).into_owned(),
@@ -148,6 +207,27 @@ impl TargetSpec {
         Ok(Self::File(PathBuf::from(OsStr::from_bytes(&name))))
     }
 
+    /// Parses `SIZE` or `IMAGE`, with options; `text` is the whole word.
+    fn soft(rest: &[u8], text: &str) -> Result<Self, SpecError> {
+        let (rest, options) = SoftOptions::split(rest, text)?;
+        match rest.to_str().map(ByteSize::from_str) {
+            Some(Ok(ByteSize(bytes))) if bytes < options.block_bytes.into() => {
+                Err(SpecError::NoBlocks(bytes, options.block_bytes))
+            }
+            Some(Ok(size)) => Ok(Self::SoftMemory(size, options)),
+            _ if rest.is_empty() => Err(SpecError::Empty(text.to_owned())),
+            _ => Ok(Self::SoftImage(PathBuf::from(rest), options)),
+        }
+    }
+
+    /// Returns the options of a model controller, by default for other targets.
+    pub(crate) fn soft_options(&self) -> SoftOptions {
+        match self {
+            Self::SoftMemory(_, options) | Self::SoftImage(_, options) => *options,
+            Self::File(_) | Self::Vfio { .. } => SoftOptions::default(),
+        }
+    }
+
     /// Parses `BDF` or `BDF/NSID`; `text` is the whole word.
     fn vfio(rest: &str, text: &str) -> Result<Self, SpecError> {
         let (address, nsid) = rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
@@ -182,8 +262,8 @@ impl fmt::Display for TargetSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
-            Self::SoftMemory(size) => write!(f, "soft:{}", size.to_arg()),
-            Self::SoftImage(path) => write!(f, "soft:{}", path.display()),
+            Self::SoftMemory(size, options) => write!(f, "soft:{}{options}", size.to_arg()),
+            Self::SoftImage(path, options) => write!(f, "soft:{}{options}", path.display()),
             Self::Vfio { bdf, nsid: None } => write!(f, "vfio:{bdf}"),
             Self::Vfio { bdf, nsid: Some(nsid) } => write!(f, "vfio:{bdf}/{nsid}"),
         }
@@ -213,12 +293,33 @@ mod tests {
 
     #[test]
     fn a_model_controller_has_memory_or_an_image() {
-        assert_eq!(parse("soft:512M"), Ok(TargetSpec::SoftMemory(ByteSize(512 << 20))));
-        assert_eq!(parse("soft:disk.img"), Ok(TargetSpec::SoftImage(PathBuf::from("disk.img"))));
-        assert_eq!(parse("soft:./512M"), Ok(TargetSpec::SoftImage(PathBuf::from("./512M"))));
-        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks(0)));
-        assert_eq!(parse("soft:511"), Err(SpecError::NoBlocks(511)));
-        assert_eq!(parse("soft:512"), Ok(TargetSpec::SoftMemory(ByteSize(512))));
+        let memory = |bytes| Ok(TargetSpec::SoftMemory(ByteSize(bytes), SoftOptions::default()));
+        let image = |path: &str| Ok(TargetSpec::SoftImage(PathBuf::from(path), SoftOptions::default()));
+        assert_eq!(parse("soft:512M"), memory(512 << 20));
+        assert_eq!(parse("soft:disk.img"), image("disk.img"));
+        assert_eq!(parse("soft:./512M"), image("./512M"));
+        assert_eq!(parse("soft:a,b.img"), image("a,b.img"));
+        assert_eq!(parse("soft:0"), Err(SpecError::NoBlocks(0, 512)));
+        assert_eq!(parse("soft:511"), Err(SpecError::NoBlocks(511, 512)));
+        assert_eq!(parse("soft:512"), memory(512));
+    }
+
+    #[test]
+    fn a_model_controller_has_options() {
+        let options = SoftOptions { block_bytes: 4096, not_ready: Duration::from_secs(2) };
+        let text = "soft:1M,block=4k,not-ready=2s";
+        assert_eq!(parse(text), Ok(TargetSpec::SoftMemory(ByteSize(1 << 20), options)));
+        assert_eq!(parse(text).unwrap().to_string(), "soft:1M,block=4096,not-ready=2000ms");
+        let image = TargetSpec::SoftImage(PathBuf::from("a,b.img"), options);
+        assert_eq!(parse("soft:a,b.img,not-ready=2s,block=4096"), Ok(image.clone()));
+        assert_eq!(parse(&image.to_string()), Ok(image));
+        assert_eq!(parse("soft:512,block=512").unwrap().to_string(), "soft:512");
+        assert_eq!(parse("soft:4095,block=4k"), Err(SpecError::NoBlocks(4095, 4096)));
+        assert_eq!(parse("soft:,block=4k"), Err(SpecError::Empty("soft:,block=4k".into())));
+        for text in ["soft:1M,block=1k", "soft:1M,blok=4k", "soft:a.img,block=", "soft:1M,not-ready=x"] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(text) && message.contains("block=4096"), "{message}");
+        }
     }
 
     #[test]

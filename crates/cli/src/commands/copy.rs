@@ -14,7 +14,7 @@ use crate::setup::limits::{self, LimitError, RequestLimits};
 use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
 use crate::setup::options::TargetOptions;
-use crate::setup::resolve::{BLOCK, ResolvedTarget, check_units, domain_of};
+use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
 use crate::setup::scratch::{Place, check_folder, place, scratch};
 use crate::setup::stack::Stack;
 use crate::setup::staged::Staged;
@@ -76,16 +76,16 @@ impl Job {
 fn open_source(spec: &TargetSpec, poll: bool) -> Result<(ResolvedTarget, u64), Failure> {
     match spec {
         TargetSpec::File(path) => Ok(ResolvedTarget::existing(spec, path, false)?),
-        TargetSpec::SoftImage(path) => Ok(ResolvedTarget::image(spec, path, false)?),
-        TargetSpec::SoftMemory(_) => Err(LimitError::EmptySource(spec.to_string()).into()),
+        TargetSpec::SoftImage(path, _) => Ok(ResolvedTarget::image(spec, path, false)?),
+        TargetSpec::SoftMemory(..) => Err(LimitError::EmptySource(spec.to_string()).into()),
         TargetSpec::Vfio { bdf, nsid } => Ok(ResolvedTarget::pci(spec, *bdf, *nsid, u32::from(!poll))?),
     }
 }
 
 fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<ResolvedTarget, Failure> {
     let (target, capacity) = match spec {
-        TargetSpec::SoftMemory(size) => (ResolvedTarget::memory(spec, *size, total)?, size.0),
-        TargetSpec::SoftImage(path) => {
+        TargetSpec::SoftMemory(size, _) => (ResolvedTarget::memory(spec, *size, total)?, size.0),
+        TargetSpec::SoftImage(path, _) => {
             let (target, bytes) = ResolvedTarget::image(spec, path, true)?;
             if target.holds_data() && !args.force {
                 return Err(OpenError::HoldsData(target.name).into());
@@ -95,7 +95,7 @@ fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<ResolvedTa
         TargetSpec::Vfio { .. } => overwritten(spec, args)?,
         TargetSpec::File(path) => (ResolvedTarget::staged(spec, path, scratch(path)?, total), u64::MAX),
     };
-    check_capacity(&target.name, capacity, total)?;
+    check_capacity(spec, capacity, total)?;
     Ok(target)
 }
 
@@ -116,19 +116,22 @@ fn open_destination(
 ) -> Result<(ResolvedTarget, Option<Staged>, u64), Failure> {
     let spec = &args.destination;
     let (path, bytes) = match spec {
-        TargetSpec::SoftMemory(size) => {
+        TargetSpec::SoftMemory(size, _) => {
             let target = ResolvedTarget::memory(spec, *size, total)?;
-            check_capacity(&target.name, size.0, total)?;
+            check_capacity(spec, size.0, total)?;
             return Ok((target, None, total));
         }
         TargetSpec::Vfio { .. } => {
             let (target, capacity) = overwritten(spec, args)?;
-            check_capacity(&target.name, capacity, total)?;
+            check_capacity(spec, capacity, total)?;
             return Ok((target, None, total));
         }
         TargetSpec::File(path) => (path, total),
         // An image has at least one block; an empty one could not be opened again.
-        TargetSpec::SoftImage(path) => (path, total.next_multiple_of(BLOCK).max(BLOCK)),
+        TargetSpec::SoftImage(path, options) => {
+            let block = options.block_bytes.into();
+            (path, total.next_multiple_of(block).max(block))
+        }
     };
     if matches!(place(path), Ok(Place::New)) {
         check_folder(path)?;
@@ -148,13 +151,14 @@ fn mode_like(source: &ResolvedTarget) -> Mode {
 }
 
 /// Checks that `total` bytes, in whole blocks, fit into `capacity`.
-fn check_capacity(name: &str, capacity: u64, total: u64) -> Result<(), Failure> {
+fn check_capacity(spec: &TargetSpec, capacity: u64, total: u64) -> Result<(), Failure> {
+    let block = spec.soft_options().block_bytes.into();
     // A partial block at the end cannot be used.
-    let (capacity, needed) = (capacity / BLOCK * BLOCK, total.next_multiple_of(BLOCK));
+    let (capacity, needed) = (capacity / block * block, total.next_multiple_of(block));
     if needed <= capacity {
         return Ok(());
     }
-    Err(Failure::TooSmall { target: name.to_owned(), capacity, needed })
+    Err(Failure::TooSmall { target: spec.to_string(), capacity, needed })
 }
 
 /// The state of a running copy.

@@ -122,7 +122,7 @@ fn check_options(args: &IoArgs, spec: &TargetSpec) -> Result<(), OpenError> {
 /// Resolves the target.
 fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
     let (target, capacity) = match spec {
-        TargetSpec::SoftMemory(size) => {
+        TargetSpec::SoftMemory(size, _) => {
             let used = args.size.map_or(size.0, |used| used.of(size.0));
             // Jobs that begin at the same place use the same bytes.
             let parts = if args.offset_increment.is_some() { args.numjobs.into() } else { 1 };
@@ -130,7 +130,7 @@ fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
             let target = ResolvedTarget::memory(spec, *size, if args.writes() { used } else { 0 })?;
             return Ok(Region { target, capacity: size.0, is_new: false });
         }
-        TargetSpec::SoftImage(path) => ResolvedTarget::image(spec, path, args.writes())?,
+        TargetSpec::SoftImage(path, _) => ResolvedTarget::image(spec, path, args.writes())?,
         TargetSpec::Vfio { .. } if args.writes() && !args.force => {
             return Err(OpenError::HoldsData(spec.to_string()).into());
         }
@@ -415,12 +415,17 @@ fn fill(buffers: &mut [Buffer], block: usize) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::SoftOptions;
     use crate::units::ByteSize;
 
     #[test]
     fn only_writes_need_data_in_the_buffers() {
         let needs = |rw, verify| {
-            needs_data(&IoArgs { rw, verify, ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(1 << 20))) })
+            needs_data(&IoArgs {
+                rw,
+                verify,
+                ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(1 << 20), SoftOptions::default()))
+            })
         };
         for rw in [Rw::Read, Rw::Randread, Rw::Trim, Rw::Randtrim] {
             assert!(!needs(rw, None), "{rw:?}");

@@ -1,7 +1,7 @@
 //! `pools`: a short workload on a model controller, and the DMA pools of its driver.
 
 use super::io;
-use crate::args::{IoArgs, PoolsArgs, Rw, TargetSpec};
+use crate::args::{IoArgs, PoolsArgs, Rw, SoftOptions, TargetSpec};
 use crate::failure::Failure;
 use crate::output;
 use crate::report::stack::PoolReport;
@@ -22,7 +22,7 @@ pub(crate) fn run(args: PoolsArgs) -> Result<(), Failure> {
         bs: ByteSize(1 << 20),
         iodepth: 32,
         stack: args.stack,
-        ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(64 << 20)))
+        ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(64 << 20), SoftOptions::default()))
     };
     let stack = io::measure(&workload, &interrupt)?.stack;
     if args.json {

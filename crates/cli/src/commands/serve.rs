@@ -122,8 +122,8 @@ fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Fa
     check_units(args.stack.iommu_units, [spec])?;
     Ok(match spec {
         TargetSpec::File(path) => ResolvedTarget::existing(spec, path, writes)?,
-        TargetSpec::SoftImage(path) => ResolvedTarget::image(spec, path, writes)?,
-        TargetSpec::SoftMemory(size) => {
+        TargetSpec::SoftImage(path, _) => ResolvedTarget::image(spec, path, writes)?,
+        TargetSpec::SoftMemory(size, _) => {
             (ResolvedTarget::memory(spec, *size, if writes { size.0 } else { 0 })?, size.0)
         }
         TargetSpec::Vfio { bdf, nsid } => {

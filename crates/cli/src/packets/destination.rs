@@ -38,7 +38,7 @@ impl<'a> Destination<'a> {
     ) -> Result<Self, Failure> {
         let controllers = match spec {
             TargetSpec::File(_) => 0,
-            TargetSpec::SoftMemory(_) | TargetSpec::SoftImage(_) => 1,
+            TargetSpec::SoftMemory(..) | TargetSpec::SoftImage(..) => 1,
             TargetSpec::Vfio { .. } => {
                 let reason = "a real controller's address space changes by system calls, which a page of each packet would need: \
                     name file:PATH (it may be an NVMe disk of the kernel), soft:SIZE or soft:IMAGE";
@@ -46,7 +46,7 @@ impl<'a> Destination<'a> {
                 return Err(OpenError::Unsupported { option, value, reason: reason.to_owned() }.into());
             }
         };
-        if let TargetSpec::SoftMemory(ByteSize(capacity @ ..SLOT)) = spec {
+        if let TargetSpec::SoftMemory(ByteSize(capacity @ ..SLOT), _) = spec {
             return Err(too_small(spec, *capacity));
         }
         let domain = Domain::soft().map_err(OpenError::Domain)?;
@@ -71,8 +71,8 @@ impl<'a> Destination<'a> {
                 let same = file.try_clone().map_err(|error| system(spec, error))?;
                 (ResolvedTarget::staged(spec, path, file, 0), Some(same))
             }
-            TargetSpec::SoftMemory(size) => (ResolvedTarget::memory(spec, *size, size.0)?, None),
-            TargetSpec::SoftImage(path) => {
+            TargetSpec::SoftMemory(size, _) => (ResolvedTarget::memory(spec, *size, size.0)?, None),
+            TargetSpec::SoftImage(path, _) => {
                 let (target, capacity) = ResolvedTarget::image(spec, path, true)?;
                 if target.holds_data() && !replace {
                     return Err(OpenError::HoldsData(spec.to_string()).into());

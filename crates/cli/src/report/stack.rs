@@ -10,6 +10,7 @@ use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::addr::PageSize;
 use pinfold_core::dma_pool::PoolStats;
 use serde::Serialize;
+use std::time::Duration;
 
 /// The cost of an arena of 2 MiB or more on small pages.
 const SMALL_PAGES_COST: &str =
@@ -135,8 +136,12 @@ pub(crate) struct DeviceReport {
     pub(crate) commands: u64,
     /// Commands that the controller completed with an error.
     pub(crate) errors: u64,
-    /// Requests that were tried again.
+    /// Requests of which a command was sent again, because its status permits that.
+    pub(crate) retried: u64,
+    /// How many commands were sent again.
     pub(crate) retries: u64,
+    /// The time for which commands waited for that, in seconds; those that wait together in a queue count once.
+    pub(crate) retry_wait_seconds: f64,
     /// Requests that did not complete in time.
     pub(crate) timeouts: u64,
     /// Doorbell writes.
@@ -162,14 +167,16 @@ pub(crate) struct DeviceReport {
 impl DeviceReport {
     /// Creates the report of `stats`.
     fn new(stats: NvmeStats) -> Self {
-        let NvmeStats { name, queues, requests, retries, by_interrupt, queue, controller } = stats;
+        let NvmeStats { name, queues, requests, by_interrupt, queue, controller } = stats;
         Self {
             name,
             queues,
             requests,
             commands: queue.commands,
             errors: queue.errors,
-            retries,
+            retried: queue.retried_requests,
+            retries: queue.retries,
+            retry_wait_seconds: Duration::from_nanos(queue.retry_wait_ns).as_secs_f64(),
             timeouts: queue.timeouts,
             doorbells: queue.doorbells,
             by_interrupt,

@@ -5,6 +5,7 @@ use super::text::line;
 use crate::args::Protect;
 use crate::units::{ByteSize, counted, grouped, time};
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 impl fmt::Display for StackReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,8 +109,16 @@ impl DeviceReport {
         let queues = counted(self.queues, "queue");
         line(out, "queues", format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")));
         if self.errors + self.timeouts > 0 {
-            let (errors, retries) = (counted(self.errors, "error"), grouped(self.retries));
-            line(out, "failures", format_args!("{errors}, {retries} retried, {} timed out", self.timeouts));
+            let (errors, timeouts) = (counted(self.errors, "error"), self.timeouts);
+            let retried = match self.retried {
+                0 => "0 retried".to_owned(),
+                retried => {
+                    let waited = Duration::try_from_secs_f64(self.retry_wait_seconds).unwrap_or_default();
+                    let waited = time(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
+                    format!("{} retried after {waited} in all", counted(retried, "request"))
+                }
+            };
+            line(out, "failures", format_args!("{errors}, {retried}, {timeouts} timed out"));
         }
         let per_request = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{per_request:.2} per I/O"));

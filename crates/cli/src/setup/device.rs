@@ -38,7 +38,7 @@ impl Device {
         stack: &Stack,
         options: TargetOptions,
     ) -> Result<Self, OpenError> {
-        let media: Arc<dyn Media> = match medium {
+        let (media, soft): (Arc<dyn Media>, _) = match medium {
             ControllerMedium::Pci { pci, nsid } => {
                 return Ok(Self {
                     registers: pci.registers(),
@@ -47,13 +47,16 @@ impl Device {
                     _backing: Backing::Pci(pci),
                 });
             }
-            ControllerMedium::Image { file, bytes } => Arc::new(FileMedia::from_file(file, bytes)),
-            ControllerMedium::Memory { bytes, .. } => Arc::new(MemoryMedia::new(bytes)),
+            ControllerMedium::Image { file, bytes, options } => {
+                (Arc::new(FileMedia::from_file(file, bytes)), options)
+            }
+            ControllerMedium::Memory { bytes, options, .. } => (Arc::new(MemoryMedia::new(bytes)), options),
         };
         let model_error = |error| OpenError::Model { name: name.to_owned(), error };
-        let namespace = model::Namespace::new(media, 512).map_err(model_error)?;
+        let namespace = model::Namespace::new(media, soft.block_bytes).map_err(model_error)?;
         let port = stack.port().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))?;
         let mut config = ModelConfig::new(vec![namespace]);
+        config.not_ready = soft.not_ready;
         let jobs = u16::try_from(options.jobs).unwrap_or(u16::MAX);
         config.queues = config.queues.max(jobs);
         if !options.poll {
@@ -95,7 +98,7 @@ impl Device {
     ) -> Result<Driver, OpenError> {
         let queues = u16::try_from(options.jobs).unwrap_or(u16::MAX);
         let memory = stack.control.clone().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))?;
-        driver::start(name, self.registers.clone(), memory, queues)
+        driver::start(name, self.registers.clone(), memory, queues, stack.retry_limit)
     }
 
     /// Returns whether each of `jobs` jobs can have an interrupt.

@@ -20,8 +20,9 @@ pub(super) fn start(
     registers: Arc<dyn Registers>,
     memory: Arena,
     queues: u16,
+    retry_limit: Duration,
 ) -> Result<Driver, OpenError> {
-    let config = Config { timeout: TIMEOUT, queues, ..Config::default() };
+    let config = Config { timeout: TIMEOUT, queues, retry_limit, ..Config::default() };
     Controller::start(registers, memory, config)
         .map_err(|error| OpenError::Driver { name: name.to_owned(), error })
 }
@@ -31,7 +32,8 @@ pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, Ope
     let rings = Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
     let rings = rings.build(pci.domain());
     let rings = rings.map_err(|error| OpenError::Rings { name: name.to_owned(), error })?;
-    start(name, pci.registers(), rings, Config::default().queues)
+    let Config { queues, retry_limit, .. } = Config::default();
+    start(name, pci.registers(), rings, queues, retry_limit)
 }
 
 /// Returns the named namespace, or the first usable one.

@@ -3,6 +3,7 @@
 use super::memory::MemoryError;
 use crate::args::target::SpecError;
 use pinfold::arena::BuildError;
+use pinfold::pci::Bdf;
 use pinfold::uring::FileError;
 use pinfold_core::domain::BackendError;
 use pinfold_nvme::driver::{self, Unusable};
@@ -26,14 +27,16 @@ pub(crate) enum OpenError {
     NotRegular(String),
     /// An image that is not a whole number of blocks.
     #[error(
-        "{name} has {bytes} bytes, and an image of a controller's blocks has a positive multiple of 512: name it as a \
-         file, without soft:"
+        "{name} has {bytes} bytes, and an image of a controller's blocks has a positive multiple of {block}: name it as a \
+         file, without soft:{}", if *.block == 512 { "" } else { ", or leave block= out" }
     )]
     ImageSize {
         /// The target.
         name: String,
         /// Its length.
         bytes: u64,
+        /// The controller's block.
+        block: u32,
     },
     /// The target's data would be overwritten.
     #[error("{0} holds data that would be overwritten: name another target, or use --force")]
@@ -133,6 +136,33 @@ pub(crate) enum OpenError {
     /// A file where a controller is required.
     #[error("{0} is not a controller: name one as vfio:BDF, soft:SIZE or soft:IMAGE")]
     NoController(String),
+    /// A device file of the kernel's driver.
+    #[error(
+        "{name} is the kernel's device file of controller {bdf}: bind it with `sudo pinfold bind {bdf}` (the kernel's driver \
+         leaves it, and its disks disappear), then `pinfold nvme {bdf}`"
+    )]
+    KernelController {
+        /// The path.
+        name: String,
+        /// The controller.
+        bdf: Bdf,
+    },
+    /// An NVMe device that is not a PCI device, or whose controller is not shown.
+    #[error(
+        "{0} is an NVMe device, but of no PCI controller that the kernel shows: only those can be bound and driven"
+    )]
+    NotPci(String),
+    /// A device file that does not exist.
+    #[error(
+        "{name}: {error}; a controller that is bound to vfio-pci has no device file: name it by its address, which \
+         `lspci -d ::0108` lists"
+    )]
+    NoDeviceFile {
+        /// The path.
+        name: String,
+        /// The system's error.
+        error: io::Error,
+    },
     /// The named namespace cannot be used.
     #[error("{name}: namespace {nsid} cannot be used: {reason}; pinfold nvme lists all")]
     NoSuchNamespace {

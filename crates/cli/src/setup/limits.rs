@@ -342,7 +342,7 @@ pub(crate) fn depth_for(total: u64, RequestLimits { block, depth }: RequestLimit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::TargetSpec;
+    use crate::args::{SoftOptions, TargetSpec};
 
     const MIB: u64 = 1 << 20;
 
@@ -351,7 +351,7 @@ mod tests {
             size: (!size.is_empty()).then(|| size.parse().unwrap()),
             offset: offset.parse().unwrap(),
             io_size: io_size.map(|share| share.parse().unwrap()),
-            ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(MIB)))
+            ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(MIB), SoftOptions::default()))
         }
     }
 

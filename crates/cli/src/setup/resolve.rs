@@ -2,8 +2,9 @@
 
 use super::driver;
 use super::error::OpenError;
+use super::kernel_nvme;
 use super::memory::{self, MemoryNeed};
-use crate::args::{Memory, TargetSpec};
+use crate::args::{Memory, SoftOptions, TargetSpec};
 use crate::units::ByteSize;
 use pinfold::Domain;
 use pinfold::pci::Bdf;
@@ -16,7 +17,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The block size of a model controller.
+/// The smallest block of a controller.
 pub(crate) const BLOCK: u64 = 512;
 /// The most memory of a model controller.
 const MAX_MEMORY: u64 = 1 << 40;
@@ -39,6 +40,8 @@ pub(crate) enum ControllerMedium {
         file: File,
         /// The namespace's capacity.
         bytes: u64,
+        /// The controller's options.
+        options: SoftOptions,
     },
     /// Memory, of a model controller.
     Memory {
@@ -46,6 +49,8 @@ pub(crate) enum ControllerMedium {
         bytes: u64,
         /// How much of it the run will use.
         held: u64,
+        /// The controller's options.
+        options: SoftOptions,
     },
     /// A real controller's namespace.
     Pci {
@@ -80,7 +85,11 @@ impl ResolvedTarget {
         Ok(Self {
             path: PathBuf::from(&name),
             name,
-            medium: Medium::Controller(ControllerMedium::Memory { bytes: size.0, held }),
+            medium: Medium::Controller(ControllerMedium::Memory {
+                bytes: size.0,
+                held,
+                options: spec.soft_options(),
+            }),
         })
     }
 
@@ -114,19 +123,21 @@ impl ResolvedTarget {
     pub(crate) fn image(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
         let (file, bytes) = open_regular(path, write, name.clone())?;
-        if bytes == 0 || !bytes.is_multiple_of(BLOCK) {
-            return Err(OpenError::ImageSize { name, bytes });
+        let options = spec.soft_options();
+        let block = options.block_bytes;
+        if bytes == 0 || !bytes.is_multiple_of(block.into()) {
+            return Err(OpenError::ImageSize { name, bytes, block });
         }
-        let medium = Medium::Controller(ControllerMedium::Image { file, bytes });
+        let medium = Medium::Controller(ControllerMedium::Image { file, bytes, options });
         Ok((Self { name, path: path.to_owned(), medium }, bytes))
     }
 
     /// Resolves a controller whose data will not be used.
     pub(crate) fn controller(spec: &TargetSpec) -> Result<Self, OpenError> {
         match spec {
-            TargetSpec::SoftMemory(size) => Self::memory(spec, *size, 0),
-            TargetSpec::SoftImage(path) => Self::image(spec, path, false).map(|(target, _)| target),
-            TargetSpec::File(_) => Err(OpenError::NoController(spec.to_string())),
+            TargetSpec::SoftMemory(size, _) => Self::memory(spec, *size, 0),
+            TargetSpec::SoftImage(path, _) => Self::image(spec, path, false).map(|(target, _)| target),
+            TargetSpec::File(path) => Err(kernel_nvme::refuse(spec.to_string(), path)),
             TargetSpec::Vfio { bdf, nsid } => {
                 let name = spec.to_string();
                 let pci = open_pci(&name, *bdf, 0)?;
@@ -139,7 +150,9 @@ impl ResolvedTarget {
     /// Resolves a file that is being created for `spec`.
     pub(crate) fn staged(spec: &TargetSpec, path: &Path, file: File, bytes: u64) -> Self {
         let medium = match spec {
-            TargetSpec::SoftImage(_) => Medium::Controller(ControllerMedium::Image { file, bytes }),
+            TargetSpec::SoftImage(_, options) => {
+                Medium::Controller(ControllerMedium::Image { file, bytes, options: *options })
+            }
             _ => Medium::File(file),
         };
         Self { name: spec.to_string(), path: path.to_owned(), medium }

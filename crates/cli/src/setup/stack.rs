@@ -7,6 +7,7 @@ use pinfold::soft::Port;
 use pinfold::uring::Fixed;
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::domain::BackendError;
+use std::time::Duration;
 
 /// Why the memory stack could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,8 @@ pub(crate) struct Stack {
     pub(crate) data: Arena,
     /// The value of `--protect`.
     pub(crate) protect: Protect,
+    /// For how long commands are retried.
+    pub(crate) retry_limit: Duration,
     buffers: BufferNeed,
 }
 
@@ -114,7 +117,8 @@ impl Stack {
         } else {
             None
         };
-        Ok(Self { domain, control, data, protect: args.protect, buffers })
+        let StackArgs { protect, retry_limit, .. } = args;
+        Ok(Self { domain, control, data, protect, retry_limit: retry_limit.0, buffers })
     }
 
     /// Returns the memory of all data buffers, to be registered with a ring.

@@ -38,8 +38,6 @@ const YIELDS: u32 = 4;
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: usize = 32;
-/// The number of attempts of a command whose status permits a retry.
-const ATTEMPTS: u32 = 4;
 
 /// The parts that a namespace's queue is created from.
 pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
@@ -76,7 +74,6 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     /// Buffers of commands that did not complete: the controller may still reach them.
     quarantined: Vec<Quarantine<'d, B>>,
     requests: u64,
-    retries: u64,
     /// The tags of the requests since the last doorbell.
     unsubmitted: Vec<usize>,
     queue: Queue<R, S>,
@@ -116,7 +113,6 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             revoked: Vec::with_capacity(depth),
             quarantined: Vec::new(),
             requests: 0,
-            retries: 0,
             unsubmitted: Vec::with_capacity(depth),
             queue,
             controller,
@@ -129,7 +125,6 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             name: self.info.name.clone(),
             queues: 1,
             requests: self.requests,
-            retries: self.retries,
             by_interrupt: self.queue.has_interrupt(),
             queue: self.queue.stats(),
             controller: self.controller.stats(),
@@ -146,7 +141,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Submits `buffer` to the driver as `io` says.
-    fn start(&mut self, io: Io, buffer: Mapped<'d, B>, attempts: u32) -> Result<(), Rejected<Mapped<'d, B>>> {
+    fn start(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), Rejected<Mapped<'d, B>>> {
         let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
         let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
         let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
@@ -172,7 +167,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         }?;
         let tag = attempt.tag();
         if let Some(place) = self.in_flight.get_mut(tag) {
-            *place = Some(Command { io, attempts, attempt });
+            *place = Some(Command { io, attempt });
         }
         self.unsubmitted.push(tag);
         Ok(())
@@ -186,10 +181,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         self.queue.ring_doorbell();
         let now = Instant::now();
         for tag in self.unsubmitted.drain(..) {
-            // A retry keeps the time of its first attempt.
-            if let Some(Some(command)) = self.in_flight.get_mut(tag)
-                && command.attempts == 1
-            {
+            if let Some(Some(command)) = self.in_flight.get_mut(tag) {
                 command.io.queued = now;
             }
         }
@@ -213,12 +205,11 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
                 }
             };
             let tag = completion.tag();
-            let Some(Command { io, attempts, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take)
-            else {
+            let Some(Command { io, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take) else {
                 continue;
             };
             match attempt.finish(completion) {
-                Outcome::Completed(buffer, result) => self.finish(io, attempts, buffer, result),
+                Outcome::Completed(buffer, result) => self.finish(io, buffer, result),
                 Outcome::TimedOut(buffer) => {
                     let buffer = buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
                     let error = TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
@@ -226,25 +217,15 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
                 }
                 Outcome::Foreign(attempt) => {
                     if let Some(place) = self.in_flight.get_mut(tag) {
-                        *place = Some(Command { io, attempts, attempt });
+                        *place = Some(Command { io, attempt });
                     }
                 }
             }
         }
     }
 
-    /// Retries a command whose status permits it; any other waits for its revocation.
-    fn finish(&mut self, io: Io, attempts: u32, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
-        let (buffer, result) = match result {
-            Err(CommandError::Status(status)) if status.may_retry() && attempts < ATTEMPTS => {
-                self.retries += 1;
-                match self.start(io, buffer, attempts + 1) {
-                    Ok(()) => return,
-                    Err(Rejected { payload, .. }) => (payload, Err(CommandError::Status(status))),
-                }
-            }
-            other => (buffer, other),
-        };
+    /// Has a request whose command has completed wait for its revocation.
+    fn finish(&mut self, io: Io, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
         let error = |error| TargetError::Command { target: self.info.name.clone(), io: Box::new(io), error };
         self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
     }

@@ -35,7 +35,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
 
     /// Queues a request whose buffer is mapped.
     pub(super) fn queue_up(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), SubmitError<B>> {
-        self.start(io, buffer, 1).map_err(|Rejected { payload, reason }| SubmitError {
+        self.start(io, buffer).map_err(|Rejected { payload, reason }| SubmitError {
             buffer: payload.unmap(&mut self.domain).ok(),
             error: TargetError::Rejected { target: self.info.name.clone(), reason },
         })?;

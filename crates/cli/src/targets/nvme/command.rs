@@ -30,8 +30,6 @@ impl<'d, B: Pinned> Mapped<'d, B> {
 pub(super) struct Command<'d, B: Pinned> {
     /// The record.
     pub(super) io: Io,
-    /// How often it has been submitted.
-    pub(super) attempts: u32,
     /// The driver's handle.
     pub(super) attempt: Attempt<'d, B>,
 }

@@ -11,8 +11,6 @@ pub(crate) struct NvmeStats {
     pub(crate) queues: u64,
     /// Requests that the driver accepted.
     pub(crate) requests: u64,
-    /// Requests that were tried again.
-    pub(crate) retries: u64,
     /// Whether a wait sleeps until an interrupt.
     pub(crate) by_interrupt: bool,
     /// The driver's figures for the queue.
@@ -26,10 +24,12 @@ impl NvmeStats {
     pub(crate) fn add(&mut self, other: &Self) {
         self.queues += other.queues;
         self.requests += other.requests;
-        self.retries += other.retries;
         let (sum, queue) = (&mut self.queue, &other.queue);
         sum.commands += queue.commands;
         sum.errors += queue.errors;
+        sum.retried_requests += queue.retried_requests;
+        sum.retries += queue.retries;
+        sum.retry_wait_ns += queue.retry_wait_ns;
         sum.timeouts += queue.timeouts;
         sum.doorbells += queue.doorbells;
         sum.sleeps += queue.sleeps;
