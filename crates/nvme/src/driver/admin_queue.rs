@@ -265,10 +265,11 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         loop {
             let result = self.execute_once(registers, config, what, command);
             let Err(Error::Admin { status, .. }) = result else { return result };
-            let due_ns = config.clock.now_ns().saturating_add(self.retry_delays.delay_ns(status, attempts));
-            if !status.is_not_ready() || due_ns.saturating_sub(start_ns) > nanoseconds(config.retry_limit) {
-                return result;
-            }
+            let now_ns = config.clock.now_ns();
+            let left_ns = nanoseconds(config.retry_limit).saturating_sub(now_ns.saturating_sub(start_ns));
+            let delay_ns = self.retry_delays.delay_ns(status, attempts, left_ns);
+            let Some(delay_ns) = delay_ns.filter(|_| status.is_not_ready()) else { return result };
+            let due_ns = now_ns.saturating_add(delay_ns);
             attempts = attempts.saturating_add(1);
             self.shared.admin_retries.fetch_add(1, Ordering::Relaxed);
             let mut backoff = Backoff::default();

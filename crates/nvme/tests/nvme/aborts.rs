@@ -64,6 +64,30 @@ fn a_request_that_the_controller_did_not_abort_is_quarantined_at_once() {
 }
 
 #[test]
+fn an_answer_to_an_abort_reaches_the_queue_that_asked() {
+    let (bench, clock) = with_test_clock(3);
+    bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
+    let mut queues = [(); 2].map(|()| bench.controller.create_queue(4).unwrap());
+    let lost = queues.each_mut().map(|queue| {
+        let flush = queue.flush(1).unwrap();
+        queue.ring_doorbell();
+        flush
+    });
+    settle(&bench);
+    clock.advance(SECOND + 1);
+    // Each sends its abort; the controller answers both, before the first queue looks.
+    for queue in &mut queues {
+        assert!(queue.poll().unwrap().is_none());
+    }
+    settle(&bench);
+    for (queue, lost) in queues.iter_mut().zip(lost) {
+        // The first poll sees the answer, the next one gives the request up. The clock is not advanced again.
+        let completion = (0..4).find_map(|_| queue.poll().unwrap()).expect("its answer went elsewhere");
+        assert!(matches!(lost.finish(completion), Outcome::TimedOut(_)));
+    }
+}
+
+#[test]
 fn an_abort_that_times_out_quarantines_its_request() {
     let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();

@@ -39,6 +39,12 @@ impl Memory {
         self.frames.lock().unwrap().iter().filter(|used| **used).count()
     }
 
+    /// Returns the numbers of the frames in use, ascending.
+    pub(crate) fn in_use(&self) -> Vec<usize> {
+        let frames = self.frames.lock().unwrap();
+        (0..).zip(frames.iter()).filter_map(|(number, used)| used.then_some(number)).collect()
+    }
+
     pub(crate) fn whole(&self) -> DmaMemory<'_> {
         let len = self.frames.lock().unwrap().len() * 4096;
         let base = NonNull::from(&self.words[self.first..]).cast::<u8>();

@@ -16,6 +16,7 @@ mod faults;
 mod hostile;
 mod interrupts;
 mod lifetimes;
+mod lying;
 mod namespaces;
 mod owned;
 mod retries;

@@ -79,15 +79,16 @@ fn without_a_delay_retries_back_off_up_to_the_limit() {
         if let Some(completion) = poll_all(&bench, &mut queue) {
             break completion;
         }
-        // The next retry is due after 1, 2, 4 ... 512, then 1000 ms.
-        let delay = (1 << at_ms.len().min(10)).min(1000);
+        // The next retry is due after 1, 2, 4 ... 512, then 1000 ms, and the last after 10 s in all.
+        let left = 10_000 - at_ms.iter().sum::<u64>();
+        let delay = (1 << at_ms.len().min(10)).min(1000).min(left);
         clock.advance((delay - 1) * MS);
         assert!(poll_all(&bench, &mut queue).is_none());
         assert_eq!(queue.stats().retries, at_ms.len() as u64);
         clock.advance(MS);
         at_ms.push(delay);
     };
-    assert!(at_ms.iter().sum::<u64>() <= 10_000 && at_ms.len() == 18, "{at_ms:?}");
+    assert_eq!((at_ms.iter().sum::<u64>(), at_ms.len()), (10_000, 19), "{at_ms:?}");
     let Outcome::Completed { result, .. } = flush.finish(completion) else { panic!() };
     assert_eq!(result, Err(CommandError::Status(NOT_READY.with_retry_delay(2))));
 }

@@ -31,12 +31,14 @@ impl RetryDelays {
         self.0.iter().any(|ns| *ns > 0)
     }
 
-    /// Returns how long to wait after `status`, when the command has been retried `attempts` times.
-    pub(in crate::driver) fn delay_ns(self, status: Status, attempts: u32) -> u64 {
+    /// Returns how long to wait after `status`, when the command has been retried `attempts` times and `left_ns` are left; `None`
+    /// if that is too short. A back-off ends with a last attempt at the limit.
+    pub(in crate::driver) fn delay_ns(self, status: Status, attempts: u32, left_ns: u64) -> Option<u64> {
         let reported = usize::from(status.retry_delay()).checked_sub(1).and_then(|index| self.0.get(index));
         match reported {
-            Some(&ns @ 1..) => ns,
-            _ => (FIRST_DELAY_NS << attempts.min(16)).min(MAX_DELAY_NS),
+            Some(&ns @ 1..) => (ns <= left_ns).then_some(ns),
+            _ if left_ns == 0 => None,
+            _ => Some((FIRST_DELAY_NS << attempts.min(16)).min(MAX_DELAY_NS).min(left_ns)),
         }
     }
 }
@@ -54,10 +56,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         let now_ns = self.inner.config.clock.now_ns();
         let since_ns = if attempts == 0 { now_ns } else { since_ns };
-        let due_ns = now_ns.saturating_add(self.retry_delays.delay_ns(status, attempts));
-        if due_ns.saturating_sub(since_ns) > self.retry_limit_ns {
-            return false;
-        }
+        let left_ns = self.retry_limit_ns.saturating_sub(now_ns.saturating_sub(since_ns));
+        let Some(delay_ns) = self.retry_delays.delay_ns(status, attempts, left_ns) else { return false };
+        let due_ns = now_ns.saturating_add(delay_ns);
         slot.state = CommandState::AwaitingRetry;
         slot.retry = RetryState { attempts: attempts.saturating_add(1), since_ns, due_ns };
         // The timeout applies to each attempt.
@@ -151,13 +152,17 @@ mod tests {
         data.retry_delays = [20, 0, 65_535].map(U16::new);
         let delays = RetryDelays::new(&data);
         let status = |crd| Status::NAMESPACE_NOT_READY.with_retry_delay(crd);
-        assert_eq!(delays.delay_ns(status(1), 9), 2_000_000_000);
-        assert_eq!(delays.delay_ns(status(3), 0), 6_553_500_000_000);
+        let second = 1_000_000_000;
+        assert_eq!(delays.delay_ns(status(1), 9, 2 * second), Some(2 * second));
+        assert_eq!(delays.delay_ns(status(1), 0, 2 * second - 1), None);
+        assert_eq!(delays.delay_ns(status(3), 0, u64::MAX), Some(6_553_500_000_000));
         // CRD 2 selects a delay that is not reported, and CRD 0 none.
         for crd in [0, 2] {
-            let delays: Vec<_> =
-                [0, 1, 2, 9, 10, u32::MAX].map(|n| delays.delay_ns(status(crd), n) / 1_000_000).into();
-            assert_eq!(delays, [1, 2, 4, 512, 1000, 1000]);
+            let after = |attempts, left_ns| delays.delay_ns(status(crd), attempts, left_ns);
+            let long: Vec<_> =
+                [0, 1, 2, 9, 10, u32::MAX].map(|n| after(n, u64::MAX).unwrap() / 1_000_000).into();
+            assert_eq!(long, [1, 2, 4, 512, 1000, 1000]);
+            assert_eq!((after(9, 5), after(9, 0)), (Some(5), None));
         }
     }
 }
