@@ -119,6 +119,10 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub(crate) stack: StackArgs,
 
+    /// What happens to holes of the source file
+    #[arg(long, value_enum, default_value_t = Sparse::Auto)]
+    pub(crate) sparse: Sparse,
+
     /// Bytes of one request, a multiple of 512
     #[arg(long, value_name = "SIZE", default_value = "1M", allow_negative_numbers = true)]
     pub(crate) bs: ByteSize,
@@ -128,12 +132,29 @@ pub(crate) struct CopyArgs {
     pub(crate) iodepth: u64,
 
     /// Also print the DMA pools in the kernel's format
-    #[arg(long)]
+    #[arg(long, conflicts_with = "quiet")]
     pub(crate) pools: bool,
+
+    /// Print all of the report: requests and their latencies, memory, controllers, mappings, flushes, pools
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) details: bool,
+
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
 
     /// Print the report as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What happens to holes of the source file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Sparse {
+    /// They are not read, and stay holes; a real controller's namespace is written with zeroes there
+    Auto,
+    /// They are read and written as zeroes
+    Never,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -3,7 +3,8 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`worker`] | one target, its requests in flight, their statistics |
-//! | [`pump`], [`digest`] | all bytes of one target to another; the SHA-256 of what a target holds |
+//! | [`pump`], [`ranges`] | all bytes of one target to another; which of them are data |
+//! | [`digest`] | the SHA-256 of what a target holds |
 //! | [`workload`], [`jobs`] | a workload in fio's terms, by one job and by several |
 //! | [`samples`], [`distribution`] | the rates of each interval; which blocks random requests use |
 //! | [`verify`], [`ledger`] | a workload that checks every byte it reads |
@@ -14,6 +15,7 @@ pub(crate) mod error;
 pub(crate) mod jobs;
 pub(crate) mod ledger;
 pub(crate) mod pump;
+pub(crate) mod ranges;
 pub(crate) mod samples;
 pub(crate) mod verify;
 pub(crate) mod worker;

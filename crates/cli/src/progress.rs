@@ -90,7 +90,6 @@ impl Progress {
     }
 
     /// Creates a line that is never drawn.
-    #[cfg(test)]
     pub(crate) fn hidden() -> Self {
         let mut progress = Self::of("", End::default(), false);
         progress.is_hidden = true;

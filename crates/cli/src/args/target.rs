@@ -61,6 +61,7 @@ impl fmt::Display for SoftOptions {
         }
         match self.not_ready.as_millis() {
             0 => Ok(()),
+            ms if ms % 1000 == 0 => write!(f, ",not-ready={}s", ms / 1000),
             ms => write!(f, ",not-ready={ms}ms"),
         }
     }
@@ -309,7 +310,7 @@ mod tests {
         let options = SoftOptions { block_bytes: 4096, not_ready: Duration::from_secs(2) };
         let text = "soft:1M,block=4k,not-ready=2s";
         assert_eq!(parse(text), Ok(TargetSpec::SoftMemory(ByteSize(1 << 20), options)));
-        assert_eq!(parse(text).unwrap().to_string(), "soft:1M,block=4096,not-ready=2000ms");
+        assert_eq!(parse(text).unwrap().to_string(), "soft:1M,block=4096,not-ready=2s");
         let image = TargetSpec::SoftImage(PathBuf::from("a,b.img"), options);
         assert_eq!(parse("soft:a,b.img,not-ready=2s,block=4096"), Ok(image.clone()));
         assert_eq!(parse(&image.to_string()), Ok(image));

@@ -1,9 +1,10 @@
 //! `copy`: all bytes of one target to another, through a third on request; the destination is complete or absent.
 
-use crate::args::{CopyArgs, TargetSpec};
+use crate::args::{CopyArgs, Sparse, TargetSpec};
 use crate::engine::digest::digest;
 use crate::engine::error::EngineError;
-use crate::engine::pump::{Plan, pump};
+use crate::engine::pump::{Plan, Transfer, pump};
+use crate::engine::ranges::Ranges;
 use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
@@ -23,15 +24,24 @@ use crate::targets::file;
 use pinfold::Buffer;
 use rustix::fs::Mode;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
 
-/// Copies and prints the report.
+/// Copies and prints the report, also of a copy that failed or was stopped.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let report = copy(args, &interrupt)?;
-    if args.json {
-        return Ok(output::json(&report)?);
+    let (report, ended) = copy(args, &interrupt)?;
+    let printed = print(args, &report);
+    ended.and(printed)
+}
+
+fn print(args: &CopyArgs, report: &CopyReport) -> Result<(), Failure> {
+    if args.quiet {
+        return Ok(());
     }
-    let mut text = report.to_string();
+    if args.json {
+        return Ok(output::json(report)?);
+    }
+    let mut text = if args.details { report.to_string() } else { report.summary() };
     if args.pools {
         text.push('\n');
         text.push_str(&report.stack.pools_to_kernel_text());
@@ -46,7 +56,8 @@ struct Job {
     via: Option<ResolvedTarget>,
     /// The destination's file until it is renamed or removed.
     staged: Option<Staged>,
-    total: u64,
+    /// The bytes to copy.
+    ranges: Ranges,
     /// The final length of the destination's file.
     destination_bytes: u64,
 }
@@ -64,8 +75,12 @@ impl Job {
         if let Some(via) = via.as_ref().filter(|via| via.is_same_file(&source)) {
             return Err(OpenError::ViaIsSource(via.name.clone()).into());
         }
-        let (destination, staged, destination_bytes) = open_destination(args, &source, total)?;
-        Ok(Self { source, destination, via, staged, total, destination_bytes })
+        let ranges = match (args.sparse, source.file()) {
+            (Sparse::Auto, Some(file)) => Ranges::of_file(file, total),
+            _ => Ranges::whole(total),
+        };
+        let (destination, staged, destination_bytes) = open_destination(args, &source, &ranges)?;
+        Ok(Self { source, destination, via, staged, ranges, destination_bytes })
     }
 
     fn targets(&self) -> impl Iterator<Item = &ResolvedTarget> {
@@ -112,9 +127,10 @@ fn overwritten(spec: &TargetSpec, args: &CopyArgs) -> Result<(ResolvedTarget, u6
 fn open_destination(
     args: &CopyArgs,
     source: &ResolvedTarget,
-    total: u64,
+    ranges: &Ranges,
 ) -> Result<(ResolvedTarget, Option<Staged>, u64), Failure> {
     let spec = &args.destination;
+    let total = ranges.total();
     let (path, bytes) = match spec {
         TargetSpec::SoftMemory(size, _) => {
             let target = ResolvedTarget::memory(spec, *size, total)?;
@@ -137,7 +153,7 @@ fn open_destination(
         check_folder(path)?;
     }
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
-    staged.reserve(bytes)?;
+    staged.reserve(bytes, ranges.data())?;
     let file = staged.file().try_clone();
     let file = file.map_err(|error| OpenError::System { name: spec.to_string(), error })?;
     let target = ResolvedTarget::staged(spec, path, file, bytes);
@@ -166,23 +182,52 @@ struct Run<'a> {
     args: &'a CopyArgs,
     interrupt: &'a Interrupt,
     buffers: Vec<Buffer>,
-    plan: Plan,
+    ranges: &'a Ranges,
+    block: usize,
     phases: Vec<PhaseReport>,
 }
 
 impl Run<'_> {
+    /// Copies, and verifies the copy where that is requested.
+    fn all(
+        &mut self,
+        source: &mut OpenTarget<'_>,
+        destination: &mut OpenTarget<'_>,
+        via: Option<&mut OpenTarget<'_>>,
+    ) -> Result<Option<Hashes>, Failure> {
+        // What is created for the copy reads as zeroes.
+        let write_holes = matches!(self.args.destination, TargetSpec::Vfio { .. });
+        match via {
+            None => self.phase(source, destination, "copying", write_holes)?,
+            Some(via) => {
+                // Its holes are never read.
+                self.phase(source, via, "there", false)?;
+                self.phase(via, destination, "and back", write_holes)?;
+            }
+        }
+        check_length(self.args, source, self.ranges.total())?;
+        if self.args.verify { self.verify(source, destination).map(Some) } else { Ok(None) }
+    }
+
     fn phase(
         &mut self,
         from: &mut OpenTarget<'_>,
         to: &mut OpenTarget<'_>,
         title: &str,
+        write_holes: bool,
     ) -> Result<(), Failure> {
         let (source, destination) = (from.target(), to.target());
         let names = (source.info().name.clone(), destination.info().name.clone());
-        let progress = Progress::new(title, self.plan.total);
-        let stats = pump(source, destination, self.plan, &mut self.buffers, &progress, self.interrupt)?;
+        let transfer = Transfer { ranges: self.ranges, block: self.block, write_holes };
+        let progress = self.progress(title, transfer.bytes());
+        let (stats, result) =
+            pump(source, destination, transfer, &mut self.buffers, &progress, self.interrupt);
         self.phases.push(PhaseReport::new(names.0, names.1, &stats));
-        Ok(())
+        Ok(result?)
+    }
+
+    fn progress(&self, title: &str, total: u64) -> Progress {
+        if self.args.quiet { Progress::hidden() } else { Progress::new(title, total) }
     }
 
     fn verify(
@@ -190,9 +235,10 @@ impl Run<'_> {
         source: &mut OpenTarget<'_>,
         destination: &mut OpenTarget<'_>,
     ) -> Result<Hashes, Failure> {
+        let plan = Plan { total: self.ranges.total(), block: self.block };
         let mut hash = |target: &mut OpenTarget<'_>, title| {
-            let progress = Progress::new(title, self.plan.total);
-            digest(target.target(), self.plan, &mut self.buffers, &progress, self.interrupt)
+            let progress = self.progress(title, plan.total);
+            digest(target.target(), plan, &mut self.buffers, &progress, self.interrupt)
         };
         let hashes = Hashes {
             source: hash(source, "verifying source")?,
@@ -210,13 +256,17 @@ impl Run<'_> {
     }
 }
 
-/// Copies; the destination exists if this succeeds, and is absent otherwise.
-pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport, Failure> {
+/// Copies; the destination exists if this succeeds, and is absent otherwise. Returns the report with the outcome, or why nothing
+/// was begun.
+pub(crate) fn copy(
+    args: &CopyArgs,
+    interrupt: &Interrupt,
+) -> Result<(CopyReport, Result<(), Failure>), Failure> {
     let job = Job::prepare(args)?;
     let targets: Vec<_> = job.targets().collect();
     let requests = limits::check(args.bs, args.iodepth, &targets)?;
     let RequestLimits { block, .. } = requests;
-    let depth = limits::depth_for(job.total, requests);
+    let depth = limits::depth_for(job.ranges.total(), requests);
     let domain = domain_of(&targets, args.stack.iommu_units)?;
     let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
     let held = targets.iter().map(|target| target.held_bytes()).sum();
@@ -240,52 +290,60 @@ pub(crate) fn copy(args: &CopyArgs, interrupt: &Interrupt) -> Result<CopyReport,
         limits::check_opened(requests, target.target().info())?;
         Ok(target)
     };
-    let Job { source, destination, via, staged, total, destination_bytes } = job;
+    let Job { source, destination, via, staged, ranges, destination_bytes } = job;
     let (mut source, mut destination) = (open(source)?, open(destination)?);
     let mut via = via.map(open).transpose()?;
 
-    let plan = Plan { total, block };
-    let mut run = Run { args, interrupt, buffers: stack.buffers()?, plan, phases: Vec::new() };
-    match &mut via {
-        None => run.phase(&mut source, &mut destination, "copying")?,
-        Some(via) => {
-            run.phase(&mut source, via, "there")?;
-            run.phase(via, &mut destination, "and back")?;
-        }
-    }
-    if args.size.is_none() {
-        check_not_grown(&args.source, &source, total)?;
-    }
-    let sha256 = if args.verify { Some(run.verify(&mut source, &mut destination)?) } else { None };
-
+    let (buffers, phases) = (stack.buffers()?, Vec::new());
+    let mut run = Run { args, interrupt, buffers, ranges: &ranges, block, phases };
+    let began = Instant::now();
+    let copied = run.all(&mut source, &mut destination, via.as_mut());
     let opened: Vec<_> = [&source, &destination].into_iter().chain(&via).collect();
-    let report = CopyReport {
+    let mut notes: Vec<_> = opened.iter().flat_map(|opened| opened.notes()).collect();
+    if matches!(args.destination, TargetSpec::SoftMemory(..)) {
+        let name = &args.destination;
+        notes.push(format!(
+            "{name} is memory of this run and is gone with it: name soft:IMAGE or a file to keep the copy"
+        ));
+    }
+    let mut report = CopyReport {
         command: "copy",
         source: args.source.to_string(),
         destination: args.destination.to_string(),
         via: args.via.as_ref().map(ToString::to_string),
-        bytes: total,
+        bytes: ranges.total(),
+        hole_bytes: ranges.total() - ranges.data_bytes(),
         block_bytes: block as u64,
         iodepth: depth as u64,
+        seconds: began.elapsed().as_secs_f64(),
         phases: run.phases,
-        sha256,
+        sha256: *copied.as_ref().unwrap_or(&None),
         stack: StackReport::new(&stack, &opened),
-        notes: opened.iter().flat_map(|opened| opened.notes()).collect(),
+        notes,
+        error: None,
+        kept: staged.is_none() && !matches!(args.destination, TargetSpec::SoftMemory(..)),
     };
     drop((source, via, destination));
-    if interrupt.is_raised() {
-        return Err(EngineError::Interrupted.into());
-    }
-    if let Some(staged) = staged {
-        staged.commit(destination_bytes)?;
-    }
-    Ok(report)
+    let ended = copied.and_then(|_| {
+        if interrupt.is_raised() {
+            return Err(EngineError::Interrupted.into());
+        }
+        Ok(staged.map_or(Ok(()), |staged| staged.commit(destination_bytes))?)
+    });
+    report.error = ended.as_ref().err().map(Failure::line);
+    Ok((report, ended))
 }
 
-/// Checks that the source has not grown: it would be copied only in part.
-fn check_not_grown(spec: &TargetSpec, source: &OpenTarget<'_>, before: u64) -> Result<(), Failure> {
+/// Checks the length of the source: one that has grown would be copied only in part, and a hole at its end is not read.
+fn check_length(args: &CopyArgs, source: &OpenTarget<'_>, before: u64) -> Result<(), Failure> {
+    let name = args.source.to_string();
     match source.file_bytes().map_err(OpenError::File)? {
-        Some(after) if after > before => Err(Failure::SourceGrew { name: spec.to_string(), before, after }),
+        Some(after) if after < before => {
+            Err(EngineError::SourceEnded { name, at: after, expected: before }.into())
+        }
+        Some(after) if after > before && args.size.is_none() => {
+            Err(Failure::SourceGrew { name, before, after })
+        }
         _ => Ok(()),
     }
 }

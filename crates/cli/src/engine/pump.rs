@@ -1,20 +1,39 @@
-//! Copies all bytes of one target to another. Each buffer cycles through `idle → reading → writing → idle`; all buffers are
+//! Copies all bytes of one target to another, except holes where the destination has them too. Each buffer cycles through `idle → reading → writing → idle`; all buffers are
 //! used concurrently, and the targets complete in any order.
 
 use super::error::EngineError;
+use super::ranges::{Piece, Ranges};
 use super::worker::{RequestStats, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target};
 use std::time::{Duration, Instant};
 
-/// The bytes to be moved.
+/// The bytes to be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// The number of bytes, from offset 0 of both targets.
     pub(crate) total: u64,
     /// Bytes of one request.
     pub(crate) block: usize,
+}
+
+/// The bytes to be moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer<'r> {
+    /// The data and the holes of the source.
+    pub(crate) ranges: &'r Ranges,
+    /// Bytes of one request.
+    pub(crate) block: usize,
+    /// Whether holes are written, as zeroes that are not read: the destination may hold something else there.
+    pub(crate) write_holes: bool,
+}
+
+impl Transfer<'_> {
+    /// Returns how many bytes are written.
+    pub(crate) fn bytes(&self) -> u64 {
+        if self.write_holes { self.ranges.total() } else { self.ranges.data_bytes() }
+    }
 }
 
 /// The statistics of a pump.
@@ -32,28 +51,30 @@ pub(crate) struct PumpStats {
     pub(crate) writes: RequestStats,
 }
 
-struct Pump<'t, B> {
+struct Pump<'t, 'r, B> {
     source: Worker<'t, B>,
     destination: Worker<'t, B>,
     idle: Vec<B>,
     /// Completed requests that have not been processed.
     read: Vec<Completion<B>>,
     wrote: Vec<Completion<B>>,
-    plan: Plan,
-    next: u64,
+    /// What is left to be started.
+    pieces: Box<dyn Iterator<Item = Piece> + 'r>,
+    transfer: Transfer<'r>,
     written: u64,
 }
 
-/// Moves `plan.total` bytes and flushes `to`. The buffers, each of `plan.block` bytes or more, are in `buffers` again
-/// when this returns, whether it succeeds or not, except those that had to be quarantined.
+/// Moves the bytes of `transfer` and flushes `to`; returns what it did, also where it failed. The buffers, each of
+/// `transfer.block` bytes or more, are in `buffers` again when this returns, whether it succeeds or not, except those that had to
+/// be quarantined.
 pub(crate) fn pump<B: DataBuffer>(
     from: &mut dyn Target<B>,
     to: &mut dyn Target<B>,
-    plan: Plan,
+    transfer: Transfer<'_>,
     buffers: &mut Vec<B>,
     progress: &Progress,
     interrupt: &Interrupt,
-) -> Result<PumpStats, EngineError> {
+) -> (PumpStats, Result<(), EngineError>) {
     let began = Instant::now();
     let depth = buffers.len();
     let mut pump = Pump {
@@ -62,8 +83,8 @@ pub(crate) fn pump<B: DataBuffer>(
         idle: std::mem::take(buffers),
         read: Vec::with_capacity(depth),
         wrote: Vec::with_capacity(depth),
-        plan,
-        next: 0,
+        pieces: Box::new(transfer.ranges.pieces(transfer.block, transfer.write_holes)),
+        transfer,
         written: 0,
     };
     let result = pump.run(progress, interrupt);
@@ -72,24 +93,24 @@ pub(crate) fn pump<B: DataBuffer>(
         .extend(pump.read.drain(..).chain(pump.wrote.drain(..)).filter_map(|completion| completion.buffer));
     pump.source.drain(buffers);
     pump.destination.drain(buffers);
-    result?;
-    let flush = pump.destination.sync()?;
-    Ok(PumpStats {
+    let flush = result.and_then(|()| Ok(pump.destination.sync()?));
+    let stats = PumpStats {
         bytes: pump.written,
         elapsed: began.elapsed(),
-        flush,
+        flush: *flush.as_ref().unwrap_or(&Duration::ZERO),
         reads: pump.source.stats().reads.clone(),
         writes: pump.destination.stats().writes.clone(),
-    })
+    };
+    (stats, flush.map(drop))
 }
 
-impl<B: DataBuffer> Pump<'_, B> {
+impl<B: DataBuffer> Pump<'_, '_, B> {
     fn run(&mut self, progress: &Progress, interrupt: &Interrupt) -> Result<(), EngineError> {
-        while self.written < self.plan.total {
+        while self.written < self.transfer.bytes() {
             if interrupt.is_raised() {
                 return Err(EngineError::Interrupted);
             }
-            self.start_reads()?;
+            self.start_pieces()?;
             let mut completed = self.destination.collect(false, |write| self.wrote.push(write))?;
             completed += self.source.collect(false, |read| self.read.push(read))?;
             if completed == 0 {
@@ -107,20 +128,37 @@ impl<B: DataBuffer> Pump<'_, B> {
         Ok(())
     }
 
-    /// Reads into all idle buffers, as one batch.
-    fn start_reads(&mut self) -> Result<(), EngineError> {
+    /// Reads into all idle buffers, as one batch, or writes a hole from them.
+    fn start_pieces(&mut self) -> Result<(), EngineError> {
         let mut reads = Vec::new();
-        while self.next < self.plan.total {
+        let mut result = Ok(());
+        while result.is_ok() && !self.idle.is_empty() {
+            let Some(Piece { offset, len, is_hole }) = self.pieces.next() else { break };
             let Some(buffer) = self.idle.pop() else { break };
-            let offset = self.next;
-            let len = usize::try_from(self.plan.total - offset).unwrap_or(usize::MAX).min(self.plan.block);
-            reads.push(Request { io: Io::new(IoDirection::Read, offset, len), buffer });
-            self.next += len as u64;
+            if is_hole {
+                result = self.write_hole(offset, len, buffer);
+            } else {
+                reads.push(Request { io: Io::new(IoDirection::Read, offset, len), buffer });
+            }
+        }
+        if let Err(error) = result {
+            self.idle.extend(reads.into_iter().map(|read| read.buffer));
+            return Err(error);
         }
         self.source.submit_many(reads).map_err(|rejected| {
             self.idle.extend(rejected.buffers);
             (*rejected.error).into()
         })
+    }
+
+    fn write_hole(&mut self, offset: u64, len: usize, mut buffer: B) -> Result<(), EngineError> {
+        let padded = len.next_multiple_of(self.destination.info().block);
+        if let Err(error) = buffer.zero(0, padded) {
+            self.idle.push(buffer);
+            return Err(error.into());
+        }
+        let submitted = self.destination.submit(IoDirection::Write, offset, len, buffer);
+        submitted.map_err(|rejected| self.rejected(rejected))
     }
 
     /// Handles all completions, so that no buffer is lost, and returns the first error.
@@ -151,7 +189,7 @@ impl<B: DataBuffer> Pump<'_, B> {
             Ok(got) if got < io.len => Err(EngineError::SourceEnded {
                 name: self.source.info().name.clone(),
                 at: io.offset + got as u64,
-                expected: self.plan.total,
+                expected: self.transfer.ranges.total(),
             }),
             other => other.map_err(Into::into),
         };
@@ -187,10 +225,43 @@ mod tests {
     fn execute(
         from: &mut Fake,
         to: &mut Fake,
-        plan: Plan,
+        Plan { total, block }: Plan,
         buffers: &mut Vec<Vec<u8>>,
     ) -> Result<PumpStats, EngineError> {
-        pump(from, to, plan, buffers, &Progress::hidden(), &Interrupt::default())
+        let transfer = Transfer { ranges: &Ranges::whole(total), block, write_holes: false };
+        let (stats, result) = pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
+        result.map(|()| stats)
+    }
+
+    #[test]
+    fn holes_are_skipped_or_written_as_zeroes() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.set_len(300_000).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 5000], 100_000).unwrap();
+        let ranges = Ranges::of_file(&file, 300_000);
+        let source = data(300_000);
+        if ranges == Ranges::whole(300_000) {
+            return; // a file system without holes
+        }
+        // What the source reports there is not read.
+        let data =
+            usize::try_from(ranges.data()[0].start).unwrap()..usize::try_from(ranges.data()[0].end).unwrap();
+        for write_holes in [false, true] {
+            let mut from = Fake::new(source.clone(), 1);
+            let mut to = Fake::new(vec![0xee; 300_032], 512);
+            let transfer = Transfer { ranges: &ranges, block: 4096, write_holes };
+            let mut buffers = buffers(3, 4096);
+            let (stats, result) =
+                pump(&mut from, &mut to, transfer, &mut buffers, &Progress::hidden(), &Interrupt::default());
+            result.unwrap();
+            assert_eq!((stats.bytes, buffers.len()), (transfer.bytes(), 3));
+            assert_eq!(stats.reads.bytes, ranges.data_bytes());
+            assert!(to.data[data.clone()] == source[data.clone()]);
+            let hole = if write_holes { 0 } else { 0xee };
+            assert!(
+                to.data[..data.start].iter().chain(&to.data[data.end..300_000]).all(|byte| *byte == hole)
+            );
+        }
     }
 
     #[test]
@@ -256,9 +327,9 @@ mod tests {
         let mut buffers = buffers(4, 4096);
         let interrupt = Interrupt::default();
         interrupt.raise();
-        let plan = Plan { total: 100_000, block: 4096 };
-        let error =
-            pump(&mut from, &mut to, plan, &mut buffers, &Progress::hidden(), &interrupt).unwrap_err();
+        let transfer = Transfer { ranges: &Ranges::whole(100_000), block: 4096, write_holes: false };
+        let (_, result) = pump(&mut from, &mut to, transfer, &mut buffers, &Progress::hidden(), &interrupt);
+        let error = result.unwrap_err();
         assert!(matches!(error, EngineError::Interrupted));
         assert_eq!((buffers.len(), to.synced), (4, false));
     }

@@ -22,20 +22,29 @@ pub(crate) struct CopyReport {
     pub(crate) destination: String,
     /// The third target, as named on the command line.
     pub(crate) via: Option<String>,
-    /// How many bytes were copied.
+    /// How many bytes were to be copied.
     pub(crate) bytes: u64,
+    /// How many of them are holes of the source.
+    pub(crate) hole_bytes: u64,
     /// Bytes of one request.
     pub(crate) block_bytes: u64,
     /// The most requests in flight.
     pub(crate) iodepth: u64,
+    /// From the first request to the end of the last phase, or of the comparison.
+    pub(crate) seconds: f64,
     /// Source to destination, or to the third target and from there.
     pub(crate) phases: Vec<PhaseReport>,
     /// The SHA-256 of both, if it was requested.
     pub(crate) sha256: Option<Hashes>,
     /// What the memory stack did.
     pub(crate) stack: StackReport,
-    /// What fell back to something slower, and why.
+    /// What fell back to something slower, and why; what does not remain.
     pub(crate) notes: Vec<String>,
+    /// Why the copy is not complete; `None` where it is.
+    pub(crate) error: Option<String>,
+    /// Whether the destination keeps what was written if the copy is not complete.
+    #[serde(skip)]
+    pub(crate) kept: bool,
 }
 
 /// The hashes of source and destination, which were read again.
@@ -84,19 +93,64 @@ impl PhaseReport {
     }
 }
 
-impl fmt::Display for CopyReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl CopyReport {
+    /// Returns the report in three lines, and one for each thing that is out of the ordinary.
+    pub(crate) fn summary(&self) -> String {
         let mut out = String::new();
-        let via = self.via.as_ref().map(|via| format!(", through {via}")).unwrap_or_default();
-        let _ = writeln!(out, "{} -> {}{via}", self.source, self.destination);
-        let what = format_args!(
-            "{} ({} bytes), in requests of {}, {} in flight",
-            ByteSize(self.bytes),
-            grouped(self.bytes),
+        self.heading(&mut out);
+        let source = self.stack.memory.first().map_or("", |memory| memory.source);
+        let with = format_args!(
+            "requests of {}, {} in flight; memory from {source}; --details has the rest",
             ByteSize(self.block_bytes),
             self.iodepth
         );
-        line(&mut out, "copied", what);
+        line(&mut out, "with", with);
+        if let Some(hashes) = &self.sha256 {
+            line(&mut out, "sha256", format_args!("{} of both", hashes.source));
+        }
+        for device in &self.stack.devices {
+            if let Some(failures) = device.failures() {
+                line(&mut out, "failures", format_args!("{}: {failures}", device.name));
+            }
+        }
+        self.notes_to_text(&mut out);
+        out
+    }
+
+    /// Appends what was copied, and how fast.
+    fn heading(&self, out: &mut String) {
+        let via = self.via.as_ref().map(|via| format!(", through {via}")).unwrap_or_default();
+        let _ = writeln!(out, "{} -> {}{via}", self.source, self.destination);
+        let bytes = format!("{} ({} bytes)", ByteSize(self.bytes), grouped(self.bytes));
+        if self.error.is_some() {
+            let written = self.phases.last().map_or(0, |phase| phase.bytes);
+            let phase = if self.via.is_some() && self.phases.len() < 2 { " on the way there" } else { "" };
+            let kept = if self.kept { "holds a part" } else { "does not exist" };
+            let what = format_args!("after {}{phase}, of {bytes}: the destination {kept}", ByteSize(written));
+            line(out, "not complete", what);
+            return;
+        }
+        let holes = match self.hole_bytes {
+            0 => String::new(),
+            holes => format!(", {} of it holes,", ByteSize(holes)),
+        };
+        let speeds: Vec<_> = self.phases.iter().map(PhaseReport::speed).collect();
+        line(out, "copied", format_args!("{bytes}{holes} in {}", speeds.join(" there, and back in ")));
+    }
+
+    fn notes_to_text(&self, out: &mut String) {
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+    }
+}
+
+impl fmt::Display for CopyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = String::new();
+        self.heading(&mut out);
+        let with = format_args!("requests of {}, {} in flight", ByteSize(self.block_bytes), self.iodepth);
+        line(&mut out, "with", with);
         if let Some(hashes) = &self.sha256 {
             line(&mut out, "sha256", format_args!("{} of the source", hashes.source));
             line(&mut out, "", format_args!("{} of the destination", hashes.destination));
@@ -105,14 +159,17 @@ impl fmt::Display for CopyReport {
             phase.to_text(&mut out);
         }
         let _ = write!(out, "{}", self.stack);
-        for note in &self.notes {
-            let _ = writeln!(out, "note: {note}");
-        }
+        self.notes_to_text(&mut out);
         f.write_str(&out)
     }
 }
 
 impl PhaseReport {
+    fn speed(&self) -> String {
+        let elapsed = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
+        format!("{} ({})", time(nanoseconds(self.seconds)), rate(self.bytes, elapsed))
+    }
+
     fn to_text(&self, out: &mut String) {
         let elapsed = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
         let _ = writeln!(out, "\n{} -> {}", self.from, self.to);

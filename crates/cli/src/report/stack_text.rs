@@ -108,17 +108,8 @@ impl DeviceReport {
         };
         let queues = counted(self.queues, "queue");
         line(out, "queues", format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")));
-        if self.errors + self.timeouts > 0 {
-            let (errors, timeouts) = (counted(self.errors, "error"), self.timeouts);
-            let retried = match self.retried {
-                0 => "0 retried".to_owned(),
-                retried => {
-                    let waited = Duration::try_from_secs_f64(self.retry_wait_seconds).unwrap_or_default();
-                    let waited = time(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
-                    format!("{} retried after {waited} in all", counted(retried, "request"))
-                }
-            };
-            line(out, "failures", format_args!("{errors}, {retried}, {timeouts} timed out"));
+        if let Some(failures) = self.failures() {
+            line(out, "failures", format_args!("{failures}"));
         }
         let per_request = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{per_request:.2} per I/O"));
@@ -129,6 +120,22 @@ impl DeviceReport {
             grouped(self.prp_pages_peak)
         );
         line(out, "PRP pages", pages);
+    }
+
+    /// Returns the failed commands, if there are any, and what became of them.
+    pub(super) fn failures(&self) -> Option<String> {
+        (self.errors + self.timeouts > 0).then(|| {
+            let (errors, timeouts) = (counted(self.errors, "error"), self.timeouts);
+            let retried = match self.retried {
+                0 => "0 retried".to_owned(),
+                retried => {
+                    let waited = Duration::try_from_secs_f64(self.retry_wait_seconds).unwrap_or_default();
+                    let waited = time(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
+                    format!("{} retried after {waited} in all", counted(retried, "request"))
+                }
+            };
+            format!("{errors}, {retried}, {timeouts} timed out")
+        })
     }
 }
 

@@ -6,6 +6,16 @@ use pinfold_core::domain::BackendError;
 use pinfold_core::mem::AccessError;
 use pinfold_nvme::driver::{CommandError, PollError, Reject};
 
+/// Returns what to do about a controller that did not become ready, to be appended to the error.
+fn retried(error: &CommandError) -> &'static str {
+    match error {
+        CommandError::Status(status) if status.is_not_ready() => {
+            "; it was retried until --retry-limit: raise that if the device becomes ready later"
+        }
+        _ => "",
+    }
+}
+
 /// Why a target failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -14,7 +24,7 @@ pub(crate) enum TargetError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A controller completed a request with an error.
-    #[error("{target}: {io}: {error}")]
+    #[error("{target}: {io}: {error}{}", retried(error))]
     Command {
         /// The target's name.
         target: String,

@@ -105,7 +105,7 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
 }
 
 /// Makes a copy of 512 MiB take many seconds.
-const SLOW: &str = "--bs 4k --iodepth 1";
+const SLOW: &str = "--bs 4k --iodepth 1 --sparse never";
 
 /// Starts a slow copy, stops the program once the temporary file exists, calls `meanwhile`, and lets it go on.
 fn interfere(folder: &Folder, options: &str, meanwhile: impl Fn(Pid)) -> Ended {
@@ -200,7 +200,7 @@ fn a_source_that_grows_is_an_error() {
         file.set_len((512 << 20) + 1).unwrap();
     };
     // Fast enough to reach the end, and slow enough not to have reached it yet.
-    interfere(&folder, "--bs 64k --iodepth 1", grow).failed(1, &["grew from 536870912 to 536870913"]);
+    interfere(&folder, "--bs 64k --iodepth 1 --sparse never", grow).failed(1, &["grew from 536870912 to 536870913"]);
 }
 
 #[test]

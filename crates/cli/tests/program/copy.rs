@@ -1,6 +1,6 @@
 //! Copies return the same bytes, for all sizes, protections, block sizes, depths, memories and routes.
 
-use crate::common::{Folder, assert_same, bytes, pinfold, skipped, words};
+use crate::common::{Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
 use std::time::{Duration, Instant};
 
 fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value {
@@ -162,6 +162,224 @@ fn holes_read_as_zeroes() {
     let source = folder.sparse("in", 10_000_001);
     round_trip(&folder, &source, "--via soft:10M --verify");
     round_trip(&folder, &source, "");
+}
+
+/// Returns the bytes that a file occupies.
+fn allocated(path: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Creates a file of 1 GiB with 4 MiB of data, on a file system with holes.
+fn mostly_holes(folder: &Folder) -> Option<String> {
+    use std::os::unix::fs::FileExt;
+    let source = folder.sparse("in", 1 << 30);
+    let file = std::fs::File::options().write(true).open(&source).unwrap();
+    for (at, part) in [(5 << 20) + 77, 300 << 20, 700 << 20, (1 << 30) - (1 << 20)].into_iter().zip(1..) {
+        file.write_all_at(&bytes((1 << 20) - part), at).unwrap();
+    }
+    file.sync_all().unwrap();
+    if allocated(source.as_ref()) > 8 << 20 {
+        skipped("the file system of the build folder has no holes");
+        return None;
+    }
+    Some(source)
+}
+
+#[test]
+fn holes_stay_holes() {
+    let folder = Folder::new();
+    let Some(source) = mostly_holes(&folder) else { return };
+    let (out, image) = (folder.path("out"), folder.arg("disk.img"));
+    for (options, destination) in [
+        ("", out.display().to_string()),
+        ("--force", out.display().to_string()),
+        ("--force --via soft:1G", out.display().to_string()),
+        ("--force --via soft:1G,block=4k --verify", out.display().to_string()),
+        ("", format!("soft:{image}")),
+        ("--force", format!("soft:{image},block=4k")),
+    ] {
+        let report = pinfold(&words(&format!("copy {source} {destination} --json {options}"))).json();
+        let written = destination.strip_prefix("soft:").unwrap_or(&destination).replace(",block=4k", "");
+        let taken = allocated(written.as_ref());
+        assert!((4 << 20..5 << 20).contains(&taken), "{options} {destination}: {taken} bytes");
+        assert_same(source.as_ref(), written.as_ref());
+        let holes = report["hole_bytes"].as_u64().unwrap();
+        assert!(holes >= (1 << 30) - (5 << 20), "{holes}");
+        let moved = report["phases"][0]["bytes"].as_u64().unwrap();
+        assert_eq!((moved + holes, &report["bytes"]), (1 << 30, &(1u64 << 30).into()));
+    }
+    // From an image with holes, too.
+    pinfold(&words(&format!("copy soft:{image} {} --force", out.display()))).ok();
+    assert!(allocated(&out) < 5 << 20);
+    assert_same(source.as_ref(), &out);
+}
+
+#[test]
+fn without_sparse_all_is_written() {
+    let folder = Folder::new();
+    let source = folder.sparse("in", 9 << 20);
+    let out = folder.path("out");
+    let report = pinfold(&words(&format!("copy {source} {} --sparse never --json", out.display()))).json();
+    assert_eq!((&report["hole_bytes"], &report["phases"][0]["bytes"]), (&0.into(), &(9u64 << 20).into()));
+    assert_eq!(report["phases"][0]["reads"]["requests"], 9);
+    assert!(allocated(&out) >= 9 << 20);
+    assert_same(source.as_ref(), &out);
+}
+
+/// A medium that held something else: what the source lacks is not left in the copy.
+#[test]
+fn holes_replace_what_was_there() {
+    let folder = Folder::new();
+    let source = folder.sparse("in", 3 << 20);
+    let out = folder.file("out", &bytes(3 << 20));
+    let image = folder.file("disk.img", &bytes(3 << 20));
+    pinfold(&words(&format!("copy {source} {out} --force --via soft:{image} --verify"))).ok();
+    assert_same(source.as_ref(), out.as_ref());
+    pinfold(&words(&format!("copy {source} soft:{image} --force --verify"))).ok();
+    assert_same(source.as_ref(), image.as_ref());
+}
+
+/// Against other programs' copies of the same file.
+#[test]
+fn a_sparse_copy_occupies_no_more_than_others() {
+    let folder = Folder::new();
+    let Some(source) = mostly_holes(&folder) else { return };
+    let (out, other) = (folder.path("out"), folder.path("other"));
+    pinfold(&words(&format!("copy {source} {}", out.display()))).ok();
+    let mut command = std::process::Command::new("qemu-img");
+    command.args(["convert", "-f", "raw", "-O", "raw", &source]).arg(&other);
+    match command.status() {
+        Ok(status) if status.success() => {}
+        _ => return skipped("no qemu-img"),
+    }
+    assert_same(&other, &out);
+    // qemu-img finds zeroes within the data, in units of 64 KiB.
+    assert!(allocated(&out) <= allocated(&other) + (1 << 20), "{} {}", allocated(&out), allocated(&other));
+}
+
+#[test]
+fn the_report_is_three_lines_with_details_all_and_quiet_none() {
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(100_000));
+    let copy = |options: &str| {
+        let line = format!("copy {source} {} --force {options}", folder.arg("out"));
+        pinfold(&words(&line))
+    };
+    let text = copy("").ok();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(
+        text.contains("copied        97.7 KiB (100,000 bytes) in ") && text.contains("--details"),
+        "{text}"
+    );
+    let text = copy("--details").ok();
+    for part in ["\n  reads ", "\nmemory\n", "\n  moved "] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    for quiet in ["-q", "--quiet --verify"] {
+        let ended = copy(quiet);
+        assert_eq!((ended.code, ended.err.as_str(), ended.out.as_str()), (Some(0), "", ""));
+    }
+    copy("-q --json").failed(2, &["--json"]);
+}
+
+#[test]
+fn a_copy_into_memory_of_the_run_is_warned_about() {
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(100_000));
+    let text = pinfold(&words(&format!("copy {source} soft:1M"))).ok();
+    assert!(text.contains("note: soft:1M is memory of this run and is gone with it"), "{text}");
+    let report = pinfold(&words(&format!("copy {source} soft:1M --json"))).json();
+    assert!(report["notes"][0].as_str().unwrap().contains("soft:IMAGE"), "{report}");
+    // Between source and destination, that is what it is for.
+    let text = pinfold(&words(&format!("copy {source} {} --via soft:1M", folder.arg("out")))).ok();
+    assert!(!text.contains("note"), "{text}");
+}
+
+#[test]
+fn a_controller_with_blocks_of_4_kib_round_trips() {
+    let folder = Folder::new();
+    for size in [0, 1, 4095, 4096, 4097, 700_001] {
+        let source = folder.file("in", &bytes(size));
+        round_trip(&folder, &source, "--via soft:1M,block=4k --verify --bs 64k");
+        let image = folder.arg("disk.img");
+        pinfold(&words(&format!("copy {source} soft:{image},block=4k --force"))).ok();
+        let padded = std::fs::read(&image).unwrap();
+        assert_eq!(padded.len(), size.next_multiple_of(4096).max(4096));
+        assert!(padded[..size] == bytes(size) && padded[size..].iter().all(|&byte| byte == 0));
+        pinfold(&words(&format!("copy soft:{image},block=4k {} --force", folder.arg("back")))).ok();
+        assert_same(image.as_ref(), &folder.path("back"));
+    }
+    let odd = folder.file("odd", &bytes(512));
+    let out = folder.arg("out");
+    pinfold(&words(&format!("copy soft:{odd},block=4k {out}"))).failed(1, &["multiple of 4096", "block="]);
+    pinfold(&words(&format!("copy {odd} {out} --via soft:1M,block=4k --bs 512")))
+        .failed(2, &["--bs 512", "4096"]);
+    pinfold(&words(&format!("copy {odd} {out} --via soft:1M,block=8k")))
+        .failed(2, &["block=8k", "block=4096"]);
+    assert!(!folder.path("out").exists());
+}
+
+#[test]
+fn a_failed_copy_prints_its_report() {
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(3 << 20));
+    let line = format!("copy {source} {} --via soft:4M,not-ready=60s --retry-limit 200ms", folder.arg("out"));
+    let ended = pinfold(&words(&line));
+    assert!(ended.out.contains("not complete  after 0 B on the way there, of 3 MiB"), "{ended:#?}");
+    assert!(ended.out.contains("3 requests retried after"), "{ended:#?}");
+    ended.failed(1, &["namespace not ready", "--retry-limit"]);
+    let ended = pinfold(&words(&format!("{line} --json")));
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert!(report["error"].as_str().unwrap().contains("namespace not ready"), "{report}");
+    assert_eq!(report["stack"]["devices"][0]["retried"], 3);
+    ended.failed(1, &["namespace not ready"]);
+    let ended = pinfold(&words(&format!("{line} -q")));
+    assert_eq!(ended.out, "");
+    ended.failed(1, &["namespace not ready"]);
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
+fn an_interrupted_copy_prints_its_report() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(3 << 20));
+    let line = format!("copy {source} {} --via soft:4M,not-ready=3s --json", folder.arg("out"));
+    let child = start(&words(&line));
+    // Once the temporary file exists, signals are handled.
+    let until = Instant::now() + Duration::from_secs(60);
+    while folder.names().len() < 2 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = finish(child);
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&report["error"], &report["bytes"]), (&"interrupted".into(), &(3u64 << 20).into()));
+    ended.failed(130, &["interrupted"]);
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
+fn a_source_that_shrinks_in_a_hole_is_an_error() {
+    let folder = Folder::new();
+    let source = folder.sparse("in", 9 << 20);
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&source).unwrap(),
+        b"data",
+        0,
+    )
+    .unwrap();
+    let child = start(&words(&format!("copy {source} {} --via soft:9M,not-ready=3s", folder.arg("out"))));
+    let until = Instant::now() + Duration::from_secs(60);
+    while folder.names().len() < 2 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::fs::File::options().write(true).open(&source).unwrap().set_len(5 << 20).unwrap();
+    finish(child).failed(1, &["ended at byte 5242880", "9437184 bytes at the start"]);
+    assert_eq!(folder.names(), ["in"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `nvme`, and real controllers as targets, as far as this can be tested without one.
 
-use crate::common::{Folder, bytes, pinfold, words};
+use crate::common::{Folder, bytes, pinfold, skipped, words};
 
 #[test]
 fn a_controller_is_identified() {
@@ -29,6 +29,69 @@ fn a_controller_is_identified() {
 }
 
 #[test]
+fn a_namespace_that_becomes_ready_late_is_waited_for() {
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(1 << 20));
+    let target = "soft:4M,not-ready=2s";
+    let retried = |report: &serde_json::Value| {
+        let device = &report["stack"]["devices"][0];
+        let waited = device["retry_wait_seconds"].as_f64().unwrap();
+        assert!(device["retried"].as_u64().unwrap() > 0 && (1.0..30.0).contains(&waited), "{device}");
+        assert!(device["retries"].as_u64().unwrap() < 1000, "{device}");
+    };
+    retried(&pinfold(&words(&format!("copy {source} {} --via {target} --json", folder.arg("out")))).json());
+    retried(&pinfold(&words(&format!("io {target} --rw randwrite --bs 16k --size 64k --json"))).json());
+    let text = pinfold(&words(&format!("copy {source} {target}"))).ok();
+    assert!(text.contains("1 request retried after 2"), "{text}");
+    pinfold(&words(&format!("io {target} --rw randread --bs 16k --size 64k --retry-limit 100ms")))
+        .failed(1, &["namespace not ready", "--retry-limit"]);
+}
+
+#[test]
+fn a_controller_with_blocks_of_4_kib_is_used_by_every_command() {
+    let report = pinfold(&["nvme", "soft:64M,block=4k", "--json"]).json();
+    let namespace = &report["namespaces"][0];
+    assert_eq!((&namespace["block_bytes"], &namespace["blocks"]), (&4096.into(), &16_384.into()));
+    let verified =
+        pinfold(&words("io soft:8M,block=4k --rw randrw --bs 4k --verify --number-ios 500 --json")).json();
+    assert_eq!(verified["command"], "io", "{verified}");
+    pinfold(&words("io soft:8M,block=4k --rw randread --bs 512")).failed(2, &["--bs 512", "4096"]);
+
+    let folder = Folder::new();
+    let server = crate::serve::Server::start(&folder, "soft:8M,block=4k", "");
+    let nbdsh = |script: &str| {
+        let mut command = std::process::Command::new("nbdsh");
+        // Python's module belongs to the system's Python.
+        command.args(["-u", &server.uri, "-c", script]).env("PATH", "/usr/bin:/bin").output()
+    };
+    let script = "
+assert h.get_block_size(nbd.SIZE_MINIMUM) == 4096
+data = bytes(range(256)) * 32
+h.pwrite(data, 4096)
+h.flush()
+assert h.pread(8192, 4096) == data
+h.zero(4096, 8192)
+assert h.pread(16384, 0) == bytes(4096) + data[:4096] + bytes(8192)
+h.set_strict_mode(0)
+for offset, count in [(512, 4096), (0, 512)]:
+    try:
+        h.pread(count, offset)
+    except nbd.Error as error:
+        assert error.errno == 'EINVAL', error
+    else:
+        raise AssertionError('an unaligned request was answered')
+";
+    match nbdsh(script) {
+        Err(_) => skipped("no nbdsh"),
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("No module named nbd") => {
+            skipped("nbdsh without its Python module");
+        }
+        Ok(output) => assert!(output.status.success(), "{output:#?}"),
+    }
+    server.stop();
+}
+
+#[test]
 fn an_image_is_not_changed() {
     let folder = Folder::new();
     let file = folder.file("disk.img", &bytes(65_536));
@@ -47,6 +110,9 @@ fn a_missing_real_controller_is_reported() {
     let file = folder.file("a", b"a");
     pinfold(&["copy", "vfio:ffff:ff:1f.7", &folder.arg("b")]).failed(1, &["ffff:ff:1f.7"]);
     assert_eq!(folder.names(), ["a"]);
+    // Device files of the kernel's driver: what to do, not only that they are no controllers.
+    pinfold(&["nvme", "/dev/nvme97"]).failed(1, &["/dev/nvme97", "vfio-pci", "lspci -d ::0108"]);
+    pinfold(&["nvme", "/dev/null"]).failed(1, &["/dev/null is not a controller"]);
     for text in ["vfio:1", "vfio:01:00.0/0", "vfio:"] {
         pinfold(&["io", text]).failed(2, &[text]);
     }

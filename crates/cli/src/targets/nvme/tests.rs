@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::engine::error::EngineError;
-use crate::engine::pump::{Plan, PumpStats, pump};
+use crate::engine::pump::{PumpStats, Transfer, pump};
+use crate::engine::ranges::Ranges;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
@@ -80,8 +81,9 @@ fn execute(
     to: &mut dyn Target<Buffer>,
     buffers: &mut Vec<Buffer>,
 ) -> Result<PumpStats, EngineError> {
-    let plan = Plan { total: BYTES, block: BLOCK };
-    pump(from, to, plan, buffers, &Progress::hidden(), &Interrupt::default())
+    let transfer = Transfer { ranges: &Ranges::whole(BYTES), block: BLOCK, write_holes: false };
+    let (stats, result) = pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
+    result.map(|()| stats)
 }
 
 /// Writes, reads back, and compares.
