@@ -26,6 +26,9 @@ writes it, unless something else has it open.
     A model NVMe controller with SIZE bytes of memory: zeroed at the start, freed at the end.
   soft:IMAGE
     A model NVMe controller with an image file. (An image whose name is a size: soft:./512M.)
+  soft:SIZE,OPTION... or soft:IMAGE,OPTION...
+    block=4096: its blocks have 4096 bytes, instead of 512. not-ready=TIME: its namespace fails requests for that long after a \
+start, which are then retried.
   vfio:BDF, or vfio:BDF/NSID
     A real NVMe controller that is bound to vfio-pci: its first namespace, or namespace NSID.
 
@@ -67,6 +70,14 @@ help! { COPY:
 The destination is complete or absent: it is written under a temporary name in the same folder, flushed, and renamed \
 once all of it is on the disk. Until then only its owner may open it. If the program cannot clean up (SIGKILL, power \
 loss), the temporary file .pinfold-*.part remains and can be removed.
+
+Holes of the source are not read and stay holes; space is reserved for the data alone. A real controller's namespace is written \
+with zeroes there. --sparse never reads and writes all of them. --verify compares all bytes in either case.
+
+The report has three lines, and one for each failure, fallback or hash; --details has the rest, -q prints errors only. It is also \
+printed for a copy that failed or was stopped.
+
+A destination soft:SIZE is memory that is gone when the program ends: use it to try, or with --via.
 
 A destination soft:IMAGE is a new image of the source's size, padded with zeroes to whole blocks; --force replaces an \
 existing image. An image given with --via is overwritten in place, and needs --force if it holds data. A file given \
@@ -166,12 +177,15 @@ The exit code is 0 even if something is missing.
 
 help! { NVME:
     "\
+A device file of the kernel's driver (/dev/nvme0) is refused with the address of its controller and the command that binds it.
+
 It starts the controller and reports Identify Controller, the active namespaces, and the SMART log page. It does not \
 read or write data.
 
 ",
     exits!();
     "  pinfold nvme soft:64M
+  pinfold nvme soft:64M,block=4096
   pinfold nvme 0000:01:00.0
   pinfold nvme vfio:0000:01:00.0 --json | jq .smart"
 }

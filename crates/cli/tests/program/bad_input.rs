@@ -200,7 +200,8 @@ fn a_source_that_grows_is_an_error() {
         file.set_len((512 << 20) + 1).unwrap();
     };
     // Fast enough to reach the end, and slow enough not to have reached it yet.
-    interfere(&folder, "--bs 64k --iodepth 1 --sparse never", grow).failed(1, &["grew from 536870912 to 536870913"]);
+    interfere(&folder, "--bs 64k --iodepth 1 --sparse never", grow)
+        .failed(1, &["grew from 536870912 to 536870913"]);
 }
 
 #[test]
