@@ -37,7 +37,7 @@ pub(crate) fn controller(config: &ModelConfig) -> Box<ControllerData> {
     (data.sqes, data.cqes) = (0x66, 0x44);
     data.max_commands = U16::new(config.mqes);
     data.namespaces = U32::new(u32::try_from(config.namespaces.len()).unwrap_or(u32::MAX));
-    data.oncs = U16::new(ControllerData::ONCS_DATASET_MANAGEMENT);
+    data.oncs = U16::new(ControllerData::ONCS_DATASET_MANAGEMENT | ControllerData::ONCS_WRITE_ZEROES);
     data.vwc = 1;
     data.sgls = U32::new(match config.sgls {
         SglSupport::Unsupported => 0,

@@ -157,7 +157,7 @@ impl<B: DataBuffer> Pump<'_, '_, B> {
             self.idle.push(buffer);
             return Err(error.into());
         }
-        let submitted = self.destination.submit(IoDirection::Write, offset, len, buffer);
+        let submitted = self.destination.submit_io(Io::zeroes(offset, len), buffer);
         submitted.map_err(|rejected| self.rejected(rejected))
     }
 

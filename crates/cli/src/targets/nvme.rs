@@ -73,6 +73,8 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     revoked: Vec<Revoked<B, &'d Domain>>,
     /// Buffers of commands that did not complete: the controller may still reach them.
     quarantined: Vec<Quarantine<'d, B>>,
+    /// Whether the controller writes zeroes without a payload.
+    writes_zeroes: bool,
     requests: u64,
     /// The tags of the requests since the last doorbell.
     unsubmitted: Vec<usize>,
@@ -89,7 +91,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             Some(vector) => controller.create_queue_with(depth, vector)?,
         };
         let block = namespace.block_bytes as usize;
-        let discards = controller.identify().can_discard;
+        let identity = controller.identify();
         let info = TargetInfo {
             name,
             capacity: Some(namespace.bytes()),
@@ -97,7 +99,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             alignment: block,
             max_depth: controller.max_depth(),
             max_transfer: MAX_TRANSFER,
-            no_trim: (!discards).then_some("the controller has no Dataset Management command (ONCS bit 2)"),
+            no_trim: (!identity.can_discard)
+                .then_some("the controller has no Dataset Management command (ONCS bit 2)"),
             // The controller may ignore a deallocation; DLFEAT only says what it returns for blocks that it has deallocated.
             trim_zeroes: false,
         };
@@ -112,6 +115,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             held: VecDeque::with_capacity(depth),
             revoked: Vec::with_capacity(depth),
             quarantined: Vec::new(),
+            writes_zeroes: identity.can_write_zeroes,
             requests: 0,
             unsubmitted: Vec::with_capacity(depth),
             queue,
@@ -157,6 +161,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             Mapped::Not(buffer) => {
                 let submitted = match io.direction {
                     IoDirection::Flush => queue.flush(nsid),
+                    IoDirection::Write => queue.write_zeroes(nsid, slba, blocks),
                     _ => queue.discard(nsid, slba, blocks),
                 };
                 match submitted {
@@ -263,6 +268,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         };
         let buffer = match io.direction {
             IoDirection::Read => Mapped::Read(domain.map(buffer, FromDevice).map_err(refused)?),
+            IoDirection::Write if io.zeroes && self.writes_zeroes => Mapped::Not(buffer),
             IoDirection::Write => Mapped::Write(domain.map(buffer, ToDevice).map_err(refused)?),
             IoDirection::Trim | IoDirection::Flush => Mapped::Not(buffer),
         };

@@ -27,6 +27,8 @@ pub(crate) struct Io {
     /// The number of bytes. If it is not a multiple of the target's block, a write fills the last block from the buffer
     /// (which the caller has zeroed there), and a read may overwrite more of the buffer.
     pub(crate) len: usize,
+    /// Whether a write writes zeroes, which the buffer holds: the target may write them without it.
+    pub(crate) zeroes: bool,
     /// The number by which the engine knows it, if it needs one.
     pub(crate) tag: u64,
     /// When the engine issued it.
@@ -40,7 +42,12 @@ impl Io {
     /// Creates the record of an I/O that is issued now.
     pub(crate) fn new(direction: IoDirection, offset: u64, len: usize) -> Self {
         let now = Instant::now();
-        Self { direction, offset, len, tag: 0, issued: now, queued: now }
+        Self { direction, offset, len, zeroes: false, tag: 0, issued: now, queued: now }
+    }
+
+    /// Creates the record of a write of zeroes that is issued now.
+    pub(crate) fn zeroes(offset: u64, len: usize) -> Self {
+        Self { zeroes: true, ..Self::new(IoDirection::Write, offset, len) }
     }
 
     /// Sets the number by which the engine knows it.

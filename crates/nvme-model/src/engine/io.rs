@@ -26,6 +26,7 @@ impl<B: Bus> Engine<B> {
                 nvm::READ => self.read(command),
                 nvm::WRITE => self.write(command),
                 nvm::FLUSH => self.flush(command),
+                nvm::WRITE_ZEROES => self.write_zeroes(command),
                 nvm::DATASET_MANAGEMENT => self.dataset_management(command),
                 _ => Err(Status::INVALID_OPCODE.do_not_retry()),
             }
@@ -101,6 +102,15 @@ impl<B: Bus> Engine<B> {
                 namespace.media.flush().map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
             }
         }
+        Ok(())
+    }
+
+    /// Discards the blocks, whether DEAC allows it or not: they read as zeroes.
+    fn write_zeroes(&mut self, command: &Command) -> Result<(), Status> {
+        let (extent, _) = self.extent(command)?;
+        let media = &find(&self.config.namespaces, command.nsid.get())?.media;
+        media.discard(extent.at, extent.len).map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
+        Counters::add(&self.counters.writes, 1);
         Ok(())
     }
 

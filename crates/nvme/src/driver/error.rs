@@ -150,6 +150,9 @@ pub enum Reject {
     /// The controller has no dataset management (ONCS bit 2).
     #[error("the controller does not support discard (ONCS bit 2, dataset management)")]
     NoDiscard,
+    /// The controller has no write zeroes (ONCS bit 3).
+    #[error("the controller does not support write zeroes (ONCS bit 3): write a payload of zeroes")]
+    NoWriteZeroes,
     /// The payload cannot be described to the controller, or no list page was free.
     #[error("the payload cannot be described to the controller: {0}")]
     Layout(#[from] LayoutError),

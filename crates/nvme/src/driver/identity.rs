@@ -32,6 +32,8 @@ pub struct Identity {
     pub namespaces: u32,
     /// Whether it supports dataset management (ONCS bit 2).
     pub can_discard: bool,
+    /// Whether it supports write zeroes (ONCS bit 3).
+    pub can_write_zeroes: bool,
     /// Whether it has a volatile write cache (VWC bit 0), so that a flush matters.
     pub volatile_cache: bool,
     /// SGLS: whether I/O commands may use SGLs.
@@ -66,6 +68,7 @@ pub(super) fn decode(data: &ControllerData, cap: Cap, max_transfer: u32, version
         queues: 0,
         namespaces: data.namespaces.get(),
         can_discard: data.oncs.get() & ControllerData::ONCS_DATASET_MANAGEMENT != 0,
+        can_write_zeroes: data.oncs.get() & ControllerData::ONCS_WRITE_ZEROES != 0,
         volatile_cache: data.vwc & 1 != 0,
         sgls: data.sgl_support(),
     }

@@ -59,6 +59,7 @@ pub(super) enum Operation {
     Write,
     Flush,
     Discard,
+    WriteZeroes,
 }
 
 impl Operation {
@@ -89,7 +90,7 @@ pub(super) struct RequestSlot {
     pub(super) block_shift: u32,
     /// The first block of the next command.
     pub(super) next_slba: u64,
-    /// Bytes (of a read or write) or commands (of others) that have not been sent.
+    /// Bytes (of reads, writes and zeroes) or commands (of others) that have not been sent.
     pub(super) unsent: u64,
     /// Commands in flight, or waiting for a retry.
     pub(super) commands: u16,

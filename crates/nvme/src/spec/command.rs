@@ -124,6 +124,10 @@ pub mod nvm {
     pub const WRITE: u8 = 0x01;
     /// Read.
     pub const READ: u8 = 0x02;
+    /// Write zeroes.
+    pub const WRITE_ZEROES: u8 = 0x08;
+    /// Write zeroes CDW12 bit 25: DEAC, the controller may deallocate the blocks, if they then read as zeroes (NVM 3.2.8).
+    pub const ZERO_DEALLOCATE: u32 = 1 << 25;
     /// Dataset management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Dataset management CDW11 bit 2: AD, deallocate (NVM 3.2.3).

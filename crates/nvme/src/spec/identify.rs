@@ -80,7 +80,7 @@ pub struct ControllerData {
     pub max_commands: U16,
     /// NN: the highest namespace identifier.
     pub namespaces: U32,
-    /// ONCS: optional NVM commands; bit 2 is dataset management.
+    /// ONCS: optional NVM commands; bit 2 is dataset management, bit 3 write zeroes.
     pub oncs: U16,
     /// FUSES.
     pub fuses: U16,
@@ -133,6 +133,8 @@ impl ControllerData {
     pub const RETRY_DELAY_UNIT_NS: u64 = 100_000_000;
     /// ONCS bit 2: dataset management.
     pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
+    /// ONCS bit 3: write zeroes.
+    pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 
     /// Returns the structure with all bytes 0.
     pub fn zeroed() -> Box<Self> {

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, InFlight, Outcome, Reject};
+use pinfold_nvme::spec::{Command, admin, cns};
 use pinfold_nvme_model::{FileMedia, ModelConfig, Namespace};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -172,6 +173,48 @@ fn discarded_blocks_read_as_zeroes_and_flush_works() {
     expected[7 * 4096..27 * 4096].fill(0);
     assert!(back.bytes(1 << 20) == expected);
     assert_eq!(bench.controller.stats().list_pages_used, 0);
+}
+
+#[test]
+fn zeroes_are_written_without_a_payload() {
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    model.mdts = 4;
+    let bench = bench(2048, model, Config::default());
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    for (nsid, block) in [(1, 512), (2, 4096)] {
+        let blocks = (2 << 20) / block;
+        let bytes = pattern(7, 2 << 20);
+        let write = queue.write(nsid, 0, blocks, Buffer::filled(&bench.arena, &bytes)).unwrap();
+        one(&mut queue, write).1.unwrap();
+        let before = queue.stats();
+        // Not at the limits of the largest transfer of 64 KiB.
+        let zeroes = queue.write_zeroes(nsid, 3, blocks - 8).unwrap();
+        one(&mut queue, zeroes).1.unwrap();
+        let commands = queue.stats().commands - before.commands;
+        assert_eq!(commands, u64::from((blocks - 8) * block).div_ceil(64 << 10));
+        assert_eq!(queue.stats().segments, before.segments);
+        let read = queue.read(nsid, 0, blocks, Buffer::new(&bench.arena, 2 << 20)).unwrap();
+        let after = one(&mut queue, read).0.bytes(2 << 20);
+        let (from, to) = (3 * block as usize, (blocks - 5) as usize * block as usize);
+        assert!(after[..from] == bytes[..from] && after[to..] == bytes[to..]);
+        assert!(after[from..to].iter().all(|byte| *byte == 0));
+    }
+    let size = u32::try_from(bench.controller.namespaces()[0].blocks).unwrap();
+    for (slba, blocks) in [(u64::from(size), 1), (0, 0), (1, size)] {
+        let error = queue.write_zeroes(1, slba, blocks).unwrap_err().reason;
+        assert!(matches!(error, Reject::OutOfRange { .. }), "{error}");
+    }
+
+    // A controller without the command is not sent it.
+    let identify = |command: &Command, data: &mut [u8]| {
+        if command.opcode == admin::IDENTIFY && command.cdw10.get() & 0xff == u32::from(cns::CONTROLLER) {
+            data[520] &= !(1 << 3);
+        }
+    };
+    bench.model.faults().tamper(identify);
+    bench.controller.reset().unwrap();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    assert_eq!(queue.write_zeroes(1, 0, 8).unwrap_err().reason, Reject::NoWriteZeroes);
 }
 
 #[test]

@@ -161,6 +161,43 @@ fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
 }
 
 #[test]
+fn holes_are_zeroed_with_and_without_write_zeroes() {
+    use std::os::unix::fs::FileExt;
+    let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    file.set_len(BYTES).unwrap();
+    file.write_all_at(&[9; BLOCK], 10 * BLOCK as u64).unwrap();
+    let ranges = Ranges::of_file(&file, BYTES);
+    for without in [false, true] {
+        let setup = Setup::new(Protect::Revoke);
+        if without {
+            // ONCS bit 3 of Identify Controller.
+            setup.model.faults().tamper(|command, data| {
+                if (command.opcode, command.cdw10.get() & 0xff) == (6, 1) {
+                    data[520] &= !(1 << 3);
+                }
+            });
+        }
+        let mut target = setup.target();
+        let mut buffers = setup.buffers();
+        // Something else is there.
+        write(&mut target, &mut buffers).unwrap();
+        let mut from = Fake::new(vec![0; BYTES as usize], 512);
+        let data = 10 * BLOCK..11 * BLOCK;
+        from.data[data.clone()].fill(9);
+        let transfer = Transfer { ranges: &ranges, block: BLOCK, write_holes: true };
+        let before = target.stats().queue.segments;
+        let none = (&Progress::hidden(), &Interrupt::default());
+        pump(&mut from, &mut target, transfer, &mut buffers, none.0, none.1).1.unwrap();
+        let segments = target.stats().queue.segments - before;
+        assert!(without || segments <= ranges.data_bytes().div_ceil(512), "{segments}");
+        assert_eq!(segments == 40, without || ranges == Ranges::whole(BYTES));
+        let mut to = Fake::new(Vec::new(), 512).grows();
+        execute(&mut target, &mut to, &mut buffers).unwrap();
+        assert!(to.data == from.data);
+    }
+}
+
+#[test]
 fn retries_are_limited() {
     let setup = Setup::new(Protect::Revoke);
     let mut target = setup.target();

@@ -39,6 +39,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) changed: Vec<u32>,
     pub(super) max_transfer: u32,
     pub(super) can_discard: bool,
+    pub(super) can_write_zeroes: bool,
     /// What the controller's SGLs may contain, if it supports them.
     pub(super) sgl: Option<Profile>,
     pub(super) timeout_ns: u64,
@@ -122,6 +123,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             changed: Vec::new(),
             max_transfer: identity.max_transfer_bytes,
             can_discard: identity.can_discard,
+            can_write_zeroes: identity.can_write_zeroes,
             sgl: sgl_align.and_then(|align| Profile::new(u32::MAX, u32::MAX.into(), 0, align).ok()),
             timeout_ns: nanoseconds(inner.config.timeout),
             retry_limit_ns: nanoseconds(inner.config.retry_limit),

@@ -106,6 +106,15 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.without_payload(Request { operation: Operation::Discard, nsid, slba, blocks })
     }
 
+    /// Writes zeroes to `blocks` blocks from `slba`, without a payload. They read as zeroes afterwards; the controller may
+    /// deallocate them. Becomes several commands where it exceeds the largest transfer, which bounds the time of one.
+    ///
+    /// # Errors
+    /// [`Rejected`] with the reason; [`Reject::NoWriteZeroes`] where the controller cannot.
+    pub fn write_zeroes(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<InFlight<()>, Rejected<()>> {
+        self.without_payload(Request { operation: Operation::WriteZeroes, nsid, slba, blocks })
+    }
+
     fn transfer<P, D>(&mut self, request: Request, payload: P) -> Result<InFlight<P>, Rejected<P>>
     where
         D: Direction,
@@ -165,8 +174,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if has < needed {
             return Err(Reject::PayloadTooShort { needed, has });
         }
-        // A flush or a discard is one command.
-        slot.start(request, block_shift, needed.max(1), deadline_ns);
+        let unsent = match request.operation {
+            Operation::WriteZeroes => u64::from(request.blocks) << block_shift,
+            // A flush or a discard is one command.
+            _ => needed.max(1),
+        };
+        slot.start(request, block_shift, unsent, deadline_ns);
         let segments = slot.segments.count();
         // Behind others that wait for slots, it waits too.
         let sent = if self.unsent.is_empty() { self.send(tag)? } else { Sent::Part };
@@ -213,6 +226,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         if operation == Operation::Discard && !self.can_discard {
             return Err(Reject::NoDiscard);
+        }
+        if operation == Operation::WriteZeroes && !self.can_write_zeroes {
+            return Err(Reject::NoWriteZeroes);
         }
         Ok(namespace.block_bytes.trailing_zeros())
     }
@@ -280,18 +296,29 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 data.set(&mut command);
                 Ok((command, Some(data), 0))
             }
+            Operation::WriteZeroes => {
+                let bytes = slot.unsent.min(self.largest_command(slot));
+                command.opcode = nvm::WRITE_ZEROES;
+                command.set_slba(slot.next_slba);
+                command.cdw12 = U32::new(blocks_of(bytes, slot) | nvm::ZERO_DEALLOCATE);
+                Ok((command, None, bytes))
+            }
             Operation::Read | Operation::Write => {
-                let most = u64::from(self.max_transfer).min(0x1_0000 << slot.block_shift);
+                let most = self.largest_command(slot);
                 let (data, bytes) = self.describe(slot, slot.unsent.min(most))?;
                 let write = request.operation == Operation::Write;
                 command.opcode = if write { nvm::WRITE } else { nvm::READ };
                 data.set(&mut command);
                 command.set_slba(slot.next_slba);
-                // NLB is 0-based; at most 65,536 blocks by `most`.
-                command.cdw12 = U32::new(u32::try_from((bytes >> slot.block_shift) - 1).unwrap_or(0));
+                command.cdw12 = U32::new(blocks_of(bytes, slot));
                 Ok((command, Some(data), bytes))
             }
         }
+    }
+
+    /// Returns the most bytes of a command: the largest transfer, and at most 65,536 blocks.
+    fn largest_command(&self, slot: &RequestSlot) -> u64 {
+        u64::from(self.max_transfer).min(0x1_0000 << slot.block_shift)
     }
 
     /// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many segments.
@@ -341,4 +368,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             self.complete_if_idle(tag);
         }
     }
+}
+
+/// Returns NLB, which is 0-based, for `bytes` bytes of at most 65,536 blocks.
+fn blocks_of(bytes: u64, slot: &RequestSlot) -> u32 {
+    u32::try_from((bytes >> slot.block_shift).saturating_sub(1)).unwrap_or(0)
 }
