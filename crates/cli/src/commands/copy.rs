@@ -153,7 +153,7 @@ fn open_destination(
         check_folder(path)?;
     }
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
-    staged.reserve(bytes, ranges.data())?;
+    staged.reserve(bytes, ranges)?;
     let file = staged.file().try_clone();
     let file = file.map_err(|error| OpenError::System { name: spec.to_string(), error })?;
     let target = ResolvedTarget::staged(spec, path, file, bytes);

@@ -1,11 +1,11 @@
 //! A destination that is complete or absent: it is written under a temporary name in the same folder, and renamed once
 //! all of it is on the disk. If it is dropped before, nothing remains.
 
+use crate::engine::ranges::Ranges;
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -130,19 +130,19 @@ impl Staged {
         &self.file
     }
 
-    /// Gives the file `bytes` bytes and reserves space for those in `ranges`, if the file system can; the others are holes.
+    /// Gives the file `bytes` bytes and reserves space for the data of `ranges`, if the file system can; the rest are holes.
     ///
     /// A length beyond the free space is refused before anything is taken: `fallocate` would take all the free space
     /// until it fails, and meanwhile every other program's writes there fail too.
-    pub(crate) fn reserve(&self, length: u64, ranges: &[Range<u64>]) -> Result<(), StagedError> {
-        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+    pub(crate) fn reserve(&self, length: u64, ranges: &Ranges) -> Result<(), StagedError> {
+        let bytes = ranges.data_bytes();
         if let Some(free) = self.free_space()
             && free < bytes
         {
             return Err(StagedError::NoSpace { name: self.shown.clone(), bytes, free });
         }
         fs::ftruncate(&self.file, length).map_err(|error| self.system("setting its size", error))?;
-        for range in ranges {
+        for range in ranges.data() {
             match fs::fallocate(&self.file, fs::FallocateFlags::empty(), range.start, range.end - range.start)
             {
                 Ok(()) => {}
@@ -306,7 +306,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out");
         let staged = Staged::create(&path, false, Mode::from_raw_mode(0o400), None).unwrap();
-        staged.reserve(100, &[0..100]).unwrap();
+        staged.reserve(100, &Ranges::whole(100)).unwrap();
         write(&staged, b"hello, padded");
         assert!(!path.exists());
         assert_eq!(staged.file().metadata().unwrap().mode() & 0o777, 0o600, "independent of the final mode");
@@ -390,7 +390,7 @@ mod tests {
     fn missing_space_is_reported_before_anything_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
-        let error = staged.reserve(1 << 60, &[0..1 << 60]).unwrap_err();
+        let error = staged.reserve(1 << 60, &Ranges::whole(1 << 60)).unwrap_err();
         assert!(matches!(error, StagedError::NoSpace { bytes, free, .. } if free < bytes), "{error}");
         assert_eq!(staged.file().metadata().unwrap().blocks(), 0);
     }

@@ -70,7 +70,7 @@ impl Liar {
 
     /// Writes a completion, true or not.
     fn write(&mut self, Claim { sq_id, cid }: Claim) {
-        let phase = u16::from(self.completed / 256 % 2 == 0);
+        let phase = u16::from((self.completed / 256).is_multiple_of(2));
         let cqe = Cqe {
             sq_id: U16::new(sq_id),
             cid: U16::new(cid),

@@ -181,7 +181,7 @@ fn holes_are_zeroed_with_and_without_write_zeroes() {
         let mut buffers = setup.buffers();
         // Something else is there.
         write(&mut target, &mut buffers).unwrap();
-        let mut from = Fake::new(vec![0; BYTES as usize], 512);
+        let mut from = Fake::new(vec![0; 40 * BLOCK], 512);
         let data = 10 * BLOCK..11 * BLOCK;
         from.data[data.clone()].fill(9);
         let transfer = Transfer { ranges: &ranges, block: BLOCK, write_holes: true };
