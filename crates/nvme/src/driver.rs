@@ -56,6 +56,7 @@ mod inner;
 mod namespace;
 mod queue;
 mod registers;
+mod retry;
 mod ring;
 mod segments;
 mod shared;

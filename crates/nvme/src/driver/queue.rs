@@ -9,5 +9,4 @@ mod vector;
 mod wait;
 
 pub use pair::Queue;
-pub(super) use retry::RetryDelays;
 pub use vector::Vector;

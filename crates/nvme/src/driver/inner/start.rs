@@ -4,7 +4,7 @@ use super::state::{Control, Inner};
 use crate::driver::enable::{EnableControl, ReadyWait};
 use crate::driver::error::Error;
 use crate::driver::identity::{self, Identity};
-use crate::driver::queue::RetryDelays;
+use crate::driver::retry::RetryDelays;
 use crate::registers::Registers;
 use crate::spec::{Command, ControllerData, Cqe, PAGE_BYTES, admin, cns, feature, offset};
 use pinfold_core::dma_pool::ChunkSource;

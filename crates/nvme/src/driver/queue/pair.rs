@@ -1,6 +1,5 @@
 //! An I/O queue pair: one thread submits to it and polls it.
 
-use super::retry::RetryDelays;
 use super::vector::Vector;
 use crate::driver::command_id::CommandIds;
 use crate::driver::config::nanoseconds;
@@ -9,6 +8,7 @@ use crate::driver::error::{Error, PollError};
 use crate::driver::in_flight::Completion;
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
+use crate::driver::retry::RetryDelays;
 use crate::driver::ring::{CompletionRing, SubmissionRing};
 use crate::driver::slots::{CommandSlot, RequestSlot};
 use crate::driver::stats::QueueStats;
