@@ -241,6 +241,7 @@ impl<'t, B> Worker<'t, B> {
     /// Waits for all requests in flight, ignores their outcome, and returns their buffers in `buffers`.
     pub(crate) fn drain(&mut self, buffers: &mut Vec<B>) {
         while self.in_flight > 0 {
+            self.target.abandon_retries();
             if self.collect(true, |completion| buffers.extend(completion.buffer)).is_err() {
                 return;
             }

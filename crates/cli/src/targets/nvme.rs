@@ -327,6 +327,10 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         if held < FLUSH_POLLS || held >= self.flush_limit { Duration::ZERO } else { FLUSH_POLLS.min(wait) }
     }
 
+    fn abandon_retries(&mut self) {
+        self.queue.abandon_retries();
+    }
+
     fn sync(&mut self) -> Result<(), TargetError> {
         let target = || self.info.name.clone();
         let rejected =

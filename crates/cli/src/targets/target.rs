@@ -125,6 +125,8 @@ pub(crate) trait Target<B> {
         let _ = completed;
         Duration::ZERO
     }
+    /// Fails what waits for another attempt: the caller gives up.
+    fn abandon_retries(&mut self) {}
     /// Makes what was written durable, as far as the target has durable storage.
     fn sync(&mut self) -> Result<(), TargetError>;
 }

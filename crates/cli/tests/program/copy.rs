@@ -345,7 +345,9 @@ fn an_interrupted_copy_prints_its_report() {
     use rustix::process::{Pid, Signal, kill_process};
     let folder = Folder::new();
     let source = folder.file("in", &bytes(3 << 20));
-    let line = format!("copy {source} {} --via soft:4M,not-ready=3s --json", folder.arg("out"));
+    // What waits for a retry is not waited for.
+    let line =
+        format!("copy {source} {} --via soft:4M,not-ready=1h --retry-limit 1h --json", folder.arg("out"));
     let child = start(&words(&line));
     // Once the temporary file exists, signals are handled.
     let until = Instant::now() + Duration::from_secs(60);

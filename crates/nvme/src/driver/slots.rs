@@ -3,7 +3,7 @@
 use super::data_pointer::DataPointer;
 use super::error::CommandError;
 use super::segments::SegmentCursor;
-use crate::spec::Command;
+use crate::spec::{Command, Status};
 
 /// A command. Its identifier is the slot and the slot's use count, so that a second completion of an earlier command in
 /// the same slot is recognised.
@@ -21,7 +21,7 @@ pub(super) struct CommandSlot {
 }
 
 /// The retries of a command.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct RetryState {
     /// How often it was or will be sent again.
     pub(super) attempts: u32,
@@ -29,6 +29,14 @@ pub(super) struct RetryState {
     pub(super) since_ns: u64,
     /// When it is sent again; meaningful while it waits.
     pub(super) due_ns: u64,
+    /// The status of the last attempt.
+    pub(super) status: Status,
+}
+
+impl Default for RetryState {
+    fn default() -> Self {
+        Self { attempts: 0, since_ns: 0, due_ns: 0, status: Status::SUCCESS }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -168,6 +168,25 @@ fn a_reset_ends_requests_that_wait_for_a_retry() {
 }
 
 #[test]
+fn abandoned_retries_fail_with_their_last_status() {
+    let (bench, _) = rig();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    let status = NOT_READY.with_retry_delay(1);
+    let fails = failing(&bench, status);
+    let write = queue.write(1, 0, 8192, Buffer::new(&bench.arena, 4 << 20)).unwrap();
+    let flush = queue.flush(1).unwrap();
+    assert!(poll_all(&bench, &mut queue).is_none());
+    queue.abandon_retries();
+    assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(status)));
+    assert_eq!(one(&mut queue, flush).1, Err(CommandError::Status(status)));
+    assert_eq!((queue.stats().retries, queue.in_flight()), (0, 0));
+    fails.store(false, Ordering::SeqCst);
+    let flush = queue.flush(1).unwrap();
+    assert_eq!(one(&mut queue, flush).1, Ok(()));
+    assert_eq!(bench.controller.stats().list_pages_used, 0);
+}
+
+#[test]
 fn a_second_completion_of_the_first_attempt_is_not_the_retrys() {
     let (bench, clock) = rig();
     let before = bench.arena.0.used();

@@ -30,7 +30,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let Some(delay_ns) = self.retry_delays.delay_ns(status, attempts, left_ns) else { return false };
         let due_ns = now_ns.saturating_add(delay_ns);
         slot.state = CommandState::AwaitingRetry;
-        slot.retry = RetryState { attempts: attempts.saturating_add(1), since_ns, due_ns };
+        slot.retry = RetryState { attempts: attempts.saturating_add(1), since_ns, due_ns, status };
         // The timeout applies to each attempt.
         request.deadline_ns = request.deadline_ns.max(due_ns.saturating_add(self.timeout_ns));
         self.stats.retried_requests += u64::from(!request.retried);
@@ -76,6 +76,17 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.stats.retries += 1;
         if let Some(request) = self.requests.get_mut(usize::from(slot.tag)) {
             request.deadline_ns = request.deadline_ns.max(self.now_ns.saturating_add(self.timeout_ns));
+        }
+    }
+
+    /// Fails the requests that wait for a retry now, with the status of their last attempt: for a program that gives up. Those
+    /// that the controller completes later may be retried again.
+    pub fn abandon_retries(&mut self) {
+        while let Some(&index) = self.retrying.first() {
+            let Some(slot) = self.commands.get(usize::from(index)) else { return };
+            let (tag, status) = (slot.tag, slot.retry.status);
+            self.fail_request(tag, CommandError::Status(status));
+            self.complete_if_idle(tag);
         }
     }
 
