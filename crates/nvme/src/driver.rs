@@ -10,6 +10,9 @@
 //! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an identifier is looked up in
 //! that copy and a status is passed on; nothing else is trusted.
 //!
+//! A command whose status permits a retry (DNR clear) is sent again when it is due, up to [`Config::retry_limit`]; its request
+//! is in flight meanwhile.
+//!
 //! A request that does not complete in time is aborted. Where that does not complete it either, its payload and list pages
 //! are *quarantined* until [`Controller::reset`] has seen the controller disabled. Late completions are only counted.
 //!
